@@ -1,0 +1,195 @@
+"""The vocabulary of the system: Task, Turn, Trajectory, Group, Reward, Batch.
+
+Every other module speaks in these types and none of them has behaviour beyond reading itself.
+Dimensions: T tokens of one trajectory, R rows of a batch, S slots of a row (tokens), M targets of a row
+(sampled tokens).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One value-level test: ``entry_point(*args)`` must equal ``expected``, types included.
+
+    ``args`` and ``expected`` are plain Python values (None, bool, int, float, str, bytes, list, tuple, set, dict).
+    """
+
+    args: tuple[Any, ...]
+    expected: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Tests:
+    """What decides whether a task is solved.
+
+    cases: value-level tests; expected values are compared outside the candidate's process.
+    code: statements (``assert f(2) == 4``, or ``def check(candidate): ...`` and a call of it), each a test. They run
+      in a trusted checker process in which the entry point is a proxy that calls the candidate's process, so the
+      expected values they contain never reach the candidate.
+    """
+
+    cases: tuple[Case, ...] = ()
+    code: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.cases) + len(self.code)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one episode may use.
+
+    turns: assistant messages. tokens: length of the whole trajectory, prompt included. turn_tokens: sampled tokens of
+    one assistant message. test_runs: calls of the run_tests tool. command_s: wall-clock seconds of one tool call.
+    """
+
+    turns: int
+    tokens: int
+    turn_tokens: int
+    test_runs: int
+    command_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One problem with its repository and its tests.
+
+    messages: chat messages, each ``{"role": ..., "content": ...}``, without the tools' declaration.
+    files: path -> text of the repository the agent starts from.
+    path: the file whose ``entry_point`` the tests call.
+    tools: names of the tools the agent may call (keys of ``environment.tools.TOOLS``).
+    reference: path -> text of a solution; never shown to the agent.
+    prefill: text the assistant's first message starts with ("" for none).
+    meta: source, template, level, split and whatever the source knows.
+    """
+
+    id: str
+    messages: tuple[Mapping[str, str], ...]
+    files: Mapping[str, str]
+    path: str
+    entry_point: str
+    tools: tuple[str, ...]
+    visible_tests: Tests
+    hidden_tests: Tests
+    reference: Mapping[str, str]
+    prefill: str = ""
+    meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolCall:
+    """A call as the model wrote it. ``error`` is set when it could not be parsed, in words for the model."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolResult:
+    """What a tool answered. ``ok`` is False when the call was malformed or refused."""
+
+    name: str
+    content: str
+    ok: bool = True
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """One span of a trajectory's tokens, ``[start, end)``.
+
+    role: "prompt", "assistant" or "tool". text: the decoded span. calls and results belong to "assistant" and "tool".
+    """
+
+    role: str
+    start: int
+    end: int
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+    """total is what the learner sees; components are its parts by name; flags name what was noticed (cheats, faults)."""
+
+    total: float
+    components: Mapping[str, float]
+    flags: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """One finished episode, token in, token out.
+
+    tokens int32 [T]; sampled bool [T], True where the policy chose the token; logprobs float32 [T], the sampler's
+    log-probability of the token (0 where not sampled); versions int32 [T], the version of the weights that sampled it
+    (-1 where not sampled). prompt_length: tokens shared by the whole group.
+    status: how it ended: "submitted", "turn_limit", "token_limit", "fault" (the sandbox's own, masked from training).
+    first_edit_passed: whether the first edit alone, graded as it stood, passes the hidden tests.
+    seconds: wall-clock time by activity ("tools", "grade").
+    """
+
+    task_id: str
+    group: int
+    index: int
+    tokens: np.ndarray
+    sampled: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    prompt_length: int
+    turns: tuple[Turn, ...]
+    status: str
+    reward: Reward
+    malformed_calls: int = 0
+    first_edit_passed: bool = False
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """G trajectories that answer one task, in order of their index."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Groups packed into fixed shapes; each group's prompt stands once and all its completions follow it.
+
+    Token slots, [R, S] int32:
+      tokens, positions: id, and position inside its own trajectory (completions all start at the prompt's length).
+      segments: 1 + index of the group inside the row, 0 for padding.
+      branches: 0 for the prompt, 1 + i for completion i of the group. A slot sees earlier slots of its segment that
+        are on its own branch or on branch 0.
+    Targets, [R, M], one per sampled token, padded with weight 0:
+      sources int32: slot whose logits predict the target. targets int32: the token sampled.
+      logprobs float32: the sampler's. advantages float32. mask float32: 1 for a target, 0 for padding.
+      sequences int32: number of the trajectory in the batch, in [0, num_sequences); padding has num_sequences.
+      staleness int32: version of the learner minus version that sampled the token.
+    lengths float32 [R, M]: how many sampled tokens the target's trajectory has (1 for padding).
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    segments: jax.Array
+    branches: jax.Array
+    sources: jax.Array
+    targets: jax.Array
+    logprobs: jax.Array
+    advantages: jax.Array
+    mask: jax.Array
+    sequences: jax.Array
+    lengths: jax.Array
+    staleness: jax.Array
