@@ -1,0 +1,49 @@
+"""Dense grouped-query attention in plain XLA, and the one rule of who sees whom.
+
+Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+def packed_mask(segments: Int[Array, "B T"], branches: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
+    """Which slot sees which in a packed row: itself and earlier slots of its segment, on its own branch or branch 0.
+
+    segments: 0 is padding, which sees and is seen by nobody. branches: 0 is the prompt that all completions share.
+    Returns mask[b, t, s], True where query t attends to key s.
+    """
+    slots = jnp.arange(segments.shape[1])
+    causal = slots[:, None] >= slots[None, :]
+    same_segment = (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] > 0)
+    visible_branch = (branches[:, :, None] == branches[:, None, :]) | (branches[:, None, :] == 0)
+    return causal[None] & same_segment & visible_branch
+
+
+def dense_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    mask: Bool[Array, "B T S"],
+) -> Float[Array, "B T N H"]:
+    """Softmax attention with scores scaled by 1/sqrt(H), computed in float32; a query that sees no key returns 0.
+
+    N must be a multiple of K; query head n reads key/value head n // (N / K).
+    """
+    batch, queries, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[2]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
+    q = q.reshape(batch, queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
+    mask = mask[:, None, None]
+    scores = jnp.where(mask, scores, -jnp.inf)
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.where(mask, jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0.0)), 0.0)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    weights = (weights / jnp.where(total == 0.0, 1.0, total)).astype(v.dtype)
+    out = jnp.einsum("BKGTS,BSKH->BTKGH", weights, v)
+    return out.reshape(batch, queries, num_heads, head_dim)

@@ -1,0 +1,91 @@
+"""Meshes by name, and the one table from logical axes to mesh axes.
+
+Every parameter and every sharded activation names its logical axes; this table alone says where they live.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+MESH_AXES = ("data", "tensor")
+
+# Logical axis -> mesh axis. None is replicated.
+RULES: dict[str, str | None] = {
+    "batch": "data",
+    "layers": None,
+    "embed": None,
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "head_dim": None,
+    "mlp": "tensor",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Devices along each mesh axis; data 0 means all devices that are left."""
+
+    data: int
+    tensor: int
+
+
+MESHES = {
+    "one": MeshConfig(data=1, tensor=1),
+    "data": MeshConfig(data=0, tensor=1),
+    "cpu2": MeshConfig(data=2, tensor=1),
+    "cpu8": MeshConfig(data=4, tensor=2),
+    "host8": MeshConfig(data=1, tensor=8),
+    "nvl72": MeshConfig(data=1, tensor=72),
+}
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Mesh with axes ``data`` and ``tensor``; raises ValueError when the devices do not suffice."""
+    devices = list(jax.devices() if devices is None else devices)
+    data = config.data or len(devices) // config.tensor
+    needed = data * config.tensor
+    if not 0 < needed <= len(devices):
+        raise ValueError(
+            f"a mesh of data={config.data} x tensor={config.tensor} does not fit on {len(devices)} devices; "
+            "on CPU set XLA_FLAGS=--xla_force_host_platform_device_count=N before the program starts"
+        )
+    auto = (AxisType.Auto,) * len(MESH_AXES)
+    return jax.make_mesh((data, config.tensor), MESH_AXES, axis_types=auto, devices=devices[:needed])
+
+
+def partition_spec(logical_axes: Sequence[str | None]) -> PartitionSpec:
+    """PartitionSpec of an array whose dimensions have these logical axes; an axis without a rule is a KeyError."""
+    return PartitionSpec(*(None if axis is None else RULES[axis] for axis in logical_axes))
+
+
+def parameter_shardings(model: nnx.Module, mesh: Mesh) -> nnx.Module:
+    """The pytree of NamedShardings that belongs to a (concrete or abstract) model's parameters.
+
+    Raises ValueError naming the parameter when a dimension is not divisible by its mesh axis.
+    """
+
+    def sharding(path: tuple, param: nnx.Variable) -> nnx.Variable:
+        spec = partition_spec(param.get_metadata("logical_axes"))
+        for size, axis in zip(param.shape, spec, strict=True):
+            if axis is not None and size % mesh.shape[axis]:
+                raise ValueError(
+                    f"{jax.tree_util.keystr(path)} of shape {param.shape}: {size} must be divisible by "
+                    f"{axis}={mesh.shape[axis]}"
+                )
+        return param.replace(NamedSharding(mesh, spec))
+
+    return jax.tree_util.tree_map_with_path(sharding, model, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
+    """Pin an activation's layout under the current mesh (``jax.set_mesh``); does nothing where none is set."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
+        return x
+    return jax.lax.with_sharding_constraint(x, partition_spec(logical_axes))

@@ -1,0 +1,225 @@
+"""Decoder-only transformer of the Llama family as a plain pytree: RMSNorm, RoPE, grouped queries, SwiGLU.
+
+Options cover Llama, Qwen2 (bias on q, k, v), Qwen3 (RMSNorm on q and k) and SmolLM2 (tied embeddings). Parameters are
+stacked over layers and the forward pass scans over them. The module holds parameters only: caches and random keys are
+arguments and results, and one ``block`` serves training, prefill and decoding, which differ in how they attend.
+
+Dimensions: B rows, T tokens, D model, N query heads, K key/value heads, H head size, F feed-forward, V vocabulary,
+L layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from attention.dense import dense_attention, packed_mask
+from models.sharding import constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's stretch of low frequencies."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Everything that fixes parameter shapes and the forward pass. dtypes are names such as "float32"."""
+
+    vocab_size: int
+    embed_dim: int
+    mlp_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+    tied_embeddings: bool
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    rope_scaling: RopeScaling | None = None
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    remat: bool = False
+
+    def __post_init__(self):
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
+
+
+# How a layer attends: (q [B,T,N,H], k [B,T,K,H], v [B,T,K,H]), all rotated -> [B,T,N,H].
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "... D"]:
+    """Root-mean-square normalisation over the last axis (1910.07467), in float32, result in x's dtype."""
+    x32 = x.astype(jnp.float32)
+    x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (x32 * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def rope_frequencies(config: ModelConfig) -> Float[Array, " H/2"]:
+    """Radians per position of each rotated pair, with Llama 3.1's scaling where configured."""
+    exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    frequencies = 1.0 / config.rope_theta**exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_max_positions * frequencies / (2 * jnp.pi)
+    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = jnp.clip(smooth, 0.0, 1.0)
+    return frequencies * (smooth + (1.0 - smooth) / scaling.factor)
+
+
+def rope(x: Float[Array, "B T N H"], positions: Int[Array, "B T"], config: ModelConfig) -> Float[Array, "B T N H"]:
+    """Rotary position embedding (2104.09864) in the half-split layout of Hugging Face checkpoints."""
+    angles = positions[..., None, None].astype(jnp.float32) * rope_frequencies(config)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def _parameter(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float | None, dtype: str):
+    """One parameter: shape, logical axes and init together. std: of a normal; None for ones, 0.0 for zeros."""
+    if std is None:
+        value = jnp.ones(shape, dtype)
+    elif std == 0.0:
+        value = jnp.zeros(shape, dtype)
+    else:
+        value = std * jax.random.truncated_normal(rngs.params(), -3, 3, shape, jnp.float32)
+    return nnx.Param(value.astype(dtype), logical_axes=axes)
+
+
+class Embedding(nnx.Module):
+    """Token embeddings."""
+
+    def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
+        self.table = _parameter(rngs, (c.vocab_size, c.embed_dim), ("vocab", "embed"), 0.02, c.param_dtype)
+
+
+class Layers(nnx.Module):
+    """The parameters of all layers, stacked on axis 0; indexing every leaf by a layer gives that layer."""
+
+    def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
+        layers, embed, mlp, head = c.num_layers, c.embed_dim, c.mlp_dim, c.head_dim
+        std_in, std_out = embed**-0.5, (2 * layers) ** -0.5
+
+        def parameter(shape, axes, std):
+            return _parameter(rngs, (layers, *shape), ("layers", *axes), std, c.param_dtype)
+
+        self.attention_norm = parameter((embed,), ("embed",), None)
+        self.q = parameter((embed, c.num_heads, head), ("embed", "heads", "head_dim"), std_in)
+        self.k = parameter((embed, c.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), std_in)
+        self.v = parameter((embed, c.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), std_in)
+        attention_width = c.num_heads * head
+        self.o = parameter((c.num_heads, head, embed), ("heads", "head_dim", "embed"), std_out * attention_width**-0.5)
+        if c.qkv_bias:
+            self.q_bias = parameter((c.num_heads, head), ("heads", "head_dim"), 0.0)
+            self.k_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
+            self.v_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
+        if c.qk_norm:
+            self.q_norm = parameter((head,), ("head_dim",), None)
+            self.k_norm = parameter((head,), ("head_dim",), None)
+        self.mlp_norm = parameter((embed,), ("embed",), None)
+        self.gate = parameter((embed, mlp), ("embed", "mlp"), std_in)
+        self.up = parameter((embed, mlp), ("embed", "mlp"), std_in)
+        self.down = parameter((mlp, embed), ("mlp", "embed"), std_out * mlp**-0.5)
+
+
+class Transformer(nnx.Module):
+    """The model. ``hidden`` and ``logits`` are the training path; ``embed``, ``block`` and ``finish`` its pieces."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        self.config = config
+        self.embed = Embedding(config, rngs)
+        self.layers = Layers(config, rngs)
+        self.final_norm = _parameter(rngs, (config.embed_dim,), ("embed",), None, config.param_dtype)
+        if not config.tied_embeddings:
+            self.unembed = _parameter(
+                rngs,
+                (config.embed_dim, config.vocab_size),
+                ("embed", "vocab"),
+                config.embed_dim**-0.5,
+                config.param_dtype,
+            )
+
+    def hidden(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        segments: Int[Array, "B T"],
+        branches: Int[Array, "B T"],
+    ) -> Float[Array, "B T D"]:
+        """Final hidden states of packed rows; who sees whom is ``attention.dense.packed_mask``."""
+        mask = packed_mask(segments, branches)
+
+        def step(x, layer):
+            x = self.block(layer, x, positions, lambda q, k, v: dense_attention(q, k, v, mask))
+            return constrain(x, "batch", None, None), None
+
+        if self.config.remat:
+            step = jax.checkpoint(step)
+        x, _ = jax.lax.scan(step, self.embed_tokens(tokens), self.layers)
+        return self.finish(x)
+
+    def embed_tokens(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Embeddings in the compute dtype."""
+        return constrain(self.embed.table[...][tokens].astype(self.config.dtype), "batch", None, None)
+
+    def block(self, layer: Layers, x: Float[Array, "B T D"], positions: Int[Array, "B T"], attend: Attend):
+        """One layer: attention and feed-forward with residuals. ``layer``: leaves without their layer axis."""
+        c, dtype = self.config, self.config.dtype
+        y = rms_norm(x, layer.attention_norm[...], c.norm_eps)
+        q = jnp.einsum("BTD,DNH->BTNH", y, layer.q[...].astype(dtype))
+        k = jnp.einsum("BTD,DKH->BTKH", y, layer.k[...].astype(dtype))
+        v = jnp.einsum("BTD,DKH->BTKH", y, layer.v[...].astype(dtype))
+        if c.qkv_bias:
+            q, k, v = (x + b[...].astype(dtype) for x, b in ((q, layer.q_bias), (k, layer.k_bias), (v, layer.v_bias)))
+        if c.qk_norm:
+            q = rms_norm(q, layer.q_norm[...], c.norm_eps)
+            k = rms_norm(k, layer.k_norm[...], c.norm_eps)
+        out = attend(rope(q, positions, c), rope(k, positions, c), v)
+        x = x + jnp.einsum("BTNH,NHD->BTD", out, layer.o[...].astype(dtype))
+        y = rms_norm(x, layer.mlp_norm[...], c.norm_eps)
+        gate = jnp.einsum("BTD,DF->BTF", y, layer.gate[...].astype(dtype))
+        up = jnp.einsum("BTD,DF->BTF", y, layer.up[...].astype(dtype))
+        return x + jnp.einsum("BTF,FD->BTD", jax.nn.silu(gate) * up, layer.down[...].astype(dtype))
+
+    def layer(self, index: int) -> Layers:
+        """The parameters of one layer, for code that unrolls the layers."""
+        return jax.tree.map(lambda x: x[index], self.layers)
+
+    def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The last normalisation."""
+        return rms_norm(x, self.final_norm[...], self.config.norm_eps)
+
+    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Next-token logits in float32."""
+        if self.config.tied_embeddings:
+            table = self.embed.table[...].astype(hidden.dtype)
+            return jnp.einsum("...D,VD->...V", hidden, table, preferred_element_type=jnp.float32)
+        table = self.unembed[...].astype(hidden.dtype)
+        return jnp.einsum("...D,DV->...V", hidden, table, preferred_element_type=jnp.float32)
+
+
+def abstract_model(config: ModelConfig) -> Transformer:
+    """The model with shapes and dtypes in place of arrays."""
+    return jax.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Number of parameters, computed without allocating any."""
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract_model(config)))
