@@ -1,0 +1,420 @@
+"""Checkpoints: one step's arrays (written by Orbax, asynchronously) and a commit record beside them.
+
+    checkpoints/step_00000040/       arrays, one Orbax tree
+    checkpoints/step_00000040.json   the record: config, position in the data, shapes, size and CRC of each file
+
+The record is written last and replaced atomically, older checkpoints are deleted only after it, so a process that is
+killed at any moment leaves the older checkpoint usable. A step without a record never happened. A step whose files do
+not match its record is set aside with a warning and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from absl import logging
+
+from rl_code import config as config_lib
+
+_RECORD = re.compile(r"step_(\d{8})\.json")
+# What Orbax and TensorStore raise when files cannot be written or read; JaxRuntimeError is a RuntimeError.
+_STORAGE_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; the message says which, why, and what is still good."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """step: number it was saved under. state: the pytree. position: the JSON dict it was saved with."""
+
+    step: int
+    state: Any
+    position: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run; one process at a time may hold them (every host of a multi-host run holds them).
+
+    Args:
+      workdir: the run's folder; checkpoints go into ``<workdir>/checkpoints``.
+      config: the run's config, a dataclass or nested mapping; it is stored in every record.
+      keep: how many of the newest checkpoints stay on disk, at least 1. With 2 or more a damaged newest one can be
+        survived.
+      may_change: dotted keys (or whole sections) that may differ between the config here and the stored one.
+
+    Raises:
+      ValueError: the workdir holds checkpoints of another config; names the differing keys and both values.
+      CheckpointError: another process is using the workdir.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], config: Any, *, keep: int, may_change: Collection[str] = ()):
+        if keep < 1:
+            raise ValueError(f"{keep=} must be at least 1")
+        self._folder = Path(workdir).absolute() / "checkpoints"
+        self._config = config_lib.to_dict(config)
+        self._keep = keep
+        self._pending: tuple[int, dict[str, Any]] | None = None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self._folder / "lock") if jax.process_index() == 0 else None
+        try:
+            _check_config(self._folder, self._config, may_change)
+        except ValueError:
+            self._unlock()
+            raise
+        if jax.process_index() == 0:
+            _remove_incomplete(self._folder)
+        self._checkpointer = ocp.AsyncCheckpointer(
+            ocp.PyTreeCheckpointHandler(),
+            async_options=ocp.options.AsyncOptions(post_finalization_callback=self._commit),
+        )
+
+    def steps(self) -> list[int]:
+        """Steps that have a commit record, oldest first."""
+        return steps(self._folder.parent)
+
+    def save(self, step: int, state: Any, position: Mapping[str, Any]) -> None:
+        """Starts saving and returns once the arrays may be donated; the files are written in the background.
+
+        Args:
+          step: non-negative. Saving a step that this run already saved replaces it.
+          state: a pytree of jax arrays; typed random keys are allowed.
+          position: counters and the position in the data, anything JSON can hold.
+
+        Raises:
+          CheckpointError: this save, or the one before it, could not be written.
+          TypeError: a leaf is no jax array, or position is not JSON.
+        """
+        self.wait()
+        arrays, shapes = _flatten(state)
+        record = {"step": step, "config": self._config, "position": dict(position), "arrays": shapes}
+        json.dumps(record)
+        directory = self._directory(step)
+        with self._explain(step):
+            if jax.process_index() == 0:
+                _remove(directory)
+            self._pending = (step, record)
+            self._checkpointer.save(directory, args=ocp.args.PyTreeSave(arrays))
+
+    def wait(self) -> None:
+        """Blocks until the save in flight, if any, is committed. Raises CheckpointError if it failed."""
+        if self._pending is None:
+            return
+        with self._explain(self._pending[0]):
+            self._checkpointer.wait_until_finished()
+        self._pending = None
+
+    def restore(self, abstract: Any, *, step: int | None = None, partial: bool = False) -> Restored | None:
+        """The newest usable checkpoint (or the one of ``step``), or None when there is none yet.
+
+        Args:
+          abstract: a pytree like the saved one whose leaves have shape, dtype and sharding (jax arrays, or
+            ``jax.ShapeDtypeStruct`` with a sharding; without one the array goes to the default device).
+          partial: take only the leaves that ``abstract`` has, for instance the model without its optimizer.
+
+        Raises:
+          CheckpointError: there are checkpoints and none of them can be read.
+          ValueError: a leaf is missing, unexpected, or of another shape or dtype; names it with both.
+        """
+        self.wait()
+        restored, broken = _restore_newest(self._folder, abstract, step, partial)
+        if jax.process_index() == 0 and restored is not None:
+            for number in broken:
+                _set_aside(self._directory(number))
+        return restored
+
+    def close(self) -> None:
+        """Waits for the save in flight and lets the workdir go."""
+        try:
+            self.wait()
+        finally:
+            self._checkpointer.close()
+            self._unlock()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _directory(self, step: int) -> Path:
+        return self._folder / f"step_{step:08d}"
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _commit(self) -> None:
+        """Runs in Orbax's thread once the arrays are on disk under their final name."""
+        if jax.process_index() != 0 or self._pending is None:
+            return
+        step, record = self._pending
+        directory = self._directory(step)
+        record["files"] = {name: _checksum(directory / name, sync=True) for name in _list(directory)}
+        path = _record_path(directory)
+        temporary = path.with_suffix(".tmp")
+        with open(temporary, "w") as file:
+            json.dump(record, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(self._folder)
+        for old in self.steps()[: -self._keep]:
+            _remove(self._directory(old))
+
+    @contextlib.contextmanager
+    def _explain(self, step: int) -> Iterator[None]:
+        """Turns what storage raises while ``step`` is written into a CheckpointError, and clears the remains."""
+        try:
+            yield
+        except _STORAGE_ERRORS as error:
+            self._pending = None
+            good = [s for s in self.steps() if s != step]
+            remains = f"the checkpoint of step {good[-1]} is still good" if good else "there is no older checkpoint"
+            free = shutil.disk_usage(self._folder).free
+            _remove_incomplete(self._folder)
+            raise CheckpointError(
+                f"could not write the checkpoint of step {step} to {self._folder} ({free / 2**20:.0f} MiB free): "
+                f"{_first_line(error)}; {remains}"
+            ) from error
+
+
+def steps(workdir: str | os.PathLike[str]) -> list[int]:
+    """Steps of a workdir that have a commit record, oldest first."""
+    folder = Path(workdir) / "checkpoints"
+    found = (_RECORD.fullmatch(path.name) for path in folder.glob("step_*.json"))
+    return sorted(int(match.group(1)) for match in found if match)
+
+
+def load(
+    workdir: str | os.PathLike[str], abstract: Any, *, step: int | None = None, partial: bool = False
+) -> Restored | None:
+    """Reads a checkpoint without owning the workdir, so also while a run is writing to it. As Checkpoints.restore."""
+    return _restore_newest(Path(workdir).absolute() / "checkpoints", abstract, step, partial)[0]
+
+
+def _restore_newest(folder: Path, abstract: Any, step: int | None, partial: bool) -> tuple[Restored | None, list[int]]:
+    """The checkpoint and the numbers of the newer ones that turned out to be damaged."""
+    found = steps(folder.parent)
+    if step is not None and step not in found:
+        raise CheckpointError(f"no checkpoint of {step=} in {folder}; there are {found}")
+    broken: dict[int, str] = {}
+    for number in [step] if step is not None else reversed(found):
+        directory = folder / f"step_{number:08d}"
+        try:
+            record = _verified_record(directory)
+            state = _read(directory, record, abstract, partial)
+        except CheckpointError as error:
+            broken[number] = str(error)
+            continue
+        for bad, reason in broken.items():
+            logging.warning("checkpoint of step %d is damaged (%s); using step %d", bad, reason, number)
+        return Restored(number, state, record["position"]), list(broken)
+    if broken:
+        raise CheckpointError(
+            f"no checkpoint in {folder} can be read: "
+            + "; ".join(f"step {number}: {reason}" for number, reason in broken.items())
+            + ". Delete the folder to start from the beginning."
+        )
+    return None, []
+
+
+def _verified_record(directory: Path) -> dict[str, Any]:
+    """The commit record of a step whose files all have the size and checksum it states."""
+    path = _record_path(directory)
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path.name} is not readable: {error}") from error
+    for name, (size, crc) in record["files"].items():
+        file = directory / name
+        if not file.is_file():
+            raise CheckpointError(f"{directory.name}/{name} is missing")
+        if file.stat().st_size != size:
+            raise CheckpointError(f"{directory.name}/{name} has {file.stat().st_size} bytes instead of {size}")
+        if _checksum(file)[1] != crc:
+            raise CheckpointError(f"{directory.name}/{name} has changed since it was written")
+    return record
+
+
+def _read(directory: Path, record: Mapping[str, Any], abstract: Any, partial: bool) -> Any:
+    """The arrays of a verified checkpoint, in the structure, shapes, dtypes and shardings of ``abstract``."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(abstract)
+    wanted = {_name(path): leaf for path, leaf in leaves}
+    stored = record["arrays"]
+    for name, leaf in wanted.items():
+        here = _describe(leaf)
+        if stored.get(name) != here:
+            raise ValueError(f"{name}: expected {here}, found {stored.get(name, 'nothing')} in {directory}")
+    extra = sorted(stored.keys() - wanted.keys())
+    if extra and not partial:
+        raise ValueError(f"{directory} has {', '.join(extra)}, which the state does not have")
+    target = {name: _abstract_data(leaf) for name, leaf in wanted.items() if leaf.size}
+    arguments = ocp.args.PyTreeRestore(
+        item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=partial
+    )
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            arrays = checkpointer.restore(directory, args=arguments)
+    except _STORAGE_ERRORS as error:
+        raise CheckpointError(f"{directory.name} cannot be read: {_first_line(error)}") from error
+    return structure.unflatten([_wrap(arrays, name, leaf) for name, leaf in wanted.items()])
+
+
+def _flatten(state: Any) -> tuple[dict[str, jax.Array], dict[str, str]]:
+    """A pytree as a flat dict of plain arrays, and each leaf's dtype and shape in words."""
+    arrays, shapes = {}, {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        name = _name(path)
+        if not isinstance(leaf, jax.Array):
+            raise TypeError(f"state leaf {name} is {type(leaf).__name__}, not a jax array")
+        if name in shapes:
+            raise ValueError(f"two leaves of the state are called {name}")
+        if leaf.size:  # Orbax refuses empty arrays
+            arrays[name] = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        shapes[name] = _describe(leaf)
+    return arrays, shapes
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _key_impl(leaf: Any) -> str:
+    """Name of a random key's implementation; a key that is only a shape tells it inside a trace."""
+    found: list[str] = []
+    jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), leaf)
+    return found[0]
+
+
+def _describe(leaf: Any) -> str:
+    """dtype and shape in words, as in ``float32[2, 3]``."""
+    return f"{_key_impl(leaf) if _is_key(leaf) else leaf.dtype}{list(leaf.shape)}"
+
+
+def _abstract_data(leaf: Any) -> jax.ShapeDtypeStruct:
+    """What is stored for a leaf: itself, or the uint32 words of a random key."""
+    data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding)
+
+
+def _wrap(arrays: Mapping[str, jax.Array], name: str, leaf: Any) -> jax.Array:
+    """A stored array as the leaf it was: empty arrays are not stored, random keys get their implementation back."""
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(arrays[name], impl=_key_impl(leaf))
+    return arrays[name] if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def _check_config(folder: Path, config: Mapping[str, Any], may_change: Collection[str]) -> None:
+    """Compares with the newest record that can be read."""
+    for step in reversed(steps(folder.parent)):
+        try:
+            stored = json.loads((folder / f"step_{step:08d}.json").read_text())["config"]
+        except (OSError, ValueError):
+            continue  # a damaged record is reported when it is restored
+        free = tuple(may_change)
+        keys = [key for key in config_lib.diff(stored, config) if not _covered(key, free)]
+        if keys:
+            changes = "; ".join(f"{key} = {_lookup(stored, key)} there, {_lookup(config, key)} here" for key in keys)
+            raise ValueError(
+                f"{folder.parent} holds a run of another config: {changes}. Use another --workdir, or the same config."
+            )
+        return
+
+
+def _covered(key: str, free: tuple[str, ...]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in free)
+
+
+def _lookup(config: Any, key: str) -> str:
+    for part in key.split("."):
+        if part not in config:
+            return "nothing"
+        config = config[part]
+    return repr(config)
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise CheckpointError(f"another process is running in {path.parent.parent}: {error.strerror}") from error
+    return descriptor
+
+
+def _record_path(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.json")
+
+
+def _list(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def _checksum(path: Path, sync: bool = False) -> tuple[int, int]:
+    """Size in bytes and CRC-32 of a file; ``sync`` also forces it to the disk."""
+    crc = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 22):
+            crc = zlib.crc32(chunk, crc)
+        if sync:
+            os.fsync(file.fileno())
+        return file.tell(), crc
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(directory: Path) -> None:
+    """Deletes a checkpoint, its record first, so that no record ever stands without its files."""
+    _record_path(directory).unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_incomplete(folder: Path) -> None:
+    """Deletes what a killed or failed save left: folders without a record, temporary files."""
+    complete = {f"step_{step:08d}" for step in steps(folder.parent)}
+    for path in folder.glob("step_*"):
+        if path.is_dir() and path.name not in complete:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.suffix == ".tmp":
+            path.unlink(missing_ok=True)
+
+
+def _set_aside(directory: Path) -> None:
+    """Renames a damaged checkpoint so that it neither counts nor is lost."""
+    target = directory.with_name(f"damaged_{directory.name}")
+    shutil.rmtree(target, ignore_errors=True)
+    if directory.exists():
+        directory.rename(target)
+    _record_path(directory).replace(_record_path(target))
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,172 @@
+"""From a config file's ConfigDict to frozen dataclasses, once and strictly, and back to JSON.
+
+A config file is data: ``get_config(arg)`` returns a ConfigDict. ``build`` reads it once into the dataclasses that live
+next to the code that uses them; an unknown key, a missing key or a wrong type is an error that names the dotted key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+_MISSING = object()
+
+
+def build[T](cls: type[T], config: Mapping[str, Any] | ml_collections.ConfigDict, path: str = "config") -> T:
+    """Converts a config into the dataclass ``cls``, nested dataclasses included.
+
+    Understands None, bool, int, float, str, Any, Literal, unions, ``tuple[X, ...]`` and ``tuple[X, Y]`` (from tuples or
+    lists), ``Mapping[str, X]`` and dataclasses. An int is accepted where a float is wanted, a bool never as a number.
+    A field with a default may be left out.
+
+    Raises:
+      ValueError: names the dotted key, the value found and what would be right.
+    """
+    if not isinstance(config, Mapping | ml_collections.ConfigDict):
+        raise ValueError(f"{path} = {config!r}: expected a section with the keys {', '.join(_names(cls))}")
+    names, hints = _names(cls), typing.get_type_hints(cls)
+    for key in config:
+        if key not in names:
+            raise ValueError(f"{path}.{key}: no such key.{_suggest(str(key), names)} {path} has: {', '.join(names)}")
+    values = {}
+    for field in dataclasses.fields(cls):
+        value = _value(config, field.name)
+        if value is not _MISSING:
+            values[field.name] = _convert(hints[field.name], value, f"{path}.{field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{path}.{field.name}: missing; expected {_describe(hints[field.name])}")
+    try:
+        return cls(**values)
+    except ValueError as error:  # the dataclass's own check of its values
+        raise ValueError(f"{path}: {error}") from error
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A dataclass (or a plain mapping) as nested dicts, lists and scalars that come back from JSON unchanged."""
+    return json.loads(to_json(config))
+
+
+def to_json(config: Any) -> str:
+    """The canonical JSON text of a dataclass or mapping: keys sorted, tuples as lists."""
+    plain = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config
+    return json.dumps(plain, sort_keys=True, indent=2)
+
+
+def fingerprint(config: Any) -> str:
+    """Hexadecimal SHA-256 of ``to_json``: equal exactly when every value is."""
+    return hashlib.sha256(to_json(config).encode()).hexdigest()
+
+
+def diff(a: Any, b: Any) -> list[str]:
+    """Sorted dotted keys (without the leading ``config.``) at which two configs differ.
+
+    ``a`` and ``b`` are dataclasses or nested mappings; a section that only one of them has is named once, as a whole.
+    """
+    return sorted(_diff(to_dict(a), to_dict(b), ""))
+
+
+def _diff(a: Any, b: Any, path: str) -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        found = []
+        for key in a.keys() | b.keys():
+            found += _diff(a.get(key, _MISSING), b.get(key, _MISSING), f"{path}.{key}" if path else key)
+        return found
+    # bool against int and int against float are different values of a config, NaN equals itself
+    return [] if a is b or (type(a) is type(b) and repr(a) == repr(b)) else [path]
+
+
+def _names(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _value(config: Mapping[str, Any] | ml_collections.ConfigDict, name: str) -> Any:
+    """The value at a key; a placeholder that nobody filled counts as missing."""
+    try:
+        return config[name] if name in config else _MISSING
+    except ml_collections.config_dict.RequiredValueError:
+        return _MISSING
+
+
+def _suggest(key: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return _plain(value)
+    if dataclasses.is_dataclass(hint):
+        return build(hint, value, path)
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(hint, value, path)
+    if origin is typing.Literal:
+        if not any(type(value) is type(choice) and value == choice for choice in arguments):
+            near = _suggest(value, [c for c in arguments if isinstance(c, str)]) if isinstance(value, str) else ""
+            raise ValueError(f"{path} = {value!r}: expected {_describe(hint)}.{near}")
+        return value
+    if origin is tuple and isinstance(value, tuple | list):
+        hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
+        if len(hints) == len(value):
+            return tuple(_convert(h, v, f"{path}[{i}]") for i, (h, v) in enumerate(zip(hints, value, strict=True)))
+    elif origin in (dict, Mapping) and isinstance(value, Mapping | ml_collections.ConfigDict):
+        return {key: _convert(arguments[1], value[key], f"{path}.{key}") for key in value}
+    elif hint is float and type(value) in (int, float):
+        return float(value)
+    elif hint in (int, bool, str, type(None)) and type(value) is (hint or type(None)):
+        return value
+    raise ValueError(f"{path} = {_plain(value)!r}: expected {_describe(hint)}")
+
+
+def _convert_union(hint: Any, value: Any, path: str) -> Any:
+    """The first member of the union that takes the value."""
+    members, complaints = typing.get_args(hint), []
+    if value is None and type(None) in members:
+        return None
+    # a member that is exactly the value's type comes first: 1 stays an int under ``float | int``
+    for member in sorted(members, key=lambda m: m is not type(value)):
+        try:
+            return _convert(member, value, path)
+        except ValueError as error:
+            complaints.append((member, error))
+    structured = [error for member, error in complaints if _is_section(member) == _is_section(type(value))]
+    if _is_section(type(value)) and len(structured) == 1:
+        raise structured[0]
+    raise ValueError(f"{path} = {_plain(value)!r}: expected {_describe(hint)}")
+
+
+def _is_section(kind: Any) -> bool:
+    return dataclasses.is_dataclass(kind) or (
+        isinstance(kind, type) and issubclass(kind, Mapping | ml_collections.ConfigDict)
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.to_dict() if isinstance(value, ml_collections.ConfigDict) else value
+
+
+def _describe(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is type(None):
+        return "None"
+    if dataclasses.is_dataclass(hint):
+        return f"a section with the keys {', '.join(_names(hint))}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(member) for member in arguments)
+    if origin is typing.Literal:
+        return f"one of {', '.join(repr(choice) for choice in arguments)}"
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"a tuple, each item {_describe(arguments[0])}"
+    if origin is tuple:
+        return f"a tuple of {len(arguments)}: {', '.join(_describe(a) for a in arguments)}"
+    if origin in (dict, Mapping):
+        return f"a mapping from names to {_describe(arguments[1])}"
+    return hint.__name__ if isinstance(hint, type) else str(hint)
