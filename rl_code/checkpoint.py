@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -118,8 +119,8 @@ class Checkpoints:
             self._checkpointer.wait_until_finished()
         self._pending = None
 
-    def restore(self, abstract: Any, *, step: int | None = None, partial: bool = False) -> Restored | None:
-        """The newest usable checkpoint (or the one of ``step``), or None when there is none yet.
+    def restore(self, abstract: Any, *, partial: bool = False) -> Restored | None:
+        """The newest usable checkpoint, or None when there is none yet. Newer damaged ones are set aside.
 
         Args:
           abstract: a pytree like the saved one whose leaves have shape, dtype and sharding (jax arrays, or
@@ -131,7 +132,7 @@ class Checkpoints:
           ValueError: a leaf is missing, unexpected, or of another shape or dtype; names it with both.
         """
         self.wait()
-        restored, broken = _restore_newest(self._folder, abstract, step, partial)
+        restored, broken = _restore_newest(self._folder, abstract, None, partial)
         if jax.process_index() == 0 and restored is not None:
             for number in broken:
                 _set_aside(self._directory(number))
@@ -165,15 +166,13 @@ class Checkpoints:
             return
         step, record = self._pending
         directory = self._directory(step)
-        record["files"] = {name: _checksum(directory / name, sync=True) for name in _list(directory)}
-        path = _record_path(directory)
-        temporary = path.with_suffix(".tmp")
-        with open(temporary, "w") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(self._folder)
+        record["files"] = {name: _checksum(directory / name) for name in _list(directory)}
+        temporary = _record_path(directory).with_suffix(".tmp")
+        temporary.write_text(json.dumps(record))
+        for path in (*(directory / name for name in record["files"]), directory, temporary):
+            _sync(path)
+        os.replace(temporary, _record_path(directory))
+        _sync(self._folder)
         for old in self.steps()[: -self._keep]:
             _remove(self._directory(old))
 
@@ -190,7 +189,7 @@ class Checkpoints:
             _remove_incomplete(self._folder)
             raise CheckpointError(
                 f"could not write the checkpoint of step {step} to {self._folder} ({free / 2**20:.0f} MiB free): "
-                f"{_first_line(error)}; {remains}"
+                f"{_reason(error)}; {remains}"
             ) from error
 
 
@@ -264,7 +263,7 @@ def _read(directory: Path, record: Mapping[str, Any], abstract: Any, partial: bo
     extra = sorted(stored.keys() - wanted.keys())
     if extra and not partial:
         raise ValueError(f"{directory} has {', '.join(extra)}, which the state does not have")
-    target = {name: _abstract_data(leaf) for name, leaf in wanted.items() if leaf.size}
+    target = {name: _data(leaf) for name, leaf in wanted.items() if leaf.size}
     arguments = ocp.args.PyTreeRestore(
         item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=partial
     )
@@ -272,7 +271,7 @@ def _read(directory: Path, record: Mapping[str, Any], abstract: Any, partial: bo
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             arrays = checkpointer.restore(directory, args=arguments)
     except _STORAGE_ERRORS as error:
-        raise CheckpointError(f"{directory.name} cannot be read: {_first_line(error)}") from error
+        raise CheckpointError(f"{directory.name} cannot be read: {_reason(error)}") from error
     return structure.unflatten([_wrap(arrays, name, leaf) for name, leaf in wanted.items()])
 
 
@@ -311,7 +310,7 @@ def _describe(leaf: Any) -> str:
     return f"{_key_impl(leaf) if _is_key(leaf) else leaf.dtype}{list(leaf.shape)}"
 
 
-def _abstract_data(leaf: Any) -> jax.ShapeDtypeStruct:
+def _data(leaf: Any) -> jax.ShapeDtypeStruct:
     """What is stored for a leaf: itself, or the uint32 words of a random key."""
     data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
     sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -332,26 +331,17 @@ def _check_config(folder: Path, config: Mapping[str, Any], may_change: Collectio
             stored = json.loads((folder / f"step_{step:08d}.json").read_text())["config"]
         except (OSError, ValueError):
             continue  # a damaged record is reported when it is restored
-        free = tuple(may_change)
-        keys = [key for key in config_lib.diff(stored, config) if not _covered(key, free)]
-        if keys:
-            changes = "; ".join(f"{key} = {_lookup(stored, key)} there, {_lookup(config, key)} here" for key in keys)
+        changes = [
+            f"{key} = {config_lib.lookup(stored, key)!r} there, {config_lib.lookup(config, key)!r} here"
+            for key in config_lib.diff(stored, config)
+            if not any(f"{key}.".startswith(f"{free}.") for free in may_change)
+        ]
+        if changes:
             raise ValueError(
-                f"{folder.parent} holds a run of another config: {changes}. Use another --workdir, or the same config."
+                f"{folder.parent} holds a run of another config: {'; '.join(changes)}. "
+                "Use another --workdir, or the same config."
             )
         return
-
-
-def _covered(key: str, free: tuple[str, ...]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in free)
-
-
-def _lookup(config: Any, key: str) -> str:
-    for part in key.split("."):
-        if part not in config:
-            return "nothing"
-        config = config[part]
-    return repr(config)
 
 
 def _lock(path: Path) -> int:
@@ -365,26 +355,25 @@ def _lock(path: Path) -> int:
 
 
 def _record_path(directory: Path) -> Path:
-    return directory.with_name(f"{directory.name}.json")
+    return directory.with_suffix(".json")
 
 
 def _list(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
 
 
-def _checksum(path: Path, sync: bool = False) -> tuple[int, int]:
-    """Size in bytes and CRC-32 of a file; ``sync`` also forces it to the disk."""
+def _checksum(path: Path) -> tuple[int, int]:
+    """Size in bytes and CRC-32 of a file."""
     crc = 0
     with open(path, "rb") as file:
         while chunk := file.read(1 << 22):
             crc = zlib.crc32(chunk, crc)
-        if sync:
-            os.fsync(file.fileno())
         return file.tell(), crc
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Forces a file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -416,5 +405,6 @@ def _set_aside(directory: Path) -> None:
     _record_path(directory).replace(_record_path(target))
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def _reason(error: BaseException) -> str:
+    text = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return "the disk is full" if os.strerror(errno.ENOSPC) in text else text

@@ -73,6 +73,14 @@ def diff(a: Any, b: Any) -> list[str]:
     return sorted(_diff(to_dict(a), to_dict(b), ""))
 
 
+def lookup(config: Any, key: str) -> Any:
+    """The value at a dotted key of a dataclass or nested mapping; None where there is no such key."""
+    value = to_dict(config)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
 def _diff(a: Any, b: Any, path: str) -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         found = []
