@@ -1,0 +1,374 @@
+"""What a run writes down for people: numbers per step, the episodes themselves, and a progress line.
+
+A working directory holds
+
+  metrics.jsonl                       one JSON object per step: {"step": 12, "train/loss": 0.31, ...}
+  tensorboard/events.out.tfevents.*   the same numbers for TensorBoard
+  trajectories/step_000012.jsonl.gz   the episodes of one step, one group per line (fields: ``TrajectoryLog``)
+
+Everything is on disk when the call that writes it returns, so a killed process loses at most the step it was in. A run
+that resumes at step s repeats step s: the writers drop whatever was written for steps >= s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import json
+import math
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import rich.console
+import rich.progress
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+
+from rl_code.types import Group, Trajectory, Turn
+
+METRICS_FILE = "metrics.jsonl"
+TRAJECTORIES_FOLDER = "trajectories"
+
+_REPLACEMENT = "\ufffd"  # what a tokenizer's decode puts where bytes are not whole characters
+_LONGEST_CHARACTER = 4  # bytes of one UTF-8 character: byte-level tokens that can share one
+
+
+class MetricWriter:
+    """Appends one row of numbers per step to metrics.jsonl and to TensorBoard.
+
+    Rows of steps >= ``resume_step`` and a torn last line are removed when the writer opens.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], resume_step: int = 0):
+        """Raises ValueError for a damaged line before the last, OSError when the disk is full."""
+        self._path = Path(workdir) / METRICS_FILE
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in read_metrics(workdir) if row["step"] < resume_step]
+        write_atomically(self._path, "".join(_json_line(row) for row in kept).encode())
+        self._last_step = kept[-1]["step"] if kept else -1
+        self._file = open(self._path, "ab", buffering=0)
+        folder = self._path.parent / "tensorboard"
+        with _explain_full_disk(folder):
+            folder.mkdir(exist_ok=True)
+            # The library names files by the second; the suffix keeps a quick restart from overwriting one.
+            self._events = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+            start = SessionLog(status=SessionLog.START)  # TensorBoard hides older events of steps >= this step
+            self._events.write_event(Event(wall_time=time.time(), step=resume_step, session_log=start))
+            self._events.flush()
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Writes one step's numbers.
+
+        Args:
+          step: greater than every step written before.
+          values: ``group/name`` -> number, bool or array of one element. NaN and infinities are kept.
+
+        Raises:
+          ValueError: the step does not grow, or a value is not one number.
+          OSError: the disk is full; no partial row is left behind.
+        """
+        if step <= self._last_step:
+            raise ValueError(f"{step=} must be greater than the last written step {self._last_step}")
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        _append(self._file, self._path, _json_line({"step": step, **numbers}).encode())
+        summary = Summary(
+            value=[Summary.Value(tag=name, simple_value=float(number)) for name, number in numbers.items()]
+        )
+        with _explain_full_disk(self._path.parent / "tensorboard"):
+            self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
+            self._events.flush()
+        self._last_step = step
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()
+
+    def __enter__(self) -> MetricWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl in order, a torn last line left out; [] where there is no file.
+
+    Raises ValueError naming file and line for any other damaged line.
+    """
+    path = Path(workdir) / METRICS_FILE
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]  # what follows the last newline is torn
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            rows.append({name: _NON_FINITE.get(value, value) for name, value in row.items()})
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: not a row of metrics: {line[:80]!r}") from error
+    return rows
+
+
+class TrajectoryLog:
+    """Keeps the episodes of each step, tokens and all, in one gzip file per step.
+
+    A line of ``trajectories/step_000012.jsonl.gz`` (read it with zcat) is one group:
+
+      step, task_id, group
+      task: path, entry_point, meta, reference (path -> text)
+      prompt: ids [P], pieces [P] (the text of each token), text. Shared by the group's trajectories.
+      trajectories: per sample
+        index, status, reward {total, components, flags}, malformed_calls, first_edit_passed, seconds
+        ids [T-P], pieces [T-P], versions [T-P]: the tokens after the prompt; version -1 where not sampled
+        logprobs [T-P]: the sampler's log-probability, null where not sampled
+        turns: role, start, end (offsets into ids; the prompt's turn is left out), calls [{name, arguments, error}],
+          results [{name, content, ok, seconds}]
+
+    Where several tokens share one character, the first has the text and the others have "".
+    """
+
+    def __init__(
+        self, workdir: str | os.PathLike[str], decode: Callable[[Sequence[int]], str], resume_step: int = 0
+    ) -> None:
+        """Opens the log and removes the files of steps >= ``resume_step``.
+
+        Args:
+          decode: token ids -> text, special tokens included.
+        """
+        self._folder = Path(workdir) / TRAJECTORIES_FOLDER
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for step in trajectory_steps(workdir):
+            if step >= resume_step:
+                _step_path(workdir, step).unlink()
+        self._decode = decode
+        self._known: dict[int, str] = {}
+
+    def append(self, step: int, groups: Sequence[Group]) -> None:
+        """Writes the groups of one step. Raises OSError, leaving no file, when the disk is full."""
+        text = "".join(_json_line(self._record(step, group)) for group in groups)
+        compressed = gzip.compress(text.encode("utf-8", "surrogatepass"), compresslevel=3, mtime=0)
+        write_atomically(_step_path(self._folder.parent, step), compressed)
+
+    def _record(self, step: int, group: Group) -> dict[str, Any]:
+        first, task = group.trajectories[0], group.task
+        prompt = [int(token) for token in first.tokens[: first.prompt_length]]
+        return {
+            "step": step,
+            "task_id": task.id,
+            "group": first.group,
+            "task": {
+                "path": task.path,
+                "entry_point": task.entry_point,
+                "meta": dict(task.meta),
+                "reference": dict(task.reference),
+            },
+            "prompt": {"ids": prompt, "pieces": self._pieces(prompt), "text": self._decode(prompt)},
+            "trajectories": [self._trajectory(trajectory) for trajectory in group.trajectories],
+        }
+
+    def _trajectory(self, trajectory: Trajectory) -> dict[str, Any]:
+        start = trajectory.prompt_length
+        ids = [int(token) for token in trajectory.tokens[start:]]
+        chosen = zip(trajectory.sampled[start:], trajectory.logprobs[start:], strict=True)
+        return {
+            "index": trajectory.index,
+            "status": trajectory.status,
+            "reward": {
+                "total": trajectory.reward.total,
+                "components": dict(trajectory.reward.components),
+                "flags": list(trajectory.reward.flags),
+            },
+            "malformed_calls": trajectory.malformed_calls,
+            "first_edit_passed": trajectory.first_edit_passed,
+            "seconds": {name: round(seconds, 4) for name, seconds in trajectory.seconds.items()},
+            "ids": ids,
+            "pieces": self._pieces(ids),
+            "logprobs": [round(float(logprob), 4) if sampled else None for sampled, logprob in chosen],
+            "versions": [int(version) for version in trajectory.versions[start:]],
+            "turns": [_turn(turn, start) for turn in trajectory.turns if turn.role != "prompt"],
+        }
+
+    def _pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token, such that the pieces together are the text of all."""
+        pieces, i = [], 0
+        while i < len(ids):
+            if ids[i] not in self._known:
+                self._known[ids[i]] = self._decode([ids[i]])
+            text, length = self._known[ids[i]], 1
+            if _REPLACEMENT in text:
+                for end in range(i + 2, min(i + _LONGEST_CHARACTER, len(ids)) + 1):
+                    joined = self._decode(ids[i:end])
+                    if _REPLACEMENT not in joined:
+                        text, length = joined, end - i
+                        break
+            pieces += [text, *[""] * (length - 1)]
+            i += length
+        return pieces
+
+
+def trajectory_steps(workdir: str | os.PathLike[str]) -> list[int]:
+    """The steps whose trajectories are on disk, in order."""
+    files = (Path(workdir) / TRAJECTORIES_FOLDER).glob("step_*.jsonl.gz")
+    return sorted(int(match[1]) for file in files if (match := re.fullmatch(r"step_(\d+)\.jsonl\.gz", file.name)))
+
+
+def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[str, Any]]:
+    """One step's groups as ``TrajectoryLog`` documents them. Raises FileNotFoundError, ValueError if damaged."""
+    path = _step_path(workdir, step)
+    try:
+        text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass")
+        return [json.loads(line) for line in text.split("\n")[:-1]]
+    except (EOFError, gzip.BadGzipFile, ValueError) as error:
+        raise ValueError(f"{path}: damaged: {error}") from error
+
+
+class Progress:
+    """Shows where a run is: step, what matters now, time left.
+
+    On a terminal one line that redraws itself; elsewhere a plain line for about every hundredth of the run.
+    """
+
+    def __init__(self, title: str, total: int, start: int = 0, file: IO[str] | None = None) -> None:
+        """``total``: steps of the whole run. ``start``: steps already done. ``file``: standard error unless given."""
+        self._title, self._total, self._done = title, total, start
+        self._console = rich.console.Console(file=file or sys.stderr, highlight=False)
+        self._plain_every = max(1, total // 100)
+        self._seconds: list[float] = []
+        self._last = time.monotonic()
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}", markup=False),
+            rich.progress.BarColumn(bar_width=24),
+            rich.progress.TextColumn("{task.completed}/{task.total}  {task.fields[values]}", markup=False),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task(title, total=total, completed=start, values="")
+
+    def update(self, done: int, **values: float | str) -> None:
+        """Reports that ``done`` steps are finished, with numbers to show (known ones are formatted by name)."""
+        now = time.monotonic()
+        if done > self._done:
+            self._seconds = [*self._seconds[-19:], (now - self._last) / (done - self._done)]
+        self._done, self._last = done, now
+        shown = [_shown(name, value) for name, value in values.items()]
+        if self._seconds and done < self._total:
+            shown.append(f"{_duration((self._total - done) * statistics.median(self._seconds))} left")
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=done, values="  ".join(shown))
+        elif done % self._plain_every == 0 or done >= self._total:
+            self._console.print("  ".join([self._title, f"{done}/{self._total}", *shown]), markup=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Prints a line above the bar."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+_FORMATS = {
+    "reward": "reward {:.2f}",
+    "pass_rate": "pass {:.0%}",
+    "tokens_per_s": "{:,.0f} tok/s",
+    "loss": "loss {:.3f}",
+}
+
+
+def _shown(name: str, value: float | str) -> str:
+    return f"{name} {value}" if isinstance(value, str) else _FORMATS.get(name, name + " {:.4g}").format(value)
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{seconds:02}s"
+
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _json_line(value: Any) -> str:
+    """Strict JSON: what a model wrote may hold NaN or infinities, which become words."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=repr) + "\n"
+    except ValueError:
+        return _json_line(json.loads(json.dumps(value, default=repr), parse_constant=str))
+
+
+def _number(name: str, value: Any) -> int | float | str:
+    """A JSON number, or for what JSON lacks the word that JavaScript's Number() and Python's float() read."""
+    try:
+        number = value.item() if hasattr(value, "item") else value
+        number = int(number) if isinstance(number, bool | int) else float(number)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metric {name} = {value!r}: expected one number") from error
+    if isinstance(number, float) and not math.isfinite(number):
+        return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    return number
+
+
+def _turn(turn: Turn, offset: int) -> dict[str, Any]:
+    return {
+        "role": turn.role,
+        "start": turn.start - offset,
+        "end": turn.end - offset,
+        "calls": [{"name": c.name, "arguments": dict(c.arguments), "error": c.error} for c in turn.calls],
+        "results": [
+            {"name": r.name, "content": r.content, "ok": r.ok, "seconds": round(r.seconds, 4)} for r in turn.results
+        ],
+    }
+
+
+def _step_path(workdir: str | os.PathLike[str], step: int) -> Path:
+    return Path(workdir) / TRAJECTORIES_FOLDER / f"step_{step:06}.jsonl.gz"
+
+
+@contextlib.contextmanager
+def _explain_full_disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = "the disk is full; free some space and start the same command again"
+            raise OSError(error.errno, message, path) from error
+        raise
+
+
+def _append(file: IO[bytes], path: Path, data: bytes) -> None:
+    """Appends all of ``data`` to an unbuffered file or, when the disk is full, none of it."""
+    size = os.fstat(file.fileno()).st_size
+    with _explain_full_disk(path):
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file so that readers see the old content or all of the new, never a part.
+
+    Raises OSError, leaving the old content, when the disk is full.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    with _explain_full_disk(path):
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise

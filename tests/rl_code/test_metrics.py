@@ -1,0 +1,244 @@
+"""The files of a run: what is written comes back, a resumed run leaves what an uninterrupted one would."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+import rl_code.metrics
+from rl_code import types
+from rl_code.metrics import MetricWriter, Progress, TrajectoryLog, read_metrics, read_trajectories, trajectory_steps
+from rl_code.types import Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
+
+
+def _bytes_of(ids):
+    return bytes(ids).decode("utf-8", "replace")
+
+
+def _group(completion: bytes = b"return 1", logprob: float = -0.5) -> Group:
+    task = Task(
+        "t/1", ({"role": "user", "content": "x"},), {}, "a.py", "f", (), types.Tests(), types.Tests(), {"a.py": "pass"}
+    )
+    tokens = np.frombuffer(b"fix" + completion, np.uint8).astype(np.int32)
+    sampled = np.arange(len(tokens)) >= 3
+    call = ToolCall("write", {"content": "x"})
+    turns = (
+        Turn("prompt", 0, 3, "fix"),
+        Turn("assistant", 3, len(tokens), _bytes_of(completion), (call,), (ToolResult("write", "ok", True, 0.1),)),
+    )
+    trajectory = Trajectory(
+        task_id=task.id,
+        group=4,
+        index=0,
+        tokens=tokens,
+        sampled=sampled,
+        logprobs=np.where(sampled, logprob, 0).astype(np.float32),
+        versions=np.where(sampled, 7, -1).astype(np.int32),
+        prompt_length=3,
+        turns=turns,
+        status="submitted",
+        reward=Reward(1.0, {"tests": 1.0}, ("slow",)),
+    )
+    return Group(task, (trajectory,))
+
+
+def _events(workdir: Path) -> list[Event]:
+    """Every TensorBoard record, files in the order in which TensorBoard reads them."""
+    events = []
+    for path in sorted((workdir / "tensorboard").iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            events.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return events
+
+
+def test_metrics_come_back_as_written(tmp_path):
+    with MetricWriter(tmp_path) as writer:
+        writer.write(0, {"train/loss": np.float32(0.5), "train/steps": np.int32(3), "train/finite": True})
+        writer.write(2, {"train/loss": math.inf, "policy/kl": math.nan})
+    first, second = read_metrics(tmp_path)
+    assert first == {"step": 0, "train/loss": 0.5, "train/steps": 3, "train/finite": 1}
+    assert second["train/loss"] == math.inf and math.isnan(second["policy/kl"])
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+def test_each_row_is_on_disk_when_write_returns(tmp_path):
+    writer = MetricWriter(tmp_path)
+    for step in range(3):
+        writer.write(step, {"reward/total": step})
+        assert [row["step"] for row in read_metrics(tmp_path)] == list(range(step + 1))
+        assert _events(tmp_path)[-1].step == step
+
+
+def test_resumed_metrics_equal_uninterrupted(tmp_path):
+    def run(workdir, start, stop):
+        with MetricWriter(workdir, resume_step=start) as writer:
+            for step in range(start, stop):
+                writer.write(step, {"train/loss": 1 / (step + 1)})
+
+    run(tmp_path / "whole", 0, 9)
+    run(tmp_path / "killed", 0, 6)
+    with open(tmp_path / "killed" / "metrics.jsonl", "a") as file:
+        file.write('{"step":6,"train/lo')
+    run(tmp_path / "killed", 4, 9)
+    assert (tmp_path / "killed/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+
+
+def test_tensorboard_hides_the_steps_that_are_repeated(tmp_path):
+    for start, stop in ((0, 6), (4, 9)):
+        with MetricWriter(tmp_path, resume_step=start) as writer:
+            for step in range(start, stop):
+                writer.write(step, {"train/loss": start + step})
+    shown: dict[int, float] = {}
+    for event in _events(tmp_path):
+        if event.HasField("session_log"):
+            shown = {step: value for step, value in shown.items() if step < event.step}
+        for value in event.summary.value:
+            assert event.step not in shown
+            shown[event.step] = value.simple_value
+    assert shown == {**{step: step for step in range(4)}, **{step: 4 + step for step in range(4, 9)}}
+
+
+def test_damage_before_the_last_line_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step":0}\nrubbish\n{"step":2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2.*rubbish"):
+        MetricWriter(tmp_path, resume_step=3)
+
+
+@pytest.mark.parametrize("value", [None, "high", np.zeros(2), [1.0]])
+def test_a_metric_that_is_not_a_number_is_named(tmp_path, value):
+    with MetricWriter(tmp_path) as writer, pytest.raises(ValueError, match="train/loss"):
+        writer.write(0, {"train/loss": value})
+
+
+def test_a_step_is_written_once(tmp_path):
+    with MetricWriter(tmp_path) as writer:
+        writer.write(3, {"a/b": 1})
+        with pytest.raises(ValueError, match="step=3"):
+            writer.write(3, {"a/b": 1})
+
+
+def test_a_full_disk_is_named_and_leaves_whole_rows(tmp_path):
+    writer = MetricWriter(tmp_path)
+    writer.write(0, {"a/b": 1})
+    whole = writer._file
+
+    class Full:
+        """A file that takes some bytes of a row and then has no room."""
+
+        room = 5
+
+        def write(self, data):
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written, self.room = whole.write(data[: self.room]), 0
+            return written
+
+        def __getattr__(self, name):
+            return getattr(whole, name)
+
+    writer._file = Full()
+    with pytest.raises(OSError, match=r"disk is full.*metrics\.jsonl"):
+        writer.write(1, {"a/b": 2})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step":0,"a/b":1}\n'
+
+
+def test_a_full_disk_leaves_no_partial_trajectories(tmp_path, monkeypatch):
+    log = TrajectoryLog(tmp_path, _bytes_of)
+    log.append(0, [_group()])
+
+    def no_room(self, data):
+        Path(self).touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rl_code.metrics.Path, "write_bytes", no_room)
+    with pytest.raises(OSError, match=r"disk is full.*step_000001"):
+        log.append(1, [_group()])
+    assert [path.name for path in (tmp_path / "trajectories").iterdir()] == ["step_000000.jsonl.gz"]
+
+
+def test_trajectories_come_back_as_written(tmp_path):
+    group = _group("é→x".encode())
+    TrajectoryLog(tmp_path, _bytes_of).append(12, [group, group])
+    record, other = read_trajectories(tmp_path, 12)
+    assert record == other and trajectory_steps(tmp_path) == [12]
+    assert (record["step"], record["task_id"], record["group"]) == (12, "t/1", 4)
+    assert record["prompt"] == {"ids": list(b"fix"), "pieces": ["f", "i", "x"], "text": "fix"}
+    (sample,) = record["trajectories"]
+    assert sample["ids"] == list("é→x".encode())
+    assert sample["logprobs"] == [-0.5] * 6 and sample["versions"] == [7] * 6
+    assert sample["pieces"] == ["é", "", "→", "", "", "x"]
+    assert sample["reward"] == {"total": 1.0, "components": {"tests": 1.0}, "flags": ["slow"]}
+    (turn,) = sample["turns"]
+    assert (turn["role"], turn["start"], turn["end"]) == ("assistant", 0, 6)
+    assert turn["calls"][0]["arguments"] == {"content": "x"} and turn["results"][0]["content"] == "ok"
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"\xe2\x82", b"\xf0\x9f\x98\x80\xe2", b"a\xe2\x82\xacb\x80"])
+def test_pieces_join_to_the_text_of_all_tokens(tmp_path, text):
+    TrajectoryLog(tmp_path, _bytes_of).append(0, [_group(text)])
+    pieces = read_trajectories(tmp_path, 0)[0]["trajectories"][0]["pieces"]
+    assert len(pieces) == len(text)
+    assert "".join(pieces).replace("\ufffd", "") == text.decode("utf-8", "ignore")
+
+
+def test_numbers_that_json_lacks_do_not_stop_the_log(tmp_path):
+    TrajectoryLog(tmp_path, _bytes_of).append(0, [_group(logprob=math.nan)])
+    text = gzip.decompress((tmp_path / "trajectories/step_000000.jsonl.gz").read_bytes()).decode()
+    json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+def test_resumed_trajectories_equal_uninterrupted(tmp_path):
+    def run(workdir, start, stop):
+        log = TrajectoryLog(workdir, _bytes_of, resume_step=start)
+        for step in range(start, stop):
+            log.append(step, [_group(b"step %d" % step)])
+
+    run(tmp_path / "whole", 0, 5)
+    run(tmp_path / "killed", 0, 4)
+    (tmp_path / "killed/trajectories/step_000004.jsonl.gz").write_bytes(b"torn")
+    TrajectoryLog(tmp_path / "killed", _bytes_of, resume_step=2)
+    assert trajectory_steps(tmp_path / "killed") == [0, 1]
+    run(tmp_path / "killed", 2, 5)
+    for path in sorted((tmp_path / "whole/trajectories").iterdir()):
+        assert (tmp_path / "killed/trajectories" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_damaged_trajectories_are_named(tmp_path):
+    TrajectoryLog(tmp_path, _bytes_of).append(3, [_group()])
+    path = tmp_path / "trajectories/step_000003.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(ValueError, match="step_000003"):
+        read_trajectories(tmp_path, 3)
+
+
+def test_progress_off_a_terminal_prints_plain_lines():
+    text = io.StringIO()
+    with Progress("train", total=3, file=text) as progress:
+        for step in range(3):
+            progress.update(step + 1, reward=0.5, pass_rate=0.25, tokens_per_s=1234.5, phase="[rl]")
+        progress.note("wrote [report]")
+    lines = text.getvalue().splitlines()
+    assert lines[0].startswith("train  1/3  reward 0.50  pass 25%  1,234 tok/s  phase [rl]") and "left" in lines[0]
+    assert lines[2].startswith("train  3/3") and "left" not in lines[2]
+    assert lines[3:] == ["wrote [report]"]
+
+
+def test_progress_prints_about_a_hundred_lines_of_a_long_run():
+    text = io.StringIO()
+    with Progress("train", total=2000, start=1000, file=text) as progress:
+        for step in range(1000, 2000):
+            progress.update(step + 1)
+    assert len(text.getvalue().splitlines()) == 50
