@@ -1,0 +1,56 @@
+"""read_file: a file of the workspace, or some of its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl_code.environment.tools.text import cut_middle
+from rl_code.environment.tools.tool import Answer, Tool, schema
+from rl_code.environment.tools.workspace import RefusedPath, Workspace
+
+_WIDTH = 400
+_VERBOSE_WIDTH = 16000
+
+
+def unreadable(path: str, error: Exception, workspace: Workspace) -> Answer:
+    """The answer to a call that named a file which cannot be read."""
+    match error:
+        case RefusedPath():
+            return Answer(str(error), ok=False)
+        case FileNotFoundError():
+            files = ", ".join(workspace.list()[:20]) or "none"
+            return Answer(f"no file {path}; files: {files}", ok=False)
+        case _:
+            return Answer(f"{path} is not a readable text file", ok=False)
+
+
+def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    path = arguments["path"]
+    try:
+        text = workspace.read(path)
+    except (OSError, ValueError) as error:
+        return unreadable(path, error, workspace)
+    lines = text.splitlines(keepends=True)
+    first, last = arguments.get("first_line", 1), arguments.get("last_line", len(lines))
+    if {"first_line", "last_line"} & arguments.keys() and not 1 <= first <= last:
+        return Answer(f"lines {first} to {last} make no range; {path} has {len(lines)} lines", ok=False)
+    if first > len(lines) > 0:
+        return Answer(f"no line {first}; {path} has {len(lines)} lines", ok=False)
+    text = "".join(lines[first - 1 : last])
+    return Answer(cut_middle(text, _VERBOSE_WIDTH if workspace.verbose else _WIDTH) or f"{path} is empty")
+
+
+TOOL = Tool(
+    schema(
+        "read_file",
+        "Read a text file of the workspace, whole or some of its lines.",
+        {
+            "path": {"type": "string", "description": "Path relative to the workspace."},
+            "first_line": {"type": "integer", "description": "First line to show, counted from 1."},
+            "last_line": {"type": "integer", "description": "Last line to show."},
+        },
+        ("path",),
+    ),
+    _run,
+)

@@ -1,0 +1,92 @@
+"""run_tests: runs the visible tests on the file as it stands and says what failed.
+
+The texts come from pure functions (``failed_case``, ``failed_code``, ``describe``), so that demonstrations can be
+written in exactly the words of an episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_code.environment.grader import grade, same
+from rl_code.environment.tools.text import one_line, show
+from rl_code.environment.tools.tool import Answer, Tool, schema
+from rl_code.environment.tools.workspace import Workspace
+from rl_code.types import Case, Tests
+
+_WIDTH = 60
+_VERBOSE_WIDTH = 400
+_VERBOSE_FAILURES = 3
+
+
+def failed_case(entry_point: str, case: Case, value: Any, error: str, *, verbose: bool) -> str:
+    """One failing value-level test on one line: ``f([3, 1]) gave [4, 2] want [5, 3]`` or ``f([3, 1]) error ...``.
+
+    value: what the call returned; not looked at when ``error`` (what it raised, in short) is not "".
+    """
+    width = _VERBOSE_WIDTH if verbose else _WIDTH
+    call = one_line(f"{entry_point}({', '.join(map(show, case.args))})", width)
+    if error:
+        return f"{call} {'raised' if verbose else 'error'} {one_line(error, width)}"
+    got, want = one_line(show(value), width), one_line(show(case.expected), width)
+    return f"{call} returned {got}, expected {want}" if verbose else f"{call} gave {got} want {want}"
+
+
+def failed_code(statement: str, error: str, *, verbose: bool) -> str:
+    """One failing test statement on one line: ``assert f(2) == 4 error AssertionError``."""
+    width = _VERBOSE_WIDTH if verbose else _WIDTH
+    return f"{one_line(statement, width)} {'failed:' if verbose else 'error'} {one_line(error, width)}"
+
+
+def describe(failures: Sequence[str], total: int, runs_left: int, *, verbose: bool) -> str:
+    """What a run of ``total`` tests came to; ``failures`` are the texts of those that failed, in order.
+
+    Short: ``PASS left 2`` or ``FAIL <first failure> left 2``. Long: counts and the first few failures.
+    """
+    if not verbose:
+        return f"{f'FAIL {failures[0]}' if failures else 'PASS'} left {runs_left}"
+    lines = [f"{total - len(failures)} of {total} visible tests passed."]
+    lines += [f"FAILED {failure}" for failure in failures[:_VERBOSE_FAILURES]]
+    if len(failures) > _VERBOSE_FAILURES:
+        lines.append(f"({len(failures) - _VERBOSE_FAILURES} more failed)")
+    return "\n".join([*lines, f"{runs_left} test runs left."])
+
+
+def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    if workspace.test_runs_left == 0:
+        return Answer("no test runs left; submit" if workspace.verbose else "left 0", ok=False)
+    workspace.test_runs_left -= 1
+    task, verbose = workspace.task, workspace.verbose
+    tests, timeout_s = task.visible_tests, workspace.limits.command_s
+    failures = []
+    if tests.cases:
+        calls = [case.args for case in tests.cases]
+        results = workspace.sandbox.call(task.path, task.entry_point, calls, timeout_s=timeout_s)
+        failures += [
+            failed_case(task.entry_point, case, result.value, result.error, verbose=verbose)
+            for case, result in zip(tests.cases, results, strict=True)
+            if not (result.ok and same(result.value, case.expected))
+        ]
+    if tests.code:
+        marks = grade(
+            task.path, task.entry_point, Tests(code=tests.code), workspace.snapshot(), workspace.pool, timeout_s
+        )
+        failures += [
+            failed_code(statement, error, verbose=verbose)
+            for statement, passed, error in zip(tests.code, marks.passed, marks.errors, strict=True)
+            if not passed
+        ]
+    return Answer(describe(failures, len(tests), workspace.test_runs_left, verbose=verbose))
+
+
+TOOL = Tool(
+    schema(
+        "run_tests",
+        "Run the visible tests on the current files and see which fail and why. The number of runs is limited; "
+        "the answer says how many are left. Hidden tests decide after submit.",
+        {},
+        (),
+    ),
+    _run,
+)

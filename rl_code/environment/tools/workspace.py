@@ -1,0 +1,81 @@
+"""The files an agent works on, and what its tools may still use.
+
+Files stay in memory until a tool has something to execute; the sandbox is opened then, with the files as they stand.
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+from rl_code.environment.sandbox import Sandbox, SandboxPool
+from rl_code.types import Limits, Task
+
+
+class RefusedPath(ValueError):
+    """A path the agent may not use; the message is meant for it to read."""
+
+
+class Workspace:
+    """One episode's files.
+
+    verbose: whether tools answer in sentences (large models) or in as few tokens as will do.
+    test_runs_left, submitted: changed by the tools run_tests and submit.
+    """
+
+    def __init__(self, task: Task, pool: SandboxPool, limits: Limits, *, verbose: bool):
+        self.task = task
+        self.pool = pool
+        self.limits = limits
+        self.verbose = verbose
+        self.test_runs_left = limits.test_runs
+        self.submitted = False
+        self._files = dict(task.files)
+        self._sandbox: Sandbox | None = None
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The episode's sandbox, opened on first use."""
+        if self._sandbox is None:
+            self._sandbox = self.pool.open(self._files)
+        return self._sandbox
+
+    def read(self, path: str) -> str:
+        """Text of a file. Raises RefusedPath, or OSError/ValueError when it is no readable text file."""
+        path = self.resolve(path)
+        if self._sandbox is not None:
+            return self._sandbox.read_file(path)
+        if path not in self._files:
+            raise FileNotFoundError(path)
+        return self._files[path]
+
+    def write(self, path: str, text: str) -> None:
+        """Writes a file. Raises RefusedPath, or OSError when the sandbox's file system refuses it."""
+        path = self.resolve(path)
+        if self._sandbox is not None:
+            self._sandbox.write_file(path, text)
+            return
+        parents = {path[:i] for i, letter in enumerate(path) if letter == "/"}
+        if parents & self._files.keys() or any(name.startswith(path + "/") for name in self._files):
+            raise IsADirectoryError(path)
+        self._files[path] = text
+
+    def list(self) -> list[str]:
+        """Paths of all files, sorted."""
+        return sorted(self._files if self._sandbox is None else self._sandbox.list_files())
+
+    def snapshot(self) -> dict[str, str]:
+        """Path -> text of all regular files as they stand."""
+        return dict(self._files) if self._sandbox is None else self._sandbox.snapshot()
+
+    def close(self) -> None:
+        """Closes the sandbox if one was opened, with every process in it."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+            self._sandbox = None
+
+    def resolve(self, path: str) -> str:
+        """The path relative to the workspace, normalised. Raises RefusedPath for one that leads out of it."""
+        normal = posixpath.normpath(path) if path else "."
+        if normal.startswith(("/", "..")) or normal == "." or "\0" in path:
+            raise RefusedPath(f"path {path!r} is outside the workspace; use a relative path such as {self.task.path}")
+        return normal

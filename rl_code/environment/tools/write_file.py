@@ -1,0 +1,41 @@
+"""write_file: makes a file, or replaces all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl_code.environment.tools.tool import Answer, Tool, schema
+from rl_code.environment.tools.workspace import RefusedPath, Workspace
+
+
+def write(path: str, text: str, workspace: Workspace, done: str) -> Answer:
+    """Writes the file and answers ``done``, or says why it could not be written."""
+    try:
+        workspace.write(path, text)
+    except RefusedPath as error:
+        return Answer(str(error), ok=False)
+    except (OSError, ValueError) as error:
+        return Answer(f"could not write {path}: {error}", ok=False)
+    return Answer(done)
+
+
+def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+    path, text = arguments["path"], arguments["content"]
+    lines = len(text.splitlines())
+    return write(path, text, workspace, f"wrote {lines} lines to {path}" if workspace.verbose else "ok")
+
+
+TOOL = Tool(
+    schema(
+        "write_file",
+        "Write a text file of the workspace: makes it, or replaces everything in it.",
+        {
+            "path": {"type": "string", "description": "Path relative to the workspace."},
+            "content": {"type": "string", "description": "The whole new text of the file."},
+        },
+        ("path", "content"),
+    ),
+    _run,
+    edits=True,
+)
