@@ -1,0 +1,238 @@
+"""One episode: a model and a task take turns until the work is submitted or a limit is reached.
+
+Token in, token out. The prompt and every observation are tokenised once, when they enter; what the sampler chose is
+kept as it came and never tokenised again. Nothing the model does removes it from training: a malformed call is
+answered, counted and takes its turn. Work that is not submitted is not graded as solved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from models.tokenizer import Tokenizer
+from rl_code.environment.grader import grade
+from rl_code.environment.protocol import Protocol, stop_ids
+from rl_code.environment.sandbox import SandboxFault, SandboxPool
+from rl_code.environment.tools.api import TOOLS, check, execute
+from rl_code.environment.tools.workspace import Workspace
+from rl_code.rewards.combine import combine
+from rl_code.rewards.outcome import Outcome, RewardConfig
+from rl_code.types import Limits, Reward, Task, Tests, ToolCall, ToolResult, Trajectory, Turn
+
+
+class Episode:
+    """An episode in progress. start, step ... step, finish (or close, to give it up).
+
+    step and finish block on the sandbox and are meant for a worker thread; one thread at a time.
+    budget: most tokens that may be sampled for the next assistant message, its stop token included; 0 when over.
+    stop_ids: token ids that end an assistant message. over: whether the next call must be finish.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        group: int,
+        index: int,
+        protocol: Protocol,
+        tokenizer: Tokenizer,
+        pool: SandboxPool,
+        limits: Limits,
+        reward: RewardConfig,
+    ):
+        self.task = task
+        self.group = group
+        self.index = index
+        self.protocol = protocol
+        self.limits = limits
+        self.stop_ids = stop_ids(protocol, tokenizer)
+        self.status = ""
+        self._name = f"episode {index} of task {task.id}"
+        self._tokenizer = tokenizer
+        self._pool = pool
+        self._reward = reward
+        self._workspace = Workspace(task, pool, limits, verbose=protocol.verbose)
+        self._tokens: list[int] = []
+        self._sampled: list[bool] = []
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        self._turns: list[Turn] = []
+        self._messages = 0
+        self._malformed_calls = 0
+        self._first_edit: dict[str, str] | None = None
+        self._seconds = {"tools": 0.0, "grade": 0.0}
+
+    @property
+    def over(self) -> bool:
+        return self.status != ""
+
+    @property
+    def budget(self) -> int:
+        return 0 if self.over else min(self.limits.turn_tokens, self.limits.tokens - len(self._tokens))
+
+    def start(self) -> list[int]:
+        """Ids of the prompt, the same for every episode of a group.
+
+        Raises ValueError when the prompt leaves no room for a message: such a task must not get here.
+        """
+        if self._turns:
+            raise ValueError(f"{self._name} was started twice")
+        tokens = self._tokenizer.encode(self.protocol.prompt(self.task))
+        if len(tokens) >= self.limits.tokens:
+            raise ValueError(
+                f"task {self.task.id}: prompt of {len(tokens)} tokens leaves no room in {self.limits.tokens=}"
+            )
+        self._append_given("prompt", tokens, ())
+        return tokens
+
+    def step(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> list[int] | None:
+        """Takes one assistant message and returns the ids to append after it, or None when the episode is over.
+
+        tokens: as sampled, ending in a stop token unless the budget or the protocol's rule on text ended the message.
+        logprobs: the sampler's, one per token. version: of the weights that sampled them.
+        Raises ValueError for a message that the sampler must not produce (empty, too long, or going on after its end).
+        """
+        tokens, logprobs = [int(token) for token in tokens], [float(logprob) for logprob in logprobs]
+        self._check_message(tokens, logprobs)
+        calls = self._append_sampled(tokens, logprobs, version)
+        start = time.perf_counter()
+        try:
+            results = self._execute(calls)
+        except SandboxFault as fault:
+            self.status = "fault"
+            results = [ToolResult("", f"sandbox fault: {fault}", ok=False)]
+        self._seconds["tools"] += time.perf_counter() - start
+        self._messages += 1
+        if self._workspace.submitted:
+            self.status = "submitted"
+        elif not self.over and self._messages == self.limits.turns:
+            self.status = "turn_limit"
+        observation = [] if self.over else self._observation(results, cut=tokens[-1] not in self.stop_ids)
+        if not self.over and len(self._tokens) + len(observation) >= self.limits.tokens:
+            self.status = "token_limit"
+        if self.over:
+            observation = []
+        self._append_given("tool", observation, tuple(results))
+        return None if self.over else observation
+
+    def finish(self) -> Trajectory:
+        """Grades what was submitted, in a fresh sandbox, and returns the whole episode; ValueError before its end."""
+        if not self.over:
+            raise ValueError(f"{self._name} is not over")
+        start = time.perf_counter()
+        try:
+            reward, first_edit_passed = self._graded()
+        except SandboxFault:
+            self.status = "fault"
+        finally:
+            self.close()
+        if self.status == "fault":
+            reward, first_edit_passed = Reward(0.0, {}, ("fault",)), False
+        self._seconds["grade"] = time.perf_counter() - start
+        return Trajectory(
+            task_id=self.task.id,
+            group=self.group,
+            index=self.index,
+            tokens=np.array(self._tokens, np.int32),
+            sampled=np.array(self._sampled, bool),
+            logprobs=np.array(self._logprobs, np.float32),
+            versions=np.array(self._versions, np.int32),
+            prompt_length=self._turns[0].end,
+            turns=tuple(self._turns),
+            status=self.status,
+            reward=reward,
+            malformed_calls=self._malformed_calls,
+            first_edit_passed=first_edit_passed,
+            seconds=dict(self._seconds),
+        )
+
+    def close(self) -> None:
+        """Ends every process of the episode. May be called at any time, more than once."""
+        self._workspace.close()
+
+    def _check_message(self, tokens: list[int], logprobs: list[float]) -> None:
+        if not self._turns or self.over:
+            raise ValueError(
+                f"episode {self.index} of task {self.task.id} takes no message: {self.status or 'not started'}"
+            )
+        if not 0 < len(tokens) <= self.budget or len(tokens) != len(logprobs):
+            raise ValueError(f"{len(tokens)=} must be in [1, {self.budget}] and equal {len(logprobs)=}")
+        if any(token in self.stop_ids for token in tokens[:-1]):
+            raise ValueError(f"a stop token {set(self.stop_ids)} stands inside the message {tokens}")
+
+    def _append_given(self, role: str, tokens: list[int], results: tuple[ToolResult, ...]) -> None:
+        start = len(self._tokens)
+        self._tokens += tokens
+        self._sampled += [False] * len(tokens)
+        self._logprobs += [0.0] * len(tokens)
+        self._versions += [-1] * len(tokens)
+        text = self._tokenizer.decode(tokens) if tokens else ""
+        self._turns.append(Turn(role, start, len(self._tokens), text, results=results))
+
+    def _append_sampled(self, tokens: list[int], logprobs: list[float], version: int) -> list[ToolCall]:
+        """Records a message; returns its calls, those that cannot be carried out with their error."""
+        start = len(self._tokens)
+        self._tokens += tokens
+        self._sampled += [True] * len(tokens)
+        self._logprobs += logprobs
+        self._versions += [version] * len(tokens)
+        text = self._tokenizer.decode(tokens)
+        body = self._tokenizer.decode(tokens[:-1]) if tokens[-1] in self.stop_ids else text
+        if self._messages == 0:
+            body = self.task.prefill + body
+        allowed = self.protocol.tools(self.task)
+        calls = [
+            ToolCall(call.name, call.arguments, check(call, allowed)) for call in self.protocol.parse(body, self.task)
+        ]
+        self._turns.append(Turn("assistant", start, len(self._tokens), text, calls=tuple(calls)))
+        self._malformed_calls += sum(call.error != "" for call in calls)
+        return calls
+
+    def _execute(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Results of the calls in order; nothing after a submit is carried out. Raises SandboxFault."""
+        results = []
+        for call in calls:
+            if call.error:
+                results.append(ToolResult(call.name, call.error, ok=False))
+                continue
+            results.append(execute(call, self._workspace))
+            if TOOLS[call.name].edits and results[-1].ok and self._first_edit is None:
+                self._first_edit = self._workspace.snapshot()
+            if self._workspace.submitted:
+                break
+        return results
+
+    def _observation(self, results: Sequence[ToolResult], *, cut: bool) -> list[int]:
+        """Ids of the answer; a message that was cut is closed first, by a stop token that nobody sampled."""
+        closing = self.protocol.stop_tokens[0] if cut else ""
+        return self._tokenizer.encode(closing + self.protocol.observation(results))
+
+    def _graded(self) -> tuple[Reward, bool]:
+        """The reward, and whether the first edit alone passes every test. Raises SandboxFault."""
+        final = self._workspace.snapshot() if self.status == "submitted" else None
+        self.close()  # nothing the agent left running sees or touches what is graded
+        visible, hidden, flags = self._grade(final) if final is not None else ((), (), ())
+        outcome = Outcome(final is not None, visible, hidden, self._malformed_calls)
+        if self._first_edit is None or self.status == "fault":
+            first_edit_passed = False
+        elif self._first_edit == final:
+            first_edit_passed = outcome.solved
+        else:
+            first_edit_passed = Outcome(True, *self._grade(self._first_edit)[:2], 0).solved
+        return combine(outcome, self._reward, flags), first_edit_passed
+
+    def _grade(self, snapshot: dict[str, str]) -> tuple[tuple[bool, ...], tuple[bool, ...], tuple[str, ...]]:
+        """Which visible and which hidden tests pass on these files, and the grader's flags. Raises SandboxFault."""
+        visible, hidden = self.task.visible_tests, self.task.hidden_tests
+        both = Tests(cases=visible.cases + hidden.cases, code=visible.code + hidden.code)
+        marks = grade(self.task.path, self.task.entry_point, both, snapshot, self._pool, self.limits.command_s)
+        cases, code = marks.passed[: len(both.cases)], marks.passed[len(both.cases) :]
+        split_cases, split_code = len(visible.cases), len(visible.code)
+        return (
+            cases[:split_cases] + code[:split_code],
+            cases[split_cases:] + code[split_code:],
+            tuple(marks.flags),
+        )
