@@ -1,0 +1,96 @@
+"""Imperfect demonstrations of generated tasks, written as an episode in the compact protocol would read.
+
+They teach the form of an episode and a spread of attempts, not a good policy: that is left to reinforcement learning.
+What the tests say is computed from the operations themselves; nothing is executed in a sandbox.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+from rl_code.environment.protocol import Compact
+from rl_code.environment.tools.run_tests import describe, failed_case
+from rl_code.tasks.operations import OPERATIONS, Failure
+from rl_code.tasks.programs import Program, evaluate, source, wrong_version
+from rl_code.types import Limits, Task, ToolCall, ToolResult
+
+_PROTOCOL = Compact()
+_WRITTEN = ToolResult("write_file", "ok")
+_SUBMIT = ToolCall("submit", {})
+_TEST = ToolCall("run_tests", {})
+_TRIES = 20  # draws of a wrong attempt that was not made before
+
+
+@dataclasses.dataclass(frozen=True)
+class DemonstrationConfig:
+    """p_right: an attempt is right, else a plausible mistake. p_test: it is tested, else submitted as it stands.
+
+    p_give_up: after a failing test the file is submitted as it stands, else there is a new attempt.
+    """
+
+    p_right: float
+    p_test: float
+    p_give_up: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A span of an episode's text; ``sampled`` is True for what the agent writes."""
+
+    text: str
+    sampled: bool
+
+
+def demonstrate(task: Task, rng: random.Random, config: DemonstrationConfig, limits: Limits) -> list[Segment]:
+    """One episode of a generated task, prompt first; no attempt is made twice.
+
+    Keeps to the turns and test runs of ``limits``; its budgets of tokens are not looked at. Raises ValueError for a
+    task that is not generated or when limits leave no room for a first attempt.
+    """
+    if task.meta.get("source") != "generated":
+        raise ValueError(f"{task.id}: only generated tasks can be demonstrated, not {task.meta.get('source')!r}")
+    if limits.turns < 1:
+        raise ValueError(f"{limits.turns=} must be at least 1")
+    segments = [Segment(_PROTOCOL.prompt(task), False)]
+    tried = {task.meta["program"], task.meta["broken"]}
+    turns, runs = limits.turns, limits.test_runs
+    while True:
+        attempt = _attempt(task, rng, config, tried)
+        content = source(attempt, OPERATIONS[task.meta["program"][0][0]].takes)
+        write = ToolCall("write_file", {"path": task.path, "content": content})
+        if turns < 2 or runs < 1 or rng.random() >= config.p_test:
+            return [*segments, _message(write, _SUBMIT)]
+        turns, runs = turns - 1, runs - 1
+        failures = _failures(task, attempt)
+        told = ToolResult("run_tests", describe(failures, len(task.visible_tests), runs, verbose=False))
+        segments += [_message(write, _TEST), Segment(_PROTOCOL.observation((_WRITTEN, told)), False)]
+        if not failures or rng.random() < config.p_give_up:
+            return [*segments, _message(_SUBMIT)]
+
+
+def _message(*calls: ToolCall) -> Segment:
+    return Segment(_PROTOCOL.message(calls), True)
+
+
+def _attempt(task: Task, rng: random.Random, config: DemonstrationConfig, tried: set[Program]) -> Program:
+    program = task.meta["program"]
+    if rng.random() >= config.p_right:
+        for _ in range(_TRIES):
+            wrong = wrong_version(program, rng)
+            if wrong not in tried:
+                tried.add(wrong)
+                return wrong
+    return program
+
+
+def _failures(task: Task, attempt: Program) -> Sequence[str]:
+    """Texts of the visible tests that the attempt fails, in order."""
+    failures = []
+    for case in task.visible_tests.cases:
+        value = evaluate(attempt, case.args[0])
+        error = value.error if isinstance(value, Failure) else ""
+        if error or value != case.expected:
+            failures.append(failed_case(task.entry_point, case, value, error, verbose=False))
+    return failures
