@@ -10,6 +10,7 @@ not match its record is set aside with a warning and the one before it is used.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import errno
@@ -24,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from absl import logging
 
+from rl_code import arrays
 from rl_code import config as config_lib
 
-_RECORD = re.compile(r"step_(\d{8})\.json")
+_RECORD = re.compile(r"step_(\d{8,})\.json")
 # What Orbax and TensorStore raise when files cannot be written or read; JaxRuntimeError is a RuntimeError.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
 
@@ -69,7 +70,8 @@ class Checkpoints:
         self._folder = Path(workdir).absolute() / "checkpoints"
         self._config = config_lib.to_dict(config)
         self._keep = keep
-        self._pending: tuple[int, dict[str, Any]] | None = None
+        self._known: set[int] = set()
+        self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self._folder / "lock") if jax.process_index() == 0 else None
         try:
@@ -77,12 +79,9 @@ class Checkpoints:
         except ValueError:
             self._unlock()
             raise
-        if jax.process_index() == 0:
-            _remove_incomplete(self._folder)
-        self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.PyTreeCheckpointHandler(),
-            async_options=ocp.options.AsyncOptions(post_finalization_callback=self._commit),
-        )
+        _remove_incomplete(self._folder)
+        self._checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        self._committer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
 
     def steps(self) -> list[int]:
         """Steps that have a commit record, oldest first."""
@@ -92,32 +91,38 @@ class Checkpoints:
         """Starts saving and returns once the arrays may be donated; the files are written in the background.
 
         Args:
-          step: non-negative. Saving a step that this run already saved replaces it.
+          step: later than every step on disk. A step that this object saved or restored is not written again.
           state: a pytree of jax arrays; typed random keys are allowed.
           position: counters and the position in the data, anything JSON can hold.
 
         Raises:
           CheckpointError: this save, or the one before it, could not be written.
           TypeError: a leaf is no jax array, or position is not JSON.
+          ValueError: the workdir already has this or a later step, which was not restored.
         """
         self.wait()
-        arrays, shapes = _flatten(state)
+        if step in self._known:
+            return
+        if found := [other for other in self.steps() if other >= step]:
+            raise ValueError(
+                f"{step=} does not come after {found[-1]}, which is already in {self._folder}; restore it first"
+            )
+        content, shapes = arrays.flatten(state), arrays.describe(state)
         record = {"step": step, "config": self._config, "position": dict(position), "arrays": shapes}
-        json.dumps(record)
+        record = json.loads(json.dumps(record))  # what is written later is what is true now
         directory = self._directory(step)
         with self._explain(step):
-            if jax.process_index() == 0:
-                _remove(directory)
-            self._pending = (step, record)
-            self._checkpointer.save(directory, args=ocp.args.PyTreeSave(arrays))
+            self._checkpointer.save(directory, args=ocp.args.PyTreeSave(content))
+        self._pending = step, self._committer.submit(self._commit, directory, record)
 
     def wait(self) -> None:
         """Blocks until the save in flight, if any, is committed. Raises CheckpointError if it failed."""
         if self._pending is None:
             return
-        with self._explain(self._pending[0]):
-            self._checkpointer.wait_until_finished()
-        self._pending = None
+        (step, commit), self._pending = self._pending, None
+        with self._explain(step):
+            commit.result()
+        self._known.add(step)
 
     def restore(self, abstract: Any, *, partial: bool = False) -> Restored | None:
         """The newest usable checkpoint, or None when there is none yet. Newer damaged ones are set aside.
@@ -133,7 +138,8 @@ class Checkpoints:
         """
         self.wait()
         restored, broken = _restore_newest(self._folder, abstract, None, partial)
-        if jax.process_index() == 0 and restored is not None:
+        if restored is not None:
+            self._known.add(restored.step)
             for number in broken:
                 _set_aside(self._directory(number))
         return restored
@@ -143,6 +149,7 @@ class Checkpoints:
         try:
             self.wait()
         finally:
+            self._committer.shutdown()
             self._checkpointer.close()
             self._unlock()
 
@@ -160,12 +167,11 @@ class Checkpoints:
             os.close(self._lock)
             self._lock = None
 
-    def _commit(self) -> None:
-        """Runs in Orbax's thread once the arrays are on disk under their final name."""
-        if jax.process_index() != 0 or self._pending is None:
+    def _commit(self, directory: Path, record: dict[str, Any]) -> None:
+        """In the background: waits until Orbax has given the arrays their final name, then writes the record."""
+        self._checkpointer.wait_until_finished()
+        if jax.process_index() != 0:
             return
-        step, record = self._pending
-        directory = self._directory(step)
         record["files"] = {name: _checksum(directory / name) for name in _list(directory)}
         temporary = _record_path(directory).with_suffix(".tmp")
         temporary.write_text(json.dumps(record))
@@ -182,7 +188,6 @@ class Checkpoints:
         try:
             yield
         except _STORAGE_ERRORS as error:
-            self._pending = None
             good = [s for s in self.steps() if s != step]
             remains = f"the checkpoint of step {good[-1]} is still good" if good else "there is no older checkpoint"
             free = shutil.disk_usage(self._folder).free
@@ -253,75 +258,22 @@ def _verified_record(directory: Path) -> dict[str, Any]:
 
 def _read(directory: Path, record: Mapping[str, Any], abstract: Any, partial: bool) -> Any:
     """The arrays of a verified checkpoint, in the structure, shapes, dtypes and shardings of ``abstract``."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(abstract)
-    wanted = {_name(path): leaf for path, leaf in leaves}
-    stored = record["arrays"]
-    for name, leaf in wanted.items():
-        here = _describe(leaf)
+    wanted, stored = arrays.describe(abstract), record["arrays"]
+    for name, here in wanted.items():
         if stored.get(name) != here:
             raise ValueError(f"{name}: expected {here}, found {stored.get(name, 'nothing')} in {directory}")
     extra = sorted(stored.keys() - wanted.keys())
     if extra and not partial:
         raise ValueError(f"{directory} has {', '.join(extra)}, which the state does not have")
-    target = {name: _data(leaf) for name, leaf in wanted.items() if leaf.size}
+    target = arrays.targets(abstract)
     arguments = ocp.args.PyTreeRestore(
         item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=partial
     )
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            arrays = checkpointer.restore(directory, args=arguments)
+            return arrays.rebuild(abstract, checkpointer.restore(directory, args=arguments))
     except _STORAGE_ERRORS as error:
         raise CheckpointError(f"{directory.name} cannot be read: {_reason(error)}") from error
-    return structure.unflatten([_wrap(arrays, name, leaf) for name, leaf in wanted.items()])
-
-
-def _flatten(state: Any) -> tuple[dict[str, jax.Array], dict[str, str]]:
-    """A pytree as a flat dict of plain arrays, and each leaf's dtype and shape in words."""
-    arrays, shapes = {}, {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        name = _name(path)
-        if not isinstance(leaf, jax.Array):
-            raise TypeError(f"state leaf {name} is {type(leaf).__name__}, not a jax array")
-        if name in shapes:
-            raise ValueError(f"two leaves of the state are called {name}")
-        if leaf.size:  # Orbax refuses empty arrays
-            arrays[name] = jax.random.key_data(leaf) if _is_key(leaf) else leaf
-        shapes[name] = _describe(leaf)
-    return arrays, shapes
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _key_impl(leaf: Any) -> str:
-    """Name of a random key's implementation; a key that is only a shape tells it inside a trace."""
-    found: list[str] = []
-    jax.eval_shape(lambda key: found.append(str(jax.random.key_impl(key))), leaf)
-    return found[0]
-
-
-def _describe(leaf: Any) -> str:
-    """dtype and shape in words, as in ``float32[2, 3]``."""
-    return f"{_key_impl(leaf) if _is_key(leaf) else leaf.dtype}{list(leaf.shape)}"
-
-
-def _data(leaf: Any) -> jax.ShapeDtypeStruct:
-    """What is stored for a leaf: itself, or the uint32 words of a random key."""
-    data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding)
-
-
-def _wrap(arrays: Mapping[str, jax.Array], name: str, leaf: Any) -> jax.Array:
-    """A stored array as the leaf it was: empty arrays are not stored, random keys get their implementation back."""
-    if _is_key(leaf):
-        return jax.random.wrap_key_data(arrays[name], impl=_key_impl(leaf))
-    return arrays[name] if leaf.size else jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def _check_config(folder: Path, config: Mapping[str, Any], may_change: Collection[str]) -> None:
@@ -388,6 +340,8 @@ def _remove(directory: Path) -> None:
 
 def _remove_incomplete(folder: Path) -> None:
     """Deletes what a killed or failed save left: folders without a record, temporary files."""
+    if jax.process_index() != 0:
+        return
     complete = {f"step_{step:08d}" for step in steps(folder.parent)}
     for path in folder.glob("step_*"):
         if path.is_dir() and path.name not in complete:
@@ -398,6 +352,8 @@ def _remove_incomplete(folder: Path) -> None:
 
 def _set_aside(directory: Path) -> None:
     """Renames a damaged checkpoint so that it neither counts nor is lost."""
+    if jax.process_index() != 0:
+        return
     target = directory.with_name(f"damaged_{directory.name}")
     shutil.rmtree(target, ignore_errors=True)
     if directory.exists():
