@@ -1,0 +1,293 @@
+"""The training steps: (state, batch) -> (state, metrics), each one jitted function with donated state.
+
+A batch is cut into micro-batches by striding over its rows, so that rows sharded over the mesh axis ``data`` stay where
+they are; gradients are accumulated in float32 over denominators of the whole batch, so neither the number of
+micro-batches nor the number of devices changes the update. Under a mesh, call inside ``jax.set_mesh``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from models.sharding import constrain
+from rl_code.learner.batching import SupervisedBatch
+from rl_code.learner.losses import Denominators, LossConfig, Terms, policy_loss, policy_metrics
+from rl_code.types import Batch
+
+
+class Model(Protocol):
+    """What the learner needs of a model, a pytree of parameters."""
+
+    def hidden(self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, branches: jax.Array) -> jax.Array:
+        """Int32 [B, T] each -> hidden states [B, T, D]."""
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] -> float32 [..., V]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW (1711.05101) behind a clip of the global gradient norm.
+
+    schedule: after ``warmup_steps`` of linear rise, the rate stays ("constant") or falls to 0 at ``total_steps``.
+    weight_decay: not applied to norms and biases. clip_norm: None clips nothing.
+    """
+
+    learning_rate: float
+    schedule: Literal["constant", "cosine", "linear"]
+    warmup_steps: int
+    total_steps: int
+    b1: float
+    b2: float
+    eps: float
+    weight_decay: float
+    clip_norm: float | None
+
+    def __post_init__(self):
+        if self.schedule not in ("constant", "cosine", "linear"):
+            raise ValueError(f"schedule={self.schedule!r} is not one of constant, cosine, linear")
+        if not 0 <= self.warmup_steps < self.total_steps:
+            raise ValueError(f"warmup_steps={self.warmup_steps} must be in [0, total_steps={self.total_steps})")
+        if self.clip_norm is not None and self.clip_norm <= 0.0:
+            raise ValueError(f"clip_norm={self.clip_norm} must be positive or None")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything an update changes: parameters, optimizer state, number of updates made (int32 scalar)."""
+
+    model: Any
+    opt_state: Any
+    step: jax.Array
+
+
+def learning_rate(config: OptimizerConfig, step: jax.Array | int) -> jax.Array:
+    """The rate of update ``step`` (from 0): positive in the first, 0 from ``total_steps`` on unless constant."""
+    rise = jnp.minimum(1.0, (step + 1.0) / max(config.warmup_steps, 1))
+    done = jnp.clip((step - config.warmup_steps) / (config.total_steps - config.warmup_steps), 0.0, 1.0)
+    fall = {"constant": jnp.ones(()), "cosine": 0.5 * (1.0 + jnp.cos(jnp.pi * done)), "linear": 1.0 - done}
+    return config.learning_rate * rise * fall[config.schedule]
+
+
+def decayed(model: Model) -> Any:
+    """Pytree of booleans: which parameters weight decay touches, namely all but norms and biases."""
+
+    def touches(path: tuple, _: jax.Array) -> bool:
+        name = jax.tree_util.keystr(path)
+        return "norm" not in name and "bias" not in name
+
+    return jax.tree_util.tree_map_with_path(touches, model)
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The optax chain of the config; its moments have the dtype of the parameters it is initialised with."""
+    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+    adamw = optax.adamw(
+        lambda step: learning_rate(config, step),
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=decayed,
+    )
+    return optax.chain(clip, adamw)
+
+
+def init_state(model: Model, config: OptimizerConfig) -> TrainState:
+    """The state before the first update; moments are float32 whatever the parameters are, and sharded as they are.
+
+    The first update donates the state and with it ``model``; keep a copy where it is needed afterwards.
+    """
+
+    @jax.jit
+    def init(model: Model) -> tuple[Any, jax.Array]:
+        return _pin((make_optimizer(config).init(_float32(model)), jnp.zeros((), jnp.int32)))
+
+    return TrainState(model, *init(model))
+
+
+def target_logprobs(
+    model: Model,
+    hidden: Float[Array, "R M D"],
+    targets: Int[Array, "R M"],
+    temperature: float,
+    entropy_gradient: bool = False,
+) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
+    """Log-probability of each target and entropy of its distribution, in nats, of softmax(logits / temperature).
+
+    The entropy carries a gradient only when asked to.
+    """
+    logits = constrain(model.logits(hidden).astype(jnp.float32), "batch", None, "vocab")
+    if temperature != 1.0:
+        logits = logits / temperature
+    norm = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    if not entropy_gradient:
+        logits = jax.lax.stop_gradient(logits)
+    log_probs = logits - (norm if entropy_gradient else jax.lax.stop_gradient(norm))[..., None]
+    return chosen - norm, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+def batch_logprobs(
+    model: Model, batch: Batch, temperature: float, entropy_gradient: bool = False
+) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
+    """``target_logprobs`` of a batch's targets, differentiable in the model."""
+    hidden = model.hidden(batch.tokens, batch.positions, batch.segments, batch.branches)
+    hidden = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
+    return target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
+
+
+def make_token_logprobs(temperature: float, micro_batches: int) -> Callable[[Model, Batch], jax.Array]:
+    """A jitted (model, batch) -> log-probabilities of its targets, float32 [R, M], for reference and prox."""
+
+    @jax.jit
+    def token_logprobs(model: Model, batch: Batch) -> jax.Array:
+        logp = jax.lax.map(lambda micro: batch_logprobs(model, micro, temperature)[0], _split(batch, micro_batches))
+        return constrain(logp.swapaxes(0, 1).reshape(batch.targets.shape), "batch", None)
+
+    return token_logprobs
+
+
+def make_update(loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int) -> Callable[..., tuple]:
+    """A jitted update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is donated.
+
+    prox, ref: float32 [R, M], as ``losses.policy_loss`` takes them. Metrics are float32 scalars. When the loss or a
+    gradient is not finite the state comes back as it was and train/finite is 0.
+
+    Raises (at the first call with such a batch):
+      ValueError: the rows do not divide into micro-batches, or kl_coef is not 0 without ref.
+    """
+
+    def share(model: Model, micro: tuple, total: Denominators) -> tuple[jax.Array, Terms]:
+        batch, prox, ref = micro
+        logp, entropy = batch_logprobs(model, batch, loss.temperature, loss.entropy_coef != 0.0)
+        return policy_loss(
+            loss,
+            logp=logp,
+            prox=prox,
+            sampler=batch.logprobs,
+            ref=ref,
+            entropy=entropy,
+            advantages=batch.advantages,
+            mask=batch.mask,
+            sequences=batch.sequences,
+            lengths=batch.lengths,
+            staleness=batch.staleness,
+            denominators=total,
+        )
+
+    def update(
+        state: TrainState, batch: Batch, prox: jax.Array | None = None, ref: jax.Array | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        total = Denominators.of(batch.mask, batch.lengths)
+        micro = _split((batch, prox, ref), micro_batches)
+        value, terms, grads = _accumulate(lambda model, m: share(model, m, total), state.model, micro)
+        state, metrics = _apply(state, grads, value, optimizer)
+        counts = {"train/tokens": jnp.sum(batch.mask), "train/trajectories": total.trajectories}
+        return state, metrics | policy_metrics(terms) | counts
+
+    return jax.jit(update, donate_argnums=0)
+
+
+def supervised_loss(model: Model, batch: SupervisedBatch, tokens: jax.Array | None = None) -> tuple[jax.Array, Terms]:
+    """Mean negative log-likelihood in nats of the tokens that the mask selects, each predicted from the slot before.
+
+    tokens: the denominator, the selected tokens of the whole batch; None counts those given. A segment's first token
+    is never predicted. Returns the loss and the metric policy/entropy.
+    """
+    hidden = model.hidden(batch.tokens, batch.positions, batch.segments, jnp.zeros_like(batch.tokens))
+    logp, entropy = target_logprobs(model, hidden[:, :-1], batch.tokens[:, 1:], 1.0)
+    mask = _predicted(batch)
+    tokens = jnp.maximum(jnp.sum(mask), 1.0) if tokens is None else tokens
+    return -jnp.sum(mask * logp) / tokens, Terms({"policy/entropy": jnp.sum(mask * entropy) / tokens}, {})
+
+
+def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[..., tuple]:
+    """A jitted update(state, SupervisedBatch) -> (state, metrics) of ``supervised_loss``; otherwise as make_update."""
+
+    def update(state: TrainState, batch: SupervisedBatch) -> tuple[TrainState, dict[str, jax.Array]]:
+        tokens = jnp.maximum(jnp.sum(_predicted(batch)), 1.0)
+        micro = _split(batch, micro_batches)
+        value, terms, grads = _accumulate(lambda model, m: supervised_loss(model, m, tokens), state.model, micro)
+        state, metrics = _apply(state, grads, value, optimizer)
+        return state, metrics | terms.means | {"train/tokens": tokens}
+
+    return jax.jit(update, donate_argnums=0)
+
+
+def _predicted(batch: SupervisedBatch) -> Float[Array, "R S-1"]:
+    """1 where slot s + 1 is selected and follows slot s in the same segment."""
+    same = (batch.segments[:, 1:] == batch.segments[:, :-1]) & (batch.segments[:, 1:] > 0)
+    return jnp.where(same, batch.mask[:, 1:], 0.0)
+
+
+def _split(tree: Any, micro_batches: int) -> Any:
+    """Leaves [R, ...] -> [micro_batches, R / micro_batches, ...]; micro-batch i has rows i, i + micro_batches, ..."""
+
+    def split(x: jax.Array) -> jax.Array:
+        rows = x.shape[0]
+        if rows % micro_batches:
+            raise ValueError(f"{rows=} must be divisible by {micro_batches=}")
+        x = x.reshape(rows // micro_batches, micro_batches, *x.shape[1:]).swapaxes(0, 1)
+        return constrain(x, None, "batch", *(None,) * (x.ndim - 2))
+
+    return jax.tree.map(split, tree)
+
+
+def _accumulate(
+    loss: Callable[[Model, Any], tuple[jax.Array, Terms]], model: Model, micro: Any
+) -> tuple[jax.Array, Terms, Any]:
+    """Sums loss, terms and float32 gradients over micro-batches."""
+
+    def body(carry: tuple, chunk: Any) -> tuple[tuple, None]:
+        value, terms, grads = carry
+        (more, more_terms), more_grads = jax.value_and_grad(loss, has_aux=True)(model, chunk)
+        return (value + more, terms.merge(more_terms), jax.tree.map(jnp.add, grads, _float32(more_grads))), None
+
+    shapes = jax.eval_shape(loss, model, jax.tree.map(lambda x: x[0], micro))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    start = (*zeros, jax.tree.map(jnp.zeros_like, _float32(model)))
+    (value, terms, grads), _ = jax.lax.scan(body, start, micro)
+    return value, terms, grads
+
+
+def _apply(
+    state: TrainState, grads: Any, value: jax.Array, config: OptimizerConfig
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One optimizer step, or none when the loss or the gradient is not finite."""
+    norm = optax.global_norm(grads)
+    finite = jnp.isfinite(value) & jnp.isfinite(norm)
+    updates, opt_state = make_optimizer(config).update(grads, state.opt_state, _float32(state.model))
+    new = TrainState(optax.apply_updates(state.model, updates), opt_state, state.step + 1)
+    new = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
+    metrics = {
+        "train/loss": value,
+        "train/grad_norm": norm,
+        "train/learning_rate": learning_rate(config, state.step),
+        "train/finite": finite.astype(jnp.float32),
+    }
+    return _pin(new), metrics
+
+
+def _float32(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
+
+
+def _pin(tree: Any) -> Any:
+    """Parameters and moments laid out by their logical axes, everything else replicated, so layouts never drift."""
+
+    def pin(leaf: Any) -> Any:
+        if isinstance(leaf, nnx.Variable):
+            return leaf.replace(constrain(leaf[...], *leaf.get_metadata("logical_axes")))
+        return constrain(leaf)
+
+    return jax.tree.map(pin, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
