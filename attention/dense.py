@@ -10,6 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 
+# Added to the score of a key that must not be seen; finite, so that a row without any visible key stays finite.
+MASKED = -1e30
+
+
 def packed_mask(segments: Int[Array, "B T"], branches: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
     """Which slot sees which in a packed row: itself and earlier slots of its segment, on its own branch or branch 0.
 
@@ -37,13 +41,19 @@ def dense_attention(
     num_kv_heads = k.shape[2]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
-    q = q.reshape(batch, queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    scores = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
-    mask = mask[:, None, None]
-    scores = jnp.where(mask, scores, -jnp.inf)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    weights = jnp.where(mask, jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0.0)), 0.0)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    weights = (weights / jnp.where(total == 0.0, 1.0, total)).astype(v.dtype)
-    out = jnp.einsum("BKGTS,BSKH->BTKGH", weights, v)
-    return out.reshape(batch, queries, num_heads, head_dim)
+    groups = num_heads // num_kv_heads
+    # Head-major batched matrix products and an additive mask: on CPU the gradient runs about 7 times faster than with
+    # token-major einsums and `where` (16 x 384 tokens, 4 heads).
+    q = q.reshape(batch, queries, num_kv_heads, groups, head_dim).transpose(0, 2, 3, 1, 4)
+    q = q.reshape(batch, num_kv_heads, groups * queries, head_dim)
+    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    scores = jnp.einsum("BKTH,BKSH->BKTS", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
+    bias = jnp.where(mask, 0.0, MASKED)
+    scores = scores.reshape(batch, num_kv_heads, groups, queries, -1) + bias[:, None, None]
+    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    visible = jnp.any(mask, axis=-1)[:, None, None]
+    scale = jnp.where(visible, 1.0 / jnp.sum(weights, axis=-1), 0.0)
+    weights = weights.reshape(batch, num_kv_heads, groups * queries, -1).astype(v.dtype)
+    out = jnp.einsum("BKTS,BKSH->BKTH", weights, v, preferred_element_type=jnp.float32)
+    out = out.reshape(batch, num_kv_heads, groups, queries, head_dim) * scale[..., None]
+    return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, num_heads, head_dim).astype(v.dtype)

@@ -11,6 +11,7 @@ L layers.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -90,6 +91,17 @@ def rope(x: Float[Array, "B T N H"], positions: Int[Array, "B T"], config: Model
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def project(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
+    """Contract the last ``contract`` axes of x with the first of weight, as one matrix product over all tokens.
+
+    An einsum that keeps the token axes apart has a weight gradient that contracts two axes at once, which XLA on CPU
+    runs two to four times slower than the same product on flattened tokens.
+    """
+    batch, inner, outer = x.shape[: x.ndim - contract], weight.shape[:contract], weight.shape[contract:]
+    size = math.prod(inner)
+    return (x.reshape(-1, size) @ weight.reshape(size, -1)).reshape(*batch, *outer)
 
 
 def _parameter(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float | None, dtype: str):
@@ -183,20 +195,17 @@ class Transformer(nnx.Module):
         """One layer: attention and feed-forward with residuals. ``layer``: leaves without their layer axis."""
         c, dtype = self.config, self.config.dtype
         y = rms_norm(x, layer.attention_norm[...], c.norm_eps)
-        q = jnp.einsum("BTD,DNH->BTNH", y, layer.q[...].astype(dtype))
-        k = jnp.einsum("BTD,DKH->BTKH", y, layer.k[...].astype(dtype))
-        v = jnp.einsum("BTD,DKH->BTKH", y, layer.v[...].astype(dtype))
+        q, k, v = (project(y, w[...].astype(dtype)) for w in (layer.q, layer.k, layer.v))
         if c.qkv_bias:
             q, k, v = (x + b[...].astype(dtype) for x, b in ((q, layer.q_bias), (k, layer.k_bias), (v, layer.v_bias)))
         if c.qk_norm:
             q = rms_norm(q, layer.q_norm[...], c.norm_eps)
             k = rms_norm(k, layer.k_norm[...], c.norm_eps)
         out = attend(rope(q, positions, c), rope(k, positions, c), v)
-        x = x + jnp.einsum("BTNH,NHD->BTD", out, layer.o[...].astype(dtype))
+        x = x + project(out, layer.o[...].astype(dtype), contract=2)
         y = rms_norm(x, layer.mlp_norm[...], c.norm_eps)
-        gate = jnp.einsum("BTD,DF->BTF", y, layer.gate[...].astype(dtype))
-        up = jnp.einsum("BTD,DF->BTF", y, layer.up[...].astype(dtype))
-        return x + jnp.einsum("BTF,FD->BTD", jax.nn.silu(gate) * up, layer.down[...].astype(dtype))
+        gate, up = (project(y, w[...].astype(dtype)) for w in (layer.gate, layer.up))
+        return x + project(jax.nn.silu(gate) * up, layer.down[...].astype(dtype))
 
     def layer(self, index: int) -> Layers:
         """The parameters of one layer, for code that unrolls the layers."""

@@ -120,7 +120,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-    """total is what the learner sees; components are its parts by name; flags name what was noticed (cheats, faults)."""
+    """total: what the learner sees. components: its parts by name. flags: what was noticed (cheats, faults)."""
 
     total: float
     components: Mapping[str, float]
