@@ -7,11 +7,17 @@ tokenised, so that no output of a program can end a turn or open another.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from models.chat import render, render_tool_results
 from models.tokenizer import Tokenizer
+from rl_code.environment.tools.api import TOOLS
+from rl_code.environment.tools.text import one_line
 from rl_code.types import Task, ToolCall, ToolResult
 
 
@@ -74,9 +80,24 @@ def stop_length(protocol: Protocol, tokenizer: Tokenizer, tokens: Sequence[int])
     return high
 
 
+_MARKS = re.compile(r"<(?=\||/?(?:tool_call|tool_response|think|function|parameter)\b)")
+
+
 def break_up(text: str) -> str:
-    """The text with every special token of the form ``<|...|>`` taken apart."""
-    return text.replace("<|", "< |")
+    """The text with every special token (``<|...|>``) and every tag of a chat template taken apart by a space."""
+    return _MARKS.sub("< ", text)
+
+
+@functools.cache
+def _frame(family: str, count: int) -> tuple[str, ...]:
+    """The template's text before, between and after ``count`` results; rendered once, since rendering is slow."""
+    return tuple(render_tool_results(family, ["\0"] * count).split("\0"))
+
+
+def _answer(family: str, results: Sequence[ToolResult]) -> str:
+    """What follows an assistant's message in the family's template: the results, broken up, and the next opening."""
+    first, *others = _frame(family, len(results))
+    return first + "".join(break_up(result.content) + after for result, after in zip(results, others, strict=True))
 
 
 _COMPACT_TOKENS = ("<|pad|>", "<|bos|>", "<|eot|>", "<|call|>", "<|end|>", "<|tool|>")
@@ -112,7 +133,7 @@ class Compact:
         return task.tools
 
     def prompt(self, task: Task) -> str:
-        return "<|bos|>" + "\n".join(message["content"] for message in task.messages) + "<|eot|>" + task.prefill
+        return render("compact", task.messages) + task.prefill
 
     def message(self, calls: Sequence[ToolCall]) -> str:
         """The assistant's message that makes these calls, stop token included; ``parse`` undoes it.
@@ -189,7 +210,7 @@ class Compact:
         return ToolCall(name, {} if error else arguments, error)
 
     def observation(self, results: Sequence[ToolResult]) -> str:
-        return "<|tool|>" + break_up("\n".join(result.content for result in results)) + "<|eot|>"
+        return _answer("compact", results)
 
     def stopped(self, text: str) -> bool:
         return False
@@ -199,4 +220,136 @@ def _outside(text: str) -> ToolCall:
     return ToolCall("", {}, f"text outside a call: {break_up(' '.join(text.split()))[:20]!r}")
 
 
-PROTOCOLS: dict[str, Protocol] = {"compact": Compact()}
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """Turns in a model family's own chat template, with its own way of writing calls.
+
+    family: name of the template in ``models.chat``. Calls are ``<tool_call>`` blocks that hold JSON (``json_calls``:
+    ``{"name": ..., "arguments": {...}}``, as Hermes, Qwen2.5 and Qwen3 write them) or, as Qwen3-Coder writes them,
+    ``<function=name><parameter=key>value</parameter></function>``. Text around the blocks is the model's own business.
+    """
+
+    family: str
+    json_calls: bool
+    stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
+    verbose: bool = True
+
+    def tools(self, task: Task) -> tuple[str, ...]:
+        return task.tools
+
+    def prompt(self, task: Task) -> str:
+        schemas = [{"type": "function", "function": TOOLS[name].schema} for name in task.tools]
+        return render(self.family, task.messages, schemas) + task.prefill
+
+    def parse(self, text: str, task: Task) -> list[ToolCall]:
+        text = text.rpartition("</think>")[2]
+        pieces = text.split("<tool_call>")[1:]
+        if not pieces:
+            form = _JSON_FORM if self.json_calls else _FUNCTION_FORM
+            return [ToolCall("", {}, f"no tool call; write {form}. Call submit when the work is done")]
+        calls = []
+        for piece in pieces:
+            body, end, _ = piece.partition("</tool_call>")
+            call = _parse_json(body) if self.json_calls else _parse_function(body)
+            calls.append(call if end or call.error else ToolCall(call.name, {}, "the call is not closed"))
+        return calls
+
+    def observation(self, results: Sequence[ToolResult]) -> str:
+        return _answer(self.family, results)
+
+    def stopped(self, text: str) -> bool:
+        return False
+
+
+_JSON_FORM = 'a JSON object {"name": ..., "arguments": {...}} inside tool_call tags'
+_FUNCTION_FORM = "function and parameter tags inside tool_call tags"
+
+
+def _parse_json(body: str) -> ToolCall:
+    """A call from the inside of a JSON tool_call block."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", {}, f"the call is not valid JSON ({error}); write {_JSON_FORM}")
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return ToolCall("", {}, f"the call has no name; write {_JSON_FORM}")
+    arguments = value.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return ToolCall(value["name"], {}, "arguments must be a JSON object")
+    return ToolCall(value["name"], arguments)
+
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]*)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>(.*?)</parameter>\s*", re.DOTALL)
+
+
+def _parse_function(body: str) -> ToolCall:
+    """A call from the inside of a Qwen3-Coder tool_call block; values are typed by the tool's schema."""
+    function = _FUNCTION.fullmatch(body)
+    if function is None:
+        return ToolCall("", {}, f"the call has no closed function tag; write {_FUNCTION_FORM}")
+    name, inside = function[1].strip(), function[2]
+    arguments: dict[str, Any] = {}
+    position = 0
+    while inside[position:].strip():
+        parameter = _PARAMETER.match(inside, position)
+        if parameter is None:
+            return ToolCall(name, {}, f"not a closed parameter tag: {one_line(inside[position:], 40)!r}")
+        key, value = parameter[1].strip(), parameter[2].removeprefix("\n").removesuffix("\n")
+        arguments[key] = _typed(name, key, value)
+        position = parameter.end()
+    return ToolCall(name, arguments)
+
+
+def _typed(tool: str, key: str, value: str) -> Any:
+    """The value as the tool's schema wants it; text where that cannot be, for the check of arguments to name."""
+    properties = TOOLS[tool].schema["parameters"]["properties"] if tool in TOOLS else {}
+    if key in properties and properties[key]["type"] == "integer" and re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
+        return int(value)
+    return value
+
+
+_COLUMN_0 = re.compile(r"\n[^\s)\]}]")
+_FENCE = re.compile(r"\A```\w*\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """Single shot: the assistant's text continues ``task.prefill``; the two are written to ``task.path`` and submitted.
+
+    The text ends before the first line that starts in column 0 with neither white space nor a closing bracket. A code
+    fence that opens the prefill is no part of the file. family: chat template around the messages (without tools), or
+    None for raw completion: the prompt is the prefill alone, the beginning of a document.
+    """
+
+    family: str | None
+    stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
+    verbose: bool = False
+
+    def tools(self, task: Task) -> tuple[str, ...]:
+        return ("write_file", "submit")
+
+    def prompt(self, task: Task) -> str:
+        return ("" if self.family is None else render(self.family, task.messages)) + task.prefill
+
+    def parse(self, text: str, task: Task) -> list[ToolCall]:
+        start = len(task.prefill)
+        end = _COLUMN_0.search(text, start)
+        content = _FENCE.sub("", text if end is None else text[: end.start() + 1])
+        return [ToolCall("write_file", {"path": task.path, "content": content}), ToolCall("submit", {})]
+
+    def observation(self, results: Sequence[ToolResult]) -> str:
+        return ""
+
+    def stopped(self, text: str) -> bool:
+        # A character whose bytes are not all there yet decodes to U+FFFD; it may still become white space.
+        return _COLUMN_0.search(text.rstrip("\ufffd")) is not None
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    "compact": Compact(),
+    "hermes": Chat("qwen", json_calls=True),
+    "qwen3_coder": Chat("qwen3_coder", json_calls=False),
+    "completion": Completion("smollm2"),
+    "raw_completion": Completion(None),
+}
