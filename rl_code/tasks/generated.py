@@ -10,21 +10,22 @@ case could tell it from; so do the hidden cases.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rl_code.tasks.operations import NUMBERS, OPERATIONS, STRUCTURES, VARIABLES, Failure
+from rl_code.tasks.operations import NUMBERS, OPERATIONS, STRUCTURES, Failure, Operation
 from rl_code.tasks.programs import (
     SPLITS,
+    Layout,
     Program,
     describe,
     evaluate,
-    layout_files,
     names_of,
     near_rivals,
     outcomes,
-    source,
     split_of,
     wrong_version,
 )
@@ -42,7 +43,7 @@ class Level:
     """steps: how many operations. operations: what they are drawn from. layouts: how they are spread over functions."""
 
     steps: tuple[int, ...]
-    operations: tuple
+    operations: tuple[Operation, ...]
     layouts: tuple[str, ...]
 
 
@@ -85,22 +86,17 @@ def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | No
     program = _draw_program(rng, LEVELS[level])
     if program is None or split_of(names_of(program)) != split:
         return None
-    takes = OPERATIONS[program[0][0]].takes
-    cases = _cases(rng, program, takes)
+    cases = _cases(rng, program, OPERATIONS[program[0][0]].takes)
     if cases is None:
         return None
     visible, hidden = cases
-    layout = rng.choice(LEVELS[level].layouts)
-    cut = rng.randrange(1, len(program)) if layout != "plain" else 0
-    middle = OPERATIONS[program[cut - 1][0]].gives if cut else takes
+    layout = _draw_layout(rng, program, LEVELS[level].layouts)
     kind, broken = rng.choice(("write", "repair")), None
-    if kind == "write":
-        files = {**layout_files(program, takes, middle, layout, cut=cut), "f.py": _stub(takes, layout)}
-    else:
+    if kind == "repair":
         broken = wrong_version(program, rng)
         if not (_fails(broken, visible) and _fails(broken, hidden)):
             return None
-        files = layout_files(broken, takes, middle, layout, cut=cut)
+    files = layout.files(broken or program, stub=kind == "write")
     stated = rng.random() < 0.5
     return Task(
         id=f"{name}/L{level}",
@@ -111,7 +107,7 @@ def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | No
         tools=TOOLS,
         visible_tests=Tests(cases=visible),
         hidden_tests=Tests(cases=hidden),
-        reference={"f.py": source(program, takes)},
+        reference=layout.files(program),
         meta={
             "source": "generated",
             "split": split,
@@ -119,7 +115,7 @@ def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | No
             "template": "+".join(names_of(program)),
             "kind": kind,
             "stated": stated,
-            "layout": layout,
+            "layout": layout.kind,
             "program": program,
             "broken": broken,
         },
@@ -138,66 +134,73 @@ def _draw_program(rng: random.Random, level: Level) -> Program | None:
     return tuple(steps)
 
 
+def _draw_layout(rng: random.Random, program: Program, kinds: Sequence[str]) -> Layout:
+    takes = OPERATIONS[program[0][0]].takes
+    kind = rng.choice(kinds)
+    cut = rng.randrange(1, len(program)) if kind != "plain" else 0
+    return Layout(kind, takes, OPERATIONS[program[cut - 1][0]].gives if cut else takes, cut)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    """A case that could be used. told: bit i is set when rival i of the program has another value here."""
+
+    case: Case
+    told: int
+
+
 def _cases(rng: random.Random, program: Program, takes: str) -> tuple[tuple[Case, ...], tuple[Case, ...]] | None:
-    """Visible and hidden cases that tell the program from its rivals; None when not all near rivals can be told."""
-    drawn: dict[str, tuple[Any, Any, int]] = {}
+    """Visible and hidden cases, each of which tell all rivals that can be told; None when that leaves a near rival.
+
+    Of all pairs of cases that tell enough, one with short inputs is visible.
+    """
+    pool = _candidates(rng, program, takes)
+    needed = functools.reduce(operator.or_, (candidate.told for candidate in pool), 0)
+    if len(pool) < VISIBLE_CASES + HIDDEN_CASES or near_rivals(program) & ~needed:
+        return None
+    pair = next(((a, b) for b in pool for a in pool if a is not b and a.told | b.told == needed), None)
+    if pair is None:
+        return None
+    rest = [candidate for candidate in pool if candidate is not pair[0] and candidate is not pair[1]]
+    rng.shuffle(rest)
+    hidden = _covering(rest, needed)
+    return hidden and (tuple(candidate.case for candidate in pair), hidden)
+
+
+def _candidates(rng: random.Random, program: Program, takes: str) -> list[_Candidate]:
+    """Up to _POOL distinct cases on which the program does not fail, short inputs first."""
+    drawn: dict[str, _Candidate] = {}
     for _ in range(_POOL):
         value = _draw_value(rng, takes)
         expected, *rivals = outcomes(program, value)
         if expected.__class__ is not Failure:
-            told = sum(2 << i for i, rival in enumerate(rivals) if rival != expected)
-            drawn[repr(value)] = (value, expected, told)
-    pool = sorted(drawn.values(), key=lambda entry: len(repr(entry[0])))
-    if len(pool) < VISIBLE_CASES + HIDDEN_CASES:
-        return None
-    needed = 0
-    for _, _, told in pool:
-        needed |= told
-    near = near_rivals(program)
-    if near & ~needed:
-        return None
-    for i, first in enumerate(pool):
-        for second in pool[:i]:
-            if first[2] | second[2] == needed:
-                hidden = [entry for entry in pool if entry is not first and entry is not second]
-                rng.shuffle(hidden)
-                hidden = _covering(hidden, needed)
-                if hidden is None:
-                    return None
-                visible = rng.sample((first, second), 2)
-                return tuple(Case((v,), e) for v, e, _ in visible), tuple(Case((v,), e) for v, e, _ in hidden)
-    return None
+            told = sum([2 << i for i, rival in enumerate(rivals) if rival != expected])
+            drawn[repr(value)] = _Candidate(Case((value,), expected), told)
+    return [drawn[text] for text in sorted(drawn, key=len)]
 
 
-def _covering(entries: list[tuple[Any, Any, int]], needed: int) -> list[tuple[Any, Any, int]] | None:
-    """HIDDEN_CASES of the entries that together tell all of ``needed``, or None."""
-    chosen, told = [], 0
-    for entry in entries:
-        if entry[2] & ~told & needed and len(chosen) < HIDDEN_CASES:
-            chosen.append(entry)
-            told |= entry[2]
-    rest = [entry for entry in entries if not any(entry is c for c in chosen)]
-    chosen += rest[: HIDDEN_CASES - len(chosen)]
-    return chosen if told == needed else None
+def _covering(candidates: Sequence[_Candidate], needed: int) -> tuple[Case, ...] | None:
+    """HIDDEN_CASES of the candidates that together tell all of ``needed``; None when the greedy choice does not."""
+    chosen, spare, told = [], [], 0
+    for candidate in candidates:
+        (chosen if candidate.told & ~told else spare).append(candidate.case)
+        told |= candidate.told
+    cases = (*chosen, *spare)[:HIDDEN_CASES]
+    return cases if told == needed and len(chosen) <= HIDDEN_CASES else None
 
 
 def _draw_value(rng: random.Random, takes: str) -> Any:
     if takes == "ints":
-        return [rng.randrange(10) for _ in range(rng.choice((2, 3, 3, 4, 4)))]
+        return rng.choices(range(10), k=rng.choice((2, 3, 3, 4, 4)))
     if takes == "words":
-        return [rng.choice(_WORDS) for _ in range(rng.choice((2, 3, 4)))]
+        return rng.choices(_WORDS, k=rng.choice((2, 3, 4)))
     if takes == "text":
-        return " ".join(rng.choice(_WORDS) for _ in range(rng.choice((1, 2, 3))))
+        return " ".join(rng.choices(_WORDS, k=rng.choice((1, 2, 3))))
     return {rng.choice(_WORDS): rng.randrange(6) for _ in range(rng.choice((2, 3, 4)))}
 
 
 def _fails(program: Program, cases: Sequence[Case]) -> bool:
     return any(evaluate(program, case.args[0]) != case.expected for case in cases)
-
-
-def _stub(takes: str, layout: str) -> str:
-    start = "from h import g\n\n\n" if layout == "module" else ""
-    return f"{start}def f({VARIABLES[takes]}):\n    pass\n"
 
 
 def _message(description: str, files: dict[str, str], visible: Sequence[Case]) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rl_code.tasks.operations import OPERATIONS, VARIABLES, Operation, expression, function
@@ -18,8 +19,9 @@ Program = tuple[Step | None, ...]
 """Steps in the order in which they are applied; None marks a step that is missing."""
 
 SPLITS = ("train", "validation", "test")
+_STUB = "    pass\n"
 _HELD_OUT_PERCENT = 15  # of all compositions, for validation and for test each
-_SALT = "2"  # chosen so that single operations are spread over families in every split
+_SALT = "1"  # gives validation and test four or five of the single operations each, from at least four families
 
 
 @functools.cache
@@ -151,16 +153,28 @@ def source(steps: Sequence[Step | None], takes: str) -> str:
     return f"def f({VARIABLES[takes]}):\n{body(steps, takes)}"
 
 
-def layout_files(program: Program, takes: str, middle: str, layout: str, *, cut: int) -> Mapping[str, str]:
-    """The program as files: all in f ("plain"), or its first ``cut`` steps in a helper g.
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a program's steps are spread over functions and files.
 
-    takes, middle: types of f's argument and of what g returns. layout "helper" has g in f.py, "module" in h.py.
+    kind: "plain" has all steps in f; "helper" has the first ``cut`` in a function g of the same file, "module" in a
+    function g of h.py. takes, middle: types (keys of VARIABLES) of f's argument and of what g returns.
     """
-    if layout == "plain":
-        return {"f.py": source(program, takes)}
-    variable = VARIABLES[takes]
-    helper = f"def g({variable}):\n{body(program[:cut], takes)}"
-    main = f"def f({variable}):\n{body(program[cut:], middle, call=f'g({variable})')}"
-    if layout == "helper":
-        return {"f.py": f"{helper}\n\n{main}"}
-    return {"f.py": f"from h import g\n\n\n{main}", "h.py": helper}
+
+    kind: str
+    takes: str
+    middle: str
+    cut: int
+
+    def files(self, program: Program, *, stub: bool = False) -> dict[str, str]:
+        """Path -> text of the program, whose steps may be changed or missing; a stub leaves out the body of f."""
+        variable = VARIABLES[self.takes]
+        if self.kind == "plain":
+            inside = body(program, self.takes)
+        else:
+            inside = body(program[self.cut :], self.middle, call=f"g({variable})")
+        main = f"def f({variable}):\n{_STUB if stub else inside}"
+        helper = f"def g({variable}):\n{body(program[: self.cut], self.takes)}"
+        if self.kind == "module":
+            return {"f.py": f"from h import g\n\n\n{main}", "h.py": helper}
+        return {"f.py": main if self.kind == "plain" else f"{helper}\n\n{main}"}
