@@ -79,9 +79,7 @@ class MetricWriter:
             raise ValueError(f"{step=} must be greater than the last written step {self._last_step}")
         numbers = {name: _number(name, value) for name, value in values.items()}
         _append(self._file, self._path, _json_line({"step": step, **numbers}).encode())
-        summary = Summary(
-            value=[Summary.Value(tag=name, simple_value=float(number)) for name, number in numbers.items()]
-        )
+        scalars = [Summary.Value(tag=name, simple_value=float(number)) for name, number in numbers.items()]
         with _explain_full_disk(self._path.parent / "tensorboard"):
             self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
             self._events.flush()

@@ -25,9 +25,8 @@ def _bytes_of(ids):
 
 
 def _group(completion: bytes = b"return 1", logprob: float = -0.5) -> Group:
-    task = Task(
-        "t/1", ({"role": "user", "content": "x"},), {}, "a.py", "f", (), types.Tests(), types.Tests(), {"a.py": "pass"}
-    )
+    none = types.Tests()
+    task = Task("t/1", ({"role": "user", "content": "x"},), {}, "a.py", "f", (), none, none, {"a.py": "pass"})
     tokens = np.frombuffer(b"fix" + completion, np.uint8).astype(np.int32)
     sampled = np.arange(len(tokens)) >= 3
     call = ToolCall("write", {"content": "x"})
