@@ -1,0 +1,101 @@
+"""Builders of small trajectories, groups and models for the learner's tests."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.transformer import ModelConfig, Transformer
+from rl_code.types import Group, Reward, Task, Tests, Trajectory
+
+VOCAB = 32
+
+
+def make_trajectory(tokens, sampled, *, prompt_length, group=0, index=0, status="submitted", reward=0.0, version=0):
+    """A trajectory whose sampler log-probabilities are a fixed function of its tokens."""
+    tokens, sampled = np.asarray(tokens, np.int32), np.asarray(sampled, bool)
+    return Trajectory(
+        task_id=f"task{group}",
+        group=group,
+        index=index,
+        tokens=tokens,
+        sampled=sampled,
+        logprobs=np.where(sampled, -3.4 - 0.3 * np.sin(tokens), 0.0).astype(np.float32),
+        versions=np.where(sampled, version, -1).astype(np.int32),
+        prompt_length=prompt_length,
+        turns=(),
+        status=status,
+        reward=Reward(reward, {}),
+    )
+
+
+def make_group(trajectories, number=0):
+    task = Task(f"task{number}", (), {}, "main.py", "f", (), Tests(), Tests(), {})
+    return Group(task, tuple(trajectories))
+
+
+def make_groups(sizes, *, seed=0, prompt=(4, 8), completion=(5, 12), version=0):
+    """Random groups: sampled spans with observations in between, a sampled last token, prompts shared."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for number, size in enumerate(sizes):
+        shared = rng.integers(0, VOCAB, rng.integers(*prompt))
+        members = []
+        for index in range(size):
+            length = rng.integers(*completion)
+            tokens = np.concatenate([shared, rng.integers(0, VOCAB, length)])
+            sampled = np.arange(len(tokens)) >= len(shared)
+            sampled[len(shared) + 2 : len(shared) + 4] = False
+            members.append(
+                make_trajectory(
+                    tokens,
+                    sampled,
+                    prompt_length=len(shared),
+                    group=number,
+                    index=index,
+                    reward=float(rng.integers(0, 3)),
+                    version=version,
+                )
+            )
+        groups.append(make_group(members, number))
+    return groups
+
+
+@pytest.fixture(scope="session")
+def build():
+    """The builders above, for tests: build.trajectory, build.group, build.groups, build.model."""
+
+    class Build:
+        vocab = VOCAB
+        trajectory = staticmethod(make_trajectory)
+        group = staticmethod(make_group)
+        groups = staticmethod(make_groups)
+
+        @staticmethod
+        def model(seed=0, **changes):
+            config = dict(
+                vocab_size=VOCAB,
+                embed_dim=16,
+                mlp_dim=32,
+                num_layers=2,
+                num_heads=2,
+                num_kv_heads=2,
+                head_dim=8,
+                rope_theta=1e4,
+                norm_eps=1e-5,
+                tied_embeddings=True,
+                qkv_bias=True,
+            )
+            model = Transformer(ModelConfig(**(config | changes)), nnx.Rngs(seed))
+            return jax.tree.map(lambda x: 3.0 * x, model)  # far enough from uniform that everything matters
+
+    return Build
+
+
+@pytest.fixture(autouse=True)
+def _exact_matmul():
+    """Comparisons at 1e-5 need full float32 products on every backend."""
+    with jax.default_matmul_precision("highest"):
+        yield

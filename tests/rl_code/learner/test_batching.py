@@ -1,0 +1,180 @@
+"""Packing keeps every sampled token once, with what belongs to it, whatever the row it lands in."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention.dense import packed_mask
+from rl_code.learner.batching import PackConfig, empty_batch, pack, pack_supervised
+from rl_code.types import Batch
+
+
+def advantages_for(groups):
+    """Distinct numbers, so that a mix-up shows."""
+    return [np.array([10 * g + i for i in range(len(group.trajectories))], float) for g, group in enumerate(groups)]
+
+
+def read_back(batch: Batch):
+    """By sequence: (context of each target as the mask shows it, target, logprob, advantage, length, staleness)."""
+    visible = np.asarray(packed_mask(batch.segments, batch.branches))
+    found: dict[int, list] = {}
+    for row, target in zip(*np.nonzero(batch.mask), strict=True):
+        source = batch.sources[row, target]
+        seen = np.flatnonzero(visible[row, source])
+        np.testing.assert_array_equal(batch.positions[row, seen], np.arange(len(seen)))
+        fields = (batch.targets, batch.logprobs, batch.advantages, batch.lengths, batch.staleness)
+        entry = (batch.tokens[row, seen].tolist(), *(field[row, target] for field in fields))
+        found.setdefault(int(batch.sequences[row, target]), []).append(entry)
+    return found
+
+
+def expected(groups, advantages, version):
+    wanted, sequence = {}, 0
+    for group, values in zip(groups, advantages, strict=True):
+        for t, advantage in zip(group.trajectories, values, strict=True):
+            indices = np.flatnonzero(t.sampled)
+            if len(indices) and t.status != "fault":
+                wanted[sequence] = [
+                    (
+                        t.tokens[:i].tolist(),
+                        t.tokens[i],
+                        t.logprobs[i],
+                        np.float32(advantage),
+                        np.float32(len(indices)),
+                        version - t.versions[i],
+                    )
+                    for i in indices
+                ]
+            sequence += 1
+    return wanted
+
+
+@settings(deadline=None, max_examples=15)
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6), seed=st.integers(0, 1000), slots=st.integers(24, 90))
+def test_every_sampled_token_sees_its_own_trajectory_and_keeps_its_numbers(build, sizes, seed, slots):
+    groups = build.groups(sizes, seed=seed, version=6)
+    advantages = advantages_for(groups)
+    batch, metrics = pack(groups, advantages, PackConfig((64,), slots, 40, 1), version=7)
+    assert read_back(batch) == expected(groups, advantages, 7)
+    assert batch.mask.sum() == sum(t.sampled.sum() for group in groups for t in group.trajectories)
+    assert metrics["pack/fill"] == pytest.approx((batch.segments > 0).mean())
+    assert metrics["pack/target_fill"] == pytest.approx(batch.mask.mean())
+    assert metrics["pack/rows"] == (batch.mask.sum(axis=1) > 0).sum()
+    assert (batch.sequences[batch.mask == 0] == sum(sizes)).all() and (batch.lengths[batch.mask == 0] == 1).all()
+
+
+def test_a_prompt_stands_once_per_group(build):
+    prompt = [1, 2, 3, 4]
+    members = [build.trajectory([*prompt, 5 + i, 6, 7], [0] * 4 + [1] * 3, prompt_length=4, index=i) for i in range(3)]
+    batch, metrics = pack([build.group(members)], [np.zeros(3)], PackConfig((1,), 12, 9, 0), version=0)
+    np.testing.assert_array_equal(batch.tokens[0], [1, 2, 3, 4, 5, 6, 6, 6, 7, 6, 0, 0])
+    np.testing.assert_array_equal(batch.positions[0], [0, 1, 2, 3, 4, 5, 4, 5, 4, 5, 0, 0])
+    np.testing.assert_array_equal(batch.segments[0], [1] * 10 + [0] * 2)
+    np.testing.assert_array_equal(batch.branches[0], [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 0, 0])
+    np.testing.assert_array_equal(batch.sources[0], [3, 4, 5, 3, 6, 7, 3, 8, 9])
+    np.testing.assert_array_equal(batch.targets[0], [5, 6, 7, 6, 6, 7, 7, 6, 7])
+    np.testing.assert_array_equal(batch.sequences[0], [0, 0, 0, 1, 1, 1, 2, 2, 2])
+    assert metrics["pack/saved"] == pytest.approx(1 - 10 / 18)
+
+
+def test_a_group_that_fits_no_row_is_split_with_its_prompt_repeated(build):
+    groups = build.groups([6], prompt=(6, 7), completion=(8, 9))
+    advantages = advantages_for(groups)
+    batch, metrics = pack(groups, advantages, PackConfig((4,), 22, 100, 0), version=0)  # 6 + 2 x 7 slots
+    assert metrics["pack/rows"] == 3
+    assert read_back(batch) == expected(groups, advantages, 0)
+    batch, metrics = pack(groups, advantages, PackConfig((6,), 100, 11, 0), version=0)  # 6 targets each
+    assert metrics["pack/rows"] == 6
+    assert read_back(batch) == expected(groups, advantages, 0)
+
+
+def test_the_smallest_size_that_holds_the_batch_is_chosen(build):
+    groups = build.groups([3, 3, 3], prompt=(6, 7), completion=(8, 9))
+    for count, rows in ((1, 1), (2, 2), (3, 8)):
+        batch, _ = pack(groups[:count], advantages_for(groups[:count]), PackConfig((1, 2, 8), 27, 18, 0), version=0)
+        assert batch.tokens.shape == (rows, 27) and batch.targets.shape == (rows, 18)
+
+
+def test_shapes_and_dtypes_are_those_of_the_empty_batch(build):
+    config = PackConfig((4,), 60, 50, 0)
+    batch, _ = pack(build.groups([2, 3]), [np.zeros(2), np.zeros(3)], config, version=0)
+    for field in dataclasses.fields(Batch):
+        full, empty = getattr(batch, field.name), getattr(empty_batch(config, 4), field.name)
+        assert (full.shape, full.dtype) == (empty.shape, empty.dtype), field.name
+
+
+def test_faults_and_empty_trajectories_are_left_out_and_counted(build):
+    (group,) = build.groups([4])
+    fault = dataclasses.replace(group.trajectories[0], status="fault", logprobs=np.array([np.nan]))
+    empty = dataclasses.replace(group.trajectories[2], sampled=np.zeros_like(group.trajectories[2].sampled))
+    group = build.group([fault, group.trajectories[1], empty, group.trajectories[3]])
+    batch, metrics = pack([group], [np.arange(4.0)], PackConfig((1,), 60, 50, 0), version=0)
+    assert metrics["pack/faults"] == 1 and metrics["pack/empty"] == 1
+    assert read_back(batch) == expected([group], [np.arange(4.0)], 0)
+
+
+def test_the_way_a_trajectory_ended_does_not_remove_it(build):
+    (group,) = build.groups([3])
+    ends = ("submitted", "turn_limit", "token_limit")
+    members = [dataclasses.replace(t, status=s) for t, s in zip(group.trajectories, ends, strict=True)]
+    batch, _ = pack([build.group(members)], [np.zeros(3)], PackConfig((1,), 60, 50, 0), version=0)
+    assert batch.mask.sum() == sum(t.sampled.sum() for t in members)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(prompt_length=9), "prompt_length=9.*first sampled token is at 4"),
+        (dict(prompt_length=3), "prompt of 3 tokens is not that of its group"),
+        (dict(logprobs=np.full(7, np.nan)), "trajectory 1.*not finite"),
+        (dict(logprobs=np.zeros(6)), "'logprobs': 6"),
+        (dict(versions=np.full(7, 2)), "3 to 3 versions old at version 5; allowed is 0 to 1"),
+        (dict(versions=np.full(7, 6)), "-1 to -1 versions old at version 5"),
+        (dict(tokens=np.arange(7) + 1), "not that of its group"),
+    ],
+)
+def test_what_must_not_be_trained_on_is_named(build, change, message):
+    members = [
+        build.trajectory([1, 1, 1, 1, 5, 6, 7], [0] * 4 + [1] * 3, prompt_length=4, index=i, version=5)
+        for i in range(2)
+    ]
+    members[1] = dataclasses.replace(members[1], **change)
+    with pytest.raises(ValueError, match=f"task0.*{message}"):
+        pack([build.group(members)], [np.zeros(2)], PackConfig((1,), 30, 30, 1), version=5)
+
+
+def test_a_batch_that_does_not_fit_is_named_with_its_numbers(build):
+    groups = build.groups([2, 2], prompt=(6, 7), completion=(8, 9))
+    with pytest.raises(ValueError, match=r"needs 13 slots and 6 targets; a row has slots=12"):
+        pack(groups, advantages_for(groups), PackConfig((2,), 12, 100, 0), version=0)
+    with pytest.raises(ValueError, match=r"needs 13 slots and 6 targets; .*targets=5"):
+        pack(groups, advantages_for(groups), PackConfig((2,), 100, 5, 0), version=0)
+    with pytest.raises(ValueError, match=r"needs 2 rows \(40 slots, 24 targets in 2 pieces\); rows=\(1,\)"):
+        pack(groups, advantages_for(groups), PackConfig((1,), 20, 100, 0), version=0)
+    with pytest.raises(ValueError, match="2 trajectories but 3 advantages"):
+        pack(groups[:1], [np.zeros(3)], PackConfig((1,), 20, 100, 0), version=0)
+    with pytest.raises(ValueError, match="2 groups but advantages for 1"):
+        pack(groups, [np.zeros(2)], PackConfig((1,), 20, 100, 0), version=0)
+    with pytest.raises(ValueError, match=r"advantage \(inf\) is not finite"):
+        pack(groups[:1], [np.array([np.inf, 0.0])], PackConfig((1,), 40, 100, 0), version=0)
+    with pytest.raises(ValueError, match=r"rows=\(4, 2\) must be positive and ascending"):
+        PackConfig((4, 2), 20, 20, 0)
+
+
+def test_demonstrations_are_packed_in_order_until_one_does_not_fit():
+    examples = [([1, 2, 3], [0, 1, 1]), ([4, 5, 6, 7], [0, 0, 1, 1]), ([8, 9], [0, 1]), ([1] * 5, [1] * 5)]
+    batch, taken = pack_supervised(iter(examples), rows=2, slots=5)
+    assert taken == 3
+    np.testing.assert_array_equal(batch.tokens, [[1, 2, 3, 8, 9], [4, 5, 6, 7, 0]])
+    np.testing.assert_array_equal(batch.positions, [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]])
+    np.testing.assert_array_equal(batch.segments, [[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]])
+    np.testing.assert_array_equal(batch.mask, [[0, 1, 1, 0, 1], [0, 0, 1, 1, 0]])
+    with pytest.raises(ValueError, match="example 0: 3 tokens and a mask of 3 for slots=2"):
+        pack_supervised(examples, rows=2, slots=2)
+    with pytest.raises(ValueError, match="example 0: 3 tokens and a mask of 2"):
+        pack_supervised([([1, 2, 3], [0, 1])], rows=2, slots=5)

@@ -1,0 +1,312 @@
+"""Losses, corrections and metrics against numbers worked out by hand, and what must not change them."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_code.learner.losses import (
+    AGGREGATIONS,
+    CORRECTIONS,
+    KL,
+    LOSSES,
+    Denominators,
+    LossConfig,
+    correction_weights,
+    per_sequence,
+    policy_loss,
+    policy_metrics,
+)
+
+# Two rows: trajectory 0 has three tokens, 1 has one, 2 has two; then padding (sequence 3).
+MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
+SEQUENCES = np.array([[0, 0, 0, 1], [2, 2, 3, 3]], np.int32)
+LENGTHS = np.array([[3, 3, 3, 1], [2, 2, 1, 1]], np.float32)
+ADVANTAGE = np.array([[1, 1, 1, -1], [2, 2, 0, 0]], np.float32)
+PROX = np.array([[-1.0, -2.0, -0.5, -1.5], [-0.7, -0.2, 0, 0]], np.float32)
+RATIO = np.array([[1.5, 0.5, 1.1, 0.5], [1.2, 2.0, 1, 1]], np.float32)
+LOGP = PROX + np.log(RATIO)
+STALENESS = np.array([[0, 2, 1, 0], [1, 1, 0, 0]], np.int32)
+
+
+def config(**changes):
+    base = dict(
+        loss="ppo",
+        clip_low=0.2,
+        clip_high=0.28,
+        aggregation="token",
+        constant_length=10,
+        kl_coef=0.0,
+        kl_estimator="k3",
+        entropy_coef=0.0,
+        correction="none",
+        correction_low=0.5,
+        correction_high=2.0,
+        temperature=1.0,
+    )
+    return LossConfig(**(base | changes))
+
+
+def run(logp=LOGP, prox=PROX, sampler=None, ref=None, entropy=None, order=slice(None), **changes):
+    """(loss, metrics) of the batch above; ``order`` permutes its rows."""
+    sampler = prox if sampler is None else sampler
+    arrays = dict(
+        logp=logp,
+        prox=prox,
+        sampler=sampler,
+        ref=ref,
+        entropy=np.zeros_like(MASK) if entropy is None else entropy,
+        advantages=ADVANTAGE,
+        mask=MASK,
+        sequences=SEQUENCES,
+        lengths=LENGTHS,
+        staleness=STALENESS,
+    )
+    arrays = {name: None if x is None else jnp.asarray(x)[order] for name, x in arrays.items()}
+    loss, terms = policy_loss(config(**changes), **arrays, denominators=Denominators.of(MASK, LENGTHS))
+    return loss, policy_metrics(terms)
+
+
+def gradient(**changes):
+    return np.asarray(jax.grad(lambda logp: run(logp=logp, **changes)[0])(jnp.asarray(LOGP)))
+
+
+# -min(r A, clip(r, 0.8, 1.28) A) per token, by hand:
+PPO = np.array([[-1.28, -0.5, -1.1, 0.8], [-2.4, -2.56, 0, 0]])
+
+
+def test_ppo_clips_each_side_at_its_own_bound():
+    loss, metrics = run()
+    np.testing.assert_allclose(loss, PPO.sum() / 6, rtol=1e-6)
+    assert metrics["policy/clip_fraction"] == pytest.approx(3 / 6)
+    # d(r A)/d log pi = r A where not clipped
+    np.testing.assert_allclose(gradient(), -np.array([[0, 0.5, 1.1, 0], [2.4, 0, 0, 0]]) / 6, rtol=1e-5)
+
+
+def test_gspo_clips_the_geometric_mean_of_the_ratio():
+    s = [(1.5 * 0.5 * 1.1) ** (1 / 3), 0.5, (1.2 * 2.0) ** 0.5]  # 0.938, 0.5, 1.549
+    loss, metrics = run(loss="gspo", aggregation="sequence")
+    np.testing.assert_allclose(loss, (-s[0] + 0.8 - 2 * 1.28) / 3, rtol=1e-6)
+    assert metrics["policy/clip_fraction"] == pytest.approx(3 / 6)
+    # ds/d log pi_t = s / |o|, the same for each token of the trajectory
+    expected = np.array([[-s[0] / 3] * 3 + [0], [0] * 4]) / 3
+    np.testing.assert_allclose(gradient(loss="gspo", aggregation="sequence"), expected, rtol=1e-5)
+
+
+def test_cispo_keeps_every_tokens_gradient_with_a_clipped_weight():
+    weight = np.array([[1.28, 0.8, 1.1, 0.8], [1.2, 1.28, 0, 0]])
+    loss, metrics = run(loss="cispo")
+    np.testing.assert_allclose(loss, -(weight * ADVANTAGE * LOGP).sum() / 6, rtol=1e-6)
+    assert metrics["policy/clip_fraction"] == pytest.approx(4 / 6)
+    np.testing.assert_allclose(gradient(loss="cispo"), -weight * ADVANTAGE / 6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "aggregation, expected",
+    [
+        ("token", PPO.sum() / 6),
+        ("sequence", ((-1.28 - 0.5 - 1.1) / 3 + 0.8 + (-2.4 - 2.56) / 2) / 3),
+        ("constant", PPO.sum() / (10 * 3)),
+    ],
+)
+def test_aggregations_equal_hand_computed_numbers(aggregation, expected):
+    np.testing.assert_allclose(run(aggregation=aggregation)[0], expected, rtol=1e-6)
+
+
+def test_kl_estimators_equal_their_formulas():
+    d = jnp.array([0.5, -1.0, 0.0])
+    np.testing.assert_allclose(KL["k1"](d), [-0.5, 1.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(KL["k2"](d), [0.125, 0.5, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(KL["k3"](d), [math.exp(0.5) - 1.5, math.exp(-1), 0.0], rtol=1e-6)
+
+
+def test_expected_kl_gradients_are_right_for_k2_and_k3_as_losses():
+    logits, ref = jnp.array([0.3, -1.0, 0.8, 0.1]), jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5, 0.0]))
+    probabilities = jax.nn.softmax(logits)
+
+    def exact(logits):
+        logp = jax.nn.log_softmax(logits)
+        return jnp.sum(jnp.exp(logp) * (logp - ref))
+
+    def estimated(logits, name):  # expectation over samples of the gradient of the sampled loss
+        return jnp.sum(probabilities * KL[name](ref - jax.nn.log_softmax(logits)))
+
+    np.testing.assert_allclose(jax.grad(estimated)(logits, "k2"), jax.grad(exact)(logits), atol=1e-6)
+    np.testing.assert_allclose(jax.grad(estimated)(logits, "k1"), jnp.zeros(4), atol=1e-6)
+    reverse = jax.grad(lambda x: -jnp.sum(jnp.exp(ref) * jax.nn.log_softmax(x)))(logits)
+    np.testing.assert_allclose(jax.grad(estimated)(logits, "k3"), reverse, atol=1e-6)  # that of KL(ref || pi)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_kl_is_added_with_the_aggregation_of_the_loss(estimator):
+    d = np.array([[0.5, -1.0, 0.0, 0.3], [0.2, 0.4, 0, 0]], np.float32)
+    term = {"k2": d**2 / 2, "k3": np.exp(d) - d - 1}[estimator]
+    loss, metrics = run(ref=LOGP + d, kl_coef=0.1, kl_estimator=estimator, aggregation="sequence")
+    plain = run(aggregation="sequence")[0]
+    np.testing.assert_allclose(loss - plain, 0.1 * (term * MASK / LENGTHS).sum() / 3, rtol=1e-4)
+    np.testing.assert_allclose(metrics["policy/kl"], (np.exp(d) - d - 1)[MASK > 0].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["policy/kl_k1"], -d[MASK > 0].mean(), rtol=1e-5)
+
+
+def test_k1_is_taken_off_the_reward_of_the_whole_trajectory():
+    d = np.array([[0.5, -1.0, 0.0, 0.3], [0.2, 0.0, 9, 9]], np.float32)  # sums of k1 = -d: 0.5, -0.3, -0.2
+    options = dict(loss="cispo", clip_low=1.0, clip_high=9.0)
+    advantages = np.array([[1 - 0.05] * 3 + [-1 + 0.03], [2 + 0.02] * 2 + [0, 0]])
+    loss, _ = run(ref=LOGP + d, kl_coef=0.1, kl_estimator="k1", **options)
+    np.testing.assert_allclose(loss, -(RATIO * advantages * LOGP * MASK).sum() / 6, rtol=1e-5)
+    np.testing.assert_allclose(
+        gradient(ref=LOGP + d, kl_coef=0.1, kl_estimator="k1", **options), -RATIO * advantages * MASK / 6, rtol=1e-5
+    )
+
+
+def test_entropy_is_rewarded():
+    entropy = np.array([[0.5, 1.0, 0.0, 2.0], [0.5, 2.0, 9, 9]], np.float32)
+    loss, metrics = run(entropy=entropy, entropy_coef=0.3)
+    np.testing.assert_allclose(loss, run()[0] - 0.3, rtol=1e-5)
+    assert metrics["policy/entropy"] == pytest.approx(1.0)
+
+
+# w = prox / mu per token: trajectory 0 has 4, 1, 0.25; trajectory 1 has 0.4; trajectory 2 has 2, 1.5.
+W = np.array([[4.0, 1.0, 0.25, 0.4], [2.0, 1.5, 1.0, 1.0]], np.float32)
+
+
+@pytest.mark.parametrize(
+    "correction, weight, cut",
+    [
+        ("none", np.ones((2, 4)), 0),
+        ("decoupled", W, 0),
+        ("truncated", np.minimum(W, 3.5), 1),
+        ("masked_token", [[0, 1, 0, 0], [2, 1.5, 1, 1]], 3),
+        ("masked_sequence", [[1, 1, 1, 0], [3, 3, 1, 1]], 1),  # products: 1, 0.4, 3
+        ("masked_geometric", [[1, 1, 1, 0], [3**0.5, 3**0.5, 1, 1]], 1),
+    ],
+)
+def test_corrections_weigh_the_loss_by_hand_computed_factors(correction, weight, cut):
+    options = dict(correction=correction, correction_low=0.5, correction_high=3.5)
+    result, outside = correction_weights(config(**options), jnp.log(W), MASK, SEQUENCES, LENGTHS)
+    np.testing.assert_allclose(result * MASK, np.array(weight) * MASK, rtol=1e-5)
+    assert int(jnp.sum(outside * MASK)) == cut
+    for loss in LOSSES:
+        # the denominator stays: masked tokens are counted
+        whole, metrics = run(sampler=PROX - np.log(W), loss=loss, aggregation="constant", **options)
+        assert metrics["policy/truncated_fraction"] == pytest.approx(cut / 6)
+        grads = gradient(sampler=PROX - np.log(W), loss=loss, aggregation="constant", **options)
+        if loss != "gspo":  # there a token's gradient mixes the weights of its trajectory
+            plain = gradient(loss=loss, aggregation="constant")
+            np.testing.assert_allclose(grads, plain * np.array(weight), rtol=1e-5, atol=1e-8)
+        assert np.isfinite(whole)
+
+
+def test_a_sequence_ratio_beyond_float_range_is_masked_and_not_nan():
+    log_w = jnp.full((1, 4), 60.0)
+    weight, outside = correction_weights(
+        config(correction="masked_sequence"), log_w, jnp.ones((1, 4)), jnp.zeros((1, 4), int), jnp.full((1, 4), 4.0)
+    )
+    np.testing.assert_array_equal(weight, jnp.zeros((1, 4)))
+    assert outside.all()
+
+
+def test_mismatch_ess_and_staleness_are_always_logged():
+    _, metrics = run(sampler=PROX - np.log(W))
+    log_w, w = np.log(W)[MASK > 0], W[MASK > 0]
+    expected = {
+        "policy/mismatch_mean": np.abs(log_w).mean(),
+        "policy/mismatch_max": math.log(4.0),
+        "policy/mismatch_k1": -log_w.mean(),
+        "policy/mismatch_k3": (w - log_w - 1).mean(),
+        "policy/ess": w.sum() ** 2 / (6 * (w**2).sum()),
+        "rollout/staleness_mean": (2 + 0 + 1) / 3,  # of each trajectory's oldest token
+        "rollout/staleness_max": 2.0,
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(run()[1]["policy/ess"], 1.0, rtol=1e-6)
+
+
+def test_without_prox_the_ratio_is_one_and_the_gradient_is_policy_gradient():
+    for loss in ("ppo", "cispo"):
+        grads = gradient(prox=None, sampler=PROX, loss=loss)
+        np.testing.assert_allclose(grads, -ADVANTAGE * MASK / 6, rtol=1e-6)
+    grads = gradient(prox=None, sampler=PROX, loss="gspo", aggregation="sequence")
+    np.testing.assert_allclose(grads, -ADVANTAGE * MASK / LENGTHS / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("estimator", KL)
+def test_padding_content_and_row_order_do_not_matter(loss, correction, estimator):
+    def poison(x):
+        return np.where(MASK > 0, x, np.nan)
+
+    options = dict(loss=loss, correction=correction, kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.1)
+    inputs = dict(prox=PROX, sampler=PROX - 0.1 * np.log(W), ref=PROX + 0.2, entropy=-PROX)
+    loss, metrics = run(**inputs, **options)
+    poisoned = {name: poison(x) for name, x in inputs.items()}
+    value, others = run(poison(LOGP), **poisoned, **options)
+    assert float(value) == float(loss) and {k: float(v) for k, v in others.items()} == {
+        k: float(v) for k, v in metrics.items()
+    }
+    grads = gradient(**poisoned, **options)
+    np.testing.assert_array_equal(grads, gradient(**inputs, **options))
+    assert not grads[MASK == 0].any()
+    np.testing.assert_allclose(run(**inputs, order=np.array([1, 0]), **options)[0], loss, rtol=1e-6)
+
+
+def test_shares_of_micro_batches_add_up_to_the_whole():
+    for loss in LOSSES:
+        for aggregation in AGGREGATIONS:
+            options = dict(loss=loss, aggregation=aggregation, correction="masked_geometric", ref=PROX, kl_coef=0.1)
+            whole = run(sampler=PROX - np.log(W), **options)[0]
+            parts = [run(sampler=PROX - np.log(W), order=slice(i, i + 1), **options)[0] for i in range(2)]
+            np.testing.assert_allclose(sum(parts), whole, rtol=1e-6)
+
+
+def test_per_sequence_sums_neighbours_within_a_row():
+    result = per_sequence(jnp.array([[1.0, 2, 4, 8, 16]]), jnp.array([[7, 7, 2, 9, 9]]))
+    np.testing.assert_array_equal(result, [[3, 3, 4, 24, 24]])
+
+
+def test_an_empty_batch_has_zero_loss_and_finite_metrics():
+    zeros = jnp.zeros((2, 4))
+    loss, terms = policy_loss(
+        config(correction="masked_sequence"),
+        logp=zeros,
+        prox=None,
+        sampler=zeros,
+        ref=zeros,
+        entropy=zeros,
+        advantages=zeros,
+        mask=zeros,
+        sequences=jnp.zeros((2, 4), jnp.int32),
+        lengths=jnp.ones((2, 4)),
+        staleness=jnp.zeros((2, 4), jnp.int32),
+        denominators=Denominators.of(zeros, zeros + 1.0),
+    )
+    assert loss == 0.0 and all(np.isfinite(value) for value in policy_metrics(terms).values())
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(loss="trpo"), "loss='trpo'"),
+        (dict(aggregation="mean"), "aggregation='mean'"),
+        (dict(kl_estimator="k4"), "kl_estimator='k4'"),
+        (dict(correction="yes"), "correction='yes'"),
+        (dict(clip_low=1.5), "clip_low=1.5"),
+        (dict(constant_length=0), "constant_length=0"),
+        (dict(correction_low=3.0), "correction_low=3.0"),
+        (dict(temperature=0.0), "temperature=0.0"),
+    ],
+)
+def test_a_wrong_value_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_kl_without_a_reference_is_an_error():
+    with pytest.raises(ValueError, match=r"kl_coef=0\.1.*ref is None"):
+        run(kl_coef=0.1)
