@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import operator
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl_code.tasks.operations import NUMBERS, OPERATIONS, STRUCTURES, Failure, Operation
@@ -71,14 +71,6 @@ def generate(split: str, seed: int, index: int, levels: Sequence[int] = (1, 2)) 
     while (task := _attempt(rng, split, level, f"generated/{split}/{seed}/{index}")) is None:
         pass
     return task
-
-
-def corpus(seed: int, size: int, levels: Sequence[int] = (1, 2)) -> Iterator[str]:
-    """Texts for a tokeniser: messages and solutions of ``size`` training tasks."""
-    for index in range(size):
-        task = generate("train", seed, index, levels)
-        yield task.messages[0]["content"]
-        yield from task.reference.values()
 
 
 def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | None:
@@ -203,7 +195,7 @@ def _fails(program: Program, cases: Sequence[Case]) -> bool:
     return any(evaluate(program, case.args[0]) != case.expected for case in cases)
 
 
-def _message(description: str, files: dict[str, str], visible: Sequence[Case]) -> str:
+def _message(description: str, files: Mapping[str, str], visible: Sequence[Case]) -> str:
     """What the user says: the description, the text of the files (with names when there are several), examples."""
     texts = [text if len(files) == 1 else f"# {path}\n{text}" for path, text in files.items()]
     examples = "\n".join(f"f({case.args[0]!r}) == {case.expected!r}" for case in visible)

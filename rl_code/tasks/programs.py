@@ -94,44 +94,40 @@ def _confusable(name: str) -> tuple[Operation, ...]:
 
 def wrong_version(program: Program, rng: random.Random) -> Program:
     """The program with one plausible mistake: another constant, a confusable operation, a missing or swapped step."""
+    while (wrong := _mistake(program, rng)) == program:
+        pass
+    return wrong
+
+
+def _mistake(program: Program, rng: random.Random) -> Program:
+    """A version with a mistake at a random step; the program itself when the kind drawn is not possible there."""
     i = rng.randrange(len(program))
-    name, k = program[i]
-    options = [step for step in choices(program)[i] if step and step != program[i]]
-    kind = rng.random()
-    if kind < 0.5 and options:
-        step = rng.choice(options)
-    elif kind < 0.85 and (alike := _confusable(name)):
-        other = rng.choice(alike)
-        if k in other.constants or not other.constants:
-            step = (other.name, k if other.constants else None)
-        else:
-            step = (other.name, rng.choice(other.constants))
-    elif kind < 0.93 and len(program) > 1 and None in choices(program)[i]:
+    step, *others = choices(program)[i]
+    kind = rng.choices(("constant", "operation", "missing", "swapped"), (50, 35, 8, 7))[0]
+    if kind == "swapped":
+        return _swapped(program, i)
+    if kind == "constant":
+        step = rng.choice([other for other in others if other] or [step])
+    elif kind == "operation" and (alike := _confusable(step[0])):
+        operation = rng.choice(alike)
+        k = step[1] if step[1] in operation.constants else rng.choice(operation.constants or (None,))
+        step = (operation.name, k)
+    elif kind == "missing" and None in others:
         step = None
-    elif len(program) > 1 and (j := (i + 1) % len(program)) != i:
-        return _swapped(program, min(i, j), max(i, j))
-    else:
-        step = rng.choice(options) if options else None
     return (*program[:i], step, *program[i + 1 :])
 
 
-def _swapped(program: Program, i: int, j: int) -> Program:
-    """The program with two steps exchanged, or without the first of them where the types do not allow that."""
-    a, b = OPERATIONS[program[i][0]], OPERATIONS[program[j][0]]
-    steps = list(program)
-    if a.takes == a.gives == b.takes == b.gives:
-        steps[i], steps[j] = steps[j], steps[i]
-    elif a.takes == a.gives:
-        steps[i] = None
-    return tuple(steps)
+def _swapped(program: Program, i: int) -> Program:
+    """The program with step i and the next one exchanged, where there is a next one and the types allow it."""
+    pair = program[i : i + 2]
+    types = {kind for name, _ in pair for kind in (OPERATIONS[name].takes, OPERATIONS[name].gives)}
+    return (*program[:i], *reversed(pair), *program[i + 2 :]) if len(types) == 1 else program
 
 
 def describe(program: Program, *, stated: bool) -> str:
     """The program in a few words; constants as digits, or as the letter k."""
     return ", ".join(
-        OPERATIONS[name].words
-        if k is None or not stated
-        else f" {OPERATIONS[name].words} ".replace(" k ", f" {k} ").strip()
+        " ".join(str(k) if word == "k" and stated else word for word in OPERATIONS[name].words.split())
         for name, k in program
     )
 
@@ -139,11 +135,8 @@ def describe(program: Program, *, stated: bool) -> str:
 def body(steps: Sequence[Step | None], takes: str, call: str = "") -> str:
     """Lines of a function: an assignment per step, the last one a return. ``call`` is computed before the steps."""
     computed = [(VARIABLES[takes], call)] if call else []
-    for step in steps:
-        if step:
-            computed.append((VARIABLES[OPERATIONS[step[0]].gives], expression(*step)))
-    if not computed:
-        return f"    return {VARIABLES[takes]}\n"
+    computed += [(VARIABLES[OPERATIONS[step[0]].gives], expression(*step)) for step in steps if step]
+    computed = computed or [("", VARIABLES[takes])]
     lines = [f"    {variable} = {code}\n" for variable, code in computed[:-1]]
     return "".join([*lines, f"    return {computed[-1][1]}\n"])
 
