@@ -17,13 +17,16 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One value-level test: ``entry_point(*args)`` must equal ``expected``, types included.
+    """One value-level test: ``entry_point(*args)`` must equal ``expected``.
 
     ``args`` and ``expected`` are plain Python values (None, bool, int, float, str, bytes, list, tuple, set, dict).
+    tolerance: None asks for the same types as well (True is not 1, 1 is not 1.0). A number asks for what ``==`` accepts
+      and lets numbers be that far apart, as suites written with ``assert f(x) == y`` mean it.
     """
 
     args: tuple[Any, ...]
     expected: Any
+    tolerance: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,35 @@
+"""How a function-writing problem is put to the agent.
+
+raw: the model continues the beginning of a file (protocol "raw_completion").
+chat: one message; the answer is begun for the model inside a code fence (protocol "completion").
+agent: a repository with the unfinished function; the agent edits, runs and submits (a protocol with tools).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Form = Literal["raw", "chat", "agent"]
+PATH = "solution.py"
+TOOLS = ("write_file", "edit_file", "read_file", "terminal", "run_tests", "submit")
+
+
+def present(form: Form, *, problem: str, beginning: str, answer: str) -> dict[str, Any]:
+    """The fields messages, files, tools and prefill of a Task.
+
+    problem: the user's message. beginning: start of the file, function and docstring without a body; a raw prompt that
+    ended in a newline would keep small models from writing the body, so trailing newlines are cut there.
+    answer: how the chat form's code begins.
+    """
+    match form:
+        case "raw":
+            return {"messages": (), "files": {}, "tools": (), "prefill": beginning.rstrip("\n")}
+        case "chat":
+            messages = ({"role": "user", "content": problem},)
+            return {"messages": messages, "files": {}, "tools": (), "prefill": f"```python\n{answer}"}
+        case "agent":
+            content = f"{problem}\n\nThe file {PATH} holds the unfinished function. Finish it there and call submit."
+            messages = ({"role": "user", "content": content},)
+            return {"messages": messages, "files": {PATH: beginning}, "tools": TOOLS, "prefill": ""}
+        case _:
+            raise ValueError(f"{form=} must be one of 'raw', 'chat', 'agent'")

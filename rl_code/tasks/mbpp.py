@@ -1,0 +1,124 @@
+"""MBPP: 974 short functions from a sentence and three asserts (Austin et al. 2021, arXiv 2108.07732), mxeval's format.
+
+One assert is shown, the others grade. Asserts on literal values become value-level cases that compare as ``==`` does;
+the rest stay statements. The reference is the signature with the solution's body, without the docstring's examples.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from rl_code.tasks.forms import PATH, Form, present
+from rl_code.tasks.jsonl import malformed, parse_python, read_rows
+from rl_code.types import Case, Task, Tests
+
+SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}
+INDENT = "    "
+_FIELDS = {
+    "task_id": str,
+    "prompt": str,
+    "canonical_solution": str,
+    "entry_point": str,
+    "test": str,
+    "language": str,
+    "description": str,
+}
+
+
+def load(path: str, form: Form = "chat", visible: int = 1) -> list[Task]:
+    """All tasks of a file in mxeval's MBPP format, of every split (``meta["split"]``).
+
+    visible: how many asserts the agent sees; the others are hidden.
+
+    Raises ValueError naming file, line and field of a malformed row, FileNotFoundError for a missing file.
+    """
+    if visible < 0:
+        raise ValueError(f"{visible=} must not be negative")
+    file = Path(path)
+    return [_task(file, line, row, form, visible) for line, row in read_rows(file, _FIELDS)]
+
+
+def _task(file: Path, line: int, row: dict[str, str], form: Form, visible: int) -> Task:
+    split, number = _split(file, line, row["task_id"])
+    if row["language"] != "python":
+        malformed(file, line, "language", "'python'", repr(row["language"]))
+    signature = _signature(file, line, row["prompt"], row["entry_point"])
+    asserts = _asserts(file, line, row["test"], row["entry_point"])
+    if len(asserts) <= visible:
+        malformed(file, line, "test", f"more than {visible} asserts ({visible=} are shown)", f"{len(asserts)}")
+    shown = "\n".join(map(ast.unparse, asserts[:visible]))
+    description = row["description"].strip()
+    problem = f"{description}\n\nYour code should pass this test:\n{shown}" if shown else description
+    beginning = f'{signature}\n{INDENT}"""\n{_indented(description)}'
+    beginning += "".join(f"{INDENT}{text}\n" for text in ["", *shown.splitlines()]) if shown else ""
+    return Task(
+        id=row["task_id"],
+        path=PATH,
+        entry_point=row["entry_point"],
+        visible_tests=_tests(asserts[:visible]),
+        hidden_tests=_tests(asserts[visible:]),
+        reference={PATH: f"{signature}\n{row['canonical_solution'].rstrip()}\n"},
+        meta={"source": "mbpp", "split": split, "number": number, "description": description},
+        **present(form, problem=problem, beginning=f'{beginning}{INDENT}"""\n', answer=f"{signature}\n{INDENT}"),
+    )
+
+
+def _indented(text: str) -> str:
+    return "".join(f"{INDENT}{line.strip()}\n" for line in text.splitlines())
+
+
+def _split(file: Path, line: int, task_id: str) -> tuple[str, int]:
+    match = re.fullmatch(r"MBPP/([0-9]{1,6})", task_id)
+    number = int(match[1]) if match else 0
+    for split, (first, last) in SPLITS.items():
+        if first <= number <= last:
+            return split, number
+    malformed(file, line, "task_id", "MBPP/1 to MBPP/974", repr(task_id))
+
+
+def _signature(file: Path, line: int, prompt: str, entry_point: str) -> str:
+    """The function's first line in Python's usual spacing. The docstring below may be badly indented in the file."""
+    match = re.search(rf"^def {re.escape(entry_point)}\s*\(.*:[ \t]*$", prompt, re.MULTILINE)
+    if match is None:
+        malformed(file, line, "prompt", f"a line 'def {entry_point}(...):'", repr(prompt[:80]))
+    (node,) = parse_python(file, line, "prompt", f"{match[0]} pass").body
+    return ast.unparse(node).partition("\n")[0]
+
+
+def _asserts(file: Path, line: int, test: str, entry_point: str) -> list[ast.Assert]:
+    """The statements of ``check(candidate)``, with the entry point's name for ``candidate``."""
+    for node in parse_python(file, line, "test", test).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "check":
+            break
+    else:
+        malformed(file, line, "test", "a function check(candidate)", repr(test[:80]))
+    for statement in node.body:
+        if not isinstance(statement, ast.Assert):
+            malformed(file, line, "test", "only assert statements in check", repr(ast.unparse(statement)))
+        for name in ast.walk(statement):
+            if isinstance(name, ast.Name) and name.id == "candidate":
+                name.id = entry_point
+    return node.body
+
+
+def _tests(asserts: list[ast.Assert]) -> Tests:
+    cases = [_case(statement) for statement in asserts]
+    return Tests(
+        cases=tuple(case for case in cases if case is not None),
+        code=tuple(ast.unparse(a) for a, case in zip(asserts, cases, strict=True) if case is None),
+    )
+
+
+def _case(statement: ast.Assert) -> Case | None:
+    """``assert f(<literals>) == <literal>`` as a case; None for any other assert."""
+    match statement.test:
+        case ast.Compare(
+            left=ast.Call(func=ast.Name(), args=args, keywords=[]), ops=[ast.Eq()], comparators=[expected]
+        ):
+            try:
+                return Case(tuple(map(ast.literal_eval, args)), ast.literal_eval(expected), tolerance=0.0)
+            except (ValueError, TypeError):  # not a literal; a literal that Python cannot build, such as {[]}
+                return None
+    return None
