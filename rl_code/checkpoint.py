@@ -60,7 +60,7 @@ class Checkpoints:
       may_change: dotted keys (or whole sections) that may differ between the config here and the stored one.
 
     Raises:
-      ValueError: the workdir holds checkpoints of another config; names the differing keys and both values.
+      ConfigError: the workdir holds checkpoints of another config; names the differing keys and both values.
       CheckpointError: another process is using the workdir.
     """
 
@@ -76,7 +76,7 @@ class Checkpoints:
         self._lock = _lock(self._folder / "lock") if jax.process_index() == 0 else None
         try:
             _check_config(self._folder, self._config, may_change)
-        except ValueError:
+        except config_lib.ConfigError:
             self._unlock()
             raise
         _remove_incomplete(self._folder)
@@ -289,7 +289,7 @@ def _check_config(folder: Path, config: Mapping[str, Any], may_change: Collectio
             if not any(f"{key}.".startswith(f"{free}.") for free in may_change)
         ]
         if changes:
-            raise ValueError(
+            raise config_lib.ConfigError(
                 f"{folder.parent} holds a run of another config: {'; '.join(changes)}. "
                 "Use another --workdir, or the same config."
             )

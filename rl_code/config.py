@@ -20,6 +20,10 @@ import ml_collections
 _MISSING = object()
 
 
+class ConfigError(ValueError):
+    """A config that cannot be used as it is; the message tells the person who wrote it what to change."""
+
+
 def build[T](cls: type[T], config: Mapping[str, Any] | ml_collections.ConfigDict, path: str = "config") -> T:
     """Converts a config into the dataclass ``cls``, nested dataclasses included.
 
@@ -28,25 +32,25 @@ def build[T](cls: type[T], config: Mapping[str, Any] | ml_collections.ConfigDict
     A field with a default may be left out.
 
     Raises:
-      ValueError: names the dotted key, the value found and what would be right.
+      ConfigError: names the dotted key, the value found and what would be right.
     """
     if not isinstance(config, Mapping | ml_collections.ConfigDict):
-        raise ValueError(f"{path} = {config!r}: expected a section with the keys {', '.join(_names(cls))}")
+        raise ConfigError(f"{path} = {config!r}: expected a section with the keys {', '.join(_names(cls))}")
     names, hints = _names(cls), typing.get_type_hints(cls)
     for key in config:
         if key not in names:
-            raise ValueError(f"{path}.{key}: no such key.{_suggest(str(key), names)} {path} has: {', '.join(names)}")
+            raise ConfigError(f"{path}.{key}: no such key.{_suggest(str(key), names)} {path} has: {', '.join(names)}")
     values = {}
     for field in dataclasses.fields(cls):
         value = _value(config, field.name)
         if value is not _MISSING:
             values[field.name] = _convert(hints[field.name], value, f"{path}.{field.name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{path}.{field.name}: missing; expected {_describe(hints[field.name])}")
+            raise ConfigError(f"{path}.{field.name}: missing; expected {_describe(hints[field.name])}")
     try:
         return cls(**values)
     except ValueError as error:  # the dataclass's own check of its values
-        raise ValueError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if origin is typing.Literal:
         if not any(type(value) is type(choice) and value == choice for choice in arguments):
             near = _suggest(value, [c for c in arguments if isinstance(c, str)]) if isinstance(value, str) else ""
-            raise ValueError(f"{path} = {value!r}: expected {_describe(hint)}.{near}")
+            raise ConfigError(f"{path} = {value!r}: expected {_describe(hint)}.{near}")
         return value
     if origin is tuple and isinstance(value, tuple | list):
         hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
@@ -131,7 +135,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     elif hint in (int, bool, str, type(None)) and type(value) is (hint or type(None)):
         return value
-    raise ValueError(f"{path} = {_plain(value)!r}: expected {_describe(hint)}")
+    raise ConfigError(f"{path} = {_plain(value)!r}: expected {_describe(hint)}")
 
 
 def _convert_union(hint: Any, value: Any, path: str) -> Any:
@@ -143,12 +147,12 @@ def _convert_union(hint: Any, value: Any, path: str) -> Any:
     for member in sorted(members, key=lambda m: m is not type(value)):
         try:
             return _convert(member, value, path)
-        except ValueError as error:
+        except ConfigError as error:
             complaints.append((member, error))
     structured = [error for member, error in complaints if _is_section(member) == _is_section(type(value))]
     if _is_section(type(value)) and len(structured) == 1:
         raise structured[0]
-    raise ValueError(f"{path} = {_plain(value)!r}: expected {_describe(hint)}")
+    raise ConfigError(f"{path} = {_plain(value)!r}: expected {_describe(hint)}")
 
 
 def _is_section(kind: Any) -> bool:

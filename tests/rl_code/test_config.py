@@ -121,7 +121,7 @@ def test_a_config_becomes_the_dataclass_it_describes():
     ],
 )
 def test_a_wrong_config_is_refused_by_name_and_value(key, value, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(config_lib.ConfigError, match=complaint):
         config_lib.build(Run, changed(key, value))
 
 

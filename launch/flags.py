@@ -1,0 +1,82 @@
+"""The command line that every entry point shares: --config=<file>[:<argument>], --config.<key>=<value>, --workdir."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import ml_collections
+from absl import app, flags
+from ml_collections import config_flags
+
+from rl_code.checkpoint import CheckpointError
+from rl_code.config import ConfigError
+
+config_flags.DEFINE_config_file(
+    "config", None, "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke.", lock_config=True
+)
+flags.DEFINE_string("workdir", None, "Folder of the run; a run that was stopped continues from it.")
+
+
+def run(
+    main: Callable[[ml_collections.ConfigDict, str | None], Any],
+    *,
+    needs_workdir: bool = True,
+    expected: tuple[type[Exception], ...] = (),
+) -> NoReturn:
+    """Parses the command line, calls ``main(config, workdir)`` and exits.
+
+    A wrong command line (exit code 2), a ConfigError, a CheckpointError and the errors in ``expected`` (exit code 1)
+    end in one paragraph on standard error; any other exception is a bug and keeps its traceback.
+    """
+
+    def guarded(_: Sequence[str]) -> int:
+        logging.getLogger("absl").addFilter(_is_not_repeated)
+        try:
+            main(flags.FLAGS.config, flags.FLAGS.workdir)
+        except (ConfigError, CheckpointError, *expected) as error:
+            return _complain(str(error), 1)
+        except KeyboardInterrupt:
+            return _complain("Stopped. The same command continues from the last checkpoint.", 130)
+        return 0
+
+    app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))
+
+
+def _parse(argv: Sequence[str], needs_workdir: bool) -> list[str]:
+    try:
+        rest = flags.FLAGS(argv)
+        if flags.FLAGS.config is None:
+            _refuse("--config=<file> is missing, for instance --config=configs/quickstart.py")
+        flags.FLAGS.config.keys()  # a file that could not be found says so on its first use
+    except (flags.Error, OSError, ValueError) as error:
+        # a key that is None has no type to read the text with: in the file it wants a placeholder(type)
+        _refuse(str(error).split(" Currently supported")[0])
+    except (AttributeError, KeyError) as error:
+        if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+            raise  # a bug in the config file
+        _refuse(f"No such key: {error.args[0]}")
+    if needs_workdir and not flags.FLAGS.workdir:
+        _refuse("--workdir=<folder> is missing, for instance --workdir=runs/first")
+    if rest[1:]:
+        _refuse(f"{' '.join(rest[1:])!r} is not a flag; flags look like --config.steps=10")
+    return rest
+
+
+def _refuse(text: str) -> NoReturn:
+    given = " ".join(argument for argument in sys.argv[1:] if argument.startswith("--config"))
+    sys.exit(_complain(f"{' '.join(text.split())} (given: {given or 'no --config'})", 2))
+
+
+def _complain(text: str, code: int) -> int:
+    print(textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False), file=sys.stderr)
+    return code
+
+
+def _is_not_repeated(record: logging.LogRecord) -> bool:
+    """Orbax logs the traceback of an error that it also raises; the raised one is enough."""
+    return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
