@@ -1,0 +1,67 @@
+"""pass@k without bias, and its mean over tasks with a bootstrap interval.
+
+Implements the estimator 1 - C(n-c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374, eq. 1) with whole numbers, so
+that nothing overflows or cancels, and the percentile bootstrap over tasks (Efron 1979). Samples of one task are not
+resampled: the interval says how the result would vary with other tasks of the same kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+
+_INDICES_AT_ONCE = 4_000_000  # of the bootstrap: bounds its memory to about 64 MB
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """An estimate and the interval around it."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Probability that at least one of k samples drawn from n without replacement is correct, when c of the n are.
+
+    Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
+    """
+    if not 0 <= c <= n or not 1 <= k <= n:
+        raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, got {n=}, {c=}, {k=}")
+    failures, draws = math.comb(n - c, k), math.comb(n, k)
+    return (draws - failures) / draws
+
+
+def mean_interval(values: Sequence[float] | Float64[np.ndarray, " tasks"], *, seed: int = 0) -> Interval:
+    """Mean over tasks with its 95 % percentile-bootstrap interval.
+
+    Where every task has the same value the interval has no width: the tasks at hand say nothing about others.
+
+    Args:
+      values: one number per task.
+
+    Raises ValueError when there are no values or one is not finite.
+    """
+    array = np.asarray(values, np.float64)
+    if array.ndim != 1 or not array.size or not np.isfinite(array).all():
+        raise ValueError(f"expected at least one finite value per task, got {array!r}")
+    low, high = np.quantile(_resampled_means(array, seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(array.mean()), float(low), float(high))
+
+
+def _resampled_means(values: np.ndarray, seed: int) -> np.ndarray:
+    """Means of RESAMPLES draws of the values with replacement, float64 [RESAMPLES]."""
+    generator = np.random.default_rng(seed)
+    rows = max(1, _INDICES_AT_ONCE // values.size)
+    sizes = [min(rows, RESAMPLES - start) for start in range(0, RESAMPLES, rows)]
+    return np.concatenate(
+        [values[generator.integers(0, values.size, (size, values.size))].mean(axis=1) for size in sizes]
+    )

@@ -1,0 +1,174 @@
+"""The result of a suite of tasks, task by task: built from episodes, kept as JSON, read as a table.
+
+A result lies in ``evaluations/<suite>.<label>.json`` of the working directory:
+
+  suite, label, step: what was run, on which weights ("before", "after"), and the step of training they come from
+  sampling: temperature and whatever else describes how the samples were drawn
+  tasks: per task id, n (samples graded), correct, first_edit_correct, malformed (calls), mean_tokens (sampled tokens
+    per episode), faults (samples lost to the sandbox; not in n)
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import rich.table
+
+from rl_code.evaluation.passk import Interval, mean_interval, pass_at_k
+from rl_code.metrics import write_atomically
+from rl_code.types import Group, Trajectory
+
+FOLDER = "evaluations"
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskResult:
+    """What became of one task's samples; the fields are those of the file."""
+
+    id: str
+    n: int
+    correct: int
+    first_edit_correct: int
+    malformed: int
+    mean_tokens: float
+    faults: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.correct <= self.n or not 0 <= self.first_edit_correct <= self.n:
+            raise ValueError(
+                f"task {self.id}: {self.correct=} and {self.first_edit_correct=} must be in [0, {self.n=}]"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class SuiteResult:
+    """One suite on one set of weights. Ids of tasks are unique."""
+
+    suite: str
+    label: str
+    step: int
+    sampling: Mapping[str, Any]
+    tasks: tuple[TaskResult, ...]
+
+    def __post_init__(self) -> None:
+        repeated = [id for id, count in collections.Counter(self.ids).items() if count > 1]
+        if repeated or not self.tasks:
+            raise ValueError(f"suite {self.suite!r}: needs tasks with unique ids, repeated: {_some(repeated)}")
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(task.id for task in self.tasks)
+
+    @property
+    def largest_k(self) -> int:
+        """The largest k for which pass@k can be estimated on every task."""
+        return min(task.n for task in self.tasks)
+
+    def pass_at(self, k: int, *, first_edit: bool = False) -> list[float]:
+        """pass@k of each task, in the order of ``tasks``; with ``first_edit``, of the first edit graded alone.
+
+        Raises ValueError naming the tasks that have fewer than k graded samples.
+        """
+        short = [f"{task.id} ({task.n})" for task in self.tasks if task.n < k]
+        if short:
+            raise ValueError(f"pass@{k} of suite {self.suite!r}: fewer than {k} graded samples of {_some(short)}")
+        return [pass_at_k(t.n, t.first_edit_correct if first_edit else t.correct, k) for t in self.tasks]
+
+    def interval(self, k: int, *, first_edit: bool = False) -> Interval:
+        """pass@k with its 95 % interval over tasks."""
+        return mean_interval(self.pass_at(k, first_edit=first_edit))
+
+    def per_episode(self, field: str) -> float:
+        """Mean per graded episode of "malformed" calls or sampled "tokens"; 0 when nothing was graded."""
+        graded = sum(task.n for task in self.tasks)
+        totals = {
+            "malformed": sum(task.malformed for task in self.tasks),
+            "tokens": sum(task.mean_tokens * task.n for task in self.tasks),
+        }
+        return totals[field] / graded if graded else 0.0
+
+    def save(self, workdir: str | os.PathLike[str]) -> Path:
+        """Writes the file and returns its path. Raises OSError, leaving no part of it, when the disk is full."""
+        path = Path(workdir) / FOLDER / f"{self.suite}.{self.label}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
+        return path
+
+
+def load(path: str | os.PathLike[str]) -> SuiteResult:
+    """Reads what ``SuiteResult.save`` wrote. Raises ValueError naming the file when it is something else."""
+    try:
+        fields = json.loads(Path(path).read_text())
+        return SuiteResult(**{**fields, "tasks": tuple(TaskResult(**task) for task in fields["tasks"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}: not the result of a suite: {error}") from error
+
+
+def load_all(workdir: str | os.PathLike[str]) -> list[SuiteResult]:
+    """Every result of a working directory, by suite and then by step of training."""
+    results = [load(path) for path in sorted((Path(workdir) / FOLDER).glob("*.json"))]
+    return sorted(results, key=lambda result: (result.suite, result.step))
+
+
+def solved(trajectory: Trajectory) -> bool:
+    """Whether the episode was submitted and every required test passed."""
+    return trajectory.reward.components.get("tests", 0.0) > 0
+
+
+def from_groups(suite: str, label: str, step: int, sampling: Mapping[str, Any], groups: Sequence[Group]) -> SuiteResult:
+    """Counts the episodes of a suite; groups of the same task are added up, faults are counted apart."""
+    samples: dict[str, list[Trajectory]] = {}
+    for group in groups:
+        samples.setdefault(group.task.id, []).extend(group.trajectories)
+    return SuiteResult(suite, label, step, dict(sampling), tuple(_count(id, found) for id, found in samples.items()))
+
+
+def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table:
+    """One row per result: pass@k with 95 % intervals, the first edit alone, calls and tokens per episode.
+
+    A k that a result has too few samples for is shown as "-".
+    """
+    view = rich.table.Table(caption="in %, with 95 % bootstrap intervals over tasks", caption_justify="left")
+    for name in ("suite", "weights", "tasks"):
+        view.add_column(name, justify="right" if name == "tasks" else "left")
+    for k in ks:
+        view.add_column(f"pass@{k}", justify="right")
+    for name in ("first edit pass@1", "malformed calls", "tokens"):
+        view.add_column(name, justify="right")
+    for result in results:
+        cells = [percent(result.interval(k)) if k <= result.largest_k else "-" for k in ks]
+        first = percent(result.interval(1, first_edit=True)) if result.largest_k else "-"
+        means = f"{result.per_episode('malformed'):.2f}", f"{result.per_episode('tokens'):.0f}"
+        view.add_row(result.suite, result.label, str(len(result.tasks)), *cells, first, *means)
+    return view
+
+
+def percent(interval: Interval, *, signed: bool = False) -> str:
+    """An interval of fractions as "41.2 [38.0, 44.1]", in percent."""
+    sign = "+" if signed else ""
+    return f"{100 * interval.mean:{sign}.1f} [{100 * interval.low:{sign}.1f}, {100 * interval.high:{sign}.1f}]"
+
+
+def _count(id: str, samples: Sequence[Trajectory]) -> TaskResult:
+    graded = [sample for sample in samples if sample.status != "fault"]
+    tokens = [int(sample.sampled.sum()) for sample in graded]
+    return TaskResult(
+        id=id,
+        n=len(graded),
+        correct=sum(solved(sample) for sample in graded),
+        first_edit_correct=sum(sample.first_edit_passed for sample in graded),
+        malformed=sum(sample.malformed_calls for sample in graded),
+        mean_tokens=sum(tokens) / len(tokens) if tokens else 0.0,
+        faults=len(samples) - len(graded),
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "none"
