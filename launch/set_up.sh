@@ -1,0 +1,69 @@
+# Sourced by the other scripts: goes to the repository, makes .venv with the pinned requirements once, activates it,
+# and sets what makes CPU runs fast unless the caller has set it.
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+is_new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null
+}
+
+find_python() {
+    local candidate
+    # names on the path first (pyenv follows .python-version), then what pyenv and uv have installed
+    for candidate in ${PYTHON:+"$PYTHON"} python3.12 python3 python python3.13 python3.14 \
+        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[2-9]*/bin/python "$(uv python find '>=3.12' 2>/dev/null || true)"; do
+        if [ -n "$candidate" ] && is_new_enough "$candidate"; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "This needs Python 3.12 or newer; found $(python3 --version 2>/dev/null || echo 'no python3')." >&2
+    echo "Install one (apt install python3.12 python3.12-venv, pyenv install 3.12, uv python install 3.12)" >&2
+    echo "or name it: PYTHON=/path/to/python3.12 bash $0" >&2
+    return 1
+}
+
+install_requirements() {
+    local python log count=0 line started=$SECONDS
+    python=$(find_python) || return 1
+    if ! is_new_enough .venv/bin/python && ! "$python" -m venv --clear .venv; then
+        echo "$python cannot make virtual environments; on Debian and Ubuntu: apt install python3.12-venv" >&2
+        return 1
+    fi
+    log=.venv/install.log
+    : >"$log"
+    while read -r line; do
+        echo "$line" >>"$log"
+        case $line in
+        Collecting*) count=$((count + 1)) && printf '\rInstalling into .venv, once: %d packages found' "$count" >&2 ;;
+        Installing*) printf '\rInstalling into .venv, once: unpacking %d packages ' "$count" >&2 ;;
+        esac
+    done < <(.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt 2>&1 || echo FAILED)
+    echo " ($((SECONDS - started)) s)" >&2
+    if [ "$(tail -n 1 "$log")" = FAILED ]; then
+        tail -n 15 "$log" >&2
+        echo "Could not install requirements.txt; everything pip said is in $log." >&2
+        return 1
+    fi
+    stamp >.venv/stamp
+}
+
+# what .venv must have been made from
+stamp() {
+    cksum requirements.txt .python-version
+}
+
+if [ "$(stamp)" != "$(cat .venv/stamp 2>/dev/null)" ]; then
+    install_requirements || exit 1
+fi
+export PATH="$PWD/.venv/bin:$PATH"
+
+# keep large temporaries instead of giving them back to the kernel after every step
+if [ -z "${GLIBC_TUNABLES+set}" ]; then
+    tunables=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8589934592
+    export GLIBC_TUNABLES=$tunables:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456
+fi
+# XLA uses one core for a small model; two virtual devices with data parallelism use two
+if [ -z "${XLA_FLAGS+set}" ]; then
+    export XLA_FLAGS=--xla_force_host_platform_device_count=2
+fi

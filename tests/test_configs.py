@@ -1,0 +1,129 @@
+"""Every config is complete, documented and read in full."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import runpy
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_collections
+import pytest
+from rl_code.train import RunConfig
+
+from rl_code import config as config_lib
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "def get_config" in path.read_text())
+LABELS = ("Command:", "Hardware:", "Run time:", "Expected:")
+
+every_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def load(path: Path, argument: str = "") -> ml_collections.ConfigDict:
+    return runpy.run_path(str(path))["get_config"](*filter(None, [argument]))
+
+
+def sections(cls: type) -> Iterator[type]:
+    """A config's dataclass and every dataclass inside it."""
+    yield cls
+    for hint in typing.get_type_hints(cls).values():
+        for kind in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(kind):
+                yield from sections(kind)
+
+
+def attributes_read(tree: ast.AST) -> set[str]:
+    """Names x of every ``something.x`` that is read, except where a dataclass checks its own fields."""
+    checks = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "__post_init__"
+        for inner in ast.walk(node)
+    }
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in checks
+    }
+
+
+def unread(cls: type, read: set[str]) -> list[str]:
+    """The keys of a config that no code reads."""
+    return sorted(
+        f"{section.__name__}.{field.name}"
+        for section in sections(cls)
+        for field in dataclasses.fields(section)
+        if field.name not in read
+    )
+
+
+@every_config
+@pytest.mark.parametrize("argument", ["", "smoke"])
+def test_a_config_fills_the_run_config_exactly(path, argument):
+    config = load(path, argument)
+    config_lib.build(RunConfig, config)
+    with pytest.raises((AttributeError, KeyError)):
+        config.lock()
+        config.no_such_key = 1
+
+
+@every_config
+def test_a_config_is_documented_and_short(path):
+    text = path.read_text()
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    assert len(docstring.splitlines()[0]) > 10, "the first line says what it reproduces"
+    assert [label for label in LABELS if label not in docstring] == []
+    assert str(path.relative_to(ROOT)) in docstring or "launch/quickstart.sh" in docstring
+    assert len(text.splitlines()) < 150
+
+
+@every_config
+def test_an_unknown_argument_is_refused(path):
+    with pytest.raises(ValueError, match="nonsense"):
+        load(path, "nonsense")
+
+
+@every_config
+def test_every_override_of_a_sweep_is_a_key_of_the_config(path):
+    module = runpy.run_path(str(path))
+    if "get_sweep" not in module:
+        pytest.skip("no sweep")
+    for argument in ([], ["smoke"]):
+        overrides = list(module["get_sweep"](*argument))
+        assert overrides and len({str(sorted(run.items())) for run in overrides}) == len(overrides)
+        for run in overrides:
+            config = module["get_config"](*argument)
+            config.update_from_flattened_dict(run)
+            config_lib.build(RunConfig, config)
+
+
+def test_every_key_is_read():
+    read = set()
+    for folder in ("rl_code", "models", "attention", "launch"):
+        for path in (ROOT / folder).rglob("*.py"):
+            read |= attributes_read(ast.parse(path.read_text()))
+    assert unread(RunConfig, read) == []
+
+
+def test_a_key_that_nothing_reads_is_found():
+    @dataclasses.dataclass(frozen=True)
+    class Section:
+        used: int
+        unused: int
+
+        def __post_init__(self):
+            assert self.unused > 0
+
+    source = inspect.cleandoc("""
+        class Section:
+            def __post_init__(self):
+                assert self.unused > 0
+        def f(config):
+            config.unused_too = 1
+            return config.used
+    """)
+    assert unread(Section, attributes_read(ast.parse(source))) == ["Section.unused"]

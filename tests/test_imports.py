@@ -1,0 +1,94 @@
+"""Imports point one way: launch, configs, rl_code, models, attention, pallas_kernels."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# what each top folder may import of the others; itself is always allowed
+ALLOWED = {
+    "launch": {"configs", "rl_code", "models", "attention", "pallas_kernels"},
+    "configs": set(),
+    "rl_code": {"models", "attention"},
+    "models": {"attention"},
+    "attention": {"pallas_kernels"},
+    "pallas_kernels": set(),
+}
+# folders that may import nothing from outside but this and the standard library
+OUTSIDE = {"configs": {"ml_collections"}, "pallas_kernels": {"jax", "numpy"}}
+
+
+def sources() -> list[Path]:
+    """Every Python file of the top folders."""
+    return sorted(path for folder in ALLOWED for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of every import in a file, those inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = list(path.relative_to(ROOT).parent.parts)
+            base = ".".join([*package[: len(package) + 1 - node.level], *filter(None, [node.module])])
+            name = base if node.level else node.module
+            yield node.lineno, name
+            yield from ((node.lineno, f"{name}.{alias.name}") for alias in node.names if name in ALLOWED)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            if isinstance(node.args[0], ast.Constant):
+                yield node.lineno, node.args[0].value
+
+
+def violations(path: Path, text: str) -> list[str]:
+    """The imports of a file that its folder may not make."""
+    folder = path.relative_to(ROOT).parts[0]
+    found = []
+    for line, name in imported(path, ast.parse(text)):
+        top = name.split(".")[0]
+        if top == folder or top in ALLOWED[folder]:
+            continue
+        outside = folder in OUTSIDE and top not in OUTSIDE[folder] and top not in sys.stdlib_module_names
+        if top in ALLOWED or top == "tests" or outside:
+            found.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    return found
+
+
+def test_no_import_points_up():
+    assert [problem for path in sources() for problem in violations(path, path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "caught"),
+    [
+        ("models/x.py", "import rl_code.types", True),
+        ("models/x.py", "from rl_code import types", True),
+        ("models/x.py", "def f():\n    from rl_code.types import Task", True),
+        ("models/x.py", "from ..rl_code import types", True),
+        ("models/x.py", "import importlib\nimportlib.import_module('launch.train')", True),
+        ("attention/x.py", "import models.transformer as t", True),
+        ("rl_code/learner/x.py", "import launch", True),
+        ("rl_code/learner/x.py", "from configs import quickstart", True),
+        ("rl_code/learner/x.py", "from tests import helpers", True),
+        ("configs/x.py", "from rl_code import config", True),
+        ("configs/x.py", "import jax", True),
+        ("pallas_kernels/a/x.py", "import flax", True),
+        ("rl_code/learner/x.py", "from .losses import f\nfrom ..types import Task\nimport models.transformer", False),
+        ("configs/x.py", "import math\nimport ml_collections\nfrom configs import quickstart", False),
+        ("pallas_kernels/a/x.py", "from jax.experimental import pallas\nfrom . import reference", False),
+        ("launch/x.py", "import rl_code.train, attention.dense", False),
+    ],
+)
+def test_a_planted_import_is_caught_exactly_when_it_points_up(file, text, caught):
+    assert bool(violations(ROOT / file, text)) == caught
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_imports(path):
+    importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
