@@ -1,0 +1,215 @@
+"""Generated tasks: reproducible, many, solvable, decided by their tests, and split by composition."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_code.tasks.generated import HIDDEN_CASES, LEVELS, TOOLS, VISIBLE_CASES, generate
+from rl_code.tasks.operations import NUMBERS, STRUCTURES
+from rl_code.tasks.programs import SPLITS, choices, evaluate, split_of
+
+_FINGERPRINT = """
+import hashlib
+from rl_code.tasks.generated import generate
+tasks = [generate(split, 7, i, (1, 2, 3, 4)) for split in ("train", "validation", "test") for i in range(30)]
+print(hashlib.sha256(repr(tasks).encode()).hexdigest())
+"""
+
+
+def run_source(files, path, entry_point, args):
+    """What the files compute: a value, or the exception raised. The texts are this repository's own."""
+    modules = {}
+
+    def load(name):
+        if name not in modules:
+            module = modules[name] = types.ModuleType(name)
+            names = {**vars(__import__("builtins")), "__import__": lambda wanted, *_: load(wanted)}
+            module.__dict__["__builtins__"] = names
+            exec(files[f"{name}.py"], module.__dict__)
+        return modules[name]
+
+    try:
+        return getattr(load(path.removesuffix(".py")), entry_point)(*args)
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        return error
+
+
+def fails(task, files, tests):
+    return any(run_source(files, task.path, task.entry_point, case.args) != case.expected for case in tests.cases)
+
+
+def some_tasks(split, levels, count, seed=0):
+    return [generate(split, seed, index, levels) for index in range(count)]
+
+
+def test_the_same_arguments_give_the_same_task_in_every_process():
+    here = [generate(split, 7, i, (1, 2, 3, 4)) for split in SPLITS for i in range(30)]
+    path = os.pathsep.join(filter(None, sys.path))
+    out = subprocess.run(
+        [sys.executable, "-c", _FINGERPRINT],
+        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.strip() == hashlib.sha256(repr(here).encode()).hexdigest()
+
+
+def test_there_are_at_least_50000_distinct_tasks():
+    # Two samples of n from N equally likely tasks share n²/N messages on average; unequal chances share more.
+    count, least = 1500, 50_000
+    first, second = ({t.messages[0]["content"] for t in some_tasks("train", (1, 2), count, seed)} for seed in (1, 2))
+    assert len(first) * len(second) / max(1, len(first & second)) > least
+    assert len({t.meta["program"] for t in some_tasks("train", (2,), 500)}) > 400
+
+
+def test_ids_are_distinct():
+    tasks = [t for split in SPLITS for seed in (0, 1) for t in some_tasks(split, (1, 2), 20, seed)]
+    assert len({task.id for task in tasks}) == len(tasks)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_references_pass_all_tests(level):
+    for task in some_tasks("train", (level,), 60):
+        assert len(task.visible_tests) == VISIBLE_CASES and len(task.hidden_tests) == HIDDEN_CASES >= 5
+        for case in task.visible_tests.cases + task.hidden_tests.cases:
+            value = run_source(task.reference, task.path, task.entry_point, case.args)
+            assert value == case.expected and type(value) is type(case.expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_files_as_given_fail_visible_and_hidden_tests(level):
+    kinds = set()
+    for task in some_tasks("train", (level,), 60):
+        kinds.add(task.meta["kind"])
+        assert fails(task, task.files, task.visible_tests) and fails(task, task.files, task.hidden_tests)
+        assert task.files != task.reference and task.path in task.files
+    assert kinds == {"write", "repair"}
+
+
+@pytest.mark.parametrize("level", (1, 2, 3))
+def test_a_wrong_constant_or_missing_step_fails_visible_and_hidden_tests(level):
+    for task in some_tasks("train", (level,), 100):
+        program = task.meta["program"]
+        for i, (_, *others) in enumerate(choices(program)):
+            for other in others:
+                wrong = (*program[:i], other, *program[i + 1 :])
+                for tests in (task.visible_tests, task.hidden_tests):
+                    assert any(evaluate(wrong, case.args[0]) != case.expected for case in tests.cases), (program, wrong)
+
+
+def test_constants_that_pass_the_visible_tests_pass_the_hidden_tests():
+    passed_visible = passed_both = 0
+    for task in some_tasks("validation", (2,), 200):
+        for rival in itertools.product(*choices(task.meta["program"])):
+            visible, hidden = (
+                all(evaluate(rival, case.args[0]) == case.expected for case in tests.cases)
+                for tests in (task.visible_tests, task.hidden_tests)
+            )
+            passed_visible, passed_both = passed_visible + visible, passed_both + (visible and hidden)
+    assert passed_visible >= 200  # the programs themselves
+    assert passed_both == passed_visible
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_hidden_inputs_are_not_shown(level):
+    for task in some_tasks("test", (level,), 40):
+        inputs = [repr(case.args) for case in task.visible_tests.cases + task.hidden_tests.cases]
+        assert len(set(inputs)) == len(inputs)
+        shown = task.messages[0]["content"]
+        assert all(repr(case.args[0]) in shown for case in task.visible_tests.cases)
+        assert not any(f"f({case.args[0]!r})" in shown for case in task.hidden_tests.cases)
+
+
+@pytest.mark.parametrize("levels", [(1, 2), (3,), (4,)])
+def test_splits_share_no_composition_and_no_text(levels):
+    templates, messages, solutions = {}, {}, {}
+    for split in SPLITS:
+        tasks = some_tasks(split, levels, 300 if levels[0] < 3 else 100)
+        templates[split] = {tuple(sorted(task.meta["template"].split("+"))) for task in tasks}
+        messages[split] = {task.messages[0]["content"] for task in tasks}
+        solutions[split] = {task.reference["f.py"] for task in tasks}
+        assert {task.meta["split"] for task in tasks} == {split}
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not templates[one] & templates[other]
+        assert not messages[one] & messages[other]
+        assert not solutions[one] & solutions[other]
+
+
+def test_every_reordering_of_a_composition_is_in_the_same_split():
+    for names in itertools.combinations([operation.name for operation in NUMBERS], 3):
+        assert len({split_of(order) for order in itertools.permutations(names)}) == 1
+
+
+def test_every_operation_occurs_in_training_first_and_last():
+    programs = [task.meta["program"] for task in some_tasks("train", (2,), 1000)]
+    lists = {operation.name for operation in NUMBERS if operation.gives == "ints"}
+    assert {program[0][0] for program in programs} == lists
+    assert {program[-1][0] for program in programs} == {operation.name for operation in NUMBERS}
+    names = {name for task in some_tasks("train", (4,), 600) for name, _ in task.meta["program"]}
+    assert names == {operation.name for operation in STRUCTURES}
+
+
+def test_held_out_splits_have_many_compositions():
+    for split in ("validation", "test"):
+        assert len({task.meta["template"] for task in some_tasks(split, (1, 2), 400)}) > 50
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(SPLITS))
+def test_descriptions_state_constants_or_leave_them_out(index, split):
+    task = generate(split, 5, index)
+    description, *_ = task.messages[0]["content"].splitlines()
+    constants = [str(k) for _, k in task.meta["program"] if k is not None]
+    digits = [word for word in description.replace(",", "").split() if word.isdigit()]
+    unknown = description.replace(",", "").split().count("k")
+    assert (digits, unknown) == ((constants, 0) if task.meta["stated"] else ([], len(constants)))
+
+
+def test_half_of_the_tasks_state_constants_and_half_are_repairs():
+    tasks = some_tasks("train", (1, 2), 1000)
+    for share in (
+        sum(task.meta["stated"] for task in tasks) / 1000,
+        sum(task.meta["kind"] == "repair" for task in tasks) / 1000,
+    ):
+        assert 0.42 < share < 0.58
+
+
+def test_messages_show_every_file_and_fit_a_small_context():
+    for task in some_tasks("train", tuple(LEVELS), 100):
+        message = task.messages[0]["content"]
+        assert all(text in message for text in task.files.values())
+        assert all(path in message for path in task.files) or len(task.files) == 1
+        assert len(message) < (200 if task.meta["level"] < 3 else 500)
+
+
+def test_helpers_live_in_another_file_at_level_5():
+    for task in some_tasks("train", (5,), 20):
+        assert set(task.files) == set(task.reference) == {"f.py", "h.py"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("dev", 0, 0), "split='dev'"),
+        (("train", 0, 0, ()), "levels=()"),
+        (("train", 0, 0, (1, 9)), "levels=(1, 9)"),
+    ],
+)
+def test_unknown_splits_and_levels_are_named(arguments, named):
+    with pytest.raises(ValueError) as error:
+        generate(*arguments)
+    assert named in str(error.value)
+
+
+def test_tools_are_known_names():
+    assert set(TOOLS) == {"write_file", "edit_file", "read_file", "terminal", "run_tests", "submit"}
