@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rl_code.environment.protocol import Compact
 from rl_code.environment.tools.run_tests import describe, failed_case
-from rl_code.tasks.generated import generate
 from rl_code.tasks.operations import OPERATIONS, Failure
 from rl_code.tasks.programs import Program, evaluate, source, wrong_version
 from rl_code.types import Limits, Task, ToolCall, ToolResult
@@ -69,14 +68,6 @@ def demonstrate(task: Task, rng: random.Random, config: DemonstrationConfig, lim
         segments += [_message(write, _TEST), Segment(_PROTOCOL.observation((_WRITTEN, told)), False)]
         if not failures or rng.random() < config.p_give_up:
             return [*segments, _message(_SUBMIT)]
-
-
-def corpus(seed: int, size: int, levels: Sequence[int], config: DemonstrationConfig, limits: Limits) -> Iterator[str]:
-    """Texts for training a tokeniser: demonstrations of the first ``size`` training tasks of a seed."""
-    for index in range(size):
-        task = generate("train", seed, index, levels)
-        segments = demonstrate(task, random.Random(f"corpus/{seed}/{index}"), config, limits)
-        yield "".join(segment.text for segment in segments)
 
 
 def _message(*calls: ToolCall) -> Segment:

@@ -40,19 +40,23 @@ _WORDS = ("an", "bee", "cat", "do", "eagle", "fig", "go", "ham", "it", "jazz", "
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """steps: how many operations. operations: what they are drawn from. layouts: how they are spread over functions."""
+    """steps: how many operations. operations: what they are drawn from. layouts: how they are spread over functions.
+
+    named: whether the message says what the files are called; left out where tokens are scarce.
+    """
 
     steps: tuple[int, ...]
     operations: tuple[Operation, ...]
     layouts: tuple[str, ...]
+    named: bool
 
 
 LEVELS = {
-    1: Level((1,), NUMBERS, ("plain",)),
-    2: Level((2,), NUMBERS, ("plain",)),
-    3: Level((3,), NUMBERS, ("plain", "helper")),
-    4: Level((2, 3), STRUCTURES, ("plain", "helper")),
-    5: Level((3, 4), NUMBERS + STRUCTURES, ("module",)),
+    1: Level((1,), NUMBERS, ("plain",), named=False),
+    2: Level((2,), NUMBERS, ("plain",), named=False),
+    3: Level((3,), NUMBERS, ("plain", "helper"), named=True),
+    4: Level((2, 3), STRUCTURES, ("plain", "helper"), named=True),
+    5: Level((3, 4), NUMBERS + STRUCTURES, ("module",), named=True),
 }
 
 
@@ -90,9 +94,10 @@ def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | No
             return None
     files = layout.files(broken or program, stub=kind == "write")
     stated = rng.random() < 0.5
+    message = _message(describe(program, stated=stated), files, visible, named=LEVELS[level].named)
     return Task(
         id=f"{name}/L{level}",
-        messages=({"role": "user", "content": _message(describe(program, stated=stated), files, visible)},),
+        messages=({"role": "user", "content": message},),
         files=files,
         path="f.py",
         entry_point="f",
@@ -195,8 +200,8 @@ def _fails(program: Program, cases: Sequence[Case]) -> bool:
     return any(evaluate(program, case.args[0]) != case.expected for case in cases)
 
 
-def _message(description: str, files: Mapping[str, str], visible: Sequence[Case]) -> str:
-    """What the user says: the description, the text of the files (with names when there are several), examples."""
-    texts = [text if len(files) == 1 else f"# {path}\n{text}" for path, text in files.items()]
+def _message(description: str, files: Mapping[str, str], visible: Sequence[Case], *, named: bool) -> str:
+    """What the user says: the description, the text of the files, the visible cases."""
+    texts = [f"# {path}\n{text}" if named else text for path, text in files.items()]
     examples = "\n".join(f"f({case.args[0]!r}) == {case.expected!r}" for case in visible)
     return f"{description}\n{''.join(texts)}{examples}"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocol import Compact
-from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, corpus, demonstrate
+from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate
 from rl_code.tasks.generated import generate
 from rl_code.types import Limits, Task
 
@@ -21,7 +21,8 @@ PROTOCOL = Compact()
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.train(corpus(0, 1000, (1, 2), IMPERFECT, LIMITS), 512, Compact.SPECIAL_TOKENS)
+    texts = ["".join(segment.text for segment in segments) for _, segments in some(IMPERFECT, 1000)]
+    return Tokenizer.train(texts, 512, Compact.SPECIAL_TOKENS)
 
 
 def some(config, count, levels=(1, 2), limits=LIMITS):
