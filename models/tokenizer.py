@@ -15,6 +15,8 @@ import gguf
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
+from models.gguf_weights import open_gguf
+
 # How the tokeniser that is trained here cuts text before merging: a line break with the indent that follows it; one
 # digit; a word; a run of punctuation; other white space. A space in front of a digit, word or punctuation joins it.
 _PIECES = (
@@ -73,7 +75,7 @@ class Tokenizer:
         Known so far: byte-level BPE with SmolLM's pre-tokeniser (every digit alone, then GPT-2's pattern). Raises
         ValueError for any other, naming it.
         """
-        fields = gguf.GGUFReader(path).fields
+        fields = open_gguf(path).fields
 
         def value(name):
             if f"tokenizer.ggml.{name}" not in fields:

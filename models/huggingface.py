@@ -1,0 +1,238 @@
+"""Hugging Face checkpoints in and out: ``config.json`` and safetensors, in one file or several with an index.
+
+Architectures: Llama (with Llama 3.1's RoPE scaling), Qwen2, Qwen3. Tensors are read by slices into their sharded
+places and written one layer's at a time (``models.weights``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from models import weights
+from models.transformer import ModelConfig, RopeScaling, Transformer
+
+INDEX = "model.safetensors.index.json"
+
+# What this model does not compute: config key -> the values under which it makes no difference.
+_UNSUPPORTED = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "attention_dropout": (0, None),
+}
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
+    """ModelConfig of the contents of a ``config.json``; dtypes stay float32.
+
+    Raises ValueError naming a key that is missing or whose value this model cannot compute.
+    """
+
+    def need(key: str) -> Any:
+        if key not in hf:
+            raise ValueError(f"config.json has no {key!r}")
+        return hf[key]
+
+    kind = need("model_type")
+    if kind not in _ARCHITECTURES:
+        raise ValueError(f"model_type {kind!r} is not supported, only {', '.join(_ARCHITECTURES)}")
+    for key, harmless in _UNSUPPORTED.items():
+        if key in hf and hf[key] not in harmless:
+            raise ValueError(f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}")
+    # Newer files keep everything about RoPE in rope_parameters, older ones in rope_theta and rope_scaling.
+    rope = {"rope_theta": hf.get("rope_theta"), **(hf.get("rope_parameters") or hf.get("rope_scaling") or {})}
+    if rope["rope_theta"] is None:
+        raise ValueError("config.json has no 'rope_theta'")
+    return ModelConfig(
+        vocab_size=need("vocab_size"),
+        embed_dim=need("hidden_size"),
+        mlp_dim=need("intermediate_size"),
+        num_layers=need("num_hidden_layers"),
+        num_heads=need("num_attention_heads"),
+        num_kv_heads=hf.get("num_key_value_heads") or need("num_attention_heads"),
+        head_dim=hf.get("head_dim") or need("hidden_size") // need("num_attention_heads"),
+        rope_theta=float(rope["rope_theta"]),
+        norm_eps=need("rms_norm_eps"),
+        tied_embeddings=hf.get("tie_word_embeddings", False),  # the three architectures' default
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
+        rope_scaling=_rope_scaling(rope),
+    )
+
+
+def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]:
+    """Contents of the ``config.json`` of a model; ``max_positions`` is the longest context it was trained for.
+
+    Raises ValueError for a model that is none of the architectures.
+    """
+    if config.qkv_bias and config.qk_norm:
+        raise ValueError("no supported architecture has both qkv_bias=True and qk_norm=True")
+    kind = "qwen2" if config.qkv_bias else "qwen3" if config.qk_norm else "llama"
+    scaling = config.rope_scaling
+    return {
+        "architectures": [_ARCHITECTURES[kind]],
+        "model_type": kind,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.embed_dim,
+        "intermediate_size": config.mlp_dim,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None
+        if scaling is None
+        else {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_positions,
+        },
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": config.tied_embeddings,
+        "torch_dtype": config.param_dtype,
+    }
+
+
+def read_config(directory: str | Path) -> ModelConfig:
+    """ModelConfig of a checkpoint's ``config.json``; raises ValueError naming the file and the key that is wrong."""
+    path = Path(directory) / "config.json"
+    try:
+        return config_from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def load(directory: str | Path, config: ModelConfig, mesh: Mesh) -> Transformer:
+    """The model of a checkpoint, sharded over ``mesh``; ``config`` is ``read_config``'s with the dtypes wanted.
+
+    Raises ValueError naming each tensor that is missing, unexpected or of another shape, and files that are broken.
+    """
+    with _Checkpoint(Path(directory), config.tied_embeddings) as source:
+        return weights.load(source, "huggingface", config, mesh)
+
+
+def save(directory: str | Path, model: Transformer, *, max_positions: int, max_file_bytes: int = 5 * 10**9) -> None:
+    """Writes ``config.json`` and safetensors in ``config.param_dtype``, in several files above ``max_file_bytes``.
+
+    The host holds one file's tensors at a time. Raises FileExistsError when the directory already holds a checkpoint,
+    ValueError when shards of the model are in other processes.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    if present := sorted(path.name for path in directory.glob("*.safetensors*")):
+        raise FileExistsError(f"{directory} already holds {', '.join(present)}")
+    files: list[list] = [[]]
+    size = total = 0
+    for tensor in weights.stored_tensors(model, "huggingface"):
+        _, _, variable, layer = tensor
+        if not variable.get_value().is_fully_addressable:
+            raise ValueError(f"{tensor[0]} has shards in other processes; gather the model before saving it")
+        num_bytes = variable.nbytes // (1 if layer is None else variable.shape[0])
+        if files[-1] and size + num_bytes > max_file_bytes:
+            files.append([])
+            size = 0
+        files[-1].append(tensor)
+        size, total = size + num_bytes, total + num_bytes
+    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    if len(files) == 1:
+        names = ["model.safetensors"]
+    for file_name, tensors in zip(names, files, strict=True):
+        arrays = {name: _stored(*rest) for name, *rest in tensors}
+        save_file(arrays, directory / file_name, metadata={"format": "pt"})
+    if len(files) > 1:
+        weight_map = {tensor[0]: name for name, tensors in zip(names, files, strict=True) for tensor in tensors}
+        _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    _write_json(directory / "config.json", config_to_dict(model.config, max_positions=max_positions))
+
+
+class _Checkpoint:
+    """The safetensors files of a directory as one ``weights.Source``; a context manager that closes them."""
+
+    def __init__(self, directory: Path, tied_embeddings: bool):
+        self.path = directory
+        self._files = ExitStack()
+        self._owner: dict[str, Any] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        try:
+            self._open()
+        except BaseException:
+            self._files.close()
+            raise
+        if tied_embeddings and "lm_head.weight" in self.shapes:
+            self._drop_copy_of_embedding()
+
+    def __enter__(self) -> _Checkpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.close()
+
+    def read(self, name: str, block: tuple[slice, ...]) -> np.ndarray:
+        """A block of a tensor."""
+        return self._owner[name].get_slice(name)[block]
+
+    def _open(self) -> None:
+        index = self.path / INDEX
+        if index.exists():
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        else:
+            names = ["model.safetensors"]
+        for name in names:
+            if not (self.path / name).exists():
+                raise FileNotFoundError(f"{self.path / name}, which {index.name if index.exists() else 'load'} needs")
+            try:
+                file = self._files.enter_context(safe_open(self.path / name, framework="np"))
+            except SafetensorError as error:
+                raise ValueError(f"{self.path / name} is not a whole safetensors file: {error}") from error
+            for key in file.keys():
+                self._owner[key] = file
+                self.shapes[key] = tuple(file.get_slice(key).get_shape())
+
+    def _drop_copy_of_embedding(self) -> None:
+        """Some tied checkpoints hold the embedding twice; a different second one is left to be refused."""
+        head, table = "lm_head.weight", "model.embed_tokens.weight"
+        if self.shapes.get(table) == self.shapes[head]:
+            if np.array_equal(self._owner[head].get_tensor(head), self._owner[table].get_tensor(table)):
+                del self.shapes[head]
+
+
+def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"RoPE of type {kind!r} is not supported, only 'default' and 'llama3'")
+    try:
+        return RopeScaling(
+            factor=float(rope["factor"]),
+            low_freq_factor=float(rope["low_freq_factor"]),
+            high_freq_factor=float(rope["high_freq_factor"]),
+            original_max_positions=int(rope["original_max_position_embeddings"]),
+        )
+    except KeyError as error:
+        raise ValueError(f"RoPE scaling of type 'llama3' has no {error}") from error
+
+
+def _stored(parameter: weights.Parameter, variable: Any, layer: int | None) -> np.ndarray:
+    array = variable.get_value()
+    return parameter.to_stored(np.asarray(jax.device_get(array if layer is None else array[layer])))
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
