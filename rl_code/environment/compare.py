@@ -20,7 +20,7 @@ def accepts(case: Case, value: Any) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality that tells types apart at every depth: True is not 1, 1 is not 1.0, a list is not a tuple. NaN is NaN."""
+    """Equality that tells types apart at every depth: True is not 1, a list is not a tuple. NaN is NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, list | tuple):

@@ -7,10 +7,12 @@ agent: a repository with the unfinished function; the agent edits, runs and subm
 
 from __future__ import annotations
 
+import ast
 from typing import Any, Literal
 
 Form = Literal["raw", "chat", "agent"]
 PATH = "solution.py"
+INDENT = "    "
 TOOLS = ("write_file", "edit_file", "read_file", "terminal", "run_tests", "submit")
 
 
@@ -33,3 +35,15 @@ def present(form: Form, *, problem: str, beginning: str, answer: str) -> dict[st
             return {"messages": messages, "files": {PATH: beginning}, "tools": TOOLS, "prefill": ""}
         case _:
             raise ValueError(f"{form=} must be one of 'raw', 'chat', 'agent'")
+
+
+def signature_of(function: ast.FunctionDef) -> str:
+    """The function's first line in Python's usual spacing, without decorators."""
+    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    return f"def {function.name}({ast.unparse(function.args)}){returns}:"
+
+
+def unfinished(signature: str, text: str) -> str:
+    """A function with ``text`` as docstring and no body yet."""
+    lines = [signature, f'{INDENT}"""', *(INDENT + line.strip() for line in text.strip().splitlines()), f'{INDENT}"""']
+    return "".join(f"{line.rstrip()}\n" for line in lines)

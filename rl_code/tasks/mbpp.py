@@ -10,12 +10,11 @@ import ast
 import re
 from pathlib import Path
 
-from rl_code.tasks.forms import PATH, Form, present
+from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
 from rl_code.tasks.jsonl import malformed, parse_python, read_rows
 from rl_code.types import Case, Task, Tests
 
 SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}
-INDENT = "    "
 _FIELDS = {
     "task_id": str,
     "prompt": str,
@@ -51,8 +50,6 @@ def _task(file: Path, line: int, row: dict[str, str], form: Form, visible: int) 
     shown = "\n".join(map(ast.unparse, asserts[:visible]))
     description = row["description"].strip()
     problem = f"{description}\n\nYour code should pass this test:\n{shown}" if shown else description
-    beginning = f'{signature}\n{INDENT}"""\n{_indented(description)}'
-    beginning += "".join(f"{INDENT}{text}\n" for text in ["", *shown.splitlines()]) if shown else ""
     return Task(
         id=row["task_id"],
         path=PATH,
@@ -61,12 +58,13 @@ def _task(file: Path, line: int, row: dict[str, str], form: Form, visible: int) 
         hidden_tests=_tests(asserts[visible:]),
         reference={PATH: f"{signature}\n{row['canonical_solution'].rstrip()}\n"},
         meta={"source": "mbpp", "split": split, "number": number, "description": description},
-        **present(form, problem=problem, beginning=f'{beginning}{INDENT}"""\n', answer=f"{signature}\n{INDENT}"),
+        **present(
+            form,
+            problem=problem,
+            beginning=unfinished(signature, f"{description}\n\n{shown}"),
+            answer=f"{signature}\n{INDENT}",
+        ),
     )
-
-
-def _indented(text: str) -> str:
-    return "".join(f"{INDENT}{line.strip()}\n" for line in text.splitlines())
 
 
 def _split(file: Path, line: int, task_id: str) -> tuple[str, int]:
@@ -84,7 +82,7 @@ def _signature(file: Path, line: int, prompt: str, entry_point: str) -> str:
     if match is None:
         malformed(file, line, "prompt", f"a line 'def {entry_point}(...):'", repr(prompt[:80]))
     (node,) = parse_python(file, line, "prompt", f"{match[0]} pass").body
-    return ast.unparse(node).partition("\n")[0]
+    return signature_of(node)
 
 
 def _asserts(file: Path, line: int, test: str, entry_point: str) -> list[ast.Assert]:

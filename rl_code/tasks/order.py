@@ -1,0 +1,23 @@
+"""The order in which tasks are used: a new permutation of all of them in every epoch, by seed and position alone."""
+
+from __future__ import annotations
+
+import grain
+
+
+class Shuffled:
+    """An endless sequence of task indices; element i is a function of (count, seed, i), so a position is all its state.
+
+    Elements [e * count, (e + 1) * count) are the permutation of epoch e: nothing is skipped, nothing repeated.
+    """
+
+    def __init__(self, count: int, seed: int):
+        if count < 1:
+            raise ValueError(f"{count=}: there must be a task")
+        self._dataset = grain.MapDataset.range(count).shuffle(seed=seed % 2**32).repeat()
+
+    def __getitem__(self, position: int) -> int:
+        """Index of the task at ``position`` >= 0."""
+        if position < 0:
+            raise IndexError(f"{position=} must not be negative")
+        return int(self._dataset[position])

@@ -1,0 +1,157 @@
+"""Which tasks training draws, and in which order: all of them, or those on which the policy can still learn.
+
+A group whose episodes all succeed or all fail has no advantage. Screening keeps a pool of tasks of which the policy
+solves some samples and not others. Training uses the pool up: a task that stops telling samples apart leaves it, and
+when too few are left the caller samples further tasks, first those never looked at, then those looked at longest ago.
+Only bookkeeping happens here. The state is small and goes through JSON, so that a resumed run draws the same tasks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from rl_code.tasks.order import Shuffled
+
+
+@dataclasses.dataclass(frozen=True)
+class ScreeningConfig:
+    """samples: episodes per task when it is screened. chunk: tasks screened at a time.
+
+    least: the pool is screened further when fewer tasks than this are in it. retire: a task leaves the pool after this
+    many groups in a row that were all solved or all failed.
+    """
+
+    samples: int
+    chunk: int
+    least: int
+    retire: int
+
+    def __post_init__(self):
+        if self.samples < 2:
+            raise ValueError(f"{self.samples=} must be at least 2: one sample cannot differ from itself")
+        if min(self.chunk, self.least, self.retire) < 1:
+            raise ValueError(f"{self.chunk=}, {self.least=} and {self.retire=} must be positive")
+
+
+class TaskPool:
+    """Draws indices of tasks in [0, count). With ``screening`` None every task is drawn once per epoch.
+
+    With screening: call ``screened`` with what the tasks of ``to_screen`` gave until that is empty, then draw, and
+    ``record`` the groups of every step. The same calls after the same ``position`` give the same results.
+    """
+
+    def __init__(self, count: int, seed: int, screening: ScreeningConfig | None, position: Mapping[str, Any] | None):
+        """position: what ``position()`` returned at the point to go on from; None for the beginning."""
+        self._order = Shuffled(count, seed)
+        self._count = count
+        self._seed = seed
+        self._config = screening
+        self._drawn = 0
+        self._epoch = 0
+        self._queue: list[int] = []  # what this epoch has still to draw
+        self._active: dict[int, int] = {}  # task in the pool -> uninformative groups in a row
+        self._looked: dict[int, None] = {}  # screened tasks, longest ago first
+        self._round = 0  # tasks screened since the pool last sufficed or was drawn from
+        if position is not None:
+            self._restore(position)
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The tasks in the pool; empty without screening."""
+        return tuple(self._active)
+
+    def to_screen(self) -> list[int]:
+        """The tasks to sample next, ``samples`` episodes each; empty when the pool suffices or all have been looked at.
+
+        Raises ValueError when all have been looked at and none of them is worth training on.
+        """
+        if self._config is None or len(self._active) >= self._config.least:
+            return []
+        left = self._count - self._round
+        candidates = [self._order[i] for i in range(self._count)]
+        fresh = [task for task in candidates if task not in self._looked]
+        again = [task for task in self._looked if task not in self._active]
+        chosen = (fresh + again)[: max(min(self._config.chunk, left), 0)]
+        if not chosen and not self._active:
+            raise ValueError(
+                f"none of {self._count} tasks is solved by some but not all of {self._config.samples} samples: "
+                "nothing to learn from; use easier or harder tasks, more samples, or a higher temperature"
+            )
+        return chosen
+
+    def screened(self, successes: Mapping[int, tuple[int, int]]) -> None:
+        """Takes task -> (samples solved, samples taken); tasks with some but not all solved enter the pool."""
+        for task, (solved, taken) in successes.items():
+            self._look(task)
+            if 0 < solved < taken:
+                self._active[task] = 0
+        self._round += len(successes)
+        if self._config is not None and len(self._active) >= self._config.least:
+            self._round = 0
+
+    def draw(self, count: int) -> list[int]:
+        """The next ``count`` tasks. A pool with fewer tasks repeats some; otherwise none occurs twice in one draw.
+
+        Raises ValueError when the pool is empty.
+        """
+        if self._config is None:
+            self._drawn += count
+            return [self._order[i] for i in range(self._drawn - count, self._drawn)]
+        if not self._active:
+            raise ValueError("the pool is empty: screen tasks before drawing")
+        chosen: list[int] = []
+        while len(chosen) < count:
+            if not self._queue:
+                self._queue = self._shuffled(chosen if len(self._active) >= count else [])
+            chosen.append(self._queue.pop(0))
+        self._drawn += count
+        return chosen
+
+    def record(self, successes: Mapping[int, tuple[int, int]]) -> None:
+        """Takes what training saw, task -> (episodes solved, episodes graded); used-up tasks leave the pool."""
+        if self._config is None:
+            return
+        self._round = 0
+        for task, (solved, graded) in successes.items():
+            if task not in self._active or not graded:
+                continue
+            self._look(task)
+            self._active[task] = 0 if 0 < solved < graded else self._active[task] + 1
+            if self._active[task] >= self._config.retire:
+                del self._active[task]
+                self._queue = [other for other in self._queue if other != task]
+
+    def position(self) -> dict[str, Any]:
+        """The state, made of JSON's own types."""
+        return {
+            "count": self._count,
+            "drawn": self._drawn,
+            "epoch": self._epoch,
+            "queue": list(self._queue),
+            "active": [list(item) for item in self._active.items()],
+            "looked": list(self._looked),
+            "round": self._round,
+        }
+
+    def _restore(self, position: Mapping[str, Any]) -> None:
+        if position["count"] != self._count:
+            raise ValueError(f"the position is of {position['count']} tasks, there are {self._count}")
+        self._drawn, self._epoch, self._round = position["drawn"], position["epoch"], position["round"]
+        self._queue = list(position["queue"])
+        self._active = {task: idle for task, idle in position["active"]}
+        self._looked = dict.fromkeys(position["looked"])
+
+    def _look(self, task: int) -> None:
+        """Makes ``task`` the one looked at last."""
+        self._looked.pop(task, None)
+        self._looked[task] = None
+
+    def _shuffled(self, late: list[int]) -> list[int]:
+        """The next epoch's order of the pool, with the tasks in ``late`` at its end."""
+        tasks = sorted(self._active)
+        random.Random(f"{self._seed}/{self._epoch}").shuffle(tasks)
+        self._epoch += 1
+        return sorted(tasks, key=lambda task: task in late)
