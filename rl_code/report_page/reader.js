@@ -1,0 +1,232 @@
+"use strict";
+// The reader of trajectories: a filtered list, and one trajectory turn by turn.
+
+const TOKENS = DATA.trajectories.tokens || [];
+const STEPS = DATA.trajectories.steps || [];
+const KINDS = {
+  all: () => true,
+  passed: (s) => s.passed,
+  failed: (s) => !s.passed,
+  "repaired": (s) => s.passed && !s.first_edit_passed,
+  flagged: (s) => s.reward.flags.length > 0,
+  malformed: (s) => s.malformed_calls > 0,
+};
+const DARKEST = 500; // hundredths of a nat at which a token's background is at its strongest
+const view = { kind: "all", step: "", query: "", mode: "tokens", shown: [], current: null };
+const at = (id) => document.getElementById(id);
+
+const samples = STEPS.flatMap(({ step, groups }) =>
+  groups.flatMap((group) => group.samples.map((sample) => ({ ...sample, step, group, key: `${step}/${group.group}/${sample.index}` }))));
+
+const textOf = (sample, start = 0, end = sample.tokens.length) =>
+  sample.tokens.slice(start, end).map((t) => TOKENS[t][1]).join("");
+
+/** Everything of a sample that a search looks at, in lower case; made once. */
+function haystack(sample) {
+  sample.text ??= [sample.group.task_id, sample.status, ...sample.reward.flags, textOf(sample),
+    ...sample.turns.flatMap((turn) => [...turn.calls.map((c) => c.name), ...turn.results.map((r) => r.content)])].join("\n").toLowerCase();
+  return sample.text;
+}
+
+function refilter(keep = true) {
+  const words = view.query.toLowerCase();
+  const inStep = samples.filter((s) => view.step === "" || s.step === view.step);
+  view.shown = inStep.filter((s) => KINDS[view.kind](s) && (!words || haystack(s).includes(words)));
+  for (const button of at("chips").children) {
+    const kind = button.dataset.kind;
+    button.textContent = `${kind} ${inStep.filter(KINDS[kind]).length}`;
+    button.setAttribute("aria-pressed", String(kind === view.kind));
+  }
+  drawList();
+  if (!keep || !view.shown.includes(view.current)) select(view.shown[0] || null);
+  else mark();
+}
+
+function drawList() {
+  const list = at("list");
+  list.replaceChildren();
+  let group = null;
+  for (const sample of view.shown) {
+    if (sample.group !== group) {
+      group = sample.group;
+      const solved = group.samples.filter((s) => s.passed).length;
+      list.append(el("li", { class: "head", title: group.task_id }, `step ${sample.step} · ${solved}/${group.samples.length} · ${group.task_id}`));
+    }
+    const remarks = [
+      sample.reward.flags.length ? el("span", { class: "warn", title: sample.reward.flags.join(", ") }, " ⚑") : null,
+      sample.malformed_calls ? el("span", { class: "warn", title: `${sample.malformed_calls} malformed calls` }, " ✎") : null,
+    ];
+    list.append(el("li", { "data-key": sample.key, onclick: () => select(sample) },
+      el("span", { class: sample.passed ? "pass" : "fail" }, sample.passed ? "✓" : "✗"),
+      el("span", {}, `sample ${sample.index}`, ...remarks, el("small", {}, `  ${rounds(sample)} · ${sample.tokens.length} tok`)),
+      el("span", {}, number(sample.reward.total))));
+  }
+  const { read, embedded, logged_steps } = DATA.trajectories;
+  at("list-note").textContent = `${view.shown.length} of ${samples.length} shown. ` +
+    `In this page: ${embedded} of ${read} trajectories of ${STEPS.length} of ${logged_steps} steps; the rest is in trajectories/. ← → to move.`;
+}
+
+const rounds = (sample) => { const n = sample.turns.filter((t) => t.role === "assistant").length; return `${n} turn${n === 1 ? "" : "s"}`; };
+const number = (value) => typeof value === "number" ? value.toFixed(2).replace("-", "−") : String(value);
+
+function select(sample, scroll = true) {
+  view.current = sample;
+  drawTrajectory();
+  mark(scroll);
+  if (sample) history.replaceState(null, "", "#t=" + sample.key);
+}
+
+function mark(scroll = true) {
+  for (const item of at("list").children) {
+    const chosen = view.current && item.dataset.key === view.current.key;
+    item.setAttribute("aria-selected", String(Boolean(chosen)));
+    if (chosen && scroll) at("list").scrollTop = Math.max(0, item.offsetTop - at("list").offsetTop - at("list").clientHeight / 2);
+  }
+}
+
+function move(by) {
+  const i = view.shown.indexOf(view.current) + by;
+  if (view.shown[i]) select(view.shown[i]);
+}
+
+/** Called by the curves: the embedded step nearest to the one clicked. */
+function openStep(step) {
+  if (!STEPS.length) return;
+  view.step = STEPS.map((s) => s.step).reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a));
+  at("step").value = String(view.step);
+  refilter(false);
+  at("reader").scrollIntoView({ behavior: "smooth" });
+}
+
+function drawTrajectory() {
+  const article = at("trajectory"), sample = view.current;
+  article.replaceChildren();
+  if (!sample) { article.append(el("p", { class: "empty" }, "No trajectory matches.")); return; }
+  const { group } = sample, sampled = sample.logprobs.filter((lp) => typeof lp === "number");
+  const mean = sampled.reduce((a, b) => a + b, 0) / (100 * sampled.length || 1);
+  const tags = [
+    el("span", { class: "tag " + (sample.passed ? "pass" : "fail") }, sample.passed ? "passed" : "failed"),
+    el("span", { class: "tag" }, sample.status.replaceAll("_", " ")),
+    sample.passed && !sample.first_edit_passed ? el("span", { class: "tag pass" }, "repaired after the first edit") : null,
+    sample.malformed_calls ? el("span", { class: "tag warn" }, `${sample.malformed_calls} malformed`) : null,
+    ...sample.reward.flags.map((flag) => el("span", { class: "tag warn" }, "⚑ " + flag)),
+  ];
+  article.append(
+    el("div", { class: "title" }, el("h3", {}, group.task_id), ...tags, el("span", { class: "spacer" }),
+      el("button", { onclick: () => move(-1), title: "previous (←)" }, "←"), el("button", { onclick: () => move(1), title: "next (→)" }, "→")),
+    facts({
+      step: sample.step, group: group.group, sample: sample.index, reward: reward(sample.reward),
+      tokens: `${group.prompt_tokens} + ${sample.tokens.length}`, "mean log p": number(mean),
+      ...Object.fromEntries(Object.entries(sample.seconds).map(([k, v]) => [k, seconds(v)])),
+      ...Object.fromEntries(Object.entries(group.task.meta).filter(([, v]) => typeof v !== "object").slice(0, 6)),
+    }),
+    toolbar(),
+    turn("prompt", `${group.prompt_tokens} tokens`, "prompt", el("pre", { class: "block" }, group.prompt), reference(group)));
+  let assistant = 0, calls = [];
+  for (const t of sample.turns) {
+    if (t.role === "assistant") {
+      calls = t.calls;
+      const body = view.mode === "tokens" || !t.calls.length ? tokens(sample, t) : el("div", {}, ...t.calls.map(call));
+      article.append(turn(`assistant ${++assistant}`, `${t.end - t.start} tokens`, "assistant", body));
+    } else if (t.results.length || t.end > t.start) {
+      const body = view.mode === "tokens" && t.end > t.start ? tokens(sample, t) : null;
+      const shown = t.results.map((r, i) => result(r, calls[i], body !== null));
+      article.append(turn("tools", `${t.end - t.start} tokens`, "tools", el("div", { class: body ? "brief" : null }, ...shown), body));
+    }
+  }
+}
+
+function facts(entries) {
+  return el("div", { class: "facts" }, ...Object.entries(entries).map(([name, value]) => el("span", {}, name + " ", el("b", {}, String(value)))));
+}
+
+function reward({ total, components }) {
+  const parts = Object.entries(components).filter(([, value]) => value !== 0).map(([name, value]) => `${name} ${number(value)}`);
+  return number(total) + (parts.length ? ` (${parts.join(", ")})` : "");
+}
+
+function toolbar() {
+  const button = (mode, text) => el("button", { "aria-pressed": String(view.mode === mode), onclick: () => { view.mode = mode; drawTrajectory(); } }, text);
+  return el("div", { class: "bar" }, button("tokens", "tokens"), button("calls", "calls and results"),
+    ...(view.mode === "tokens" ? [el("span", {}, "log p of sampled tokens: 0"), el("span", { class: "scale" }), el("span", {}, `≤ −${DARKEST / 100}`)] : []));
+}
+
+const turn = (who, about, kind, ...body) =>
+  el("div", { class: "turn " + kind }, el("div", { class: "who" }, el("b", {}, who), about), el("div", {}, ...body.filter(Boolean)));
+
+function reference(group) {
+  const files = Object.entries(group.task.reference);
+  return files.length ? el("details", {}, el("summary", {}, "reference solution"),
+    ...files.map(([path, text]) => el("div", {}, el("small", {}, path), el("pre", { class: "block" }, text)))) : null;
+}
+
+function tokens(sample, t) {
+  const box = el("div", { class: "tokens" });
+  for (let i = t.start; i < t.end; i++) {
+    const [, text] = TOKENS[sample.tokens[i]], logprob = sample.logprobs[i];
+    const span = el("span", { "data-i": i }, text);
+    if (/^<\|[^|]*\|>$/.test(text)) span.classList.add("special");
+    if (logprob === null) span.classList.add("given");
+    else if (typeof logprob === "number") span.style.background = `rgba(var(--heat), ${(0.75 * Math.min(1, -logprob / DARKEST)).toFixed(3)})`;
+    box.append(span);
+  }
+  return box;
+}
+
+function describe(sample, i) {
+  const [id, text] = TOKENS[sample.tokens[i]], logprob = sample.logprobs[i];
+  const lines = [JSON.stringify(text), `token ${id}`];
+  if (logprob === null) return [...lines, "not sampled"].join("\n");
+  const value = typeof logprob === "number" ? logprob / 100 : NaN;
+  lines.push(`log p ${value.toFixed(2).replace("-", "−")}   p ${Math.exp(value).toPrecision(2)}`, `weights ${version(sample, i)}`);
+  return lines.join("\n");
+}
+
+function version(sample, i) {
+  for (const [value, count] of sample.versions) { if (i < count) return value; i -= count; }
+}
+
+const seconds = (value) => value < 1 ? `${(1000 * value).toFixed(value < 0.01 ? 1 : 0)} ms` : `${value.toFixed(1)} s`;
+
+function call(c) {
+  const short = Object.entries(c.arguments).filter(([, v]) => !String(v).includes("\n")).map(([k, v]) => `${k}=${typeof v === "string" ? v : JSON.stringify(v)}`);
+  const long = Object.entries(c.arguments).filter(([, v]) => String(v).includes("\n"));
+  return el("div", { class: "call" }, el("header", {}, el("b", {}, c.name || "(no name)"), el("span", {}, short.join("  ")), c.error ? el("span", { class: "warn" }, c.error) : null),
+    ...long.map(([k, v]) => el("div", {}, long.length > 1 ? el("small", {}, k) : null, el("pre", { class: "block" }, String(v)))));
+}
+
+function result(r, of, brief) {
+  const name = r.name || (of && of.name) || "(no name)";
+  return el("div", { class: "result" },
+    el("header", {}, el("b", {}, name), el("span", { class: r.ok ? "pass" : "warn" }, r.ok ? "ok" : "refused"), el("span", {}, seconds(r.seconds))),
+    brief ? null : el("pre", { class: "block" }, r.content));
+}
+
+function start() {
+  document.querySelector(".reader").hidden = false;
+  if (!samples.length) {
+    document.querySelector(".reader").replaceWith(el("p", { class: "empty" }, "No trajectory has been logged."));
+    return;
+  }
+  at("step").append(el("option", { value: "" }, "all steps"), ...STEPS.map(({ step }) => el("option", { value: step }, `step ${step}`)));
+  at("chips").append(...Object.keys(KINDS).map((kind) => el("button", { "data-kind": kind, onclick: () => { view.kind = kind; refilter(false); } })));
+  at("step").addEventListener("change", (event) => { view.step = event.target.value === "" ? "" : Number(event.target.value); refilter(false); });
+  at("search").addEventListener("input", (event) => { view.query = event.target.value; refilter(); });
+  addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by || event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName)) return;
+    event.preventDefault();
+    move(by);
+  });
+  const article = at("trajectory");
+  article.addEventListener("pointerover", (event) => { const i = event.target.dataset.i; showTip(i === undefined ? null : describe(view.current, Number(i))); });
+  article.addEventListener("pointerleave", () => showTip(null));
+  const asked = samples.find((s) => "#t=" + s.key === location.hash);
+  view.current = asked || samples[samples.length - 1];
+  refilter();
+  drawTrajectory();
+  if (asked) at("reader").scrollIntoView();
+}
+
+drawCurves();
+start();

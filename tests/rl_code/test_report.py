@@ -1,0 +1,198 @@
+"""The page holds what the run left, stays within its size, and nothing a model wrote becomes part of its markup."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from rl_code import types
+from rl_code.evaluation.suite import SuiteResult, TaskResult
+from rl_code.metrics import MetricWriter, TrajectoryLog, trajectory_steps
+from rl_code.report import ReportConfig, choose, spread, write_report
+from rl_code.types import Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
+
+CONFIG = ReportConfig(ks=(1, 2), trajectories_per_step=4, trajectory_steps=5, megabytes=1.0)
+HOSTILE = "</script><script>alert(1)</script><!--<script>&amp;\u2028\udc80"
+
+
+class _Page(HTMLParser):
+    """Counts elements, keeps their attributes and the content of the data element."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.attributes, self.data, self._inside = [], [], "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self._inside = ("id", "data") in attrs
+
+    def handle_data(self, data):
+        if self._inside:
+            self.data += data
+
+    def handle_endtag(self, tag):
+        self._inside = False
+
+
+def _trajectory(group: int, index: int, solved: bool, flags: tuple[str, ...] = (), text: str = HOSTILE) -> Trajectory:
+    tokens = np.arange(6, dtype=np.int32)
+    return Trajectory(
+        task_id=f"task {group}",
+        group=group,
+        index=index,
+        tokens=tokens,
+        sampled=tokens >= 2,
+        logprobs=np.where(tokens >= 2, -0.123 * tokens, 0).astype(np.float32),
+        versions=np.array([-1, -1, 3, 3, 4, 4], np.int32),
+        prompt_length=2,
+        turns=(
+            Turn("prompt", 0, 2, text),
+            Turn("assistant", 2, 6, text, calls=(ToolCall(text, {"content": text}, text),)),
+            Turn("tool", 6, 6, "", results=(ToolResult(text, text, False),)),
+        ),
+        status="submitted",
+        reward=Reward(float(solved), {"tests": float(solved)}, flags),
+    )
+
+
+def _group(group: int, solved: list[bool], flags: tuple[str, ...] = (), text: str = HOSTILE) -> Group:
+    none = types.Tests()
+    task = Task(f"task {group} {text}", (), {}, "a.py", "f", (), none, none, {"a.py": text}, meta={"level": text})
+    return Group(task, tuple(_trajectory(group, i, s, flags, text) for i, s in enumerate(solved)))
+
+
+def _write_run(workdir, steps: int = 3, text: str = HOSTILE) -> None:
+    log = TrajectoryLog(workdir, lambda ids: "".join(f"{text}{id}" for id in ids))
+    with MetricWriter(workdir) as writer:
+        for step in range(steps):
+            writer.write(step, {"reward/total": step / 10, "policy/kl": float("nan"), "time/step_s": 2, "time/a_s": 1})
+            log.append(step, [_group(0, [True, False], text=text), _group(1, [False, False], text=text)])
+    for label, step, correct in (("before", 0, 1), ("after", steps, 2)):
+        tasks = tuple(TaskResult(f"{i}", 2, correct, 1, 0, 5.0) for i in range(4))
+        SuiteResult("held-out", label, step, {"temperature": 1.0}, tasks).save(workdir)
+
+
+def _read(path) -> tuple[str, _Page, dict]:
+    text = path.read_text()
+    page = _Page(text)
+    return text, page, json.loads(page.data)
+
+
+def test_the_page_shows_what_the_run_left(tmp_path):
+    _write_run(tmp_path)
+    text, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
+    assert data["curves"]["series"]["reward/total"] == [0.0, 0.1, 0.2]
+    assert data["curves"]["series"]["policy/kl"] == [None] * 3
+    assert data["curves"]["time"] == {"names": ["time/a_s"], "total": "time/step_s"}
+    assert [step["step"] for step in data["trajectories"]["steps"]] == [0, 1, 2]
+    assert "50.0% → 100.0%" in text and "after − before, pass@1: +50.0 points [+50.0, +50.0]" in text
+    assert "going on after the first edit is worth +50.0 points" in text
+
+
+def test_embedded_tokens_are_those_of_the_trajectory(tmp_path):
+    _write_run(tmp_path)
+    _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
+    found = data["trajectories"]
+    sample = found["steps"][2]["groups"][0]["samples"][1]
+    assert [found["tokens"][i] for i in sample["tokens"]] == [[id, f"{HOSTILE}{id}"] for id in range(2, 6)]
+    assert sample["logprobs"] == [round(-12.3 * id) for id in range(2, 6)]
+    assert sample["versions"] == [[3, 2], [4, 2]]
+    assert sample["passed"] is False and sample["turns"][0]["calls"][0]["error"] == HOSTILE
+
+
+def test_nothing_a_model_wrote_becomes_markup(tmp_path):
+    _write_run(tmp_path / "hostile")
+    _write_run(tmp_path / "tame", text="plain")
+    _, hostile, _ = _read(write_report(tmp_path / "hostile", tmp_path / "a.html", CONFIG, HOSTILE[:-1]))
+    _, tame, _ = _read(write_report(tmp_path / "tame", tmp_path / "b.html", CONFIG, "plain"))
+    assert hostile.tags == tame.tags
+
+
+def test_scripts_never_parse_text_as_markup(tmp_path):
+    text, _, _ = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "empty"))
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
+
+
+def test_the_page_refers_to_nothing_outside_itself(tmp_path):
+    _write_run(tmp_path)
+    text, page, _ = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
+    assert not [value for name, value in page.attributes if name in ("src", "href", "srcset") and value[0] != "#"]
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(", text)
+    assert set(re.findall(r"https?://[^\"']+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert "default-src 'none'" in text
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_early_run_has_a_page(tmp_path, steps):
+    if steps:
+        _write_run(tmp_path, steps)
+    _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
+    assert len(data["curves"]["steps"]) == len(data["trajectories"]["steps"]) == steps
+
+
+@pytest.mark.parametrize("megabytes", [0.05, 0.08, 0.2])
+def test_the_page_stays_below_its_size(tmp_path, megabytes):
+    _write_run(tmp_path, 30, text="<x>" * 40)
+    config = ReportConfig(CONFIG.ks, 4, 30, megabytes)
+    path = write_report(tmp_path, tmp_path / "report.html", config, "a run")
+    _, _, data = _read(path)
+    assert path.stat().st_size <= megabytes * 1e6
+    assert 0 < data["trajectories"]["embedded"] <= data["trajectories"]["read"] == 120
+    last = data["trajectories"]["steps"][-1]
+    assert last["step"] == trajectory_steps(tmp_path)[-1]
+
+
+def test_a_size_that_curves_alone_exceed_is_an_error(tmp_path):
+    _write_run(tmp_path)
+    with pytest.raises(ValueError, match=r"megabytes=0\.001"):
+        write_report(tmp_path, tmp_path / "report.html", ReportConfig((1,), 4, 5, 0.001), "a run")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_long_runs_are_shown_as_means(tmp_path):
+    with MetricWriter(tmp_path) as writer:
+        for step in range(2500):
+            writer.write(step, {"reward/total": step})
+    _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
+    curves = data["curves"]
+    assert curves["every"] == 3 and len(curves["steps"]) == 834
+    assert curves["series"]["reward/total"][:2] == [1.0, 4.0] and curves["steps"][:2] == [2, 5]
+
+
+def test_every_metric_is_in_exactly_one_place(tmp_path):
+    names = ["reward/total", "reward/pass_rate", "policy/kl", "odd/one", "time/rollout_s", "rollout/turns"]
+    with MetricWriter(tmp_path) as writer:
+        writer.write(0, dict.fromkeys(names, 1.0))
+    _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
+    curves = data["curves"]
+    shown = [name for chart in curves["charts"] + curves["rest"] for name in chart["names"]] + curves["time"]["names"]
+    assert sorted(shown) == sorted(names)
+    assert [chart["names"] for chart in curves["rest"]] == [["odd/one"]]
+
+
+def test_any_beginning_of_the_steps_covers_the_run():
+    assert spread([], 5) == [] and spread([7], 5) == [7] and spread([3, 8], 5) == [8, 3]
+    for count in (1, 2, 9, 100, 200):
+        order = spread(range(100), count)
+        assert len(order) == len(set(order)) == min(count, 100)
+    order = spread(range(0, 1000, 10), 100)
+    assert order[:3] == [990, 0, 490]
+    gaps = np.diff(sorted(order[:17]))
+    assert gaps.max() <= 2 * gaps.min() + 10
+
+
+def test_flagged_and_mixed_groups_come_first():
+    def logged(solved, flags=()):
+        samples = [{"reward": {"components": {"tests": float(s)}, "flags": flags}} for s in solved]
+        return {"trajectories": samples, "name": (tuple(solved), flags)}
+
+    groups = [logged([True, True]), logged([True, False]), logged([False, False], ("cheat",)), logged([False, True])]
+    found = list(choose(groups, 5))
+    assert [group["name"] for group in found] == [groups[i]["name"] for i in (2, 1, 3)]
+    assert [len(group["trajectories"]) for group in found] == [2, 2, 1]
