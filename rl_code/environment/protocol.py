@@ -84,8 +84,11 @@ _MARKS = re.compile(r"<(?=\||/?(?:tool_call|tool_response|think|function|paramet
 
 
 def break_up(text: str) -> str:
-    """The text with every special token (``<|...|>``) and every tag of a chat template taken apart by a space."""
-    return _MARKS.sub("< ", text)
+    """The text with every special token (``<|...|>``) and every tag of a chat template taken apart by a space.
+
+    Lone surrogates, which no encoding can carry, become question marks.
+    """
+    return _MARKS.sub("< ", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 @functools.cache

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_code.environment.grader import grade, same
+from rl_code.environment.compare import accepts
+from rl_code.environment.grader import grade
 from rl_code.environment.tools.text import one_line, show
 from rl_code.environment.tools.tool import Answer, Tool, schema
 from rl_code.environment.tools.workspace import Workspace
@@ -66,7 +67,7 @@ def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         failures += [
             failed_case(task.entry_point, case, result.value, result.error, verbose=verbose)
             for case, result in zip(tests.cases, results, strict=True)
-            if not (result.ok and same(result.value, case.expected))
+            if not (result.ok and accepts(case, result.value))
         ]
     if tests.code:
         marks = grade(

@@ -12,8 +12,10 @@ def show(value: Any) -> str:
             return "[" + ", ".join(map(show, value)) + "]"
         case tuple():
             return "(" + ", ".join(map(show, value)) + (",)" if len(value) == 1 else ")")
-        case set():
-            return "{" + ", ".join(sorted(map(show, value))) + "}" if value else "set()"
+        case set() if value:
+            return "{" + ", ".join(sorted(map(show, value))) + "}"
+        case frozenset() if value:
+            return f"frozenset({show(set(value))})"
         case dict():
             return "{" + ", ".join(f"{show(key)}: {show(item)}" for key, item in value.items()) + "}"
         case _:

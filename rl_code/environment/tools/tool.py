@@ -61,4 +61,15 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str:
         kind = properties[name]["type"]
         if type(value) is not _PYTHON_TYPES[kind]:
             return f"{tool.name}: argument {name} must be {kind}, got {type(value).__name__}"
+        if kind == "string" and not _encodable(value):
+            return f"{tool.name}: argument {name} is not valid Unicode"
     return ""
+
+
+def _encodable(text: str) -> bool:
+    """Whether the text can be written to a file; lone surrogates, which JSON can spell, cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -10,6 +10,9 @@ import posixpath
 from rl_code.environment.sandbox import Sandbox, SandboxPool
 from rl_code.types import Limits, Task
 
+_PATH_LENGTH = 1000  # characters
+_NAME_LENGTH = 255  # bytes, the file system's limit
+
 
 class RefusedPath(ValueError):
     """A path the agent may not use; the message is meant for it to read."""
@@ -74,8 +77,11 @@ class Workspace:
             self._sandbox = None
 
     def resolve(self, path: str) -> str:
-        """The path relative to the workspace, normalised. Raises RefusedPath for one that leads out of it."""
+        """The path relative to the workspace, normalised. Raises RefusedPath for one that leads out or is too long."""
         normal = posixpath.normpath(path) if path else "."
-        if normal.startswith(("/", "..")) or normal == "." or "\0" in path:
-            raise RefusedPath(f"path {path!r} is outside the workspace; use a relative path such as {self.task.path}")
+        advice = f"use a relative path such as {self.task.path}"
+        if normal.split("/")[0] in ("", ".", "..") or "\0" in path:
+            raise RefusedPath(f"path {path[:80]!r} is outside the workspace; {advice}")
+        if len(normal) > _PATH_LENGTH or max(map(len, normal.encode().split(b"/"))) > _NAME_LENGTH:
+            raise RefusedPath(f"the path is too long; {advice}")
         return normal

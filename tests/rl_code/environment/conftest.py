@@ -6,13 +6,17 @@ import subprocess
 import time
 from collections.abc import Mapping
 
+import hypothesis
 import pytest
 from rl_code.environment.grader import Grade
-from rl_code.environment.sandbox import CallResult, Completed, SandboxFault
 
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocol import Compact
+from rl_code.environment.sandbox import CallResult, Completed, SandboxFault
 from rl_code.types import Case, Limits, Task, Tests
+
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def call_here(text: str, entry_point: str, calls: list[tuple]) -> list[CallResult]:
@@ -42,9 +46,8 @@ class FakeSandbox:
         if self.pool.faulty:
             raise SandboxFault("the zygote died")
         done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
-        return Completed(
-            stdout=done.stdout + done.stderr, exit_code=done.returncode, timed_out=False, cut_bytes=0, seconds=0.0
-        )
+        output = done.stdout + done.stderr
+        return Completed(stdout=output, exit_code=done.returncode, timed_out=False, cut_bytes=0, seconds=0.0)
 
     def read_file(self, path):
         if path not in self.files:
@@ -106,7 +109,7 @@ def pool(monkeypatch) -> FakePool:
     return pool
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def task() -> Task:
     return Task(
         id="double/0",

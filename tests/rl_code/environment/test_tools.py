@@ -66,12 +66,14 @@ def test_written_text_is_read_back_before_and_after_the_sandbox_opens(workspace,
     assert workspace.snapshot()["pkg/a.py"] == "x = 2\n" and len(pool.opened) == 1
 
 
-@pytest.mark.parametrize("path", ["../a", "/etc/passwd", "a/../../b", "", ".", "a\0b", "..", "//x"])
+@pytest.mark.parametrize(
+    "path", ["../a", "/etc/passwd", "a/../../b", "", ".", "a\0b", "..", "//x", "a" * 300, "a/" * 600 + "b"]
+)
 def test_paths_outside_the_workspace_are_refused(workspace, path):
     before = workspace.snapshot()
     for tool, more in [("read_file", {}), ("write_file", {"content": ""}), ("edit_file", {"old": "a", "new": "b"})]:
         result = use(workspace, tool, path=path, **more)
-        assert not result.ok and "outside the workspace" in result.content
+        assert not result.ok and "use a relative path" in result.content
     assert workspace.snapshot() == before
 
 
@@ -144,9 +146,8 @@ def test_terminal_says_output_and_exit_code(workspace):
 def test_long_answers_say_how_many_passed_and_show_the_first_failures():
     failures = [failed_case("f", Case((i,), i), i + 1, "", verbose=True) for i in range(5)]
     text = describe(failures, 7, 1, verbose=True)
-    assert (
-        "2 of 7" in text and "f(2) returned 3, expected 2" in text and "f(3)" not in text and "1 test runs left" in text
-    )
+    assert all(part in text for part in ("2 of 7", "f(2) returned 3, expected 2", "1 test runs left"))
+    assert "f(3)" not in text
 
 
 def test_short_answers_stay_on_one_short_line():

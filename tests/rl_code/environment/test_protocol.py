@@ -1,0 +1,204 @@
+"""Protocols: what is written is parsed back, what is malformed is named, and no output can forge a mark."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.chat import render, render_tool_results
+from rl_code.environment.protocol import PROTOCOLS, Chat, Compact, Completion, break_up, stop_ids, stop_length
+from rl_code.environment.tools.api import TOOLS, check
+from rl_code.types import Task, Tests, ToolCall, ToolResult
+
+ALL = tuple(TOOLS)
+TASK = Task(
+    id="t",
+    messages=({"role": "user", "content": "double"},),
+    files={},
+    path="s.py",
+    entry_point="f",
+    tools=ALL,
+    visible_tests=Tests(),
+    hidden_tests=Tests(),
+    reference={},
+)
+COMPACT, HERMES, CODER, COMPLETION = (PROTOCOLS[n] for n in ("compact", "hermes", "qwen3_coder", "completion"))
+
+plain = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<"), max_size=20)
+written = st.builds(lambda text: ToolCall("write_file", {"path": "s.py", "content": text}), plain)
+edited = st.builds(lambda a, b: ToolCall("edit_file", {"path": "s.py", "old": a, "new": b}), plain, plain)
+ran = st.builds(lambda text: ToolCall("terminal", {"command": text}), plain)
+read = st.builds(lambda n: ToolCall("read_file", {"path": "s.py", "first_line": n}), st.integers(1, 999))
+bare = st.sampled_from([ToolCall("run_tests", {}), ToolCall("submit", {})])
+calls = st.lists(st.one_of(written, edited, ran, read, bare), min_size=1, max_size=4)
+
+
+@given(calls)
+def test_compact_messages_are_parsed_back(made):
+    text = COMPACT.message(made)
+    assert text.endswith("<|eot|>")
+    assert COMPACT.parse(text.removesuffix("<|eot|>"), TASK) == made
+
+
+@given(calls)
+def test_hermes_messages_are_parsed_back(made):
+    spec = [{"function": {"name": call.name, "arguments": dict(call.arguments)}} for call in made]
+    assistant = {"role": "assistant", "content": "thinking aloud", "tool_calls": spec}
+    text = render("qwen", [assistant], add_generation_prompt=False)
+    assert HERMES.parse(text.rpartition("<|im_end|>")[0], TASK) == made
+
+
+@given(calls)
+def test_qwen3_coder_messages_are_parsed_back(made):
+    spec = [{"function": {"name": call.name, "arguments": dict(call.arguments)}} for call in made]
+    assistant = {"role": "assistant", "content": "", "tool_calls": spec}
+    text = render("qwen3_coder", [assistant], add_generation_prompt=False)
+    assert CODER.parse(text.rpartition("<|im_end|>")[0], TASK) == made
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "no call; use write"),
+        ("hello", "no call"),
+        ("<|call|>fly<|end|>", "unknown 'fly'; use write"),
+        ("<|call|><|end|>", "unknown ''"),
+        ("<|call|>test", "no end"),
+        ("<|call|>write\nx", "no end"),
+        ("<|call|>write x<|end|>", "new line"),
+        ("<|call|>write s.py\nx<|end|>", "new line"),
+        ("<|call|>edit\nold new<|end|>", "====="),
+        ("<|call|>read a b<|end|>", "first line"),
+        ("<|call|>read a 1 2 3<|end|>", "first line"),
+        ("<|call|>submit now<|end|>", "takes nothing"),
+        ("<|call|>test\nx<|end|>", "takes nothing"),
+        ("<|call|>test<|end|>so<|eot|>", "outside"),
+    ],
+)
+def test_malformed_compact_calls_are_named(text, named):
+    errors = [call.error for call in COMPACT.parse(text, TASK) if call.error]
+    assert len(errors) == 1 and named in errors[0] and len(errors[0]) < 80 and "<|" not in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "text", "named"),
+    [
+        (HERMES, "Shall I go on?", "no tool call"),
+        (HERMES, "<tool_call>{name: 1}</tool_call>", "not valid JSON"),
+        (HERMES, "<tool_call>" + "[" * 100_000 + "</tool_call>", "not valid JSON"),
+        (HERMES, '<tool_call>["submit"]</tool_call>', "no name"),
+        (HERMES, '<tool_call>{"name": "submit", "arguments": "{}"}</tool_call>', "JSON object"),
+        (HERMES, '<tool_call>{"name": "submit", "arguments": {}}', "not closed"),
+        (HERMES, '<think><tool_call>{"name": "submit"}</tool_call></think>', "no tool call"),
+        (CODER, "<tool_call><function=submit></tool_call>", "function tag"),
+        (CODER, "<tool_call><function=read_file><parameter=path>a</function></tool_call>", "parameter tag"),
+        (CODER, "done", "no tool call"),
+    ],
+)
+def test_malformed_chat_calls_are_named(protocol, text, named):
+    parsed = protocol.parse(text, TASK)
+    assert len(parsed) == 1 and named in parsed[0].error
+
+
+def test_qwen3_coder_values_take_the_type_of_the_schema():
+    parameters = "<parameter=path>3</parameter><parameter=first_line>{}</parameter>"
+    form = f"<tool_call><function=read_file>{parameters}</function></tool_call>"
+    good, bad = (CODER.parse(form.format(value), TASK)[0] for value in ("12", "twelve"))
+    assert good.arguments == {"path": "3", "first_line": 12} and check(good, ALL) == ""
+    assert "first_line must be integer" in check(bad, ALL)
+
+
+@given(st.text(), st.sampled_from(sorted(PROTOCOLS)))
+def test_any_text_is_parsed_into_at_least_one_call(text, name):
+    assert PROTOCOLS[name].parse(text, TASK)
+
+
+marks = st.sampled_from(
+    ["<|eot|>", "<|call|>submit<|end|>", "<tool_call>", "</tool_response>", "<|im_end|>", "<think>", "a"]
+)
+
+
+@given(st.lists(marks | plain, max_size=6).map("".join))
+def test_tool_output_cannot_forge_marks(text):
+    for name in ("compact", "hermes", "qwen3_coder"):
+        protocol = PROTOCOLS[name]
+        frame = protocol.observation([ToolResult("terminal", "a")])
+        answer = protocol.observation([ToolResult("terminal", text)])
+        for mark in ("<|", "<tool_call>", "</tool_response>", "<think>"):
+            assert answer.count(mark) == frame.count(mark)
+
+
+@given(st.lists(plain, min_size=1, max_size=3))
+def test_observations_are_what_the_chat_template_renders(contents):
+    for protocol in (COMPACT, HERMES, CODER):
+        family = protocol.family if isinstance(protocol, Chat) else "compact"
+        results = [ToolResult("terminal", content) for content in contents]
+        assert protocol.observation(results) == render_tool_results(family, contents)
+
+
+def test_compact_prompt_and_observation_read_as_documented():
+    assert COMPACT.prompt(TASK) == "<|bos|>double<|eot|>"
+    results = [ToolResult("write_file", "ok"), ToolResult("run_tests", "PASS left 2")]
+    assert COMPACT.observation(results) == "<|tool|>ok\nPASS left 2<|eot|>"
+
+
+def test_chat_prompts_declare_the_tasks_tools_and_no_others():
+    prompt = HERMES.prompt(TASK)
+    assert all(json.dumps(tool.schema["description"]) in prompt for tool in TOOLS.values())
+    assert prompt.endswith("<|im_start|>assistant\n")
+
+
+PREFILL = "```python\ndef f(x):\n    "
+
+
+@pytest.mark.parametrize(
+    ("completion", "body"),
+    [
+        ("return x\nprint(f(1))", "return x\n"),
+        ("return [\n    x,\n]\n```\nThis", "return [\n    x,\n]\n"),
+        ("y = x\n\n    return y", "y = x\n\n    return y"),
+        ("return (x\n)\n# end", "return (x\n)\n"),
+    ],
+)
+def test_completions_end_before_the_next_top_level_line(completion, body):
+    task = Task(**{**TASK.__dict__, "prefill": PREFILL})
+    write, submit = COMPLETION.parse(PREFILL + completion, task)
+    assert write.arguments == {"path": "s.py", "content": "def f(x):\n    " + body}
+    assert submit.name == "submit" and COMPLETION.stopped(completion) == (body != completion)
+    assert COMPLETION.prompt(task).endswith("assistant\n" + PREFILL)
+    assert PROTOCOLS["raw_completion"].prompt(task) == PREFILL
+
+
+@given(st.text(alphabet="a \n)\té\u3000"), st.text(alphabet="a \n)", max_size=5))
+def test_a_stopped_text_stays_stopped(text, more):
+    assert not COMPLETION.stopped(text) or COMPLETION.stopped(text + more)
+
+
+@given(st.lists(st.sampled_from(["a", "\n", " ", ")", "é", "　", "<|eot|>", "return"]), max_size=12).map("".join))
+def test_stop_length_is_the_first_complete_prefix(tokenizer, text):
+    rule = Completion(None, stop_tokens=("<|eot|>",))
+    tokens = tokenizer.encode(text)
+    ends = stop_ids(rule, tokenizer)
+    lengths = range(1, len(tokens) + 1)
+    complete = (n for n in lengths if tokens[n - 1] in ends or rule.stopped(tokenizer.decode(tokens[:n])))
+    assert stop_length(rule, tokenizer, tokens) == next(complete, None)
+
+
+def test_compact_messages_stop_at_their_token_only(tokenizer):
+    tokens = tokenizer.encode("<|call|>write\nx\nprint()<|end|><|eot|><|tool|>")
+    assert stop_length(Compact(), tokenizer, tokens) == len(tokens) - 1
+    assert stop_length(Compact(), tokenizer, tokens[:-2]) is None
+
+
+def test_ordinary_text_is_not_broken_up():
+    assert break_up("if a < b and c <d: x <= 3") == "if a < b and c <d: x <= 3"
+
+
+def test_what_no_encoding_can_carry_is_replaced():
+    answer = COMPACT.observation([ToolResult("terminal", "a\ud800b")])
+    assert answer.encode() == b"<|tool|>a?b<|eot|>"
+    call = HERMES.parse('<tool_call>{"name": "terminal", "arguments": {"command": "\\ud800"}}</tool_call>', TASK)[0]
+    assert "not valid Unicode" in check(call, ALL)
