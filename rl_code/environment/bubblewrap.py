@@ -1,0 +1,114 @@
+"""The command line of bubblewrap: what of this machine the inside of the sandbox sees.
+
+The system's programs and libraries and Python's standard library, read-only; no installed packages, which may hold
+solutions; no home, no /etc but for the linker's cache, no devices but null, zero, full and random; an own network
+namespace without a way out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+PYTHON_PREFIX = "/opt/python"
+SOURCES = "/opt/sandbox"
+MODULES = ("candidate", "files", "seccomp", "session", "wire", "zygote")
+START = "import sys; sys.path.insert(0, '/opt/sandbox'); from rl_code.environment import zygote; zygote.main()"
+
+_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share/zoneinfo", "share/git-core")
+_FOLDERS = ("/usr", "/usr/share", "/etc", "/opt", PYTHON_PREFIX, SOURCES, f"{SOURCES}/rl_code",
+            f"{SOURCES}/rl_code/environment", "/workspace", "/tmp", "/proc")  # fmt: skip
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_PACKAGES = ("site-packages", "dist-packages")
+
+
+def interpreter() -> tuple[str, str]:
+    """Path of the real interpreter inside the sandbox, and the prefix it has outside."""
+    prefix = os.path.realpath(sys.base_prefix)
+    program = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    if not program.startswith(prefix + "/"):
+        program = f"{prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    return (program if prefix == "/usr" else PYTHON_PREFIX + program.removeprefix(prefix)), prefix
+
+
+def environment() -> dict[str, str]:
+    """The variables that everything inside the sandbox runs with."""
+    return {
+        "HOME": "/tmp",
+        "LANG": "C.UTF-8",
+        "LD_LIBRARY_PATH": f"{PYTHON_PREFIX}/lib",
+        "PATH": f"{PYTHON_PREFIX}/bin:/usr/bin:/bin",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONNOUSERSITE": "1",
+        "TERM": "dumb",
+        "TMPDIR": "/tmp",
+        "TZ": "UTC",
+        "USER": "agent",
+    }
+
+
+def arguments(program: str, descriptors: dict[str, int], root: bool, nested: bool, workspace_mb: int) -> list[str]:
+    """The command up to and including the interpreter and START; one more argument, the limits, belongs to it.
+
+    program: bwrap. descriptors: of the files to copy in, by their path inside, open for reading.
+    root: started as root, without a user namespace; the zygote changes its user. nested: sessions get namespaces of
+    their own, so only the places to mount on are made; otherwise this is a single session's sandbox.
+    """
+    python, prefix = interpreter()
+    line = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    line += ["--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"]
+    if not root:
+        line += ["--unshare-user"]
+    for name, value in environment().items():
+        line += ["--setenv", name, value]
+    for folder in _FOLDERS:  # made on the way they would be for root only
+        line += ["--perms", "0755", "--dir", folder]
+    for name in _SYSTEM:
+        line += ["--ro-bind-try", f"/usr/{name}", f"/usr/{name}"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        outside = Path("/", name)
+        if outside.is_symlink():
+            line += ["--symlink", os.readlink(outside), str(outside)]
+        elif outside.is_dir():
+            line += ["--ro-bind", str(outside), str(outside)]
+    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
+        line += ["--ro-bind-try", name, name]
+    if prefix != "/usr":
+        for name in ("bin", "lib"):
+            line += ["--ro-bind", f"{prefix}/{name}", f"{PYTHON_PREFIX}/{name}"]
+    line += _hide_packages(prefix)
+    line += ["--perms", "0755", "--tmpfs", "/dev", "--perms", "0755", "--dir", "/dev/shm"]
+    for name in _DEVICES:
+        line += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    line += ["--symlink", "/proc/self/fd", "/dev/fd"]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        line += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+    for path, descriptor in descriptors.items():
+        line += ["--perms", "0444", "--file", str(descriptor), path]
+    size = str(workspace_mb << 20)
+    if nested:
+        line += ["--remount-ro", "/dev"]
+    else:
+        for folder in ("/workspace", "/tmp", "/dev/shm"):
+            line += ["--perms", "1777", "--size", size, "--tmpfs", folder]
+    line += [] if root and nested else ["--proc", "/proc"]
+    if root:
+        line += ["--cap-drop", "ALL"]
+        for name in ("CAP_SETUID", "CAP_SETGID", *(["CAP_SYS_ADMIN"] if nested else [])):
+            line += ["--cap-add", name]
+    return [*line, "--remount-ro", "/", python, "-I", "-S", "-B", "-c", START]
+
+
+def _hide_packages(prefix: str) -> list[str]:
+    """Empty folders over installed packages."""
+    line = []
+    inside = "/usr" if prefix == "/usr" else PYTHON_PREFIX
+    roots = {Path("/usr/lib"): "/usr/lib", Path(prefix, "lib"): f"{inside}/lib"}
+    for root, shown in roots.items():
+        for folder in sorted(root.glob("python3*/*-packages")):
+            if folder.name in _PACKAGES and folder.is_dir():
+                line += ["--perms", "0755", "--tmpfs", f"{shown}/{folder.parent.name}/{folder.name}"]
+                line += ["--remount-ro", f"{shown}/{folder.parent.name}/{folder.name}"]
+    return line
