@@ -149,7 +149,7 @@ def _answers(
     for _ in range(_HANGS):
         results = sandbox.call(task.path, task.entry_point, left, timeout_s=timeout_s)
         answered += [(args, result.value) for args, result in zip(left, results, strict=True) if result.ok]
-        hung = next((i for i, result in enumerate(results) if result.error.startswith("timed out")), len(left))
+        hung = next((i for i, result in enumerate(results) if result.cause == "timeout"), len(left))
         left = left[hung + 1 :]
         if not left:
             break

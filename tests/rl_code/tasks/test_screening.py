@@ -1,0 +1,152 @@
+"""Every task is drawn once per epoch; a pool holds what can be learned from; the state resumes exactly."""
+
+from __future__ import annotations
+
+import collections
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_code.tasks.order import Shuffled
+from rl_code.tasks.screening import ScreeningConfig, TaskPool
+
+CONFIG = ScreeningConfig(samples=8, chunk=10, least=6, retire=2)
+
+
+def outcome(task: int, visit: int = 0) -> int:
+    """How many of 8 samples a made-up policy solves: tasks of each third are impossible, easy, and in between."""
+    return (0, 8, 1 + (task + visit) % 7)[task % 3]
+
+
+def fill(pool: TaskPool) -> list[int]:
+    """Screens until the pool suffices; the tasks sampled."""
+    sampled = []
+    while tasks := pool.to_screen():
+        pool.screened({task: (outcome(task), 8) for task in tasks})
+        sampled += tasks
+    return sampled
+
+
+@given(st.integers(1, 50), st.integers(0, 2**40))
+@settings(max_examples=20, deadline=None)
+def test_every_epoch_is_a_permutation(count, seed):
+    order = Shuffled(count, seed)
+    for epoch in range(3):
+        assert sorted(order[epoch * count + i] for i in range(count)) == list(range(count))
+
+
+def test_epochs_and_seeds_differ():
+    order, other = Shuffled(50, 0), Shuffled(50, 1)
+    assert [order[i] for i in range(50)] != [order[50 + i] for i in range(50)]
+    assert [order[i] for i in range(50)] != [other[i] for i in range(50)]
+
+
+@given(st.integers(1, 30), st.lists(st.integers(1, 9), max_size=12), st.integers(0, 12))
+@settings(max_examples=30, deadline=None)
+def test_without_screening_nothing_is_skipped_or_repeated_across_a_resume(count, sizes, stop):
+    pool = TaskPool(count, 3, None, None)
+    assert pool.to_screen() == []
+    drawn = []
+    for i, size in enumerate(sizes):
+        if i == stop:
+            pool = TaskPool(count, 3, None, json.loads(json.dumps(pool.position())))
+        drawn += pool.draw(size)
+    for epoch in range(len(drawn) // count):
+        assert sorted(drawn[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_only_tasks_that_tell_samples_apart_enter_the_pool():
+    pool = TaskPool(90, 0, CONFIG, None)
+    sampled = fill(pool)
+    assert len(sampled) == len(set(sampled)) < 90
+    assert len(pool.active) >= CONFIG.least
+    assert set(pool.active) == {task for task in sampled if 0 < outcome(task) < 8}
+
+
+def test_a_draw_goes_through_the_whole_pool_before_it_repeats():
+    pool = TaskPool(90, 0, CONFIG, None)
+    fill(pool)
+    size = len(pool.active)
+    drawn = [task for _ in range(3) for task in pool.draw(size)]
+    assert collections.Counter(drawn) == dict.fromkeys(pool.active, 3)
+    for _ in range(20):
+        assert len(set(pool.draw(size - 1))) == size - 1
+
+
+def test_used_up_tasks_leave_and_fresh_ones_are_screened_before_old_ones():
+    pool = TaskPool(60, 0, CONFIG, None)
+    seen = fill(pool)
+    used = list(pool.active)
+    for _ in range(CONFIG.retire):
+        assert set(used) <= set(pool.active)
+        pool.record({task: (8, 8) for task in used})
+    assert pool.active == ()
+    fresh = fill(pool)
+    assert not set(fresh) & set(seen)
+    while pool.to_screen() == [] and pool.active:
+        for _ in range(CONFIG.retire):
+            pool.record({task: (0, 8) for task in pool.active})
+    while not set(again := pool.to_screen()) & set(seen):
+        pool.screened({task: (0, 8) for task in again})
+    old = [task for task in again if task in seen]
+    unsolved = [task for task in seen if task not in used]
+    assert old == unsolved[: len(old)]
+
+
+def test_an_informative_group_keeps_a_task_in_the_pool():
+    pool = TaskPool(60, 0, CONFIG, None)
+    fill(pool)
+    task = pool.active[0]
+    for _ in range(5):
+        pool.record({task: (0, 8)})
+        pool.record({task: (3, 8)})
+    assert task in pool.active
+
+
+def test_a_group_of_nothing_but_faults_is_no_evidence():
+    pool = TaskPool(60, 0, CONFIG, None)
+    fill(pool)
+    before = pool.active
+    for _ in range(5):
+        pool.record({task: (0, 0) for task in before})
+    assert pool.active == before
+
+
+def test_a_set_that_teaches_nothing_is_an_error_and_a_small_pool_is_used():
+    hopeless = TaskPool(25, 0, CONFIG, None)
+    with pytest.raises(ValueError, match="none of 25 tasks is solved by some but not all of 8 samples"):
+        while tasks := hopeless.to_screen():
+            hopeless.screened({task: (0, 8) for task in tasks})
+    small = TaskPool(25, 0, CONFIG, None)
+    sampled = []
+    while tasks := small.to_screen():
+        small.screened({task: (task == 7, 8) for task in tasks})
+        sampled += tasks
+    assert sorted(sampled) == list(range(25)) and small.active == (7,)
+    assert small.draw(3) == [7, 7, 7]
+
+
+@given(st.integers(0, 30))
+@settings(max_examples=15, deadline=None)
+def test_a_resumed_pool_goes_on_as_if_never_stopped(stop):
+    def run(interrupt: int | None) -> list[list[int]]:
+        pool = TaskPool(60, 1, CONFIG, None)
+        trace = []
+        for step in range(31):
+            if step == interrupt:
+                pool = TaskPool(60, 1, CONFIG, json.loads(json.dumps(pool.position())))
+            trace.append(fill(pool))
+            tasks = pool.draw(5)
+            trace.append(tasks)
+            pool.record({task: (outcome(task, step) if step < 9 else 8, 8) for task in tasks})
+        return trace
+
+    assert run(stop) == run(None)
+
+
+def test_a_position_of_other_tasks_is_refused():
+    position = TaskPool(10, 0, None, None).position()
+    with pytest.raises(ValueError, match="10 tasks, there are 11"):
+        TaskPool(11, 0, None, position)
