@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -172,7 +173,7 @@ def test_short_answers_stay_on_one_short_line():
     )
 )
 def test_shown_values_read_back_as_themselves(value):
-    assert eval(show(value)) == value
+    assert eval(show(value), {"inf": math.inf}) == value
 
 
 def test_sets_are_shown_in_one_order():
