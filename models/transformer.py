@@ -232,3 +232,12 @@ def abstract_model(config: ModelConfig) -> Transformer:
 def parameter_count(config: ModelConfig) -> int:
     """Number of parameters, computed without allocating any."""
     return sum(leaf.size for leaf in jax.tree.leaves(abstract_model(config)))
+
+
+def cast(model: Transformer, dtype: str) -> Transformer:
+    """A copy whose parameters and computation are in ``dtype``, for sampling; arrays already in it are shared."""
+    if model.config.dtype == dtype and model.config.param_dtype == dtype:
+        return model
+    copy = jax.tree.map(lambda x: x.astype(dtype), model)
+    copy.config = dataclasses.replace(model.config, dtype=dtype, param_dtype=dtype)
+    return copy

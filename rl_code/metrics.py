@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import jax
 import rich.console
 import rich.progress
 from tensorboardX.event_file_writer import EventsWriter
@@ -274,6 +275,23 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+
+class CompilationCounter:
+    """Counts XLA compilations while it is open: after warm-up there must be none. A context manager."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> CompilationCounter:
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._listen)
+
+    def _listen(self, event: str, duration: float, **_: Any) -> None:
+        self.count += event == "/jax/core/compile/backend_compile_duration"
 
 
 _FORMATS = {

@@ -1,0 +1,316 @@
+"""What a run is made of: the config of everything, and the parts that training, evaluation and warm start share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import jax
+from absl import logging
+from flax import nnx
+from jax.sharding import NamedSharding
+
+from models import gguf_weights, huggingface
+from models.presets import PRESETS
+from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
+from models.tokenizer import Tokenizer
+from models.transformer import ModelConfig, Transformer, abstract_model, cast
+from rl_code.config import ConfigError
+from rl_code.environment.episode import Episode
+from rl_code.environment.protocol import PROTOCOLS, Compact, stop_ids
+from rl_code.environment.sandbox import SandboxConfig, SandboxPool
+from rl_code.evaluation.suite import SuiteResult, from_groups
+from rl_code.learner.batching import PackConfig
+from rl_code.learner.losses import LossConfig
+from rl_code.learner.update import OptimizerConfig
+from rl_code.rewards.outcome import RewardConfig
+from rl_code.rollout.engine import Engine, EngineConfig
+from rl_code.rollout.sampling import SamplingConfig
+from rl_code.rollout.scheduler import Scheduler
+from rl_code.tasks.api import GeneratedTasks, TaskConfig, load
+from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate
+from rl_code.tasks.screening import ScreeningConfig
+from rl_code.types import Limits, Task, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """preset: a key of models.presets. weights: a .gguf file or a Hugging Face directory; "" for random ones."""
+
+    preset: str
+    weights: str
+    dtype: str
+    remat: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+    """source "train": byte-level BPE of vocab_size entries from ``texts`` demonstrations; else read from ``path``."""
+
+    source: Literal["train", "gguf", "file"]
+    path: str
+    vocab_size: int
+    texts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """workers: threads that wait for sandboxes. tool_timeout_s: see Scheduler. dtype: of the sampling copy."""
+
+    engine: EngineConfig
+    sampling: SamplingConfig
+    workers: int
+    tool_timeout_s: float
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SftConfig:
+    """Warm start on demonstrations; steps 0 skips it.
+
+    demonstrations: distinct ones, gone through again and again; they are cut to ``slots`` tokens.
+    rows x slots: tokens of one batch. checkpoint_every: steps between checkpoints.
+    """
+
+    steps: int
+    demonstrations: int
+    demonstration: DemonstrationConfig
+    rows: int
+    slots: int
+    micro_batches: int
+    checkpoint_every: int
+    optimizer: OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Reinforcement learning.
+
+    tasks_per_step groups of group_size episodes make a batch, on which ``epochs`` updates are made. advantage: a key of
+    learner.advantages.ADVANTAGES. screening: trains only on tasks that the policy solves sometimes; None on all.
+    """
+
+    steps: int
+    tasks_per_step: int
+    group_size: int
+    epochs: int
+    advantage: str
+    advantage_eps: float
+    loss: LossConfig
+    optimizer: OptimizerConfig
+    pack: PackConfig
+    micro_batches: int
+    screening: ScreeningConfig | None
+
+
+@dataclasses.dataclass(frozen=True)
+class SuiteConfig:
+    """One held-out suite: the first ``count`` tasks (0 for all) whose prompt fits, ``samples`` episodes each.
+
+    protocol, limits, engine: None for those of training.
+    """
+
+    name: str
+    tasks: TaskConfig
+    count: int
+    samples: int
+    sampling: SamplingConfig
+    protocol: str | None = None
+    limits: Limits | None = None
+    engine: EngineConfig | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """every: steps between checkpoints. keep: how many stay."""
+
+    every: int
+    keep: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Everything a run needs. suites are evaluated before and after training."""
+
+    seed: int
+    mesh: MeshConfig
+    model: ModelSpec
+    tokenizer: TokenizerConfig
+    protocol: str
+    tasks: TaskConfig
+    limits: Limits
+    sandbox: SandboxConfig
+    reward: RewardConfig
+    rollout: RolloutConfig
+    sft: SftConfig
+    train: TrainConfig
+    suites: tuple[SuiteConfig, ...]
+    checkpoint: CheckpointConfig
+
+    def __post_init__(self):
+        if self.model.preset not in PRESETS:
+            raise ValueError(f"model.preset={self.model.preset!r} is not one of {', '.join(PRESETS)}")
+        for protocol in (self.protocol, *(suite.protocol for suite in self.suites if suite.protocol)):
+            if protocol not in PROTOCOLS:
+                raise ValueError(f"{protocol=} is not one of {', '.join(PROTOCOLS)}")
+        if self.limits.tokens > self.rollout.engine.length:
+            raise ValueError(
+                f"limits.tokens={self.limits.tokens} must not exceed rollout.engine.length={self.rollout.engine.length}"
+            )
+        if self.train.loss.temperature != (self.rollout.sampling.temperature or 1.0):
+            raise ValueError(
+                f"train.loss.temperature={self.train.loss.temperature} must equal the sampler's, "
+                f"rollout.sampling.temperature={self.rollout.sampling.temperature}"
+            )
+
+
+# Keys of a config that may differ between the start of a run and its continuation.
+MAY_CHANGE = ("checkpoint", "suites", "rollout.workers", "rollout.tool_timeout_s")
+
+
+class Run:
+    """The parts of a run, built once. A context manager: leaving it ends the sandboxes and worker threads."""
+
+    def __init__(self, config: RunConfig, workdir: Path):
+        self.config, self.workdir = config, workdir
+        self.mesh = make_mesh(config.mesh)
+        self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
+        self.pool = SandboxPool(config.sandbox)
+        try:
+            self.tasks: Sequence[Task] = load(config.tasks, self.pool, workdir)
+            self.tokenizer = self._tokenizer()
+            self.tasks = self._that_fit(self.tasks, config.protocol, config.rollout.engine.prompt_length)
+            self.model_config = self._model_config()
+        except BaseException:
+            self.pool.close()
+            raise
+        self._schedulers: dict[tuple[SamplingConfig, EngineConfig, str], Scheduler] = {}
+        self._suites: dict[str, list[Task]] = {}
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for scheduler in self._schedulers.values():
+            scheduler.close()
+        self.pool.close()
+
+    def _tokenizer(self) -> Tokenizer:
+        spec = self.config.tokenizer
+        if spec.source == "gguf":
+            return Tokenizer.from_gguf(spec.path)
+        if spec.source == "file":
+            return Tokenizer.from_file(spec.path)
+        texts = ("".join(segment.text for segment in self.demonstration(i)) for i in range(spec.texts))
+        special = Compact.SPECIAL_TOKENS
+        return Tokenizer.train(texts, spec.vocab_size, special, eos="<|eot|>", pad="<|pad|>")
+
+    def _model_config(self) -> ModelConfig:
+        spec, preset = self.config.model, PRESETS[self.config.model.preset]
+        if self.config.tokenizer.source == "train":
+            preset = dataclasses.replace(preset, vocab_size=self.tokenizer.vocab_size)
+        elif self.tokenizer.vocab_size > preset.vocab_size:
+            raise ConfigError(
+                f"the tokeniser of {self.config.tokenizer.path} has {self.tokenizer.vocab_size} tokens, "
+                f"model.preset={spec.preset!r} has {preset.vocab_size}"
+            )
+        return dataclasses.replace(preset, dtype=spec.dtype, remat=spec.remat)
+
+    def init_model(self) -> Transformer:
+        """The model a run starts from, laid out over the mesh: random, or the configured weights."""
+        path = Path(self.config.model.weights)
+        if not self.config.model.weights:
+            shardings = parameter_shardings(abstract_model(self.model_config), self.mesh)
+            make = functools.partial(Transformer, self.model_config)
+            return jax.jit(lambda: make(nnx.Rngs(self.config.seed)), out_shardings=shardings)()
+        if not path.exists():
+            raise ConfigError(f"model.weights={str(path)!r} does not exist; for SmolLM2 run bash launch/get_smollm2.sh")
+        load_weights = huggingface.load if path.is_dir() else gguf_weights.load
+        return load_weights(path, self.model_config, self.mesh)
+
+    def demonstration(self, index: int) -> list[Segment]:
+        """Demonstration ``index`` of the training tasks; the same for the same config."""
+        rng = random.Random(f"demonstration/{self.config.seed}/{index}")
+        return demonstrate(self.tasks[index], rng, self.config.sft.demonstration, self.config.limits)
+
+    def sampler(self, model: Transformer) -> Transformer:
+        """The copy of a model that samples, in the rollout's dtype."""
+        return cast(model, self.config.rollout.dtype)
+
+    def episode(
+        self, task: Task, group: int, index: int, *, protocol: str | None = None, limits: Limits | None = None
+    ) -> Episode:
+        """A new episode of a task, by the protocol and limits of training unless others are given."""
+        return Episode(
+            task,
+            group=group,
+            index=index,
+            protocol=PROTOCOLS[protocol or self.config.protocol],
+            tokenizer=self.tokenizer,
+            pool=self.pool,
+            limits=limits or self.config.limits,
+            reward=self.config.reward,
+        )
+
+    def scheduler(self, sampling: SamplingConfig, engine: EngineConfig | None = None, protocol: str | None = None):
+        """The Scheduler that samples this way; its programs are compiled once per way."""
+        rollout = self.config.rollout
+        engine, protocol = engine or rollout.engine, protocol or self.config.protocol
+        if (sampling, engine, protocol) not in self._schedulers:
+            model_config = dataclasses.replace(self.model_config, dtype=rollout.dtype, param_dtype=rollout.dtype)
+            stops = tuple(sorted(stop_ids(PROTOCOLS[protocol], self.tokenizer)))
+            self._schedulers[sampling, engine, protocol] = Scheduler(
+                Engine(model_config, engine, sampling, stops, self.mesh),
+                self.tokenizer,
+                workers=rollout.workers,
+                tool_timeout_s=rollout.tool_timeout_s,
+            )
+        return self._schedulers[sampling, engine, protocol]
+
+    def suite_tasks(self, suite: SuiteConfig) -> list[Task]:
+        """The tasks of a suite."""
+        if suite.name not in self._suites:
+            tasks = load(suite.tasks, self.pool, self.workdir)
+            engine = suite.engine or self.config.rollout.engine
+            tasks = self._that_fit(tasks, suite.protocol or self.config.protocol, engine.prompt_length)
+            self._suites[suite.name] = [tasks[i] for i in range(suite.count or len(tasks))]
+        return self._suites[suite.name]
+
+    def _that_fit(self, tasks: Sequence[Task], protocol: str, prompt_length: int) -> Sequence[Task]:
+        """Those whose prompt has at most ``prompt_length`` tokens; generated tasks, which are endless, as they are."""
+        if isinstance(tasks, GeneratedTasks):
+            return tasks
+        render = PROTOCOLS[protocol].prompt
+        kept = [task for task in tasks if len(self.tokenizer.encode(render(task))) <= prompt_length]
+        if len(kept) < len(tasks):
+            logging.info("%d of %d tasks have prompts of at most %d tokens", len(kept), len(tasks), prompt_length)
+        return kept
+
+    def evaluate(
+        self,
+        suite: SuiteConfig,
+        model: Transformer,
+        *,
+        label: str,
+        step: int,
+        on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+    ) -> SuiteResult:
+        """Plays a suite with these weights. The same weights give the same result."""
+        make_episode = functools.partial(self.episode, protocol=suite.protocol, limits=suite.limits)
+        groups, _ = self.scheduler(suite.sampling, suite.engine, suite.protocol).rollout(
+            self.sampler(model),
+            self.suite_tasks(suite),
+            make_episode,
+            group_size=suite.samples,
+            version=step,
+            key=jax.random.key(self.config.seed),
+            on_finished=on_finished,
+        )
+        return from_groups(suite.name, label, step, dataclasses.asdict(suite.sampling), groups)

@@ -1,0 +1,86 @@
+"""Supervised warm start: next-token training on demonstrations, on the tokens that the demonstrator chose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import jax
+
+from rl_code.checkpoint import Checkpoints
+from rl_code.learner.batching import SupervisedBatch, pack_supervised
+from rl_code.learner.update import TrainState, init_state, make_sft_update
+from rl_code.metrics import MetricWriter, Progress
+from rl_code.run import MAY_CHANGE, Run
+from rl_code.stop import Stopped, StopRequest
+
+FOLDER = "sft"
+
+
+class Demonstrations:
+    """Endless token examples by number: the configured demonstrations, gone through again and again."""
+
+    def __init__(self, run: Run):
+        self._run, self._count = run, run.config.sft.demonstrations
+        self._known: dict[int, tuple[list[int], list[bool]]] = {}
+
+    def _example(self, index: int) -> tuple[list[int], list[bool]]:
+        if index in self._known:
+            return self._known[index]
+        tokens, mask = [], []
+        for segment in self._run.demonstration(index):
+            piece = self._run.tokenizer.encode(segment.text)
+            tokens += piece
+            mask += [segment.sampled] * len(piece)
+        self._known[index] = tokens, mask
+        return tokens, mask
+
+    def after(self, position: int) -> Iterator[tuple[list[int], list[bool]]]:
+        """(tokens, whether the demonstrator chose them) from example ``position`` on."""
+        while True:
+            tokens, mask = self._example(position % self._count)
+            slots = self._run.config.sft.slots
+            yield tokens[:slots], mask[:slots]
+            position += 1
+
+    def batch(self, position: int, rows: int, slots: int) -> tuple[SupervisedBatch, int]:
+        """A packed batch of examples from ``position`` on, and the position after it."""
+        batch, taken = pack_supervised(self.after(position), rows=rows, slots=slots)
+        return batch, position + taken
+
+
+def warm_start(run: Run, stop: StopRequest) -> TrainState:
+    """Trains from the run's initial model; continues from, and returns at once when done by, its own checkpoint.
+
+    Writes metrics and checkpoints into the folder ``sft`` of the run's workdir. Raises FloatingPointError when the loss
+    is not finite, Stopped when asked to stop.
+    """
+    config, workdir = run.config.sft, run.workdir / FOLDER
+    update = make_sft_update(config.optimizer, config.micro_batches)
+    state = init_state(run.init_model(), config.optimizer)
+    demonstrations = Demonstrations(run)
+    with Checkpoints(workdir, run.config, keep=run.config.checkpoint.keep, may_change=MAY_CHANGE) as checkpoints:
+        restored = checkpoints.restore(state)
+        start, position = 0, 0
+        if restored is not None:
+            start, position, state = restored.step, restored.position["example"], restored.state
+        with MetricWriter(workdir, start) as writer, Progress("warm start", config.steps, start) as progress:
+            for step in range(start, config.steps):
+                begin = time.perf_counter()
+                batch, position = demonstrations.batch(position, config.rows, config.slots)
+                batch = jax.device_put(batch, run.rows_sharding)
+                state, metrics = update(state, batch)
+                metrics = jax.device_get(metrics)
+                if not metrics["train/finite"]:
+                    checkpoints.save(step, state, {"example": position})
+                    raise FloatingPointError(f"warm start: the loss is not finite at step {step}")
+                seconds = time.perf_counter() - begin
+                speed = float(batch.segments.size) / seconds
+                writer.write(step, {**metrics, "time/step_s": seconds, "time/tokens_per_s": speed})
+                progress.update(step + 1, loss=float(metrics["train/loss"]), tokens_per_s=speed)
+                last = step + 1 == config.steps
+                if (step + 1) % config.checkpoint_every == 0 or last or stop.requested:
+                    checkpoints.save(step + 1, state, {"example": position})
+                if stop.requested:
+                    raise Stopped(f"stopped after step {step + 1} of {config.steps} of the warm start")
+    return state

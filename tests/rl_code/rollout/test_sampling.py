@@ -1,0 +1,79 @@
+"""Sampling draws from the distribution it reports, and only from what top-k and top-p allow."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
+
+
+def _logits(vocab: int, seed: int = 0) -> jax.Array:
+    return 2.0 * jax.random.normal(jax.random.key(seed), (vocab,))
+
+
+@pytest.mark.parametrize("vocab", [7, 16, 50])
+def test_frequencies_follow_the_softmax(vocab):
+    draws = 40_000
+    uniforms = (jnp.arange(draws) + 0.5) / draws  # a stratified sample: frequencies are exact to one draw per token
+    logits = jnp.broadcast_to(_logits(vocab), (draws, vocab))
+    tokens, _ = sample(logits, uniforms, SamplingConfig(temperature=0.7, top_k=0, top_p=1.0))
+    found = np.bincount(tokens, minlength=vocab) / draws
+    expected = jax.nn.softmax(_logits(vocab) / 0.7)
+    np.testing.assert_allclose(found, expected, atol=3 / draws)
+
+
+def test_log_probability_is_of_the_whole_vocabulary_at_the_temperature():
+    logits = _logits(30)[None]
+    token, logprob = sample(logits, jnp.array([0.4]), SamplingConfig(temperature=0.5, top_k=3, top_p=1.0))
+    expected = jax.nn.log_softmax(logits[0] / 0.5)[token[0]]
+    np.testing.assert_allclose(logprob[0], expected, rtol=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(k=st.integers(1, 12), p=st.floats(0.05, 0.95), seed=st.integers(0, 100))
+def test_top_k_and_top_p_keep_the_smallest_set(k, p, seed):
+    uniforms = jnp.linspace(0.0, 0.999999, 500)
+    logits = jnp.broadcast_to(_logits(12, seed), (500, 12))
+    tokens, _ = sample(logits, uniforms, SamplingConfig(temperature=1.0, top_k=k, top_p=p))
+    probs = np.asarray(jax.nn.softmax(_logits(12, seed)), np.float64)
+    order = np.argsort(-probs)[:k]
+    kept = np.cumsum(probs[order]) - probs[order] < p * probs[order].sum() - 1e-6
+    allowed = set(order[: max(1, int(kept.sum()) + 1)])  # one token of slack for rounding at the boundary
+    assert set(np.unique(tokens)) <= allowed
+
+
+def test_greedy_takes_the_largest_logit():
+    logits = jnp.stack([_logits(20, seed) for seed in range(5)])
+    tokens, _ = sample(logits, jnp.zeros(5), SamplingConfig(temperature=0.0, top_k=0, top_p=1.0))
+    assert (tokens == jnp.argmax(logits, axis=-1)).all()
+
+
+def test_impossible_tokens_are_never_drawn():
+    logits = jnp.full((200, 10), -jnp.inf).at[:, jnp.array([3, 8])].set(0.0)
+    tokens, _ = sample(logits, jnp.linspace(0.0, 1.0, 200), SamplingConfig(1.0, 0, 1.0))
+    assert set(np.unique(tokens)) == {3, 8}
+
+
+def test_random_numbers_depend_on_the_sequence_and_not_on_its_row():
+    key = jax.random.key(3)
+    groups, samples, positions = jnp.array([5, 6, 5]), jnp.array([0, 0, 1]), jnp.array([9, 9, 9])
+    together = token_uniforms(key, groups, samples, positions)
+    turned = token_uniforms(key, groups[::-1], samples[::-1], positions[::-1])
+    assert (together == turned[::-1]).all()
+    assert len(set(together.tolist())) == 3
+
+
+def test_stop_tokens_are_recognised():
+    assert stop_mask(jnp.array([1, 7, 9]), (7, 9)).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("change", [{"temperature": -1.0}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_a_bad_value_is_named(change):
+    name, value = next(iter(change.items()))
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        SamplingConfig(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **change})

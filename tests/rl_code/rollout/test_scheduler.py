@@ -1,0 +1,258 @@
+"""The engine samples what the trainer computes, whatever shares the batch; tools never hold up the other rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from models.transformer import ModelConfig, Transformer
+from rl_code.metrics import CompilationCounter
+from rl_code.rollout.engine import Engine, EngineConfig
+from rl_code.rollout.sampling import SamplingConfig
+from rl_code.rollout.scheduler import RolloutTimeout, Scheduler
+
+STOP, VOCAB = 0, 40
+MODEL = ModelConfig(
+    vocab_size=VOCAB,
+    embed_dim=32,
+    mlp_dim=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rope_theta=1e4,
+    norm_eps=1e-6,
+    tied_embeddings=True,
+)
+ENGINE = EngineConfig(
+    slots=3,
+    prompts=2,
+    prefill_rows=2,
+    prefill_tokens=4,
+    prompt_length=16,
+    length=64,
+    decode_steps=5,
+    cache_dtype="float32",
+)
+SAMPLING = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0)
+
+
+class _Letters:
+    """A tokenizer of one character per token."""
+
+    def decode(self, tokens):
+        return "".join(chr(65 + token) for token in tokens)
+
+    def token_id(self, text):
+        return STOP
+
+
+class _Protocol:
+    """Ends a message at the stop token or, where ``rule`` is set, at the first token 7."""
+
+    stop_tokens = ("stop",)
+
+    def __init__(self, rule=False):
+        self.rule = rule
+
+    def stopped(self, text):
+        return self.rule and chr(65 + 7) in text
+
+
+class _Episode:
+    """Answers every message with its own tokens turned around; over after ``turns`` messages."""
+
+    def __init__(self, task, group, index, turns=3, protocol=None, wait=None):
+        self.task, self.group, self.index, self.turns = task, group, index, turns
+        self.protocol = protocol or _Protocol()
+        self.tokens, self.sampled, self.logprobs, self.messages = [], [], [], 0
+        self.wait, self.closed = wait, False
+
+    @property
+    def budget(self):
+        return min(7, 60 - len(self.tokens))
+
+    def start(self):
+        self.tokens = list(self.task.prompt)
+        self.sampled, self.logprobs = [False] * len(self.tokens), [0.0] * len(self.tokens)
+        return list(self.tokens)
+
+    def step(self, tokens, logprobs, version):
+        if self.wait is not None:
+            self.wait()
+        assert 0 < len(tokens) <= self.budget
+        assert STOP not in tokens[:-1]
+        self._add(tokens, logprobs, True)
+        self.messages += 1
+        if self.messages == self.turns:
+            return None
+        answer = [STOP, *reversed(tokens)]
+        self._add(answer, [0.0] * len(answer), False)
+        return answer
+
+    def _add(self, tokens, logprobs, sampled):
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.sampled += [sampled] * len(tokens)
+
+    def finish(self):
+        return types.SimpleNamespace(
+            index=self.index,
+            group=self.group,
+            tokens=np.array(self.tokens),
+            sampled=np.array(self.sampled),
+            logprobs=np.array(self.logprobs),
+        )
+
+    def close(self):
+        self.closed = True
+
+
+def _task(seed: int):
+    prompt = np.random.default_rng(seed).integers(1, VOCAB, 3 + seed % 9)
+    return types.SimpleNamespace(
+        id=f"task{seed}", prompt=np.random.default_rng(seed).integers(1, VOCAB, length).tolist()
+    )
+
+
+def _model(mesh) -> Transformer:
+    model = Transformer(MODEL, nnx.Rngs(0))
+    # Larger weights than at initialisation, so that the distribution depends on the context.
+    return jax.device_put(jax.tree.map(lambda x: 3.0 * x, model), parameter_shardings(model, mesh))
+
+
+def _play(tasks, *, group_size=4, shards=1, make=_Episode, engine=ENGINE, timeout_s=30.0, scheduler=None):
+    mesh = make_mesh(MeshConfig(data=shards, tensor=1))
+    own = scheduler or Scheduler(
+        Engine(MODEL, engine, SAMPLING, (STOP,), mesh), _Letters(), workers=4, tool_timeout_s=timeout_s
+    )
+    try:
+        return own.rollout(_model(mesh), tasks, make, group_size=group_size, version=1, key=jax.random.key(7))
+    finally:
+        if scheduler is None:
+            own.close()
+
+
+def test_sampler_log_probabilities_equal_the_trainers():
+    groups, stats = _play([_task(seed) for seed in range(3)])
+    model = _model(make_mesh(MeshConfig(data=1, tensor=1)))
+    for trajectory in (t for group in groups for t in group.trajectories):
+        tokens = jnp.array(trajectory.tokens)[None]
+        ones = jnp.ones_like(tokens)
+        hidden = model.hidden(tokens, jnp.arange(tokens.shape[1])[None], ones, 0 * ones)
+        logprobs = jax.nn.log_softmax(model.logits(hidden))[0, :-1]
+        expected = np.take_along_axis(np.asarray(logprobs), trajectory.tokens[1:, None], axis=-1)[:, 0]
+        chosen = trajectory.sampled[1:]
+        np.testing.assert_allclose(trajectory.logprobs[1:][chosen], expected[chosen], atol=2e-5)
+    assert stats.sampled_tokens == sum(t.sampled.sum() for group in groups for t in group.trajectories)
+
+
+def test_tokens_do_not_depend_on_what_else_is_in_the_batch():
+    tasks = [_task(seed) for seed in range(5)]
+    together, _ = _play(tasks)
+    alone, _ = _play(tasks[:1])
+    wider, _ = _play(tasks, engine=dataclasses.replace(ENGINE, slots=7, prompts=5))
+    split, _ = _play(tasks, shards=2)
+    for a, b in zip(together[0].trajectories, alone[0].trajectories, strict=True):
+        assert (a.tokens == b.tokens).all()
+        assert (a.logprobs == b.logprobs).all()
+    for other in (wider, split):
+        for a, b in zip(together, other, strict=True):
+            assert all((x.tokens == y.tokens).all() for x, y in zip(a.trajectories, b.trajectories, strict=True))
+
+
+def test_samples_of_a_group_differ_and_keep_their_order():
+    (group,), _ = _play([_task(1)], group_size=6)
+    assert [t.index for t in group.trajectories] == list(range(6))
+    assert len({tuple(t.tokens) for t in group.trajectories}) > 1
+
+
+def test_a_prompt_is_prefilled_once_for_its_group():
+    task = _task(8)
+    _, one = _play([task], group_size=1, make=lambda *a: _Episode(*a, turns=1))
+    _, many = _play([task], group_size=6, make=lambda *a: _Episode(*a, turns=1))
+    assert one.prefilled_tokens == many.prefilled_tokens == len(task.prompt) - 1
+    assert many.shared_tokens == 6 * (len(task.prompt) - 1)
+
+
+def test_nothing_is_compiled_after_the_first_rollout():
+    mesh = make_mesh(MeshConfig(data=1, tensor=1))
+    scheduler = Scheduler(Engine(MODEL, ENGINE, SAMPLING, (STOP,), mesh), _Letters(), workers=4, tool_timeout_s=30.0)
+    _play([_task(0), _task(7)], scheduler=scheduler)
+    _model(mesh)  # what the test itself compiles
+    with CompilationCounter() as compilations:
+        _play([_task(seed) for seed in range(1, 6)], scheduler=scheduler)
+    scheduler.close()
+    assert compilations.count == 0
+
+
+def test_a_rule_on_text_cuts_the_message_at_the_token_that_triggers_it():
+    groups, _ = _play([_task(2), _task(3)], make=lambda *a: _Episode(*a, protocol=_Protocol(rule=True)))
+    plain, _ = _play([_task(2), _task(3)])
+    for group, other in zip(groups, plain, strict=True):
+        for t, p in zip(group.trajectories, other.trajectories, strict=True):
+            start = len(group.task.prompt)
+            first, whole = _first_message(t, start), _first_message(p, start)
+            assert 7 not in first[:-1]
+            assert whole[: len(first)] == first
+
+
+def _first_message(trajectory, start: int) -> list[int]:
+    end = start
+    while end < len(trajectory.tokens) and trajectory.sampled[end]:
+        end += 1
+    return trajectory.tokens[start:end].tolist()
+
+
+def test_decoding_goes_on_while_one_tool_is_slow():
+    release = threading.Event()
+    finished = []
+
+    def make(task, group, index):
+        return _Episode(task, group, index, wait=(lambda: release.wait(20)) if (group, index) == (0, 0) else None)
+
+    mesh = make_mesh(MeshConfig(data=1, tensor=1))
+    scheduler = Scheduler(Engine(MODEL, ENGINE, SAMPLING, (STOP,), mesh), _Letters(), workers=4, tool_timeout_s=30.0)
+
+    def on_finished(trajectory):
+        finished.append((trajectory.group, trajectory.index))
+        if len(finished) == 7:  # everybody but the slow one
+            release.set()
+
+    tasks = [_task(0), _task(1)]
+    scheduler.rollout(
+        _model(mesh), tasks, make, group_size=4, version=0, key=jax.random.key(0), on_finished=on_finished
+    )
+    scheduler.close()
+    assert finished[-1] == (0, 0)
+
+
+def test_a_tool_that_never_answers_is_named():
+    release = threading.Event()
+    episodes = []
+
+    def make(task, group, index):
+        episodes.append(_Episode(task, group, index, wait=lambda: release.wait(20)))
+        return episodes[-1]
+
+    mesh = make_mesh(MeshConfig(data=1, tensor=1))
+    scheduler = Scheduler(Engine(MODEL, ENGINE, SAMPLING, (STOP,), mesh), _Letters(), workers=4, tool_timeout_s=0.3)
+    with pytest.raises(RolloutTimeout, match="task5"):
+        scheduler.rollout(_model(mesh), [_task(5)], make, group_size=2, version=0, key=jax.random.key(0))
+    release.set()
+    scheduler.close()
+    assert all(episode.closed for episode in episodes)
+
+
+def test_a_prompt_that_is_too_long_is_named():
+    task = types.SimpleNamespace(id="long", prompt=[1] * 17)
+    with pytest.raises(ValueError, match=r"long.*17.*prompt_length=16"):
+        _play([task])
