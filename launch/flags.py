@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import textwrap
@@ -30,8 +31,8 @@ def run(
 ) -> NoReturn:
     """Parses the command line, calls ``main(config, workdir)`` and exits.
 
-    A wrong command line (exit code 2), a ConfigError, a CheckpointError and the errors in ``expected`` (exit code 1)
-    end in one paragraph on standard error; any other exception is a bug and keeps its traceback.
+    A wrong command line (exit code 2), a ConfigError, a CheckpointError, a full disk and the errors in ``expected``
+    (exit code 1) end in one paragraph on standard error; any other exception is a bug and keeps its traceback.
     """
 
     def guarded(_: Sequence[str]) -> int:
@@ -40,8 +41,12 @@ def run(
             main(flags.FLAGS.config, flags.FLAGS.workdir)
         except (ConfigError, CheckpointError, *expected) as error:
             return _complain(str(error), 1)
-        except KeyboardInterrupt:
-            return _complain("Stopped. The same command continues from the last checkpoint.", 130)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return _complain(str(error), 1)
+        except KeyboardInterrupt as error:
+            return _complain(f"{error or 'stopped'}; the same command continues from the last checkpoint", 130)
         return 0
 
     app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))
@@ -54,6 +59,11 @@ def _parse(argv: Sequence[str], needs_workdir: bool) -> list[str]:
             _refuse("--config=<file> is missing, for instance --config=configs/quickstart.py")
         flags.FLAGS.config.keys()  # a file that could not be found says so on its first use
     except (flags.Error, OSError, ValueError) as error:
+        last = str(error).strip().splitlines()[-1]
+        if "Traceback" in str(error):  # raised inside the config file, and quoted with its traceback
+            if not last.startswith("ValueError: "):
+                raise
+            _refuse(last.removeprefix("ValueError: "))
         # a key that is None has no type to read the text with: in the file it wants a placeholder(type)
         _refuse(str(error).split(" Currently supported")[0])
     except (AttributeError, KeyError) as error:

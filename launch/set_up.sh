@@ -32,12 +32,13 @@ install_requirements() {
     fi
     log=.venv/install.log
     : >"$log"
+    printf 'Installing requirements.txt into .venv, once' >&2
     while read -r line; do
         echo "$line" >>"$log"
-        case $line in
-        Collecting*) count=$((count + 1)) && printf '\rInstalling into .venv, once: %d packages found' "$count" >&2 ;;
-        Installing*) printf '\rInstalling into .venv, once: unpacking %d packages ' "$count" >&2 ;;
-        esac
+        if [ -t 2 ] && [[ $line = Collecting* ]]; then
+            count=$((count + 1))
+            printf '\rInstalling requirements.txt into .venv, once: %d packages' "$count" >&2
+        fi
     done < <(.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt 2>&1 || echo FAILED)
     echo " ($((SECONDS - started)) s)" >&2
     if [ "$(tail -n 1 "$log")" = FAILED ]; then

@@ -3,4 +3,4 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/set_up.sh"
 
-exec python -m pytest tests "$@"
+exec python -m pytest "$@"

@@ -134,7 +134,7 @@ class Checkpoints:
 
         Raises:
           CheckpointError: there are checkpoints and none of them can be read.
-          ValueError: a leaf is missing, unexpected, or of another shape or dtype; names it with both.
+          ConfigError: a leaf is missing, unexpected, or of another shape or dtype; names it with both.
         """
         self.wait()
         restored, broken = _restore_newest(self._folder, abstract, None, partial)
@@ -261,10 +261,10 @@ def _read(directory: Path, record: Mapping[str, Any], abstract: Any, partial: bo
     wanted, stored = arrays.describe(abstract), record["arrays"]
     for name, here in wanted.items():
         if stored.get(name) != here:
-            raise ValueError(f"{name}: expected {here}, found {stored.get(name, 'nothing')} in {directory}")
+            raise config_lib.ConfigError(f"{name}: expected {here}, found {stored.get(name, 'nothing')} in {directory}")
     extra = sorted(stored.keys() - wanted.keys())
     if extra and not partial:
-        raise ValueError(f"{directory} has {', '.join(extra)}, which the state does not have")
+        raise config_lib.ConfigError(f"{directory} has {', '.join(extra)}, which the state does not have")
     target = arrays.targets(abstract)
     arguments = ocp.args.PyTreeRestore(
         item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=partial

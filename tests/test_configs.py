@@ -9,16 +9,17 @@ import runpy
 import typing
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ml_collections
 import pytest
-from rl_code.train import RunConfig
 
 from rl_code import config as config_lib
+from rl_code.run import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "def get_config" in path.read_text())
-LABELS = ("Command:", "Hardware:", "Run time:", "Expected:")
+LABELS = ("Command:", "Hardware:", "Run time:", "Expected metric:")
 
 every_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -27,28 +28,28 @@ def load(path: Path, argument: str = "") -> ml_collections.ConfigDict:
     return runpy.run_path(str(path))["get_config"](*filter(None, [argument]))
 
 
-def sections(cls: type) -> Iterator[type]:
-    """A config's dataclass and every dataclass inside it."""
-    yield cls
-    for hint in typing.get_type_hints(cls).values():
-        for kind in (hint, *typing.get_args(hint)):
-            if dataclasses.is_dataclass(kind):
-                yield from sections(kind)
+def sections(cls: Any) -> Iterator[type]:
+    """A config's dataclass and every dataclass inside it, in tuples and unions too."""
+    if dataclasses.is_dataclass(cls):
+        yield cls
+    for hint in (
+        *typing.get_args(cls),
+        *(typing.get_type_hints(cls).values() if dataclasses.is_dataclass(cls) else ()),
+    ):
+        yield from sections(hint)
 
 
 def attributes_read(tree: ast.AST) -> set[str]:
-    """Names x of every ``something.x`` that is read, except where a dataclass checks its own fields."""
+    """Names x of every ``something.x`` or ``something["x"]`` read, except where a dataclass checks its own fields."""
     checks = {
         id(inner)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.name == "__post_init__"
         for inner in ast.walk(node)
     }
-    return {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in checks
-    }
+    loads = [node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Load)]
+    attributes = {node.attr for node in loads if isinstance(node, ast.Attribute) and id(node) not in checks}
+    return attributes | {ast.unparse(node.slice).strip("'") for node in loads if isinstance(node, ast.Subscript)}
 
 
 def unread(cls: type, read: set[str]) -> list[str]:

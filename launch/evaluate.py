@@ -1,0 +1,100 @@
+"""Plays one suite of a config with the weights of a run, or with those a run starts from.
+
+python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval                      # untrained
+python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval --workdir=runs/mbpp  # newest checkpoint
+... --greedy               one greedy sample per task instead of the suite's own sampling
+... --step=20              another checkpoint of the workdir
+... --against=runs/other   also another run's newest checkpoint ("start": the untrained weights), compared task by task
+
+Results are written to <workdir>/evaluations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import ml_collections
+import rich.console
+from absl import flags as absl_flags
+
+from launch import flags
+from models.sharding import parameter_shardings
+from models.transformer import Transformer, abstract_model
+from rl_code import checkpoint
+from rl_code import config as config_lib
+from rl_code.environment.sandbox import SandboxUnavailable
+from rl_code.evaluation import compare
+from rl_code.evaluation import suite as suite_lib
+from rl_code.evaluation.suite import SuiteResult
+from rl_code.metrics import Progress
+from rl_code.run import Run, RunConfig, SuiteConfig
+
+START = "start"
+
+FLAGS = absl_flags.FLAGS
+absl_flags.DEFINE_string("suite", None, "Name of one of the config's suites.", required=True)
+absl_flags.DEFINE_bool("greedy", False, "One greedy sample per task.")
+absl_flags.DEFINE_integer("step", None, "Checkpoint to evaluate instead of the newest.")
+absl_flags.DEFINE_string("against", None, f"Workdir of a run to compare with, or {START!r}.")
+
+
+def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
+    run_config = config_lib.build(RunConfig, config)
+    suite = choose_suite(run_config, FLAGS.suite, FLAGS.greedy)
+    console = rich.console.Console()
+    with Run(run_config, Path(workdir or START)) as run, jax.set_mesh(run.mesh):
+        results = [evaluate(run, suite, workdir or START, FLAGS.step)]
+        if FLAGS.against:
+            results.insert(0, evaluate(run, suite, FLAGS.against, None))
+    if workdir:
+        results[-1].save(workdir)
+    ks = [k for k in (1, suite.samples) if k <= min(result.largest_k for result in results)]
+    console.print(suite_lib.table(results, sorted(set(ks))))
+    if FLAGS.against:
+        console.print(compare.table([compare.compare(*results, k) for k in sorted(set(ks))]))
+
+
+def choose_suite(config: RunConfig, name: str, greedy: bool) -> SuiteConfig:
+    """The suite of that name; greedy decoding makes it a suite of its own. Raises ConfigError for an unknown name."""
+    suites = {suite.name: suite for suite in config.suites}
+    if name not in suites:
+        raise config_lib.ConfigError(f"--suite={name} is not one of the config's suites: {', '.join(suites)}")
+    suite = suites[name]
+    if not greedy:
+        return suite
+    sampling = dataclasses.replace(suite.sampling, temperature=0.0)
+    return dataclasses.replace(suite, name=f"{name}_greedy", samples=1, sampling=sampling)
+
+
+def evaluate(run: Run, suite: SuiteConfig, source: str, step: int | None) -> SuiteResult:
+    """Plays the suite with the weights of a workdir, or with the run's own initial ones where source is "start"."""
+    model, label, step = (run.init_model(), START, 0) if source == START else restore_model(run, source, step)
+    with Progress(f"{suite.name} {label}", len(run.suite_tasks(suite)) * suite.samples) as progress:
+        counts = {"done": 0, "solved": 0}
+
+        def count(trajectory):
+            counts["done"] += 1
+            counts["solved"] += suite_lib.solved(trajectory)
+            progress.update(counts["done"], pass_rate=counts["solved"] / counts["done"])
+
+        return run.evaluate(suite, model, label=label, step=step, on_finished=count)
+
+
+def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer, str, int]:
+    """Model, label and step of a checkpoint. Raises ConfigError when the workdir has none."""
+    model = abstract_model(run.model_config)
+    model = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        model,
+        parameter_shardings(model, run.mesh),
+    )
+    restored = checkpoint.load(workdir, {"model": model}, step=step, partial=True)
+    if restored is None:
+        raise config_lib.ConfigError(f"{workdir} has no checkpoint; without --workdir the untrained model is evaluated")
+    return restored.state["model"], f"step_{restored.step}", restored.step
+
+
+if __name__ == "__main__":
+    flags.run(main, needs_workdir=False, expected=(SandboxUnavailable,))

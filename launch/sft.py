@@ -1,0 +1,27 @@
+"""Runs the supervised warm start of a config alone; launch.train on the same workdir continues from it.
+
+python -m launch.sft --config=configs/quickstart.py[:smoke] --workdir=runs/first
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import ml_collections
+
+from launch import flags
+from rl_code import config as config_lib
+from rl_code import sft
+from rl_code.environment.sandbox import SandboxUnavailable
+from rl_code.run import Run, RunConfig
+from rl_code.stop import StopRequest
+
+
+def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
+    with Run(config_lib.build(RunConfig, config), Path(workdir)) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
+        sft.warm_start(run, stop)
+
+
+if __name__ == "__main__":
+    flags.run(main, expected=(SandboxUnavailable, FloatingPointError))

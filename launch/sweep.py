@@ -1,0 +1,285 @@
+"""Runs a config once per set of overrides and compares the runs in one table and one figure.
+
+python -m launch.sweep --config=configs/ablation.py[:smoke] --workdir=runs/ablation [--jobs=2] [--config.train.steps=9]
+
+The config file also defines
+
+  get_sweep(arg) -> iterable of {dotted key: value}, the overrides of one run each; runs that differ in nothing but the
+    key ``seed`` are one variant, shown as a mean with the range over seeds.
+  get_figure(arg) -> names of the metrics to draw against the step (optional; no figure without it).
+
+Finished runs are skipped and unfinished ones continue, so the same command can be started again at any time. It leaves
+in the workdir one folder per run, sweep.txt (the table) and sweep.png (the figure).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+import numpy as np
+import rich.console
+import rich.table
+from absl import flags as absl_flags
+from ml_collections import config_flags
+
+from launch import flags
+from rl_code import config as config_lib
+from rl_code.evaluation import suite
+from rl_code.evaluation.suite import SuiteResult
+from rl_code.metrics import read_metrics, write_atomically
+from rl_code.run import RunConfig
+
+SEED = "seed"
+DONE = "sweep_done.json"
+LOG = "log.txt"
+TRAIN = (sys.executable, "-m", "launch.train")
+
+FLAGS = absl_flags.FLAGS
+absl_flags.DEFINE_integer("jobs", 1, "Runs at the same time; above 1 each run's output goes to its log.txt.", 1)
+
+
+class SweepError(RuntimeError):
+    """Some runs failed; the message names them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRun:
+    """One run: its overrides, the config they make, and its folder."""
+
+    overrides: Mapping[str, Any]
+    config: RunConfig
+    workdir: Path
+
+    @property
+    def variant(self) -> str:
+        """The overrides in words, without the seed."""
+        return describe(self.overrides, without=SEED) or "base"
+
+    def finished(self) -> bool:
+        """Whether the run has ended well; raises ConfigError when that was with another config."""
+        path = self.workdir / DONE
+        if not path.exists():
+            return False
+        keys = config_lib.diff(json.loads(path.read_text())["config"], self.config)
+        if keys:
+            raise config_lib.ConfigError(f"{self.workdir} was finished with another config; {', '.join(keys)} differ")
+        return True
+
+
+def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
+    path, colon, argument = config_flags.get_config_filename(FLAGS["config"]).partition(":")
+    module, arguments = runpy.run_path(path), [argument] if argument else []
+    if "get_sweep" not in module:
+        raise config_lib.ConfigError(f"{path} defines no get_sweep(), which says what to run")
+    runs = plan(config, module["get_sweep"](*arguments), Path(workdir))
+    given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
+    failed = []
+    try:
+        failed = execute(runs, [*TRAIN, f"--config={path}{colon}{argument}", *given], FLAGS.jobs)
+    finally:
+        metrics = module["get_figure"](*arguments) if "get_figure" in module else ()
+        report([run for run in runs if run.finished()], metrics, Path(workdir))
+    if failed:
+        logs = ", ".join(str(run.workdir) for run in failed)
+        raise SweepError(f"{len(failed)} of {len(runs)} runs failed: {logs}; the same command tries them again")
+
+
+# --- What to run -----------------------------------------------------------------------------------------------------
+
+
+def plan(config: ml_collections.ConfigDict, sweep: Iterator[Mapping[str, Any]], workdir: Path) -> list[SweepRun]:
+    """The runs of a sweep, each in a folder named by its overrides. Raises ConfigError for a wrong override."""
+    runs: dict[Path, SweepRun] = {}
+    for overrides in sweep:
+        changed = config.copy_and_resolve_references()
+        for key, value in overrides.items():
+            section, _, name = key.rpartition(".")
+            target = changed
+            for part in filter(None, section.split(".")):
+                target = target.get(part) if isinstance(target, ml_collections.ConfigDict) else None
+            if not isinstance(target, ml_collections.ConfigDict) or name not in target:
+                raise config_lib.ConfigError(f"get_sweep() overrides config.{key}, which the config does not have")
+            with target.ignore_type():
+                target[name] = value
+        folder = workdir / (re.sub(r"[^\w.=,+-]+", "_", describe(overrides)) or "base")
+        if folder in runs:
+            raise config_lib.ConfigError(f"get_sweep() gives {describe(overrides) or 'no overrides'} twice")
+        runs[folder] = SweepRun(dict(overrides), config_lib.build(RunConfig, changed), folder)
+    return list(runs.values())
+
+
+def describe(overrides: Mapping[str, Any], without: str = "") -> str:
+    """Overrides as ``advantage=rloo,seed=1``; keys in full where their last part would not tell them apart."""
+    last = [key.rpartition(".")[2] for key in overrides]
+    short = {key: name if last.count(name) == 1 else key for key, name in zip(overrides, last, strict=True)}
+    return ",".join(f"{short[key]}={value}" for key, value in overrides.items() if key != without)
+
+
+# --- Running ---------------------------------------------------------------------------------------------------------
+
+
+def execute(runs: Sequence[SweepRun], command: Sequence[str], jobs: int) -> list[SweepRun]:
+    """Runs ``command`` with each unfinished run's overrides, ``jobs`` at a time; returns the runs that failed.
+
+    A stop (Ctrl-C, SIGTERM) is passed on once, so that the runs end after their step; a second one ends them at once.
+    """
+    waiting = [run for run in runs if not run.finished()]
+    print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before", flush=True)
+    active: dict[subprocess.Popen[bytes], tuple[SweepRun, float]] = {}
+    failed: list[SweepRun] = []
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while waiting or active:
+            while waiting and len(active) < jobs:
+                run = waiting.pop(0)
+                active[start(run, command, to_log=jobs > 1)] = run, time.time()
+            for process in [process for process in active if process.poll() is not None]:
+                run, started = active.pop(process)
+                if not record(run, process.returncode, time.time() - started):
+                    failed.append(run)
+            time.sleep(0.05)
+    finally:
+        stop(list(active))
+        signal.signal(signal.SIGTERM, previous)
+    return failed
+
+
+def start(run: SweepRun, command: Sequence[str], to_log: bool) -> subprocess.Popen[bytes]:
+    """Starts a run in a process group of its own, so that a Ctrl-C reaches it through ``stop`` only."""
+    run.workdir.mkdir(parents=True, exist_ok=True)
+    overrides = [f"--config.{key}={value}" for key, value in run.overrides.items()]
+    command = [*command, *overrides, f"--workdir={run.workdir}"]
+    print(f"starting {run.workdir.name}", flush=True)
+    if not to_log:
+        return subprocess.Popen(command, process_group=0)
+    with open(run.workdir / LOG, "ab") as log:
+        return subprocess.Popen(command, process_group=0, stdout=log, stderr=subprocess.STDOUT)
+
+
+def record(run: SweepRun, exit_code: int, seconds: float) -> bool:
+    """Notes that a run has ended; whether it ended well."""
+    if exit_code == 0:
+        done = {"config": config_lib.to_dict(run.config), "seconds": seconds}
+        write_atomically(run.workdir / DONE, json.dumps(done).encode())
+    else:
+        log = run.workdir / LOG
+        tail = log.read_text(errors="replace").splitlines()[-5:] if log.exists() else []
+        print("\n".join([f"{run.workdir.name} failed with exit code {exit_code}", *tail]), flush=True)
+    return exit_code == 0
+
+
+def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Asks runs to stop after their step and waits for them; another Ctrl-C asks them to stop at once."""
+    while any(process.poll() is None for process in processes):
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        try:
+            for process in processes:
+                process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+# --- Comparing -------------------------------------------------------------------------------------------------------
+
+
+def report(runs: Sequence[SweepRun], metrics: Sequence[str], workdir: Path) -> None:
+    """Prints the table of the finished runs and writes it and the figure into the workdir."""
+    if not runs:
+        return
+    variants: dict[str, list[SweepRun]] = {}
+    for run in runs:
+        variants.setdefault(run.variant, []).append(run)
+    view = table(variants)
+    rich.console.Console().print(view)
+    with open(workdir / "sweep.txt", "w") as file:
+        rich.console.Console(file=file, width=160).print(view)
+    if metrics:
+        draw(variants, metrics, workdir / "sweep.png")
+        print(f"Figure: {workdir / 'sweep.png'}")
+
+
+def table(variants: Mapping[str, Sequence[SweepRun]]) -> rich.table.Table:
+    """One row per variant: pass@1 of every suite before and after, and what training gained, over the seeds."""
+    evaluations = {run.workdir: suite.load_all(run.workdir) for runs in variants.values() for run in runs}
+    names = list(dict.fromkeys(result.suite for results in evaluations.values() for result in results))
+    view = rich.table.Table(
+        caption="pass@1 in %: mean [lowest, highest] over seeds; one seed: mean [95 % interval over tasks]",
+        caption_justify="left",
+    )
+    view.add_column("variant")
+    for column in ("seeds", *(f"{name} {what}" for name in names for what in ("before", "after", "gain")), "minutes"):
+        view.add_column(column, justify="right")
+    for variant, runs in variants.items():
+        cells = []
+        for name in names:
+            found = [[r for r in evaluations[run.workdir] if r.suite == name] for run in runs]
+            cells += _suite_cells([results for results in found if len(results) > 1])
+        minutes = [json.loads((run.workdir / DONE).read_text())["seconds"] / 60 for run in runs]
+        view.add_row(variant, str(len(runs)), *cells, f"{np.mean(minutes):.1f}")
+    return view
+
+
+def _suite_cells(results: Sequence[Sequence[SuiteResult]]) -> list[str]:
+    """Before, after and gain of one suite; ``results`` has one entry per seed, from first to last."""
+    if not results:
+        return ["-"] * 3
+    if len(results) == 1:
+        before, after = results[0][0].interval(1), results[0][-1].interval(1)
+        return [suite.percent(before), suite.percent(after), f"{100 * (after.mean - before.mean):+.1f}"]
+    values = 100 * np.array([[seed[0].interval(1).mean, seed[-1].interval(1).mean] for seed in results])
+    columns = (values[:, 0], values[:, 1], values[:, 1] - values[:, 0])
+    return [f"{column.mean():.1f} [{column.min():.1f}, {column.max():.1f}]" for column in columns]
+
+
+def draw(variants: Mapping[str, Sequence[SweepRun]], metrics: Sequence[str], path: Path) -> None:
+    """One panel per metric: the mean of each variant against the step, with the range over its seeds.
+
+    Raises ConfigError for a metric that a run did not write.
+    """
+    import matplotlib  # slow to import, and only a sweep draws
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(metrics), figsize=(5.5 * len(metrics), 4), squeeze=False)
+    for metric, axis in zip(metrics, axes[0], strict=True):
+        for variant, runs in variants.items():
+            curves = [curve(run.workdir, metric) for run in runs]
+            steps = sorted(set.intersection(*(set(points) for points in curves)))
+            values = np.array([[points[step] for step in steps] for points in curves])
+            (line,) = axis.plot(steps, values.mean(0), label=f"{variant} ({len(runs)})", linewidth=1.6)
+            axis.fill_between(steps, values.min(0), values.max(0), color=line.get_color(), alpha=0.18, linewidth=0)
+        axis.set(xlabel="step", title=metric)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(title="variant (seeds)", frameon=False, fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def curve(workdir: Path, metric: str) -> dict[int, float]:
+    """Step -> value of one metric of a run."""
+    rows = read_metrics(workdir)
+    points = {row["step"]: row[metric] for row in rows if metric in row}
+    if not points:
+        names = sorted({name for row in rows for name in row})
+        raise config_lib.ConfigError(f"get_figure(): {workdir} has no metric {metric!r}; it has {', '.join(names)}")
+    return points
+
+
+if __name__ == "__main__":
+    flags.run(main, expected=(SweepError,))

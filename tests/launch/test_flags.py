@@ -1,0 +1,105 @@
+"""A wrong command line ends in one paragraph that names what is wrong, never in a traceback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CONFIG = """
+import ml_collections
+def get_config(arg=""):
+    if arg not in ("", "smoke"):
+        raise ValueError(f"{arg!r} is neither empty nor smoke")
+    return ml_collections.ConfigDict({"steps": 1 if arg else 3, "loss": {"low": 0.2, "levels": (1, 2), "kl": None}})
+"""
+
+# One process imports; each case runs in a fork of it.
+SCRIPT = """
+import json, os, sys
+from launch import flags
+from rl_code.checkpoint import CheckpointError
+from rl_code.config import ConfigError
+
+def main(config, workdir):
+    if config.steps == 100:
+        raise ConfigError("config.steps = 100: expected less")
+    if config.steps == 101:
+        raise CheckpointError("no checkpoint can be read")
+    if config.steps == 102:
+        raise ValueError("a bug")
+    if config.steps == 103:
+        raise OSError(28, "the disk is full", "metrics.jsonl")
+    print(json.dumps([config.to_dict(), workdir]))
+
+for number, case in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        output = os.open(f"{number}.txt", os.O_CREAT | os.O_WRONLY)
+        os.dup2(output, 1), os.dup2(output, 2)
+        sys.argv = ["train", *case]
+        try:
+            flags.run(main)
+        except SystemExit as error:
+            print("EXIT", error.code, flush=True)
+        except BaseException as error:
+            print("RAISED", type(error).__name__, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+COMPLAINTS = {
+    "--config=c.py --workdir=w --config.stps=3": 'Did you mean "steps"',
+    "--config=c.py --workdir=w --config.loss.lw=3": 'Did you mean "low"',
+    "--config=c.py --workdir=w --config.steps=many": "--config.steps=many",
+    "--config=c.py --workdir=w --config.steps=1.5": "--config.steps=1.5",
+    "--config=c.py --workdir=w --config.loss=3": "--config.loss=3",
+    "--config=c.py --workdir=w --config.loss.kl=3": "config.loss.kl is not supported for overriding",
+    "--config=c.py:smke --workdir=w": "'smke' is neither empty nor smoke",
+    "--config=nothing.py --workdir=w": "nothing.py",
+    "--config=c.py": "--workdir=<folder> is missing",
+    "--workdir=w": "--config=<file> is missing",
+    "--config=c.py --workdri=w": "workdri",
+    "--config=c.py --workdir=w steps=3": "'steps=3' is not a flag",
+}
+ENDINGS = {
+    "--config=c.py --workdir=w --config.steps=100": "config.steps = 100: expected less\nEXIT 1",
+    "--config=c.py --workdir=w --config.steps=101": "no checkpoint can be read\nEXIT 1",
+    "--config=c.py --workdir=w --config.steps=102": "RAISED ValueError",
+    "--config=c.py --workdir=w --config.steps=103": "[Errno 28] the disk is full: 'metrics.jsonl'\nEXIT 1",
+}
+GOOD = "--config=c.py:smoke --workdir=w --config.loss.low=1 --config.loss.levels=(3,4)"
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> dict[str, str]:
+    """What each command line prints, and how it ends."""
+    folder = tmp_path_factory.mktemp("flags")
+    (folder / "c.py").write_text(CONFIG)
+    cases = [*COMPLAINTS, *ENDINGS, GOOD]
+    arguments = json.dumps([case.split() for case in cases])
+    environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    subprocess.run([sys.executable, "-c", SCRIPT, arguments], cwd=folder, env=environment, check=True)
+    return {case: (folder / f"{number}.txt").read_text() for number, case in enumerate(cases)}
+
+
+@pytest.mark.parametrize("line", COMPLAINTS)
+def test_a_wrong_command_line_is_named_without_a_traceback(outputs, line):
+    assert COMPLAINTS[line] in " ".join(outputs[line].split())
+    assert "Traceback" not in outputs[line] and outputs[line].endswith("EXIT 2\n")
+    assert len(outputs[line].splitlines()) <= 5
+
+
+@pytest.mark.parametrize("line", ENDINGS)
+def test_an_expected_error_is_told_and_a_bug_keeps_its_traceback(outputs, line):
+    assert outputs[line].strip().endswith(ENDINGS[line])
+    assert "Traceback" not in outputs[line]
+
+
+def test_a_config_is_read_with_its_argument_and_overrides(outputs):
+    config, workdir = json.loads(outputs[GOOD].splitlines()[0])
+    assert config == {"steps": 1, "loss": {"low": 1.0, "levels": [3, 4], "kl": None}} and workdir == "w"
