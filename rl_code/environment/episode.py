@@ -63,6 +63,8 @@ class Episode:
         self._messages = 0
         self._malformed_calls = 0
         self._first_edit: dict[str, str] | None = None
+        self._first_edit_stands = False  # whether nothing was changed after it
+        self._first_edit_failed = False  # whether a visible test is known to fail on it
         self._seconds = {"tools": 0.0, "grade": 0.0}
 
     @property
@@ -200,7 +202,11 @@ class Episode:
                 continue
             results.append(execute(call, self._workspace))
             if TOOLS[call.name].edits and results[-1].ok and self._first_edit is None:
-                self._first_edit = self._workspace.snapshot()
+                self._first_edit, self._first_edit_stands = self._workspace.snapshot(), True
+            elif TOOLS[call.name].edits or call.name == "terminal":
+                self._first_edit_stands = False
+            elif call.name == "run_tests" and self._first_edit_stands:
+                self._first_edit_failed = self._workspace.tests_failed
             if self._workspace.submitted:
                 break
         return results
@@ -216,7 +222,7 @@ class Episode:
         self.close()  # nothing the agent left running sees or touches what is graded
         visible, hidden, flags = self._grade(final) if final is not None else ((), (), ())
         outcome = Outcome(final is not None, visible, hidden, self._malformed_calls)
-        if self._first_edit is None or self.status == "fault":
+        if self._first_edit is None or self._first_edit_failed or self.status == "fault":
             first_edit_passed = False
         elif self._first_edit == final:
             first_edit_passed = outcome.solved

@@ -78,6 +78,7 @@ def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
             for statement, passed, error in zip(tests.code, marks.passed, marks.errors, strict=True)
             if not passed
         ]
+    workspace.tests_failed = bool(failures)
     return Answer(describe(failures, len(tests), workspace.test_runs_left, verbose=verbose))
 
 

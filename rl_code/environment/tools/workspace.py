@@ -22,7 +22,8 @@ class Workspace:
     """One episode's files.
 
     verbose: whether tools answer in sentences (large models) or in as few tokens as will do.
-    test_runs_left, submitted: changed by the tools run_tests and submit.
+    test_runs_left, tests_failed, submitted: changed by the tools run_tests (tests_failed: whether any visible test failed
+    when they were last run) and submit.
     """
 
     def __init__(self, task: Task, pool: SandboxPool, limits: Limits, *, verbose: bool):
@@ -31,6 +32,7 @@ class Workspace:
         self.limits = limits
         self.verbose = verbose
         self.test_runs_left = limits.test_runs
+        self.tests_failed = False
         self.submitted = False
         self._files = dict(task.files)
         self._sandbox: Sandbox | None = None

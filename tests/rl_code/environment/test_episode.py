@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rl_code.environment.grader import Grade
 
 from rl_code.environment.episode import Episode
+from rl_code.environment.grader import Grade
 from rl_code.environment.protocol import PROTOCOLS, Compact, Completion
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.types import Limits, Task, Trajectory
@@ -78,6 +78,15 @@ def test_the_first_edit_is_graded_on_its_own(make, tokenizer, pool):
     pool.graded.clear()
     untouched = play(make(), tokenizer, SUBMIT)
     assert not untouched.first_edit_passed and len(pool.graded) == 1
+
+
+def test_a_first_edit_that_failed_its_tests_is_not_graded_again(make, tokenizer, pool):
+    repaired = play(make(), tokenizer, WRITE_BAD + TEST, WRITE_GOOD + SUBMIT)
+    assert not repaired.first_edit_passed and repaired.reward.total == 1.0 and len(pool.graded) == 1
+    pool.graded.clear()
+    # What fails after a second change says nothing about the first.
+    spoiled = play(make(), tokenizer, WRITE_GOOD, WRITE_BAD + TEST, SUBMIT)
+    assert spoiled.first_edit_passed and len(pool.graded) == 2
 
 
 def test_a_failed_edit_is_not_the_first_edit(make, tokenizer):
