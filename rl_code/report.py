@@ -30,10 +30,10 @@ PAGE = Path(__file__).parent / "report_page"
 # Title, whether values are fractions, and which metrics a chart shows. A metric belongs to the first that matches;
 # those that match none are shown under "Everything else".
 CHARTS = (
-    ("Pass rate", True, r"(reward|rollout)/.*(pass_rate|solved|first_edit|submitted)"),
+    ("Pass rate", True, r"(reward/(solved|first_edit|mixed_groups)|episode/submitted)$"),
     ("Reward", False, r"reward/"),
-    ("Trajectory length, tokens", False, r"rollout/.*(length|tokens)(_mean|_max|_min)?$"),
-    ("Turns", False, r"rollout/(turns|malformed|.*calls)"),
+    ("Tokens per episode", False, r"episode/.*tokens$"),
+    ("Turns and malformed calls per episode", False, r"episode/(turns|malformed_calls)$"),
     ("Entropy, nats per token", False, r"policy/entropy"),
     ("KL divergence", False, r"policy/(step_)?kl"),
     ("Sampler against trainer, |Δ log p|", False, r"policy/mismatch"),
@@ -43,9 +43,14 @@ CHARTS = (
     ("Loss", False, r"(train|sft)/(.*_)?loss"),
     ("Gradient norm", False, r"train/grad_norm"),
     ("Tokens per second", False, r".*tokens_per_s$"),
+    ("Tokens per step", False, r"rollout/.*_tokens$"),
+    ("Slots in use", True, r"(rollout/occupancy|pack/(target_)?fill)$"),
+    ("Sandbox seconds per step, summed over episodes that run at once", False, r"time/(tools|grade)_s$"),
 )
 
-_TIME = r"time/(?!step_s$).*_s$"
+# Wall-clock times of a step add up to its length. Some are parts of another, of which the rest is shown.
+TIME_PARTS = {"time/rollout_s": ("time/prefill_s", "time/decode_s", "time/tool_wait_s")}
+_TIME = r"time/.*(?<!_per)_s$"
 _STEP_TIME = "time/step_s"
 _MOST_POINTS = 1000
 
@@ -207,22 +212,49 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     every = -(-len(rows) // _MOST_POINTS) or 1
     buckets = [rows[i : i + every] for i in range(0, len(rows), every)]
     series = {name: [_mean([row.get(name) for row in bucket]) for bucket in buckets] for name in names}
-    charts, left = [], [name for name in names if not re.match(_TIME, name) and name != _STEP_TIME]
+    charts, left = [], list(names)
     for title, fraction, pattern in CHARTS:
         shown = [name for name in left if re.match(pattern, name)]
         left = [name for name in left if name not in shown]
         if shown:
             charts.append({"title": title, "fraction": fraction, "names": shown})
-    rest = [{"title": name, "fraction": False, "names": [name]} for name in left]
-    time = [name for name in names if re.match(_TIME, name)]
+    times = {name: series[name] for name in left if re.match(_TIME, name)}
+    rest = [{"title": name, "fraction": False, "names": [name]} for name in left if name not in times]
     return {
         "steps": [bucket[-1]["step"] for bucket in buckets],
         "every": every,
         "series": series,
         "charts": charts,
         "rest": rest,
-        "time": {"names": time, "total": _STEP_TIME if _STEP_TIME in names else None},
+        "time": _time(times),
     }
+
+
+def _time(times: Mapping[str, Sequence[float | None]]) -> list[dict[str, Any]]:
+    """The layers of a step's time: metrics as they are, but of a time with parts only what its parts leave."""
+    parts = {name: [part for part in TIME_PARTS.get(name, ()) if part in times] for name in times}
+    inner = {part for found in parts.values() for part in found}
+    outer = [name for name in times if name != _STEP_TIME and name not in inner]
+    layers = []
+    for name in outer:
+        layers += [_layer(times, part, _time_label(part), ()) for part in parts[name]]
+        layers.append(_layer(times, name, _time_label(name) + (", rest" if parts[name] else ""), parts[name]))
+    return layers + ([_layer(times, _STEP_TIME, "other", outer)] if _STEP_TIME in times else [])
+
+
+def _layer(
+    times: Mapping[str, Sequence[float | None]], name: str, label: str, without: Sequence[str]
+) -> dict[str, Any]:
+    """A time minus others, step by step, never below 0."""
+    values = [
+        None if whole is None else max(0.0, whole - sum(times[other][i] or 0.0 for other in without))
+        for i, whole in enumerate(times[name])
+    ]
+    return {"name": name, "label": label, "values": values}
+
+
+def _time_label(name: str) -> str:
+    return name.removeprefix("time/").removesuffix("_s").replace("_", " ")
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -209,7 +209,7 @@ function drawCurves() {
   if (!curves.steps.length) { note.textContent = "No step has been logged."; document.getElementById("time").hidden = true; return; }
   for (const chart of curves.charts) new Chart(parent, chart);
   const mean = curves.every > 1 ? ` Each point is the mean of ${curves.every} steps.` : "";
-  note.textContent = "Against the step of training; the strong line is a running mean of the faint one. " +
+  note.textContent = "Against the step of training; the strong line is a running mean of the faint one without its extremes; spikes off the scale are cut. " +
     "Hover to read all curves at one step, click to open its trajectories." + mean;
   const rest = document.getElementById("rest");
   rest.hidden = !curves.rest.length;
@@ -223,18 +223,15 @@ function drawCurves() {
 }
 
 function drawTime() {
-  const { series, time } = DATA.curves;
-  document.getElementById("time").hidden = !time.names.length;
-  if (!time.names.length) return;
-  const parts = time.names.map((name) => series[name]);
-  const labels = shorten(time.names).map((name) => name.replace(/ s$/, ""));
-  if (time.total) {
-    labels.push("other");
-    parts.push(series[time.total].map((all, i) => all === null ? null : Math.max(0, all - parts.reduce((sum, p) => sum + (p[i] || 0), 0))));
-  }
-  const sums = parts.map((p) => p.reduce((a, b) => a + (b || 0), 0)), all = sums.reduce((a, b) => a + b, 0) || 1;
-  const shares = labels.map((label, i) => `${label} (${Math.round((100 * sums[i]) / all)} %)`);
-  new Chart(document.getElementById("time-chart"), { title: "Seconds per step, and share of the run", names: time.names, labels: shares, series: parts, stacked: true });
+  const { time } = DATA.curves;
+  document.getElementById("time").hidden = !time.length;
+  if (!time.length) return;
+  const sums = time.map(({ values }) => values.reduce((a, b) => a + (b || 0), 0)), all = sums.reduce((a, b) => a + b, 0) || 1;
+  const labels = time.map(({ label }, i) => `${label} (${Math.round((100 * sums[i]) / all)} %)`);
+  new Chart(document.getElementById("time-chart"), {
+    title: "Seconds per step, and share of the run", names: time.map(({ name }) => name), labels,
+    series: time.map(({ values }) => values), stacked: true,
+  });
 }
 
 let redraw = 0;

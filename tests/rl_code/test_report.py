@@ -89,7 +89,7 @@ def test_the_page_shows_what_the_run_left(tmp_path):
     text, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
     assert data["curves"]["series"]["reward/total"] == [0.0, 0.1, 0.2]
     assert data["curves"]["series"]["policy/kl"] == [None] * 3
-    assert data["curves"]["time"] == {"names": ["time/a_s"], "total": "time/step_s"}
+    assert [layer["values"] for layer in data["curves"]["time"]] == [[1] * 3, [1] * 3]
     assert [step["step"] for step in data["trajectories"]["steps"]] == [0, 1, 2]
     assert "50.0% → 100.0%" in text and "after − before, pass@1: +50.0 points [+50.0, +50.0]" in text
     assert "going on after the first edit is worth +50.0 points" in text
@@ -165,14 +165,25 @@ def test_long_runs_are_shown_as_means(tmp_path):
 
 
 def test_every_metric_is_in_exactly_one_place(tmp_path):
-    names = ["reward/total", "reward/pass_rate", "policy/kl", "odd/one", "time/rollout_s", "rollout/turns"]
+    names = ["reward/total", "reward/solved", "policy/kl", "odd/one", "time/step_s", "time/tools_s"]
     with MetricWriter(tmp_path) as writer:
         writer.write(0, dict.fromkeys(names, 1.0))
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
     curves = data["curves"]
-    shown = [name for chart in curves["charts"] + curves["rest"] for name in chart["names"]] + curves["time"]["names"]
-    assert sorted(shown) == sorted(names)
+    shown = [name for chart in curves["charts"] + curves["rest"] for name in chart["names"]]
+    assert sorted([*shown, *(layer["name"] for layer in curves["time"])]) == sorted(names)
     assert [chart["names"] for chart in curves["rest"]] == [["odd/one"]]
+
+
+def test_layers_of_time_add_up_to_the_step(tmp_path):
+    times = {"step": 10, "screening": 1, "rollout": 6, "prefill": 1, "decode": 3, "tool_wait": 0.5, "update": 2}
+    concurrent = {"time/tools_s": 40.0, "time/grade_s": 20.0, "time/tokens_per_s": 1000.0}
+    with MetricWriter(tmp_path) as writer:
+        writer.write(0, {f"time/{name}_s": value for name, value in times.items()} | concurrent)
+    _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
+    layers = {layer["label"]: layer["values"] for layer in data["curves"]["time"]}
+    assert sum(values[0] for values in layers.values()) == 10
+    assert layers["rollout, rest"] == [1.5] and layers["other"] == [1] and layers["decode"] == [3]
 
 
 def test_any_beginning_of_the_steps_covers_the_run():
