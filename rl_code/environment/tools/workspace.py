@@ -22,8 +22,8 @@ class Workspace:
     """One episode's files.
 
     verbose: whether tools answer in sentences (large models) or in as few tokens as will do.
-    test_runs_left, tests_failed, submitted: changed by the tools run_tests (tests_failed: whether any visible test failed
-    when they were last run) and submit.
+    test_runs_left: changed by run_tests, as is tests_failed, whether a visible test failed when they were last run.
+    submitted: changed by submit.
     """
 
     def __init__(self, task: Task, pool: SandboxPool, limits: Limits, *, verbose: bool):

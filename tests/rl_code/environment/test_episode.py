@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.chat import render
+from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
 from rl_code.environment.grader import Grade
 from rl_code.environment.protocol import PROTOCOLS, Compact, Completion
+from rl_code.environment.tools.api import TOOLS
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.types import Limits, Task, Trajectory
 
@@ -24,7 +27,13 @@ TEST, SUBMIT = "<|call|>test<|end|>", "<|call|>submit<|end|>"
 
 @pytest.fixture
 def make(task, pool, limits, tokenizer):
-    def make(task: Task = task, limits: Limits = limits, protocol=PROTOCOLS["compact"], reward=REWARD) -> Episode:
+    def make(
+        task: Task = task,
+        limits: Limits = limits,
+        protocol=PROTOCOLS["compact"],
+        reward=REWARD,
+        tokenizer: Tokenizer = tokenizer,
+    ) -> Episode:
         return Episode(
             task,
             group=5,
@@ -211,6 +220,29 @@ def test_messages_the_sampler_must_not_produce_are_refused(make, tokenizer):
 def test_writing_and_submitting_opens_no_sandbox_of_its_own(make, tokenizer, pool):
     play(make(), tokenizer, "<|call|>read<|end|>" + WRITE_GOOD + SUBMIT)
     assert not pool.opened
+
+
+@pytest.mark.parametrize(("name", "family"), [("hermes", "qwen"), ("qwen3_coder", "qwen3_coder")])
+def test_chat_episodes_read_as_the_family_renders_a_conversation(make, task, name, family):
+    ends = ("<|im_end|>", "<|endoftext|>")
+    tokenizer = Tokenizer.train(["def f(x):"] * 2, 300, ("<|im_start|>", *ends), eos=ends[0], pad=ends[1])
+    limits = Limits(turns=4, tokens=20_000, turn_tokens=2_000, test_runs=2, command_s=5.0)
+    episode = make(protocol=PROTOCOLS[name], limits=limits, tokenizer=tokenizer)
+    episode.start()
+    told, conversation = [], list(task.messages)
+    for calls in [[("write_file", {"path": "solution.py", "content": BAD}), ("run_tests", {})], [("submit", {})]]:
+        spec = [{"function": {"name": tool, "arguments": arguments}} for tool, arguments in calls]
+        message = {"role": "assistant", "content": "So:", "tool_calls": spec}
+        text = render(family, [message], add_generation_prompt=False).partition("assistant\n")[2]
+        told.append(say(episode, tokenizer, text.rpartition("\n")[0]))
+        conversation.append(message)
+    trajectory = episode.finish()
+    answers = [{"role": "tool", "content": result.content} for result in trajectory.turns[2].results]
+    conversation[-1:] = [*answers, conversation[-1]]
+    schemas = [{"type": "function", "function": TOOLS[tool].schema} for tool in task.tools]
+    rendered = render(family, conversation, schemas, add_generation_prompt=False)
+    assert tokenizer.decode(trajectory.tokens) + "\n" == rendered
+    assert "1 of 2 visible tests passed.\nFAILED f([1]) returned [1], expected [2]" in told[0]
 
 
 def test_single_shot_completions_are_written_and_submitted(make, task, tokenizer):
