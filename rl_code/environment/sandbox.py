@@ -18,10 +18,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rl_code.environment import candidate, session, wire
-from rl_code.environment.workers import SandboxConfig, Sandboxes, SandboxFault, SandboxUnavailable, Slot
+from rl_code.environment.workers import (
+    Mode,
+    SandboxConfig,
+    Sandboxes,
+    SandboxFault,
+    SandboxUnavailable,
+    Slot,
+)
 
-__all__ = ["CallResult", "Caller", "Completed", "Sandbox", "SandboxConfig", "SandboxFault", "SandboxPool",
-           "SandboxUnavailable"]  # fmt: skip
+# What users of sandboxes need is found here, wherever it is defined.
+__all__ = [
+    "CallResult",
+    "Caller",
+    "Completed",
+    "Mode",
+    "Sandbox",
+    "SandboxConfig",
+    "SandboxFault",
+    "SandboxPool",
+    "SandboxUnavailable",
+]
 
 # Seconds that a sandbox may answer later than its command's time limit before it is given up.
 GRACE_S = 20.0
@@ -32,7 +49,6 @@ _ERRORS = {
     kind.__name__: kind
     for kind in (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError, ValueError)
 }
-
 
 # Exit code of what a signal 9 ended, and what the signals of limits mean.
 KILLED = 128 + signal.SIGKILL
@@ -78,11 +94,12 @@ class CallResult:
 class SandboxPool:
     """Opens sandboxes, many at once and from any thread.
 
-    Raises SandboxUnavailable, saying what to do, where code cannot be isolated.
+    modes: ways to isolate, the first that works is taken; () stands for all, the strongest first. Raises
+    SandboxUnavailable, saying what to do, where none works.
     """
 
-    def __init__(self, config: SandboxConfig):
-        self._sandboxes = Sandboxes(config)
+    def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
+        self._sandboxes = Sandboxes(config, modes)
 
     def open(self, files: Mapping[str, str]) -> Sandbox:
         """A sandbox whose workspace holds ``files`` (relative path -> text).

@@ -125,8 +125,6 @@ def _fork_with(
         gc.enable()
         sys.argv[:] = [""]
         sys.path.insert(0, WORKSPACE)
-        os.environ.clear()
-        os.environ.update(limits["environment"])
         work(own, request)
         os._exit(0)
 

