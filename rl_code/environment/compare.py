@@ -5,6 +5,7 @@ Values arrive from the wire as exact builtin types, so ``==`` on them runs no co
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rl_code.types import Case
@@ -44,7 +45,7 @@ def close(a: Any, b: Any, tolerance: float) -> bool:
         return False
     if isinstance(a, int | float | complex) and isinstance(b, int | float | complex):
         try:
-            return abs(a - b) <= tolerance + _RELATIVE * abs(b)
+            return abs(a - b) <= tolerance + _RELATIVE * abs(b) < math.inf
         except OverflowError:  # an int beyond the range of float
             return False
     if type(a) is not type(b):

@@ -1,9 +1,9 @@
 """Differential tests: hidden cases whose expected values the reference solution gives, run in the sandbox.
 
 A proposed input becomes a case only when the reference answers it in time, with a plain value, the same one twice: the
-second time in a module where sets are walked in another order, so that what depends on the order of a set, on chance
-or on the clock is left out. References that fail the task's own tests are found on the way. What was found is kept in
-a JSON file and computed again only when the task or the settings change.
+second time in a module where sets are walked backwards and random numbers are others, so that what depends on the
+order of a set, on chance or on the clock is left out. References that fail the task's own tests are found on the way.
+What was found is kept in a JSON file and computed again only when the task or the settings change.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def reference_cases(
 ) -> list[Case]:
     """A case for each proposal that the reference answers in time, twice alike, with a plain value of modest size."""
     try:
-        other = {**task.reference, task.path: reorder_sets(task.reference[task.path])}
+        other = {**task.reference, task.path: perturb(task.reference[task.path])}
     except SyntaxError:
         return []
     with pool.open(task.reference) as sandbox:
@@ -186,12 +186,13 @@ def _call_set(argument: ast.expr) -> ast.Call:
     return ast.Call(ast.Name("set", ast.Load()), [argument], [])
 
 
-_REORDERED = """\
-import builtins as _builtins
+_PERTURBED = """\
+import builtins as _builtins, random as _random
+_random.seed("again")
 def _reordered(base):
     class Reordered(base):
         def __iter__(self):
-            return iter(_builtins.sorted(base.__iter__(self), key=_order))
+            return _builtins.reversed(_builtins.list(base.__iter__(self)))
     def wrapped(name):
         method = getattr(base, name)
         def operation(self, *others):
@@ -204,14 +205,12 @@ def _reordered(base):
     if base is _builtins.set:
         Reordered.pop = lambda self: (lambda x: (base.remove(self, x), x)[1])(next(iter(self)))
     return Reordered
-def _order(item, _sha=__import__("hashlib").sha256):
-    return _sha(_builtins.repr(item).encode()).digest()
 set, frozenset = _reordered(_builtins.set), _reordered(_builtins.frozenset)
 """
 
 
-def reorder_sets(source: str) -> str:
-    """The module with ``set`` and ``frozenset`` that are walked in another order than Python's own.
+def perturb(source: str) -> str:
+    """The module with ``set`` and ``frozenset`` that are walked backwards, and with another random seed.
 
     Raises SyntaxError when the source does not parse.
     """
@@ -221,7 +220,7 @@ def reorder_sets(source: str) -> str:
     future = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
     tree.body = [n for n in tree.body if n not in future]
     header = "".join(f"{ast.unparse(n)}\n" for n in future)
-    return f"{header}{_REORDERED}{ast.unparse(ast.fix_missing_locations(tree))}\n"
+    return f"{header}{_PERTURBED}{ast.unparse(ast.fix_missing_locations(tree))}\n"
 
 
 def _has_float(value: Any) -> bool:
