@@ -6,7 +6,7 @@ python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval --w
 ... --step=20              another checkpoint of the workdir
 ... --against=runs/other   also another run's newest checkpoint ("start": the untrained weights), compared task by task
 
-Results are written to <workdir>/evaluations.
+Results are written to <workdir>/evaluations; those of the untrained weights to runs/untrained_<config>/evaluations.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.metrics import Progress
 from rl_code.run import Run, RunConfig, SuiteConfig
+from rl_code.types import Trajectory
 
 START = "start"
 
@@ -72,12 +73,11 @@ def evaluate(run: Run, suite: SuiteConfig, source: str, step: int | None) -> Sui
     """Plays the suite with the weights of a workdir, or with the run's own initial ones where source is "start"."""
     model, label, step = (run.init_model(), START, 0) if source == START else restore_model(run, source, step)
     with Progress(f"{suite.name} {label}", len(run.suite_tasks(suite)) * suite.samples) as progress:
-        counts = {"done": 0, "solved": 0}
+        solved: list[bool] = []
 
-        def count(trajectory):
-            counts["done"] += 1
-            counts["solved"] += suite_lib.solved(trajectory)
-            progress.update(counts["done"], pass_rate=counts["solved"] / counts["done"])
+        def count(trajectory: Trajectory) -> None:
+            solved.append(suite_lib.solved(trajectory))
+            progress.update(len(solved), pass_rate=sum(solved) / len(solved))
 
         return run.evaluate(suite, model, label=label, step=step, on_finished=count)
 

@@ -8,14 +8,18 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import ml_collections
 from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from rl_code.checkpoint import CheckpointError
 from rl_code.config import ConfigError
+
+_OURS = tuple(f"{Path(__file__).resolve().parents[1] / name}/" for name in ("launch", "rl_code", "models", "attention"))
 
 config_flags.DEFINE_config_file(
     "config", None, "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke.", lock_config=True
@@ -36,7 +40,7 @@ def run(
     """
 
     def guarded(_: Sequence[str]) -> int:
-        logging.getLogger("absl").addFilter(_is_not_repeated)
+        absl_logging.get_absl_handler().addFilter(_is_ours)
         try:
             main(flags.FLAGS.config, flags.FLAGS.workdir)
         except (ConfigError, CheckpointError, *expected) as error:
@@ -87,6 +91,8 @@ def _complain(text: str, code: int) -> int:
     return code
 
 
-def _is_not_repeated(record: logging.LogRecord) -> bool:
-    """Orbax logs the traceback of an error that it also raises; the raised one is enough."""
-    return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Keeps libraries' chatter out of the output, and Orbax's traceback of an error that it also raises."""
+    if record.pathname.startswith(_OURS):
+        return True
+    return record.levelno >= logging.WARNING and not (record.levelno == logging.ERROR and "orbax" in record.pathname)
