@@ -16,7 +16,7 @@ from rl_code.rewards.outcome import RewardConfig
 from rl_code.types import Limits, Tests, ToolCall
 
 CONFIG = SandboxConfig(workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=5, output_bytes=20_000)
-LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=2.0)
+LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=30.0)
 REWARD = RewardConfig(full=1.0, partial_weight=0.0, malformed_penalty=0.0)
 GOOD = "def f(x):\n    return [2 * y for y in x]\n"
 
