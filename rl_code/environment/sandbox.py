@@ -150,7 +150,7 @@ class Sandbox:
         self._sandboxes = sandboxes
         self._slot = slot
         self._closed = False
-        self._broken = ""
+        self._loss: Exception | None = None  # raised by everything that comes after it
 
     def run(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float) -> Completed:
         """Runs a program in the workspace, then kills every process that it has left behind."""
@@ -174,7 +174,7 @@ class Sandbox:
         deadline = time.monotonic() + timeout_s
         results: list[CallResult] = []
         while len(results) < len(texts):
-            if results and (results[-1].cause in ("timeout", "not_run") or self._broken):
+            if results and (results[-1].cause in ("timeout", "not_run") or self._loss):
                 results.append(CallResult(None, "not run: an earlier call used up the time", False, "not_run"))
                 continue
             left = max(deadline - time.monotonic(), 0.0)
@@ -217,17 +217,17 @@ class Sandbox:
 
     def list_files(self) -> list[str]:
         """Paths of the regular files of the workspace, sorted; links are not followed."""
-        return [] if self._broken else self._files({"op": "list"}, "")
+        return self._files({"op": "list"}) or []
 
     def snapshot(self) -> dict[str, str]:
         """Path -> text of the regular files that are UTF-8, SNAPSHOT_BYTES in all; links are not followed."""
-        return {} if self._broken else self._files({"op": "snapshot", "limit": SNAPSHOT_BYTES}, "")
+        return self._files({"op": "snapshot", "limit": SNAPSHOT_BYTES}) or {}
 
     def close(self) -> None:
         """Ends every process of the sandbox and frees its memory. May be called twice."""
         if not self._closed:
             self._closed = True
-            if self._broken:
+            if self._loss:
                 self._sandboxes.discard(self._slot)
             else:
                 self._sandboxes.give_back(self._slot)
@@ -238,13 +238,15 @@ class Sandbox:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _files(self, request: dict[str, Any], path: str) -> Any:
-        """The answer to a request about files. Raises what the session raised."""
+    def _files(self, request: dict[str, Any], path: str = "") -> Any:
+        """The answer to a request about files, or what the session raised; None where a question has no path."""
         if "\0" in path:
             raise ValueError(f"the path {path!r} contains a NUL character")
         try:
             return self._ask(request, 0, of_candidate=False)
         except _Lost as lost:
+            if not path:
+                return None
             raise FileNotFoundError(f"{path}: {lost}") from lost
 
     def _ask(self, request: dict[str, Any], seconds: float, *, of_candidate: bool) -> Any:
@@ -256,38 +258,36 @@ class Sandbox:
         """Sends a request. Raises _Lost or SandboxFault."""
         if self._closed:
             raise ValueError("the sandbox is closed")
-        if self._broken:
-            raise _Lost(self._broken)
+        if self._loss:
+            raise self._loss
         try:
             _send(self._slot.channel, request, passed)
         except OSError as error:
-            raise self._loss(error, of_candidate) from error
+            raise self._lose(error, of_candidate) from error
 
     def _receive(self, seconds: float, *, of_candidate: bool) -> Any:
         """The answer to the request sent. Raises _Lost, SandboxFault or the error that the answer names."""
-        if self._broken:
-            raise _Lost(self._broken)
         try:
             answer = _receive(self._slot.channel, seconds + GRACE_S)
         except (OSError, wire.WireError) as error:
-            raise self._loss(error, of_candidate) from error
+            raise self._lose(error, of_candidate) from error
         if "ok" in answer:
             return answer["ok"]
         if "error" in answer:
             name, message = answer["error"]
             raise _ERRORS.get(name, OSError)(message)
-        raise self._loss(OSError(f"the session ended: {answer}"), of_candidate)
+        raise self._lose(OSError(f"the session ended: {answer}"), of_candidate)
 
-    def _loss(self, error: Exception, of_candidate: bool) -> Exception:
-        """What to raise when the session is gone or does not answer.
+    def _lose(self, error: Exception, of_candidate: bool) -> Exception:
+        """What to raise when the session is gone or does not answer, now and from now on.
 
         While a command runs it is the command that brought its session down, unless the whole worker is gone.
         """
         if of_candidate and self._slot.worker.alive():
-            self._broken = "the command brought the sandbox down"
-            return _Lost(self._broken)
-        self._broken = "the sandbox has failed"
-        return SandboxFault(f"the sandbox has failed: {error}")
+            self._loss = _Lost("a command brought the sandbox down")
+        else:
+            self._loss = SandboxFault(f"the sandbox has failed: {error}")
+        return self._loss
 
 
 class _Lost(Exception):

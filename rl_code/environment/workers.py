@@ -263,6 +263,8 @@ class Sandboxes:
             number = next(self._turns) % self._config.workers
             if number < len(self._workers) and self._workers[number].process.poll() is None:
                 return self._workers[number]
+            for dead in self._workers[number : number + 1]:
+                _end(dead)
             control, remote = socket.socketpair()
             control.settimeout(START_S)
             with remote:

@@ -81,7 +81,8 @@ def _become_unprivileged(limits: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(limits["uid"], limits["uid"], limits["uid"])
         os.setresuid(limits["uid"], limits["uid"], limits["uid"])
-    # Changing the user made /proc/self root's; the map of a new user namespace is written there.
+    # Changing the user made /proc/self root's; the map of a new user namespace is written there. It also undid
+    # --die-with-parent, which a bubblewrap of another user could not carry out; the control socket's end remains.
     _prctl(PR_SET_DUMPABLE, 1)
 
 

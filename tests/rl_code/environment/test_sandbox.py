@@ -64,6 +64,14 @@ def wait_until(condition, seconds=20.0) -> bool:
     return True
 
 
+def kill_zygote(pool) -> None:
+    """Kills what bubblewrap has started, and with it every session."""
+    (worker,) = pool._sandboxes._workers
+    pid = worker.process.pid
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+
+
 def test_calls_return_values_and_errors_in_order(either):
     with either.open(ADD) as sandbox:
         one, two, three = sandbox.call("solution.py", "add", [(1, 2), ("a", 1), ([1], [2])], timeout_s=20)
@@ -216,9 +224,7 @@ def test_a_dead_worker_is_a_fault_and_then_replaced():
     with SandboxPool(CONFIG) as pool:
         sandbox = pool.open(ADD)
         pool.open({}).close()  # an idle slot of the worker that is to die
-        (worker,) = pool._sandboxes._workers
-        worker.process.kill()
-        worker.process.wait()
+        kill_zygote(pool)
         with pytest.raises(SandboxFault):
             sandbox.run(["sleep", "60"], timeout_s=60)
         with pytest.raises(SandboxFault):
@@ -230,8 +236,7 @@ def test_a_dead_worker_is_a_fault_and_then_replaced():
 
 def test_a_worker_that_dies_under_a_command_is_a_fault_at_once():
     with SandboxPool(CONFIG) as pool, pool.open({}) as sandbox:
-        (worker,) = pool._sandboxes._workers
-        killer = threading.Timer(0.5, worker.process.kill)
+        killer = threading.Timer(0.5, kill_zygote, [pool])
         killer.start()
         with pytest.raises(SandboxFault):
             sandbox.run(["sleep", "60"], timeout_s=60)
