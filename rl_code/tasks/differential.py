@@ -1,8 +1,9 @@
 """Differential tests: hidden cases whose expected values the reference solution gives, run in the sandbox.
 
 A proposed input becomes a case only when the reference answers it in time, with a plain value, the same one twice: the
-second time in a module where sets are walked backwards and random numbers are others, so that what depends on the
-order of a set, on chance or on the clock is left out. References that fail the task's own tests are found on the way.
+second time in a module where sets are walked backwards, ties of ``max`` and ``min`` go the other way and random numbers
+are others, so that what depends on the order of a set, on the choice among equals, on chance or on the clock is left
+out. References that fail the task's own tests are found on the way.
 What was found is kept in a JSON file and computed again only when the task or the settings change.
 """
 
@@ -25,7 +26,7 @@ from rl_code.environment.grader import grade
 from rl_code.environment.sandbox import Sandbox, SandboxPool
 from rl_code.types import Case, Task, Tests
 
-REVISION = 1  # of this file and of the proposals; a cache written by another revision is not used
+REVISION = 3  # of this file and of the proposals; a cache written by another revision is not used
 FLOAT_TOLERANCE = 1e-6
 _LONGEST_VALUE = 4000  # characters of an expected value's repr
 _HANGS = 3  # inputs of one task that may time out before the rest is given up
@@ -35,9 +36,10 @@ Propose = Callable[[Task], Sequence[tuple[Any, ...]]]
 
 @dataclasses.dataclass(frozen=True)
 class DifferentialConfig:
-    """cases: most cases added to a task; 0 adds every one. timeout_s: wall-clock of one batch of calls.
+    """cases: most cases added to a task; 0 adds every one. workers: tasks worked on at once.
 
-    workers: tasks worked on at once. The reference must pass the task's own tests within ``timeout_s`` too.
+    timeout_s: wall-clock of one batch of calls, as when a solution is graded. The reference must pass the task's own
+    tests within it, and the added cases within half of it.
     """
 
     cases: int
@@ -113,6 +115,10 @@ def _examine(task: Task, proposals: Sequence[tuple[Any, ...]], config: Different
     cases = reference_cases(task, proposals, pool, config.timeout_s) if proposals else []
     if config.cases:
         cases = choose(cases, config.cases)
+    if cases:  # with time to spare, so that a busy machine does not fail a solution that is as fast as the reference
+        tests = Tests(cases=tuple(cases))
+        marks = grade(task.path, task.entry_point, tests, task.reference, pool, config.timeout_s / 2)
+        cases = [case for case, passed in zip(cases, marks.passed, strict=True) if passed]
     return {"failure": "", "cases": [[repr(case.args), repr(case.expected), case.tolerance] for case in cases]}
 
 
@@ -205,12 +211,19 @@ def _reordered(base):
     if base is _builtins.set:
         Reordered.pop = lambda self: (lambda x: (base.remove(self, x), x)[1])(next(iter(self)))
     return Reordered
+def _last_first(function):
+    def chosen(*values, **options):
+        if "key" in options and _builtins.len(values) == 1:
+            values = (_builtins.list(values[0])[::-1],)
+        return function(*values, **options)
+    return chosen
+min, max = _last_first(_builtins.min), _last_first(_builtins.max)
 set, frozenset = _reordered(_builtins.set), _reordered(_builtins.frozenset)
 """
 
 
 def perturb(source: str) -> str:
-    """The module with ``set`` and ``frozenset`` that are walked backwards, and with another random seed.
+    """The module with sets walked backwards, the last of equals as ``max`` and ``min`` by a key, and another seed.
 
     Raises SyntaxError when the source does not parse.
     """

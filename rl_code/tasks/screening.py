@@ -20,8 +20,9 @@ from rl_code.tasks.order import Shuffled
 class ScreeningConfig:
     """samples: episodes per task when it is screened. chunk: tasks screened at a time.
 
-    least: the pool is screened further when fewer tasks than this are in it. retire: a task leaves the pool after this
-    many groups in a row that were all solved or all failed.
+    least: tasks are screened until this many are in the pool, and again when fewer are; when all tasks together give
+    fewer, again when half of those are used up. retire: a task leaves the pool after this many groups in a row that
+    were all solved or all failed.
     """
 
     samples: int
@@ -54,7 +55,8 @@ class TaskPool:
         self._queue: list[int] = []  # what this epoch has still to draw
         self._active: dict[int, int] = {}  # task in the pool -> uninformative groups in a row
         self._looked: dict[int, None] = {}  # screened tasks, longest ago first
-        self._round = 0  # tasks screened since the pool last sufficed or was drawn from
+        self._round: dict[int, None] = {}  # tasks screened since the pool last sufficed
+        self._enough = 0 if screening is None else screening.least  # screening starts when fewer are in the pool
         if position is not None:
             self._restore(position)
 
@@ -64,33 +66,40 @@ class TaskPool:
         return tuple(self._active)
 
     def to_screen(self) -> list[int]:
-        """The tasks to sample next, ``samples`` episodes each; empty when the pool suffices or all have been looked at.
-
-        Raises ValueError when all have been looked at and none of them is worth training on.
-        """
-        if self._config is None or len(self._active) >= self._config.least:
+        """The tasks to sample next, ``samples`` episodes each; empty when the pool suffices or nothing is left."""
+        if self._config is None or (not self._round and len(self._active) >= self._enough):
             return []
-        left = self._count - self._round
-        candidates = [self._order[i] for i in range(self._count)]
-        fresh = [task for task in candidates if task not in self._looked]
-        again = [task for task in self._looked if task not in self._active]
-        chosen = (fresh + again)[: max(min(self._config.chunk, left), 0)]
-        if not chosen and not self._active:
-            raise ValueError(
-                f"none of {self._count} tasks is solved by some but not all of {self._config.samples} samples: "
-                "nothing to learn from; use easier or harder tasks, more samples, or a higher temperature"
-            )
-        return chosen
+        return self._candidates()[: self._config.chunk]
 
     def screened(self, successes: Mapping[int, tuple[int, int]]) -> None:
-        """Takes task -> (samples solved, samples taken); tasks with some but not all solved enter the pool."""
+        """Takes task -> (samples solved, samples taken); tasks with some but not all solved enter the pool.
+
+        Raises ValueError when all tasks have been looked at and none of them is worth training on.
+        """
+        if self._config is None:
+            raise ValueError("there is no screening in this pool's config")
         for task, (solved, taken) in successes.items():
             self._look(task)
+            self._round[task] = None
             if 0 < solved < taken:
                 self._active[task] = 0
-        self._round += len(successes)
-        if self._config is not None and len(self._active) >= self._config.least:
-            self._round = 0
+        if len(self._active) >= self._config.least:
+            self._round, self._enough = {}, self._config.least
+        elif not self._candidates():
+            # All have been looked at: go through them again only when half of what this gave is used up.
+            self._round, self._enough = {}, (len(self._active) + 1) // 2
+            if not self._active:
+                raise ValueError(
+                    f"none of {self._count} tasks is solved by some but not all of {self._config.samples} samples: "
+                    "nothing to learn from; use easier or harder tasks, more samples, or a higher temperature"
+                )
+
+    def _candidates(self) -> list[int]:
+        """What can still be screened in this round: tasks never looked at, then those looked at longest ago."""
+        order = [self._order[i] for i in range(self._count)]
+        fresh = [task for task in order if task not in self._looked]
+        again = [task for task in self._looked if task not in self._active and task not in self._round]
+        return fresh + again
 
     def draw(self, count: int) -> list[int]:
         """The next ``count`` tasks. A pool with fewer tasks repeats some; otherwise none occurs twice in one draw.
@@ -114,7 +123,6 @@ class TaskPool:
         """Takes what training saw, task -> (episodes solved, episodes graded); used-up tasks leave the pool."""
         if self._config is None:
             return
-        self._round = 0
         for task, (solved, graded) in successes.items():
             if task not in self._active or not graded:
                 continue
@@ -133,13 +141,15 @@ class TaskPool:
             "queue": list(self._queue),
             "active": [list(item) for item in self._active.items()],
             "looked": list(self._looked),
-            "round": self._round,
+            "round": list(self._round),
+            "enough": self._enough,
         }
 
     def _restore(self, position: Mapping[str, Any]) -> None:
         if position["count"] != self._count:
             raise ValueError(f"the position is of {position['count']} tasks, there are {self._count}")
-        self._drawn, self._epoch, self._round = position["drawn"], position["epoch"], position["round"]
+        self._drawn, self._epoch, self._enough = position["drawn"], position["epoch"], position["enough"]
+        self._round = dict.fromkeys(position["round"])
         self._queue = list(position["queue"])
         self._active = {task: idle for task, idle in position["active"]}
         self._looked = dict.fromkeys(position["looked"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import json
 
 import pytest
@@ -144,6 +145,19 @@ def test_a_resumed_pool_goes_on_as_if_never_stopped(stop):
         return trace
 
     assert run(stop) == run(None)
+
+
+def test_a_small_set_is_not_screened_at_every_step():
+    pool = TaskPool(15, 0, dataclasses.replace(CONFIG, least=10), None)
+    assert sorted(fill(pool)) == list(range(15)) and len(pool.active) == 5
+    for left in (4, 3):
+        for _ in range(CONFIG.retire):
+            pool.record({pool.active[0]: (8, 8)})
+        assert len(pool.active) == left and pool.to_screen() == []
+    for _ in range(CONFIG.retire):
+        pool.record({pool.active[0]: (8, 8)})
+    kept = set(pool.active)
+    assert sorted(fill(pool)) == sorted(set(range(15)) - kept)
 
 
 def test_a_position_of_other_tasks_is_refused():
