@@ -51,6 +51,8 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
     for key, harmless in _UNSUPPORTED.items():
         if key in hf and hf[key] not in harmless:
             raise ValueError(f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}")
+    if set(hf.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError(f"config.json has layer_types={hf['layer_types']!r}; only 'full_attention' is supported")
     # Newer files keep everything about RoPE in rope_parameters, older ones in rope_theta and rope_scaling.
     rope = {"rope_theta": hf.get("rope_theta"), **(hf.get("rope_parameters") or hf.get("rope_scaling") or {})}
     if rope["rope_theta"] is None:

@@ -1,0 +1,116 @@
+"""Makes the golden files of the parity tests with PyTorch and transformers, which the project itself does not need.
+
+In an environment of its own (any Python that PyTorch supports; made with torch 2.13 and transformers 5.23):
+
+    python -m venv /some/where && /some/where/bin/pip install torch transformers safetensors
+    /some/where/bin/python tests/models/make_golden.py                    # writes tests/models/golden/
+    /some/where/bin/python tests/models/make_golden.py --check DIRECTORY  # what the project saved, with its logits.npz
+
+Each model is small and random, with weights large enough that every part moves the logits. Weights are rounded to
+bfloat16 and stored so; logits are computed in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+GOLDEN = Path(__file__).parent / "golden"
+VOCAB, TOKENS = 64, 48
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 1024,
+    "attn_implementation": "eager",
+}
+# Of the 4 rotated pairs one is above, one inside and two below Llama 3.1's band.
+SCALED = {
+    "rope_theta": 1e4,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+PLAIN = {"rope_theta": 1e4, "rope_type": "default"}
+MODELS = {
+    "llama_scaled": LlamaConfig(
+        **SMALL, num_attention_heads=4, num_key_value_heads=2, rope_parameters=SCALED, tie_word_embeddings=False
+    ),
+    "llama_tied": LlamaConfig(
+        **SMALL,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=8,
+        rope_parameters=PLAIN,
+        tie_word_embeddings=True,
+    ),
+    "qwen2_tied": Qwen2Config(
+        **SMALL, num_attention_heads=4, num_key_value_heads=1, rope_parameters=PLAIN, tie_word_embeddings=True
+    ),
+    "qwen2_untied": Qwen2Config(
+        **SMALL, num_attention_heads=4, num_key_value_heads=4, rope_parameters=PLAIN, tie_word_embeddings=False
+    ),
+    "qwen3_untied": Qwen3Config(
+        **SMALL,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        rope_parameters=PLAIN | {"rope_theta": 1e6},
+        tie_word_embeddings=False,
+    ),
+}
+SHARDED = {"qwen3_untied": 20_000}  # bytes per file
+
+
+def logits_of(directory: Path, tokens: np.ndarray) -> np.ndarray:
+    """Float32 logits [1, T, V] of the checkpoint in ``directory``."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        return model(torch.from_numpy(tokens).long()).logits.numpy()
+
+
+def make(name: str) -> None:
+    """Writes config.json, safetensors and logits.npz of one model."""
+    torch.manual_seed(sum(name.encode()))
+    model = AutoModelForCausalLM.from_config(MODELS[name], dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if parameter_name.endswith("norm.weight"):
+                parameter.copy_(1 + 0.3 * noise)
+            elif parameter.ndim == 1:
+                parameter.copy_(0.5 * noise)
+            else:
+                parameter.copy_(noise * parameter.shape[1] ** -0.5)
+    directory = GOLDEN / name
+    shutil.rmtree(directory, ignore_errors=True)
+    limit = {"max_shard_size": SHARDED[name]} if name in SHARDED else {}
+    model.to(torch.bfloat16).save_pretrained(directory, **limit)
+    (directory / "generation_config.json").unlink()
+    tokens = np.random.default_rng(0).integers(0, VOCAB, (1, TOKENS), dtype=np.int32)
+    np.savez(directory / "logits.npz", tokens=tokens, logits=logits_of(directory, tokens))
+
+
+def check(directory: Path) -> None:
+    """Raises AssertionError unless transformers computes the logits of ``logits.npz`` from the weights beside it."""
+    golden = np.load(directory / "logits.npz")
+    np.testing.assert_allclose(logits_of(directory, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-4)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", type=Path, help="a checkpoint with a logits.npz to compare with")
+    directory = parser.parse_args().check
+    if directory:
+        check(directory)
+    else:
+        for name in MODELS:
+            make(name)

@@ -1,0 +1,217 @@
+"""Hugging Face checkpoints: transformers' logits, bit-exact round trips, sharded loading, errors that name tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from models import huggingface
+from models.presets import PRESETS
+from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
+from models.transformer import ModelConfig, RopeScaling, Transformer, abstract_model
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = sorted(path.name for path in GOLDEN.iterdir())
+CONFIG = ModelConfig(
+    vocab_size=24,
+    embed_dim=16,
+    mlp_dim=20,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    rope_theta=1e4,
+    norm_eps=1e-6,
+    tied_embeddings=False,
+)
+VARIANTS = {
+    "llama": {"rope_scaling": RopeScaling(8.0, 1.0, 4.0, 64)},
+    "qwen2": {"qkv_bias": True, "tied_embeddings": True},
+    "qwen3": {"qk_norm": True},
+    "bfloat16": {"param_dtype": "bfloat16"},
+}
+
+
+@pytest.fixture(scope="module")
+def one():
+    return make_mesh(MESHES["one"])
+
+
+def random_model(config: ModelConfig) -> Transformer:
+    """A model all of whose parameters are random, norms and biases too."""
+    rng = np.random.default_rng(0)
+    draw = functools.partial(rng.standard_normal, dtype=np.float32)
+    return jax.tree.map(lambda leaf: jnp.asarray(draw(leaf.shape).astype(leaf.dtype)), abstract_model(config))
+
+
+@jax.jit
+def logits(model: Transformer, tokens: jax.Array) -> jax.Array:
+    ones = jnp.ones_like(tokens)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    return model.logits(model.hidden(tokens, positions, ones, 0 * ones))
+
+
+def assert_same(a: Transformer, b: Transformer):
+    """Equal configs, dtypes and bits."""
+    assert a.config == b.config
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_equal_those_of_transformers(name, one):
+    golden = np.load(GOLDEN / name / "logits.npz")
+    model = huggingface.load(GOLDEN / name, huggingface.read_config(GOLDEN / name), one)
+    np.testing.assert_allclose(logits(model, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_golden_logits_depend_on_rope_scaling(one):
+    directory = GOLDEN / "llama_scaled"
+    golden = np.load(directory / "logits.npz")
+    config = dataclasses.replace(huggingface.read_config(directory), rope_scaling=None)
+    model = huggingface.load(directory, config, one)
+    assert np.abs(logits(model, golden["tokens"]) - golden["logits"]).max() > 0.01
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("max_file_bytes", [10**9, 4000])
+def test_saved_and_loaded_is_bit_exact(variant, max_file_bytes, one, tmp_path):
+    model = random_model(dataclasses.replace(CONFIG, **VARIANTS[variant]))
+    huggingface.save(tmp_path, model, max_positions=512, max_file_bytes=max_file_bytes)
+    assert (tmp_path / huggingface.INDEX).exists() == (max_file_bytes == 4000)
+    config = dataclasses.replace(huggingface.read_config(tmp_path), param_dtype=model.config.param_dtype)
+    assert_same(huggingface.load(tmp_path, config, one), model)
+
+
+def test_files_stay_below_their_limit_and_hold_every_tensor_once(tmp_path):
+    huggingface.save(tmp_path, random_model(CONFIG), max_positions=512, max_file_bytes=4000)
+    held = [name for path in tmp_path.glob("*.safetensors") for name in load_file(path)]
+    index = json.loads((tmp_path / huggingface.INDEX).read_text())
+    assert sorted(held) == sorted(index["weight_map"])
+    for path in tmp_path.glob("*.safetensors"):
+        assert sum(array.nbytes for array in load_file(path).values()) <= 4000
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(data=1, tensor=2), MeshConfig(data=4, tensor=2)])
+def test_a_sharded_load_is_the_whole_model_laid_out_by_the_table(mesh, tmp_path):
+    model = random_model(dataclasses.replace(CONFIG, qkv_bias=True))
+    huggingface.save(tmp_path, model, max_positions=512)
+    mesh = make_mesh(mesh)
+    loaded = huggingface.load(tmp_path, huggingface.read_config(tmp_path), mesh)
+    assert_same(loaded, model)
+    for leaf, sharding in zip(jax.tree.leaves(loaded), jax.tree.leaves(parameter_shardings(model, mesh)), strict=True):
+        assert leaf.sharding == sharding
+    assert loaded.layers.q[...].addressable_shards[0].data.shape == (3, 16, 2, 6)
+    huggingface.save(tmp_path / "again", loaded, max_positions=512)
+    first, second = ((path / "model.safetensors").read_bytes() for path in (tmp_path, tmp_path / "again"))
+    assert first == second
+
+
+def test_loading_converts_to_the_dtype_asked_for(one):
+    directory = GOLDEN / "qwen2_tied"
+    config = huggingface.read_config(directory)
+    full = huggingface.load(directory, config, one)
+    half = huggingface.load(directory, dataclasses.replace(config, param_dtype="bfloat16"), one)
+    assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
+    for a, b in zip(jax.tree.leaves(full), jax.tree.leaves(half), strict=True):  # the files hold bfloat16
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b, np.float32))
+
+
+def test_wrong_missing_and_unexpected_tensors_are_all_named(one, tmp_path):
+    huggingface.save(tmp_path, random_model(CONFIG), max_positions=512)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.layers.2.self_attn.q_proj.weight"] = np.zeros((23, 16), np.float32)
+    tensors["model.layers.3.mlp.up_proj.weight"] = np.zeros((20, 16), np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError) as error:
+        huggingface.load(tmp_path, CONFIG, one)
+    assert str(tmp_path) in str(error.value)
+    assert set(str(error.value).split("\n  ")[1:]) == {
+        "model.layers.1.mlp.up_proj.weight: expected (20, 16), found no such tensor",
+        "model.layers.2.self_attn.q_proj.weight: expected (24, 16), found (23, 16)",
+        "model.layers.3.mlp.up_proj.weight: expected no such tensor, found (20, 16)",
+    }
+
+
+def test_broken_or_missing_files_are_named(one, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        huggingface.load(tmp_path, CONFIG, one)
+    huggingface.save(tmp_path, random_model(CONFIG), max_positions=512, max_file_bytes=4000)
+    with pytest.raises(FileExistsError, match=r"model-00001-of"):
+        huggingface.save(tmp_path, random_model(CONFIG), max_positions=512)
+    first, second, *_ = sorted(tmp_path.glob("*.safetensors"))
+    first.write_bytes(first.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=f"{first.name} is not a whole safetensors file"):
+        huggingface.load(tmp_path, CONFIG, one)
+    second.unlink()
+    first.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{first.name}, which {huggingface.INDEX} needs"):
+        huggingface.load(tmp_path, CONFIG, one)
+
+
+def test_a_tied_checkpoint_may_hold_its_embedding_twice_but_not_another_head(one, tmp_path):
+    model = random_model(dataclasses.replace(CONFIG, tied_embeddings=True))
+    huggingface.save(tmp_path, model, max_positions=512)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert_same(huggingface.load(tmp_path, model.config, one), model)
+    tensors["lm_head.weight"][3, 4] += 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lm_head\.weight: expected no such tensor, found \(24, 16\)"):
+        huggingface.load(tmp_path, model.config, one)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_comes_back_from_its_config_file(name):
+    written = json.loads(json.dumps(huggingface.config_to_dict(PRESETS[name], max_positions=8192)))
+    assert huggingface.config_from_dict(written) == PRESETS[name]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
+        ({"hidden_size": None}, "no 'hidden_size'"),
+        ({"rope_theta": None}, "no 'rope_theta'"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"use_sliding_window": True}, "use_sliding_window=True"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "RoPE of type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "has no 'low_freq_factor'"),
+    ],
+)
+def test_configs_that_cannot_be_computed_are_refused(change, words, tmp_path):
+    content = huggingface.config_to_dict(CONFIG, max_positions=8192) | change
+    content = {key: value for key, value in content.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=words) as error:
+        huggingface.read_config(tmp_path)
+    assert "config.json" in str(error.value)
+
+
+@pytest.mark.skipif(
+    "TRANSFORMERS_PYTHON" not in os.environ,
+    reason="TRANSFORMERS_PYTHON does not name a Python that has transformers (see make_golden.py)",
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_loads_what_is_saved(name, one, tmp_path):
+    model = huggingface.load(GOLDEN / name, huggingface.read_config(GOLDEN / name), one)
+    huggingface.save(tmp_path, model, max_positions=1024, max_file_bytes=30_000)
+    shutil.copy(GOLDEN / name / "logits.npz", tmp_path)
+    script = Path(__file__).parent / "make_golden.py"
+    subprocess.run([os.environ["TRANSFORMERS_PYTHON"], script, "--check", tmp_path], check=True)
