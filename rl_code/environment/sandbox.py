@@ -283,7 +283,7 @@ class Sandbox:
 
         While a command runs it is the command that brought its session down, unless the whole worker is gone.
         """
-        if of_candidate and self._slot.worker.alive():
+        if of_candidate and self._sandboxes.blames_commands(self._slot):
             self._loss = _Lost("a command brought the sandbox down")
         else:
             self._loss = SandboxFault(f"the sandbox has failed: {error}")

