@@ -85,11 +85,9 @@ def pack(
         raise ValueError(f"{len(groups)} groups but advantages for {len(advantages)}")
     pieces, counts, sequence = [], {"pack/faults": 0, "pack/empty": 0}, 0
     for group, values in zip(groups, advantages, strict=True):
-        if len(values) != len(group.trajectories):
-            raise ValueError(
-                f"task {group.task.id!r}: {len(group.trajectories)} trajectories, {len(values)} advantages"
-            )
-        completions = []
+        size, completions = len(group.trajectories), []
+        if len(values) != size:
+            raise ValueError(f"task {group.task.id!r}: {size} trajectories but {len(values)} advantages")
         for trajectory, advantage in zip(group.trajectories, values, strict=True):
             indices = np.flatnonzero(trajectory.sampled)
             if trajectory.status == "fault":
@@ -98,8 +96,8 @@ def pack(
                 counts["pack/empty"] += 1
             else:
                 completion = _Completion(trajectory, sequence, float(advantage), indices)
-                _check(completion, group.trajectories[0], config, version)
                 completions.append(completion)
+                _check(completion, completions[0].trajectory, config, version)
             sequence += 1
         pieces += _pieces(completions, config)
     rows = _first_fit(pieces, config)
@@ -143,7 +141,7 @@ def empty_batch(config: PackConfig, rows: int, num_sequences: int = 0) -> Batch:
 
 
 def _check(completion: _Completion, first: Trajectory, config: PackConfig, version: int) -> None:
-    """Raises ValueError for a trajectory that must not be trained on; ``first`` is its group's first."""
+    """Raises ValueError for a trajectory that must not be trained on; ``first`` is its group's first to train on."""
     t, indices = completion.trajectory, completion.indices
     name = f"task {t.task_id!r} trajectory {t.index}"
     lengths = {field: len(getattr(t, field)) for field in ("tokens", "sampled", "logprobs", "versions")}

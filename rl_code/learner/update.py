@@ -8,6 +8,7 @@ micro-batches nor the number of devices changes the update. Under a mesh, call i
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -107,12 +108,12 @@ def init_state(model: Model, config: OptimizerConfig) -> TrainState:
 
     The first update donates the state and with it ``model``; keep a copy where it is needed afterwards.
     """
+    return TrainState(model, *_init(model, config))
 
-    @jax.jit
-    def init(model: Model) -> tuple[Any, jax.Array]:
-        return _pin((make_optimizer(config).init(_float32(model)), jnp.zeros((), jnp.int32)))
 
-    return TrainState(model, *init(model))
+@functools.partial(jax.jit, static_argnums=1)
+def _init(model: Model, config: OptimizerConfig) -> tuple[Any, jax.Array]:
+    return _pin((make_optimizer(config).init(_float32(model)), jnp.zeros((), jnp.int32)))
 
 
 def target_logprobs(
@@ -264,7 +265,7 @@ def _apply(
     state: TrainState, grads: Any, value: jax.Array, config: OptimizerConfig
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One optimizer step, or none when the loss or the gradient is not finite."""
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     updates, opt_state = make_optimizer(config).update(grads, state.opt_state, _float32(state.model))
     new = TrainState(optax.apply_updates(state.model, updates), opt_state, state.step + 1)
