@@ -16,8 +16,8 @@ from pathlib import Path
 
 import jax
 import ml_collections
-import rich.console
 from absl import flags as absl_flags
+from ml_collections import config_flags
 
 from launch import flags
 from models.sharding import parameter_shardings
@@ -44,13 +44,16 @@ absl_flags.DEFINE_string("against", None, f"Workdir of a run to compare with, or
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = config_lib.build(RunConfig, config)
     suite = choose_suite(run_config, FLAGS.suite, FLAGS.greedy)
-    console = rich.console.Console()
-    with Run(run_config, Path(workdir or START)) as run, jax.set_mesh(run.mesh):
+    console = flags.console()
+    file, _, _ = config_flags.get_config_filename(FLAGS["config"]).partition(":")
+    folder = Path(workdir or f"runs/untrained_{Path(file).stem}")
+    folder.mkdir(parents=True, exist_ok=True)
+    flags.use_virtual_devices(run_config.mesh)
+    with Run(run_config, folder) as run, jax.set_mesh(run.mesh):
         results = [evaluate(run, suite, workdir or START, FLAGS.step)]
         if FLAGS.against:
             results.insert(0, evaluate(run, suite, FLAGS.against, None))
-    if workdir:
-        results[-1].save(workdir)
+    results[-1].save(folder)
     ks = [k for k in (1, suite.samples) if k <= min(result.largest_k for result in results)]
     console.print(suite_lib.table(results, sorted(set(ks))))
     if FLAGS.against:

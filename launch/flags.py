@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import sys
 import textwrap
 import traceback
@@ -11,11 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
 import ml_collections
+import rich.console
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
+from models.sharding import MeshConfig
 from rl_code.checkpoint import CheckpointError
 from rl_code.config import ConfigError
 
@@ -54,6 +58,20 @@ def run(
         return 0
 
     app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))
+
+
+def use_virtual_devices(mesh: MeshConfig) -> None:
+    """Lets the CPU stand for as many devices as the mesh has, unless XLA_FLAGS already says how many.
+
+    Must come before anything uses a device; changes nothing where there is an accelerator.
+    """
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", max(mesh.data, 1) * mesh.tensor)
+
+
+def console() -> rich.console.Console:
+    """Where tables go: as wide as the terminal, or wide enough for them in a file or pipe."""
+    return rich.console.Console(width=None if sys.stdout.isatty() else 132)
 
 
 def _parse(argv: Sequence[str], needs_workdir: bool) -> list[str]:

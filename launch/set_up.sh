@@ -55,7 +55,7 @@ stamp() {
 }
 
 if [ "$(stamp)" != "$(cat .venv/stamp 2>/dev/null)" ]; then
-    install_requirements || exit 1
+    install_requirements || return 1
 fi
 export PATH="$PWD/.venv/bin:$PATH"
 

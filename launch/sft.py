@@ -19,7 +19,11 @@ from rl_code.stop import StopRequest
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
-    with Run(config_lib.build(RunConfig, config), Path(workdir)) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
+    run_config = config_lib.build(RunConfig, config)
+    if not run_config.sft.steps:
+        raise config_lib.ConfigError("config.sft.steps = 0: this config has no warm start")
+    flags.use_virtual_devices(run_config.mesh)
+    with Run(run_config, Path(workdir)) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
         sft.warm_start(run, stop)
 
 

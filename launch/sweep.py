@@ -203,7 +203,7 @@ def report(runs: Sequence[SweepRun], metrics: Sequence[str], workdir: Path) -> N
     for run in runs:
         variants.setdefault(run.variant, []).append(run)
     view = table(variants)
-    rich.console.Console().print(view)
+    flags.console().print(view)
     with open(workdir / "sweep.txt", "w") as file:
         rich.console.Console(file=file, width=160).print(view)
     if metrics:

@@ -23,8 +23,10 @@ REPORT = ReportConfig(ks=(1, 8), trajectories_per_step=16, trajectory_steps=24, 
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
-    results = train(config_lib.build(RunConfig, config), workdir)
-    console = rich.console.Console()
+    run_config = config_lib.build(RunConfig, config)
+    flags.use_virtual_devices(run_config.mesh)
+    results = train(run_config, workdir)
+    console = flags.console()
     if results:
         console.print(suite.table(results, REPORT.ks))
     for name in dict.fromkeys(result.suite for result in results):
