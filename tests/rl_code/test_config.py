@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import ml_collections
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_code import config as config_lib
@@ -130,11 +130,13 @@ sections = st.dictionaries(st.sampled_from("abc"), scalars, max_size=3)
 configs = st.dictionaries(st.sampled_from("xyz"), scalars | sections, max_size=3)
 
 
+@settings(deadline=None)
 @given(configs, configs)
 def test_configs_differ_exactly_when_their_fingerprints_do(a, b):
     assert (config_lib.fingerprint(a) == config_lib.fingerprint(b)) == (config_lib.diff(a, b) == [])
 
 
+@settings(deadline=None)
 @given(configs)
 def test_a_config_equals_what_its_json_says(config):
     assert config_lib.diff(config, json.loads(config_lib.to_json(config))) == []
