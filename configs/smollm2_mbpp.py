@@ -39,7 +39,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         tokenizer=dict(source="gguf", path=weights, vocab_size=49_152, texts=0),
         protocol="completion",
         tasks=mbpp("train"),
-        limits=dict(turns=1, tokens=256, turn_tokens=64, test_runs=0, command_s=3.0),
+        limits=dict(turns=1, tokens=256, turn_tokens=64, test_runs=0, command_s=8.0),
         sandbox=dict(workers=2, memory_mb=1024, processes=16, workspace_mb=8, cpu_s=6, output_bytes=4000),
         reward=dict(full=1.0, partial_weight=0.0, malformed_penalty=0.0),
         rollout=dict(
@@ -82,7 +82,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 samples=1,
                 sampling=greedy,
                 protocol="raw_completion",
-                limits=dict(turns=1, tokens=288, turn_tokens=160, test_runs=0, command_s=3.0),
+                limits=dict(turns=1, tokens=288, turn_tokens=160, test_runs=0, command_s=8.0),
                 engine=engine | dict(prompt_length=128, length=288),
             ),
         ),

@@ -73,11 +73,11 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest) -> TrainState:
         start, position = 0, None
         if restored is not None:
             start, position, state = restored.step, restored.position["tasks"], restored.state
+        log = TrajectoryLog(run.workdir, run.tokenizer.decode, start)
         pool = TaskPool(len(run.tasks), run.config.seed, config.screening, position)
 
         with (
             MetricWriter(run.workdir, start) as writer,
-            TrajectoryLog(run.workdir, run.tokenizer.decode, start) as log,
             Progress("training", config.steps, start) as progress,
             CompilationCounter() as compilations,
         ):

@@ -82,17 +82,20 @@ def _invert_cdf(probs: Float[Array, "B V"], uniforms: Float[Array, " B"]) -> Int
     batch, vocab = probs.shape
     width = max(1, math.isqrt(vocab))
     blocks = jnp.pad(probs, ((0, 0), (0, -vocab % width))).reshape(batch, -1, width)
-    block_cdf = jnp.cumsum(jnp.sum(blocks, axis=-1), axis=-1)
+    block_sums = jnp.sum(blocks, axis=-1)
+    block_cdf = jnp.cumsum(block_sums, axis=-1)
     threshold = uniforms * block_cdf[:, -1]
-    block = jnp.sum(block_cdf <= threshold[:, None], axis=-1)
-    block = jnp.minimum(block, blocks.shape[1] - 1)
+    # Rounding can put the threshold at the end of all, or of a block: then it is the last that has any probability.
+    block = jnp.minimum(jnp.sum(block_cdf <= threshold[:, None], axis=-1), _last_positive(block_sums))
     start = jnp.where(block > 0, jnp.take_along_axis(block_cdf, jnp.maximum(block - 1, 0)[:, None], axis=-1)[:, 0], 0.0)
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    inside_cdf = jnp.cumsum(inside, axis=-1)
-    within = jnp.sum(inside_cdf <= (threshold - start)[:, None], axis=-1)
-    # Rounding can put the threshold past the block's own sum: take its last token that has any probability.
-    last = width - 1 - jnp.argmax(jnp.flip(inside > 0, axis=-1), axis=-1)
-    return block * width + jnp.minimum(within, last)
+    within = jnp.sum(jnp.cumsum(inside, axis=-1) <= (threshold - start)[:, None], axis=-1)
+    return block * width + jnp.minimum(within, _last_positive(inside))
+
+
+def _last_positive(x: Float[Array, "B N"]) -> Int[Array, " B"]:
+    """Index of the last positive entry of each row."""
+    return x.shape[-1] - 1 - jnp.argmax(jnp.flip(x > 0, axis=-1), axis=-1)
 
 
 def stop_mask(tokens: Int[Array, " B"], stop_ids: tuple[int, ...]) -> Bool[Array, " B"]:

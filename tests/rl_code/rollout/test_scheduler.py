@@ -118,9 +118,7 @@ class _Episode:
 
 def _task(seed: int):
     prompt = np.random.default_rng(seed).integers(1, VOCAB, 3 + seed % 9)
-    return types.SimpleNamespace(
-        id=f"task{seed}", prompt=np.random.default_rng(seed).integers(1, VOCAB, length).tolist()
-    )
+    return types.SimpleNamespace(id=f"task{seed}", prompt=prompt.tolist())
 
 
 def _model(mesh) -> Transformer:
