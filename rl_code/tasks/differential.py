@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from rl_code.environment.compare import same
-from rl_code.environment.grader import grade
+from rl_code.environment.grader import Grade, grade
 from rl_code.environment.sandbox import Sandbox, SandboxPool
 from rl_code.types import Case, Task, Tests
 
-REVISION = 3  # of this file and of the proposals; a cache written by another revision is not used
+REVISION = 4  # of this file and of the proposals; a cache written by another revision is not used
 FLOAT_TOLERANCE = 1e-6
 _LONGEST_VALUE = 4000  # characters of an expected value's repr
-_HANGS = 3  # inputs of one task that may time out before the rest is given up
+_HANGS = 2  # inputs of one task that may hang before the rest is given up
+_ATTEMPTS = 2  # a call or test that times out on a busy machine gets another chance
 
 Propose = Callable[[Task], Sequence[tuple[Any, ...]]]
 
@@ -108,7 +109,7 @@ def _examine(task: Task, proposals: Sequence[tuple[Any, ...]], config: Different
         cases=task.visible_tests.cases + task.hidden_tests.cases, code=task.visible_tests.code + task.hidden_tests.code
     )
     if own:
-        marks = grade(task.path, task.entry_point, own, task.reference, pool, config.timeout_s)
+        marks = _grade(task, own, pool, config.timeout_s)
         if not all(marks.passed):
             i = marks.passed.index(False)
             return {"failure": f"test {i + 1} of {len(own)}: {marks.errors[i] or 'wrong value'}", "cases": []}
@@ -116,8 +117,7 @@ def _examine(task: Task, proposals: Sequence[tuple[Any, ...]], config: Different
     if config.cases:
         cases = choose(cases, config.cases)
     if cases:  # with time to spare, so that a busy machine does not fail a solution that is as fast as the reference
-        tests = Tests(cases=tuple(cases))
-        marks = grade(task.path, task.entry_point, tests, task.reference, pool, config.timeout_s / 2)
+        marks = _grade(task, Tests(cases=tuple(cases)), pool, config.timeout_s / 2)
         cases = [case for case, passed in zip(cases, marks.passed, strict=True) if passed]
     return {"failure": "", "cases": [[repr(case.args), repr(case.expected), case.tolerance] for case in cases]}
 
@@ -149,17 +149,28 @@ def reference_cases(
 def _answers(
     sandbox: Sandbox, task: Task, proposals: Sequence[tuple[Any, ...]], timeout_s: float
 ) -> list[tuple[tuple[Any, ...], Any]]:
-    """Arguments and value of every call that returned. A call that hangs takes its batch along, which then goes on."""
-    answered = []
-    left = list(proposals)
-    for _ in range(_HANGS):
+    """Arguments and value of every call that returned. A call that hangs is tried again, then its batch goes on."""
+    answered: list[tuple[tuple[Any, ...], Any]] = []
+    left, attempts, skipped = list(proposals), 0, 0
+    while left and skipped < _HANGS:
         results = sandbox.call(task.path, task.entry_point, left, timeout_s=timeout_s)
-        answered += [(args, result.value) for args, result in zip(left, results, strict=True) if result.ok]
         hung = next((i for i, result in enumerate(results) if result.cause == "timeout"), len(left))
-        left = left[hung + 1 :]
-        if not left:
-            break
+        answered += [
+            (args, result.value) for args, result in zip(left[:hung], results[:hung], strict=True) if result.ok
+        ]
+        left, attempts = left[hung:], 1 if hung else attempts + 1
+        if left and attempts == _ATTEMPTS:
+            left, attempts, skipped = left[1:], 0, skipped + 1
     return answered
+
+
+def _grade(task: Task, tests: Tests, pool: SandboxPool, timeout_s: float) -> Grade:
+    """The reference's grade; what times out is tried again, since a busy machine may be to blame."""
+    for _ in range(_ATTEMPTS):
+        marks = grade(task.path, task.entry_point, tests, task.reference, pool, timeout_s)
+        if "timeout" not in marks.flags:
+            break
+    return marks
 
 
 def choose(cases: Sequence[Case], count: int) -> list[Case]:
