@@ -19,7 +19,6 @@ import json
 import math
 import os
 import re
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +36,9 @@ from rl_code.types import Group, Trajectory, Turn
 
 METRICS_FILE = "metrics.jsonl"
 TRAJECTORIES_FOLDER = "trajectories"
+
+# Time left is told from the updates of the last minute, at least the last few: steps can come in bursts.
+_PACE_UPDATES, _PACE_SECONDS = 5, 60.0
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer's decode puts where bytes are not whole characters
 _LONGEST_CHARACTER = 4  # bytes of one UTF-8 character: byte-level tokens that can share one
@@ -240,8 +242,7 @@ class Progress:
         self._title, self._total, self._done = title, total, start
         self._console = rich.console.Console(file=file or sys.stderr, highlight=False)
         self._plain_every = max(1, total // 100)
-        self._seconds: list[float] = []
-        self._last = time.monotonic()
+        self._recent = [(start, time.monotonic())]  # (steps done, when), of about the last minute
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(bar_width=24),
@@ -255,11 +256,14 @@ class Progress:
         """Reports that ``done`` steps are finished, with numbers to show (known ones are formatted by name)."""
         now = time.monotonic()
         if done > self._done:
-            self._seconds = [*self._seconds[-19:], (now - self._last) / (done - self._done)]
-        self._done, self._last = done, now
+            self._recent.append((done, now))
+            while len(self._recent) > _PACE_UPDATES and now - self._recent[0][1] > _PACE_SECONDS:
+                self._recent.pop(0)
+        self._done = done
         shown = [_shown(name, value) for name, value in values.items()]
-        if self._seconds and done < self._total:
-            shown.append(f"{_duration((self._total - done) * statistics.median(self._seconds))} left")
+        (first, begin), (last, end) = self._recent[0], self._recent[-1]
+        if last > first and done < self._total:
+            shown.append(f"{_duration((self._total - done) * (end - begin) / (last - first))} left")
         if self._console.is_terminal:
             self._bar.update(self._task, completed=done, values="  ".join(shown))
         elif done % self._plain_every == 0 or done >= self._total:

@@ -64,7 +64,11 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
         start, position = 0, 0
         if restored is not None:
             start, position, state = restored.step, restored.position["example"], restored.state
-        with MetricWriter(workdir, start) as writer, Progress("warm start", config.steps, start) as progress:
+        with (
+            MetricWriter(workdir, start) as writer,
+            Progress("warm start", config.steps, start) as progress,
+            stop.deferred(),
+        ):
             for step in range(start, config.steps):
                 begin = time.perf_counter()
                 batch, position = demonstrations.batch(position, config.rows, config.slots)

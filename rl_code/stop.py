@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -11,13 +13,14 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Ctrl-C and SIGTERM end the run after the step in progress; a second Ctrl-C ends it at once.
+    """Turns the first Ctrl-C or SIGTERM inside ``deferred`` into ``requested``; any other ends the program at once.
 
-    A context manager for the main thread; ``requested`` tells whether the run should stop.
+    A context manager for the main thread, which puts the previous handlers back.
     """
 
     def __init__(self):
         self.requested = False
+        self._deferring = False
 
     def __enter__(self) -> StopRequest:
         self._previous = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -27,8 +30,17 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Around a loop that looks at ``requested`` after every step."""
+        self._deferring = True
+        try:
+            yield
+        finally:
+            self._deferring = False
+
     def _request(self, number: int, frame: Any) -> None:
-        if self.requested:
+        if self.requested or not self._deferring:
             raise KeyboardInterrupt
         self.requested = True
         print("\nstopping after this step; once more to stop at once", flush=True)

@@ -80,6 +80,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest) -> TrainState:
             MetricWriter(run.workdir, start) as writer,
             Progress("training", config.steps, start) as progress,
             CompilationCounter() as compilations,
+            stop.deferred(),
         ):
             for step in range(start, config.steps):
                 begin = time.perf_counter()
