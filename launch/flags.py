@@ -91,7 +91,7 @@ def _parse(argv: Sequence[str], needs_workdir: bool) -> list[str]:
     except (AttributeError, KeyError) as error:
         if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
             raise  # a bug in the config file
-        _refuse("No such key: " + str(error).replace("\\n", ". ").replace("\\'", "").strip("'"))
+        _refuse("No such key: " + str(error).replace("\\n", ". ").replace("\\'", "").strip("\"'"))
     if needs_workdir and not flags.FLAGS.workdir:
         _refuse("--workdir=<folder> is missing, for instance --workdir=runs/first")
     if rest[1:]:
