@@ -41,6 +41,7 @@ class Tests:
 
     cases: tuple[Case, ...] = ()
     code: tuple[str, ...] = ()
+    __test__ = False  # for pytest: no tests of ours
 
     def __len__(self) -> int:
         return len(self.cases) + len(self.code)
