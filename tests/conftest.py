@@ -1,9 +1,24 @@
-"""Shared test set-up: eight virtual CPU devices, before anything imports jax."""
+"""Shared test set-up, before anything imports jax: eight virtual CPU devices, and quick compilation.
+
+Tests compile many small programs and run each a few times, so the compiler's optimisation is switched off.
+"""
 
 from __future__ import annotations
 
 import os
 
-_COUNT = "--xla_force_host_platform_device_count"
-if _COUNT not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_COUNT}=8".strip()
+import pytest
+
+FLAGS = {"--xla_force_host_platform_device_count": "8", "--xla_backend_optimization_level": "0"}
+
+kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] not in FLAGS]
+os.environ["XLA_FLAGS"] = " ".join(kept + [f"{name}={value}" for name, value in FLAGS.items()])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what is marked slow unless RUN_SLOW=1."""
+    if os.environ.get("RUN_SLOW") == "1":
+        return
+    for item in items:
+        if marker := item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason=f"slow ({marker.kwargs['reason']}); set RUN_SLOW=1"))

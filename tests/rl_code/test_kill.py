@@ -1,0 +1,121 @@
+"""A run that is killed at any moment and started again ends exactly as one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs import quickstart
+from models.presets import PRESETS
+from models.transformer import abstract_model
+from rl_code import checkpoint
+from rl_code.config import build
+from rl_code.learner.update import init_state
+from rl_code.metrics import read_metrics, read_trajectories
+from rl_code.run import RunConfig
+
+KILLS = 10
+STEPS = 6
+FLAGS = (
+    "--config=configs/quickstart.py:smoke",
+    f"--config.train.steps={STEPS}",
+    f"--config.train.optimizer.total_steps={STEPS}",
+    "--config.checkpoint.every=1",
+    "--config.sft.checkpoint_every=1",
+)
+
+
+def _start(workdir: Path, cache: Path) -> subprocess.Popen:
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    log = open(workdir.with_suffix(".log"), "ab")
+    command = [sys.executable, "-m", "launch.train", *FLAGS, f"--workdir={workdir}"]
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+
+def _finish(workdir: Path, cache: Path) -> None:
+    process = _start(workdir, cache)
+    assert process.wait(500) == 0, workdir.with_suffix(".log").read_text()[-3000:]
+
+
+def _rows(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _kill(workdir: Path, cache: Path, moment: float) -> None:
+    """Starts the run and kills it. moment in [0, 1): from program start over the warm start to the last step."""
+    process = _start(workdir, cache)
+    progress = moment * (4 + STEPS)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if _rows(workdir / "sft") + _rows(workdir) >= int(progress):
+            time.sleep(0.4 * (progress % 1.0))
+            break
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _state(workdir: Path):
+    config = build(RunConfig, quickstart.get_config("smoke"))
+    model = PRESETS[config.model.preset]
+    abstract = jax.eval_shape(lambda m: init_state(m, config.train.optimizer), abstract_model(model))
+    restored = checkpoint.load(workdir, abstract)
+    assert restored is not None
+    return restored
+
+
+def _deterministic(row: dict) -> dict:
+    return {name: value for name, value in row.items() if not name.startswith("time/") and "occupancy" not in name}
+
+
+@pytest.mark.slow(reason="twelve starts of a run, minutes on two quiet cores")
+@pytest.mark.timeout(3600)
+def test_killed_and_restarted_equals_uninterrupted(tmp_path):
+    cache = tmp_path / "cache"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    _finish(whole, cache)
+
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    moments = sorted((i + rng.random()) / KILLS for i in range(KILLS))
+    print(f"kill points {moments} of seed {seed}")
+    for moment in moments:
+        _kill(killed, cache, moment)
+    _finish(killed, cache)
+
+    one, other = _state(whole), _state(killed)
+    assert one.step == other.step == STEPS
+    assert one.position == other.position
+    for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    assert [_deterministic(row) for row in read_metrics(whole)] == [_deterministic(row) for row in read_metrics(killed)]
+    for step in range(STEPS):
+        assert _episodes(whole, step) == _episodes(killed, step)
+    results = sorted(path.name for path in (whole / "evaluations").iterdir())
+    assert results == ["held_out.after.json", "held_out.before.json"]
+    for name in results:
+        assert json.loads((whole / "evaluations" / name).read_text()) == json.loads(
+            (killed / "evaluations" / name).read_text()
+        )
+
+
+def _episodes(workdir: Path, step: int) -> list:
+    return [
+        (group["task_id"], group["group"], [(t["ids"], t["logprobs"], t["reward"]) for t in group["trajectories"]])
+        for group in read_trajectories(workdir, step)
+    ]
