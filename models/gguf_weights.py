@@ -6,7 +6,6 @@ interleaved RoPE pairs; they are put back into the half-split order of Hugging F
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import gguf
@@ -14,26 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from models import weights
+from models.gguf_file import open_gguf
 from models.transformer import ModelConfig, Transformer
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-
-
-def open_gguf(path: str | Path) -> gguf.GGUFReader:
-    """The file's metadata and memory-mapped tensors; the last file is kept, since reading a vocabulary takes seconds.
-
-    Raises ValueError when the file is not GGUF.
-    """
-    stat = Path(path).stat()
-    return _open_gguf(Path(path), stat.st_mtime_ns, stat.st_size)
-
-
-@functools.lru_cache(maxsize=1)
-def _open_gguf(path: Path, modified_ns: int, size: int) -> gguf.GGUFReader:
-    try:
-        return gguf.GGUFReader(path)
-    except (ValueError, IndexError) as error:
-        raise ValueError(f"{path} ({size} bytes) is not a whole GGUF file: {error}") from error
 
 
 def read_config(path: str | Path) -> ModelConfig:

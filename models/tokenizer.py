@@ -15,7 +15,7 @@ import gguf
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
-from models.gguf_weights import open_gguf
+from models.gguf_file import open_gguf
 
 # How the tokeniser that is trained here cuts text before merging: a line break with the indent that follows it; one
 # digit; a word; a run of punctuation; other white space. A space in front of a digit, word or punctuation joins it.

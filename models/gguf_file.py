@@ -1,0 +1,25 @@
+"""Opening GGUF files, for the tokeniser and the weights in them."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import gguf
+
+
+def open_gguf(path: str | Path) -> gguf.GGUFReader:
+    """The file's metadata and memory-mapped tensors; the last file is kept, since reading a vocabulary takes seconds.
+
+    Raises ValueError when the file is not GGUF.
+    """
+    stat = Path(path).stat()
+    return _open_gguf(Path(path), stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=1)
+def _open_gguf(path: Path, modified_ns: int, size: int) -> gguf.GGUFReader:
+    try:
+        return gguf.GGUFReader(path)
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{path} ({size} bytes) is not a whole GGUF file: {error}") from error
