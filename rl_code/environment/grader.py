@@ -49,16 +49,27 @@ def grade(
     start = time.monotonic()
     errors: list[str] = []
     causes: set[str] = set()
-    with pool.open(snapshot) as sandbox:
-        if tests.cases:
-            args = [case.args for case in tests.cases]
-            results = sandbox.call(path, entry_point, args, timeout_s=timeout_s)
-            errors += [_case_error(entry_point, case, one) for case, one in zip(tests.cases, results, strict=True)]
-            causes |= {one.cause for one in results}
-        if tests.code:
+    try:
+        sandbox = pool.open(snapshot)
+    except ValueError as error:  # files made to fit no other workspace
+        errors = [str(error)] * len(tests)
+    else:
+        with sandbox:
+            errors += _call(path, entry_point, tests.cases, sandbox, timeout_s, causes)
             errors += _check(path, entry_point, tests.code, sandbox, pool, timeout_s, causes)
     flags = tuple(sorted(causes & {"exited", "killed", "timeout"}))
     return Grade(tuple(not error for error in errors), tuple(errors), flags, time.monotonic() - start)
+
+
+def _call(
+    path: str, entry_point: str, cases: tuple[Case, ...], sandbox: Sandbox, timeout_s: float, causes: set[str]
+) -> list[str]:
+    """One error per case, "" when it passed; adds the causes of failed calls to ``causes``."""
+    if not cases:
+        return []
+    results = sandbox.call(path, entry_point, [case.args for case in cases], timeout_s=timeout_s)
+    causes |= {one.cause for one in results}
+    return [_case_error(entry_point, case, one) for case, one in zip(cases, results, strict=True)]
 
 
 def _case_error(entry_point: str, case: Case, result: CallResult) -> str:
@@ -85,6 +96,8 @@ def _check(
     causes: set[str],
 ) -> list[str]:
     """One error per statement, "" when it passed; adds the causes of failed calls to ``causes``."""
+    if not statements:
+        return []
     deadline = time.monotonic() + timeout_s
     with contextlib.ExitStack() as stack:
         checker = stack.enter_context(pool.open({}))
@@ -94,7 +107,7 @@ def _check(
             nonlocal caller
             if caller is None or caller.ended:
                 left = max(deadline - time.monotonic(), 0.0)
-                caller = stack.enter_context(Caller(sandbox, path, entry_point, left, said_s=timeout_s))
+                caller = stack.enter_context(sandbox.caller(path, entry_point, left, said_s=timeout_s))
             result = caller.call(args, kwargs)
             causes.add(result.cause)
             return result

@@ -18,6 +18,8 @@ from typing import Any
 
 MAX_DEPTH = 100
 SMALL_INT = 1 << 53
+# Python prints no longer ones (sys.int_info.default_max_str_digits), and whoever receives a value may print it.
+MAX_INT_BITS = 14_000
 SCALARS = (bool, int, float, str)
 WHOLE = slice(None)
 
@@ -62,7 +64,7 @@ def _encode(value: object, depth: int) -> Any:
     if value is None or kind is bool or kind is str:
         return value
     if kind not in ENCODERS:
-        kind = next((base for base in ENCODERS if isinstance(value, base)), None)
+        kind = next((base for base in kind.__mro__ if base in ENCODERS), None)
         if kind is None:
             raise WireError(f"a {type(value).__name__} is not a plain value")
     return ENCODERS[kind](value, depth + 1)
@@ -70,6 +72,8 @@ def _encode(value: object, depth: int) -> Any:
 
 def _encode_int(value: Any, depth: int) -> Any:
     number = int.__index__(value)
+    if number.bit_length() > MAX_INT_BITS:
+        raise WireError(f"an int of {number.bit_length()} bits; at most {MAX_INT_BITS} are sent")
     return number if -SMALL_INT <= number <= SMALL_INT else {"int": hex(number)}
 
 
@@ -114,6 +118,12 @@ def _decode(data: Any, depth: int) -> Any:
     return DECODERS[tag](content, depth + 1)
 
 
+def _small_enough(number: int) -> int:
+    if number.bit_length() > MAX_INT_BITS:
+        raise WireError(f"an int of {number.bit_length()} bits; at most {MAX_INT_BITS} are taken")
+    return number
+
+
 def _elements(content: Any, depth: int) -> list[Any]:
     if type(content) is not list:
         raise WireError("a tag without its list of elements")
@@ -121,7 +131,7 @@ def _elements(content: Any, depth: int) -> list[Any]:
 
 
 DECODERS: dict[str, Callable[[Any, int], Any]] = {
-    "int": lambda content, depth: int(content, 16),
+    "int": lambda content, depth: _small_enough(int(content, 16)),
     "float": lambda content, depth: float(content),
     "tuple": lambda content, depth: tuple(_elements(content, depth)),
     "dict": lambda content, depth: dict(_elements(content, depth)),

@@ -15,7 +15,6 @@ import pytest
 
 from rl_code.environment import workers
 from rl_code.environment.sandbox import (
-    Caller,
     Mode,
     SandboxConfig,
     SandboxFault,
@@ -198,9 +197,9 @@ def test_calls_that_hang_end_in_time(either):
 
 def test_a_caller_keeps_the_state_of_its_process(sandboxes):
     with sandboxes.open({"s.py": "n = 0\ndef f(*, by):\n    global n\n    n += by\n    return n\n"}) as sandbox:
-        with Caller(sandbox, "s.py", "f", timeout_s=20) as caller:
+        with sandbox.caller("s.py", "f", 20) as caller:
             assert [caller.call((), {"by": 2}).value for _ in range(3)] == [2, 4, 6]
-        with Caller(sandbox, "s.py", "f", timeout_s=20) as caller:
+        with sandbox.caller("s.py", "f", 20) as caller:
             assert caller.call((), {"by": 2}).value == 2
 
 
@@ -259,7 +258,7 @@ def test_closing_the_pool_ends_everything(either):
         running = threading.Thread(target=command, args=[sandbox])
         running.start()
         assert wait_until(lambda: processes_with(marker))
-        worker = sandbox._slot.worker.process.pid
+        worker = sandbox._connection.slot.worker.process.pid
     running.join()
     assert len(faults) == 1
     assert wait_until(lambda: not processes_with(marker))
@@ -297,3 +296,13 @@ def test_impossible_limits_are_named(change):
     fields = {"workers": 1, "memory_mb": 256, "processes": 8, "workspace_mb": 8, "cpu_s": 5, "output_bytes": 1000}
     with pytest.raises(ValueError, match=next(iter(change))):
         SandboxConfig(**{**fields, **change})
+
+
+def test_one_thing_at_a_time(sandboxes):
+    with sandboxes.open(ADD) as sandbox:
+        with sandbox.caller("solution.py", "add", 20) as caller:
+            for request in (sandbox.list_files, lambda: sandbox.run(["true"], timeout_s=20)):
+                with pytest.raises(ValueError, match="while a caller"):
+                    request()
+            assert caller.call((1, 2), {}).value == 3
+        assert sandbox.list_files() == ["solution.py"]
