@@ -19,7 +19,7 @@ from rl_code.report import ReportConfig, write_report
 from rl_code.run import RunConfig
 from rl_code.train import train
 
-REPORT = ReportConfig(ks=(1, 8), trajectories_per_step=16, trajectory_steps=24, megabytes=16.0)
+REPORT = ReportConfig(ks=(1, 8), trajectories_per_step=16, trajectory_steps=24, megabytes=4.8)
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
