@@ -247,17 +247,29 @@ class Sandboxes:
                     worker = Worker(self._starter.submit(self._start, remote).result(), None)
                     channel.send(b"k")
                 remote.close()
-                pid = _hello(channel, worker.process)
-                handle = os.pidfd_open(pid)
-                folders = self._cgroups.enclose(pid)
+                slot = self._adopt(worker, channel)
             except (OSError, RuntimeError) as error:
                 channel.close()
                 raise SandboxFault(f"no process for a sandbox: {error}") from error
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
-        slot = Slot(worker, channel, handle, folders)
+        return slot
+
+    def _adopt(self, worker: Worker, channel: socket.socket) -> Slot:
+        """The slot of the keeper at the other end of ``channel``. Raises OSError, SandboxFault."""
+        try:
+            slot = Slot(worker, channel, os.pidfd_open(pid := _hello(channel, worker.process)), [])
+        except (OSError, SandboxFault):
+            if not self._mode.nested:
+                _end(worker)
+            raise
         with self._lock:
             self._slots[id(slot)] = slot
             late = self._closed
+        try:
+            slot.folders += [] if late else self._cgroups.enclose(pid)
+        except OSError:
+            self.discard(slot)
+            raise
         if late:
             self.discard(slot)
             raise ValueError("the pool is closed")
@@ -266,6 +278,8 @@ class Sandboxes:
     def _worker(self) -> Worker:
         """The worker whose turn it is, started anew if it has died."""
         with self._lock:
+            if self._closed:
+                raise ValueError("the pool is closed")
             number = next(self._turns) % self._config.workers
             if number < len(self._workers) and self._workers[number].process.poll() is None:
                 return self._workers[number]

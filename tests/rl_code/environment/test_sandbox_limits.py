@@ -42,7 +42,7 @@ def refused(sandbox, setup: str, expression: str) -> str:
 
 def session_pid(pool, sandbox) -> int:
     """The session's pid, as seen from here."""
-    info = Path(f"/proc/self/fdinfo/{sandbox._slot.handle}").read_text()
+    info = Path(f"/proc/self/fdinfo/{sandbox._connection.slot.handle}").read_text()
     keeper = next(int(line.split()[1]) for line in info.splitlines() if line.startswith("Pid:"))
     return children(keeper)[0] if pool._sandboxes._mode.nested else keeper
 
