@@ -108,7 +108,8 @@ def init_state(model: Model, config: OptimizerConfig) -> TrainState:
 
     The first update donates the state and with it ``model``; keep a copy where it is needed afterwards.
     """
-    return TrainState(model, *_init(model, config))
+    state = TrainState(model, *_init(model, config))
+    return jax.device_put(state, jax.tree.map(lambda x: x.sharding, state))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -159,7 +160,7 @@ def make_token_logprobs(temperature: float, micro_batches: int) -> Callable[[Mod
 
 
 def make_update(loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int) -> Callable[..., tuple]:
-    """A jitted update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is donated.
+    """An update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is donated.
 
     prox, ref: float32 [R, M], as ``losses.policy_loss`` takes them. Metrics are float32 scalars. When the loss or a
     gradient is not finite the state comes back as it was and train/finite is 0.
@@ -196,7 +197,7 @@ def make_update(loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int
         counts = {"train/tokens": jnp.sum(batch.mask), "train/trajectories": total.trajectories}
         return state, metrics | policy_metrics(terms) | counts
 
-    return jax.jit(update, donate_argnums=0)
+    return _jit_step(update)
 
 
 def supervised_loss(model: Model, batch: SupervisedBatch, tokens: jax.Array | None = None) -> tuple[jax.Array, Terms]:
@@ -213,7 +214,7 @@ def supervised_loss(model: Model, batch: SupervisedBatch, tokens: jax.Array | No
 
 
 def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[..., tuple]:
-    """A jitted update(state, SupervisedBatch) -> (state, metrics) of ``supervised_loss``; otherwise as make_update."""
+    """An update(state, SupervisedBatch) -> (state, metrics) of ``supervised_loss``; otherwise as make_update."""
 
     def update(state: TrainState, batch: SupervisedBatch) -> tuple[TrainState, dict[str, jax.Array]]:
         tokens = jnp.maximum(jnp.sum(_predicted(batch)), 1.0)
@@ -222,7 +223,25 @@ def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[
         state, metrics = _apply(state, grads, value, optimizer)
         return state, metrics | terms.means | {"train/tokens": tokens}
 
-    return jax.jit(update, donate_argnums=0)
+    return _jit_step(update)
+
+
+def _jit_step(step: Callable[..., tuple]) -> Callable[..., tuple]:
+    """Jits (state, ...) -> (state, metrics), donates the state and lays the new one out exactly like it.
+
+    The layouts are named, because a layout that XLA infers may be the same and yet spelled differently, and then the
+    next call would compile again.
+    """
+
+    @functools.cache
+    def compiled(layouts: tuple, tree: Any) -> Callable[..., tuple]:
+        return jax.jit(step, donate_argnums=0, out_shardings=(jax.tree.unflatten(tree, layouts), None))
+
+    def call(state: TrainState, *args: Any, **named: Any) -> tuple:
+        leaves, tree = jax.tree.flatten(state)
+        return compiled(tuple(leaf.sharding for leaf in leaves), tree)(state, *args, **named)
+
+    return call
 
 
 def _predicted(batch: SupervisedBatch) -> Float[Array, "R S-1"]:
@@ -276,7 +295,7 @@ def _apply(
         "train/learning_rate": learning_rate(config, state.step),
         "train/finite": finite.astype(jnp.float32),
     }
-    return _pin(new), metrics
+    return new, metrics
 
 
 def _float32(tree: Any) -> Any:
@@ -284,7 +303,7 @@ def _float32(tree: Any) -> Any:
 
 
 def _pin(tree: Any) -> Any:
-    """Parameters and moments laid out by their logical axes, everything else replicated, so layouts never drift."""
+    """Parameters and moments laid out by their logical axes, everything else replicated."""
 
     def pin(leaf: Any) -> Any:
         if isinstance(leaf, nnx.Variable):

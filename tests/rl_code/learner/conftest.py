@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import types
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from attention.dense import packed_mask
 from models.transformer import ModelConfig, Transformer
 from rl_code.types import Group, Reward, Task, Tests, Trajectory
 
@@ -63,35 +69,71 @@ def make_groups(sizes, *, seed=0, prompt=(4, 8), completion=(5, 12), version=0):
     return groups
 
 
+@functools.cache
+def make_model(**changes):
+    """A small model, the same for the same arguments; norms and biases are off their initial ones and zeros."""
+    config = dict(
+        vocab_size=VOCAB,
+        embed_dim=16,
+        mlp_dim=32,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=8,
+        rope_theta=1e4,
+        norm_eps=1e-5,
+        tied_embeddings=True,
+        qkv_bias=True,
+    )
+
+    @jax.jit
+    def init():
+        model = Transformer(ModelConfig(**(config | changes)), nnx.Rngs(0))
+        leaves, tree = jax.tree.flatten(model)
+        keys = jax.random.split(jax.random.key(1), len(leaves))
+        leaves = [x + 0.2 * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
+        return jax.tree.unflatten(tree, leaves)
+
+    return init()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Toy:
+    """The least that has a model's methods: a position-dependent mean of what a slot sees. It compiles quickly."""
+
+    table: jax.Array
+    mix: jax.Array
+    norm: jax.Array
+
+    def hidden(self, tokens, positions, segments, branches):
+        mask = packed_mask(segments, branches)
+        x = self.table[tokens] * jnp.sin(positions[..., None] + jnp.arange(1.0, 9.0)).astype(self.table.dtype)
+        seen = jnp.einsum("BTS,BSD->BTD", mask, x) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
+        return self.norm * jnp.tanh((x + seen).astype(x.dtype) @ self.mix)
+
+    def logits(self, hidden):
+        return jnp.einsum("...D,VD->...V", hidden, self.table).astype(jnp.float32)
+
+
+@functools.cache
+def make_toy(dtype="float32"):
+    """A toy model, the same every time."""
+    rng = np.random.default_rng(0)
+    return Toy(*(jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((VOCAB, 8), (8, 8), (8,))))
+
+
 @pytest.fixture(scope="session")
 def build():
-    """The builders above, for tests: build.trajectory, build.group, build.groups, build.model."""
-
-    class Build:
-        vocab = VOCAB
-        trajectory = staticmethod(make_trajectory)
-        group = staticmethod(make_group)
-        groups = staticmethod(make_groups)
-
-        @staticmethod
-        def model(seed=0, **changes):
-            config = dict(
-                vocab_size=VOCAB,
-                embed_dim=16,
-                mlp_dim=32,
-                num_layers=2,
-                num_heads=2,
-                num_kv_heads=2,
-                head_dim=8,
-                rope_theta=1e4,
-                norm_eps=1e-5,
-                tied_embeddings=True,
-                qkv_bias=True,
-            )
-            model = Transformer(ModelConfig(**(config | changes)), nnx.Rngs(seed))
-            return jax.tree.map(lambda x: 3.0 * x, model)  # far enough from uniform that everything matters
-
-    return Build
+    """The builders above by short names."""
+    return types.SimpleNamespace(
+        vocab=VOCAB,
+        trajectory=make_trajectory,
+        group=make_group,
+        groups=make_groups,
+        model=make_model,
+        toy=make_toy,
+    )
 
 
 @pytest.fixture(autouse=True)

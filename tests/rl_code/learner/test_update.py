@@ -1,0 +1,386 @@
+"""The update: equal gradients however the batch is packed, cut or sharded; and what must leave the state alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from models.transformer import Transformer
+from rl_code.learner.batching import PackConfig, SupervisedBatch, empty_batch, pack, pack_supervised
+from rl_code.learner.losses import LossConfig
+from rl_code.learner.update import (
+    OptimizerConfig,
+    batch_logprobs,
+    decayed,
+    init_state,
+    learning_rate,
+    make_sft_update,
+    make_token_logprobs,
+    make_update,
+    supervised_loss,
+)
+from rl_code.metrics import CompilationCounter
+
+PACK = PackConfig((32,), 40, 32, 0)
+LOSS = LossConfig(
+    loss="gspo",
+    clip_low=0.2,
+    clip_high=0.3,
+    aggregation="sequence",
+    constant_length=16,
+    kl_coef=0.1,
+    kl_estimator="k3",
+    entropy_coef=0.05,
+    correction="masked_geometric",
+    correction_low=0.2,
+    correction_high=5.0,
+    temperature=0.8,
+)
+# b1 = 0 makes the first moment the gradient itself.
+OPTIMIZER = OptimizerConfig(
+    learning_rate=1e-2,
+    schedule="constant",
+    warmup_steps=0,
+    total_steps=10,
+    b1=0.0,
+    b2=0.9,
+    eps=1e-8,
+    weight_decay=0.1,
+    clip_norm=None,
+)
+
+
+def packed(build, config=PACK, groups=None):
+    groups = build.groups([3, 5, 2, 4, 3, 4, 1, 5], seed=1) if groups is None else groups
+    rng = np.random.default_rng(2)
+    advantages = [rng.standard_normal(len(group.trajectories)) for group in groups]
+    return pack(groups, advantages, config, version=0)[0]
+
+
+# One compilation per configuration and shape.
+update_for, sft_update_for = functools.cache(make_update), functools.cache(make_sft_update)
+token_logprobs_for = functools.cache(make_token_logprobs)
+jit_logprobs, jit_supervised = jax.jit(batch_logprobs, static_argnums=(2, 3)), jax.jit(supervised_loss)
+
+
+def fresh(model):
+    """A copy that may be donated."""
+    return jax.tree.map(jnp.copy, model)
+
+
+def first_step(model, batch, loss=LOSS, micro_batches=1, prox="sampler", optimizer=OPTIMIZER):
+    """(gradient, metrics, state) of one update; prox and ref are functions of the batch, aligned with any packing."""
+    prox = batch.logprobs + 0.1 * np.cos(batch.targets) if prox == "sampler" else prox
+    state = init_state(fresh(model), optimizer)
+    ref = batch.logprobs - 0.2 * np.sin(batch.targets)
+    state, metrics = update_for(loss, optimizer, micro_batches)(state, batch, prox, ref)
+    return optax.tree.get(state.opt_state, "mu"), metrics, state
+
+
+def shuffled_rows(batch):
+    """Rows in an order that gives every device and micro-batch some."""
+    order = np.random.default_rng(4).permutation(len(batch.tokens))
+    return jax.tree.map(lambda x: x[order], batch)
+
+
+def assert_close(a, b, rtol=1e-5, skip=()):
+    """Leaves agree relative to the largest number of each leaf."""
+    flat = zip(jax.tree_util.tree_leaves_with_path(a), jax.tree_util.tree_leaves_with_path(b), strict=True)
+    for (path, x), (_, y) in flat:
+        name = jax.tree_util.keystr(path)
+        if not any(word in name for word in skip):
+            x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+            np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * max(np.abs(y).max(), 1e-6), err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def whole(build):
+    """Gradient and metrics of the batch in one piece on one device."""
+    return first_step(build.toy(), packed(build))
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4])
+def test_the_split_into_micro_batches_changes_nothing(build, whole, micro_batches):
+    batch = shuffled_rows(packed(build))
+    gradient, metrics, state = first_step(build.toy(), batch, micro_batches=micro_batches)
+    assert_close(gradient, whole[0])
+    assert_close(metrics, whole[1])
+    assert int(state.step) == 1
+
+
+@pytest.mark.parametrize("data, micro_batches", [(1, 2), (2, 2), (8, 1)])
+def test_the_number_of_devices_changes_nothing(build, whole, data, micro_batches):
+    mesh = make_mesh(MeshConfig(data, 1))
+    with jax.set_mesh(mesh):
+        model = jax.device_put(fresh(build.toy()), NamedSharding(mesh, PartitionSpec()))
+        batch = jax.device_put(shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data")))
+        gradient, metrics, state = first_step(model, batch, micro_batches=micro_batches)
+        assert_close(gradient, whole[0])
+        assert_close(metrics, whole[1])
+        assert int(state.step) == 1
+
+
+def test_a_transformer_on_a_mesh_of_data_and_tensor_trains_as_on_one_device(build):
+    alone = first_step(build.model(), packed(build))
+    mesh = make_mesh(MeshConfig(2, 2))
+    with jax.set_mesh(mesh):
+        model = build.model()
+        model = jax.device_put(fresh(model), parameter_shardings(model, mesh))
+        batch = jax.device_put(shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data")))
+        gradient, metrics, _ = first_step(model, batch, micro_batches=2)
+        assert_close(gradient, alone[0])
+        assert_close(metrics, alone[1])
+
+
+def test_layouts_stay_so_the_second_step_does_not_compile(build):
+    mesh = make_mesh(MeshConfig(2, 2))
+    with jax.set_mesh(mesh), CompilationCounter() as compilations:
+        model = build.model()
+        model = jax.device_put(fresh(model), parameter_shardings(model, mesh))
+        batch = jax.device_put(shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data")))
+        state, counts, layouts = init_state(model, OPTIMIZER), [], []
+        for _ in range(3):
+            layouts.append([leaf.sharding for leaf in jax.tree.leaves(state)])
+            state, _ = update_for(LOSS, OPTIMIZER, 2)(state, batch, batch.logprobs, batch.logprobs)
+            counts.append(compilations.count)
+        assert counts[0] == counts[1] == counts[2]
+        assert layouts[0] == layouts[1] == layouts[2]
+        wanted = [leaf.sharding for leaf in jax.tree.leaves(state.model)]
+        for name in ("mu", "nu"):
+            for leaf, layout in zip(jax.tree.leaves(optax.tree.get(state.opt_state, name)), wanted, strict=True):
+                assert leaf.sharding.is_equivalent_to(layout, leaf.ndim)
+
+
+def test_the_order_of_groups_and_of_rows_changes_nothing(build, whole):
+    groups = build.groups([3, 5, 2, 4, 3, 4, 1, 5], seed=1)
+    rng = np.random.default_rng(2)
+    advantages = [rng.standard_normal(len(group.trajectories)) for group in groups]
+    order = np.random.default_rng(3).permutation(len(groups))
+    shuffled, _ = pack([groups[i] for i in order], [advantages[i] for i in order], PACK, version=0)
+    for batch in (shuffled, shuffled_rows(packed(build))):
+        gradient, metrics, _ = first_step(build.toy(), batch)
+        assert_close(gradient, whole[0])
+        assert_close(metrics, whole[1])
+
+
+@pytest.mark.parametrize("loss, aggregation", [("ppo", "token"), ("gspo", "sequence"), ("cispo", "constant")])
+def test_a_shared_prompt_equals_each_trajectory_alone(build, loss, aggregation):
+    loss = dataclasses.replace(LOSS, loss=loss, aggregation=aggregation)
+    groups = build.groups([3, 5, 2, 4, 3, 4, 1, 5], seed=1)
+    alone = [build.group([t]) for group in groups for t in group.trajectories]
+    rng = np.random.default_rng(2)
+    advantages = [rng.standard_normal(len(group.trajectories)) for group in groups]
+    shared, _ = pack(groups, advantages, PACK, version=0)
+    lonely = [a for values in advantages for a in values]
+    rows = [pack([g], [[a]], PackConfig((1,), 40, 32, 0), version=0)[0] for g, a in zip(alone, lonely, strict=True)]
+    rows += [empty_batch(PACK, 1)] * (32 - len(rows))
+    separate = jax.tree.map(lambda *x: np.concatenate(x), *rows)  # one trajectory in a row
+    model = build.model()
+    one, two = first_step(model, shared, loss), first_step(model, separate, loss)
+    assert_close(one[0], two[0])
+    assert_close(one[1], two[1])
+
+    logprobs = [np.asarray(token_logprobs_for(0.8, 1)(model, batch)) for batch in (shared, separate)]
+    # Groups land in rows largest first, so trajectories are compared in the order of their numbers.
+    order = np.argsort(shared.sequences[shared.mask > 0], kind="stable")
+    np.testing.assert_allclose(logprobs[0][shared.mask > 0][order], logprobs[1][separate.mask > 0], rtol=1e-5)
+
+
+def test_padding_content_changes_nothing(build, whole):
+    batch, rng = packed(build), np.random.default_rng(5)
+    pad, targets = batch.segments == 0, batch.mask == 0
+    assert pad.any() and targets.any()
+
+    def noise(x, where):
+        return np.where(where, rng.integers(0, build.vocab, x.shape), x)
+
+    noisy = dataclasses.replace(
+        batch,
+        tokens=noise(batch.tokens, pad),
+        positions=noise(batch.positions, pad),
+        branches=noise(batch.branches, pad),
+        sources=noise(batch.sources, targets),
+        targets=noise(batch.targets, targets),
+        logprobs=np.where(targets, np.nan, batch.logprobs),
+        advantages=np.where(targets, np.nan, batch.advantages),
+        lengths=np.where(targets, 7.0, batch.lengths).astype(np.float32),
+        staleness=noise(batch.staleness, targets),
+    )
+    gradient, metrics, _ = first_step(build.toy(), noisy)
+    assert_close(gradient, whole[0], rtol=1e-6)
+    assert_close(metrics, whole[1], rtol=1e-6)
+
+
+def test_log_probabilities_are_of_the_logits_over_the_temperature(build):
+    model, batch = build.toy(), packed(build)
+    forward = jax.jit(lambda m: m.logits(m.hidden(batch.tokens, batch.positions, batch.segments, batch.branches)))
+    logits = np.asarray(forward(model), np.float64)
+    logits = np.take_along_axis(logits, batch.sources[..., None], axis=1) / 0.5
+    reference = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    logp, entropy = jit_logprobs(model, batch, 0.5, False)
+    real = batch.mask > 0
+    chosen = np.take_along_axis(reference, batch.targets[..., None], axis=-1)[..., 0]
+    np.testing.assert_allclose(logp[real], chosen[real], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(entropy[real], -(np.exp(reference) * reference).sum(-1)[real], rtol=1e-4, atol=1e-5)
+    split = token_logprobs_for(0.5, 4)(model, batch)
+    np.testing.assert_allclose(split[real], logp[real], rtol=1e-5)
+
+
+def test_a_policy_on_its_own_samples_has_ratio_one(build):
+    model, batch = build.toy(), packed(build)
+    batch = dataclasses.replace(batch, logprobs=np.asarray(token_logprobs_for(0.8, 1)(model, batch)))
+    _, metrics, _ = first_step(model, batch, prox=None)
+    assert metrics["policy/mismatch_max"] < 1e-5 and metrics["policy/clip_fraction"] == 0.0
+    np.testing.assert_allclose(metrics["policy/ess"], 1.0, rtol=1e-5)
+    assert metrics["train/tokens"] == batch.mask.sum() and metrics["train/trajectories"] == 27
+
+
+def test_a_zero_advantage_gives_a_zero_gradient(build):
+    plain = dataclasses.replace(LOSS, kl_coef=0.0, entropy_coef=0.0)
+    batch = packed(build)
+    batch = dataclasses.replace(batch, advantages=np.zeros_like(batch.advantages))
+    gradient, metrics, _ = first_step(build.toy(), batch, plain)
+    assert optax.tree.norm(gradient) == 0.0 and metrics["train/grad_norm"] == 0.0 and metrics["train/finite"] == 1.0
+    _, metrics, _ = first_step(build.toy(), empty_batch(PACK, 32), plain)
+    assert all(np.isfinite(value) for value in metrics.values()) and metrics["train/loss"] == 0.0
+
+
+def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(build):
+    batch = packed(build)
+    batch.advantages[0, 0] = np.inf
+    model = build.toy()
+    before = init_state(fresh(model), OPTIMIZER)
+    _, metrics, state = first_step(model, batch)
+    assert metrics["train/finite"] == 0.0 and not np.isfinite(metrics["train/loss"])
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_the_update_is_adamw_on_the_clipped_gradient(build):
+    """First step by hand: moments are (1 - b) g and (1 - b) g^2, their bias correction gives g / (|g| + eps)."""
+    clip = 1e-3
+    optimizer = dataclasses.replace(OPTIMIZER, b1=0.9, b2=0.95, eps=1e-4, clip_norm=clip)
+    model = build.toy()
+    gradient, metrics, _ = first_step(model, packed(build))
+    _, _, state = first_step(model, packed(build), optimizer=optimizer)
+    scale = clip / metrics["train/grad_norm"]
+    assert scale < 1.0
+    np.testing.assert_allclose(metrics["train/grad_norm"], optax.tree.norm(gradient), rtol=1e-6)
+
+    def by_hand(x, g, decay):
+        g = scale * g
+        return x - 1e-2 * (g / (jnp.abs(g) + 1e-4) + (0.1 * x if decay else 0.0))
+
+    assert_close(state.model, jax.tree.map(by_hand, model, gradient, decayed(model)))
+
+
+def test_norms_and_biases_do_not_decay(build):
+    config = dataclasses.replace(build.model().config, qk_norm=True)
+    abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
+    flags = {jax.tree_util.keystr(path): flag for path, flag in jax.tree_util.tree_leaves_with_path(decayed(abstract))}
+    free = {name for name, flag in flags.items() if not flag}
+    words = ("attention_norm", "mlp_norm", "final_norm", "q_norm", "k_norm", "q_bias", "k_bias", "v_bias")
+    assert len(free) == len(words) and all(any(word in name for name in free) for word in words)
+    assert any("table" in name for name in flags.keys() - free)
+
+
+@pytest.mark.parametrize(
+    "schedule, expected",
+    [
+        ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.0]),
+        ("cosine", [0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.0]),
+    ],
+)
+def test_the_schedule_rises_and_falls_as_configured(schedule, expected):
+    config = dataclasses.replace(OPTIMIZER, schedule=schedule, warmup_steps=4, total_steps=12, learning_rate=2.0)
+    steps = [0, 1, 2, 3, 4, 8, 12]
+    np.testing.assert_allclose([learning_rate(config, s) for s in steps], 2.0 * np.array(expected), atol=1e-6)
+    quarter = dataclasses.replace(config, schedule="cosine", warmup_steps=0, total_steps=8, learning_rate=1.0)
+    np.testing.assert_allclose(learning_rate(quarter, 2), 0.5 + 0.5**1.5, rtol=1e-6)
+    assert learning_rate(quarter, 0) == 1.0
+
+
+def test_moments_are_float32_and_parameters_keep_their_dtype(build):
+    _, metrics, state = first_step(build.toy("bfloat16"), packed(build), micro_batches=2)
+    assert {x.dtype for x in jax.tree.leaves(state.model)} == {jnp.dtype("bfloat16")}
+    for name in ("mu", "nu"):
+        assert {x.dtype for x in jax.tree.leaves(optax.tree.get(state.opt_state, name))} == {jnp.dtype("float32")}
+    assert metrics["train/finite"] == 1.0
+
+
+def test_the_state_is_donated(build):
+    state = init_state(fresh(build.toy()), OPTIMIZER)
+    table, batch = state.model.table, packed(build)
+    update_for(LOSS, OPTIMIZER, 1)(state, batch, batch.logprobs, batch.logprobs)
+    assert table.is_deleted()
+
+
+def test_rows_that_do_not_divide_are_named(build):
+    with pytest.raises(ValueError, match="rows=32 must be divisible by micro_batches=3"):
+        first_step(build.toy(), packed(build), micro_batches=3)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(schedule="step"), "schedule='step'"),
+        (dict(warmup_steps=10), r"warmup_steps=10 must be in \[0, total_steps=10\)"),
+        (dict(clip_norm=0.0), "clip_norm=0.0"),
+    ],
+)
+def test_a_wrong_value_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(OPTIMIZER, **changes)
+
+
+def demonstrations(build, count=11):
+    rng = np.random.default_rng(6)
+    lengths = rng.integers(6, 15, count)
+    return [(rng.integers(0, build.vocab, n), np.arange(n) % 3 > 0) for n in lengths]
+
+
+def test_supervised_loss_is_the_mean_over_selected_tokens_of_each_example_alone(build):
+    model, examples = build.toy(), demonstrations(build)
+    batch, taken = pack_supervised(examples, rows=4, slots=40)
+    assert taken == len(examples)
+    total, count, alone = 0.0, 0, jax.jit(lambda model, *row: model.logits(model.hidden(*row)))
+    for tokens, mask in examples:
+        row = np.asarray(tokens)[None]
+        row, size = np.pad(row, ((0, 0), (0, 15 - row.size))), row.size  # one shape; later tokens are not seen
+        logits = alone(model, row, np.arange(15)[None], np.ones_like(row), np.zeros_like(row))
+        logp = np.asarray(jax.nn.log_softmax(logits))[0, np.arange(size - 1), row[0, 1:size]]
+        total, count = total - logp[mask[1:]].sum(), count + mask[1:].sum()
+    np.testing.assert_allclose(jit_supervised(model, batch)[0], total / count, rtol=1e-5)
+
+
+def test_supervised_updates_do_not_depend_on_the_split_and_learn(build):
+    batch, _ = pack_supervised(demonstrations(build), rows=4, slots=40)
+    results = []
+    for micro_batches in (1, 4):
+        state = init_state(fresh(build.toy()), OPTIMIZER)
+        state, metrics = sft_update_for(OPTIMIZER, micro_batches)(state, batch)
+        results.append((optax.tree.get(state.opt_state, "mu"), metrics))
+    assert_close(results[0], results[1])
+    update = sft_update_for(OPTIMIZER, 1)
+    losses = []
+    state = init_state(fresh(build.toy()), OPTIMIZER)
+    for _ in range(20):
+        state, metrics = update(state, batch)
+        losses.append(float(metrics["train/loss"]))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_segments_first_token_is_never_predicted(build):
+    batch, _ = pack_supervised([([1, 2], [1, 0]), ([3, 4], [1, 0])], rows=4, slots=40)
+    loss, _ = jit_supervised(build.toy(), batch)
+    assert isinstance(batch, SupervisedBatch) and loss == 0.0
