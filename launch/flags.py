@@ -54,7 +54,7 @@ def run(
                 raise
             return _complain(str(error), 1)
         except KeyboardInterrupt as error:
-            return _complain(f"{error or 'stopped'}; the same command continues from the last checkpoint", 130)
+            return _complain(f"{str(error) or 'stopped'}; the same command continues from the last checkpoint", 130)
         return 0
 
     app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))

@@ -29,6 +29,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 import rich.console
+import rich.markup
 import rich.table
 from absl import flags as absl_flags
 from ml_collections import config_flags
@@ -216,7 +217,7 @@ def table(variants: Mapping[str, Sequence[SweepRun]]) -> rich.table.Table:
     evaluations = {run.workdir: suite.load_all(run.workdir) for runs in variants.values() for run in runs}
     names = list(dict.fromkeys(result.suite for results in evaluations.values() for result in results))
     view = rich.table.Table(
-        caption="pass@1 in %: mean [lowest, highest] over seeds; one seed: mean [95 % interval over tasks]",
+        caption=rich.markup.escape("pass@1 in %: mean [lowest, highest] over seeds, or [95 % interval] of one seed"),
         caption_justify="left",
     )
     view.add_column("variant")

@@ -33,6 +33,8 @@ def main(config, workdir):
         raise CheckpointError("no checkpoint can be read")
     if config.steps == 102:
         raise ValueError("a bug")
+    if config.steps == 104:
+        raise KeyboardInterrupt
     if config.steps == 103:
         raise OSError(28, "the disk is full", "metrics.jsonl")
     print(json.dumps([config.to_dict(), workdir]))
@@ -70,6 +72,7 @@ ENDINGS = {
     "--config=c.py --workdir=w --config.steps=100": "config.steps = 100: expected less\nEXIT 1",
     "--config=c.py --workdir=w --config.steps=101": "no checkpoint can be read\nEXIT 1",
     "--config=c.py --workdir=w --config.steps=102": "RAISED ValueError",
+    "--config=c.py --workdir=w --config.steps=104": "continues from the last checkpoint\nEXIT 130",
     "--config=c.py --workdir=w --config.steps=103": "[Errno 28] the disk is full: 'metrics.jsonl'\nEXIT 1",
 }
 GOOD = "--config=c.py:smoke --workdir=w --config.loss.low=1 --config.loss.levels=(3,4)"

@@ -146,6 +146,7 @@ def test_the_table_and_the_figure_put_the_seeds_of_a_variant_together(tmp_path, 
         write_results(run, before=1, after=after, reward=0.1 * after)
     sweep.report(runs, ("reward/total",), tmp_path)
     lines = (tmp_path / "sweep.txt").read_text().splitlines()
+    assert "mean [lowest, highest] over seeds" in lines[-1]
     (grpo,) = (line for line in lines if "kind=grpo" in line)
     assert [cell.strip() for cell in grpo.split("│")[2:-1]] == [
         "2",
