@@ -87,12 +87,10 @@ def arguments(program: str, descriptors: dict[str, int], root: bool, nested: boo
         line += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
     for path, descriptor in descriptors.items():
         line += ["--perms", "0444", "--file", str(descriptor), path]
-    size = str(workspace_mb << 20)
-    if nested:
-        line += ["--remount-ro", "/dev"]
-    else:
+    if not nested:
         for folder in ("/workspace", "/tmp", "/dev/shm"):
-            line += ["--perms", "1777", "--size", size, "--tmpfs", folder]
+            line += ["--perms", "1777", "--size", str(workspace_mb << 20), "--tmpfs", folder]
+    line += ["--remount-ro", "/dev"]
     line += [] if root and nested else ["--proc", "/proc"]
     if root:
         line += ["--cap-drop", "ALL"]

@@ -260,14 +260,14 @@ def test_children_of_a_call_are_killed_as_well(pool):
 import os, time
 def f():
     if os.fork() == 0:
-        time.sleep(0.2)
+        time.sleep(1.5)
         open("late", "w").write("x")
         time.sleep(60)
     return 1
 """
     with pool.open({"s.py": text}) as sandbox:
         assert sandbox.call("s.py", "f", [()], timeout_s=30)[0].value == 1
-        sandbox.run(["sleep", "0.4"], timeout_s=30)
+        sandbox.run(["sleep", "2"], timeout_s=30)
         assert sandbox.list_files() == ["s.py"]
 
 
