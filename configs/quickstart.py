@@ -22,18 +22,18 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         tokenizer=dict(source="train", path="", vocab_size=512, texts=2000),
         protocol="compact",
         tasks=dict(source="generated", split="train", path="", seed=0, levels=(1, 2, 2)),
-        limits=dict(turns=6, tokens=352, turn_tokens=64, test_runs=5, command_s=5.0),
+        limits=dict(turns=6, tokens=256, turn_tokens=64, test_runs=4, command_s=5.0),
         sandbox=dict(workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=4, output_bytes=4000),
         reward=dict(full=1.0, partial_weight=0.0, malformed_penalty=0.0),
         rollout=dict(
             engine=dict(
-                slots=64,
+                slots=24,
                 prompts=4,
-                prefill_rows=16,
+                prefill_rows=8,
                 prefill_tokens=32,
-                prompt_length=128,
-                length=352,
-                decode_steps=16,
+                prompt_length=96,
+                length=256,
+                decode_steps=8,
                 cache_dtype="float32",
             ),
             sampling=sampling,
@@ -60,8 +60,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             advantage_eps=1e-4,
             loss=loss(),
             optimizer=optimizer(3e-4, "constant", warmup_steps=5, total_steps=100),
-            pack=dict(rows=(32, 64), slots=384, targets=320, max_staleness=0),
-            micro_batches=1,
+            pack=dict(rows=128, slots=256, targets=224, max_staleness=0),
+            micro_batches=8,
             screening=None,
         ),
         suites=(
@@ -103,10 +103,17 @@ def loss() -> dict:
     )
 
 
-def optimizer(learning_rate: float, schedule: str, warmup_steps: int, total_steps: int) -> dict:
-    """AdamW."""
+def optimizer(
+    learning_rate: float,
+    schedule: str,
+    warmup_steps: int,
+    total_steps: int,
+    muon_learning_rate: float | None = None,
+) -> dict:
+    """AdamW, or Muon for matrices and AdamW for the rest."""
     return dict(
         learning_rate=learning_rate,
+        muon_learning_rate=muon_learning_rate,
         schedule=schedule,
         warmup_steps=warmup_steps,
         total_steps=total_steps,

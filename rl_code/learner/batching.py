@@ -19,18 +19,18 @@ from rl_code.types import Batch, Group, Trajectory
 class PackConfig:
     """Shapes of a batch, and how old its tokens may be.
 
-    rows: sizes to choose from, ascending; a batch takes the smallest that holds it, so every size is one compilation.
-    slots: tokens of a row. targets: sampled tokens of a row. max_staleness: learner's version minus sampler's.
+    rows: of a batch, filled from the first on; the update skips micro-batches of empty rows, so room for the worst case
+    costs nothing. slots: tokens of a row. targets: sampled tokens of a row. max_staleness: learner's version minus sampler's.
     """
 
-    rows: tuple[int, ...]
+    rows: int
     slots: int
     targets: int
     max_staleness: int
 
     def __post_init__(self):
-        if not self.rows or min(self.rows) < 1 or list(self.rows) != sorted(set(self.rows)):
-            raise ValueError(f"rows={self.rows} must be positive and ascending")
+        if self.rows < 1:
+            raise ValueError(f"rows={self.rows} must be at least 1")
         if self.slots < 2 or not 1 <= self.targets:
             raise ValueError(f"slots={self.slots} must be at least 2 and targets={self.targets} at least 1")
 
@@ -73,11 +73,11 @@ def pack(
     A group that no row can hold is split into pieces that each repeat the prompt. advantages: one [G] per group, or
     [P, G]. version: the learner's. Trajectories are numbered (``Batch.sequences``) in the order given.
 
-    Returns the batch and metrics: pack/fill and pack/target_fill (used share of slots and targets), pack/rows (used),
-    pack/saved (share of tokens that sharing prompts saved), pack/faults and pack/empty (trajectories left out).
+    Returns the batch and metrics: pack/rows (used), pack/fill and pack/target_fill (used share of their slots and
+    targets), pack/saved (share of tokens that sharing prompts saved), pack/faults and pack/empty (trajectories left out).
 
     Raises:
-      ValueError: a trajectory fits no row, the batch does not fit the largest size, lengths or prompts within a group
+      ValueError: a trajectory fits no row, the batch does not fit ``rows``, lengths or prompts within a group
         disagree, a log-probability or an advantage is not finite, or a token is older than max_staleness or newer
         than ``version``. Each names task, index and numbers.
     """
@@ -101,14 +101,19 @@ def pack(
             sequence += 1
         pieces += _pieces(completions, config)
     rows = _first_fit(pieces, config)
-    batch = empty_batch(config, _row_count(rows, pieces, config), sequence)
+    used, targets = sum(piece.slots for piece in pieces), sum(piece.targets for piece in pieces)
+    if len(rows) > config.rows:
+        raise ValueError(
+            f"the batch needs {len(rows)} rows ({used} slots, {targets} targets in {len(pieces)} pieces); "
+            f"rows={config.rows} of slots={config.slots} and targets={config.targets}"
+        )
+    batch = empty_batch(config, config.rows, sequence)
     for row, members in enumerate(rows):
         _fill_row(batch, row, members, version)
-    used, targets = sum(piece.slots for piece in pieces), sum(piece.targets for piece in pieces)
     unshared = sum(len(piece.prompt) * len(piece.completions) - len(piece.prompt) for piece in pieces) + used
     metrics = {
-        "pack/fill": used / batch.tokens.size,
-        "pack/target_fill": targets / batch.targets.size,
+        "pack/fill": used / max(len(rows) * config.slots, 1),
+        "pack/target_fill": targets / max(len(rows) * config.targets, 1),
         "pack/rows": float(len(rows)),
         "pack/saved": 1.0 - used / max(unshared, 1),
     }
@@ -199,18 +204,6 @@ def _first_fit(pieces: list[_Piece], config: PackConfig) -> list[list[_Piece]]:
         free[row][0] -= piece.slots
         free[row][1] -= piece.targets
     return rows
-
-
-def _row_count(rows: list[list[_Piece]], pieces: list[_Piece], config: PackConfig) -> int:
-    """The smallest size in the config that holds the rows."""
-    for size in config.rows:
-        if len(rows) <= size:
-            return size
-    slots, targets = sum(piece.slots for piece in pieces), sum(piece.targets for piece in pieces)
-    raise ValueError(
-        f"the batch needs {len(rows)} rows ({slots} slots, {targets} targets in {len(pieces)} pieces); "
-        f"rows={config.rows} of slots={config.slots} and targets={config.targets}"
-    )
 
 
 def _fill_row(batch: Batch, row: int, pieces: list[_Piece], version: int) -> None:

@@ -1,8 +1,9 @@
 """The training steps: (state, batch) -> (state, metrics), each one jitted function with donated state.
 
-A batch is cut into micro-batches by striding over its rows, so that rows sharded over the mesh axis ``data`` stay where
-they are; gradients are accumulated in float32 over denominators of the whole batch, so neither the number of
-micro-batches nor the number of devices changes the update. Under a mesh, call inside ``jax.set_mesh``.
+A batch is cut into micro-batches of equal shape, each sharded over the mesh axis ``data``; those after the last one with
+a target are not computed, so a batch may be sized for the worst case and costs what it holds. Gradients are accumulated
+in float32 over denominators of the whole batch, so neither the number of micro-batches nor the number of devices changes
+the update. Under a mesh, call inside ``jax.set_mesh``.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ class Model(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (1711.05101) behind a clip of the global gradient norm.
+    """AdamW (1711.05101), for matrices Muon where asked for, behind a clip of the global gradient norm.
 
-    schedule: after ``warmup_steps`` of linear rise, the rate stays ("constant") or falls to 0 at ``total_steps``.
+    muon_learning_rate: of the layers' matrices, which Muon (2502.16982) then updates; None for AdamW throughout.
+    schedule: after ``warmup_steps`` of linear rise, the rates stay ("constant") or fall to 0 at ``total_steps``.
     weight_decay: not applied to norms and biases. clip_norm: None clips nothing.
     """
 
     learning_rate: float
+    muon_learning_rate: float | None
     schedule: Literal["constant", "cosine", "linear"]
     warmup_steps: int
     total_steps: int
@@ -92,15 +95,35 @@ def decayed(model: Model) -> Any:
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """The optax chain of the config; its moments have the dtype of the parameters it is initialised with."""
     clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-    adamw = optax.adamw(
-        lambda step: learning_rate(config, step),
-        b1=config.b1,
-        b2=config.b2,
-        eps=config.eps,
+    schedule = functools.partial(learning_rate, config)
+    if config.muon_learning_rate is None:
+        adam = dict(b1=config.b1, b2=config.b2, eps=config.eps)
+        return optax.chain(clip, optax.adamw(schedule, **adam, weight_decay=config.weight_decay, mask=decayed))
+    ratio = config.muon_learning_rate / config.learning_rate
+    muon = optax.contrib.muon(
+        lambda step: ratio * schedule(step),
         weight_decay=config.weight_decay,
-        mask=decayed,
+        adam_b1=config.b1,
+        adam_b2=config.b2,
+        adam_learning_rate=schedule,
+        muon_weight_dimension_numbers=matrix_dimensions,
     )
-    return optax.chain(clip, adamw)
+    return optax.chain(clip, muon)
+
+
+def matrix_dimensions(model: Model) -> Any:
+    """For each parameter the axes that a product contracts and those it makes, if it is a layer's matrix, else None."""
+
+    def dimensions(leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        axes = leaf.get_metadata("logical_axes") if isinstance(leaf, nnx.Variable) else ()
+        if "vocab" in axes or "embed" not in axes or len(axes) < 3:
+            return None
+        embed = (axes.index("embed"),)
+        others = tuple(i for i, name in enumerate(axes) if name not in ("layers", "embed"))
+        reads_embed = embed < others
+        return optax.contrib.MuonDimensionNumbers(*((embed, others) if reads_embed else (others, embed)))
+
+    return jax.tree.map(dimensions, model, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
 
 def init_state(model: Model, config: OptimizerConfig) -> TrainState:
@@ -149,12 +172,20 @@ def batch_logprobs(
 
 
 def make_token_logprobs(temperature: float, micro_batches: int) -> Callable[[Model, Batch], jax.Array]:
-    """A jitted (model, batch) -> log-probabilities of its targets, float32 [R, M], for reference and prox."""
+    """A jitted (model, batch) -> log-probabilities of its targets, float32 [R, M], for reference and prox.
+
+    0 in micro-batches without targets.
+    """
 
     @jax.jit
     def token_logprobs(model: Model, batch: Batch) -> jax.Array:
-        logp = jax.lax.map(lambda micro: batch_logprobs(model, micro, temperature)[0], _split(batch, micro_batches))
-        return constrain(logp.swapaxes(0, 1).reshape(batch.targets.shape), "batch", None)
+        micro = _split(batch, micro_batches)
+
+        def body(i: jax.Array, logp: jax.Array) -> jax.Array:
+            return logp.at[i].set(batch_logprobs(model, _take(micro, i), temperature)[0])
+
+        logp = jax.lax.fori_loop(0, _used(micro.mask), body, jnp.zeros(micro.mask.shape))
+        return constrain(logp.reshape(batch.targets.shape), "batch", None)
 
     return token_logprobs
 
@@ -192,7 +223,8 @@ def make_update(loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         total = Denominators.of(batch.mask, batch.lengths)
         micro = _split((batch, prox, ref), micro_batches)
-        value, terms, grads = _accumulate(lambda model, m: share(model, m, total), state.model, micro)
+        used = _used(micro[0].mask)
+        value, terms, grads = _accumulate(lambda model, m: share(model, m, total), state.model, micro, used)
         state, metrics = _apply(state, grads, value, optimizer)
         counts = {"train/tokens": jnp.sum(batch.mask), "train/trajectories": total.trajectories}
         return state, metrics | policy_metrics(terms) | counts
@@ -219,7 +251,8 @@ def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[
     def update(state: TrainState, batch: SupervisedBatch) -> tuple[TrainState, dict[str, jax.Array]]:
         tokens = jnp.maximum(jnp.sum(_predicted(batch)), 1.0)
         micro = _split(batch, micro_batches)
-        value, terms, grads = _accumulate(lambda model, m: supervised_loss(model, m, tokens), state.model, micro)
+        used = _used(micro.mask)
+        value, terms, grads = _accumulate(lambda model, m: supervised_loss(model, m, tokens), state.model, micro, used)
         state, metrics = _apply(state, grads, value, optimizer)
         return state, metrics | terms.means | {"train/tokens": tokens}
 
@@ -251,33 +284,43 @@ def _predicted(batch: SupervisedBatch) -> Float[Array, "R S-1"]:
 
 
 def _split(tree: Any, micro_batches: int) -> Any:
-    """Leaves [R, ...] -> [micro_batches, R / micro_batches, ...]; micro-batch i has rows i, i + micro_batches, ..."""
+    """Leaves [R, ...] -> [micro_batches, R / micro_batches, ...]."""
 
     def split(x: jax.Array) -> jax.Array:
         rows = x.shape[0]
         if rows % micro_batches:
             raise ValueError(f"{rows=} must be divisible by {micro_batches=}")
-        x = x.reshape(rows // micro_batches, micro_batches, *x.shape[1:]).swapaxes(0, 1)
+        x = x.reshape(micro_batches, rows // micro_batches, *x.shape[1:])
         return constrain(x, None, "batch", *(None,) * (x.ndim - 2))
 
     return jax.tree.map(split, tree)
 
 
+def _take(micro: Any, i: jax.Array) -> Any:
+    """Micro-batch i."""
+    return jax.tree.map(lambda x: x[i], micro)
+
+
+def _used(mask: jax.Array) -> jax.Array:
+    """How many micro-batches there are up to the last one whose mask selects anything; mask: [micro_batches, ...]."""
+    filled = jnp.any(mask > 0, axis=tuple(range(1, mask.ndim)))
+    return jnp.max(jnp.where(filled, jnp.arange(1, mask.shape[0] + 1), 0))
+
+
 def _accumulate(
-    loss: Callable[[Model, Any], tuple[jax.Array, Terms]], model: Model, micro: Any
+    loss: Callable[[Model, Any], tuple[jax.Array, Terms]], model: Model, micro: Any, used: jax.Array
 ) -> tuple[jax.Array, Terms, Any]:
-    """Sums loss, terms and float32 gradients over micro-batches."""
+    """Sums loss, terms and float32 gradients over the first ``used`` micro-batches."""
 
-    def body(carry: tuple, chunk: Any) -> tuple[tuple, None]:
+    def body(i: jax.Array, carry: tuple) -> tuple:
         value, terms, grads = carry
-        (more, more_terms), more_grads = jax.value_and_grad(loss, has_aux=True)(model, chunk)
-        return (value + more, terms.merge(more_terms), jax.tree.map(jnp.add, grads, _float32(more_grads))), None
+        (more, more_terms), more_grads = jax.value_and_grad(loss, has_aux=True)(model, _take(micro, i))
+        return value + more, terms.merge(more_terms), jax.tree.map(jnp.add, grads, _float32(more_grads))
 
-    shapes = jax.eval_shape(loss, model, jax.tree.map(lambda x: x[0], micro))
+    shapes = jax.eval_shape(loss, model, _take(micro, 0))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     start = (*zeros, jax.tree.map(jnp.zeros_like, _float32(model)))
-    (value, terms, grads), _ = jax.lax.scan(body, start, micro)
-    return value, terms, grads
+    return jax.lax.fori_loop(0, used, body, start)
 
 
 def _apply(
@@ -306,8 +349,10 @@ def _pin(tree: Any) -> Any:
     """Parameters and moments laid out by their logical axes, everything else replicated."""
 
     def pin(leaf: Any) -> Any:
-        if isinstance(leaf, nnx.Variable):
-            return leaf.replace(constrain(leaf[...], *leaf.get_metadata("logical_axes")))
-        return constrain(leaf)
+        if not isinstance(leaf, nnx.Variable):
+            return constrain(leaf)
+        if not jax.tree.leaves(leaf):  # where another optimizer keeps this parameter's moments
+            return leaf
+        return leaf.replace(constrain(leaf[...], *leaf.get_metadata("logical_axes")))
 
     return jax.tree.map(pin, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))

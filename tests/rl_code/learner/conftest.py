@@ -94,7 +94,7 @@ def make_model(**changes):
         leaves = [x + 0.2 * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
         return jax.tree.unflatten(tree, leaves)
 
-    return init()
+    return jax.device_put(init(), jax.devices()[0])  # whatever mesh is set when it is first asked for
 
 
 @jax.tree_util.register_dataclass

@@ -30,7 +30,7 @@ from rl_code.learner.update import (
 )
 from rl_code.metrics import CompilationCounter
 
-PACK = PackConfig((32,), 40, 32, 0)
+PACK = PackConfig(32, 40, 32, 0)
 LOSS = LossConfig(
     loss="gspo",
     clip_low=0.2,
@@ -48,6 +48,7 @@ LOSS = LossConfig(
 # b1 = 0 makes the first moment the gradient itself.
 OPTIMIZER = OptimizerConfig(
     learning_rate=1e-2,
+    muon_learning_rate=None,
     schedule="constant",
     warmup_steps=0,
     total_steps=10,
@@ -117,6 +118,29 @@ def test_the_split_into_micro_batches_changes_nothing(build, whole, micro_batche
     assert int(state.step) == 1
 
 
+def test_micro_batches_without_targets_are_not_computed(build, whole, monkeypatch):
+    """Rows that hold nothing come last; what they hold does not even enter as nan."""
+    batch = packed(build)
+    rows = int((batch.mask.sum(axis=1) > 0).sum())
+    assert rows <= 16
+    batch = dataclasses.replace(batch, advantages=np.where(np.arange(32)[:, None] < 16, batch.advantages, np.nan))
+    model = build.toy()
+    gradient, metrics, _ = first_step(model, batch, micro_batches=2)
+    assert_close(gradient, whole[0])
+    assert_close(metrics, whole[1])
+
+    calls, logits = [], type(model).logits
+
+    def counted(self, hidden):
+        jax.debug.callback(lambda: calls.append(1))
+        return logits(self, hidden)
+
+    monkeypatch.setattr(type(model), "logits", counted)
+    jax.block_until_ready(make_token_logprobs(0.8, 8)(model, batch))
+    jax.effects_barrier()
+    assert len(calls) == -(-rows // 4) < 8
+
+
 @pytest.mark.parametrize("data, micro_batches", [(1, 2), (2, 2), (8, 1)])
 def test_the_number_of_devices_changes_nothing(build, whole, data, micro_batches):
     mesh = make_mesh(MeshConfig(data, 1))
@@ -131,10 +155,9 @@ def test_the_number_of_devices_changes_nothing(build, whole, data, micro_batches
 
 def test_a_transformer_on_a_mesh_of_data_and_tensor_trains_as_on_one_device(build):
     alone = first_step(build.model(), packed(build))
-    mesh = make_mesh(MeshConfig(2, 2))
+    mesh, model = make_mesh(MeshConfig(2, 2)), fresh(build.model())
     with jax.set_mesh(mesh):
-        model = build.model()
-        model = jax.device_put(fresh(model), parameter_shardings(model, mesh))
+        model = jax.device_put(model, parameter_shardings(model, mesh))
         batch = jax.device_put(shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data")))
         gradient, metrics, _ = first_step(model, batch, micro_batches=2)
         assert_close(gradient, alone[0])
@@ -142,10 +165,9 @@ def test_a_transformer_on_a_mesh_of_data_and_tensor_trains_as_on_one_device(buil
 
 
 def test_layouts_stay_so_the_second_step_does_not_compile(build):
-    mesh = make_mesh(MeshConfig(2, 2))
+    mesh, model = make_mesh(MeshConfig(2, 2)), fresh(build.model())
     with jax.set_mesh(mesh), CompilationCounter() as compilations:
-        model = build.model()
-        model = jax.device_put(fresh(model), parameter_shardings(model, mesh))
+        model = jax.device_put(model, parameter_shardings(model, mesh))
         batch = jax.device_put(shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data")))
         state, counts, layouts = init_state(model, OPTIMIZER), [], []
         for _ in range(3):
@@ -181,7 +203,7 @@ def test_a_shared_prompt_equals_each_trajectory_alone(build, loss, aggregation):
     advantages = [rng.standard_normal(len(group.trajectories)) for group in groups]
     shared, _ = pack(groups, advantages, PACK, version=0)
     lonely = [a for values in advantages for a in values]
-    rows = [pack([g], [[a]], PackConfig((1,), 40, 32, 0), version=0)[0] for g, a in zip(alone, lonely, strict=True)]
+    rows = [pack([g], [[a]], PackConfig(1, 40, 32, 0), version=0)[0] for g, a in zip(alone, lonely, strict=True)]
     rows += [empty_batch(PACK, 1)] * (32 - len(rows))
     separate = jax.tree.map(lambda *x: np.concatenate(x), *rows)  # one trajectory in a row
     model = build.model()
@@ -281,6 +303,28 @@ def test_the_update_is_adamw_on_the_clipped_gradient(build):
         return x - 1e-2 * (g / (jnp.abs(g) + 1e-4) + (0.1 * x if decay else 0.0))
 
     assert_close(state.model, jax.tree.map(by_hand, model, gradient, decayed(model)))
+
+
+def test_muon_moves_matrices_by_orthogonal_steps_and_leaves_the_rest_to_adamw(build):
+    """Its Newton-Schulz iteration takes singular values near 1; a matrix then moves by about rate * sqrt(out / in)."""
+    model, batch = build.model(), packed(build)
+    plain = dataclasses.replace(OPTIMIZER, weight_decay=0.0)
+    muon = dataclasses.replace(plain, muon_learning_rate=0.1)
+    gradient, _, _ = first_step(model, batch, optimizer=plain)
+    prox, ref = batch.logprobs + 0.1 * np.cos(batch.targets), batch.logprobs - 0.2 * np.sin(batch.targets)
+    state, _ = update_for(LOSS, muon, 1)(init_state(fresh(model), muon), batch, prox, ref)
+    for name in ("q", "k", "v", "o", "gate", "up", "down"):
+        before, after, slope = (getattr(m.layers, name)[...] for m in (model, state.model, gradient))
+        embed_first = name not in ("o", "down")
+        for step, g in zip(np.asarray(before - after), np.asarray(slope), strict=True):
+            # [in, out], whichever axes those are
+            step, g = (x.reshape((x.shape[0], -1) if embed_first else (-1, x.shape[-1])) for x in (step, g))
+            singular = np.linalg.svd(step, compute_uv=False) / (0.1 * max(1.0, step.shape[1] / step.shape[0]) ** 0.5)
+            strong = np.linalg.svd(g, compute_uv=False) > 0.05 * np.linalg.norm(g)
+            assert (0.6 < singular[strong]).all() and (singular < 1.3).all(), (name, singular)
+            assert np.sum(step * g) > 0
+    table, start = state.model.embed.table[...], model.embed.table[...]
+    assert 0 < np.abs(table - start).max() < 1.01e-2  # a first step of Adam moves by at most the rate
 
 
 def test_norms_and_biases_do_not_decay(build):
