@@ -42,21 +42,23 @@ _WORDS = ("an", "bee", "cat", "do", "eagle", "fig", "go", "ham", "it", "jazz", "
 class Level:
     """steps: how many operations. operations: what they are drawn from. layouts: how they are spread over functions.
 
-    named: whether the message says what the files are called; left out where tokens are scarce.
+    named: whether the message says what the files are called; left out where tokens are scarce. stated: share of tasks
+    whose description states the constants.
     """
 
     steps: tuple[int, ...]
     operations: tuple[Operation, ...]
     layouts: tuple[str, ...]
     named: bool
+    stated: float
 
 
 LEVELS = {
-    1: Level((1,), NUMBERS, ("plain",), named=False),
-    2: Level((2,), NUMBERS, ("plain",), named=False),
-    3: Level((3,), NUMBERS, ("plain", "helper"), named=True),
-    4: Level((2, 3), STRUCTURES, ("plain", "helper"), named=True),
-    5: Level((3, 4), NUMBERS + STRUCTURES, ("module",), named=True),
+    1: Level((1,), NUMBERS, ("plain",), named=False, stated=0.8),
+    2: Level((2,), NUMBERS, ("plain",), named=False, stated=0.8),
+    3: Level((3,), NUMBERS, ("plain", "helper"), named=True, stated=0.5),
+    4: Level((2, 3), STRUCTURES, ("plain", "helper"), named=True, stated=0.5),
+    5: Level((3, 4), NUMBERS + STRUCTURES, ("module",), named=True, stated=0.5),
 }
 
 
@@ -93,7 +95,7 @@ def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | No
         if not (_fails(broken, visible) and _fails(broken, hidden)):
             return None
     files = layout.files(broken or program, stub=kind == "write")
-    stated = rng.random() < 0.5
+    stated = rng.random() < LEVELS[level].stated
     message = _message(describe(program, stated=stated), files, visible, named=LEVELS[level].named)
     return Task(
         id=f"{name}/L{level}",

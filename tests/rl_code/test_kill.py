@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from models.presets import PRESETS
 from models.transformer import abstract_model
 from rl_code import checkpoint
 from rl_code.config import build
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics, read_trajectories
-from rl_code.run import RunConfig
+from rl_code.run import Run, RunConfig
 
 KILLS = 10
 STEPS = 6
@@ -72,8 +71,9 @@ def _kill(workdir: Path, cache: Path, moment: float) -> None:
 
 def _state(workdir: Path):
     config = build(RunConfig, quickstart.get_config("smoke"))
-    model = PRESETS[config.model.preset]
-    abstract = jax.eval_shape(lambda m: init_state(m, config.train.optimizer), abstract_model(model))
+    with Run(config, workdir) as run:
+        model = abstract_model(run.model_config)
+    abstract = jax.eval_shape(lambda m: init_state(m, config.train.optimizer), model)
     restored = checkpoint.load(workdir, abstract)
     assert restored is not None
     return restored

@@ -175,13 +175,11 @@ def test_descriptions_state_constants_or_leave_them_out(index, split):
     assert (digits, unknown) == ((constants, 0) if task.meta["stated"] else ([], len(constants)))
 
 
-def test_half_of_the_tasks_state_constants_and_half_are_repairs():
-    tasks = some_tasks("train", (1, 2), 600)
-    for share in (
-        sum(task.meta["stated"] for task in tasks) / 600,
-        sum(task.meta["kind"] == "repair" for task in tasks) / 600,
-    ):
-        assert 0.42 < share < 0.58
+@pytest.mark.parametrize("level", sorted(LEVELS))
+def test_tasks_state_their_constants_as_often_as_the_level_says_and_half_are_repairs(level):
+    tasks = some_tasks("train", (level,), 300)
+    assert abs(sum(task.meta["stated"] for task in tasks) / 300 - LEVELS[level].stated) < 0.1
+    assert abs(sum(task.meta["kind"] == "repair" for task in tasks) / 300 - 0.5) < 0.1
 
 
 def test_messages_show_every_file_and_fit_a_small_context():
