@@ -52,14 +52,14 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             optimizer=optimizer(1e-2, "cosine", warmup_steps=20, total_steps=320, muon_learning_rate=2e-2),
         ),
         train=dict(
-            steps=48,
+            steps=56,
             tasks_per_step=16,
             group_size=8,
             epochs=1,
             advantage="grpo",
             advantage_eps=1e-4,
             loss=loss(),
-            optimizer=optimizer(4e-4, "constant", warmup_steps=5, total_steps=48),
+            optimizer=optimizer(5e-4, "cosine", warmup_steps=5, total_steps=56),
             pack=dict(rows=128, slots=288, targets=224, max_staleness=0),
             micro_batches=8,
             screening=None,
@@ -73,7 +73,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 sampling=sampling,
             ),
         ),
-        checkpoint=dict(every=12, keep=2),
+        checkpoint=dict(every=14, keep=2),
     )
     config = ml_collections.ConfigDict(config)
     if arg == "smoke":

@@ -78,9 +78,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             dict(
                 name="humaneval",
                 tasks=dict(source="humaneval", split="test", path="", seed=0, levels=(), form="raw"),
-                count=0,
+                count=82,
                 samples=1,
                 sampling=greedy,
+                shortest=True,
                 protocol="raw_completion",
                 limits=dict(turns=1, tokens=288, turn_tokens=160, test_runs=0, command_s=8.0),
                 engine=engine | dict(prompt_length=128, length=288),

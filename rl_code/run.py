@@ -111,7 +111,8 @@ class TrainConfig:
 class SuiteConfig:
     """One held-out suite: the first ``count`` tasks (0 for all) whose prompt fits, ``samples`` episodes each.
 
-    protocol, limits, engine: None for those of training.
+    shortest: the ``count`` with the shortest prompts instead of the first. protocol, limits, engine: None for those of
+    training.
     """
 
     name: str
@@ -119,6 +120,7 @@ class SuiteConfig:
     count: int
     samples: int
     sampling: SamplingConfig
+    shortest: bool = False
     protocol: str | None = None
     limits: Limits | None = None
     engine: EngineConfig | None = None
@@ -157,6 +159,9 @@ class RunConfig:
         for protocol in (self.protocol, *(suite.protocol for suite in self.suites if suite.protocol)):
             if protocol not in PROTOCOLS:
                 raise ValueError(f"{protocol=} is not one of {', '.join(PROTOCOLS)}")
+        for suite in self.suites:
+            if suite.shortest and suite.tasks.source == "generated":
+                raise ValueError(f"suite {suite.name}: shortest=True sorts all tasks, and generated ones are endless")
         if self.limits.tokens > self.rollout.engine.length:
             raise ValueError(
                 f"limits.tokens={self.limits.tokens} must not exceed rollout.engine.length={self.rollout.engine.length}"
@@ -279,7 +284,15 @@ class Run:
         if suite.name not in self._suites:
             tasks = load(suite.tasks, self.pool, self.workdir)
             engine = suite.engine or self.config.rollout.engine
-            tasks = self._that_fit(tasks, suite.protocol or self.config.protocol, engine.prompt_length)
+            protocol = suite.protocol or self.config.protocol
+            tasks = self._that_fit(tasks, protocol, engine.prompt_length)
+            if suite.shortest:
+                tasks = sorted(tasks, key=functools.partial(self._prompt_tokens, protocol))
+            if suite.count > len(tasks):
+                raise ConfigError(
+                    f"suite {suite.name}: count={suite.count}, but only {len(tasks)} tasks have a prompt of at most "
+                    f"{engine.prompt_length} tokens"
+                )
             self._suites[suite.name] = [tasks[i] for i in range(suite.count or len(tasks))]
         return self._suites[suite.name]
 
@@ -287,11 +300,13 @@ class Run:
         """Those whose prompt has at most ``prompt_length`` tokens; generated tasks, which are endless, as they are."""
         if isinstance(tasks, GeneratedTasks):
             return tasks
-        render = PROTOCOLS[protocol].prompt
-        kept = [task for task in tasks if len(self.tokenizer.encode(render(task))) <= prompt_length]
+        kept = [task for task in tasks if self._prompt_tokens(protocol, task) <= prompt_length]
         if len(kept) < len(tasks):
             logging.info("%d of %d tasks have prompts of at most %d tokens", len(kept), len(tasks), prompt_length)
         return kept
+
+    def _prompt_tokens(self, protocol: str, task: Task) -> int:
+        return len(self.tokenizer.encode(PROTOCOLS[protocol].prompt(task)))
 
     def evaluate(
         self,

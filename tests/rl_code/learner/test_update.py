@@ -276,6 +276,25 @@ def test_a_zero_advantage_gives_a_zero_gradient(build):
     assert all(np.isfinite(value) for value in metrics.values()) and metrics["train/loss"] == 0.0
 
 
+@pytest.mark.parametrize("entropy_coef", [0.5, -0.5])
+def test_the_gradient_of_the_entropy_term_is_the_slope_of_the_entropy(build, entropy_coef):
+    """Advantages of 0 leave the entropy alone in the loss; along its own gradient the loss rises by the norm."""
+    loss = dataclasses.replace(LOSS, loss="ppo", aggregation="token", kl_coef=0.0, entropy_coef=entropy_coef)
+    loss = dataclasses.replace(loss, correction="none")
+    model, batch = build.toy(), packed(build)
+    batch = dataclasses.replace(batch, advantages=np.zeros_like(batch.advantages))
+    gradient, metrics, _ = first_step(model, batch, loss, prox=None)
+    np.testing.assert_allclose(metrics["train/loss"], -entropy_coef * metrics["policy/entropy"], rtol=1e-6)
+    norm, step = optax.tree.norm(gradient), 1e-2
+    assert norm > 1e-3
+
+    def moved(by):
+        nearby = jax.tree.map(lambda x, g: x + by / norm * g, model, gradient)
+        return float(first_step(nearby, batch, loss, prox=None)[1]["train/loss"])
+
+    np.testing.assert_allclose((moved(step) - moved(-step)) / (2 * step), norm, rtol=5e-3)
+
+
 def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(build):
     batch = packed(build)
     batch.advantages[0, 0] = np.inf
@@ -418,10 +437,10 @@ def test_supervised_updates_do_not_depend_on_the_split_and_learn(build):
     update = sft_update_for(OPTIMIZER, 1)
     losses = []
     state = init_state(fresh(build.toy()), OPTIMIZER)
-    for _ in range(20):
+    for _ in range(100):
         state, metrics = update(state, batch)
         losses.append(float(metrics["train/loss"]))
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_a_segments_first_token_is_never_predicted(build):
