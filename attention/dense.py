@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-
 # Added to the score of a key that must not be seen; finite, so that a row without any visible key stays finite.
 MASKED = -1e30
 

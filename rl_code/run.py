@@ -166,6 +166,11 @@ class RunConfig:
             raise ValueError(
                 f"limits.tokens={self.limits.tokens} must not exceed rollout.engine.length={self.rollout.engine.length}"
             )
+        if self.train.pack.drop_uninformative and (self.train.loss.kl_coef or self.train.loss.entropy_coef):
+            raise ValueError(
+                f"train.pack.drop_uninformative=True drops groups that kl_coef={self.train.loss.kl_coef} and "
+                f"entropy_coef={self.train.loss.entropy_coef} would learn from"
+            )
         if self.train.loss.temperature != (self.rollout.sampling.temperature or 1.0):
             raise ValueError(
                 f"train.loss.temperature={self.train.loss.temperature} must equal the sampler's, "

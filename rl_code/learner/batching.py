@@ -20,13 +20,16 @@ class PackConfig:
     """Shapes of a batch, and how old its tokens may be.
 
     rows: of a batch, filled from the first on; the update skips micro-batches of empty rows, so room for the worst case
-    costs nothing. slots: tokens of a row. targets: sampled tokens of a row. max_staleness: learner's version minus sampler's.
+    costs nothing. slots: tokens of a row. targets: sampled tokens of a row. max_staleness: learner's version minus
+    sampler's. drop_uninformative: leaves out groups whose advantages are all 0, which have no policy gradient, as DAPO
+    (2503.14476) does; neither metrics nor the averages of the loss then count them.
     """
 
     rows: int
     slots: int
     targets: int
     max_staleness: int
+    drop_uninformative: bool
 
     def __post_init__(self):
         if self.rows < 1:
@@ -74,7 +77,8 @@ def pack(
     [P, G]. version: the learner's. Trajectories are numbered (``Batch.sequences``) in the order given.
 
     Returns the batch and metrics: pack/rows (used), pack/fill and pack/target_fill (used share of their slots and
-    targets), pack/saved (share of tokens that sharing prompts saved), pack/faults and pack/empty (trajectories left out).
+    targets), pack/saved (share of tokens that sharing prompts saved), pack/faults, pack/empty and
+    pack/uninformative (trajectories left out).
 
     Raises:
       ValueError: a trajectory fits no row, the batch does not fit ``rows``, lengths or prompts within a group
@@ -83,11 +87,15 @@ def pack(
     """
     if len(advantages) != len(groups):
         raise ValueError(f"{len(groups)} groups but advantages for {len(advantages)}")
-    pieces, counts, sequence = [], {"pack/faults": 0, "pack/empty": 0}, 0
+    pieces, counts, sequence = [], {"pack/faults": 0, "pack/empty": 0, "pack/uninformative": 0}, 0
     for group, values in zip(groups, advantages, strict=True):
         size, completions = len(group.trajectories), []
         if len(values) != size:
             raise ValueError(f"task {group.task.id!r}: {size} trajectories but {len(values)} advantages")
+        if config.drop_uninformative and not np.any(values):
+            counts["pack/uninformative"] += size
+            sequence += size
+            continue
         for trajectory, advantage in zip(group.trajectories, values, strict=True):
             indices = np.flatnonzero(trajectory.sampled)
             if trajectory.status == "fault":
@@ -115,7 +123,7 @@ def pack(
         "pack/fill": used / max(len(rows) * config.slots, 1),
         "pack/target_fill": targets / max(len(rows) * config.targets, 1),
         "pack/rows": float(len(rows)),
-        "pack/saved": 1.0 - used / max(unshared, 1),
+        "pack/saved": 1.0 - used / unshared if unshared else 0.0,
     }
     return batch, metrics | {name: float(count) for name, count in counts.items()}
 

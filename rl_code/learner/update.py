@@ -1,9 +1,9 @@
 """The training steps: (state, batch) -> (state, metrics), each one jitted function with donated state.
 
-A batch is cut into micro-batches of equal shape, each sharded over the mesh axis ``data``; those after the last one with
-a target are not computed, so a batch may be sized for the worst case and costs what it holds. Gradients are accumulated
-in float32 over denominators of the whole batch, so neither the number of micro-batches nor the number of devices changes
-the update. Under a mesh, call inside ``jax.set_mesh``.
+A batch is cut into micro-batches of equal shape, each sharded over the mesh axis ``data``; those after the last one
+with a target are not computed, so a batch may be sized for the worst case and costs what it holds. Gradients are
+accumulated in float32 over denominators of the whole batch, so neither the number of micro-batches nor the number of
+devices changes the update. Under a mesh, call inside ``jax.set_mesh``.
 """
 
 from __future__ import annotations

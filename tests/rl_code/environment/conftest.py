@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import hypothesis
 import pytest
-from rl_code.environment.grader import Grade
 
 from models.tokenizer import Tokenizer
+from rl_code.environment.grader import Grade
 from rl_code.environment.protocol import Compact
 from rl_code.environment.sandbox import CallResult, Completed, SandboxFault
 from rl_code.types import Case, Limits, Task, Tests

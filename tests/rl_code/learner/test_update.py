@@ -30,7 +30,7 @@ from rl_code.learner.update import (
 )
 from rl_code.metrics import CompilationCounter
 
-PACK = PackConfig(32, 40, 32, 0)
+PACK = PackConfig(32, 40, 32, 0, False)
 LOSS = LossConfig(
     loss="gspo",
     clip_low=0.2,
@@ -203,7 +203,7 @@ def test_a_shared_prompt_equals_each_trajectory_alone(build, loss, aggregation):
     advantages = [rng.standard_normal(len(group.trajectories)) for group in groups]
     shared, _ = pack(groups, advantages, PACK, version=0)
     lonely = [a for values in advantages for a in values]
-    rows = [pack([g], [[a]], PackConfig(1, 40, 32, 0), version=0)[0] for g, a in zip(alone, lonely, strict=True)]
+    rows = [pack([g], [[a]], PackConfig(1, 40, 32, 0, False), version=0)[0] for g, a in zip(alone, lonely, strict=True)]
     rows += [empty_batch(PACK, 1)] * (32 - len(rows))
     separate = jax.tree.map(lambda *x: np.concatenate(x), *rows)  # one trajectory in a row
     model = build.model()
