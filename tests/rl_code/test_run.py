@@ -1,0 +1,65 @@
+"""What a run refuses, and which tasks its suites hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from configs import quickstart
+from rl_code.config import ConfigError, build
+from rl_code.environment.protocol import PROTOCOLS
+from rl_code.run import Run, RunConfig
+
+
+def config(**suite):
+    """The quickstart's smoke config with one suite of HumanEval."""
+    settings = quickstart.get_config("smoke")
+    first = dict(settings.suites[0])
+    tasks = dict(source="humaneval", split="test", path="", seed=0, levels=(), form="raw")
+    settings.suites = (first | dict(tasks=tasks, protocol="raw_completion", samples=1) | suite,)
+    return build(RunConfig, settings)
+
+
+def test_a_suite_may_hold_the_tasks_with_the_shortest_prompts(tmp_path):
+    with Run(config(count=5, shortest=True), tmp_path) as run:
+        (suite,) = run.config.suites
+        chosen = run.suite_tasks(suite)
+        lengths = [len(run.tokenizer.encode(PROTOCOLS["raw_completion"].prompt(task))) for task in chosen]
+        assert len(chosen) == 5 and lengths == sorted(lengths)
+        assert lengths[-1] <= run.config.rollout.engine.prompt_length
+    with Run(config(count=5), tmp_path) as run:
+        (suite,) = run.config.suites
+        first = [task.id for task in run.suite_tasks(suite)]
+        assert first == sorted(first, key=lambda name: int(name.rpartition("/")[2]))
+        assert first != [task.id for task in chosen]
+
+
+def test_a_suite_of_more_tasks_than_fit_is_named(tmp_path):
+    with Run(config(count=164), tmp_path) as run:
+        with pytest.raises(
+            ConfigError, match=r"suite held_out: count=164, but only \d+ tasks have a prompt of at most"
+        ):
+            run.suite_tasks(run.config.suites[0])
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"train.loss.kl_coef": 0.1}, "drop_uninformative=True drops groups that kl_coef=0.1"),
+        ({"train.loss.temperature": 0.5}, "train.loss.temperature=0.5 must equal the sampler's"),
+        ({"limits.tokens": 1000}, "limits.tokens=1000 must not exceed rollout.engine.length"),
+        ({"model.preset": "huge"}, "model.preset='huge' is not one of tiny"),
+        ({"protocol": "morse"}, "protocol='morse' is not one of"),
+    ],
+)
+def test_a_config_that_contradicts_itself_is_refused(changes, message):
+    settings = quickstart.get_config("smoke")
+    settings.update_from_flattened_dict(changes)
+    with pytest.raises((ConfigError, ValueError), match=message):
+        build(RunConfig, settings)
+
+
+def test_endless_tasks_cannot_be_sorted():
+    settings = quickstart.get_config("smoke")
+    settings.suites = (dict(settings.suites[0]) | dict(shortest=True),)
+    with pytest.raises((ConfigError, ValueError), match="suite held_out: shortest=True sorts all tasks"):
+        build(RunConfig, settings)
