@@ -8,8 +8,9 @@ The config file also defines
     key ``seed`` are one variant, shown as a mean with the range over seeds.
   get_figure(arg) -> names of the metrics to draw against the step (optional; no figure without it).
 
-Finished runs are skipped and unfinished ones continue, so the same command can be started again at any time. It leaves
-in the workdir one folder per run, sweep.txt (the table) and sweep.png (the figure).
+Finished runs are skipped and unfinished ones continue, so the same command can be started again at any time. A run that
+starts like one that has finished takes over its warm start. The sweep leaves in the workdir one folder per run, sweep.txt
+(the table) and sweep.png (the figure).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import dataclasses
 import json
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +38,7 @@ from ml_collections import config_flags
 
 from launch import flags
 from rl_code import config as config_lib
+from rl_code import sft
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.metrics import read_metrics, write_atomically
@@ -144,6 +147,7 @@ def execute(runs: Sequence[SweepRun], command: Sequence[str], jobs: int) -> list
         while waiting or active:
             while waiting and len(active) < jobs:
                 run = waiting.pop(0)
+                take_over_warm_start(run, runs)
                 active[start(run, command, to_log=jobs > 1)] = run, time.time()
             for process in [process for process in active if process.poll() is not None]:
                 run, started = active.pop(process)
@@ -154,6 +158,21 @@ def execute(runs: Sequence[SweepRun], command: Sequence[str], jobs: int) -> list
         stop(list(active))
         signal.signal(signal.SIGTERM, previous)
     return failed
+
+
+def take_over_warm_start(run: SweepRun, runs: Sequence[SweepRun]) -> None:
+    """Copies the warm start of a finished run that started the same way, unless ``run`` has begun its own."""
+    target = run.workdir / sft.FOLDER
+    for other in runs:
+        source = other.workdir / sft.FOLDER
+        if target.exists() or not source.exists() or not other.finished():
+            continue
+        if not config_lib.diff(other.config, run.config, without=sft.MAY_DIFFER):
+            partial = run.workdir / f".{sft.FOLDER}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(source, partial)
+            partial.rename(target)
+            print(f"{run.workdir.name} takes over the warm start of {other.workdir.name}", flush=True)
 
 
 def start(run: SweepRun, command: Sequence[str], to_log: bool) -> subprocess.Popen[bytes]:

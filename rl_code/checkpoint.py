@@ -285,8 +285,7 @@ def _check_config(folder: Path, config: Mapping[str, Any], may_change: Collectio
             continue  # a damaged record is reported when it is restored
         changes = [
             f"{key} = {config_lib.lookup(stored, key)!r} there, {config_lib.lookup(config, key)!r} here"
-            for key in config_lib.diff(stored, config)
-            if not any(f"{key}.".startswith(f"{free}.") for free in may_change)
+            for key in config_lib.diff(stored, config, without=may_change)
         ]
         if changes:
             raise config_lib.ConfigError(

@@ -12,7 +12,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ml_collections
@@ -69,12 +69,14 @@ def fingerprint(config: Any) -> str:
     return hashlib.sha256(to_json(config).encode()).hexdigest()
 
 
-def diff(a: Any, b: Any) -> list[str]:
+def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
     """Sorted dotted keys (without the leading ``config.``) at which two configs differ.
 
     ``a`` and ``b`` are dataclasses or nested mappings; a section that only one of them has is named once, as a whole.
+    without: keys, and whole sections, that are not looked at.
     """
-    return sorted(_diff(to_dict(a), to_dict(b), ""))
+    found = _diff(to_dict(a), to_dict(b), "")
+    return sorted(key for key in found if not any(f"{key}.".startswith(f"{other}.") for other in without))
 
 
 def lookup(config: Any, key: str) -> Any:

@@ -15,6 +15,8 @@ from rl_code.run import MAY_CHANGE, Run
 from rl_code.stop import Stopped, StopRequest
 
 FOLDER = "sft"
+# Keys of a config on which a warm start does not depend: runs that differ in nothing else may share one.
+MAY_DIFFER = (*MAY_CHANGE, "train", "rollout", "reward", "sandbox")
 
 
 class Demonstrations:
@@ -59,7 +61,7 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
     update = make_sft_update(config.optimizer, config.micro_batches)
     state = init_state(run.init_model(), config.optimizer)
     demonstrations = Demonstrations(run)
-    with Checkpoints(workdir, run.config, keep=run.config.checkpoint.keep, may_change=MAY_CHANGE) as checkpoints:
+    with Checkpoints(workdir, run.config, keep=run.config.checkpoint.keep, may_change=MAY_DIFFER) as checkpoints:
         restored = checkpoints.restore(state)
         start, position = 0, 0
         if restored is not None:

@@ -98,6 +98,20 @@ def test_a_failed_run_is_repeated_and_a_finished_one_is_not(tmp_path, jobs):
     assert calls(runs[3])[0].split()[:3] == ["--config=c.py", "--config.loss.kind=rloo", "--config.seed=1"]
 
 
+def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep.sft, "MAY_DIFFER", ("loss",))
+    runs, command = make_runs(tmp_path), [sys.executable, "-c", TRAINER]
+    for run in runs[:2]:  # as if these had been trained before, each with its own warm start
+        write_results(run, before=1, after=2, reward=1.0)
+        (run.workdir / "sft").mkdir()
+        (run.workdir / "sft" / "weights").write_text(run.workdir.name)
+    (tmp_path / "kind=rloo,seed=1" / "sft").mkdir(parents=True)  # has begun its own
+    sweep.execute(runs, command, jobs=1)
+    assert (runs[2].workdir / "sft" / "weights").read_text() == "kind=grpo,seed=0"
+    assert list((runs[3].workdir / "sft").iterdir()) == []
+    assert "kind=rloo,seed=0 takes over the warm start of kind=grpo,seed=0" in capsys.readouterr().out
+
+
 def test_a_run_finished_with_another_config_is_not_taken_for_this_one(tmp_path):
     write_results(make_runs(tmp_path)[0], before=1, after=2, reward=1.0)
     changed = config()
