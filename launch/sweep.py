@@ -9,8 +9,8 @@ The config file also defines
   get_figure(arg) -> names of the metrics to draw against the step (optional; no figure without it).
 
 Finished runs are skipped and unfinished ones continue, so the same command can be started again at any time. A run that
-starts like one that has finished takes over its warm start. The sweep leaves in the workdir one folder per run, sweep.txt
-(the table) and sweep.png (the figure).
+starts like one that has finished takes over its warm start. The sweep leaves in the workdir one folder per run,
+sweep.txt (the table) and sweep.png (the figure).
 """
 
 from __future__ import annotations
