@@ -59,9 +59,9 @@ if [ "$(stamp)" != "$(cat .venv/stamp 2>/dev/null)" ]; then
 fi
 export PATH="$PWD/.venv/bin:$PATH"
 
-# keep large temporaries instead of giving them back to the kernel after every step
+# keep large temporaries, in one arena, instead of faulting them in again every step
 if [ -z "${GLIBC_TUNABLES+set}" ]; then
-    tunables=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8589934592
+    tunables=glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8589934592
     export GLIBC_TUNABLES=$tunables:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=268435456
 fi
 # XLA uses one core for a small model; two virtual devices with data parallelism use two
