@@ -24,7 +24,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         tasks=dict(source="generated", split="train", path="", seed=0, levels=(1, 2, 2)),
         limits=dict(turns=5, tokens=288, turn_tokens=64, test_runs=3, command_s=5.0),
         sandbox=dict(workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=4, output_bytes=4000),
-        reward=dict(full=1.0, partial_weight=0.0, malformed_penalty=0.0),
+        reward=dict(full=1.0, partial_weight=0.0, malformed_penalty=0.1),
         rollout=dict(
             engine=dict(
                 slots=24,
@@ -42,14 +42,14 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             dtype="float32",
         ),
         sft=dict(
-            steps=360,
+            steps=340,
             demonstrations=60_000,
             demonstration=dict(p_right=0.65, p_test=0.5, p_give_up=0.4),
             rows=32,
             slots=160,
             micro_batches=1,
-            checkpoint_every=90,
-            optimizer=optimizer(1e-2, "cosine", warmup_steps=20, total_steps=360, muon_learning_rate=2e-2),
+            checkpoint_every=85,
+            optimizer=optimizer(1e-2, "cosine", warmup_steps=20, total_steps=340, muon_learning_rate=2e-2),
         ),
         train=dict(
             steps=76,
@@ -59,7 +59,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             advantage="grpo",
             advantage_eps=1e-4,
             loss=loss(),
-            optimizer=optimizer(5e-4, "cosine", warmup_steps=5, total_steps=76),
+            optimizer=optimizer(4e-4, "cosine", warmup_steps=5, total_steps=76),
             pack=dict(rows=128, slots=288, targets=224, max_staleness=0, drop_uninformative=True),
             micro_batches=8,
             screening=None,
