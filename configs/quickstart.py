@@ -64,14 +64,10 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             micro_batches=8,
             screening=None,
         ),
+        # Level 2 holds out 58 pairs of operations, level 1 four operations that never stand alone in training.
         suites=(
-            dict(
-                name="held_out",
-                tasks=dict(source="generated", split="test", path="", seed=0, levels=(1, 2, 2)),
-                count=160,
-                samples=8,
-                sampling=sampling,
-            ),
+            held_out("held_out", sampling, level=2, count=144),
+            held_out("held_out_single", sampling, level=1, count=32),
         ),
         checkpoint=dict(every=19, keep=2),
     )
@@ -80,9 +76,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         config.rollout.engine.update(slots=8)
         config.sft.update(steps=4, demonstrations=100)
         config.train.update(steps=3, tasks_per_step=4, group_size=4)
-        config.suites[0].update(count=4, samples=2)
+        for suite in config.suites:
+            suite.update(count=4, samples=2)
         config.checkpoint.update(every=2)
     return config
+
+
+def held_out(name: str, sampling: dict, level: int, count: int) -> dict:
+    """A suite of generated tasks from the split that is neither trained nor tuned on."""
+    tasks = dict(source="generated", split="test", path="", seed=1, levels=(level,))
+    return dict(name=name, tasks=tasks, count=count, samples=8, sampling=sampling)
 
 
 def loss() -> dict:

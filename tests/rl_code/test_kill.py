@@ -107,7 +107,8 @@ def test_killed_and_restarted_equals_uninterrupted(tmp_path):
     for step in range(STEPS):
         assert _episodes(whole, step) == _episodes(killed, step)
     results = sorted(path.name for path in (whole / "evaluations").iterdir())
-    assert results == ["held_out.after.json", "held_out.before.json"]
+    suites = [suite["name"] for suite in quickstart.get_config("smoke").suites]
+    assert results == sorted(f"{suite}.{label}.json" for suite in suites for label in ("before", "after"))
     for name in results:
         assert json.loads((whole / "evaluations" / name).read_text()) == json.loads(
             (killed / "evaluations" / name).read_text()
