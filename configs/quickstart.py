@@ -52,24 +52,24 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             optimizer=optimizer(1e-2, "cosine", warmup_steps=20, total_steps=340, muon_learning_rate=2e-2),
         ),
         train=dict(
-            steps=76,
+            steps=72,
             tasks_per_step=16,
             group_size=8,
             epochs=1,
             advantage="grpo",
             advantage_eps=1e-4,
             loss=loss(),
-            optimizer=optimizer(4e-4, "cosine", warmup_steps=5, total_steps=76),
+            optimizer=optimizer(4e-4, "cosine", warmup_steps=5, total_steps=72),
             pack=dict(rows=128, slots=288, targets=224, max_staleness=0, drop_uninformative=True),
             micro_batches=8,
             screening=None,
         ),
         # Level 2 holds out 58 pairs of operations, level 1 four operations that never stand alone in training.
         suites=(
-            held_out("held_out", sampling, level=2, count=144),
+            held_out("held_out", sampling, level=2, count=128),
             held_out("held_out_single", sampling, level=1, count=32),
         ),
-        checkpoint=dict(every=19, keep=2),
+        checkpoint=dict(every=18, keep=2),
     )
     config = ml_collections.ConfigDict(config)
     if arg == "smoke":

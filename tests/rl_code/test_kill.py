@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from models.transformer import abstract_model
 from rl_code import checkpoint
 from rl_code.config import build
 from rl_code.learner.update import init_state
@@ -71,10 +70,8 @@ def _kill(workdir: Path, cache: Path, moment: float) -> None:
 
 def _state(workdir: Path):
     config = build(RunConfig, quickstart.get_config("smoke"))
-    with Run(config, workdir) as run:
-        model = abstract_model(run.model_config)
-    abstract = jax.eval_shape(lambda m: init_state(m, config.train.optimizer), model)
-    restored = checkpoint.load(workdir, abstract)
+    with Run(config, workdir) as run, jax.set_mesh(run.mesh):
+        restored = checkpoint.load(workdir, init_state(run.init_model(), config.train.optimizer))
     assert restored is not None
     return restored
 
@@ -83,7 +80,6 @@ def _deterministic(row: dict) -> dict:
     return {name: value for name, value in row.items() if not name.startswith("time/") and "occupancy" not in name}
 
 
-@pytest.mark.slow(reason="twelve starts of a run, minutes on two quiet cores")
 @pytest.mark.timeout(3600)
 def test_killed_and_restarted_equals_uninterrupted(tmp_path):
     cache = tmp_path / "cache"
