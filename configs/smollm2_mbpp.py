@@ -3,7 +3,7 @@
 What: tasks are screened by the base model's success; each answer is a function body, graded on hidden asserts and on
   differential tests against the reference; evaluated on MBPP's test split, greedy and sampled, and on HumanEval.
 Command: bash launch/get_smollm2.sh && python -m launch.train --config=configs/smollm2_mbpp.py --workdir=runs/mbpp
-  --config.tasks.path=<folder of mbpp.jsonl>/mbpp.jsonl, or RL_CODE_DATA=<folder of mbpp.jsonl>
+  with RL_CODE_DATA=<folder of mbpp.jsonl> in the environment; data/ without it
 Hardware: 2 CPU cores. Run time: at most 25 minutes is the aim; what was measured is in the README's table.
 Expected metric: greedy pass@1 on held-out tasks rises, with a paired interval that excludes zero.
 """
@@ -84,7 +84,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
                 shortest=True,
                 protocol="raw_completion",
                 limits=dict(turns=1, tokens=288, turn_tokens=160, test_runs=0, command_s=8.0),
-                engine=engine | dict(prompt_length=128, length=288),
+                engine=engine | dict(prompt_length=128, length=288, cache_dtype="float32"),
+                dtype="float32",
             ),
         ),
         checkpoint=dict(every=5, keep=2),

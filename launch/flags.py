@@ -22,6 +22,7 @@ from ml_collections import config_flags
 from models.sharding import MeshConfig
 from rl_code.checkpoint import CheckpointError
 from rl_code.config import ConfigError
+from rl_code.tasks.jsonl import TaskFileError
 
 _OURS = tuple(f"{Path(__file__).resolve().parents[1] / name}/" for name in ("launch", "rl_code", "models", "attention"))
 
@@ -39,7 +40,7 @@ def run(
 ) -> NoReturn:
     """Parses the command line, calls ``main(config, workdir)`` and exits.
 
-    A wrong command line (exit code 2), a ConfigError, a CheckpointError, a full disk and the errors in ``expected``
+    A wrong command line (exit code 2), a ConfigError, a CheckpointError, a TaskFileError, a full disk and the errors in ``expected``
     (exit code 1) end in one paragraph on standard error; any other exception is a bug and keeps its traceback.
     """
 
@@ -47,7 +48,7 @@ def run(
         absl_logging.get_absl_handler().addFilter(_is_ours)
         try:
             main(flags.FLAGS.config, flags.FLAGS.workdir)
-        except (ConfigError, CheckpointError, *expected) as error:
+        except (ConfigError, CheckpointError, TaskFileError, *expected) as error:
             return _complain(str(error), 1)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):

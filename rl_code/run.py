@@ -111,8 +111,8 @@ class TrainConfig:
 class SuiteConfig:
     """One held-out suite: the first ``count`` tasks (0 for all) whose prompt fits, ``samples`` episodes each.
 
-    shortest: the ``count`` with the shortest prompts instead of the first. protocol, limits, engine: None for those of
-    training.
+    shortest: the ``count`` with the shortest prompts instead of the first. protocol, limits, engine, dtype (of the
+    sampling copy): None for those of training.
     """
 
     name: str
@@ -124,6 +124,7 @@ class SuiteConfig:
     protocol: str | None = None
     limits: Limits | None = None
     engine: EngineConfig | None = None
+    dtype: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +160,10 @@ class RunConfig:
         for protocol in (self.protocol, *(suite.protocol for suite in self.suites if suite.protocol)):
             if protocol not in PROTOCOLS:
                 raise ValueError(f"{protocol=} is not one of {', '.join(PROTOCOLS)}")
+        if self.tokenizer.source == "train" and self.tasks.source != "generated":
+            raise ValueError(
+                f"tokenizer.source='train' trains on demonstrations, which tasks.source={self.tasks.source!r} lacks"
+            )
         for suite in self.suites:
             if suite.shortest and suite.tasks.source == "generated":
                 raise ValueError(f"suite {suite.name}: shortest=True sorts all tasks, and generated ones are endless")
@@ -191,14 +196,12 @@ class Run:
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
         self.pool = SandboxPool(config.sandbox)
         try:
-            self.tasks: Sequence[Task] = load(config.tasks, self.pool, workdir)
             self.tokenizer = self._tokenizer()
-            self.tasks = self._that_fit(self.tasks, config.protocol, config.rollout.engine.prompt_length)
             self.model_config = self._model_config()
         except BaseException:
             self.pool.close()
             raise
-        self._schedulers: dict[tuple[SamplingConfig, EngineConfig, str], Scheduler] = {}
+        self._schedulers: dict[tuple[SamplingConfig, EngineConfig, str, str], Scheduler] = {}
         self._suites: dict[str, list[Task]] = {}
 
     def __enter__(self) -> Run:
@@ -211,6 +214,12 @@ class Run:
         for scheduler in self._schedulers.values():
             scheduler.close()
         self.pool.close()
+
+    @functools.cached_property
+    def tasks(self) -> Sequence[Task]:
+        """The training tasks whose prompt fits, loaded when first asked for: not every evaluation needs them."""
+        tasks = load(self.config.tasks, self.pool, self.workdir)
+        return self._that_fit(tasks, self.config.protocol, self.config.rollout.engine.prompt_length)
 
     def _tokenizer(self) -> Tokenizer:
         spec = self.config.tokenizer
@@ -250,9 +259,9 @@ class Run:
         rng = random.Random(f"demonstration/{self.config.seed}/{index}")
         return demonstrate(self.tasks[index], rng, self.config.sft.demonstration, self.config.limits)
 
-    def sampler(self, model: Transformer) -> Transformer:
-        """The copy of a model that samples, in the rollout's dtype."""
-        return cast(model, self.config.rollout.dtype)
+    def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
+        """The copy of a model that samples, in the rollout's dtype unless another is given."""
+        return cast(model, dtype or self.config.rollout.dtype)
 
     def episode(
         self, task: Task, group: int, index: int, *, protocol: str | None = None, limits: Limits | None = None
@@ -269,20 +278,27 @@ class Run:
             reward=self.config.reward,
         )
 
-    def scheduler(self, sampling: SamplingConfig, engine: EngineConfig | None = None, protocol: str | None = None):
+    def scheduler(
+        self,
+        sampling: SamplingConfig,
+        engine: EngineConfig | None = None,
+        protocol: str | None = None,
+        dtype: str | None = None,
+    ) -> Scheduler:
         """The Scheduler that samples this way; its programs are compiled once per way."""
         rollout = self.config.rollout
-        engine, protocol = engine or rollout.engine, protocol or self.config.protocol
-        if (sampling, engine, protocol) not in self._schedulers:
-            model_config = dataclasses.replace(self.model_config, dtype=rollout.dtype, param_dtype=rollout.dtype)
+        engine, protocol, dtype = engine or rollout.engine, protocol or self.config.protocol, dtype or rollout.dtype
+        way = (sampling, engine, protocol, dtype)
+        if way not in self._schedulers:
+            model_config = dataclasses.replace(self.model_config, dtype=dtype, param_dtype=dtype)
             stops = tuple(sorted(stop_ids(PROTOCOLS[protocol], self.tokenizer)))
-            self._schedulers[sampling, engine, protocol] = Scheduler(
+            self._schedulers[way] = Scheduler(
                 Engine(model_config, engine, sampling, stops, self.mesh),
                 self.tokenizer,
                 workers=rollout.workers,
                 tool_timeout_s=rollout.tool_timeout_s,
             )
-        return self._schedulers[sampling, engine, protocol]
+        return self._schedulers[way]
 
     def suite_tasks(self, suite: SuiteConfig) -> list[Task]:
         """The tasks of a suite."""
@@ -324,8 +340,8 @@ class Run:
     ) -> SuiteResult:
         """Plays a suite with these weights. The same weights give the same result."""
         make_episode = functools.partial(self.episode, protocol=suite.protocol, limits=suite.limits)
-        groups, _ = self.scheduler(suite.sampling, suite.engine, suite.protocol).rollout(
-            self.sampler(model),
+        groups, _ = self.scheduler(suite.sampling, suite.engine, suite.protocol, suite.dtype).rollout(
+            self.sampler(model, suite.dtype),
             self.suite_tasks(suite),
             make_episode,
             group_size=suite.samples,

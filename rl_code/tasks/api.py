@@ -61,7 +61,7 @@ def load(config: TaskConfig, pool: SandboxPool | None = None, workdir: Path | No
 
     pool, workdir: where references run and what they gave is kept, in CACHE_FILE; needed with ``differential``.
 
-    Raises ValueError or FileNotFoundError for a file that cannot be used, SandboxFault when the sandbox fails.
+    Raises TaskFileError for a file that cannot be used, SandboxFault when the sandbox fails.
     """
     if config.differential is not None and (pool is None or workdir is None):
         raise ValueError(f"tasks of {config.source} with a differential section need a sandbox and a workdir")

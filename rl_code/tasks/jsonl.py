@@ -14,17 +14,20 @@ from typing import Any, NoReturn
 _SHOWN = 80
 
 
+class TaskFileError(ValueError):
+    """A file of tasks that is missing or malformed."""
+
+
 def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number (from 1) and row of every line that is not blank; ``.gz`` files are unpacked.
 
     fields: name -> type that every row must have there; further fields are kept as they are.
 
-    Raises:
-      FileNotFoundError: no such file.
-      ValueError: names file, line and field, what was expected and what was found; the file when it has no rows.
+    Raises TaskFileError naming file, line and field, what was expected and what was found; only the file when it is
+    missing or has no rows.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file of tasks")
+        raise TaskFileError(f"{path}: no such file of tasks; the config file says where it looks for one")
     rows = 0
     for line, text in _lines(path):
         if not text.strip():
@@ -32,9 +35,9 @@ def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> Iter
         try:
             row = json.loads(text)
         except ValueError as error:
-            raise ValueError(f"{path}, line {line}: expected a JSON object, found invalid JSON: {error}") from error
+            raise TaskFileError(f"{path}, line {line}: expected a JSON object, found invalid JSON: {error}") from error
         if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {line}: expected a JSON object, found {_show(row)}")
+            raise TaskFileError(f"{path}, line {line}: expected a JSON object, found {_show(row)}")
         for field, kind in fields.items():
             kinds = kind if isinstance(kind, tuple) else (kind,)
             if field not in row:
@@ -44,16 +47,16 @@ def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> Iter
         rows += 1
         yield line, row
     if not rows:
-        raise ValueError(f"{path}: expected one task a line, found no rows")
+        raise TaskFileError(f"{path}: expected one task a line, found no rows")
 
 
 def malformed(path: Path, line: int, field: str, expected: str, found: str) -> NoReturn:
-    """Raises the ValueError for a field whose value cannot be used."""
-    raise ValueError(f"{path}, line {line}, field {field!r}: expected {expected}, found {found}")
+    """Raises the TaskFileError for a field whose value cannot be used."""
+    raise TaskFileError(f"{path}, line {line}, field {field!r}: expected {expected}, found {found}")
 
 
 def parse_python(path: Path, line: int, field: str, source: str) -> ast.Module:
-    """The syntax tree of a field that must hold Python code; a ValueError names the field otherwise."""
+    """The syntax tree of a field that must hold Python code; a TaskFileError names the field otherwise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # such as "\d" in an ordinary string, common in old tasks
         try:
@@ -73,7 +76,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             except StopIteration:
                 return
             except (UnicodeDecodeError, EOFError, OSError, zlib.error) as error:
-                raise ValueError(f"{path}, after line {line}: expected UTF-8 text, found {error}") from error
+                raise TaskFileError(f"{path}, after line {line}: expected UTF-8 text, found {error}") from error
             yield line, text
 
 

@@ -31,7 +31,7 @@ def load(path: str, form: Form = "chat", visible: int = 1) -> list[Task]:
 
     visible: how many asserts the agent sees; the others are hidden.
 
-    Raises ValueError naming file, line and field of a malformed row, FileNotFoundError for a missing file.
+    Raises TaskFileError for a missing file and, naming line and field, for a malformed row.
     """
     if visible < 0:
         raise ValueError(f"{visible=} must not be negative")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from configs import quickstart
+from configs import quickstart, smollm2_mbpp
 from rl_code.config import ConfigError, build
 from rl_code.environment.protocol import PROTOCOLS
 from rl_code.run import Run, RunConfig
+from rl_code.tasks.jsonl import TaskFileError
 
 
 def config(**suite):
@@ -41,6 +42,18 @@ def test_a_suite_of_more_tasks_than_fit_is_named(tmp_path):
             run.suite_tasks(run.config.suites[0])
 
 
+def test_a_suite_does_not_need_the_training_tasks(tmp_path):
+    settings = smollm2_mbpp.get_config("smoke")
+    settings.tasks.path = str(tmp_path / "none.jsonl")
+    with Run(config(), tmp_path) as run:
+        run.tokenizer.save(tmp_path / "tokenizer.json")
+    settings.tokenizer.update(source="file", path=str(tmp_path / "tokenizer.json"))
+    with Run(build(RunConfig, settings), tmp_path) as run:
+        assert len(run.suite_tasks(run.config.suites[-1])) == 2
+        with pytest.raises(TaskFileError, match=r"none\.jsonl: no such file of tasks"):
+            len(run.tasks)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
@@ -48,6 +61,7 @@ def test_a_suite_of_more_tasks_than_fit_is_named(tmp_path):
         ({"train.loss.temperature": 0.5}, "train.loss.temperature=0.5 must equal the sampler's"),
         ({"limits.tokens": 1000}, "limits.tokens=1000 must not exceed rollout.engine.length"),
         ({"model.preset": "huge"}, "model.preset='huge' is not one of tiny"),
+        ({"tasks.source": "humaneval", "tasks.split": "test"}, "tokenizer.source='train' trains on demonstrations"),
         ({"protocol": "morse"}, "protocol='morse' is not one of"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl_code.tasks import evalplus, humaneval, mbpp
+from rl_code.tasks.jsonl import TaskFileError
 from rl_code.types import Case, Tests
 
 MBPP_ROW = {
@@ -172,7 +173,7 @@ def test_a_file_that_is_not_json_lines_is_named(tmp_path, content):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
+    with pytest.raises(TaskFileError, match=r"none\.jsonl"):
         mbpp.load(str(tmp_path / "none.jsonl"))
 
 
