@@ -40,8 +40,9 @@ def run(
 ) -> NoReturn:
     """Parses the command line, calls ``main(config, workdir)`` and exits.
 
-    A wrong command line (exit code 2), a ConfigError, a CheckpointError, a TaskFileError, a full disk and the errors in ``expected``
-    (exit code 1) end in one paragraph on standard error; any other exception is a bug and keeps its traceback.
+    A wrong command line (exit code 2), a ConfigError, a CheckpointError, a TaskFileError, a full disk and the errors in
+    ``expected`` (exit code 1) end in one paragraph on standard error; any other exception is a bug and keeps its
+    traceback.
     """
 
     def guarded(_: Sequence[str]) -> int:
