@@ -1,58 +1,257 @@
-"""Dense grouped-query attention in plain XLA, and the one rule of who sees whom.
+"""Dense grouped-query attention in XLA: all keys that a query may see, perhaps the last ``window`` of them only.
 
-Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
+``dense_attention`` is exact softmax attention in blocks, as FlashAttention-2 (2307.08691) orders it: no array of all
+scores, and blocks without a visible pair are not visited, so that packed rows, windows, documents and prompts shared by
+a group cost what they see. It also returns the log-sum-exp of each query's scores, differentiable, by which results
+over different keys merge (``merge``). Short rows are one block and keep their scores for the backward pass instead.
+
+Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
+
+from attention.tokens import Tokens, bounds, may_see, visible
 
 # Added to the score of a key that must not be seen; finite, so that a row without any visible key stays finite.
 MASKED = -1e30
-
-
-def packed_mask(segments: Int[Array, "B T"], branches: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
-    """Which slot sees which in a packed row: itself and earlier slots of its segment, on its own branch or branch 0.
-
-    segments: 0 is padding, which sees and is seen by nobody. branches: 0 is the prompt that all completions share.
-    Returns mask[b, t, s], True where query t attends to key s.
-    """
-    slots = jnp.arange(segments.shape[1])
-    causal = slots[:, None] >= slots[None, :]
-    same_segment = (segments[:, :, None] == segments[:, None, :]) & (segments[:, :, None] > 0)
-    visible_branch = (branches[:, :, None] == branches[:, None, :]) | (branches[:, None, :] == 0)
-    return causal[None] & same_segment & visible_branch
+# Rows of at most this many keys are one block whose scores are kept for the backward pass.
+DIRECT = 1024
 
 
 def dense_attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K H"],
-    mask: Bool[Array, "B T S"],
-) -> Float[Array, "B T N H"]:
-    """Softmax attention with scores scaled by 1/sqrt(H), computed in float32; a query that sees no key returns 0.
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    window: int | None = None,
+    block: int | None = None,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """Softmax attention with scores scaled by 1/sqrt(H), in float32 or wider.
 
-    N must be a multiple of K; query head n reads key/value head n // (N / K).
+    N must be a multiple of K; query head n reads key/value head n // (N / K). window: see ``visible``. block: tokens of
+    a block of queries and of keys; None chooses.
+
+    Returns (out in v's dtype, lse): a query that sees no key has out 0 and lse -inf.
     """
-    batch, queries, num_heads, head_dim = q.shape
-    num_kv_heads = k.shape[2]
+    check_heads(q, k)
+    if block is None and k.shape[1] <= DIRECT:
+        return masked_attention(q, k, v, visible(q_tokens, k_tokens, window))
+    block = block or min(max(128, k.shape[1] // 16), 512)
+    return _blockwise(q, k, v, q_tokens, k_tokens, window, block)
+
+
+def check_heads(q: jax.Array, k: jax.Array) -> None:
+    """Raises ValueError unless the query heads are a multiple of the key/value heads."""
+    num_heads, num_kv_heads = q.shape[2], k.shape[2]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
+
+
+def masked_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    mask: Bool[Array, "B T S"],
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """``dense_attention`` with an explicit mask and all scores in memory, for few queries or keys."""
+    batch, queries, num_heads, head_dim = q.shape
+    num_kv_heads = k.shape[2]
     groups = num_heads // num_kv_heads
+    wide = jnp.promote_types(jnp.float32, q.dtype)
     # Head-major batched matrix products and an additive mask: on CPU the gradient runs about 7 times faster than with
     # token-major einsums and `where` (16 x 384 tokens, 4 heads).
-    q = q.reshape(batch, queries, num_kv_heads, groups, head_dim).transpose(0, 2, 3, 1, 4)
-    q = q.reshape(batch, num_kv_heads, groups * queries, head_dim)
+    q = _head_major(q, num_kv_heads)
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    scores = jnp.einsum("BKTH,BKSH->BKTS", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
-    bias = jnp.where(mask, 0.0, MASKED)
+    scores = jnp.einsum("BKTH,BKSH->BKTS", q, k, preferred_element_type=wide) * head_dim**-0.5
+    bias = jnp.where(mask, 0.0, MASKED).astype(wide)
     scores = scores.reshape(batch, num_kv_heads, groups, queries, -1) + bias[:, None, None]
-    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
-    visible = jnp.any(mask, axis=-1)[:, None, None]
-    scale = jnp.where(visible, 1.0 / jnp.sum(weights, axis=-1), 0.0)
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.exp(scores - top)
+    seen = jnp.any(mask, axis=-1)[:, None, None]
+    total = jnp.sum(weights, axis=-1)
+    lse = jnp.where(seen, jnp.log(total) + top[..., 0], -jnp.inf)
     weights = weights.reshape(batch, num_kv_heads, groups * queries, -1).astype(v.dtype)
-    out = jnp.einsum("BKTS,BKSH->BKTH", weights, v, preferred_element_type=jnp.float32)
-    out = out.reshape(batch, num_kv_heads, groups, queries, head_dim) * scale[..., None]
-    return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, num_heads, head_dim).astype(v.dtype)
+    out = jnp.einsum("BKTS,BKSH->BKTH", weights, v, preferred_element_type=wide)
+    out = out.reshape(batch, num_kv_heads, groups, queries, head_dim) * jnp.where(seen, 1.0 / total, 0.0)[..., None]
+    out = out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, num_heads, head_dim)
+    return out.astype(v.dtype), lse.transpose(0, 3, 1, 2).reshape(batch, queries, num_heads)
+
+
+def merge(
+    outs: Sequence[Float[Array, "B T N H"]], lses: Sequence[Float[Array, "B T N"]]
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """Attention over the union of disjoint sets of keys from (out, lse) over each of them."""
+    stacked = jnp.stack(lses)
+    finite = jnp.isfinite(stacked)
+    lse = jax.nn.logsumexp(jnp.where(finite, stacked, MASKED), axis=0)
+    weights = jnp.where(finite, jnp.exp(jnp.where(finite, stacked, MASKED) - lse), 0.0)
+    out = sum(weight[..., None] * out for weight, out in zip(weights, outs, strict=True))
+    return out.astype(outs[0].dtype), jnp.where(jnp.any(finite, axis=0), lse, -jnp.inf)
+
+
+def _head_major(x: jax.Array, num_kv_heads: int) -> jax.Array:
+    """[B, T, N, H] -> [B, K, G T, H]."""
+    batch, length, _, head_dim = x.shape
+    x = x.reshape(batch, length, num_kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
+    return x.reshape(batch, num_kv_heads, -1, head_dim)
+
+
+# --- In blocks -------------------------------------------------------------------------------------------------------
+#
+# Rows are taken one after another, so that each visits only the blocks it needs; the caller shards rows and heads.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _blockwise(q, k, v, q_tokens, k_tokens, window, block):
+    return _forward(q, k, v, q_tokens, k_tokens, window, block)[0]
+
+
+def _forward(q, k, v, q_tokens, k_tokens, window, block):
+    heads, wide = k.shape[2], jnp.promote_types(jnp.float32, q.dtype)
+    scale = q.shape[-1] ** -0.5
+
+    def query_block(xs):
+        (q, q_tok, keys, count), (k, v, k_tok) = xs
+
+        def key_block(index, carry):
+            top, total, acc = carry
+            at = keys[index]
+            scores = _scores(q, k[at], q_tok, k_tok.map(lambda x: x[at]), window, scale)
+            new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+            weights = jnp.exp(scores - new_top[..., None])
+            shrink = jnp.exp(top - new_top)
+            total = total * shrink + jnp.sum(weights, axis=-1)
+            acc = acc * shrink[..., None] + _weighted(weights, v[at])
+            return new_top, total, acc
+
+        rows = (heads, q.shape[1] // q_tok.order.shape[0], q_tok.order.shape[0])
+        # above MASKED, so that a masked score weighs nothing even before a visible key was met
+        start = (jnp.full(rows, MASKED / 2, wide), jnp.zeros(rows, wide), jnp.zeros((*rows, q.shape[-1]), wide))
+        top, total, acc = jax.lax.fori_loop(0, count, key_block, start)
+        out = acc * jnp.where(total > 0, 1 / total, 0)[..., None]
+        return out.astype(v.dtype), jnp.where(total > 0, jnp.log(total) + top, -jnp.inf)
+
+    def row(xs):
+        queries, keys = xs
+        return jax.lax.map(lambda x: query_block((x, keys)), queries)
+
+    queries, keys = _blocks(q, k, v, q_tokens, k_tokens, window, block)
+    out, lse = jax.lax.map(row, (queries, keys))  # [B, blocks, K, G, block(, H)]
+    out = _rows(out, q.shape[1])
+    lse = _rows(lse[..., None], q.shape[1])[..., 0]
+    return (out, lse), (q, k, v, q_tokens, k_tokens, out, lse)
+
+
+def _backward(window, block, residuals, cotangents):
+    q, k, v, q_tokens, k_tokens, out, lse = residuals
+    d_out, d_lse = cotangents
+    wide, scale = jnp.promote_types(jnp.float32, q.dtype), q.shape[-1] ** -0.5
+    # gradient of a score: weight * (d_out . v - delta); a query without keys has weights exp(-inf)
+    delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
+    lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
+
+    def query_block(sums, xs, k, v, k_tok):
+        (q, q_tok, keys, count), d_out, delta, lse = xs
+
+        def key_block(index, carry):
+            dq, dk, dv = carry
+            at = keys[index]
+            weights = jnp.exp(_scores(q, k[at], q_tok, k_tok.map(lambda x: x[at]), window, scale) - lse)
+            d_weights = jnp.einsum("KTH,KSH->KTS", d_out, v[at], preferred_element_type=wide).reshape(weights.shape)
+            flat = (weights.shape[0], -1, weights.shape[-1])
+            d_scores = (weights * (d_weights - delta) * scale).reshape(flat).astype(q.dtype)
+            weights = weights.reshape(flat).astype(q.dtype)
+            dq = dq + jnp.einsum("KTS,KSH->KTH", d_scores, k[at], preferred_element_type=wide)
+            dk = dk.at[at].add(jnp.einsum("KTS,KTH->KSH", d_scores, q, preferred_element_type=wide))
+            dv = dv.at[at].add(jnp.einsum("KTS,KTH->KSH", weights, d_out, preferred_element_type=wide))
+            return dq, dk, dv
+
+        dq, *sums = jax.lax.fori_loop(0, count, key_block, (jnp.zeros(q.shape, wide), *sums))
+        return tuple(sums), dq
+
+    def row(xs):
+        queries, (k, v, k_tok) = xs
+        start = (jnp.zeros(k.shape, wide), jnp.zeros(v.shape, wide))
+        sums, dq = jax.lax.scan(lambda sums, x: query_block(sums, x, k, v, k_tok), start, queries)
+        return dq, *sums
+
+    queries, keys = _blocks(q, k, v, q_tokens, k_tokens, window, block)
+    shape = (*queries[0].shape[:3], q.shape[2] // k.shape[2], -1, 1)  # [B, blocks, K, G, block, 1]
+    d_out = _query_blocks(d_out.astype(q.dtype), k.shape[2], block)
+    delta, lse = (_query_blocks(x[..., None], k.shape[2], block).reshape(shape) for x in (delta, lse))
+    dq, dk, dv = jax.lax.map(row, ((queries, d_out, delta, lse), keys))
+    dq = _rows(dq.reshape(*shape[:-1], q.shape[-1]), q.shape[1])
+    dk, dv = (_key_rows(x, k.shape[1]) for x in (dk, dv))
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None
+
+
+_blockwise.defvjp(_forward, _backward)
+
+
+def _scores(q, k, q_tok: Tokens, k_tok: Tokens, window, scale):
+    """Masked scores [K, G, T, S] of q [K, G T, H] and k [K, S, H], whose tokens' fields are [T] and [S]."""
+    wide = jnp.promote_types(jnp.float32, q.dtype)
+    scores = jnp.einsum("KTH,KSH->KTS", q, k, preferred_element_type=wide) * scale
+    mask = visible(q_tok.map(lambda x: x[None]), k_tok.map(lambda x: x[None]), window)[0]
+    scores = scores.reshape(q.shape[0], -1, *mask.shape)
+    return scores + jnp.where(mask, 0.0, MASKED).astype(wide)
+
+
+def _weighted(weights, v):
+    """Weights [K, G, T, S] times v [K, S, H] -> [K, G, T, H]."""
+    flat = weights.reshape(weights.shape[0], -1, weights.shape[-1]).astype(v.dtype)
+    out = jnp.einsum("KTS,KSH->KTH", flat, v, preferred_element_type=weights.dtype)
+    return out.reshape(*weights.shape[:-1], v.shape[-1])
+
+
+def _blocks(q, k, v, q_tokens, k_tokens, window, block):
+    """((q, its tokens, the key blocks each query block visits, how many), (k, v, their tokens)), cut into blocks."""
+    heads = k.shape[2]
+    q_tokens, k_tokens = (tokens.map(lambda x: _pad(x, block)) for tokens in (q_tokens, k_tokens))
+    partners = may_see(bounds(q_tokens, block), bounds(k_tokens, block), window)
+    visits = jnp.argsort(~partners, axis=-1, stable=True).astype(jnp.int32)
+
+    def cut(x):
+        return x.reshape(x.shape[0], -1, block)
+
+    queries = (_query_blocks(q, heads, block), q_tokens.map(cut), visits, jnp.sum(partners, axis=-1))
+    return queries, (_key_blocks(k, block), _key_blocks(v, block), k_tokens.map(cut))
+
+
+def _pad(x, block):
+    """Axis 1 padded with zeros to a multiple of ``block``."""
+    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % block)) + ((0, 0),) * (x.ndim - 2))
+
+
+def _query_blocks(x, num_kv_heads, block):
+    """[B, T, N, H] -> [B, blocks, K, G block, H]."""
+    batch, _, num_heads, size = x.shape
+    x = _pad(x, block).reshape(batch, -1, block, num_kv_heads, num_heads // num_kv_heads, size)
+    return x.transpose(0, 1, 3, 4, 2, 5).reshape(batch, x.shape[1], num_kv_heads, -1, size)
+
+
+def _key_blocks(x, block):
+    """[B, S, K, H] -> [B, blocks, K, block, H]."""
+    batch, _, heads, size = x.shape
+    return _pad(x, block).reshape(batch, -1, block, heads, size).transpose(0, 1, 3, 2, 4)
+
+
+def _rows(x, length):
+    """[B, blocks, K, G, block, H] -> [B, T, N, H]."""
+    batch, blocks, heads, groups, block, size = x.shape
+    return x.transpose(0, 1, 4, 2, 3, 5).reshape(batch, blocks * block, heads * groups, size)[:, :length]
+
+
+def _key_rows(x, length):
+    """[B, blocks, K, block, H] -> [B, S, K, H]."""
+    batch, blocks, heads, block, size = x.shape
+    return x.transpose(0, 1, 3, 2, 4).reshape(batch, blocks * block, heads, size)[:, :length]

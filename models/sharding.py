@@ -6,7 +6,8 @@ Every parameter and every sharded activation names its logical axes; this table 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from flax import nnx
@@ -81,6 +82,19 @@ def parameter_shardings(model: nnx.Module, mesh: Mesh) -> nnx.Module:
         return param.replace(NamedSharding(mesh, spec))
 
     return jax.tree_util.tree_map_with_path(sharding, model, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
+    """The function run by every device on its own part of the arguments, for code that loops over rows or heads.
+
+    in_axes, out_axes: logical axes of arguments and results, prefixes of their pytrees as in ``jax.shard_map``. Without
+    a mesh (``jax.set_mesh``), and inside another shard_map, it is the function itself.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
+        return function
+    specs = (tuple(partition_spec(axes) for axes in in_axes), partition_spec(out_axes))
+    return jax.shard_map(function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:

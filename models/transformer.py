@@ -11,7 +11,9 @@ L layers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable
 
 import jax
@@ -19,8 +21,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from attention.dense import dense_attention, packed_mask
-from models.sharding import constrain
+from attention.methods import Dense, KeyValues, Method, View, attend, stretch_positions, view
+from attention.nsa import NSA, compress
+from attention.tokens import Tokens
+from models.sharding import constrain, per_shard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +39,10 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Everything that fixes parameter shapes and the forward pass. dtypes are names such as "float32"."""
+    """Everything that fixes parameter shapes and the forward pass. dtypes are names such as "float32".
+
+    attention: the methods of the first layers, repeated until all layers have one.
+    """
 
     vocab_size: int
     embed_dim: int
@@ -53,16 +60,24 @@ class ModelConfig:
     dtype: str = "float32"
     param_dtype: str = "float32"
     remat: bool = False
+    attention: tuple[Method, ...] = (Dense(),)
 
     def __post_init__(self):
+        if not self.attention or self.num_layers % len(self.attention):
+            raise ValueError(
+                f"num_layers={self.num_layers} must be a multiple of the {len(self.attention)} layers of attention="
+                f"{self.attention}"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
+        if len({method for method in self.attention if isinstance(method, NSA)}) > 1:
+            raise ValueError(f"attention={self.attention}: all NSA layers must have the same settings")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
 
 
-# How a layer attends: (q [B,T,N,H], k [B,T,K,H], v [B,T,K,H]), all rotated -> [B,T,N,H].
-Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+# How a layer attends: (its parameters, normalised hidden states [B, T, D]) -> [B, T, N, H].
+Attend = Callable[["Layers", jax.Array], jax.Array]
 
 
 def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "... D"]:
@@ -151,6 +166,30 @@ class Layers(nnx.Module):
         self.down = parameter((mlp, embed), ("mlp", "embed"), std_out * mlp**-0.5)
 
 
+class NSALayers(nnx.Module):
+    """What NSA layers have beside the parameters of ``Layers``, whose k and v are those of the selected branch.
+
+    keys and values of the compressed and of the window branch; the MLPs that compress keys and values; the gates.
+    """
+
+    def __init__(self, c: ModelConfig, settings: NSA, rngs: nnx.Rngs):
+        embed, head, length = c.embed_dim, c.head_dim, settings.length
+        layers = sum(isinstance(method, NSA) for method in c.attention) * (c.num_layers // len(c.attention))
+
+        def parameter(shape, axes, std):
+            return _parameter(rngs, (layers, *shape), ("layers", *axes), std, c.param_dtype)
+
+        for name in ("compressed_k", "compressed_v", "window_k", "window_v"):
+            axes = ("embed", "kv_heads", "head_dim")
+            setattr(self, name, parameter((embed, c.num_kv_heads, head), axes, embed**-0.5))
+        for name in ("k", "v"):
+            setattr(self, f"{name}_positions", parameter((length, head), (None, "head_dim"), 0.02))
+            first = parameter((length, head, head), (None, None, "head_dim"), (length * head) ** -0.5)
+            setattr(self, f"{name}_first", first)
+            setattr(self, f"{name}_second", parameter((head, head), (None, "head_dim"), head**-0.5))
+        self.gates = parameter((embed, c.num_heads, 3), ("embed", "heads", None), embed**-0.5)
+
+
 class Transformer(nnx.Module):
     """The model. ``hidden`` and ``logits`` are the training path; ``embed``, ``block`` and ``finish`` its pieces."""
 
@@ -158,6 +197,9 @@ class Transformer(nnx.Module):
         self.config = config
         self.embed = Embedding(config, rngs)
         self.layers = Layers(config, rngs)
+        sparse = [method for method in config.attention if isinstance(method, NSA)]
+        if sparse:
+            self.nsa = NSALayers(config, sparse[0], rngs)
         self.final_norm = _parameter(rngs, (config.embed_dim,), ("embed",), None, config.param_dtype)
         if not config.tied_embeddings:
             self.unembed = _parameter(
@@ -172,38 +214,77 @@ class Transformer(nnx.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        segments: Int[Array, "B T"],
-        branches: Int[Array, "B T"],
+        where: Tokens,
+        runs: int | None = None,
     ) -> Float[Array, "B T D"]:
-        """Final hidden states of packed rows; who sees whom is ``attention.dense.packed_mask``."""
-        mask = packed_mask(segments, branches)
+        """Final hidden states of rows of tokens.
 
-        def step(x, layer):
-            x = self.block(layer, x, positions, lambda q, k, v: dense_attention(q, k, v, mask))
+        positions: those that RoPE rotates by. where: who sees whom. runs: see ``attention.methods.view``.
+        """
+        methods = self.config.attention
+        seen = view(methods, where, runs)
+
+        def step(x, period):
+            for index, method in enumerate(methods):
+                layer = jax.tree.map(operator.itemgetter(index), period[0])
+                before = sum(isinstance(other, NSA) for other in methods[:index])
+                nsa = jax.tree.map(operator.itemgetter(before), period[1]) if isinstance(method, NSA) else None
+                x = self.block(layer, x, functools.partial(self._attend, method, nsa, positions, seen))
             return constrain(x, "batch", None, None), None
 
         if self.config.remat:
             step = jax.checkpoint(step)
-        x, _ = jax.lax.scan(step, self.embed_tokens(tokens), self.layers)
+        periods = self.config.num_layers // len(methods)
+        parts = (self.layers, getattr(self, "nsa", None))
+        stacked = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), parts)
+        x, _ = jax.lax.scan(step, self.embed_tokens(tokens), stacked)
         return self.finish(x)
+
+    def _attend(self, method: Method, nsa: NSALayers | None, positions, seen: View, layer: Layers, y):
+        """Attention of one layer of packed rows, each device to its own rows and heads."""
+        q, k, v = self.qkv(layer, y, positions)
+        heads, rows = ("batch", None, "heads", None), ("batch",)
+        if not isinstance(method, NSA):
+            mapped = per_shard(functools.partial(attend, method), (heads, heads, rows), heads)
+            return mapped(q, KeyValues((k, v)), seen)
+        keys = KeyValues((k, v), *self.nsa_keys(method, layer, nsa, y, positions, seen))
+        gates = jax.nn.sigmoid(project(y, nsa.gates[...].astype(y.dtype)))
+        mapped = per_shard(functools.partial(attend, method), (heads, heads, rows, heads), heads)
+        return mapped(q, keys, seen, gates)
+
+    def nsa_keys(self, method: NSA, layer: Layers, nsa: NSALayers, y, positions, seen: View):
+        """((compressed k, v), (window k, v)) of an NSA layer, keys rotated."""
+        names = ("compressed_k", "compressed_v", "window_k", "window_v")
+        ck, cv, wk, wv = (project(y, getattr(nsa, name)[...].astype(y.dtype)) for name in names)
+        if self.config.qk_norm:
+            ck, wk = (rms_norm(x, layer.k_norm[...], self.config.norm_eps) for x in (ck, wk))
+        place = seen.blocks[method.block].place
+        ck = compress(place(ck), nsa.k_positions[...], nsa.k_first[...], nsa.k_second[...], method)
+        cv = compress(place(cv), nsa.v_positions[...], nsa.v_first[...], nsa.v_second[...], method)
+        ck = rope(ck, stretch_positions(method, positions, seen), self.config)
+        return (ck, cv), (rope(wk, positions, self.config), wv)
 
     def embed_tokens(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Embeddings in the compute dtype."""
         return constrain(self.embed.table[...][tokens].astype(self.config.dtype), "batch", None, None)
 
-    def block(self, layer: Layers, x: Float[Array, "B T D"], positions: Int[Array, "B T"], attend: Attend):
-        """One layer: attention and feed-forward with residuals. ``layer``: leaves without their layer axis."""
-        c, dtype = self.config, self.config.dtype
-        y = rms_norm(x, layer.attention_norm[...], c.norm_eps)
-        q, k, v = (project(y, w[...].astype(dtype)) for w in (layer.q, layer.k, layer.v))
+    def qkv(self, layer: Layers, y: Float[Array, "B T D"], positions: Int[Array, "B T"]):
+        """(q [B, T, N, H], k [B, T, K, H], v [B, T, K, H]) of a layer's normalised hidden states, q and k rotated."""
+        c = self.config
+        q, k, v = (project(y, w[...].astype(c.dtype)) for w in (layer.q, layer.k, layer.v))
         if c.qkv_bias:
-            q, k, v = (x + b[...].astype(dtype) for x, b in ((q, layer.q_bias), (k, layer.k_bias), (v, layer.v_bias)))
+            q, k, v = (x + b[...].astype(c.dtype) for x, b in ((q, layer.q_bias), (k, layer.k_bias), (v, layer.v_bias)))
         if c.qk_norm:
             q = rms_norm(q, layer.q_norm[...], c.norm_eps)
             k = rms_norm(k, layer.k_norm[...], c.norm_eps)
-        out = attend(rope(q, positions, c), rope(k, positions, c), v)
-        x = x + project(out, layer.o[...].astype(dtype), contract=2)
-        y = rms_norm(x, layer.mlp_norm[...], c.norm_eps)
+        return rope(q, positions, c), rope(k, positions, c), v
+
+    def block(self, layer: Layers, x: Float[Array, "B T D"], attend: Attend) -> Float[Array, "B T D"]:
+        """One layer: attention and feed-forward with residuals. ``layer``: leaves without their layer axis."""
+        dtype = self.config.dtype
+        y = rms_norm(x, layer.attention_norm[...], self.config.norm_eps)
+        x = x + project(attend(layer, y), layer.o[...].astype(dtype), contract=2)
+        y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
         gate, up = (project(y, w[...].astype(dtype)) for w in (layer.gate, layer.up))
         return x + project(jax.nn.silu(gate) * up, layer.down[...].astype(dtype))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+import jax
 import pytest
 
 FLAGS = {"--xla_force_host_platform_device_count": "8", "--xla_backend_optimization_level": "0"}
@@ -22,3 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if marker := item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason=f"slow ({marker.kwargs['reason']}); set RUN_SLOW=1"))
+
+
+@pytest.fixture
+def x64():
+    """float64 within a test."""
+    with jax.enable_x64(True):
+        yield

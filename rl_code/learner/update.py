@@ -19,6 +19,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from attention.tokens import packed_rows
 from models.sharding import constrain
 from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.losses import Denominators, LossConfig, Terms, policy_loss, policy_metrics
@@ -166,7 +167,7 @@ def batch_logprobs(
     model: Model, batch: Batch, temperature: float, entropy_gradient: bool = False
 ) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
     """``target_logprobs`` of a batch's targets, differentiable in the model."""
-    hidden = model.hidden(batch.tokens, batch.positions, batch.segments, batch.branches)
+    hidden = model.hidden(batch.tokens, batch.positions, packed_rows(batch.segments, batch.branches, batch.positions))
     hidden = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
     return target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
 
@@ -238,7 +239,9 @@ def supervised_loss(model: Model, batch: SupervisedBatch, tokens: jax.Array | No
     tokens: the denominator, the selected tokens of the whole batch; None counts those given. A segment's first token
     is never predicted. Returns the loss and the metric policy/entropy.
     """
-    hidden = model.hidden(batch.tokens, batch.positions, batch.segments, jnp.zeros_like(batch.tokens))
+    hidden = model.hidden(
+        batch.tokens, batch.positions, packed_rows(batch.segments, jnp.zeros_like(batch.tokens), batch.positions)
+    )
     logp, entropy = target_logprobs(model, hidden[:, :-1], batch.tokens[:, 1:], 1.0)
     mask = _predicted(batch)
     tokens = jnp.maximum(jnp.sum(mask), 1.0) if tokens is None else tokens

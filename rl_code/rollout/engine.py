@@ -21,7 +21,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attention.dense import dense_attention
+from attention.dense import masked_attention
+from attention.methods import Dense
 from models.transformer import ModelConfig, Transformer
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
 
@@ -102,16 +103,17 @@ def _prefill(model: Transformer, cache: KVCache, rows, tokens, starts) -> KVCach
     keys, values = [], []
     for index, (k_cache, v_cache) in enumerate(zip(cache.keys, cache.values, strict=True)):
 
-        def attend(q, k, v, k_cache=k_cache, v_cache=v_cache):
+        def attend(layer, y, k_cache=k_cache, v_cache=v_cache):
+            q, k, v = model.qkv(layer, y, positions)
             k_rows = _write_chunk(k_cache.at[rows].get(mode="clip"), k, starts)
             v_rows = _write_chunk(v_cache.at[rows].get(mode="clip"), v, starts)
             keys.append(k_cache.at[rows].set(k_rows, mode="drop"))
             values.append(v_cache.at[rows].set(v_rows, mode="drop"))
-            return dense_attention(
+            return masked_attention(
                 q, k_rows.transpose(0, 2, 1, 3).astype(q.dtype), v_rows.transpose(0, 2, 1, 3).astype(q.dtype), mask
-            )
+            )[0]
 
-        x = model.block(model.layer(index), x, positions, attend)
+        x = model.block(model.layer(index), x, attend)
     return KVCache(keys=tuple(keys), values=tuple(values))
 
 
@@ -145,17 +147,18 @@ def _decode(model: Transformer, cache: KVCache, rows: DecodeInput, key, *, steps
         keys, values = list(cache.keys), list(cache.values)
         for index, layer in enumerate(layers):
 
-            def attend(q, k, v, index=index):
+            def attend(layer, y, index=index):
+                q, k, v = model.qkv(layer, y, positions[:, None])
                 keys[index] = keys[index].at[slot_index, :, positions].set(k[:, 0].astype(keys[index].dtype))
                 values[index] = values[index].at[slot_index, :, positions].set(v[:, 0].astype(values[index].dtype))
-                return dense_attention(
+                return masked_attention(
                     q,
                     keys[index].transpose(0, 2, 1, 3).astype(q.dtype),
                     values[index].transpose(0, 2, 1, 3).astype(q.dtype),
                     mask,
-                )
+                )[0]
 
-            x = model.block(layer, x, positions[:, None], attend)
+            x = model.block(layer, x, attend)
         return KVCache(keys=tuple(keys), values=tuple(values)), model.logits(model.finish(x)[:, 0])
 
     def cond(carry):
@@ -201,6 +204,8 @@ class Engine:
         stop_ids: tuple[int, ...],
         mesh: Mesh,
     ):
+        if set(model_config.attention) != {Dense()}:
+            raise ValueError(f"the engine decodes dense attention only, not attention={model_config.attention}")
         self.config, self.sampling, self.mesh = config, sampling, mesh
         self.shards = mesh.shape["data"]
         self._model_config = model_config

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from attention.tokens import packed_rows
 from models import huggingface
 from models.presets import PRESETS
 from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
@@ -59,7 +60,7 @@ def random_model(config: ModelConfig) -> Transformer:
 def logits(model: Transformer, tokens: jax.Array) -> jax.Array:
     ones = jnp.ones_like(tokens)
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return model.logits(model.hidden(tokens, positions, ones, 0 * ones))
+    return model.logits(model.hidden(tokens, positions, packed_rows(ones, 0 * ones, positions)))
 
 
 def assert_same(a: Transformer, b: Transformer):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attention.dense import packed_mask
+from attention.tokens import visible
 from models.transformer import ModelConfig, Transformer
 from rl_code.types import Group, Reward, Task, Tests, Trajectory
 
@@ -106,8 +106,8 @@ class Toy:
     mix: jax.Array
     norm: jax.Array
 
-    def hidden(self, tokens, positions, segments, branches):
-        mask = packed_mask(segments, branches)
+    def hidden(self, tokens, positions, where, runs=None):
+        mask = visible(where, where)
         x = self.table[tokens] * jnp.sin(positions[..., None] + jnp.arange(1.0, 9.0)).astype(self.table.dtype)
         seen = jnp.einsum("BTS,BSD->BTD", mask, x) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
         return self.norm * jnp.tanh((x + seen).astype(x.dtype) @ self.mix)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention.dense import packed_mask
+from attention.tokens import packed_rows, visible
 from rl_code.learner.batching import PackConfig, empty_batch, pack, pack_supervised
 from rl_code.types import Batch
 
@@ -21,11 +21,12 @@ def advantages_for(groups):
 
 def read_back(batch: Batch):
     """By sequence: (context of each target as the mask shows it, target, logprob, advantage, length, staleness)."""
-    visible = np.asarray(packed_mask(batch.segments, batch.branches))
+    where = packed_rows(batch.segments, batch.branches, batch.positions)
+    mask = np.asarray(visible(where, where))
     found: dict[int, list] = {}
     for row, target in zip(*np.nonzero(batch.mask), strict=True):
         source = batch.sources[row, target]
-        seen = np.flatnonzero(visible[row, source])
+        seen = np.flatnonzero(mask[row, source])
         np.testing.assert_array_equal(batch.positions[row, seen], np.arange(len(seen)))
         fields = (batch.targets, batch.logprobs, batch.advantages, batch.lengths, batch.staleness)
         entry = (batch.tokens[row, seen].tolist(), *(field[row, target] for field in fields))

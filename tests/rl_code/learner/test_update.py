@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from attention.tokens import packed_rows, sequences
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
 from rl_code.learner.batching import PackConfig, SupervisedBatch, empty_batch, pack, pack_supervised
@@ -244,7 +245,11 @@ def test_padding_content_changes_nothing(build, whole):
 
 def test_log_probabilities_are_of_the_logits_over_the_temperature(build):
     model, batch = build.toy(), packed(build)
-    forward = jax.jit(lambda m: m.logits(m.hidden(batch.tokens, batch.positions, batch.segments, batch.branches)))
+    forward = jax.jit(
+        lambda m: m.logits(
+            m.hidden(batch.tokens, batch.positions, packed_rows(batch.segments, batch.branches, batch.positions))
+        )
+    )
     logits = np.asarray(forward(model), np.float64)
     logits = np.take_along_axis(logits, batch.sources[..., None], axis=1) / 0.5
     reference = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -420,7 +425,7 @@ def test_supervised_loss_is_the_mean_over_selected_tokens_of_each_example_alone(
     for tokens, mask in examples:
         row = np.asarray(tokens)[None]
         row, size = np.pad(row, ((0, 0), (0, 15 - row.size))), row.size  # one shape; later tokens are not seen
-        logits = alone(model, row, np.arange(15)[None], np.ones_like(row), np.zeros_like(row))
+        logits = alone(model, row, np.arange(15)[None], sequences(np.array([15]), 15))
         logp = np.asarray(jax.nn.log_softmax(logits))[0, np.arange(size - 1), row[0, 1:size]]
         total, count = total - logp[mask[1:]].sum(), count + mask[1:].sum()
     np.testing.assert_allclose(jit_supervised(model, batch)[0], total / count, rtol=1e-5)

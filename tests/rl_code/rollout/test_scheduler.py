@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attention.tokens import packed_rows
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import ModelConfig, Transformer
 from rl_code.metrics import CompilationCounter
@@ -154,7 +155,8 @@ def test_sampler_log_probabilities_equal_the_trainers():
     @jax.jit
     def trainer(model, tokens):
         ones = jnp.ones_like(tokens)
-        hidden = model.hidden(tokens, jnp.cumsum(ones, axis=1) - 1, ones, 0 * ones)
+        positions = jnp.cumsum(ones, axis=1) - 1
+        hidden = model.hidden(tokens, positions, packed_rows(ones, 0 * ones, positions))
         return jax.nn.log_softmax(model.logits(hidden))
 
     logprobs = np.asarray(trainer(_model(make_mesh(MeshConfig(data=1, tensor=1))), tokens))

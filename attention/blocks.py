@@ -1,0 +1,156 @@
+"""Keys cut into blocks that no sequence straddles, so that a query can choose whole blocks.
+
+Sparse methods number the blocks of a sequence by order: block j holds the orders [j size, (j + 1) size). Rows that
+hold one sequence from slot 0, or documents that start at multiples of ``size``, are cut as they are (``in_place``). In
+packed rows sequences start anywhere, and completions continue in the middle of a block of their shared prompt;
+``aligned`` gives every run of one segment, branch and document its own blocks, and a completion copies of the end of
+its prompt. It computes where each key is read from, once for all layers.
+
+Dimensions: B rows, T slots, S places of keys, J = S / size blocks, E = S / stride entries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from attention.tokens import Tokens, visible
+
+_MOST = jnp.iinfo(jnp.int32).max
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Places of keys in whole blocks.
+
+    tokens: of the places; segment 0 where a place is empty. slots: the slot each place is read from, -1 for none; None
+    where the places are the slots. shadows: per block the prompt's block of the same order, of which a completion's
+    first block is a copy, else -1; None without copies. own_from: per query the order from which its branch has blocks
+    of its own, which then stand for those of the prompt. size: places of a block.
+    """
+
+    tokens: Tokens
+    slots: Int[Array, "B S"] | None
+    shadows: Int[Array, "B J"] | None
+    own_from: Int[Array, "B T"]
+    size: int = dataclasses.field(metadata=dict(static=True))
+
+    def place(self, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B S *rest"]:
+        """Keys, values or positions in their places; zeros in empty ones."""
+        if self.slots is None:
+            return jnp.pad(x, ((0, 0), (0, self.tokens.shape[1] - x.shape[1])) + ((0, 0),) * (x.ndim - 2))
+        rows = jax.vmap(lambda row, at: row.at[at].get(mode="fill", fill_value=0))
+        return rows(x, jnp.where(self.slots < 0, x.shape[1], self.slots))
+
+    def last(self, x: Shaped[Array, "B T"], length: int, stride: int) -> Shaped[Array, "B E"]:
+        """What the last token of every stretch of ``entries`` has."""
+        x = jnp.pad(self.place(x), ((0, 0), (0, length)))
+        return x[:, length - 1 : x.shape[1] - 1 : stride]
+
+    @property
+    def heads(self) -> Tokens:
+        """The first token of every block, [B, J] each; it is empty only where the block is."""
+        return self.tokens.map(lambda x: x[:, :: self.size])
+
+
+def in_place(tokens: Tokens, size: int) -> Blocks:
+    """Blocks of rows whose runs start at multiples of ``size``, in slots and in order; filled up with empty places."""
+    padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % size))))
+    return Blocks(padded, None, None, jnp.full(tokens.shape, _MOST), size)
+
+
+def aligned(tokens: Tokens, size: int, runs: int) -> Blocks:
+    """Blocks of packed rows. runs: most runs of one segment, branch and document in a row.
+
+    Runs on branch 0 must start at an order that is a multiple of ``size``.
+    """
+    count = -(-tokens.shape[1] // size) * size + 3 * size * runs
+    place = jax.vmap(lambda row: _align(row, size, runs, count))
+    slots, placed, shadows, own_from = place(tokens)
+    return Blocks(placed, slots, shadows, own_from, size)
+
+
+def _align(tokens: Tokens, size: int, runs: int, count: int):
+    """One row of ``aligned``; the fields of tokens are [T]."""
+    slots = jnp.arange(tokens.order.shape[0])
+    fields = (tokens.segments, tokens.branches, tokens.documents)
+    changes = jnp.stack([x != jnp.roll(x, 1) for x in fields]).any(axis=0).at[0].set(True)
+    run = jnp.cumsum(changes) - 1  # runs past the limit are dropped with their tokens
+    (first,) = jnp.nonzero(changes, size=runs, fill_value=tokens.order.shape[0])
+    exists = first < tokens.order.shape[0]
+
+    def of_run(x):
+        return x.at[first].get(mode="fill", fill_value=0)
+
+    segment, branch, document, start = (of_run(x) for x in (*fields, tokens.order))
+    length = jax.ops.segment_sum(jnp.ones_like(slots), run, num_segments=runs)
+    real = exists & (segment > 0)
+    # the prompt's last run, which a completion continues
+    prompt = (segment[None] == segment[:, None]) & (branch[None] == 0) & real[None]
+    parent = jnp.max(jnp.where(prompt, jnp.arange(runs), -1), axis=1)
+    continues = real & (branch > 0) & (parent >= 0)
+    prompt_start, prompt_end = start[parent], first[parent] + length[parent] - 1
+    # one block more than the completion shares, so that an entry that reaches into it has all its tokens
+    begin = jnp.where(continues, jnp.maximum(start // size * size - size, prompt_start), start)
+    places = jnp.where(real, -(-(start + length - begin) // size) * size, 0)
+    offset = jnp.cumsum(places) - places
+
+    index = jnp.arange(count)
+    owner = jnp.searchsorted(jnp.cumsum(places), index, side="right").clip(max=runs - 1)
+    order = begin[owner] + index - offset[owner]
+    own = first[owner] + order - start[owner]
+    slot = jnp.where(order >= start[owner], own, prompt_end[owner] - (start[owner] - 1 - order))
+    full = (index < jnp.sum(places)) & (order < start[owner] + length[owner])
+    placed = Tokens(*(jnp.where(full, x, 0) for x in (segment[owner], branch[owner], document[owner], order)))
+
+    copied = continues & (begin > prompt_start)
+    shadow = (offset[parent] + begin - begin[parent]) // size
+    shadows = jnp.full(count // size, -1).at[jnp.where(copied, offset // size, count)].set(shadow, mode="drop")
+    own_from = jnp.where(continues, begin, _MOST).at[run].get(mode="fill", fill_value=_MOST)
+    return jnp.where(full, slot, -1), placed, shadows, own_from
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """Overlapping stretches of ``length`` places, one every ``stride``, as keys: their last token and where they start.
+
+    tokens: [B, E]; segment 0 for a stretch with an empty place or of more than one run. starts: order of the first
+    token.
+    """
+
+    tokens: Tokens
+    starts: Int[Array, "B E"]
+
+
+def entries(blocks: Blocks, length: int, stride: int) -> Entries:
+    """The stretches of a row's places."""
+    padded = blocks.tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, length))))
+    first = padded.map(lambda x: x[:, :-length:stride])
+    last = padded.map(lambda x: x[:, length - 1 : x.shape[1] - 1 : stride])
+    whole = (first.segments > 0) & (last.order - first.order == length - 1)
+    for name in ("segments", "branches", "documents"):
+        whole &= getattr(first, name) == getattr(last, name)
+    tokens = last.map(lambda x: jnp.where(whole, x, 0))
+    return Entries(tokens=tokens, starts=first.order)
+
+
+def stretches(x: Float[Array, "B S K H"], length: int, stride: int) -> Float[Array, "B E K l H"]:
+    """The places of every entry; zeros past the end."""
+    count = x.shape[1] // stride
+    x = jnp.pad(x, ((0, 0), (0, length), (0, 0), (0, 0)))
+    parts = [
+        x[:, at : at + count * stride].reshape(*x.shape[:1], count, stride, *x.shape[2:])
+        for at in range(0, length, stride)
+    ]
+    return jnp.concatenate(parts, axis=2).transpose(0, 1, 3, 2, 4)
+
+
+def sees(q: Tokens, own_from: Int[Array, "B T"], k: Tokens, starts: Int[Array, "B E"]) -> Bool[Array, "B T E"]:
+    """True where a query sees a block or an entry: ``visible``, and none of the prompt that its branch has copied."""
+    mine = k.branches[:, None, :] == q.branches[:, :, None]
+    return visible(q, k) & (mine | (starts[:, None, :] < own_from[:, :, None]))

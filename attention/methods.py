@@ -1,0 +1,106 @@
+"""One call for every attention method: what a layer needs of its rows (``View``), and ``attend``.
+
+Dimensions: B rows, T tokens, S places of keys, E stretches, N query heads, K key/value heads, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from attention.blocks import Blocks, Entries, aligned, entries, in_place
+from attention.dense import dense_attention
+from attention.moba import MoBA, moba_attention
+from attention.nsa import NSA, nsa_attention
+from attention.tokens import Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """Every key that a token may see."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The last ``window`` keys, the token's own counted."""
+
+    window: int
+
+    def __post_init__(self):
+        if self.window < 1:
+            raise ValueError(f"Window: window={self.window} must be at least 1")
+
+
+Method = Dense | Window | MoBA | NSA
+
+# By the name that configs use.
+METHODS = {"dense": Dense, "window": Window, "moba": MoBA, "nsa": NSA}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Rows of tokens as the layers see them, computed once for all of them.
+
+    blocks: the rows cut into blocks, by their size. stretches: those that an NSA layer compresses.
+    """
+
+    tokens: Tokens
+    blocks: dict[int, Blocks]
+    stretches: dict[NSA, Entries]
+
+
+def view(methods: Sequence[Method], tokens: Tokens, runs: int | None = None) -> View:
+    """The view of rows by layers of these methods.
+
+    runs: None when every sequence and document starts at a slot that is a multiple of the blocks' size; else the most
+    runs of one segment, branch and document in a row (see ``aligned``).
+    """
+    sizes = sorted({method.block for method in methods if isinstance(method, NSA | MoBA)})
+    blocks = {size: in_place(tokens, size) if runs is None else aligned(tokens, size, runs) for size in sizes}
+    sparse = {method for method in methods if isinstance(method, NSA)}
+    stretches = {method: entries(blocks[method.block], method.length, method.stride) for method in sparse}
+    return View(tokens, blocks, stretches)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KeyValues:
+    """Keys and values of a layer, (k, v) each.
+
+    main: [B, T, K, H], all there is but for NSA, where they are those of the selected branch. compressed: [B, E, K, H];
+    window: [B, T, K, H].
+    """
+
+    main: tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]
+    compressed: tuple[Float[Array, "B E K H"], Float[Array, "B E K H"]] | None = None
+    window: tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]] | None = None
+
+
+def attend(
+    method: Method,
+    q: Float[Array, "B T N H"],
+    keys: KeyValues,
+    view: View,
+    gates: Float[Array, "B T N 3"] | None = None,
+) -> Float[Array, "B T N H"]:
+    """Attention of the rows to themselves by a method. gates: of NSA's branches, after the sigmoid."""
+    tokens = view.tokens
+    if isinstance(method, Dense):
+        return dense_attention(q, *keys.main, tokens, tokens)[0]
+    if isinstance(method, Window):
+        return dense_attention(q, *keys.main, tokens, tokens, window=method.window)[0]
+    blocks = view.blocks[method.block]
+    main = tuple(blocks.place(x) for x in keys.main)
+    if isinstance(method, MoBA):
+        return moba_attention(q, *main, tokens, blocks, method)[0]
+    stretches = view.stretches[method]
+    return nsa_attention(q, keys.compressed, main, keys.window, gates, tokens, tokens, blocks, stretches, method)
+
+
+def stretch_positions(method: NSA, positions: Int[Array, "B T"], view: View) -> Int[Array, "B E"]:
+    """The position of every stretch's last token, by which its compressed key is rotated."""
+    return view.blocks[method.block].last(positions, method.length, method.stride)

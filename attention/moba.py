@@ -1,0 +1,73 @@
+"""Mixture of block attention (2502.13189): each query head attends to its own block and to the best others.
+
+A block's score is q . mean(K of the block) in float32, without parameters; the query's own block is always taken and
+counts towards ``picks``; one softmax runs over the union. No gradient flows through the choice.
+
+Dimensions: B rows, T queries, S places of keys, J blocks, N query heads, K key/value heads, G = N / K, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attention.blocks import Blocks, sees
+from attention.dense import check_heads
+from attention.nsa import map_queries, place_order
+from attention.selected import selected_attention
+from attention.tokens import Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class MoBA:
+    """block: tokens of a block. picks: blocks a query head attends to, its own among them."""
+
+    block: int = 512
+    picks: int = 3
+
+    def __post_init__(self):
+        if self.block < 1 or self.picks < 1:
+            raise ValueError(f"MoBA: block={self.block} and picks={self.picks} must be at least 1")
+
+
+def moba_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    q_tokens: Tokens,
+    blocks: Blocks,
+    config: MoBA,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """(out, lse) as ``dense_attention``; k and v in the places of ``blocks``."""
+    check_heads(q, k)
+    picks = moba_picks(q, k, q_tokens, blocks, config)
+    return selected_attention(q, k, v, picks, q_tokens.order, place_order(blocks.tokens), size=config.block)
+
+
+def moba_picks(
+    q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], q_tokens: Tokens, blocks: Blocks, config: MoBA
+) -> Int[Array, "B T N n"]:
+    """The blocks of every query head, -1 where it sees fewer than ``picks``. Ties go to the lower number."""
+    q, k = (jax.lax.stop_gradient(x) for x in (q, k))
+    real = (blocks.tokens.segments > 0).reshape(k.shape[0], -1, config.block)
+    sums = k.astype(jnp.promote_types(jnp.float32, k.dtype)).reshape(*real.shape, *k.shape[2:]).sum(axis=2)
+    means = sums / jnp.maximum(jnp.sum(real, axis=2), 1)[..., None, None]
+    heads = blocks.heads
+    count = min(config.picks, means.shape[1])
+
+    def step(xs):
+        q, tokens, own_from = xs
+        candidates = sees(tokens, own_from, heads, heads.order)[:, :, None]
+        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[-1]).astype(means.dtype)
+        scores = jnp.einsum("btkgh,bjkh->btkgj", grouped, means).reshape(*q.shape[:3], -1)
+        own = heads.order[:, None, None] // config.block == tokens.order[:, :, None, None] // config.block
+        ranked = jnp.where(candidates, jnp.where(own, jnp.inf, scores), -jnp.inf)
+        best, picks = jax.lax.top_k(ranked, count)
+        return jnp.where(best == -jnp.inf, -1, picks).astype(jnp.int32)
+
+    chunk = max(1, min(q.shape[1], 2**20 // means.shape[1]))
+    picks = map_queries(step, chunk, q, q_tokens, blocks.own_from)
+    return jnp.pad(picks, ((0, 0),) * 3 + ((0, config.picks - count),), constant_values=-1)

@@ -1,0 +1,210 @@
+"""Native sparse attention (DeepSeek, 2502.11089): compressed, selected and sliding-window keys, gated.
+
+o = sum over c in {compressed, selected, window} of sigmoid(g_c(x)) * Attn(q, K_c, V_c), each branch with keys and
+values of its own. A stretch of ``length`` tokens every ``stride`` is compressed to one key and one value by an MLP; the
+softmax over compressed keys, summed over the query heads of a group and over the tokens that a block of ``block``
+shares with each stretch, ranks the blocks; the best ``picks`` are attended to, among them always the first and the
+latest ones.
+
+Departures from the paper, where it is silent or ambiguous:
+- A stretch belongs to the blocks by the tokens they share (equation 9 read with indices from 1).
+- Compressed keys are made of keys that are not rotated, and rotated as their stretch's last token: a document's
+  compressed keys do not depend on where it is placed.
+- A query that sees no stretch gets 0 from that branch.
+
+Dimensions: B rows, T queries, S places of keys, E stretches, J blocks, N query heads, K key/value heads, G = N / K,
+H head size, F hidden size of the MLP, l length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from attention.blocks import Blocks, Entries, sees, stretches
+from attention.dense import MASKED, check_heads, dense_attention
+from attention.selected import selected_attention
+from attention.tokens import Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class NSA:
+    """The settings of the paper (section 4.1): l, d, l', n, and w in its letters.
+
+    initial, local: blocks at the start and up to the query that are always among the ``picks``.
+    """
+
+    length: int = 32
+    stride: int = 16
+    block: int = 64
+    picks: int = 16
+    initial: int = 1
+    local: int = 2
+    window: int = 512
+
+    def __post_init__(self):
+        if self.length % self.stride or self.block % self.stride or self.block < self.length:
+            raise ValueError(
+                f"NSA: stride={self.stride} must divide length={self.length} and block={self.block}, and length must "
+                "not exceed block"
+            )
+        if not 0 < self.initial + self.local <= self.picks or self.local < 1:
+            raise ValueError(
+                f"NSA: initial={self.initial} + local={self.local} blocks must fit in picks={self.picks}, "
+                "local at least 1"
+            )
+        if self.window < 1:
+            raise ValueError(f"NSA: window={self.window} must be at least 1")
+
+
+def compress(
+    x: Float[Array, "B S K H"],
+    positions: Float[Array, "l H"],
+    first: Float[Array, "l H F"],
+    second: Float[Array, "F H"],
+    config: NSA,
+) -> Float[Array, "B E K H"]:
+    """One key or value per stretch: second . gelu(first . (x + positions)), equation 7 with an MLP for phi."""
+    parts = stretches(x, config.length, config.stride) + positions.astype(x.dtype)
+    flat = parts.reshape(*parts.shape[:3], -1)
+    hidden = jax.nn.gelu(flat @ first.astype(x.dtype).reshape(-1, first.shape[-1]))
+    return hidden @ second.astype(x.dtype)
+
+
+def nsa_attention(
+    q: Float[Array, "B T N H"],
+    compressed: tuple[Float[Array, "B E K H"], Float[Array, "B E K H"]],
+    selected: tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]],
+    window: tuple[Float[Array, "B U K H"], Float[Array, "B U K H"]],
+    gates: Float[Array, "B T N 3"],
+    q_tokens: Tokens,
+    window_tokens: Tokens,
+    blocks: Blocks,
+    stretched: Entries,
+    config: NSA,
+) -> Float[Array, "B T N H"]:
+    """The gated sum of the three branches.
+
+    compressed, selected, window: keys and values, the first per stretch, the second in the places of ``blocks``, the
+    third of ``window_tokens``. gates: after the sigmoid, in the order of the branches.
+    """
+    check_heads(q, selected[0])
+    out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, config)
+    out_s, _ = selected_attention(q, *selected, picks, q_tokens.order, place_order(blocks.tokens), size=config.block)
+    out_w, _ = dense_attention(q, *window, q_tokens, window_tokens, window=config.window)
+    outs = jnp.stack([out_c, out_s, out_w], axis=-1)
+    return jnp.sum(outs * gates[..., None, :].astype(outs.dtype), axis=-1)
+
+
+def place_order(tokens: Tokens) -> Int[Array, "B S"]:
+    """The order of every place, past all others where it is empty."""
+    return jnp.where(tokens.segments > 0, tokens.order, jnp.iinfo(jnp.int32).max)
+
+
+def compressed_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B E K H"],
+    v: Float[Array, "B E K H"],
+    q_tokens: Tokens,
+    blocks: Blocks,
+    stretched: Entries,
+    config: NSA,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"], Int[Array, "B T K n"]]:
+    """Attention to the compressed keys, and the blocks that it picks: (out, lse, picks), picks without a gradient.
+
+    Queries are taken in chunks, so that only a chunk's scores are in memory.
+    """
+    check_heads(q, k)
+    chunk = max(1, min(q.shape[1], 2**20 // max(1, k.shape[1])))
+
+    @jax.checkpoint
+    def step(xs):
+        q, tokens, own_from = xs
+        mask = sees(tokens, own_from, stretched.tokens, stretched.starts)
+        out, lse, weights = _weights(q, k, v, mask)
+        candidates = sees(tokens, own_from, blocks.heads, blocks.heads.order)
+        scores = block_scores(weights, blocks, config)
+        picks = choose(scores, candidates[:, :, None], tokens.order, blocks.heads.order, config)
+        return out, lse, picks
+
+    return map_queries(step, chunk, q, q_tokens, blocks.own_from)
+
+
+def map_queries(step, chunk: int, *xs):
+    """``step`` over chunks of axis 1 of every array in ``xs``, one after another; results joined along axis 1."""
+    length = jax.tree.leaves(xs)[0].shape[1]
+
+    def cut(x):
+        x = jnp.pad(x, ((0, 0), (0, -length % chunk)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+    def join(x):
+        x = jnp.moveaxis(x, 0, 1)
+        return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
+
+    return jax.tree.map(join, jax.lax.map(step, jax.tree.map(cut, xs)))
+
+
+def _weights(q, k, v, mask):
+    """(out, lse, probabilities [B, K, T, E] summed over the heads of a group and without a gradient)."""
+    batch, length, num_heads, head_dim = q.shape
+    heads, wide = k.shape[2], jnp.promote_types(jnp.float32, q.dtype)
+    q = q.reshape(batch, length, heads, -1, head_dim)
+    scores = jnp.einsum("btkgh,bekh->bkgte", q, k, preferred_element_type=wide) * head_dim**-0.5
+    mask = mask[:, None, None]
+    scores = jnp.where(mask, scores, MASKED)
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=MASKED))
+    weights = jnp.where(mask, jnp.exp(scores - top), 0.0)
+    total = jnp.sum(weights, axis=-1)
+    seen = total > 0
+    safe = jnp.where(seen, total, 1.0)
+    out = jnp.einsum("bkgte,bekh->bkgth", weights.astype(v.dtype), v, preferred_element_type=wide)
+    out = (out * jnp.where(seen, 1.0 / safe, 0.0)[..., None]).transpose(0, 3, 1, 2, 4)
+    lse = jnp.where(seen, jnp.log(safe) + top[..., 0], -jnp.inf).transpose(0, 3, 1, 2)
+    shared = jax.lax.stop_gradient(jnp.sum(weights / safe[..., None], axis=2))
+    return out.reshape(batch, length, num_heads, head_dim).astype(v.dtype), lse.reshape(batch, length, -1), shared
+
+
+def block_scores(weights: Float[Array, "B K T E"], blocks: Blocks, config: NSA) -> Float[Array, "B T K J"]:
+    """Probability of each block: that of every stretch times the tokens they share, in units of the stride.
+
+    Equations 9 and 10. With length 32, stride 16, block 64 the stretches 4j - 1 ... 4j + 3 count 1, 2, 2, 2, 1 times.
+    """
+    ratio, reach = config.block // config.stride, config.length // config.stride
+    shares = np.convolve(np.ones(ratio), np.ones(reach)).astype(int)  # of stretches ratio j - reach + 1 onwards
+    padded = jnp.pad(weights, ((0, 0),) * 3 + ((reach - 1, 0),))
+    count = weights.shape[-1] // ratio
+    # a stretch starts in its block or up to reach - 1 before
+    terms = (share * padded[..., at : at + (count - 1) * ratio + 1 : ratio] for at, share in enumerate(shares))
+    scores = sum(terms).transpose(0, 2, 1, 3)
+    if blocks.shadows is None:
+        return scores
+    shadows = blocks.shadows[:, None, None, :]
+    copied = jnp.take_along_axis(scores, jnp.maximum(shadows, 0), axis=-1)
+    return scores + jnp.where(shadows >= 0, copied, 0.0)
+
+
+def choose(
+    scores: Float[Array, "B T K J"],
+    candidates: Bool[Array, "B T 1 J"],
+    q_order: Int[Array, "B T"],
+    starts: Int[Array, "B J"],
+    config: NSA,
+) -> Int[Array, "B T K n"]:
+    """The forced blocks and the best others, -1 where a query sees fewer than ``picks``.
+
+    starts: order of each block's first token. Ties go to the lower number.
+    """
+    starts = starts[:, None, None, :]
+    first = jnp.min(jnp.where(candidates, starts, jnp.iinfo(jnp.int32).max), axis=-1, keepdims=True)
+    current = q_order[:, :, None, None] // config.block
+    forced = (starts < first + config.initial * config.block) | (starts // config.block > current - config.local)
+    ranked = jnp.where(candidates, jnp.where(forced, jnp.inf, scores), -jnp.inf)
+    count = min(config.picks, ranked.shape[-1])
+    best, picks = jax.lax.top_k(ranked, count)
+    picks = jnp.where(best == -jnp.inf, -1, picks).astype(jnp.int32)
+    return jnp.pad(picks, ((0, 0),) * 3 + ((0, config.picks - count),), constant_values=-1)

@@ -1,0 +1,69 @@
+"""Random inputs and packed rows that the attention tests share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention.tokens import TAIL, Tokens
+
+
+def relative(x, expected) -> float:
+    """|x - expected| / |expected| in float64."""
+    x, expected = np.asarray(x, np.float64), np.asarray(expected, np.float64)
+    return float(np.linalg.norm(x - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A prompt of documents and text, and its completions: their lengths in tokens."""
+
+    prompt: int
+    completions: tuple[int, ...] = ()
+
+    def sequences(self) -> list[tuple[int, int]]:
+        """(prompt, completion) lengths of every sequence that the piece packs."""
+        return [(self.prompt, length) for length in self.completions] or [(self.prompt, 0)]
+
+
+def pack(pieces: list[Piece], size: int) -> tuple[Tokens, list[np.ndarray]]:
+    """One packed row, and the slots of each sequence in it, in order."""
+    fields = np.zeros((4, size), np.int32)
+    slots, at = [], 0
+    for number, piece in enumerate(pieces, start=1):
+        prompt = np.arange(at, at + piece.prompt)
+        fields[0, prompt], fields[3, prompt] = number, np.arange(piece.prompt)
+        at += piece.prompt
+        if not piece.completions:
+            slots.append(prompt)
+        for branch, length in enumerate(piece.completions, start=1):
+            own = np.arange(at, at + length)
+            fields[0, own], fields[1, own] = number, branch
+            fields[3, own] = piece.prompt + np.arange(length)
+            slots.append(np.concatenate([prompt, own]))
+            at += length
+    assert at <= size
+    return Tokens(*(jnp.asarray(x)[None] for x in fields)), slots
+
+
+def documents(lengths: list[int], tail: int, block: int, prefix: int = 0) -> Tokens:
+    """One row of a shared prefix, documents and a tail, each starting at a multiple of ``block``."""
+    parts = [(0, prefix)] * (prefix > 0) + list(enumerate(lengths, start=1)) + [(TAIL, tail)] * (tail > 0)
+    fields: list[list[int]] = [[], [], [], []]
+    for document, length in parts:
+        start = len(fields[0])
+        padding = -length % block
+        fields[0] += [1] * length + [0] * padding
+        fields[1] += [0] * (length + padding)
+        fields[2] += [document] * length + [0] * padding
+        fields[3] += list(range(start, start + length)) + [0] * padding
+    return Tokens(*(jnp.asarray(x, jnp.int32)[None] for x in fields))
+
+
+def normal(seed: int, *shapes: tuple[int, ...], dtype=jnp.float32) -> list[jax.Array]:
+    """Standard normal arrays."""
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    return [jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)]

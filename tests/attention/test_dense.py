@@ -1,0 +1,193 @@
+"""Blockwise dense attention equals the naive definition, in values and gradients, whatever the masks."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import reference
+from attention.dense import dense_attention, merge
+from attention.tokens import Tokens, bounds, may_see, sequences, visible
+from tests.attention.rows import Piece, documents, normal, pack, relative
+
+PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]
+
+
+def single(length: int) -> Tokens:
+    return sequences(jnp.array([length]), length)
+
+
+def rows(kind: str) -> Tokens:
+    """Tokens of one row."""
+    if kind == "single":
+        return single(61)
+    if kind == "packed":
+        return pack(PIECES, 64)[0]
+    return documents([9, 0, 17, 8], 6, block=4, prefix=3)
+
+
+def naive(q, k, v, q_tokens, k_tokens, window=None):
+    """The reference under the rule's own mask, row by row."""
+    mask = visible(q_tokens, k_tokens, window)
+    return jax.vmap(lambda q, k, v, m: reference.attention(q, k, v, m[None])[:2])(q, k, v, mask)
+
+
+def inputs(tokens: Tokens, heads=4, kv_heads=2, size=8, dtype=jnp.float32, seed=0):
+    batch, length = tokens.shape
+    return normal(seed, (batch, length, heads, size), *[(batch, length, kv_heads, size)] * 2, dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", ["single", "packed", "documents"])
+@pytest.mark.parametrize("window", [None, 1, 7])
+@pytest.mark.parametrize("block", [None, 8, 16])
+def test_values_and_gradients_equal_the_definition(x64, kind, window, block):
+    tokens = rows(kind)
+    wide = inputs(tokens, dtype=jnp.float64)
+    narrow = [x.astype(jnp.float32) for x in wide]
+    weight, weight_lse = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
+
+    def loss(function, *qkv):
+        out, lse = function(*qkv)
+        seen = jnp.isfinite(lse)
+        return jnp.sum(out * weight) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0))
+
+    def ours(q, k, v):
+        return dense_attention(q, k, v, tokens, tokens, window=window, block=block)
+
+    def theirs(q, k, v):
+        return naive(q, k, v, tokens, tokens, window)
+
+    out, lse = jax.jit(ours)(*narrow)
+    expected, expected_lse = theirs(*wide)
+    assert relative(out, expected) < 1e-5
+    finite = np.isfinite(expected_lse)
+    assert np.array_equal(np.isfinite(lse), finite)
+    assert np.abs(np.asarray(lse)[finite] - np.asarray(expected_lse)[finite]).max() < 1e-4
+    gradients = jax.jit(jax.grad(lambda *x: loss(ours, *x), (0, 1, 2)))(*narrow)
+    for found, wanted in zip(gradients, jax.grad(lambda *x: loss(theirs, *x), (0, 1, 2))(*wide), strict=True):
+        assert relative(found, wanted) < 1e-4
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 1), (4, 4), (16, 1), (6, 2)])
+def test_group_sizes(x64, heads, kv_heads):
+    tokens = rows("single")
+    wide = inputs(tokens, heads, kv_heads, dtype=jnp.float64)
+    out, _ = dense_attention(*(x.astype(jnp.float32) for x in wide), tokens, tokens, block=16)
+    assert relative(out, naive(*wide, tokens, tokens)[0]) < 1e-5
+
+
+def test_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
+    tokens = rows("packed")
+    wide = inputs(tokens, size=32, dtype=jnp.float64)
+    narrow = [x.astype(jnp.bfloat16) for x in wide]
+    (weight,) = normal(3, wide[0].shape, dtype=jnp.float64)
+    expected = naive(*wide, tokens, tokens)[0]
+
+    def gradient(function, x):
+        return jax.grad(lambda *x: jnp.sum(function(*x) * weight), (0, 1, 2))(*x)
+
+    def ours(q, k, v):
+        return dense_attention(q, k, v, tokens, tokens, block=16)[0]
+
+    def theirs(q, k, v):
+        return naive(q, k, v, tokens, tokens)[0]
+
+    for function in (ours, lambda q, k, v: dense_attention(q, k, v, tokens, tokens)[0]):
+        error = relative(function(*narrow), expected)
+        assert error < min(5e-3, 2 * relative(theirs(*narrow), expected))
+        wanted = gradient(theirs, wide)
+        naive_errors = [relative(a, b) for a, b in zip(gradient(theirs, narrow), wanted, strict=True)]
+        for found, want, most in zip(gradient(function, narrow), wanted, naive_errors, strict=True):
+            assert relative(found, want) < min(1e-2, 2 * most)
+
+
+def test_packed_sequences_equal_the_sequences_apart():
+    tokens, slots = pack(PIECES, 64)
+    q, k, v = inputs(tokens)
+    for window, block in itertools.product((None, 5), (None, 16)):
+        out, _ = dense_attention(q, k, v, tokens, tokens, window=window, block=block)
+        for at in slots:
+            alone = single(len(at))
+            expected, _ = dense_attention(q[:, at], k[:, at], v[:, at], alone, alone, window=window, block=block)
+            assert relative(out[:, at], expected) < 1e-6
+
+
+@pytest.mark.parametrize("block", [None, 16])
+@pytest.mark.parametrize("kind", ["single", "packed", "documents"])
+def test_what_is_not_seen_changes_no_bit(block, kind):
+    tokens = rows(kind)
+    q, k, v = inputs(tokens)
+    mask = np.asarray(visible(tokens, tokens))[0]
+    clean = dense_attention(q, k, v, tokens, tokens, block=block)
+    for key in (0, 13, 30, 47):
+        poisoned = dense_attention(q, *(x.at[0, key].set(1e4) for x in (k, v)), tokens, tokens, block=block)
+        for found, expected in zip(poisoned, clean, strict=True):
+            assert np.array_equal(found[0, ~mask[:, key]], expected[0, ~mask[:, key]])
+
+
+@pytest.mark.parametrize("kind", ["single", "packed", "documents"])
+def test_blocks_that_are_not_seen_are_not_read(kind):
+    tokens, size = rows(kind), 16
+    q, k, v = inputs(tokens)
+    clean = dense_attention(q, k, v, tokens, tokens, block=size)
+    padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % size))))
+    seen = np.asarray(may_see(bounds(padded, size), bounds(padded, size)))[0]
+    assert not seen.all()
+    for key_block in range(seen.shape[1]):
+        at = slice(key_block * size, (key_block + 1) * size)
+        poisoned = dense_attention(q, *(x.at[0, at].set(jnp.nan) for x in (k, v)), tokens, tokens, block=size)
+        blind = ~np.repeat(seen[:, key_block], size)[: tokens.shape[1]]
+        for found, expected in zip(poisoned, clean, strict=True):
+            assert np.array_equal(found[0, blind], expected[0, blind])
+
+
+def test_bounds_never_hide_a_visible_pair():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        fields = [rng.integers(*span, (2, 24)) for span in ((0, 3), (0, 3), (-1, 3), (0, 24))]
+        q, k = (Tokens(*(jnp.asarray(rng.permuted(x, axis=1), jnp.int32) for x in fields)) for _ in range(2))
+        for window in (None, 3):
+            pairs = np.asarray(visible(q, k, window)).reshape(2, 6, 4, 6, 4).any(axis=(2, 4))
+            assert not (pairs & ~np.asarray(may_see(bounds(q, 4), bounds(k, 4), window))).any()
+
+
+def test_merging_parts_equals_the_whole(x64):
+    tokens = single(40)
+    q, k, v = inputs(tokens, dtype=jnp.float64)
+    (weight,) = normal(5, q.shape, dtype=jnp.float64)
+
+    def whole(q, k, v):
+        return jnp.sum(dense_attention(q, k, v, tokens, tokens)[0] * weight)
+
+    def parts(q, k, v):
+        cuts = [slice(0, 13), slice(13, 30), slice(30, 40)]
+        found = [
+            dense_attention(q, k[:, at], v[:, at], tokens, tokens.map(lambda x, at=at: x[:, at]), block=8)
+            for at in cuts
+        ]
+        return jnp.sum(merge(*zip(*found, strict=True))[0] * weight)
+
+    assert abs(whole(q, k, v) - parts(q, k, v)) < 1e-9
+    for found, wanted in zip(jax.grad(parts, (0, 1, 2))(q, k, v), jax.grad(whole, (0, 1, 2))(q, k, v), strict=True):
+        assert relative(found, wanted) < 1e-12
+
+
+def test_decoding_token_by_token_equals_prefill():
+    tokens = single(33)
+    q, k, v = inputs(tokens)
+    whole, _ = dense_attention(q, k, v, tokens, tokens, window=9)
+    for t in range(33):
+        at = slice(t, t + 1)
+        one, _ = dense_attention(q[:, at], k, v, tokens.map(lambda x, at=at: x[:, at]), tokens, window=9)
+        assert relative(one, whole[:, at]) < 1e-6
+
+
+def test_query_heads_that_do_not_divide_are_refused():
+    tokens = single(4)
+    q, k, v = inputs(tokens, heads=3, kv_heads=2)
+    with pytest.raises(ValueError, match="num_heads=3 must be a multiple of num_kv_heads=2"):
+        dense_attention(q, k, v, tokens, tokens)

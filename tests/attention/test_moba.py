@@ -1,0 +1,88 @@
+"""MoBA equals its definition, alone and in packed rows."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import reference
+from attention.blocks import aligned, in_place
+from attention.moba import MoBA, moba_attention
+from attention.tokens import sequences
+from tests.attention.rows import Piece, normal, pack, relative
+
+SMALL = MoBA(block=16, picks=2)
+
+
+def inputs(length, dtype=jnp.float32, heads=4, kv_heads=2):
+    return normal(0, (1, length, heads, 8), (1, length, kv_heads, 8), (1, length, kv_heads, 8), dtype=dtype)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def ours(q, k, v, tokens, blocks, config):
+    return moba_attention(q, blocks.place(k), blocks.place(v), tokens, blocks, config)[0]
+
+
+def single(length, config):
+    tokens = sequences(jnp.array([length]), length)
+    return tokens, in_place(tokens, config.block)
+
+
+@pytest.mark.parametrize(
+    "heads, kv_heads, length, config",
+    [
+        (4, 2, 1, SMALL),
+        (4, 2, 100, SMALL),
+        (16, 1, 45, MoBA(block=8, picks=1)),
+        (3, 3, 45, MoBA(block=8, picks=5)),
+    ],
+)
+def test_values_and_gradients_equal_the_definition(x64, config, length, heads, kv_heads):
+    x = inputs(length, jnp.float64, heads, kv_heads)
+    (weight,) = normal(5, x[0].shape, dtype=jnp.float64)
+
+    def loss(*x):
+        out = ours(*x, *single(length, config), config)
+        return jnp.sum(out * weight), out
+
+    def expected(*x):
+        out = reference.moba(*(y[0] for y in x), config)[None]
+        return jnp.sum(out * weight), out
+
+    found, out = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*x)
+    wanted, theirs = jax.jit(jax.grad(expected, (0, 1, 2), has_aux=True))(*x)
+    assert relative(out, theirs) < 1e-12
+    for a, b in zip(found, wanted, strict=True):
+        assert np.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_all_blocks_chosen_is_dense_attention():
+    x = inputs(90)
+    config = MoBA(block=16, picks=100)
+    assert relative(ours(*x, *single(90, config), config)[0], reference.dense(*(y[0] for y in x))) < 1e-5
+
+
+def test_packed_sequences_equal_the_sequences_apart(x64):
+    tokens, slots = pack([Piece(9), Piece(70, (40, 1, 33)), Piece(5, (30,)), Piece(16, (2, 50))], 280)
+    x = inputs(280, jnp.float64)
+    out = jax.jit(lambda *x: ours(*x, tokens, aligned(tokens, 16, runs=11), SMALL))(*x)
+    for at in slots:
+        alone = ours(*(y[:, at] for y in x), *single(len(at), SMALL), SMALL)
+        assert relative(out[:, at], alone) < 1e-12
+
+
+def test_the_future_changes_no_bit():
+    q, k, v = inputs(70)
+    clean = ours(q, k, v, *single(70, SMALL), SMALL)
+    for t in (5, 16, 40, 69):
+        out = ours(q, *(y.at[:, t:].set(1e4) for y in (k, v)), *single(70, SMALL), SMALL)
+        assert np.array_equal(out[:, :t], clean[:, :t])
+
+
+def test_settings_that_cannot_work_are_refused():
+    with pytest.raises(ValueError, match="block=0 and picks=3 must be at least 1"):
+        MoBA(block=0)

@@ -1,0 +1,231 @@
+"""NSA's branches and its selection equal the definition, alone and in packed rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import reference
+from attention.blocks import Blocks, aligned, entries, in_place
+from attention.nsa import NSA, block_scores, compress, compressed_attention, nsa_attention
+from attention.tokens import Tokens, sequences
+from tests.attention.rows import Piece, documents, normal, pack, relative
+
+SMALL = NSA(length=8, stride=4, block=16, picks=3, initial=1, local=1, window=10)
+HEADS, KV_HEADS, SIZE, HIDDEN = 4, 2, 8, 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a layer hands to NSA, before anything is placed in blocks: q [B, T, N, H], keys and values [B, T, K, H]."""
+
+    q: jax.Array
+    compressed: tuple[jax.Array, jax.Array]
+    selected: tuple[jax.Array, jax.Array]
+    window: tuple[jax.Array, jax.Array]
+    gates: jax.Array
+
+    def at(self, slots: np.ndarray) -> Inputs:
+        return jax.tree.map(lambda x: x[:, slots], self)
+
+
+jax.tree_util.register_dataclass(Inputs)
+
+
+def inputs(length: int, dtype=jnp.float32, heads: int = HEADS, kv_heads: int = KV_HEADS, seed=0) -> Inputs:
+    kv = [(1, length, kv_heads, SIZE)] * 6
+    q, *rest, gates = normal(seed, (1, length, heads, SIZE), *kv, (1, length, heads, 3), dtype=dtype)
+    return Inputs(q, tuple(rest[:2]), tuple(rest[2:4]), tuple(rest[4:]), jax.nn.sigmoid(gates))
+
+
+def weights(config: NSA, dtype=jnp.float32, seed=9):
+    """The MLPs of keys and of values."""
+    shapes = [(config.length, SIZE), (config.length, SIZE, HIDDEN), (HIDDEN, SIZE)]
+    values = normal(seed, *shapes, *shapes, dtype=dtype)
+    return tuple(values[:3]), tuple(values[3:])
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def ours(x: Inputs, phi, tokens: Tokens, blocks: Blocks, config: NSA):
+    stretched = entries(blocks, config.length, config.stride)
+    compressed = tuple(compress(blocks.place(y), *mlp, config) for y, mlp in zip(x.compressed, phi, strict=True))
+    selected = tuple(blocks.place(y) for y in x.selected)
+    return nsa_attention(x.q, compressed, selected, x.window, x.gates, tokens, tokens, blocks, stretched, config)
+
+
+def theirs(x: Inputs, phi, config: NSA):
+    alone = jax.tree.map(lambda y: y[0], x)
+    compressed = tuple(reference.compress(y, *mlp, config) for y, mlp in zip(alone.compressed, phi, strict=True))
+    return reference.nsa(alone.q, compressed, alone.selected, alone.window, alone.gates, config)[None]
+
+
+def single(length: int, config: NSA) -> tuple[Tokens, Blocks]:
+    tokens = sequences(jnp.array([length]), length)
+    return tokens, in_place(tokens, config.block)
+
+
+CONFIGS = [
+    SMALL,
+    NSA(length=8, stride=8, block=8, picks=2, initial=0, local=1, window=1),
+    NSA(length=4, stride=2, block=16, picks=4, initial=1, local=2, window=100),
+    NSA(length=16, stride=4, block=16, picks=100, initial=2, local=2, window=5),
+]
+
+
+@pytest.mark.parametrize("length, config", [(1, SMALL), (7, SMALL), *((97, config) for config in CONFIGS)])
+def test_values_and_gradients_equal_the_definition(x64, config, length):
+    wide, phi = inputs(length, jnp.float64), weights(config, jnp.float64)
+    tokens, blocks = single(length, config)
+    (weight,) = normal(5, wide.q.shape, dtype=jnp.float64)
+
+    def loss(function, x, phi):
+        out = function(x, phi)
+        return jnp.sum(out * weight), out
+
+    def gradient(function, x, phi):
+        return jax.grad(lambda x, phi: loss(function, x, phi), (0, 1), has_aux=True)(x, phi)
+
+    wanted, expected = jax.jit(lambda x, phi: gradient(lambda x, p: theirs(x, p, config), x, phi))(wide, phi)
+    found, out = jax.jit(lambda x, phi: gradient(lambda x, p: ours(x, p, tokens, blocks, config), x, phi))(wide, phi)
+    assert relative(out, expected) < 1e-12  # float64: the same blocks are chosen
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert np.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(1, 1), (16, 1), (3, 3), (6, 2)])
+def test_group_sizes(x64, heads, kv_heads):
+    x, phi = inputs(60, jnp.float64, heads, kv_heads), weights(SMALL, jnp.float64)
+    assert relative(ours(x, phi, *single(60, SMALL), SMALL), theirs(x, phi, SMALL)) < 1e-12
+
+
+def test_weights_of_stretches_in_a_block():
+    config = NSA(length=32, stride=16, block=64)
+    tokens = sequences(jnp.array([256]), 256)
+    blocks = in_place(tokens, 64)
+    probabilities = jnp.eye(16)[None, None]  # query e sees stretch e alone
+    scores = np.asarray(block_scores(probabilities, blocks, config))[0, :, 0]
+    # stretch e holds tokens 16 e ... 16 e + 31; its weight in block j is the tokens they share, by 16
+    shared = [
+        [len(set(range(16 * e, 16 * e + 32)) & set(range(64 * j, 64 * j + 64))) / 16 for j in range(4)]
+        for e in range(16)
+    ]
+    assert np.array_equal(scores, shared)
+    assert list(scores[3:8, 1]) == [1, 2, 2, 2, 1]
+
+
+def test_a_query_that_sees_no_stretch_gets_nothing_from_it():
+    tokens, blocks = single(7, SMALL)
+    x, phi = inputs(7), weights(SMALL)
+
+    def compressed(x, phi):
+        stretched = entries(blocks, SMALL.length, SMALL.stride)
+        keys = (compress(blocks.place(y), *mlp, SMALL) for y, mlp in zip(x.compressed, phi, strict=True))
+        return compressed_attention(x.q, *keys, tokens, blocks, stretched, SMALL)[0]
+
+    assert not np.any(compressed(x, phi))
+    for gradient in jax.tree.leaves(
+        jax.grad(lambda x, phi: jnp.sum(compressed(x, phi) ** 2 + compressed(x, phi)), (0, 1))(x, phi)
+    ):
+        assert not np.any(gradient)
+
+
+def test_all_blocks_chosen_is_dense_attention():
+    config = dataclasses.replace(SMALL, picks=100)
+    tokens, blocks = single(90, config)
+    x, phi = inputs(90), weights(config)
+    x = dataclasses.replace(x, gates=jnp.zeros_like(x.gates).at[..., 1].set(1.0))
+    expected = reference.dense(x.q[0], *(y[0] for y in x.selected))
+    assert relative(ours(x, phi, tokens, blocks, config)[0], expected) < 1e-5
+
+
+PIECES = [Piece(9), Piece(70, (40, 1, 33)), Piece(5, (30,)), Piece(16, (2, 50)), Piece(35, (3,))]
+
+
+@pytest.mark.parametrize("config", CONFIGS[::2])
+def test_packed_sequences_equal_the_sequences_apart(x64, config):
+    tokens, slots = pack(PIECES, 320)
+    blocks = aligned(tokens, config.block, runs=13)
+    x, phi = inputs(320, jnp.float64), weights(config, jnp.float64)
+    (weight,) = normal(5, x.q.shape, dtype=jnp.float64)
+
+    def together(x, phi):
+        out = ours(x, phi, tokens, blocks, config)
+        return sum(jnp.sum(out[:, at] * weight[:, at]) for at in slots), out
+
+    longest = max(len(at) for at in slots)
+
+    def alone(x, phi):  # of one shape, so that it is compiled once
+        length = x.q.shape[1]
+        x = jax.tree.map(lambda y: jnp.pad(y, ((0, 0), (0, longest - length), *((0, 0),) * (y.ndim - 2))), x)
+        return padded(x, phi, jnp.array([length]))[:, :length]
+
+    @jax.jit
+    def padded(x, phi, length):
+        row = sequences(length, longest)
+        return ours(x, phi, row, in_place(row, config.block), config)
+
+    def apart(x, phi):
+        outs = [alone(x.at(at), phi) for at in slots]
+        return sum(jnp.sum(out * weight[:, at]) for out, at in zip(outs, slots, strict=True)), outs
+
+    found, out = jax.jit(jax.grad(together, (0, 1), has_aux=True))(x, phi)
+    wanted, outs = jax.grad(apart, (0, 1), has_aux=True)(x, phi)
+    for at, expected in zip(slots, outs, strict=True):
+        assert relative(out[:, at], expected) < 1e-12
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert np.allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_rows_already_in_place_are_aligned_where_they_are():
+    tokens = sequences(jnp.array([50]), 50)
+    still, moved = in_place(tokens, 16), aligned(tokens, 16, runs=1)
+    assert np.array_equal(moved.slots[0, :50], np.arange(50)) and not np.any(moved.slots[0, 50:] >= 0)
+    x, phi = inputs(50), weights(SMALL)
+    assert relative(ours(x, phi, tokens, moved, SMALL), ours(x, phi, tokens, still, SMALL)) < 1e-6
+
+
+def test_documents_do_not_see_each_other():
+    tokens = documents([20, 33, 5], 12, block=16)
+    blocks, length = in_place(tokens, 16), tokens.shape[1]
+    x, phi = inputs(length), weights(SMALL)
+    clean = ours(x, phi, tokens, blocks, SMALL)
+    numbers = np.asarray(tokens.documents[0])
+    for document in (1, 2, 3):
+        at = np.nonzero(numbers == document)[0]
+        alone = ours(x.at(at), phi, *single(len(at), SMALL), SMALL)
+        assert relative(clean[:, at], alone) < 1e-6
+        poisoned = jax.tree.map(lambda y, at=at: y.at[:, at].set(1e4), x)
+        out = ours(dataclasses.replace(poisoned, q=x.q, gates=x.gates), phi, tokens, blocks, SMALL)
+        others = (numbers > 0) & (numbers != document)
+        assert np.array_equal(out[:, others], clean[:, others])
+        if document == 1:  # the tail always attends to the first block
+            assert np.all(np.any(np.asarray(out != clean)[:, numbers < 0], axis=(0, 2, 3)))
+
+
+def test_the_future_changes_no_bit():
+    tokens, blocks = single(70, SMALL)
+    x, phi = inputs(70), weights(SMALL)
+    clean = ours(x, phi, tokens, blocks, SMALL)
+    for t in (5, 16, 40, 69):
+        later = jax.tree.map(lambda y, t=t: y.at[:, t:].set(1e4), x)
+        assert np.array_equal(ours(later, phi, tokens, blocks, SMALL)[:, :t], clean[:, :t])
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(length=30), "stride=16 must divide length=30 and block=64"),
+        (dict(length=128), "length must not exceed block"),
+        (dict(picks=2), r"initial=1 \+ local=2 blocks must fit in picks=2"),
+        (dict(local=0), "local at least 1"),
+        (dict(window=0), "window=0 must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        NSA(**settings)

@@ -1,0 +1,138 @@
+"""Every attention method in the model: packed rows, shared prompts, documents, meshes and precision."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attention.methods import Dense, Window
+from attention.moba import MoBA
+from attention.nsa import NSA
+from attention.tokens import sequences
+from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from models.transformer import ModelConfig, Transformer
+from tests.attention.rows import Piece, documents, pack, relative
+
+SPARSE = NSA(length=8, stride=4, block=16, picks=3, initial=1, local=1, window=10)
+PATTERNS = {
+    "dense": (Dense(),),
+    "window": (Window(7),),
+    "moba": (MoBA(block=16, picks=2),),
+    "mixed": (Window(9), SPARSE, Dense(), SPARSE),
+}
+LENGTH = 128
+
+
+def model(pattern: str, **changes) -> Transformer:
+    config = ModelConfig(
+        vocab_size=32,
+        embed_dim=16,
+        mlp_dim=24,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        rope_theta=1e4,
+        norm_eps=1e-5,
+        tied_embeddings=True,
+        qk_norm=True,
+        attention=PATTERNS[pattern],
+    )
+    return jax.jit(lambda: Transformer(ModelConfig(**(vars(config) | changes)), nnx.Rngs(0)))()
+
+
+def logits(model, tokens, positions, where, runs=None):
+    return model.logits(model.hidden(tokens, positions, where, runs))
+
+
+def ids(seed: int, length: int = LENGTH) -> jax.Array:
+    return jax.random.randint(jax.random.key(seed), (1, length), 0, 32)
+
+
+@pytest.mark.parametrize("pattern", ["window", "moba", "mixed"])
+def test_packed_rows_with_shared_prompts_equal_the_sequences_apart(x64, pattern):
+    where, slots = pack([Piece(9), Piece(40, (20, 1, 17)), Piece(5, (30,))], LENGTH)
+    tokens, m = ids(1), model(pattern, dtype="float64", param_dtype="float64")
+    longest = max(len(at) for at in slots)
+    weight = jax.random.normal(jax.random.key(2), (1, LENGTH, 32))
+
+    def together(m):
+        out = logits(m, tokens, where.order, where, runs=7)
+        return sum(jnp.sum(out[:, at] * weight[:, at]) for at in slots), out
+
+    @jax.jit
+    def apart(m):
+        rows = jnp.stack([jnp.pad(tokens[0, at], (0, longest - len(at))) for at in slots])
+        row = sequences(jnp.array([len(at) for at in slots]), longest)
+        out = logits(m, rows, row.order, row)
+        return sum(jnp.sum(out[i, : len(at)] * weight[0, at]) for i, at in enumerate(slots)), out
+
+    found, out = jax.jit(jax.grad(together, has_aux=True))(m)
+    wanted, outs = jax.grad(apart, has_aux=True)(m)
+    for i, at in enumerate(slots):
+        assert relative(out[0, at], outs[i, : len(at)]) < 1e-5  # norms and logits are in float32
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert relative(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("pattern", ["dense", "moba", "mixed"])
+def test_documents_are_as_if_alone_and_the_tail_sees_them(pattern):
+    lengths = [20, 33, 16]
+    where = documents(lengths, tail=12, block=16)
+    tokens, m = ids(3, where.shape[1]), model(pattern)
+    starts = {int(d): int(np.argmax(np.asarray(where.documents[0]) == d)) for d in (1, 2, 3, -1)}
+    first = jnp.asarray([starts[int(d)] if d else 0 for d in np.asarray(where.documents[0])])
+    positions = jnp.where(where.documents[0] > 0, jnp.arange(where.shape[1]) - first, jnp.arange(where.shape[1]))[None]
+    run = jax.jit(logits)
+    clean = run(m, tokens, positions, where)
+    for document, length in enumerate(lengths, start=1):
+        at = slice(starts[document], starts[document] + length)
+        alone = sequences(jnp.array([length]), length)
+        assert relative(clean[:, at], logits(m, tokens[:, at], alone.order, alone)) < 1e-5
+        changed = run(m, tokens.at[:, at].set((tokens[:, at] + 1) % 32), positions, where)
+        others = (np.asarray(where.documents[0]) > 0) & (np.asarray(where.documents[0]) != document)
+        assert np.array_equal(changed[:, others], clean[:, others])
+        tail = np.asarray(where.documents[0]) < 0
+        if pattern == "dense":
+            assert not np.any(np.all(np.asarray(changed == clean)[0, tail], axis=-1))
+
+
+@pytest.mark.parametrize("pattern", ["moba", "mixed"])
+def test_meshes_give_equal_losses_and_gradients(pattern):
+    where, _ = pack([Piece(9), Piece(40, (20, 17))], LENGTH)
+    where, tokens = where.map(lambda x: jnp.repeat(x, 4, axis=0)), jnp.concatenate([ids(seed) for seed in range(4)])
+    m = model(pattern, remat=True)
+    results = []
+
+    def loss(m, tokens, where):
+        logp = jax.nn.log_softmax(logits(m, tokens, where.order, where, runs=5))
+        return jnp.mean(jnp.take_along_axis(logp, tokens[..., None], axis=-1))
+
+    for config in (MeshConfig(1, 1), MeshConfig(2, 1), MeshConfig(4, 2)):
+        mesh = make_mesh(config)
+        with jax.set_mesh(mesh):
+            placed = jax.device_put(m, parameter_shardings(m, mesh))
+            results.append(jax.device_get(jax.jit(jax.value_and_grad(loss))(placed, tokens, where)))
+    for value, gradient in results[1:]:
+        assert abs(value - results[0][0]) < 1e-6
+        for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(results[0][1]), strict=True):
+            assert np.allclose(a, b, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("pattern", ["dense", "window"])  # the others may choose other blocks
+def test_bfloat16_follows_float32(pattern):
+    where = sequences(jnp.array([LENGTH]), LENGTH)
+    tokens = ids(5)
+    exact = jax.jit(logits)(model(pattern), tokens, where.order, where)
+    rounded = jax.jit(logits)(model(pattern, dtype="bfloat16"), tokens, where.order, where)
+    assert relative(rounded, exact) < 0.05
+
+
+def test_layers_must_come_in_whole_periods():
+    with pytest.raises(ValueError, match="num_layers=4 must be a multiple of the 3 layers of attention"):
+        model("mixed", attention=(Dense(), Dense(), SPARSE))
+    with pytest.raises(ValueError, match="all NSA layers must have the same settings"):
+        model("mixed", attention=(SPARSE, NSA()))
