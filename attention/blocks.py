@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from attention.tokens import Tokens, visible
+from pallas_kernels.tokens import Tokens, visible
 
 _MOST = jnp.iinfo(jnp.int32).max
 

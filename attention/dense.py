@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from attention.tokens import Tokens, bounds, may_see, visible
+from pallas_kernels.tokens import Tokens, bounds, may_see, visible
 
 # Added to the score of a key that must not be seen; finite, so that a row without any visible key stays finite.
 MASKED = -1e30

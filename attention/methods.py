@@ -15,7 +15,7 @@ from attention.blocks import Blocks, Entries, aligned, entries, in_place
 from attention.dense import dense_attention
 from attention.moba import MoBA, moba_attention
 from attention.nsa import NSA, nsa_attention
-from attention.tokens import Tokens
+from pallas_kernels.tokens import Tokens
 
 
 @dataclasses.dataclass(frozen=True)

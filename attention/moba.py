@@ -18,7 +18,7 @@ from attention.blocks import Blocks, sees
 from attention.dense import check_heads
 from attention.nsa import map_queries, place_order
 from attention.selected import selected_attention
-from attention.tokens import Tokens
+from pallas_kernels.tokens import Tokens
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.blocks import Blocks, Entries, sees, stretches
 from attention.dense import MASKED, check_heads, dense_attention
 from attention.selected import selected_attention
-from attention.tokens import Tokens
+from pallas_kernels.tokens import Tokens
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,8 @@ from jaxtyping import Array, Float, Int
 
 from attention.methods import Dense, KeyValues, Method, View, attend, stretch_positions, view
 from attention.nsa import NSA, compress
-from attention.tokens import Tokens
 from models.sharding import constrain, per_shard
+from pallas_kernels.tokens import Tokens
 
 
 @dataclasses.dataclass(frozen=True)

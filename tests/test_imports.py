@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = {
     "launch": {"configs", "rl_code", "models", "attention", "pallas_kernels"},
     "configs": set(),
-    "rl_code": {"models", "attention"},
-    "models": {"attention"},
+    "rl_code": {"models", "attention", "pallas_kernels"},
+    "models": {"attention", "pallas_kernels"},
     "attention": {"pallas_kernels"},
     "pallas_kernels": set(),
 }

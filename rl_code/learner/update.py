@@ -19,8 +19,8 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from attention.tokens import packed_rows
 from models.sharding import constrain
+from pallas_kernels.tokens import packed_rows
 from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.losses import Denominators, LossConfig, Terms, policy_loss, policy_metrics
 from rl_code.types import Batch

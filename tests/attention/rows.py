@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.tokens import TAIL, Tokens
+from pallas_kernels.tokens import TAIL, Tokens
 
 
 def relative(x, expected) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from attention import reference
 from attention.dense import dense_attention, merge
-from attention.tokens import Tokens, bounds, may_see, sequences, visible
+from pallas_kernels.tokens import Tokens, bounds, may_see, sequences, visible
 from tests.attention.rows import Piece, documents, normal, pack, relative
 
 PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]

@@ -12,7 +12,7 @@ import pytest
 from attention import reference
 from attention.blocks import aligned, in_place
 from attention.moba import MoBA, moba_attention
-from attention.tokens import sequences
+from pallas_kernels.tokens import sequences
 from tests.attention.rows import Piece, normal, pack, relative
 
 SMALL = MoBA(block=16, picks=2)

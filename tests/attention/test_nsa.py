@@ -13,7 +13,7 @@ import pytest
 from attention import reference
 from attention.blocks import Blocks, aligned, entries, in_place
 from attention.nsa import NSA, block_scores, compress, compressed_attention, nsa_attention
-from attention.tokens import Tokens, sequences
+from pallas_kernels.tokens import Tokens, sequences
 from tests.attention.rows import Piece, documents, normal, pack, relative
 
 SMALL = NSA(length=8, stride=4, block=16, picks=3, initial=1, local=1, window=10)

@@ -11,9 +11,9 @@ from flax import nnx
 from attention.methods import Dense, Window
 from attention.moba import MoBA
 from attention.nsa import NSA
-from attention.tokens import sequences
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import ModelConfig, Transformer
+from pallas_kernels.tokens import sequences
 from tests.attention.rows import Piece, documents, pack, relative
 
 SPARSE = NSA(length=8, stride=4, block=16, picks=3, initial=1, local=1, window=10)

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from attention.tokens import packed_rows
 from models import huggingface
 from models.presets import PRESETS
 from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
 from models.transformer import ModelConfig, RopeScaling, Transformer, abstract_model
+from pallas_kernels.tokens import packed_rows
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())

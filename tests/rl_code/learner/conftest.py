@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attention.tokens import visible
 from models.transformer import ModelConfig, Transformer
+from pallas_kernels.tokens import visible
 from rl_code.types import Group, Reward, Task, Tests, Trajectory
 
 VOCAB = 32

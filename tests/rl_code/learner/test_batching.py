@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention.tokens import packed_rows, visible
+from pallas_kernels.tokens import packed_rows, visible
 from rl_code.learner.batching import PackConfig, empty_batch, pack, pack_supervised
 from rl_code.types import Batch
 

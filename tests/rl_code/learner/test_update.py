@@ -13,9 +13,9 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from attention.tokens import packed_rows, sequences
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
+from pallas_kernels.tokens import packed_rows, sequences
 from rl_code.learner.batching import PackConfig, SupervisedBatch, empty_batch, pack, pack_supervised
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import (

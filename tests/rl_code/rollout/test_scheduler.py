@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attention.tokens import packed_rows
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import ModelConfig, Transformer
+from pallas_kernels.tokens import packed_rows
 from rl_code.metrics import CompilationCounter
 from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.sampling import SamplingConfig

@@ -13,7 +13,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
 
 # The document number of tokens that see every document.
 TAIL = -1
@@ -31,10 +30,10 @@ class Tokens:
     position that RoPE rotates by, which documents may share.
     """
 
-    segments: Int[Array, "B T"]
-    branches: Int[Array, "B T"]
-    documents: Int[Array, "B T"]
-    order: Int[Array, "B T"]
+    segments: jax.Array
+    branches: jax.Array
+    documents: jax.Array
+    order: jax.Array
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -46,20 +45,20 @@ class Tokens:
         return jax.tree.map(function, self)
 
 
-def sequences(lengths: Int[Array, " B"], size: int) -> Tokens:
-    """Rows that each hold one sequence of ``lengths`` tokens from slot 0, padded to ``size``."""
+def sequences(lengths: jax.Array, size: int) -> Tokens:
+    """Rows that each hold one sequence of ``lengths`` [B] tokens from slot 0, padded to ``size``."""
     slots = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (lengths.shape[0], size))
     zeros = jnp.zeros_like(slots)
     return Tokens(segments=(slots < lengths[:, None]).astype(jnp.int32), branches=zeros, documents=zeros, order=slots)
 
 
-def packed_rows(segments: Int[Array, "B T"], branches: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Tokens:
+def packed_rows(segments: jax.Array, branches: jax.Array, positions: jax.Array) -> Tokens:
     """Packed rows of prompts and their completions; positions count from each prompt's start."""
     return Tokens(segments=segments, branches=branches, documents=jnp.zeros_like(segments), order=positions)
 
 
-def visible(q: Tokens, k: Tokens, window: int | None = None) -> Bool[Array, "B T S"]:
-    """True where query t sees key s. window: most tokens back in order, the query's own counted."""
+def visible(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
+    """bool [B, T, S], True where query t sees key s. window: most tokens back in order, the query's own counted."""
     qs, ks = q.map(lambda x: x[:, :, None]), k.map(lambda x: x[:, None, :])
     mask = (qs.segments == ks.segments) & (ks.segments > 0) & (ks.order <= qs.order)
     mask &= (ks.branches == 0) | (ks.branches == qs.branches)
@@ -94,8 +93,8 @@ def bounds(tokens: Tokens, block: int) -> Bounds:
     return Bounds(low=reduce(jnp.min, most), high=reduce(jnp.max, -most))
 
 
-def may_see(q: Bounds, k: Bounds, window: int | None = None) -> Bool[Array, "B Tb Sb"]:
-    """False only where no query of a block sees any key of another, by their bounds alone."""
+def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
+    """bool [B, query blocks, key blocks], False only where by their bounds no query of a block sees a key of another."""
     q_low, q_high = (x.map(lambda y: y[:, :, None]) for x in (q.low, q.high))
     k_low, k_high = (x.map(lambda y: y[:, None, :]) for x in (k.low, k.high))
 
