@@ -1,11 +1,18 @@
 """Attention over chosen blocks of keys, shared by NSA and MoBA: every query of a group reads its own list of blocks.
 
-Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, G = N / K, H head size, n picks.
+The work is ordered by block instead of by query: of a chunk of queries, those that chose a block are gathered into
+tiles, so that products are large and a block is read once per tile; every query then merges its tiles. Copying each
+query's keys side by side would move ``size`` keys for every query and pick instead of one query.
+
+Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query (K or N),
+G = N / P query heads of a list, H head size, n picks, J = S / size blocks, C queries of a chunk, L tiles, R queries of
+a tile.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +20,9 @@ from jaxtyping import Array, Float, Int
 
 from attention.dense import MASKED, check_heads
 
-# Queries taken together: their chosen keys are copied side by side.
-QUERIES = 64
+# C, and the query rows R G of a tile.
+CHUNK = 2048
+ROWS = 128
 
 
 def selected_attention(
@@ -38,46 +46,190 @@ def selected_attention(
     check_heads(q, k)
     if picks.shape[2] not in (k.shape[2], q.shape[2]):
         raise ValueError(f"picks for {picks.shape[2]} heads, expected {k.shape[2]} or {q.shape[2]}")
-    row = functools.partial(_row, size=size)
-    return jax.lax.map(lambda x: row(*x), (q, k, v, picks, q_order, k_order))
+    return _selected(q, k, v, picks, q_order, k_order, size)
 
 
-def _row(q, k, v, picks, q_order, k_order, *, size):
-    """One row: [T, N, H], [S, K, H], [S, K, H], [T, P, n], [T], [S]."""
-    length, num_heads, head_dim = q.shape
-    heads = picks.shape[1]
-    k, v = (_by_block(x, size, heads) for x in (k, v))  # [P, J, size, H]
-    k_order = k_order.reshape(-1, size)
-
-    @jax.checkpoint
-    def chunk(xs):
-        q, picks, q_order = xs  # [C, P, N / P, H], [P, C, n], [C]
-        wide = jnp.promote_types(jnp.float32, q.dtype)
-        chosen = jnp.maximum(picks, 0)
-        keys, values = (jax.vmap(lambda x, at: x[at])(x, chosen) for x in (k, v))  # [P, C, n, size, H]
-        flat = (*chosen.shape[:2], -1, head_dim)
-        scores = jnp.einsum("cpgh,pcsh->pcgs", q, keys.reshape(flat), preferred_element_type=wide) * head_dim**-0.5
-        seen = (k_order[chosen] <= q_order[None, :, None, None]) & (picks >= 0)[..., None]
-        seen = seen.reshape(*seen.shape[:2], 1, -1)
-        scores = jnp.where(seen, scores, MASKED)
-        top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-        weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
-        total = jnp.sum(weights, axis=-1)
-        any_seen = total > 0
-        lse = jnp.where(any_seen, jnp.log(jnp.where(any_seen, total, 1.0)) + top[..., 0], -jnp.inf)
-        out = jnp.einsum("pcgs,pcsh->cpgh", weights.astype(v.dtype), values.reshape(flat), preferred_element_type=wide)
-        scale = jnp.where(any_seen, 1.0 / jnp.where(any_seen, total, 1.0), 0.0)
-        return (out * scale.transpose(1, 0, 2)[..., None]).astype(v.dtype), lse.transpose(1, 0, 2)
-
-    size_c = min(QUERIES, length)
-    xs = (q.reshape(length, heads, -1, head_dim), picks, q_order)
-    xs = tuple(jnp.pad(x, ((0, -length % size_c),) + ((0, 0),) * (x.ndim - 1)) for x in xs)
-    q, picks, q_order = (x.reshape(-1, size_c, *x.shape[1:]) for x in xs)
-    out, lse = jax.lax.map(chunk, (q, picks.transpose(0, 2, 1, 3), q_order))
-    return out.reshape(-1, num_heads, head_dim)[:length], lse.reshape(-1, num_heads)[:length]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _selected(q, k, v, picks, q_order, k_order, size):
+    return _forward(q, k, v, picks, q_order, k_order, size)[0]
 
 
-def _by_block(x, size, heads):
-    """[S, K, H] -> [P, J, size, H], each key/value head repeated for the query heads that choose on their own."""
-    x = x.reshape(-1, size, *x.shape[1:]).transpose(2, 0, 1, 3)
-    return jnp.repeat(x, heads // x.shape[0], axis=0)
+def _forward(q, k, v, picks, q_order, k_order, size):
+    wide, lists = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2]
+
+    def chunk(keys, xs):
+        (k, v, k_order), (q, picks, q_order) = keys, xs
+        tiles = _tiles(picks, k.shape[0], _tile_queries(q))
+        scores = _scores(_gather(q, tiles), k, q_order, k_order, tiles)
+        top = jnp.max(scores, axis=-1)
+        weights = jnp.exp(scores - top[..., None])
+        out = jnp.einsum("lrs,lsh->lrh", weights.astype(v.dtype), v[tiles.block], preferred_element_type=wide)
+        # every query's picks side by side: [C, n, G(, H)]
+        top = _scatter(top, tiles, q, MASKED)
+        best = jnp.max(top, axis=1, keepdims=True)
+        share = jnp.where(top > MASKED / 2, jnp.exp(top - best), 0.0)
+        total = jnp.sum(share * _scatter(jnp.sum(weights, axis=-1), tiles, q, 0.0), axis=1)
+        seen = total > 0
+        total = jnp.where(seen, total, 1.0)
+        share = jnp.where(seen[:, None], share / total[:, None], 0.0)
+        out = jnp.sum(share[..., None] * _scatter(out, tiles, q, 0.0), axis=1)
+        return keys, (out.astype(v.dtype), jnp.where(seen, jnp.log(total) + best[:, 0], -jnp.inf))
+
+    queries = (_cut(q, lists), _cut(picks, lists)[:, :, :, :, 0], _cut_order(q_order))
+    _, (out, lse) = _each_list(chunk, lambda keys: keys, queries, _keys(k, v, k_order, size))
+    out, lse = _join(out, q.shape), _join(lse[..., None], (*q.shape[:3], 1))[..., 0]
+    return (out, lse), (q, k, v, picks, q_order, k_order, out, lse)
+
+
+def _backward(size, residuals, cotangents):
+    q, k, v, picks, q_order, k_order, out, lse = residuals
+    d_out, d_lse = cotangents
+    wide, lists = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2]
+    scale = q.shape[-1] ** -0.5
+    # gradient of a score: weight * (d_out . v - delta); a query without keys has weights exp(-inf)
+    delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
+    lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
+
+    def chunk(carry, xs):
+        (k, v, k_order, dk, dv), (q, picks, q_order, d_out, delta, lse) = carry, xs
+        tiles = _tiles(picks, k.shape[0], _tile_queries(q))
+        rows, d_rows = _gather(q, tiles), _gather(d_out, tiles)
+        delta, lse = (_gather(x, tiles) for x in (delta, lse))
+        weights = jnp.exp(_scores(rows, k, q_order, k_order, tiles) - lse)
+        d_weights = jnp.einsum("lrh,lsh->lrs", d_rows, v[tiles.block], preferred_element_type=wide)
+        d_scores = (weights * (d_weights - delta) * scale).astype(q.dtype)
+        dq = jnp.einsum("lrs,lsh->lrh", d_scores, k[tiles.block], preferred_element_type=wide)
+        dk_tiles = jnp.einsum("lrs,lrh->lsh", d_scores, rows, preferred_element_type=wide)
+        dv_tiles = jnp.einsum("lrs,lrh->lsh", weights.astype(q.dtype), d_rows, preferred_element_type=wide)
+        dk = dk.at[tiles.block].add(dk_tiles, indices_are_sorted=True)
+        dv = dv.at[tiles.block].add(dv_tiles, indices_are_sorted=True)
+        return (k, v, k_order, dk, dv), jnp.sum(_scatter(dq, tiles, q, 0.0), axis=1)
+
+    def start(keys):
+        return (*keys, jnp.zeros(keys[0].shape, wide), jnp.zeros(keys[1].shape, wide))
+
+    queries = (_cut(q, lists), _cut(picks, lists)[:, :, :, :, 0], _cut_order(q_order))
+    queries += (_cut(d_out.astype(q.dtype), lists), _cut(delta[..., None], lists), _cut(lse[..., None], lists))
+    carry, dq = _each_list(chunk, start, queries, _keys(k, v, k_order, size))
+    dk, dv = (_join_keys(x, k.shape) for x in carry[3:])
+    return _join(dq, q.shape).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None, None
+
+
+_selected.defvjp(_forward, _backward)
+
+
+# --- Tiles of the queries that chose a block -------------------------------------------------------------------------
+
+
+class _Tiles(NamedTuple):
+    """block [L]: the block of each tile, in rising order. query [L, R]: the query of each row, C for none. row [C, n]:
+    where among the L R rows the query's pick is, L R for none.
+    """
+
+    block: jax.Array
+    query: jax.Array
+    row: jax.Array
+
+
+def _tile_queries(q: jax.Array) -> int:
+    """R for queries [C, G, H]."""
+    return max(1, ROWS // q.shape[1])
+
+
+def _tiles(picks: jax.Array, blocks: int, queries: int) -> _Tiles:
+    """The tiles of picks [C, n], ``queries`` of each; static shapes hold any picks."""
+    size, count = picks.size, min(picks.size, picks.size // queries + blocks)
+    flat = jnp.where(picks < 0, blocks, picks).reshape(-1)
+    order = jnp.argsort(flat)
+    chosen = flat[order]
+    pairs = jnp.zeros(blocks, jnp.int32).at[flat].add(1, mode="drop")
+    tiles = -(-pairs // queries)
+    ends, first = jnp.cumsum(tiles), jnp.cumsum(pairs) - pairs
+    rank = jnp.arange(size) - first.at[chosen].get(mode="clip")
+    row = (ends - tiles).at[chosen].get(mode="clip") * queries + rank
+    row = jnp.where(chosen < blocks, row, count * queries).astype(jnp.int32)
+    query = jnp.full(count * queries, picks.shape[0]).at[row].set(order // picks.shape[1], mode="drop")
+    block = jnp.searchsorted(ends, jnp.arange(count), side="right").clip(max=blocks - 1)
+    return _Tiles(block, query.reshape(count, queries), jnp.zeros_like(row).at[order].set(row).reshape(picks.shape))
+
+
+def _gather(x: jax.Array, tiles: _Tiles) -> jax.Array:
+    """[C, G, H] -> [L, R G, H], zeros in empty rows."""
+    rows = x.at[tiles.query].get(mode="fill", fill_value=0)
+    return rows.reshape(rows.shape[0], -1, x.shape[-1])
+
+
+def _scatter(x: jax.Array, tiles: _Tiles, q: jax.Array, fill: float) -> jax.Array:
+    """[L, R G(, H)] -> [C, n, G(, H)]."""
+    rows = x.reshape(tiles.query.size, q.shape[1], *x.shape[2:])
+    return rows.at[tiles.row].get(mode="fill", fill_value=fill)
+
+
+def _scores(rows, k, q_order, k_order, tiles: _Tiles):
+    """Masked scores [L, R G, size] of rows [L, R G, H]."""
+    wide = jnp.promote_types(jnp.float32, rows.dtype)
+    scores = jnp.einsum("lrh,lsh->lrs", rows, k[tiles.block], preferred_element_type=wide) * rows.shape[-1] ** -0.5
+    order = q_order.at[tiles.query].get(mode="fill", fill_value=-1)
+    bias = jnp.where(k_order[tiles.block][:, None] <= order[..., None], 0.0, MASKED).astype(wide)
+    grouped = scores.reshape(*order.shape, -1, scores.shape[-1]) + bias[:, :, None]
+    return grouped.reshape(scores.shape)
+
+
+# --- Rows, lists and chunks ------------------------------------------------------------------------------------------
+
+
+def _each_list(chunk, start, queries, keys):
+    """``chunk`` over the chunks of every list of every row: (its last carry, its results), [B, P, chunks, ...] each.
+
+    queries: [B, P, chunks, ...] each but the order, [B, chunks, C]. keys: those of a key/value head, [B, K, ...] each
+    but the order, [B, J, size]; ``start`` makes the carry of them.
+    """
+    q, picks, q_order, *others = queries
+    k, v, k_order = keys
+    lists, heads = q.shape[1], k.shape[1]
+
+    def row(xs):
+        (q, picks, q_order, *others), (k, v, k_order) = xs
+
+        def one(at):
+            head = at * heads // lists
+            mine = (q[at], picks[at], q_order, *(x[at] for x in others))
+            carry, results = jax.lax.scan(chunk, start((k[head], v[head], k_order)), mine)
+            return carry, results
+
+        return jax.lax.map(one, jnp.arange(lists))
+
+    return jax.lax.map(row, ((q, picks, q_order, *others), (k, v, k_order)))
+
+
+def _cut(x: jax.Array, lists: int) -> jax.Array:
+    """[B, T, N, H] -> [B, P, chunks, C, G, H], filled up: with queries that see nothing, and picks of block 0."""
+    size = min(CHUNK, x.shape[1])
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size), (0, 0), (0, 0)))
+    x = x.reshape(x.shape[0], -1, size, lists, x.shape[2] // lists, x.shape[3])
+    return x.transpose(0, 3, 1, 2, 4, 5)
+
+
+def _cut_order(order: jax.Array) -> jax.Array:
+    """[B, T] -> [B, chunks, C]; what is filled up comes before every key."""
+    size = min(CHUNK, order.shape[1])
+    order = jnp.pad(order, ((0, 0), (0, -order.shape[1] % size)), constant_values=-1)
+    return order.reshape(order.shape[0], -1, size)
+
+
+def _join(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """[B, P, chunks, C, G, H] -> [B, T, N, H]."""
+    x = x.transpose(0, 2, 3, 1, 4, 5)
+    return x.reshape(shape[0], -1, *shape[2:])[:, : shape[1]]
+
+
+def _keys(k, v, k_order, size):
+    """(k, v [B, K, J, size, H], order [B, J, size])."""
+    k, v = (x.reshape(x.shape[0], -1, size, *x.shape[2:]).transpose(0, 3, 1, 2, 4) for x in (k, v))
+    return k, v, k_order.reshape(k_order.shape[0], -1, size)
+
+
+def _join_keys(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """[B, P, J, size, H] -> [B, S, K, H], summed over the lists of a key/value head."""
+    x = x.reshape(x.shape[0], shape[2], -1, *x.shape[2:]).sum(axis=2)
+    return x.transpose(0, 2, 3, 1, 4).reshape(shape)
