@@ -45,7 +45,7 @@ def dense_attention(
     check_heads(q, k)
     if block is None and k.shape[1] <= DIRECT:
         return masked_attention(q, k, v, visible(q_tokens, k_tokens, window))
-    block = block or min(max(128, k.shape[1] // 16), 512)
+    block = block or min(max(128, min(k.shape[1] // 16, (window or k.shape[1]) // 4)), 512)
     return _blockwise(q, k, v, q_tokens, k_tokens, window, block)
 
 

@@ -19,6 +19,8 @@ H head size, F hidden size of the MLP, l length.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +31,10 @@ from attention.blocks import Blocks, Entries, sees, stretches
 from attention.dense import MASKED, check_heads, dense_attention
 from attention.selected import selected_attention
 from pallas_kernels.tokens import Tokens
+
+# Most scores of compressed keys in memory at once, and spans of queries that each leave out the keys past their end.
+SCORES = 2**19
+SPANS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,22 +122,34 @@ def compressed_attention(
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"], Int[Array, "B T K n"]]:
     """Attention to the compressed keys, and the blocks that it picks: (out, lse, picks), picks without a gradient.
 
-    Queries are taken in chunks, so that only a chunk's scores are in memory.
+    Queries are taken in chunks, so that only a chunk's scores are in memory; in place, also in spans that see no key
+    past their end.
     """
     check_heads(q, k)
-    chunk = max(1, min(q.shape[1], 2**20 // max(1, k.shape[1])))
+    length, spans = q.shape[1], SPANS if blocks.slots is None else 1
+    bounds = [length * span // spans for span in range(spans + 1)]
+    found = []
+    for start, end in (part for part in itertools.pairwise(bounds) if part[0] < part[1]):
+        count = -(-end // config.block) if blocks.slots is None else blocks.heads.shape[1]
+        heads = blocks.heads.map(lambda x, count=count: x[:, :count])
+        reach = count * config.block // config.stride
+        stretches = jax.tree.map(lambda x, reach=reach: x[:, :reach], stretched)
+        queries = jax.tree.map(lambda x, part=slice(start, end): x[:, part], (q, q_tokens, blocks.own_from))
+        step = functools.partial(
+            _compressed_chunk, k[:, :reach], v[:, :reach], stretches, heads, blocks.shadows, config
+        )
+        chunk = max(1, min(end - start, SCORES // (q.shape[2] * reach)))
+        found.append(map_queries(jax.checkpoint(step), chunk, *queries))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
 
-    @jax.checkpoint
-    def step(xs):
-        q, tokens, own_from = xs
-        mask = sees(tokens, own_from, stretched.tokens, stretched.starts)
-        out, lse, weights = _weights(q, k, v, mask)
-        candidates = sees(tokens, own_from, blocks.heads, blocks.heads.order)
-        scores = block_scores(weights, blocks, config)
-        picks = choose(scores, candidates[:, :, None], tokens.order, blocks.heads.order, config)
-        return out, lse, picks
 
-    return map_queries(step, chunk, q, q_tokens, blocks.own_from)
+def _compressed_chunk(k, v, stretched: Entries, heads: Tokens, shadows, config: NSA, queries):
+    """(out, lse, picks) of a few queries (q, their tokens, their ``own_from``)."""
+    q, tokens, own_from = queries
+    out, lse, weights = _weights(q, k, v, sees(tokens, own_from, stretched.tokens, stretched.starts))
+    candidates = sees(tokens, own_from, heads, heads.order)
+    scores = block_scores(weights, shadows, config)
+    return out, lse, choose(scores, candidates[:, :, None], tokens.order, heads.order, config)
 
 
 def map_queries(step, chunk: int, *xs):
@@ -169,7 +187,9 @@ def _weights(q, k, v, mask):
     return out.reshape(batch, length, num_heads, head_dim).astype(v.dtype), lse.reshape(batch, length, -1), shared
 
 
-def block_scores(weights: Float[Array, "B K T E"], blocks: Blocks, config: NSA) -> Float[Array, "B T K J"]:
+def block_scores(
+    weights: Float[Array, "B K T E"], shadows: Int[Array, "B J"] | None, config: NSA
+) -> Float[Array, "B T K J"]:
     """Probability of each block: that of every stretch times the tokens they share, in units of the stride.
 
     Equations 9 and 10. With length 32, stride 16, block 64 the stretches 4j - 1 ... 4j + 3 count 1, 2, 2, 2, 1 times.
@@ -181,9 +201,9 @@ def block_scores(weights: Float[Array, "B K T E"], blocks: Blocks, config: NSA) 
     # a stretch starts in its block or up to reach - 1 before
     terms = (share * padded[..., at : at + (count - 1) * ratio + 1 : ratio] for at, share in enumerate(shares))
     scores = sum(terms).transpose(0, 2, 1, 3)
-    if blocks.shadows is None:
+    if shadows is None:
         return scores
-    shadows = blocks.shadows[:, None, None, :]
+    shadows = shadows[:, None, None, :]
     copied = jnp.take_along_axis(scores, jnp.maximum(shadows, 0), axis=-1)
     return scores + jnp.where(shadows >= 0, copied, 0.0)
 

@@ -20,9 +20,10 @@ from jaxtyping import Array, Float, Int
 
 from attention.dense import MASKED, check_heads
 
-# C, and the query rows R G of a tile.
+# C, the query rows R G of a tile, and the tiles computed together.
 CHUNK = 2048
 ROWS = 128
+GROUP = 32
 
 
 def selected_attention(
@@ -60,15 +61,20 @@ def _forward(q, k, v, picks, q_order, k_order, size):
     def chunk(keys, xs):
         (k, v, k_order), (q, picks, q_order) = keys, xs
         tiles = _tiles(picks, k.shape[0], _tile_queries(q))
-        scores = _scores(_gather(q, tiles), k, q_order, k_order, tiles)
-        top = jnp.max(scores, axis=-1)
-        weights = jnp.exp(scores - top[..., None])
-        out = jnp.einsum("lrs,lsh->lrh", weights.astype(v.dtype), v[tiles.block], preferred_element_type=wide)
+
+        def group(tiles):
+            scores = _scores(_gather(q, tiles), k, q_order, k_order, tiles)
+            top = jnp.max(scores, axis=-1)
+            weights = jnp.exp(scores - top[..., None])
+            out = jnp.einsum("lrs,lsh->lrh", weights.astype(v.dtype), v[tiles.block], preferred_element_type=wide)
+            return top, jnp.sum(weights, axis=-1), out
+
+        top, sums, out = jax.lax.map(group, _groups(tiles))
         # every query's picks side by side: [C, n, G(, H)]
         top = _scatter(top, tiles, q, MASKED)
         best = jnp.max(top, axis=1, keepdims=True)
         share = jnp.where(top > MASKED / 2, jnp.exp(top - best), 0.0)
-        total = jnp.sum(share * _scatter(jnp.sum(weights, axis=-1), tiles, q, 0.0), axis=1)
+        total = jnp.sum(share * _scatter(sums, tiles, q, 0.0), axis=1)
         seen = total > 0
         total = jnp.where(seen, total, 1.0)
         share = jnp.where(seen[:, None], share / total[:, None], 0.0)
@@ -93,16 +99,18 @@ def _backward(size, residuals, cotangents):
     def chunk(carry, xs):
         (k, v, k_order, dk, dv), (q, picks, q_order, d_out, delta, lse) = carry, xs
         tiles = _tiles(picks, k.shape[0], _tile_queries(q))
-        rows, d_rows = _gather(q, tiles), _gather(d_out, tiles)
-        delta, lse = (_gather(x, tiles) for x in (delta, lse))
-        weights = jnp.exp(_scores(rows, k, q_order, k_order, tiles) - lse)
-        d_weights = jnp.einsum("lrh,lsh->lrs", d_rows, v[tiles.block], preferred_element_type=wide)
-        d_scores = (weights * (d_weights - delta) * scale).astype(q.dtype)
-        dq = jnp.einsum("lrs,lsh->lrh", d_scores, k[tiles.block], preferred_element_type=wide)
-        dk_tiles = jnp.einsum("lrs,lrh->lsh", d_scores, rows, preferred_element_type=wide)
-        dv_tiles = jnp.einsum("lrs,lrh->lsh", weights.astype(q.dtype), d_rows, preferred_element_type=wide)
-        dk = dk.at[tiles.block].add(dk_tiles, indices_are_sorted=True)
-        dv = dv.at[tiles.block].add(dv_tiles, indices_are_sorted=True)
+
+        def group(sums, tiles):
+            rows, d_rows = _gather(q, tiles), _gather(d_out, tiles)
+            weights = jnp.exp(_scores(rows, k, q_order, k_order, tiles) - _gather(lse, tiles))
+            d_weights = jnp.einsum("lrh,lsh->lrs", d_rows, v[tiles.block], preferred_element_type=wide)
+            d_scores = (weights * (d_weights - _gather(delta, tiles)) * scale).astype(q.dtype)
+            dq = jnp.einsum("lrs,lsh->lrh", d_scores, k[tiles.block], preferred_element_type=wide)
+            dk = jnp.einsum("lrs,lrh->lsh", d_scores, rows, preferred_element_type=wide)
+            dv = jnp.einsum("lrs,lrh->lsh", weights.astype(q.dtype), d_rows, preferred_element_type=wide)
+            return tuple(x.at[tiles.block].add(y) for x, y in zip(sums, (dk, dv), strict=True)), dq
+
+        (dk, dv), dq = jax.lax.scan(group, (dk, dv), _groups(tiles))
         return (k, v, k_order, dk, dv), jnp.sum(_scatter(dq, tiles, q, 0.0), axis=1)
 
     def start(keys):
@@ -128,7 +136,7 @@ class _Tiles(NamedTuple):
 
     block: jax.Array
     query: jax.Array
-    row: jax.Array
+    row: jax.Array | None
 
 
 def _tile_queries(q: jax.Array) -> int:
@@ -139,6 +147,7 @@ def _tile_queries(q: jax.Array) -> int:
 def _tiles(picks: jax.Array, blocks: int, queries: int) -> _Tiles:
     """The tiles of picks [C, n], ``queries`` of each; static shapes hold any picks."""
     size, count = picks.size, min(picks.size, picks.size // queries + blocks)
+    count = -(-count // GROUP) * GROUP
     flat = jnp.where(picks < 0, blocks, picks).reshape(-1)
     order = jnp.argsort(flat)
     chosen = flat[order]
@@ -153,6 +162,11 @@ def _tiles(picks: jax.Array, blocks: int, queries: int) -> _Tiles:
     return _Tiles(block, query.reshape(count, queries), jnp.zeros_like(row).at[order].set(row).reshape(picks.shape))
 
 
+def _groups(tiles: _Tiles) -> _Tiles:
+    """The tiles in groups whose scores stay in the cache: block [L / GROUP, GROUP], query [L / GROUP, GROUP, R]."""
+    return _Tiles(*(x.reshape(-1, GROUP, *x.shape[1:]) for x in tiles[:2]), None)
+
+
 def _gather(x: jax.Array, tiles: _Tiles) -> jax.Array:
     """[C, G, H] -> [L, R G, H], zeros in empty rows."""
     rows = x.at[tiles.query].get(mode="fill", fill_value=0)
@@ -160,8 +174,8 @@ def _gather(x: jax.Array, tiles: _Tiles) -> jax.Array:
 
 
 def _scatter(x: jax.Array, tiles: _Tiles, q: jax.Array, fill: float) -> jax.Array:
-    """[L, R G(, H)] -> [C, n, G(, H)]."""
-    rows = x.reshape(tiles.query.size, q.shape[1], *x.shape[2:])
+    """[groups, GROUP, R G(, H)] -> [C, n, G(, H)]."""
+    rows = x.reshape(tiles.query.size, q.shape[1], *x.shape[3:])
     return rows.at[tiles.row].get(mode="fill", fill_value=fill)
 
 

@@ -94,7 +94,7 @@ def bounds(tokens: Tokens, block: int) -> Bounds:
 
 
 def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
-    """bool [B, query blocks, key blocks], False only where by their bounds no query of a block sees a key of another."""
+    """bool [B, query blocks, key blocks], False only where by their bounds no query can see any of the keys."""
     q_low, q_high = (x.map(lambda y: y[:, :, None]) for x in (q.low, q.high))
     k_low, k_high = (x.map(lambda y: y[:, None, :]) for x in (k.low, k.high))
 
