@@ -171,20 +171,20 @@ def _weights(q, k, v, mask):
     """(out, lse, probabilities [B, K, T, E] summed over the heads of a group and without a gradient)."""
     batch, length, num_heads, head_dim = q.shape
     heads, wide = k.shape[2], jnp.promote_types(jnp.float32, q.dtype)
-    q = q.reshape(batch, length, heads, -1, head_dim)
-    scores = jnp.einsum("btkgh,bekh->bkgte", q, k, preferred_element_type=wide) * head_dim**-0.5
-    mask = mask[:, None, None]
-    scores = jnp.where(mask, scores, MASKED)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=MASKED))
-    weights = jnp.where(mask, jnp.exp(scores - top), 0.0)
+    rows = q.reshape(batch, length, heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
+    scores = jnp.einsum("bkth,bekh->bkte", rows.reshape(batch, heads, -1, head_dim), k, preferred_element_type=wide)
+    bias = jnp.where(mask, 0.0, MASKED).astype(wide)[:, None, None]
+    scores = scores.reshape(*rows.shape[:4], -1) * head_dim**-0.5 + bias
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, initial=MASKED))
+    weights = jnp.exp(scores - top[..., None])
     total = jnp.sum(weights, axis=-1)
-    seen = total > 0
-    safe = jnp.where(seen, total, 1.0)
-    out = jnp.einsum("bkgte,bekh->bkgth", weights.astype(v.dtype), v, preferred_element_type=wide)
-    out = (out * jnp.where(seen, 1.0 / safe, 0.0)[..., None]).transpose(0, 3, 1, 2, 4)
-    lse = jnp.where(seen, jnp.log(safe) + top[..., 0], -jnp.inf).transpose(0, 3, 1, 2)
-    shared = jax.lax.stop_gradient(jnp.sum(weights / safe[..., None], axis=2))
-    return out.reshape(batch, length, num_heads, head_dim).astype(v.dtype), lse.reshape(batch, length, -1), shared
+    share = jnp.where(jnp.any(mask, axis=-1)[:, None, None], 1.0 / jnp.maximum(total, 1e-30), 0.0)
+    flat = weights.reshape(batch, heads, -1, weights.shape[-1]).astype(v.dtype)
+    out = jnp.einsum("bkte,bekh->bkth", flat, v, preferred_element_type=wide).reshape(rows.shape) * share[..., None]
+    lse = jnp.where(share > 0, jnp.log(jnp.maximum(total, 1e-30)) + top, -jnp.inf)
+    shared = jax.lax.stop_gradient(jnp.einsum("bkgte,bkgt->bkte", weights, share))
+    out = out.transpose(0, 3, 1, 2, 4).reshape(batch, length, num_heads, head_dim)
+    return out.astype(v.dtype), lse.transpose(0, 3, 1, 2).reshape(batch, length, -1), shared
 
 
 def block_scores(

@@ -20,10 +20,10 @@ from jaxtyping import Array, Float, Int
 
 from attention.dense import MASKED, check_heads
 
-# C, the query rows R G of a tile, and the tiles computed together.
-CHUNK = 2048
+# C, the query rows R G of a tile, and about how many scores are computed together, so that they stay in the cache.
+CHUNK = 4096
 ROWS = 128
-GROUP = 32
+SCORES = 2**18
 
 
 def selected_attention(
@@ -58,9 +58,11 @@ def _selected(q, k, v, picks, q_order, k_order, size):
 def _forward(q, k, v, picks, q_order, k_order, size):
     wide, lists = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2]
 
+    group_size = max(1, SCORES // (ROWS * size))
+
     def chunk(keys, xs):
         (k, v, k_order), (q, picks, q_order) = keys, xs
-        tiles = _tiles(picks, k.shape[0], _tile_queries(q))
+        tiles = _tiles(picks, k.shape[0], _tile_queries(q), group_size)
 
         def group(tiles):
             scores = _scores(_gather(q, tiles), k, q_order, k_order, tiles)
@@ -69,7 +71,7 @@ def _forward(q, k, v, picks, q_order, k_order, size):
             out = jnp.einsum("lrs,lsh->lrh", weights.astype(v.dtype), v[tiles.block], preferred_element_type=wide)
             return top, jnp.sum(weights, axis=-1), out
 
-        top, sums, out = jax.lax.map(group, _groups(tiles))
+        top, sums, out = jax.lax.map(group, _groups(tiles, group_size))
         # every query's picks side by side: [C, n, G(, H)]
         top = _scatter(top, tiles, q, MASKED)
         best = jnp.max(top, axis=1, keepdims=True)
@@ -96,9 +98,11 @@ def _backward(size, residuals, cotangents):
     delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
     lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
 
+    group_size = max(1, SCORES // (ROWS * size))
+
     def chunk(carry, xs):
         (k, v, k_order, dk, dv), (q, picks, q_order, d_out, delta, lse) = carry, xs
-        tiles = _tiles(picks, k.shape[0], _tile_queries(q))
+        tiles = _tiles(picks, k.shape[0], _tile_queries(q), group_size)
 
         def group(sums, tiles):
             rows, d_rows = _gather(q, tiles), _gather(d_out, tiles)
@@ -110,7 +114,7 @@ def _backward(size, residuals, cotangents):
             dv = jnp.einsum("lrs,lrh->lsh", weights.astype(q.dtype), d_rows, preferred_element_type=wide)
             return tuple(x.at[tiles.block].add(y) for x, y in zip(sums, (dk, dv), strict=True)), dq
 
-        (dk, dv), dq = jax.lax.scan(group, (dk, dv), _groups(tiles))
+        (dk, dv), dq = jax.lax.scan(group, (dk, dv), _groups(tiles, group_size))
         return (k, v, k_order, dk, dv), jnp.sum(_scatter(dq, tiles, q, 0.0), axis=1)
 
     def start(keys):
@@ -144,10 +148,10 @@ def _tile_queries(q: jax.Array) -> int:
     return max(1, ROWS // q.shape[1])
 
 
-def _tiles(picks: jax.Array, blocks: int, queries: int) -> _Tiles:
-    """The tiles of picks [C, n], ``queries`` of each; static shapes hold any picks."""
+def _tiles(picks: jax.Array, blocks: int, queries: int, group: int) -> _Tiles:
+    """The tiles of picks [C, n], ``queries`` of each, a multiple of ``group``; static shapes hold any picks."""
     size, count = picks.size, min(picks.size, picks.size // queries + blocks)
-    count = -(-count // GROUP) * GROUP
+    count = -(-count // group) * group
     flat = jnp.where(picks < 0, blocks, picks).reshape(-1)
     order = jnp.argsort(flat)
     chosen = flat[order]
@@ -162,9 +166,9 @@ def _tiles(picks: jax.Array, blocks: int, queries: int) -> _Tiles:
     return _Tiles(block, query.reshape(count, queries), jnp.zeros_like(row).at[order].set(row).reshape(picks.shape))
 
 
-def _groups(tiles: _Tiles) -> _Tiles:
-    """The tiles in groups whose scores stay in the cache: block [L / GROUP, GROUP], query [L / GROUP, GROUP, R]."""
-    return _Tiles(*(x.reshape(-1, GROUP, *x.shape[1:]) for x in tiles[:2]), None)
+def _groups(tiles: _Tiles, size: int) -> _Tiles:
+    """The tiles in groups of ``size``: block [L / size, size], query [L / size, size, R]."""
+    return _Tiles(*(x.reshape(-1, size, *x.shape[1:]) for x in tiles[:2]), None)
 
 
 def _gather(x: jax.Array, tiles: _Tiles) -> jax.Array:
@@ -174,7 +178,7 @@ def _gather(x: jax.Array, tiles: _Tiles) -> jax.Array:
 
 
 def _scatter(x: jax.Array, tiles: _Tiles, q: jax.Array, fill: float) -> jax.Array:
-    """[groups, GROUP, R G(, H)] -> [C, n, G(, H)]."""
+    """[groups, group, R G(, H)] -> [C, n, G(, H)]."""
     rows = x.reshape(tiles.query.size, q.shape[1], *x.shape[3:])
     return rows.at[tiles.row].get(mode="fill", fill_value=fill)
 

@@ -1,0 +1,27 @@
+"""Speed, as ratios of contenders measured side by side in one run.
+
+python -m launch.bench attention --device=cpu --json=runs/attention.json [--lengths=2048,4096 --heads=16 ...]
+"""
+
+from __future__ import annotations
+
+import sys
+
+from absl import app, flags
+
+from launch import bench_attention
+
+BENCHES = {"attention": bench_attention.main}
+
+flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
+flags.DEFINE_string("json", None, "File for the numbers, besides the table.")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 2 or argv[1] not in BENCHES:
+        sys.exit(f"expected one of {', '.join(BENCHES)} after launch.bench, found {' '.join(argv[1:]) or 'nothing'}")
+    BENCHES[argv[1]]()
+
+
+if __name__ == "__main__":
+    app.run(main)

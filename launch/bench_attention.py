@@ -1,0 +1,215 @@
+"""Attention methods beside ``jax.nn.dot_product_attention``: time, memory and FLOPs, forward and with gradients.
+
+One sequence of random keys per length, float32 on CPU and bfloat16 elsewhere; heads are split over the devices. NSA and
+MoBA run with the settings of their papers, the window has 512 keys, squid holds 16 documents and a tail of a sixteenth.
+Memory is that of the compiled program: arguments, results and temporaries. FLOPs are those of its matrix products, set
+against the least that the definition needs, with 2 per multiply-add and the backward pass at 2.5 times the forward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+import rich.table
+from absl import flags
+
+from attention.methods import Dense, KeyValues, Method, View, Window, attend, view
+from attention.moba import MoBA
+from attention.nsa import NSA
+from launch.flops import matmul_flops
+from models.sharding import MeshConfig, make_mesh, per_shard
+from pallas_kernels.tokens import TAIL, Tokens, bounds, may_see, sequences
+
+flags.DEFINE_list("lengths", ["2048", "4096", "8192", "16384", "32768"], "Tokens of the sequence.")
+flags.DEFINE_integer("heads", 16, "Query heads.")
+flags.DEFINE_integer("kv_heads", 2, "Key/value heads.")
+flags.DEFINE_integer("head_dim", 64, "Size of a head.")
+flags.DEFINE_integer("repeats", 3, "Timed runs of each program, after one that is not timed.")
+flags.DEFINE_list("contenders", [], "Which to run; all when empty.")
+
+DOCUMENTS = 16
+PEER = "jax.nn"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A way to attend: ``run(q, k, v, ...) -> out`` and its arguments; least: FLOPs of its definition, forward.
+
+    visits: of a loop whose trip count depends on data, how many it makes on average.
+    """
+
+    name: str
+    run: Callable
+    arguments: tuple
+    least: float
+    visits: float = 1.0
+
+
+def main() -> None:
+    options = flags.FLAGS
+    if options.device != jax.default_backend():
+        raise SystemExit(f"--device={options.device}, but jax runs on {jax.default_backend()}")
+    tensor = max(n for n in range(1, len(jax.devices()) + 1) if options.kv_heads % n == 0)
+    mesh, console = make_mesh(MeshConfig(data=1, tensor=tensor)), rich.console.Console(width=150)
+    rows = []
+    with jax.set_mesh(mesh):
+        for length in map(int, options.lengths):
+            for contender in contenders(length, options):
+                if options.contenders and contender.name not in options.contenders:
+                    continue
+                console.print(f"{length} tokens: {contender.name}", style="dim")
+                rows += [measure(contender, length, gradients, options.repeats, tensor) for gradients in (False, True)]
+    console.print(table(rows))
+    if options.json:
+        report = dict(hardware=hardware(), heads=options.heads, kv_heads=options.kv_heads, rows=rows)
+        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def contenders(length: int, options) -> Iterator[Contender]:
+    """The methods and the peer on one sequence of ``length`` tokens."""
+    n, kv, h = options.heads, options.kv_heads, options.head_dim
+    keys = jax.random.split(jax.random.key(length), 10)
+    dtype = jnp.float32 if options.device == "cpu" else jnp.bfloat16
+    q = jax.random.normal(keys[0], (1, length, n, h), dtype)
+    k, v = (jax.random.normal(key, (1, length, kv, h), dtype) for key in keys[1:3])
+    per_pair, slots = 4.0 * n * h, np.arange(length)
+    dense = per_pair * length * (length + 1) / 2
+    heads = ("batch", None, "heads", None)
+    peer = per_shard(functools.partial(jax.nn.dot_product_attention, is_causal=True), (heads,) * 3, heads)
+    yield Contender(PEER, peer, (q, k, v), dense)
+
+    def ours(name: str, method: Method, tokens: Tokens, least: float, extra: tuple = ()) -> Contender:
+        """extra: of NSA, its compressed and window keys and values, and its gates."""
+        seen = view((method,), tokens)
+        visits = _visits(method, tokens)
+        return Contender(name, _sharded(method, seen), (q, k, v, *extra), least, visits)
+
+    single = sequences(jnp.array([length]), length)
+    yield ours("dense", Dense(), single, dense)
+    window = Window(512)
+    yield ours("window", window, single, per_pair * np.minimum(slots + 1, window.window).sum())
+    moba = MoBA()
+    earlier = slots // moba.block
+    pairs = slots % moba.block + 1 + np.minimum(earlier, moba.picks - 1) * moba.block
+    yield ours("moba", moba, single, per_pair * pairs.sum() + per_pair / 2 * earlier.sum())
+    nsa = NSA()
+    stretches = np.maximum(slots - nsa.length + 1 + nsa.stride, 0) // nsa.stride
+    chosen = np.minimum(slots // nsa.block, nsa.picks - 1) * nsa.block + slots % nsa.block + 1
+    pairs = stretches + chosen + np.minimum(slots + 1, nsa.window)
+    count = -(-length // nsa.block) * nsa.block // nsa.stride
+    ck, cv = (jax.random.normal(key, (1, count, kv, h), dtype) for key in keys[3:5])
+    wk, wv = (jax.random.normal(key, (1, length, kv, h), dtype) for key in keys[5:7])
+    gates = jax.random.uniform(keys[7], (1, length, n, 3), dtype)
+    yield ours("nsa", nsa, single, per_pair * pairs.sum(), (ck, cv, wk, wv, gates))
+    tail = length // DOCUMENTS
+    size = (length - tail) // DOCUMENTS
+    documents = np.where(slots < size * DOCUMENTS, slots // size + 1, TAIL)
+    tokens = dataclasses.replace(single, documents=jnp.asarray(documents, jnp.int32)[None])
+    pairs = np.where(documents > 0, slots % size + 1, slots + 1)
+    yield ours("squid", Dense(), tokens, per_pair * pairs.sum())
+
+
+def _sharded(method: Method, seen: View) -> Callable:
+    heads, rows = ("batch", None, "heads", None), ("batch",)
+
+    def run(q, k, v, ck=None, cv=None, wk=None, wv=None, gates=None):
+        if gates is None:
+            mapped = per_shard(lambda q, keys, seen: attend(method, q, keys, seen), (heads, heads, rows), heads)
+            return mapped(q, KeyValues((k, v)), seen)
+        mapped = per_shard(lambda *xs: attend(method, *xs), (heads, heads, rows, heads), heads)
+        return mapped(q, KeyValues((k, v), (ck, cv), (wk, wv)), seen, gates)
+
+    return run
+
+
+def _visits(method: Method, tokens: Tokens) -> float:
+    """Key blocks that a block of queries visits on average in ``dense_attention``."""
+    length, window = tokens.shape[1], getattr(method, "window", None)
+    block = min(max(128, min(length // 16, (window or length) // 4)), 512)
+    if isinstance(method, MoBA):
+        return 1.0
+    padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -length % block))))
+    pairs = may_see(bounds(padded, block), bounds(padded, block), window)
+    return float(pairs.sum() / pairs.shape[1])
+
+
+def measure(contender: Contender, length: int, gradients: bool, repeats: int, devices: int) -> dict:
+    """Seconds, bytes and FLOPs of the forward pass, or of it and the gradients of all arguments."""
+
+    def both(*arguments):
+        return jax.grad(lambda *x: jnp.sum(contender.run(*x).astype(jnp.float32)), range(len(arguments)))(*arguments)
+
+    row = dict(
+        contender=contender.name, tokens=length, gradients=gradients, least=contender.least * (1 + 2.5 * gradients)
+    )
+    compiled = jax.jit(both if gradients else contender.run).lower(*contender.arguments).compile()
+    memory = compiled.memory_analysis()
+    row["bytes"] = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    row["bytes"] *= devices
+    row["flops"] = matmul_flops(compiled.as_text(), contender.visits) * devices
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if jax.default_backend() == "cpu" and row["bytes"] > 0.95 * free:
+        return row | dict(error=f"needs {row['bytes'] / 2**30:.0f} GiB, {free / 2**30:.0f} are free")
+    seconds = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*contender.arguments))
+        seconds.append(time.perf_counter() - start)
+    seconds = sorted(seconds[1:])
+    return row | dict(seconds=statistics.median(seconds), fastest=seconds[0], slowest=seconds[-1])
+
+
+def table(rows: list[dict]) -> rich.table.Table:
+    """One line per program, with its speed against the peer and against our dense attention at the same length."""
+    view = rich.table.Table()
+    for name in (
+        "tokens",
+        "contender",
+        "pass",
+        "seconds [range]",
+        f"x {PEER}",
+        "x dense",
+        "memory MiB",
+        "GFLOP",
+        "of least",
+    ):
+        view.add_column(name, justify="left" if name in ("contender", "pass") else "right")
+    times = {(row["contender"], row["tokens"], row["gradients"]): row.get("seconds") for row in rows}
+    for row in rows:
+        ratios = []
+        for other in (PEER, "dense"):
+            reference = times.get((other, row["tokens"], row["gradients"]))
+            ratios.append(f"{reference / row['seconds']:.2f}" if reference and "seconds" in row else "-")
+        spread = (
+            f"{row['seconds']:.3f} [{row['fastest']:.3f}, {row['slowest']:.3f}]" if "seconds" in row else row["error"]
+        )
+        view.add_row(
+            str(row["tokens"]),
+            row["contender"],
+            "forward, backward" if row["gradients"] else "forward",
+            spread,
+            *ratios,
+            f"{row['bytes'] / 2**20:,.0f}",
+            f"{row['flops'] / 1e9:,.1f}",
+            f"{row['flops'] / row['least']:.2f}",
+        )
+    return view
+
+
+def hardware() -> str:
+    """The devices and the processor."""
+    kind = jax.devices()[0].device_kind
+    return f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, {platform.processor() or platform.machine()}"

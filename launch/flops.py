@@ -1,0 +1,69 @@
+"""Floating-point operations of a compiled program: its matrix products, each as often as its loops run.
+
+XLA's own ``cost_analysis`` counts the body of a loop once.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\]{},:()*\s/=\"T]*?\)?) ([\w\-]+)\((.*)$")
+_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+
+
+def matmul_flops(hlo: str, unknown_trips: float = 1.0) -> float:
+    """Operations of all matrix products in optimised HLO text (``compiled.as_text()``), a multiply-add counting 2.
+
+    unknown_trips: how often on average a loop runs whose trip count depends on data.
+    """
+    computations, entry = _parse(hlo)
+
+    @functools.cache
+    def total(name: str) -> float:
+        shapes, found = {}, 0.0
+        for result, kind, opcode, rest in computations.get(name, ()):
+            shapes[result] = kind
+            called = _CALLED.findall(rest)
+            if opcode == "dot":
+                found += _dot(kind, shapes, rest)
+            elif opcode == "while":
+                trips = _TRIPS.search(rest)
+                found += (float(trips[1]) if trips else unknown_trips) * sum(total(body) for body in called)
+            else:
+                found += sum(total(body) for body in called)
+        return found
+
+    return total(entry)
+
+
+def _parse(hlo: str) -> tuple[dict[str, list[tuple[str, str, str, str]]], str]:
+    """Instructions (result, shape, opcode, operands and attributes) by computation, and the entry's name."""
+    computations: dict[str, list[tuple[str, str, str, str]]] = {}
+    entry, current = "", None
+    for line in hlo.splitlines():
+        if match := _COMPUTATION.match(line):
+            current = computations.setdefault(match[1], [])
+            entry = match[1] if line.startswith("ENTRY") else entry
+        elif current is not None and (match := _INSTRUCTION.match(line)):
+            current.append((match[1], match[2], match[3], match[4]))
+    if not entry:
+        raise ValueError("no ENTRY computation: is this the text of a compiled program?")
+    return computations, entry
+
+
+def _dot(kind: str, shapes: dict[str, str], rest: str) -> float:
+    left = rest.split(")")[0]
+    shape = _SHAPE.search(left.split("%")[0]) or _SHAPE.search(shapes[re.search(r"%?([\w.\-]+)", left)[1]])
+    sizes = _sizes(shape[1])
+    contracted = _CONTRACTED.search(rest)
+    return 2.0 * math.prod(_sizes(_SHAPE.search(kind)[1])) * math.prod(sizes[i] for i in _sizes(contracted[1]))
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
