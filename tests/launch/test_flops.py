@@ -1,0 +1,43 @@
+"""FLOPs of compiled programs: products are counted as often as their loops run."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from launch.flops import matmul_flops
+
+A, B = jnp.ones((64, 32)), jnp.ones((32, 32))
+ONCE = 2 * 64 * 32 * 32
+
+
+def count(function, *arguments, **options) -> float:
+    return matmul_flops(jax.jit(function).lower(*arguments).compile().as_text(), **options)
+
+
+def chain(a, b, trips):
+    return jax.lax.fori_loop(0, trips, lambda _, x: jnp.sin(x @ b), a)
+
+
+def test_products_count_two_per_multiply_add():
+    assert count(lambda a, b: a @ b, A, B) == ONCE
+    assert count(lambda a: jnp.einsum("bij,bkj->bik", a, a), jnp.ones((3, 8, 5))) == 2 * 3 * 8 * 8 * 5
+
+
+def test_bodies_count_once_per_trip():
+    assert count(lambda a, b: chain(a, b, 7), A, B) == 7 * ONCE
+
+    def nested(a, b):
+        return jax.lax.scan(lambda x, _: (chain(x, b, 3), None), a, None, length=5)[0]
+
+    assert count(nested, A, B) == 15 * ONCE
+
+
+def test_loops_without_a_known_count_take_the_one_given():
+    assert count(chain, A, B, jnp.int32(4), unknown_trips=4.0) == 4 * ONCE
+
+
+def test_other_text_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY computation"):
+        matmul_flops("hello")
