@@ -239,9 +239,9 @@ def table(variants: Mapping[str, Sequence[SweepRun]]) -> rich.table.Table:
         caption=rich.markup.escape("pass@1 in %: mean [lowest, highest] over seeds, or [95 % interval] of one seed"),
         caption_justify="left",
     )
-    view.add_column("variant")
+    view.add_column("variant", overflow="fold")
     for column in ("seeds", *(f"{name} {what}" for name in names for what in ("before", "after", "gain")), "minutes"):
-        view.add_column(column, justify="right")
+        view.add_column(column, justify="right", overflow="fold")
     for variant, runs in variants.items():
         cells = []
         for name in names:

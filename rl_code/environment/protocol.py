@@ -12,7 +12,7 @@ import json
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from models.chat import render, render_tool_results
 from models.tokenizer import Tokenizer
@@ -227,13 +227,15 @@ def _outside(text: str) -> ToolCall:
 class Chat:
     """Turns in a model family's own chat template, with its own way of writing calls.
 
-    family: name of the template in ``models.chat``. Calls are ``<tool_call>`` blocks that hold JSON (``json_calls``:
-    ``{"name": ..., "arguments": {...}}``, as Hermes, Qwen2.5 and Qwen3 write them) or, as Qwen3-Coder writes them,
-    ``<function=name><parameter=key>value</parameter></function>``. Text around the blocks is the model's own business.
+    family: name of the template in ``models.chat``. calls: "json" for ``<tool_call>`` blocks that hold
+    ``{"name": ..., "arguments": {...}}``, as Hermes, Qwen2.5 and Qwen3 write them; "tags" for blocks that hold
+    ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder does; "bare" for one call that is all
+    of the message, ``{"name": ..., "parameters": {...}}``, as Llama 3.1 does. Text around blocks is the model's own
+    business.
     """
 
     family: str
-    json_calls: bool
+    calls: Literal["json", "tags", "bare"]
     stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     verbose: bool = True
 
@@ -246,16 +248,21 @@ class Chat:
 
     def parse(self, text: str, task: Task) -> list[ToolCall]:
         text = text.rpartition("</think>")[2]
+        if self.calls == "bare":
+            body = text.strip().removeprefix("<|python_tag|>").lstrip()
+            return [_parse_json(body, "parameters", _FORMS["bare"]) if body.startswith("{") else self._no_call()]
         pieces = text.split("<tool_call>")[1:]
         if not pieces:
-            form = _JSON_FORM if self.json_calls else _FUNCTION_FORM
-            return [ToolCall("", {}, f"no tool call; write {form}. Call submit when the work is done")]
+            return [self._no_call()]
         calls = []
         for piece in pieces:
             body, end, _ = piece.partition("</tool_call>")
-            call = _parse_json(body) if self.json_calls else _parse_function(body)
+            call = _parse_json(body, "arguments", _FORMS["json"]) if self.calls == "json" else _parse_function(body)
             calls.append(call if end or call.error else ToolCall(call.name, {}, "the call is not closed"))
         return calls
+
+    def _no_call(self) -> ToolCall:
+        return ToolCall("", {}, f"no tool call; write {_FORMS[self.calls]}. Call submit when the work is done")
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         return _answer(self.family, results)
@@ -264,21 +271,24 @@ class Chat:
         return False
 
 
-_JSON_FORM = 'a JSON object {"name": ..., "arguments": {...}} inside tool_call tags'
-_FUNCTION_FORM = "function and parameter tags inside tool_call tags"
+_FORMS = {
+    "json": 'a JSON object {"name": ..., "arguments": {...}} inside tool_call tags',
+    "tags": "function and parameter tags inside tool_call tags",
+    "bare": 'a JSON object {"name": ..., "parameters": {...}} and nothing else',
+}
 
 
-def _parse_json(body: str) -> ToolCall:
-    """A call from the inside of a JSON tool_call block."""
+def _parse_json(body: str, key: str, form: str) -> ToolCall:
+    """A call written as JSON, its arguments under ``key``."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
-        return ToolCall("", {}, f"the call is not valid JSON ({error}); write {_JSON_FORM}")
+        return ToolCall("", {}, f"the call is not valid JSON ({error}); write {form}")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return ToolCall("", {}, f"the call has no name; write {_JSON_FORM}")
-    arguments = value.get("arguments", {})
+        return ToolCall("", {}, f"the call has no name; write {form}")
+    arguments = value.get(key, {})
     if not isinstance(arguments, dict):
-        return ToolCall(value["name"], {}, "arguments must be a JSON object")
+        return ToolCall(value["name"], {}, f"{key} must be a JSON object")
     return ToolCall(value["name"], arguments)
 
 
@@ -290,7 +300,7 @@ def _parse_function(body: str) -> ToolCall:
     """A call from the inside of a Qwen3-Coder tool_call block; values are typed by the tool's schema."""
     function = _FUNCTION.fullmatch(body)
     if function is None:
-        return ToolCall("", {}, f"the call has no closed function tag; write {_FUNCTION_FORM}")
+        return ToolCall("", {}, f"the call has no closed function tag; write {_FORMS['tags']}")
     name, inside = function[1].strip(), function[2]
     arguments: dict[str, Any] = {}
     position = 0
@@ -351,8 +361,9 @@ class Completion:
 
 PROTOCOLS: dict[str, Protocol] = {
     "compact": Compact(),
-    "hermes": Chat("qwen", json_calls=True),
-    "qwen3_coder": Chat("qwen3_coder", json_calls=False),
+    "hermes": Chat("qwen", "json"),
+    "qwen3_coder": Chat("qwen3_coder", "tags"),
+    "llama3": Chat("llama3", "bare", stop_tokens=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")),
     "completion": Completion("smollm2"),
     "raw_completion": Completion(None),
 }

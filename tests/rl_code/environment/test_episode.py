@@ -222,6 +222,30 @@ def test_writing_and_submitting_opens_no_sandbox_of_its_own(make, tokenizer, poo
     assert not pool.opened
 
 
+def test_llama_episodes_read_as_the_family_renders_a_conversation(make, task):
+    special = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
+    ends = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+    tokenizer = Tokenizer.train(["def f(x):"] * 2, 300, (*special, *ends), eos=ends[0], pad=ends[2])
+    limits = Limits(turns=4, tokens=20_000, turn_tokens=2_000, test_runs=2, command_s=5.0)
+    episode = make(protocol=PROTOCOLS["llama3"], limits=limits, tokenizer=tokenizer)
+    episode.start()
+    conversation = list(task.messages)
+    for tool, arguments in [("write_file", {"path": "solution.py", "content": BAD}), ("run_tests", {}), ("submit", {})]:
+        call = [{"function": {"name": tool, "arguments": arguments}}]
+        message = {"role": "assistant", "content": "", "tool_calls": call}
+        text = render("llama3", [message], add_generation_prompt=False).partition("<|end_header_id|>\n\n")[2]
+        say(episode, tokenizer, text)
+        conversation.append(message)
+    trajectory = episode.finish()
+    assert trajectory.status == "submitted" and trajectory.malformed_calls == 0
+    results = [turn.results[0].content for turn in trajectory.turns if turn.results]
+    told = list(task.messages)
+    for message, content in zip(conversation[len(told) :], [*results[:2], None], strict=True):
+        told += [message] + ([] if content is None else [{"role": "tool", "content": content}])
+    schemas = [{"type": "function", "function": TOOLS[tool].schema} for tool in task.tools]
+    assert tokenizer.decode(trajectory.tokens) == render("llama3", told, schemas, add_generation_prompt=False)
+
+
 @pytest.mark.parametrize(("name", "family"), [("hermes", "qwen"), ("qwen3_coder", "qwen3_coder")])
 def test_chat_episodes_read_as_the_family_renders_a_conversation(make, task, name, family):
     ends = ("<|im_end|>", "<|endoftext|>")

@@ -25,7 +25,9 @@ TASK = Task(
     hidden_tests=Tests(),
     reference={},
 )
-COMPACT, HERMES, CODER, COMPLETION = (PROTOCOLS[n] for n in ("compact", "hermes", "qwen3_coder", "completion"))
+COMPACT, HERMES, CODER, LLAMA, COMPLETION = (
+    PROTOCOLS[name] for name in ("compact", "hermes", "qwen3_coder", "llama3", "completion")
+)
 
 plain = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<"), max_size=20)
 written = st.builds(lambda text: ToolCall("write_file", {"path": "s.py", "content": text}), plain)
@@ -57,6 +59,15 @@ def test_qwen3_coder_messages_are_parsed_back(made):
     assistant = {"role": "assistant", "content": "", "tool_calls": spec}
     text = render("qwen3_coder", [assistant], add_generation_prompt=False)
     assert CODER.parse(text.rpartition("<|im_end|>")[0], TASK) == made
+
+
+@given(calls, st.sampled_from(["", "<|python_tag|>"]))
+def test_llama_messages_are_parsed_back(made, tag):
+    for call in made:  # one call per message
+        spec = [{"function": {"name": call.name, "arguments": dict(call.arguments)}}]
+        text = render("llama3", [{"role": "assistant", "content": "", "tool_calls": spec}], add_generation_prompt=False)
+        text = text.partition("<|end_header_id|>\n\n")[2].rpartition("<|eot_id|>")[0]
+        assert LLAMA.parse(tag + text, TASK) == [call]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +107,10 @@ def test_malformed_compact_calls_are_named(text, named):
         (CODER, "<tool_call><function=submit></tool_call>", "function tag"),
         (CODER, "<tool_call><function=read_file><parameter=path>a</function></tool_call>", "parameter tag"),
         (CODER, "done", "no tool call"),
+        (LLAMA, "I would submit.", "no tool call; write a JSON object"),
+        (LLAMA, '{"name": "submit", "parameters": {}} done', "not valid JSON"),
+        (LLAMA, '{"parameters": {}}', "no name"),
+        (LLAMA, '{"name": "submit", "parameters": []}', "parameters must be a JSON object"),
     ],
 )
 def test_malformed_chat_calls_are_named(protocol, text, named):
@@ -123,7 +138,7 @@ marks = st.sampled_from(
 
 @given(st.lists(marks | plain, max_size=6).map("".join))
 def test_tool_output_cannot_forge_marks(text):
-    for name in ("compact", "hermes", "qwen3_coder"):
+    for name in ("compact", "hermes", "qwen3_coder", "llama3"):
         protocol = PROTOCOLS[name]
         frame = protocol.observation([ToolResult("terminal", "a")])
         answer = protocol.observation([ToolResult("terminal", text)])
