@@ -9,13 +9,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from attention.blocks import Blocks, Entries, aligned, entries, in_place
-from attention.dense import dense_attention
+from attention.dense import DIRECT, dense_attention, masked_attention
 from attention.moba import MoBA, moba_attention
 from attention.nsa import NSA, nsa_attention
-from pallas_kernels.tokens import Tokens
+from pallas_kernels.tokens import Tokens, visible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,19 +36,18 @@ class Window:
 
 Method = Dense | Window | MoBA | NSA
 
-# By the name that configs use.
-METHODS = {"dense": Dense, "window": Window, "moba": MoBA, "nsa": NSA}
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class View:
     """Rows of tokens as the layers see them, computed once for all of them.
 
-    blocks: the rows cut into blocks, by their size. stretches: those that an NSA layer compresses.
+    masks: who sees whom, by the window (0 for none), of rows short enough for ``masked_attention``. blocks: the rows
+    cut into blocks, by their size. stretches: those that an NSA layer compresses.
     """
 
     tokens: Tokens
+    masks: dict[int, Bool[Array, "B T T"]]
     blocks: dict[int, Blocks]
     stretches: dict[NSA, Entries]
 
@@ -59,11 +58,14 @@ def view(methods: Sequence[Method], tokens: Tokens, runs: int | None = None) -> 
     runs: None when every sequence and document starts at a slot that is a multiple of the blocks' size; else the most
     runs of one segment, branch and document in a row (see ``aligned``).
     """
+    windows = {0 if isinstance(method, Dense) else method.window for method in methods if not isinstance(method, MoBA)}
+    short = tokens.shape[1] <= DIRECT
+    masks = {window: visible(tokens, tokens, window or None) for window in sorted(windows) if short}
     sizes = sorted({method.block for method in methods if isinstance(method, NSA | MoBA)})
     blocks = {size: in_place(tokens, size) if runs is None else aligned(tokens, size, runs) for size in sizes}
     sparse = {method for method in methods if isinstance(method, NSA)}
     stretches = {method: entries(blocks[method.block], method.length, method.stride) for method in sparse}
-    return View(tokens, blocks, stretches)
+    return View(tokens, masks, blocks, stretches)
 
 
 @jax.tree_util.register_dataclass
@@ -90,15 +92,22 @@ def attend(
     """Attention of the rows to themselves by a method. gates: of NSA's branches, after the sigmoid."""
     tokens = view.tokens
     if isinstance(method, Dense):
-        return dense_attention(q, *keys.main, tokens, tokens)[0]
+        return _all_keys(q, keys.main, view, 0)
     if isinstance(method, Window):
-        return dense_attention(q, *keys.main, tokens, tokens, window=method.window)[0]
+        return _all_keys(q, keys.main, view, method.window)
     blocks = view.blocks[method.block]
     main = tuple(blocks.place(x) for x in keys.main)
     if isinstance(method, MoBA):
         return moba_attention(q, *main, tokens, blocks, method)[0]
-    stretches = view.stretches[method]
-    return nsa_attention(q, keys.compressed, main, keys.window, gates, tokens, tokens, blocks, stretches, method)
+    window = _all_keys(q, keys.window, view, method.window)
+    return nsa_attention(q, keys.compressed, main, window, gates, tokens, blocks, view.stretches[method], method)
+
+
+def _all_keys(q, keys, view: View, window: int):
+    """Attention to every key of the window, or to all where it is 0."""
+    if view.masks:
+        return masked_attention(q, *keys, view.masks[window])[0]
+    return dense_attention(q, *keys, view.tokens, view.tokens, window=window or None)[0]
 
 
 def stretch_positions(method: NSA, positions: Int[Array, "B T"], view: View) -> Int[Array, "B E"]:

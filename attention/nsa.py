@@ -28,7 +28,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.blocks import Blocks, Entries, sees, stretches
-from attention.dense import MASKED, check_heads, dense_attention
+from attention.dense import MASKED, check_heads
 from attention.selected import selected_attention
 from pallas_kernels.tokens import Tokens
 
@@ -85,25 +85,23 @@ def nsa_attention(
     q: Float[Array, "B T N H"],
     compressed: tuple[Float[Array, "B E K H"], Float[Array, "B E K H"]],
     selected: tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]],
-    window: tuple[Float[Array, "B U K H"], Float[Array, "B U K H"]],
+    window: Float[Array, "B T N H"],
     gates: Float[Array, "B T N 3"],
     q_tokens: Tokens,
-    window_tokens: Tokens,
     blocks: Blocks,
     stretched: Entries,
     config: NSA,
 ) -> Float[Array, "B T N H"]:
     """The gated sum of the three branches.
 
-    compressed, selected, window: keys and values, the first per stretch, the second in the places of ``blocks``, the
-    third of ``window_tokens``. gates: after the sigmoid, in the order of the branches.
+    compressed, selected: keys and values, the first per stretch, the second in the places of ``blocks``. window: the
+    output of the third branch. gates: after the sigmoid, in the order of the branches.
     """
     check_heads(q, selected[0])
     out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, config)
     out_s, _ = selected_attention(q, *selected, picks, q_tokens.order, place_order(blocks.tokens), size=config.block)
-    out_w, _ = dense_attention(q, *window, q_tokens, window_tokens, window=config.window)
-    outs = jnp.stack([out_c, out_s, out_w], axis=-1)
-    return jnp.sum(outs * gates[..., None, :].astype(outs.dtype), axis=-1)
+    parts = zip((out_c, out_s, window), jnp.split(gates.astype(window.dtype), 3, axis=-1), strict=True)
+    return sum(out * gate for out, gate in parts)
 
 
 def place_order(tokens: Tokens) -> Int[Array, "B S"]:

@@ -106,8 +106,13 @@ def named_parameters(model: Transformer) -> dict[str, nnx.Variable]:
 def stored_tensors(model: Transformer, naming: str) -> Iterator[tuple[str, Parameter, nnx.Variable, int | None]]:
     """(name, parameter, variable, layer) of each tensor a checkpoint of the model holds, in the order of the layers.
 
-    naming: "huggingface" or "gguf". layer: None for tensors outside the layers.
+    naming: "huggingface" or "gguf". layer: None for tensors outside the layers. Raises ValueError for a model with
+    parameters that these formats have no names for.
     """
+    if hasattr(model, "nsa"):
+        raise ValueError(
+            f"{naming} checkpoints have no place for NSA layers, which attention={model.config.attention} has"
+        )
     variables = named_parameters(model)
     layers = [path for path in variables if path.startswith("layers.")]
     for path, variable in variables.items():

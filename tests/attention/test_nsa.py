@@ -12,6 +12,7 @@ import pytest
 
 from attention import reference
 from attention.blocks import Blocks, aligned, entries, in_place
+from attention.dense import dense_attention
 from attention.nsa import NSA, block_scores, compress, compressed_attention, nsa_attention
 from pallas_kernels.tokens import Tokens, sequences
 from tests.attention.rows import Piece, documents, normal, pack, relative
@@ -55,7 +56,8 @@ def ours(x: Inputs, phi, tokens: Tokens, blocks: Blocks, config: NSA):
     stretched = entries(blocks, config.length, config.stride)
     compressed = tuple(compress(blocks.place(y), *mlp, config) for y, mlp in zip(x.compressed, phi, strict=True))
     selected = tuple(blocks.place(y) for y in x.selected)
-    return nsa_attention(x.q, compressed, selected, x.window, x.gates, tokens, tokens, blocks, stretched, config)
+    window, _ = dense_attention(x.q, *x.window, tokens, tokens, window=config.window)
+    return nsa_attention(x.q, compressed, selected, window, x.gates, tokens, blocks, stretched, config)
 
 
 def theirs(x: Inputs, phi, config: NSA):

@@ -11,6 +11,7 @@ from flax import nnx
 from attention.methods import Dense, Window
 from attention.moba import MoBA
 from attention.nsa import NSA
+from models import huggingface
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import ModelConfig, Transformer
 from pallas_kernels.tokens import sequences
@@ -129,6 +130,11 @@ def test_bfloat16_follows_float32(pattern):
     exact = jax.jit(logits)(model(pattern), tokens, where.order, where)
     rounded = jax.jit(logits)(model(pattern, dtype="bfloat16"), tokens, where.order, where)
     assert relative(rounded, exact) < 0.05
+
+
+def test_formats_of_others_have_no_place_for_nsa(tmp_path):
+    with pytest.raises(ValueError, match="huggingface checkpoints have no place for NSA layers"):
+        huggingface.save(tmp_path / "model", model("mixed"), max_positions=64)
 
 
 def test_layers_must_come_in_whole_periods():
