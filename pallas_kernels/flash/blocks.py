@@ -1,0 +1,58 @@
+"""How rows are cut into blocks: their sizes per device, and the lists of blocks that each block visits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.tokens import Tokens, bounds, may_see
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningConfig:
+    """Tokens per block of queries and of keys, forward and backward; steps: key or query blocks in flight (GPU)."""
+
+    block_q: int
+    block_kv: int
+    block_q_backward: int
+    block_kv_backward: int
+    steps: int = 2
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if (value := getattr(self, field.name)) < 1:
+                raise ValueError(f"{field.name}={value} must be positive")
+
+
+def heuristic(implementation: str, groups: int, head_dim: int) -> TuningConfig:
+    """Block sizes for "tpu" or "gpu" and ``groups`` query heads per key/value head; nothing was timed."""
+    if implementation == "gpu":
+        # two warpgroups of 64 queries each; the backward passes hold twice as many accumulators
+        return TuningConfig(128, 128 if head_dim <= 128 else 64, 128, 64)
+    # a block holds its query heads of one key/value head: about 1,024 rows of scores, and full lanes
+    block_q = min(max(128, 1024 // groups // 128 * 128), 512)
+    return TuningConfig(block_q, 512, max(128, block_q // 2), 256)
+
+
+def pad(x: jax.Array, block: int, axis: int = 1) -> jax.Array:
+    """x with ``axis`` padded by zeros to a multiple of ``block``; zero is padding in Tokens too."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, -x.shape[axis] % block)
+    return jnp.pad(x, widths)
+
+
+def visits(q: Tokens, k: Tokens, block_q: int, block_kv: int, window: int | None) -> tuple[jax.Array, jax.Array]:
+    """What each block must visit, from padded tokens.
+
+    Returns int32 lists [B, query blocks, 1 + key blocks] and [B, key blocks, 1 + query blocks]: first how many, then
+    the blocks in order, then blocks that are not needed.
+    """
+    seen = may_see(bounds(q, block_q), bounds(k, block_kv), window)
+    return _lists(seen), _lists(seen.swapaxes(1, 2))
+
+
+def _lists(seen: jax.Array) -> jax.Array:
+    order = jnp.argsort(~seen, axis=-1, stable=True).astype(jnp.int32)
+    return jnp.concatenate([seen.sum(axis=-1, keepdims=True, dtype=jnp.int32), order], axis=-1)

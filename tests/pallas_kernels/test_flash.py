@@ -1,0 +1,160 @@
+"""The flash kernels equal the definition in float64, in values and gradients, whatever the masks and group sizes."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.flash import reference
+from pallas_kernels.flash.api import flash_attention
+from pallas_kernels.flash.blocks import TuningConfig, pad, visits
+from pallas_kernels.tokens import Tokens, sequences, visible
+from tests.attention.rows import Piece, documents, normal, pack, relative
+
+SMALL = TuningConfig(block_q=16, block_kv=24, block_q_backward=24, block_kv_backward=16)
+PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]
+INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+
+
+@pytest.fixture(autouse=True)
+def no_races():
+    """No kernel of the test reads what is still being written."""
+    pltpu.reset_tpu_interpret_mode_state()
+    yield
+    if interpret_pallas_call.races is not None:
+        assert not interpret_pallas_call.races.races_found
+
+
+def rows(kind: str) -> tuple[Tokens, Tokens]:
+    """Tokens of the queries and of the keys."""
+    if kind == "prefill":  # 13 new tokens after 30 in the cache, and a row whose queries see nothing
+        keys, slots = sequences(jnp.array([43, 0]), 50), jnp.zeros((2, 1), jnp.int32) + jnp.arange(13, dtype=jnp.int32)
+        ones, zeros = jnp.ones_like(slots), jnp.zeros_like(slots)
+        return Tokens(segments=ones, branches=zeros, documents=zeros, order=slots + 30), keys
+    if kind == "packed":
+        tokens = pack(PIECES, 64)[0]
+    elif kind == "documents":
+        tokens = documents([9, 0, 17, 8], 6, block=4, prefix=3)
+    else:
+        tokens = sequences(jnp.array([40, 37]), 40)
+    return tokens, tokens
+
+
+def inputs(q_tokens: Tokens, k_tokens: Tokens, heads=4, kv_heads=2, size=8, dtype=jnp.float64):
+    (batch, queries), keys = q_tokens.shape, k_tokens.shape[1]
+    return normal(0, (batch, queries, heads, size), *[(batch, keys, kv_heads, size)] * 2, dtype=dtype)
+
+
+def run(function, qkv, weights):
+    """(out, lse) and the gradients of a weighted sum of both, under one jit."""
+
+    def loss(*qkv):
+        out, lse = function(*qkv)
+        seen = jnp.isfinite(lse)
+        return jnp.sum(out * weights[0]) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0)), (out, lse)
+
+    gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
+    return results, gradients
+
+
+def check(tokens, heads=4, kv_heads=2, size=8, window=None, dtype=jnp.float32, **options):
+    """Values and gradients against the reference, within the bounds of the dtype and twice the naive error."""
+    wide = inputs(*tokens, heads, kv_heads, size)
+    weights = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
+    naive = functools.partial(reference.attention, q_tokens=tokens[0], k_tokens=tokens[1], window=window)
+    (out, lse), gradients = run(naive, wide, weights)
+    narrow = [x.astype(dtype) for x in wide]
+    naive_results, naive_gradients = run(naive, narrow, weights)
+    found, found_gradients = run(
+        lambda *x: flash_attention(*x, *tokens, window=window, tuning=SMALL, **options), narrow, weights
+    )
+    most, most_gradients = (1e-5, 1e-4) if dtype == jnp.float32 else (5e-3, 1e-2)
+    naive_error = relative(naive_results[0], out)
+    assert found[0].dtype == dtype and found[1].dtype == jnp.float32
+    assert relative(found[0], out) < (most if dtype == jnp.float32 else min(most, 2 * naive_error))
+    finite = np.isfinite(lse)
+    assert np.array_equal(np.asarray(found[1]) > -np.inf, finite)
+    # in bfloat16 the inputs themselves are rounded
+    expected = lse if dtype == jnp.float32 else naive_results[1]
+    assert np.abs(np.asarray(found[1], np.float64) - expected)[finite].max() < 1e-4
+    for one, wanted, rough in zip(found_gradients, gradients, naive_gradients, strict=True):
+        bound = most_gradients if dtype == jnp.float32 else min(most_gradients, 2 * relative(rough, wanted))
+        assert one.dtype == dtype and relative(one, wanted) < bound
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("kind", ["single", "packed", "documents", "prefill"])
+def test_tpu_equals_the_definition_in_values_and_gradients(x64, kind, window):
+    check(rows(kind), window=window, implementation="tpu", interpret=INTERPRET)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 1), (16, 1), (6, 2)])
+def test_tpu_group_sizes(x64, heads, kv_heads):
+    check(rows("single"), heads, kv_heads, implementation="tpu", interpret=INTERPRET)
+
+
+def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
+    check(rows("packed"), size=32, dtype=jnp.bfloat16, implementation="tpu", interpret=INTERPRET)
+
+
+def test_tpu_does_not_read_blocks_that_are_not_seen():
+    tokens, _ = rows("single")
+    q, k, v = inputs(tokens, tokens, dtype=jnp.float32)
+    attend = jax.jit(
+        lambda *x: flash_attention(*x, tokens, tokens, tuning=SMALL, implementation="tpu", interpret=INTERPRET)
+    )
+    clean = attend(q, k, v)
+    poisoned = attend(q, *(x.at[:, SMALL.block_kv :].set(jnp.nan) for x in (k, v)))
+    for found, expected in zip(poisoned, clean, strict=True):
+        assert np.array_equal(found[:, : SMALL.block_q], expected[:, : SMALL.block_q])
+        assert np.isnan(found[:, SMALL.block_kv :]).any()
+
+
+def test_lists_hold_what_is_seen_in_order():
+    q_tokens, k_tokens = (x.map(lambda y: pad(y, 8)) for x in rows("prefill"))
+    to_keys, to_queries = visits(q_tokens, k_tokens, 8, 8, None)
+    pairs = np.asarray(visible(q_tokens, k_tokens)).reshape(2, 2, 8, 7, 8).any(axis=(2, 4))
+    for lists, expected in ((to_keys, pairs), (to_queries, pairs.swapaxes(1, 2))):
+        for row in range(2):
+            for found, wanted in zip(np.asarray(lists)[row], expected[row], strict=True):
+                listed = found[1 : 1 + found[0]]
+                assert list(listed) == sorted(set(listed)) and set(np.flatnonzero(wanted)) <= set(listed)
+    assert np.asarray(to_keys)[1, :, 0].max() == 0
+
+
+def test_without_an_accelerator_the_definition_is_chosen(x64):
+    tokens = rows("packed")
+    qkv = inputs(*tokens)
+    for found, expected in zip(flash_attention(*qkv, *tokens), reference.attention(*qkv, *tokens), strict=True):
+        assert found.dtype == jnp.float64 and np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"implementation": "triton"}, "implementation='triton' must be one of"),
+        ({"implementation": "tpu"}, "backend='cpu' is not 'tpu', and interpret=False"),
+        ({"implementation": "gpu"}, "backend='cpu' is not 'gpu', and interpret=False"),
+        ({"heads": 3}, "num_heads=3 must be a multiple of num_kv_heads=2"),
+        ({"heads": 34, "implementation": "tpu", "interpret": INTERPRET}, "17 query heads share a key/value head"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_values(options, message):
+    tokens = rows("single")
+    heads = options.get("heads", 4)
+    q, k, v = inputs(*tokens, heads, dtype=jnp.float32)
+    with pytest.raises(ValueError, match=message):
+        flash_attention(q, k, v, *tokens, **{name: x for name, x in options.items() if name != "heads"})
+
+
+def test_values_of_another_dtype_are_refused():
+    tokens = rows("single")
+    q, k, v = inputs(*tokens, dtype=jnp.float32)
+    with pytest.raises(ValueError, match=r"the dtypes \['bfloat16', 'float32'\] must be one of"):
+        flash_attention(q, k, v.astype(jnp.bfloat16), *tokens, implementation="tpu", interpret=INTERPRET)
