@@ -180,10 +180,10 @@ def _forward_kernel(
         acc[...] = acc[...] * shrink + _dot(weights.astype(v_two.dtype), v_two[slot], ((1,), (0,)))
 
     _stream(lists, ((k, k_two), (v, v_two)), (k_tok, tok_two), semaphores, visit)
-    seen = total[...] > 0
-    divisor = jnp.where(seen, total[...], 1.0)
+    nothing = total[...] == 0
+    divisor = jnp.where(nothing, 1.0, total[...])
     out[0, 0, 0] = (acc[...] / divisor).astype(out.dtype)
-    lse[0, 0, 0] = _to_lanes(jnp.where(seen, jnp.log(divisor) + top[...], -jnp.inf))
+    lse[0, 0, 0] = _to_lanes(jnp.where(nothing, -jnp.inf, jnp.log(divisor) + top[...]))
 
 
 def _backward_q_kernel(
