@@ -33,7 +33,47 @@ def heuristic(implementation: str, groups: int, head_dim: int) -> TuningConfig:
         return TuningConfig(128, 128 if head_dim <= 128 else 64, 128, 64)
     # a block holds its query heads of one key/value head: about 1,024 rows of scores, and full lanes
     block_q = min(max(128, 1024 // groups // 128 * 128), 512)
-    return TuningConfig(block_q, 512, max(128, block_q // 2), 256)
+    return TuningConfig(block_q, 512, max(128, block_q // 2), 512)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a kernel does at least: floating-point operations of its products, exponentials, bytes of HBM moved."""
+
+    flops: int
+    transcendentals: int
+    bytes_accessed: int
+
+
+# products of a head's size per pair of query and key: scores and values; and for gradients the scores' and their own
+_PRODUCTS = {"forward": 2, "backward_q": 3, "backward_kv": 4}
+
+
+def cost(
+    kernel: str,
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    itemsize: int,
+    tuning: TuningConfig,
+    window: int | None = None,
+) -> Cost:
+    """Cost of "forward", "backward_q" or "backward_kv" on whole causal rows q [B, T, N, H], k [B, S, K, H].
+
+    The real one depends on the tokens. Queries are the last T of the S; blocks that are streamed count as often.
+    """
+    batch, queries, heads, head_dim = q_shape
+    keys, kv_heads = k_shape[1:3]
+    mean = min(keys - (queries - 1) / 2, window or keys) if keys >= queries else keys / 2
+    pairs = int(batch * queries * mean)
+    q_bytes, k_bytes = (batch * x * head_dim * itemsize for x in (queries * heads, keys * kv_heads))
+    if kernel == "backward_kv":
+        streamed = 2 * heads * head_dim * itemsize * pairs // tuning.block_kv_backward
+        moved = 4 * k_bytes + streamed
+    else:
+        block = tuning.block_q if kernel == "forward" else tuning.block_q_backward
+        streamed = 2 * kv_heads * head_dim * itemsize * pairs // block
+        moved = (2 if kernel == "forward" else 3) * q_bytes + streamed
+    return Cost(_PRODUCTS[kernel] * 2 * heads * head_dim * pairs, heads * pairs, moved)
 
 
 def pad(x: jax.Array, block: int, axis: int = 1) -> jax.Array:

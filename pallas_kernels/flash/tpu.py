@@ -10,6 +10,7 @@ Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N /
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.flash.blocks import TuningConfig, pad, visits
+from pallas_kernels.flash.blocks import Cost, TuningConfig, cost, pad, visits
 from pallas_kernels.tokens import Tokens, sees
 
 # The score of a key that must not be seen: finite, so that a row that sees nothing stays finite.
@@ -28,6 +29,9 @@ VMEM_LIMIT = 100 * 2**20
 MAX_GROUPS = 16
 LANES = 128
 DTYPES = ("float32", "bfloat16")
+# The devices that the kernels are written for.
+TARGETS = ("v5e", "v5p", "v6e")
+ELSEWHERE = "no kernel for this TPU"
 
 
 def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str | None:
@@ -51,6 +55,7 @@ def forward(
     batch, length, heads, head_dim = q.shape
     kv_heads, block_q, block_kv = k.shape[2], tuning.block_q, tuning.block_kv
     q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
+    shapes = (q.shape, k.shape)
     lists, _ = visits(q_tokens, k_tokens, block_q, block_kv, window)
     q, k, v = (_to_blocks(*x) for x in ((q, kv_heads, block_q), (k, kv_heads, block_kv), (v, kv_heads, block_kv)))
     blocks, rows, lanes = q.shape[2:]
@@ -74,6 +79,7 @@ def forward(
         ],
         compiler_params=_params(),
         interpret=interpret,
+        cost_estimate=_estimate(cost("forward", *shapes, k.dtype.itemsize, tuning, window)),
         name="flash_forward",
     )(lists[:, :, None], q, _columns(q_tokens, block_q), k, v, _rows(k_tokens, block_kv))
     lse = _from_blocks(lse.swapaxes(3, 4), block_q, (batch, length, heads, 1))[..., 0]
@@ -85,6 +91,7 @@ def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning
     batch, length, heads, head_dim = q.shape
     kv_heads, block_q, block_kv = k.shape[2], tuning.block_q_backward, tuning.block_kv_backward
     q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
+    shapes = (q.shape, k.shape)
     lists, _ = visits(q_tokens, k_tokens, block_q, block_kv, window)
     sums = _to_rows(lse, delta, kv_heads, block_q)
     q, d_out = (_to_blocks(x, kv_heads, block_q) for x in (q, d_out.astype(q.dtype)))
@@ -112,6 +119,7 @@ def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning
         ],
         compiler_params=_params(),
         interpret=interpret,
+        cost_estimate=_estimate(cost("backward_q", *shapes, k.dtype.itemsize, tuning, window)),
         name="flash_backward_q",
     )(lists[:, :, None], q, d_out, sums, _columns(q_tokens, block_q), k, v, _rows(k_tokens, block_kv))
     return _from_blocks(dq, block_q, (batch, length, heads, head_dim))
@@ -124,6 +132,7 @@ def backward_kv(
     batch, length, kv_heads, head_dim = k.shape
     block_q, block_kv = tuning.block_q_backward, tuning.block_kv_backward
     q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
+    shapes = (q.shape, k.shape)
     _, lists = visits(q_tokens, k_tokens, block_q, block_kv, window)
     sums = _to_rows(lse, delta, kv_heads, block_q)
     q, d_out = (_to_blocks(x, kv_heads, block_q) for x in (q, d_out.astype(q.dtype)))
@@ -152,6 +161,7 @@ def backward_kv(
         ],
         compiler_params=_params(),
         interpret=interpret,
+        cost_estimate=_estimate(cost("backward_kv", *shapes, k.dtype.itemsize, tuning, window)),
         name="flash_backward_kv",
     )(lists[:, :, None], k, v, _columns(k_tokens, block_kv), q, d_out, sums, _rows(q_tokens, block_q))
     dk, dv = (_from_blocks(x, block_kv, (batch, length, kv_heads, head_dim)) for x in (dk, dv))
@@ -310,6 +320,10 @@ def _to_sublanes(row):
 
 def _params() -> pltpu.CompilerParams:
     return pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel"), vmem_limit_bytes=VMEM_LIMIT)
+
+
+def _estimate(cost: Cost) -> pl.CostEstimate:
+    return pl.CostEstimate(**dataclasses.asdict(cost))
 
 
 def _list_spec(lists: jax.Array) -> pl.BlockSpec:
