@@ -12,12 +12,17 @@ from pallas_kernels.tokens import Tokens, bounds, may_see
 
 @dataclasses.dataclass(frozen=True)
 class TuningConfig:
-    """Tokens per block of queries and of keys, forward and backward; steps: key or query blocks in flight (GPU)."""
+    """Tokens per block of queries and of keys, of the forward pass and of each backward pass.
+
+    steps: blocks in flight on GPU; on TPU there are always two.
+    """
 
     block_q: int
     block_kv: int
-    block_q_backward: int
-    block_kv_backward: int
+    block_q_dq: int
+    block_kv_dq: int
+    block_q_dkv: int
+    block_kv_dkv: int
     steps: int = 2
 
     def __post_init__(self) -> None:
@@ -29,11 +34,11 @@ class TuningConfig:
 def heuristic(implementation: str, groups: int, head_dim: int) -> TuningConfig:
     """Block sizes for "tpu" or "gpu" and ``groups`` query heads per key/value head; nothing was timed."""
     if implementation == "gpu":
-        # two warpgroups of 64 queries each; the backward passes hold twice as many accumulators
-        return TuningConfig(128, 128 if head_dim <= 128 else 64, 128, 64)
+        # what a thread block holds is two tiles of 64; what it streams is bounded by registers
+        return TuningConfig(128, 128, 128, 64, 64, 128)
     # a block holds its query heads of one key/value head: about 1,024 rows of scores, and full lanes
     block_q = min(max(128, 1024 // groups // 128 * 128), 512)
-    return TuningConfig(block_q, 512, max(128, block_q // 2), 512)
+    return TuningConfig(block_q, 512, max(128, block_q // 2), 512, max(128, block_q // 2), 512)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +72,10 @@ def cost(
     pairs = int(batch * queries * mean)
     q_bytes, k_bytes = (batch * x * head_dim * itemsize for x in (queries * heads, keys * kv_heads))
     if kernel == "backward_kv":
-        streamed = 2 * heads * head_dim * itemsize * pairs // tuning.block_kv_backward
+        streamed = 2 * heads * head_dim * itemsize * pairs // tuning.block_kv_dkv
         moved = 4 * k_bytes + streamed
     else:
-        block = tuning.block_q if kernel == "forward" else tuning.block_q_backward
+        block = tuning.block_q if kernel == "forward" else tuning.block_q_dq
         streamed = 2 * kv_heads * head_dim * itemsize * pairs // block
         moved = (2 if kernel == "forward" else 3) * q_bytes + streamed
     return Cost(_PRODUCTS[kernel] * 2 * heads * head_dim * pairs, heads * pairs, moved)

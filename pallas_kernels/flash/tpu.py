@@ -89,7 +89,7 @@ def forward(
 def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False) -> jax.Array:
     """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing has lse +large."""
     batch, length, heads, head_dim = q.shape
-    kv_heads, block_q, block_kv = k.shape[2], tuning.block_q_backward, tuning.block_kv_backward
+    kv_heads, block_q, block_kv = k.shape[2], tuning.block_q_dq, tuning.block_kv_dq
     q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
     shapes = (q.shape, k.shape)
     lists, _ = visits(q_tokens, k_tokens, block_q, block_kv, window)
@@ -130,7 +130,7 @@ def backward_kv(
 ) -> tuple[jax.Array, jax.Array]:
     """(dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
     batch, length, kv_heads, head_dim = k.shape
-    block_q, block_kv = tuning.block_q_backward, tuning.block_kv_backward
+    block_q, block_kv = tuning.block_q_dkv, tuning.block_kv_dkv
     q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
     shapes = (q.shape, k.shape)
     _, lists = visits(q_tokens, k_tokens, block_q, block_kv, window)

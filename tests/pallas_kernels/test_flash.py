@@ -17,7 +17,7 @@ from pallas_kernels.flash.blocks import TuningConfig, pad, visits
 from pallas_kernels.tokens import Tokens, sequences, visible
 from tests.attention.rows import Piece, documents, normal, pack, relative
 
-SMALL = TuningConfig(block_q=16, block_kv=24, block_q_backward=24, block_kv_backward=16)
+SMALL = TuningConfig(block_q=16, block_kv=24, block_q_dq=24, block_kv_dq=16, block_q_dkv=16, block_kv_dkv=8)
 PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]
 INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 
