@@ -314,9 +314,9 @@ def _split(wg, compute: Callable, fetch: Callable) -> None:
 
 
 def _fetch(count, sources: Callable, rings, filled, emptied, plan: _Plan) -> None:
-    """Copies sources(step) of every step into the rings, as far ahead as they hold."""
+    """Copies sources(step) of every step into the rings, as far ahead as they hold, and waits until all were used."""
 
-    @pl.loop(0, count)
+    @pl.loop(0, count + plan.steps)
     def _(step):
         slot = jax.lax.rem(step, jnp.int32(plan.steps))
 
@@ -324,8 +324,10 @@ def _fetch(count, sources: Callable, rings, filled, emptied, plan: _Plan) -> Non
         def _():
             plgpu.barrier_wait(emptied.at[slot])
 
-        for source, ring in zip(sources(step), rings, strict=True):
-            plgpu.copy_gmem_to_smem(source, ring.at[slot], filled.at[slot])
+        @pl.when(step < count)
+        def _():
+            for source, ring in zip(sources(step), rings, strict=True):
+                plgpu.copy_gmem_to_smem(source, ring.at[slot], filled.at[slot])
 
 
 def _consume(count, filled, emptied, visit: Callable, carry, plan: _Plan):
@@ -335,6 +337,7 @@ def _consume(count, filled, emptied, visit: Callable, carry, plan: _Plan):
         slot = jax.lax.rem(step, jnp.int32(plan.steps))
         plgpu.barrier_wait(filled.at[slot])
         carry = visit(slot, carry)
+        plgpu.commit_smem()  # what was read by loads may be overwritten by the copy engine only after a fence
         plgpu.barrier_arrive(emptied.at[slot])
         return carry
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.flash import reference
@@ -17,32 +19,43 @@ from pallas_kernels.flash.blocks import TuningConfig, pad, visits
 from pallas_kernels.tokens import Tokens, sequences, visible
 from tests.attention.rows import Piece, documents, normal, pack, relative
 
-SMALL = TuningConfig(block_q=16, block_kv=24, block_q_dq=24, block_kv_dq=16, block_q_dkv=16, block_kv_dkv=8)
 PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]
-INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+TPU = {
+    "implementation": "tpu",
+    "interpret": pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
+    "tuning": TuningConfig(block_q=16, block_kv=24, block_q_dq=24, block_kv_dq=16, block_q_dkv=16, block_kv_dkv=8),
+}
+# tiles of 64 are what a warpgroup multiplies
+GPU = {
+    "implementation": "gpu",
+    "interpret": plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan"),
+    "tuning": TuningConfig(128, block_kv=64, block_q_dq=128, block_kv_dq=64, block_q_dkv=64, block_kv_dkv=128),
+}
 
 
 @pytest.fixture(autouse=True)
 def no_races():
     """No kernel of the test reads what is still being written."""
     pltpu.reset_tpu_interpret_mode_state()
+    gpu_callbacks.reset_gpu_interpret_mode_state()
     yield
-    if interpret_pallas_call.races is not None:
-        assert not interpret_pallas_call.races.races_found
+    for races in (interpret_pallas_call.races, gpu_callbacks._races):
+        assert races is None or not races.races_found
 
 
-def rows(kind: str) -> tuple[Tokens, Tokens]:
-    """Tokens of the queries and of the keys."""
+def rows(kind: str, scale: int = 1) -> tuple[Tokens, Tokens]:
+    """Tokens of the queries and of the keys, ``scale`` times as long."""
     if kind == "prefill":  # 13 new tokens after 30 in the cache, and a row whose queries see nothing
-        keys, slots = sequences(jnp.array([43, 0]), 50), jnp.zeros((2, 1), jnp.int32) + jnp.arange(13, dtype=jnp.int32)
+        keys = sequences(jnp.array([43, 0]) * scale, 50 * scale)
+        slots = jnp.zeros((2, 1), jnp.int32) + jnp.arange(13 * scale, dtype=jnp.int32)
         ones, zeros = jnp.ones_like(slots), jnp.zeros_like(slots)
-        return Tokens(segments=ones, branches=zeros, documents=zeros, order=slots + 30), keys
+        return Tokens(segments=ones, branches=zeros, documents=zeros, order=slots + 30 * scale), keys
     if kind == "packed":
-        tokens = pack(PIECES, 64)[0]
+        tokens = pack([Piece(x.prompt * scale, tuple(y * scale for y in x.completions)) for x in PIECES], 64 * scale)[0]
     elif kind == "documents":
-        tokens = documents([9, 0, 17, 8], 6, block=4, prefix=3)
+        tokens = documents([x * scale for x in (9, 0, 17, 8)], 6 * scale, block=4, prefix=3 * scale)
     else:
-        tokens = sequences(jnp.array([40, 37]), 40)
+        tokens = sequences(jnp.array([40, 37]) * scale, 40 * scale)
     return tokens, tokens
 
 
@@ -71,9 +84,10 @@ def check(tokens, heads=4, kv_heads=2, size=8, window=None, dtype=jnp.float32, *
     (out, lse), gradients = run(naive, wide, weights)
     narrow = [x.astype(dtype) for x in wide]
     naive_results, naive_gradients = run(naive, narrow, weights)
-    found, found_gradients = run(
-        lambda *x: flash_attention(*x, *tokens, window=window, tuning=SMALL, **options), narrow, weights
-    )
+    kernel = functools.partial(flash_attention, q_tokens=tokens[0], k_tokens=tokens[1], window=window, **options)
+    weights = [x.astype(jnp.float32) for x in weights]
+    with jax.enable_x64(False):  # the GPU interpreter's own counters are 32 bits wide
+        found, found_gradients = run(kernel, narrow, weights)
     most, most_gradients = (1e-5, 1e-4) if dtype == jnp.float32 else (5e-3, 1e-2)
     naive_error = relative(naive_results[0], out)
     assert found[0].dtype == dtype and found[1].dtype == jnp.float32
@@ -91,29 +105,32 @@ def check(tokens, heads=4, kv_heads=2, size=8, window=None, dtype=jnp.float32, *
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("kind", ["single", "packed", "documents", "prefill"])
 def test_tpu_equals_the_definition_in_values_and_gradients(x64, kind, window):
-    check(rows(kind), window=window, implementation="tpu", interpret=INTERPRET)
+    check(rows(kind), window=window, **TPU)
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 1), (16, 1), (6, 2)])
 def test_tpu_group_sizes(x64, heads, kv_heads):
-    check(rows("single"), heads, kv_heads, implementation="tpu", interpret=INTERPRET)
+    check(rows("single"), heads, kv_heads, **TPU)
 
 
 def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
-    check(rows("packed"), size=32, dtype=jnp.bfloat16, implementation="tpu", interpret=INTERPRET)
+    check(rows("packed"), size=32, dtype=jnp.bfloat16, **TPU)
+
+
+@pytest.mark.parametrize("kind, window", [("single", 7), ("packed", None), ("documents", None), ("prefill", None)])
+def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(x64, kind, window):
+    check(rows(kind, 4), size=16, window=window, dtype=jnp.bfloat16, **GPU)
 
 
 def test_tpu_does_not_read_blocks_that_are_not_seen():
     tokens, _ = rows("single")
     q, k, v = inputs(tokens, tokens, dtype=jnp.float32)
-    attend = jax.jit(
-        lambda *x: flash_attention(*x, tokens, tokens, tuning=SMALL, implementation="tpu", interpret=INTERPRET)
-    )
+    attend = jax.jit(lambda *x: flash_attention(*x, tokens, tokens, **TPU))
     clean = attend(q, k, v)
-    poisoned = attend(q, *(x.at[:, SMALL.block_kv :].set(jnp.nan) for x in (k, v)))
+    poisoned = attend(q, *(x.at[:, TPU["tuning"].block_kv :].set(jnp.nan) for x in (k, v)))
     for found, expected in zip(poisoned, clean, strict=True):
-        assert np.array_equal(found[:, : SMALL.block_q], expected[:, : SMALL.block_q])
-        assert np.isnan(found[:, SMALL.block_kv :]).any()
+        assert np.array_equal(found[:, : TPU["tuning"].block_q], expected[:, : TPU["tuning"].block_q])
+        assert np.isnan(found[:, TPU["tuning"].block_kv :]).any()
 
 
 def test_lists_hold_what_is_seen_in_order():
@@ -142,7 +159,7 @@ def test_without_an_accelerator_the_definition_is_chosen(x64):
         ({"implementation": "tpu"}, "backend='cpu' is not 'tpu', and interpret=False"),
         ({"implementation": "gpu"}, "backend='cpu' is not 'gpu', and interpret=False"),
         ({"heads": 3}, "num_heads=3 must be a multiple of num_kv_heads=2"),
-        ({"heads": 34, "implementation": "tpu", "interpret": INTERPRET}, "17 query heads share a key/value head"),
+        ({"heads": 34, **TPU}, "17 query heads share a key/value head"),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_values(options, message):
@@ -157,4 +174,4 @@ def test_values_of_another_dtype_are_refused():
     tokens = rows("single")
     q, k, v = inputs(*tokens, dtype=jnp.float32)
     with pytest.raises(ValueError, match=r"the dtypes \['bfloat16', 'float32'\] must be one of"):
-        flash_attention(q, k, v.astype(jnp.bfloat16), *tokens, implementation="tpu", interpret=INTERPRET)
+        flash_attention(q, k, v.astype(jnp.bfloat16), *tokens, **TPU)
