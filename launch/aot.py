@@ -117,18 +117,19 @@ def compile_all(target: Target) -> Iterator[Row]:
     tuning = blocks.heuristic({"tpu": "tpu", "cuda": "gpu"}[target.platform], heads // kv_heads, head_dim)
     for name in FLASH:
         arguments = (q, k, k, tokens, tokens) + ((sums, sums, q) if name != "forward" else ())
-        cost = blocks.cost(name, q.shape, k.shape, q.dtype.itemsize, tuning)
+        cost = blocks.cost(name, q.shape, k.shape, q.dtype.itemsize, tuning, cached=target.platform == "cuda")
         row = Row(f"flash {name}", target.name, "compiled", cost=cost)
         if target.name not in module.TARGETS:
             yield dataclasses.replace(row, answer=module.ELSEWHERE, cost=None)
             continue
         function = jax.jit(getattr(module, name), static_argnames=("window", "tuning"))
         with _captured() as texts:
+            found = {}
             try:
                 compiled = function.lower(*arguments, window=None, tuning=tuning).compile()
                 found = _tpu_resources(compiled) if target.platform == "tpu" else {}
             except Exception as error:  # whatever a compiler raises is the answer
-                row, found = dataclasses.replace(row, answer=f"{type(error).__name__}: {error}", cost=None), {}
+                row = dataclasses.replace(row, answer=f"{type(error).__name__}: {error}", cost=None)
         if target.platform == "cuda":
             found = _gpu_resources(texts[0])
         yield dataclasses.replace(row, **found)
@@ -182,8 +183,14 @@ def _tpu_resources(compiled) -> dict[str, int]:
 
 
 def _gpu_resources(log: str) -> dict[str, int]:
-    """What the assembler reports: registers, spilled bytes, shared memory."""
-    return {}
+    """Shared memory as Mosaic says; registers per thread and spilled bytes as ptxas -v says."""
+    patterns = {
+        "memory": r"smem_scratch_bytes=(\d+)",
+        "registers": r"Used (\d+) registers",
+        "spilled": r"(\d+) bytes spill stores",
+    }
+    found = {name: re.findall(pattern, log) for name, pattern in patterns.items()}
+    return {name: max(map(int, numbers)) for name, numbers in found.items() if numbers}
 
 
 @contextlib.contextmanager

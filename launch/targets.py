@@ -49,8 +49,10 @@ class Target:
     @property
     def environment(self) -> dict[str, str]:
         """Of the process that compiles: no device is looked for."""
-        own = {"TPU_SKIP_MDS_QUERY": "1"} if self.tpu_topology else {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-        return {"JAX_PLATFORMS": "cpu", "MOSAIC_GPU_DUMP_PTXAS": "1"} | own
+        if self.tpu_topology:
+            return {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+        report = {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_RESOURCES": "1"}
+        return {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"} | report
 
     def topology(self, slices: str = "1x1x1") -> dict[str, Any]:
         """Arguments of ``topologies.get_topology_desc``; slices: slices x hosts x GPUs."""

@@ -111,3 +111,20 @@ def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
     if window is not None:
         mask &= q_low.order - k_high.order < window
     return mask
+
+
+def must_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
+    """bool [B, query blocks, key blocks], True only where by their bounds each query of one sees each key of another."""
+    q_low, q_high = (x.map(lambda y: y[:, :, None]) for x in (q.low, q.high))
+    k_low, k_high = (x.map(lambda y: y[:, None, :]) for x in (k.low, k.high))
+
+    def equal(name: str) -> jax.Array:
+        low = getattr(q_low, name)
+        return (low == getattr(q_high, name)) & (low == getattr(k_low, name)) & (low == getattr(k_high, name))
+
+    mask = equal("segments") & (k_high.order <= q_low.order)
+    mask &= ((k_low.branches == 0) & (k_high.branches == 0)) | equal("branches")
+    mask &= ((k_low.documents == 0) & (k_high.documents == 0)) | (q_high.documents == TAIL) | equal("documents")
+    if window is not None:
+        mask &= q_high.order - k_low.order < window
+    return mask

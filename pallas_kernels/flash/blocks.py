@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.tokens import Tokens, bounds, may_see
+from pallas_kernels.tokens import Tokens, bounds, may_see, must_see
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +61,12 @@ def cost(
     itemsize: int,
     tuning: TuningConfig,
     window: int | None = None,
+    cached: bool = False,
 ) -> Cost:
     """Cost of "forward", "backward_q" or "backward_kv" on whole causal rows q [B, T, N, H], k [B, S, K, H].
 
-    The real one depends on the tokens. Queries are the last T of the S; blocks that are streamed count as often.
+    The real one depends on the tokens. Queries are the last T of the S. Blocks that are read again count again,
+    unless they are cached.
     """
     batch, queries, heads, head_dim = q_shape
     keys, kv_heads = k_shape[1:3]
@@ -73,11 +75,11 @@ def cost(
     q_bytes, k_bytes = (batch * x * head_dim * itemsize for x in (queries * heads, keys * kv_heads))
     if kernel == "backward_kv":
         streamed = 2 * heads * head_dim * itemsize * pairs // tuning.block_kv_dkv
-        moved = 4 * k_bytes + streamed
+        moved = 4 * k_bytes + (2 * q_bytes if cached else streamed)
     else:
         block = tuning.block_q if kernel == "forward" else tuning.block_q_dq
         streamed = 2 * kv_heads * head_dim * itemsize * pairs // block
-        moved = (2 if kernel == "forward" else 3) * q_bytes + streamed
+        moved = (2 if kernel == "forward" else 3) * q_bytes + (2 * k_bytes if cached else streamed)
     return Cost(_PRODUCTS[kernel] * 2 * heads * head_dim * pairs, heads * pairs, moved)
 
 
@@ -91,13 +93,21 @@ def pad(x: jax.Array, block: int, axis: int = 1) -> jax.Array:
 def visits(q: Tokens, k: Tokens, block_q: int, block_kv: int, window: int | None) -> tuple[jax.Array, jax.Array]:
     """What each block must visit, from padded tokens.
 
-    Returns int32 lists [B, query blocks, 1 + key blocks] and [B, key blocks, 1 + query blocks]: first how many, then
-    the blocks in order, then blocks that are not needed.
+    Returns int32 lists [B, query blocks, 2 + key blocks] and [B, key blocks, 2 + query blocks]: how many to visit, how
+    many of them need no mask, then those without a mask, those with one, and those that are not needed, each in order.
     """
-    seen = may_see(bounds(q, block_q), bounds(k, block_kv), window)
-    return _lists(seen), _lists(seen.swapaxes(1, 2))
+    q_bounds, k_bounds = bounds(q, block_q), bounds(k, block_kv)
+    seen = may_see(q_bounds, k_bounds, window)
+    whole = _unpadded(q, block_q)[:, :, None] & _unpadded(k, block_kv)[:, None]
+    whole &= must_see(q_bounds, k_bounds, window)
+    return _lists(seen, whole), _lists(seen.swapaxes(1, 2), whole.swapaxes(1, 2))
 
 
-def _lists(seen: jax.Array) -> jax.Array:
-    order = jnp.argsort(~seen, axis=-1, stable=True).astype(jnp.int32)
-    return jnp.concatenate([seen.sum(axis=-1, keepdims=True, dtype=jnp.int32), order], axis=-1)
+def _unpadded(tokens: Tokens, block: int) -> jax.Array:
+    return (tokens.segments > 0).reshape(tokens.shape[0], -1, block).all(axis=2)
+
+
+def _lists(seen: jax.Array, whole: jax.Array) -> jax.Array:
+    order = jnp.argsort(jnp.where(whole, 0, jnp.where(seen, 1, 2)), axis=-1, stable=True).astype(jnp.int32)
+    counts = [x.sum(axis=-1, keepdims=True, dtype=jnp.int32) for x in (seen | whole, whole)]
+    return jnp.concatenate([*counts, order], axis=-1)

@@ -158,10 +158,10 @@ def _forward_kernel(
     lists, q, q_tok, k, v, k_tok, out, lse, q_own, k_ring, v_ring, tok_ring, lse_own, loaded, filled, emptied, *, plan
 ):
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
-    count = lists[row, block, 0]
+    count, whole = lists[row, block, 0], lists[row, block, 1]
 
     def sources(step):
-        at = lists[row, block, 1 + step]
+        at = lists[row, block, 2 + step]
         keys = (row, pl.ds(at * plan.block_kv, plan.block_kv), jax.lax.div(head, jnp.int32(plan.groups)))
         return k.at[keys], v.at[keys], k_tok.at[row, at]
 
@@ -171,11 +171,12 @@ def _forward_kernel(
         plgpu.barrier_wait(loaded.at[wg])
         queries = [plgpu.load(q_tok.at[row, i, own], layout=ROWS, optimized=False) for i in range(4)]
 
-        def visit(slot, carry):
+        def visit(slot, carry, masked):
             top, total, acc = carry
-            keys = [plgpu.load(tok_ring.at[slot, i], layout=COLUMNS) for i in range(4)]
             scores = _product(q_own.at[wg], k_ring.at[slot].transpose((1, 0)), plan) * (plan.scale * LOG2_E)
-            scores = jnp.where(_mask(queries, keys, scores.shape, 0, plan), scores, MASKED)
+            if masked:
+                keys = [plgpu.load(tok_ring.at[slot, i], layout=COLUMNS) for i in range(4)]
+                scores = jnp.where(_mask(queries, keys, scores.shape, 0, plan), scores, MASKED)
             new_top = jnp.maximum(top, scores.max(axis=1))
             weights = jnp.exp2(scores - _spread(new_top, scores.shape, 0))
             shrink = jnp.exp2(top - new_top)
@@ -185,7 +186,7 @@ def _forward_kernel(
 
         # above MASKED, so that a masked score weighs nothing even before a visible key was met
         start = (_full((TILE,), MASKED / 2, ROWS), _full((TILE,), 0, ROWS), _zeros((TILE, q_own.shape[-1])))
-        top, total, acc = _consume(count, filled, emptied, visit, start, plan)
+        top, total, acc = _consume(count, whole, filled, emptied, visit, start, plan)
         nothing = total == 0.0
         divisor = jnp.where(nothing, 1.0, total)
         q_own.at[wg][...] = (acc / _spread(divisor, acc.shape, 0)).astype(q_own.dtype)
@@ -220,10 +221,10 @@ def _backward_q_kernel(
     plan,
 ):
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
-    count = lists[row, block, 0]
+    count, whole = lists[row, block, 0], lists[row, block, 1]
 
     def sources(step):
-        at = lists[row, block, 1 + step]
+        at = lists[row, block, 2 + step]
         keys = (row, pl.ds(at * plan.block_kv, plan.block_kv), jax.lax.div(head, jnp.int32(plan.groups)))
         return k.at[keys], v.at[keys], k_tok.at[row, at]
 
@@ -236,16 +237,17 @@ def _backward_q_kernel(
         lse, delta = (plgpu.load(sums.at[row, head, i, own], layout=ROWS, optimized=False) for i in range(2))
         lse = lse * LOG2_E
 
-        def visit(slot, acc):
-            keys = [plgpu.load(tok_ring.at[slot, i], layout=COLUMNS) for i in range(4)]
+        def visit(slot, acc, masked):
             scores = _product(q_own.at[wg], k_ring.at[slot].transpose((1, 0)), plan) * (plan.scale * LOG2_E)
-            scores = jnp.where(_mask(queries, keys, scores.shape, 0, plan), scores, MASKED)
+            if masked:
+                keys = [plgpu.load(tok_ring.at[slot, i], layout=COLUMNS) for i in range(4)]
+                scores = jnp.where(_mask(queries, keys, scores.shape, 0, plan), scores, MASKED)
             weights = jnp.exp2(scores - _spread(lse, scores.shape, 0))
             d_weights = _product(d_own.at[wg], v_ring.at[slot].transpose((1, 0)), plan)
             d_scores = weights * (d_weights - _spread(delta, scores.shape, 0))
             return _add_product(acc, d_scores.astype(k_ring.dtype), k_ring.at[slot], plan)
 
-        acc = _consume(count, filled, emptied, visit, _zeros((TILE, q_own.shape[-1])), plan)
+        acc = _consume(count, whole, filled, emptied, visit, _zeros((TILE, q_own.shape[-1])), plan)
         q_own.at[wg][...] = (acc * plan.scale).astype(q_own.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(q_own.at[wg], dq.at[row, own, head])
@@ -259,10 +261,10 @@ def _backward_kv_kernel(
     k_own, v_own, q_ring, d_ring, sums_ring, tok_ring, loaded, filled, emptied, *, plan
 ):  # fmt: skip
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
-    count = lists[row, block, 0] * plan.groups
+    count, whole = lists[row, block, 0] * plan.groups, lists[row, block, 1] * plan.groups
 
     def sources(step):
-        at = lists[row, block, 1 + jax.lax.div(step, jnp.int32(plan.groups))]
+        at = lists[row, block, 2 + jax.lax.div(step, jnp.int32(plan.groups))]
         q_head = head * plan.groups + jax.lax.rem(step, jnp.int32(plan.groups))
         queries = (row, pl.ds(at * plan.block_q, plan.block_q), q_head)
         return q.at[queries], d_out.at[queries], sums.at[row, q_head, at], q_tok.at[row, at]
@@ -274,12 +276,13 @@ def _backward_kv_kernel(
         plgpu.barrier_wait(loaded.at[wg])
         keys = [plgpu.load(k_tok.at[row, i, own], layout=ROWS, optimized=False) for i in range(4)]
 
-        def visit(slot, carry):
+        def visit(slot, carry, masked):
             dk_acc, dv_acc = carry
-            queries = [plgpu.load(tok_ring.at[slot, i], layout=COLUMNS) for i in range(4)]
             lse, delta = (plgpu.load(sums_ring.at[slot, i], layout=COLUMNS) for i in range(2))
             scores = _product(k_own.at[wg], q_ring.at[slot].transpose((1, 0)), plan) * (plan.scale * LOG2_E)
-            scores = jnp.where(_mask(queries, keys, scores.shape, 1, plan), scores, MASKED)
+            if masked:
+                queries = [plgpu.load(tok_ring.at[slot, i], layout=COLUMNS) for i in range(4)]
+                scores = jnp.where(_mask(queries, keys, scores.shape, 1, plan), scores, MASKED)
             weights = jnp.exp2(scores - _spread(lse * LOG2_E, scores.shape, 1))
             dv_acc = _add_product(dv_acc, weights.astype(d_ring.dtype), d_ring.at[slot], plan)
             d_weights = _product(v_own.at[wg], d_ring.at[slot].transpose((1, 0)), plan)
@@ -287,7 +290,7 @@ def _backward_kv_kernel(
             return _add_product(dk_acc, d_scores.astype(q_ring.dtype), q_ring.at[slot], plan), dv_acc
 
         zeros = _zeros((TILE, k_own.shape[-1]))
-        dk_acc, dv_acc = _consume(count, filled, emptied, visit, (zeros, zeros), plan)
+        dk_acc, dv_acc = _consume(count, whole, filled, emptied, visit, (zeros, zeros), plan)
         k_own.at[wg][...] = (dk_acc * plan.scale).astype(k_own.dtype)
         v_own.at[wg][...] = dv_acc.astype(v_own.dtype)
         plgpu.commit_smem()
@@ -330,18 +333,19 @@ def _fetch(count, sources: Callable, rings, filled, emptied, plan: _Plan) -> Non
                 plgpu.copy_gmem_to_smem(source, ring.at[slot], filled.at[slot])
 
 
-def _consume(count, filled, emptied, visit: Callable, carry, plan: _Plan):
-    """The carry after visit(slot, carry) of every step."""
+def _consume(count, whole, filled, emptied, visit: Callable, carry, plan: _Plan):
+    """The carry after visit(slot, carry, masked) of every step, the first ``whole`` of them without a mask."""
 
-    def one(step, carry):
+    def one(step, carry, masked: bool):
         slot = jax.lax.rem(step, jnp.int32(plan.steps))
         plgpu.barrier_wait(filled.at[slot])
-        carry = visit(slot, carry)
+        carry = visit(slot, carry, masked)
         plgpu.commit_smem()  # what was read by loads may be overwritten by the copy engine only after a fence
         plgpu.barrier_arrive(emptied.at[slot])
         return carry
 
-    return jax.lax.fori_loop(0, count, one, carry)
+    carry = jax.lax.fori_loop(0, whole, functools.partial(one, masked=False), carry)
+    return jax.lax.fori_loop(whole, count, functools.partial(one, masked=True), carry)
 
 
 def _mask(queries, keys, shape, query_axis: int, plan: _Plan):

@@ -179,9 +179,10 @@ def _forward_kernel(
     total[...] = jnp.zeros(total.shape, jnp.float32)
     acc[...] = jnp.zeros(acc.shape, jnp.float32)
 
-    def visit(slot):
+    def visit(slot, masked):
         scores = _dot(q[0, 0, 0], k_two[slot], ((1,), (1,))) * scale
-        scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
+        if masked:
+            scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
         new_top = jnp.maximum(top[...], jnp.max(scores, axis=1, keepdims=True))
         weights = jnp.exp(scores - new_top)
         shrink = jnp.exp(top[...] - new_top)
@@ -202,9 +203,11 @@ def _backward_q_kernel(
     acc[...] = jnp.zeros(acc.shape, jnp.float32)
     lse, delta = (_to_sublanes(sums[0, 0, 0, i : i + 1]) for i in range(2))
 
-    def visit(slot):
+    def visit(slot, masked):
         scores = _dot(q[0, 0, 0], k_two[slot], ((1,), (1,))) * scale
-        weights = jnp.exp(_mask_queries(scores, q_tok, tok_two.at[slot], window) - lse)
+        if masked:
+            scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
+        weights = jnp.exp(scores - lse)
         d_weights = _dot(d_out[0, 0, 0], v_two[slot], ((1,), (1,)))
         d_scores = weights * (d_weights - delta)
         acc[...] += _dot(d_scores.astype(k_two.dtype), k_two[slot], ((1,), (0,)))
@@ -238,10 +241,12 @@ def _backward_kv_kernel(
     dk_acc[...] = jnp.zeros(dk_acc.shape, jnp.float32)
     dv_acc[...] = jnp.zeros(dv_acc.shape, jnp.float32)
 
-    def visit(slot):
+    def visit(slot, masked):
         scores = _dot(k[0, 0, 0], q_two[slot], ((1,), (1,))) * scale
         lse, delta = (sums_two[slot, i : i + 1] for i in range(2))
-        weights = jnp.exp(_mask_keys(scores, tok_two.at[slot], k_tok, window) - lse)
+        if masked:
+            scores = _mask_keys(scores, tok_two.at[slot], k_tok, window)
+        weights = jnp.exp(scores - lse)
         dv_acc[...] += _dot(weights.astype(q_two.dtype), d_out_two[slot], ((1,), (0,)))
         d_weights = _dot(v[0, 0, 0], d_out_two[slot], ((1,), (1,)))
         d_scores = weights * (d_weights - delta)
@@ -253,14 +258,14 @@ def _backward_kv_kernel(
 
 
 def _stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:
-    """Calls visit(slot) for every listed block, its arrays in ``slot`` of their buffers while the next are fetched.
+    """Calls visit(slot, masked) for each listed block, its arrays in ``slot`` of their buffers as the next are fetched.
 
     arrays: (all of it [B, K, blocks, ...], buffer [2, ...]) pairs; tokens: such a pair without heads.
     """
-    row, head, count = pl.program_id(0), pl.program_id(1), lists[0, 0, 0, 0]
+    row, head, count, whole = pl.program_id(0), pl.program_id(1), lists[0, 0, 0, 0], lists[0, 0, 0, 1]
 
     def copies(step):
-        at, slot = lists[0, 0, 0, 1 + step], step % 2
+        at, slot = lists[0, 0, 0, 2 + step], step % 2
         pairs = [(source.at[row, head, at], buffer.at[slot]) for source, buffer in arrays]
         pairs.append((tokens[0].at[row, at], tokens[1].at[slot]))
         return [pltpu.make_async_copy(*pair, semaphores.at[slot, i]) for i, pair in enumerate(pairs)]
@@ -281,7 +286,8 @@ def _stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:
 
         for copy in copies(step):
             copy.wait()
-        visit(step % 2)
+        pl.when(step < whole)(lambda: visit(step % 2, False))
+        pl.when(step >= whole)(lambda: visit(step % 2, True))
 
 
 def _mask_queries(scores, q_tok, k_tok, window):
