@@ -114,7 +114,7 @@ def compile_all(target: Target) -> Iterator[Row]:
     sums = array(batch, length, heads, dtype=jnp.float32)
     tokens = Tokens(*[array(batch, length, dtype=jnp.int32)] * 4)
     module = {"tpu": tpu, "cuda": gpu}[target.platform]
-    tuning = blocks.heuristic({"tpu": "tpu", "cuda": "gpu"}[target.platform], heads // kv_heads, head_dim)
+    tuning = blocks.heuristic(target.kind, heads // kv_heads, head_dim)
     for name in FLASH:
         arguments = (q, k, k, tokens, tokens) + ((sums, sums, q) if name != "forward" else ())
         cost = blocks.cost(name, q.shape, k.shape, q.dtype.itemsize, tuning, cached=target.platform == "cuda")

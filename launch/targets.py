@@ -39,6 +39,11 @@ class Target:
         return "tpu" if self.tpu_topology else "cuda"
 
     @property
+    def kind(self) -> str:
+        """As the kernels' heuristics name it."""
+        return "tpu" if self.tpu_topology else {9: "hopper", 10: "blackwell"}[self.gpu["capability"]]
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """The packages that compile for it."""
         if self.tpu_topology:

@@ -114,7 +114,7 @@ def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
 
 
 def must_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
-    """bool [B, query blocks, key blocks], True only where by their bounds each query of one sees each key of another."""
+    """bool as from ``may_see``, True only where by their bounds each query of one sees each key of the other."""
     q_low, q_high = (x.map(lambda y: y[:, :, None]) for x in (q.low, q.high))
     k_low, k_high = (x.map(lambda y: y[:, None, :]) for x in (k.low, k.high))
 

@@ -57,7 +57,7 @@ def flash_attention(
         return reference.attention(q, k, v, q_tokens, k_tokens, window=window)
     if obstacle := _obstacle(implementation, q, k, v, interpret):
         raise ValueError(f"{implementation=} cannot run this: {obstacle}")
-    tuning = tuning or heuristic(implementation, q.shape[2] // k.shape[2], q.shape[3])
+    tuning = tuning or heuristic(_device(implementation), q.shape[2] // k.shape[2], q.shape[3])
     return _attention(q, k, v, q_tokens, k_tokens, _Options(implementation, window, tuning, interpret))
 
 
@@ -110,6 +110,14 @@ def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
         raise ValueError(f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with values")
     if q_tokens.shape != q.shape[:2] or k_tokens.shape != k.shape[:2]:
         raise ValueError(f"{q_tokens.shape=} and {k_tokens.shape=} must be the first two of {q.shape=} and {k.shape=}")
+
+
+def _device(implementation: str) -> str:
+    """What the heuristic calls the device at hand; the interpreter stands for Hopper."""
+    if implementation == "tpu":
+        return "tpu"
+    capability = getattr(jax.devices()[0], "compute_capability", "9.0")
+    return "blackwell" if capability.startswith("10.") else "hopper"
 
 
 def _obstacle(name: str, q, k, v, interpret) -> str | None:

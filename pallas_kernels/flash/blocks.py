@@ -14,7 +14,8 @@ from pallas_kernels.tokens import Tokens, bounds, may_see, must_see
 class TuningConfig:
     """Tokens per block of queries and of keys, of the forward pass and of each backward pass.
 
-    steps: blocks in flight on GPU; on TPU there are always two.
+    steps: blocks in flight on GPU; on TPU there are always two. matrix_unit: on GPU, "wgmma" (Hopper) or "tcgen05"
+    (Blackwell).
     """
 
     block_q: int
@@ -24,18 +25,21 @@ class TuningConfig:
     block_q_dkv: int
     block_kv_dkv: int
     steps: int = 2
+    matrix_unit: str = "wgmma"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if (value := getattr(self, field.name)) < 1:
+            if field.type == "int" and (value := getattr(self, field.name)) < 1:
                 raise ValueError(f"{field.name}={value} must be positive")
 
 
-def heuristic(implementation: str, groups: int, head_dim: int) -> TuningConfig:
-    """Block sizes for "tpu" or "gpu" and ``groups`` query heads per key/value head; nothing was timed."""
-    if implementation == "gpu":
+def heuristic(device: str, groups: int, head_dim: int) -> TuningConfig:
+    """Block sizes for "tpu", "hopper" or "blackwell" and ``groups`` heads per key/value head; nothing was timed."""
+    if device == "hopper":
         # what a thread block holds is two tiles of 64; what it streams is bounded by registers
         return TuningConfig(128, 128, 128, 64, 64, 128)
+    if device == "blackwell":
+        return TuningConfig(128, 64, 128, 64, 64, 128, matrix_unit="tcgen05")
     # a block holds its query heads of one key/value head: about 1,024 rows of scores, and full lanes
     block_q = min(max(128, 1024 // groups // 128 * 128), 512)
     return TuningConfig(block_q, 512, max(128, block_q // 2), 512, max(128, block_q // 2), 512)
