@@ -27,7 +27,7 @@ from pallas_kernels.flash.matrix_units import SWIZZLE, UNITS, full, spread, tile
 from pallas_kernels.flash.ring import consume, fetch, ring, split
 from pallas_kernels.tokens import Tokens, sees
 
-DTYPES = ("bfloat16", "float16")
+DTYPES = ("bfloat16",)
 # The devices that the kernels are written for.
 TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
@@ -68,7 +68,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K, H]."""
     shape, dtype = q.shape, v.dtype
-    plan = _plan(q, k, tuning.block_q, tuning.block_kv, tuning, window, interpret)
+    plan = _plan(q, k, "block_q", "block_kv", tuning, window, interpret)
     q_tokens, k_tokens = _pad_tokens(q_tokens, plan.block_q), _pad_tokens(k_tokens, plan.block_kv)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
     q, k, v = _pad_heads(q, plan.block_q), _pad_heads(k, plan.block_kv), _pad_heads(v, plan.block_kv)
@@ -98,7 +98,7 @@ def forward(
 def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False) -> jax.Array:
     """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing has lse +large."""
     shape, dtype = q.shape, q.dtype
-    plan = _plan(q, k, tuning.block_q_dq, tuning.block_kv_dq, tuning, window, interpret)
+    plan = _plan(q, k, "block_q_dq", "block_kv_dq", tuning, window, interpret)
     q_tokens, k_tokens = _pad_tokens(q_tokens, plan.block_q), _pad_tokens(k_tokens, plan.block_kv)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
     q, d_out = _pad_heads(q, plan.block_q), _pad_heads(d_out.astype(dtype), plan.block_q)
@@ -128,7 +128,7 @@ def backward_kv(
 ) -> tuple[jax.Array, jax.Array]:
     """(dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
     shape, dtype = k.shape, k.dtype
-    plan = _plan(q, k, tuning.block_q_dkv, tuning.block_kv_dkv, tuning, window, interpret)
+    plan = _plan(q, k, "block_kv_dkv", "block_q_dkv", tuning, window, interpret)
     q_tokens, k_tokens = _pad_tokens(q_tokens, plan.block_q), _pad_tokens(k_tokens, plan.block_kv)
     _, lists = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
     q, d_out = _pad_heads(q, plan.block_q), _pad_heads(d_out.astype(dtype), plan.block_q)
@@ -328,8 +328,14 @@ def _mask(queries, keys, shape, query_axis: int, plan: _Plan):
 # --- How arrays lie in memory ----------------------------------------------------------------------------------------
 
 
-def _plan(q, k, block_q: int, block_kv: int, tuning: TuningConfig, window: int | None, interpret) -> _Plan:
-    width = SWIZZLE // q.dtype.itemsize
+def _plan(q, k, held: str, streamed: str, tuning: TuningConfig, window: int | None, interpret) -> _Plan:
+    """The plan of a kernel; held, streamed: the tuning's names of the blocks it holds and goes through."""
+    width, unit, sizes = SWIZZLE // q.dtype.itemsize, UNITS[tuning.matrix_unit], dataclasses.asdict(tuning)
+    if sizes[held] != unit.tile * unit.compute:
+        raise ValueError(f"{held}={sizes[held]} must be {unit.tile * unit.compute} for {tuning.matrix_unit}")
+    if sizes[streamed] % 64:
+        raise ValueError(f"{streamed}={sizes[streamed]} must be a multiple of 64")
+    block_q, block_kv = (sizes[name] for name in sorted((held, streamed), reverse=True))
     return _Plan(
         block_q=block_q,
         block_kv=block_kv,
