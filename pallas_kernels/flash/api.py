@@ -50,6 +50,8 @@ def flash_attention(
     """
     _check_shapes(q, k, v, q_tokens, k_tokens)
     if implementation is None:
+        if interpret:
+            raise ValueError(f"{interpret=} needs a named implementation, not {implementation=}")
         implementation = next((name for name in KERNELS if not _obstacle(name, q, k, v, interpret)), "reference")
     elif implementation not in (*KERNELS, "reference"):
         raise ValueError(f"{implementation=} must be one of {[*KERNELS, 'reference']} or None")
@@ -112,12 +114,16 @@ def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
         raise ValueError(f"{q_tokens.shape=} and {k_tokens.shape=} must be the first two of {q.shape=} and {k.shape=}")
 
 
+def _capability() -> str:
+    """Of the GPU at hand; without one the interpreter stands for Hopper."""
+    return getattr(jax.devices()[0], "compute_capability", "9.0")
+
+
 def _device(implementation: str) -> str:
-    """What the heuristic calls the device at hand; the interpreter stands for Hopper."""
+    """What the heuristic calls the device at hand."""
     if implementation == "tpu":
         return "tpu"
-    capability = getattr(jax.devices()[0], "compute_capability", "9.0")
-    return "blackwell" if capability.startswith("10.") else "hopper"
+    return "blackwell" if _capability().startswith("10.") else "hopper"
 
 
 def _obstacle(name: str, q, k, v, interpret) -> str | None:
@@ -125,6 +131,8 @@ def _obstacle(name: str, q, k, v, interpret) -> str | None:
     backend = jax.default_backend()
     if not interpret and backend != name:
         return f"{backend=} is not {name!r}, and {interpret=}"
+    if not interpret and name == "gpu" and (capability := _capability()).split(".")[0] not in ("9", "10"):
+        return f"compute {capability=} is neither Hopper's 9.0 nor Blackwell's 10.0"
     dtypes = {str(x.dtype) for x in (q, k, v)}
     if len(dtypes) > 1 or not dtypes <= set(KERNELS[name].DTYPES):
         return f"the dtypes {sorted(dtypes)} must be one of {KERNELS[name].DTYPES}"

@@ -1,12 +1,11 @@
-"""Attention in blocks on Hopper GPUs (Mosaic GPU), as FlashAttention-2 (2307.08691) orders it, forward and backward.
+"""Attention in blocks on GPU (Mosaic GPU), as FlashAttention-2 (2307.08691) orders it, forward and backward.
 
-A thread block holds one block of queries of one head in two warpgroups, which multiply with wgmma while a third copies
-the listed key blocks into a ring of shared memory. Keys' gradients go the other way round: a thread block holds a block
-of keys and goes through the query blocks that may see it, for every query head of the key's head, with transposed
-scores, so that every sum stays in one thread block.
+A thread block holds one block of queries of one head in the warpgroups that compute, and goes through the listed key
+blocks, which another warpgroup copies into a ring of shared memory. Keys' gradients go the other way round: a thread
+block holds a block of keys and goes through the query blocks that may see it, for every query head of the key's head,
+with transposed scores, so that every sum stays in one thread block. ``matrix_units`` multiplies, on Hopper or Blackwell.
 
-Head sizes are padded to a multiple of 64. The GPU interpreter has no wgmma beside shared memory; there the products are
-jnp's, and all else is as on the device.
+Head sizes are padded to a multiple of 64.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
 """
@@ -159,25 +158,9 @@ def backward_kv(
 
 
 def _forward_kernel(
-    lists,
-    q,
-    q_tok,
-    k,
-    v,
-    k_tok,
-    out,
-    lse,
-    q_own,
-    k_ring,
-    v_ring,
-    tok_ring,
-    lse_own,
-    loaded,
-    filled,
-    emptied,
-    *refs,
-    plan,
-):
+    lists, q, q_tok, k, v, k_tok, out, lse,
+    q_own, k_ring, v_ring, tok_ring, lse_own, loaded, filled, emptied, *refs, plan
+):  # fmt: skip
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
     count, whole = lists[row, block, 0], lists[row, block, 1]
@@ -208,9 +191,12 @@ def _forward_kernel(
             return new_top, total, unit.shrink_and_add(acc, shrink, weights.astype(v_ring.dtype), v_ring.at[slot])
 
         # above MASKED, so that a masked score weighs nothing even before a visible key was met
-        one = unit.layout.reduce(1)
-        start = (full((unit.tile,), MASKED / 2, one), full((unit.tile,), 0, one))
-        start = (*start, full((unit.tile, plan.lanes), 0, unit.layout))
+        column = unit.layout.reduce(1)
+        start = (
+            full((unit.tile,), MASKED / 2, column),
+            full((unit.tile,), 0, column),
+            full((unit.tile, plan.lanes), 0, unit.layout),
+        )
         top, total, acc = consume(count, whole, filled, emptied, visit, start, plan.steps)
         nothing = total == 0.0
         divisor = jnp.where(nothing, 1.0, total)

@@ -116,6 +116,7 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
     check(rows("packed"), size=32, dtype=jnp.bfloat16, **TPU)
 
 
+# the interpreter has no wgmma accumulators beside shared memory: its products are jnp's, all else is as on the device
 @pytest.mark.parametrize(
     "unit, kind, window, heads, kv_heads",
     [
@@ -173,6 +174,7 @@ def test_without_an_accelerator_the_definition_is_chosen(x64):
         ({"implementation": "triton"}, "implementation='triton' must be one of"),
         ({"implementation": "tpu"}, "backend='cpu' is not 'tpu', and interpret=False"),
         ({"implementation": "gpu"}, "backend='cpu' is not 'gpu', and interpret=False"),
+        ({"interpret": TPU["interpret"]}, "needs a named implementation, not implementation=None"),
         ({"heads": 3}, "num_heads=3 must be a multiple of num_kv_heads=2"),
         ({"heads": 34, **TPU}, "17 query heads share a key/value head"),
     ],
