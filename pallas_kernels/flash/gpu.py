@@ -3,7 +3,7 @@
 A thread block holds one block of queries of one head in the warpgroups that compute, and goes through the listed key
 blocks, which another warpgroup copies into a ring of shared memory. Keys' gradients go the other way round: a thread
 block holds a block of keys and goes through the query blocks that may see it, for every query head of the key's head,
-with transposed scores, so that every sum stays in one thread block. ``matrix_units`` multiplies, on Hopper or Blackwell.
+with transposed scores, so that every sum stays in one thread block. ``matrix_units`` multiplies on either generation.
 
 Head sizes are padded to a multiple of 64.
 
