@@ -24,7 +24,7 @@ from pallas_kernels.tokens import Tokens, sees
 
 # The score of a key that must not be seen: finite, so that a row that sees nothing stays finite.
 MASKED = -1e30
-VMEM_LIMIT = 100 * 2**20
+VMEM_LIMIT = 60 * 2**20
 # Query heads of one key/value head that fit a grid step.
 MAX_GROUPS = 16
 LANES = 128
