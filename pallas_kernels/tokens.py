@@ -59,12 +59,16 @@ def packed_rows(segments: jax.Array, branches: jax.Array, positions: jax.Array) 
 
 def visible(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
     """bool [B, T, S], True where query t sees key s. window: most tokens back in order, the query's own counted."""
-    qs, ks = q.map(lambda x: x[:, :, None]), k.map(lambda x: x[:, None, :])
-    mask = (qs.segments == ks.segments) & (ks.segments > 0) & (ks.order <= qs.order)
-    mask &= (ks.branches == 0) | (ks.branches == qs.branches)
-    mask &= (ks.documents == 0) | (ks.documents == qs.documents) | (qs.documents == TAIL)
+    return sees(q.map(lambda x: x[:, :, None]), k.map(lambda x: x[:, None, :]), window)
+
+
+def sees(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
+    """``visible`` of fields that broadcast against each other, as kernels hold them."""
+    mask = (q.segments == k.segments) & (k.segments > 0) & (k.order <= q.order)
+    mask &= (k.branches == 0) | (k.branches == q.branches)
+    mask &= (k.documents == 0) | (k.documents == q.documents) | (q.documents == TAIL)
     if window is not None:
-        mask &= qs.order - ks.order < window
+        mask &= q.order - k.order < window
     return mask
 
 
@@ -94,7 +98,7 @@ def bounds(tokens: Tokens, block: int) -> Bounds:
 
 
 def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
-    """bool [B, query blocks, key blocks], False only where by their bounds no query can see any of the keys."""
+    """bool [B, query blocks, key blocks], False only where by their bounds no query of one sees a key of the other."""
     q_low, q_high = (x.map(lambda y: y[:, :, None]) for x in (q.low, q.high))
     k_low, k_high = (x.map(lambda y: y[:, None, :]) for x in (k.low, k.high))
 
@@ -106,4 +110,21 @@ def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
     mask &= (q_low.documents == TAIL) | ((k_low.documents <= 0) & (k_high.documents >= 0)) | overlap("documents")
     if window is not None:
         mask &= q_low.order - k_high.order < window
+    return mask
+
+
+def must_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
+    """bool as from ``may_see``, True only where by their bounds each query of one sees each key of the other."""
+    q_low, q_high = (x.map(lambda y: y[:, :, None]) for x in (q.low, q.high))
+    k_low, k_high = (x.map(lambda y: y[:, None, :]) for x in (k.low, k.high))
+
+    def equal(name: str) -> jax.Array:
+        low = getattr(q_low, name)
+        return (low == getattr(q_high, name)) & (low == getattr(k_low, name)) & (low == getattr(k_high, name))
+
+    mask = equal("segments") & (k_high.order <= q_low.order)
+    mask &= ((k_low.branches == 0) & (k_high.branches == 0)) | equal("branches")
+    mask &= ((k_low.documents == 0) & (k_high.documents == 0)) | (q_high.documents == TAIL) | equal("documents")
+    if window is not None:
+        mask &= q_high.order - k_low.order < window
     return mask

@@ -1,0 +1,139 @@
+"""Attention in blocks with a differentiable log-sum-exp, on TPU, GPU or as plain jnp.
+
+FlashAttention-2 (2307.08691) over the blocks that ``may_see`` leaves. Departures: who sees whom comes from tokens'
+fields and not from positions, and the log-sum-exp is a result with a gradient of its own: its cotangent enters the
+backward pass by delta = rowsum(d_out * out) - d_lse, so that results over different keys may be merged and trained.
+
+Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.flash import gpu, reference, tpu
+from pallas_kernels.flash.blocks import TuningConfig, heuristic
+from pallas_kernels.tokens import Tokens
+
+KERNELS = {"tpu": tpu, "gpu": gpu}
+# What stands for the log-sum-exp of a query that sees nothing in the backward pass: every weight is then 0.
+NOTHING = 1e30
+
+
+def flash_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    window: int | None = None,
+    implementation: str | None = None,
+    tuning: TuningConfig | None = None,
+    interpret: Any = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Softmax attention of q [B, T, N, H] over k, v [B, S, K, H], scores scaled by 1/sqrt(H), softmax in float32.
+
+    q_tokens [B, T] and k_tokens [B, S] say who sees whom; window: see ``tokens.visible``. Query head n reads key/value
+    head n // (N / K). implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and the
+    input. tuning: block sizes, None for the heuristic's. interpret: False, or the interpreter's parameters
+    (``pltpu.InterpretParams``, ``plgpu.InterpretGPUParams``), with a named implementation.
+
+    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64 reference), differentiable
+    in q, k and v through both. A query that sees no key has out 0 and lse -inf. Raises ValueError for shapes that do
+    not fit, and for a named implementation that cannot run.
+    """
+    _check_shapes(q, k, v, q_tokens, k_tokens)
+    if implementation is None:
+        if interpret:
+            raise ValueError(f"{interpret=} needs a named implementation, not {implementation=}")
+        implementation = next((name for name in KERNELS if not _obstacle(name, q, k, v, interpret)), "reference")
+    elif implementation not in (*KERNELS, "reference"):
+        raise ValueError(f"{implementation=} must be one of {[*KERNELS, 'reference']} or None")
+    if implementation == "reference":
+        return reference.attention(q, k, v, q_tokens, k_tokens, window=window)
+    if obstacle := _obstacle(implementation, q, k, v, interpret):
+        raise ValueError(f"{implementation=} cannot run this: {obstacle}")
+    tuning = tuning or heuristic(_device(implementation), q.shape[2] // k.shape[2], q.shape[3])
+    return _attention(q, k, v, q_tokens, k_tokens, _Options(implementation, window, tuning, interpret))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    implementation: str
+    window: int | None
+    tuning: TuningConfig
+    interpret: Any
+
+    def kernel(self, name: str):
+        """One of the implementation's kernels with its static arguments."""
+        return functools.partial(
+            getattr(KERNELS[self.implementation], name),
+            window=self.window,
+            tuning=self.tuning,
+            interpret=self.interpret,
+        )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attention(q, k, v, q_tokens, k_tokens, options: _Options):
+    return options.kernel("forward")(q, k, v, q_tokens, k_tokens)
+
+
+def _forward(q, k, v, q_tokens, k_tokens, options: _Options):
+    out, lse = options.kernel("forward")(q, k, v, q_tokens, k_tokens)
+    return (out, lse), (q, k, v, q_tokens, k_tokens, out, lse)
+
+
+def _backward(options: _Options, residuals, cotangents):
+    q, k, v, q_tokens, k_tokens, out, lse = residuals
+    d_out, d_lse = cotangents
+    seen = jnp.isfinite(lse)
+    delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
+    delta, lse = jnp.where(seen, delta, 0.0), jnp.where(seen, lse, NOTHING)
+    arguments = (q, k, v, q_tokens, k_tokens, lse, delta, d_out)
+    dk, dv = options.kernel("backward_kv")(*arguments)
+    return options.kernel("backward_q")(*arguments), dk, dv, None, None
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
+    num_heads, num_kv_heads = q.shape[2], k.shape[2]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
+    if k.shape != v.shape or q.shape[::3] != k.shape[::3]:
+        raise ValueError(f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with values")
+    if q_tokens.shape != q.shape[:2] or k_tokens.shape != k.shape[:2]:
+        raise ValueError(f"{q_tokens.shape=} and {k_tokens.shape=} must be the first two of {q.shape=} and {k.shape=}")
+
+
+def _capability() -> str:
+    """Of the GPU at hand; without one the interpreter stands for Hopper."""
+    return getattr(jax.devices()[0], "compute_capability", "9.0")
+
+
+def _device(implementation: str) -> str:
+    """What the heuristic calls the device at hand."""
+    if implementation == "tpu":
+        return "tpu"
+    return "blackwell" if _capability().startswith("10.") else "hopper"
+
+
+def _obstacle(name: str, q, k, v, interpret) -> str | None:
+    """Why a kernel cannot run the input here, or None."""
+    backend = jax.default_backend()
+    if not interpret and backend != name:
+        return f"{backend=} is not {name!r}, and {interpret=}"
+    if not interpret and name == "gpu" and (capability := _capability()).split(".")[0] not in ("9", "10"):
+        return f"compute {capability=} is neither Hopper's 9.0 nor Blackwell's 10.0"
+    dtypes = {str(x.dtype) for x in (q, k, v)}
+    if len(dtypes) > 1 or not dtypes <= set(KERNELS[name].DTYPES):
+        return f"the dtypes {sorted(dtypes)} must be one of {KERNELS[name].DTYPES}"
+    return KERNELS[name].obstacle(q.shape, k.shape)

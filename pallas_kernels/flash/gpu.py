@@ -1,0 +1,370 @@
+"""Attention in blocks on GPU (Mosaic GPU), as FlashAttention-2 (2307.08691) orders it, forward and backward.
+
+A thread block holds one block of queries of one head in the warpgroups that compute, and goes through the listed key
+blocks, which another warpgroup copies into a ring of shared memory. Keys' gradients go the other way round: a thread
+block holds a block of keys and goes through the query blocks that may see it, for every query head of the key's head,
+with transposed scores, so that every sum stays in one thread block. ``matrix_units`` multiplies on either generation.
+
+Head sizes are padded to a multiple of 64.
+
+Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.flash.blocks import TuningConfig, pad, visits
+from pallas_kernels.flash.matrix_units import SWIZZLE, UNITS, full, spread, tiles
+from pallas_kernels.flash.ring import consume, fetch, ring, split
+from pallas_kernels.tokens import Tokens, sees
+
+DTYPES = ("bfloat16",)
+# The devices that the kernels are written for.
+TARGETS = ("h100", "h200", "gb200")
+ELSEWHERE = "no kernel for this GPU"
+MASKED = -1e30
+LOG2_E = math.log2(math.e)
+
+
+def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str | None:
+    """Why q [B, T, N, H] and k [B, S, K, H] of these shapes cannot be attended, or None."""
+    return None if q_shape[3] <= 128 else f"head size {q_shape[3]} is more than 128"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is static in a kernel."""
+
+    block_q: int
+    block_kv: int
+    groups: int
+    steps: int
+    scale: float
+    window: int | None
+    interpret: bool
+    lanes: int
+    unit: str
+
+
+def forward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    window: int | None,
+    tuning: TuningConfig,
+    interpret=False,
+) -> tuple[jax.Array, jax.Array]:
+    """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K, H]."""
+    shape, dtype = q.shape, v.dtype
+    plan = _plan(q, k, "block_q", "block_kv", tuning, window, interpret)
+    q_tokens, k_tokens = _pad_tokens(q_tokens, plan.block_q), _pad_tokens(k_tokens, plan.block_kv)
+    lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
+    q, k, v = _pad_heads(q, plan.block_q), _pad_heads(k, plan.block_kv), _pad_heads(v, plan.block_kv)
+    batch, length, heads, lanes = q.shape
+    unit = UNITS[plan.unit]
+    out, lse = plgpu.kernel(
+        functools.partial(_forward_kernel, plan=plan),
+        out_type=[
+            jax.ShapeDtypeStruct(q.shape, dtype),
+            jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
+        ],
+        scratch_types=[
+            tiles((unit.compute, unit.tile, lanes), dtype),
+            tiles((plan.steps, plan.block_kv, lanes), dtype),
+            tiles((plan.steps, plan.block_kv, lanes), dtype),
+            plgpu.SMEM((plan.steps, 4, plan.block_kv), jnp.int32),
+            plgpu.SMEM((unit.compute, unit.tile), jnp.float32),
+            plgpu.Barrier(num_barriers=unit.compute),
+            *ring(plan.steps, unit.compute, arrays=3),
+            *unit.scratch(plan.block_kv, lanes, 1, dtype),
+        ],
+        **_launch(plan, heads, length // plan.block_q, batch, interpret),
+    )(lists, q, _fields(q_tokens), k, v, _blocked(_fields(k_tokens), plan.block_kv))
+    return out[:, : shape[1], :, : shape[3]], lse[:, :, : shape[1]].swapaxes(1, 2)
+
+
+def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False) -> jax.Array:
+    """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing has lse +large."""
+    shape, dtype = q.shape, q.dtype
+    plan = _plan(q, k, "block_q_dq", "block_kv_dq", tuning, window, interpret)
+    q_tokens, k_tokens = _pad_tokens(q_tokens, plan.block_q), _pad_tokens(k_tokens, plan.block_kv)
+    lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
+    q, d_out = _pad_heads(q, plan.block_q), _pad_heads(d_out.astype(dtype), plan.block_q)
+    k, v = _pad_heads(k, plan.block_kv), _pad_heads(v, plan.block_kv)
+    batch, length, heads, lanes = q.shape
+    unit = UNITS[plan.unit]
+    dq = plgpu.kernel(
+        functools.partial(_backward_q_kernel, plan=plan),
+        out_type=jax.ShapeDtypeStruct(q.shape, dtype),
+        scratch_types=[
+            tiles((unit.compute, unit.tile, lanes), dtype),
+            tiles((unit.compute, unit.tile, lanes), dtype),
+            tiles((plan.steps, plan.block_kv, lanes), dtype),
+            tiles((plan.steps, plan.block_kv, lanes), dtype),
+            plgpu.SMEM((plan.steps, 4, plan.block_kv), jnp.int32),
+            plgpu.Barrier(num_arrivals=2, num_barriers=unit.compute),
+            *ring(plan.steps, unit.compute, arrays=3),
+            *unit.scratch(plan.block_kv, lanes, 1, dtype),
+        ],
+        **_launch(plan, heads, length // plan.block_q, batch, interpret),
+    )(lists, q, d_out, _sums(lse, delta, plan), _fields(q_tokens), k, v, _blocked(_fields(k_tokens), plan.block_kv))
+    return dq[:, : shape[1], :, : shape[3]]
+
+
+def backward_kv(
+    q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False
+) -> tuple[jax.Array, jax.Array]:
+    """(dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
+    shape, dtype = k.shape, k.dtype
+    plan = _plan(q, k, "block_kv_dkv", "block_q_dkv", tuning, window, interpret)
+    q_tokens, k_tokens = _pad_tokens(q_tokens, plan.block_q), _pad_tokens(k_tokens, plan.block_kv)
+    _, lists = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
+    q, d_out = _pad_heads(q, plan.block_q), _pad_heads(d_out.astype(dtype), plan.block_q)
+    k, v = _pad_heads(k, plan.block_kv), _pad_heads(v, plan.block_kv)
+    batch, length, kv_heads, lanes = k.shape
+    unit = UNITS[plan.unit]
+    sums = _blocked(_sums(lse, delta, plan), plan.block_q)
+    dk, dv = plgpu.kernel(
+        functools.partial(_backward_kv_kernel, plan=plan),
+        out_type=[jax.ShapeDtypeStruct(k.shape, dtype)] * 2,
+        scratch_types=[
+            tiles((unit.compute, unit.tile, lanes), dtype),
+            tiles((unit.compute, unit.tile, lanes), dtype),
+            tiles((plan.steps, plan.block_q, lanes), dtype),
+            tiles((plan.steps, plan.block_q, lanes), dtype),
+            plgpu.SMEM((plan.steps, 2, plan.block_q), jnp.float32),
+            plgpu.SMEM((plan.steps, 4, plan.block_q), jnp.int32),
+            plgpu.Barrier(num_arrivals=2, num_barriers=unit.compute),
+            *ring(plan.steps, unit.compute, arrays=4),
+            *unit.scratch(plan.block_q, lanes, 2, dtype),
+        ],
+        **_launch(plan, kv_heads, length // plan.block_kv, batch, interpret),
+    )(lists, k, v, _fields(k_tokens), q, d_out, sums, _blocked(_fields(q_tokens), plan.block_q))
+    return dk[:, : shape[1], :, : shape[3]], dv[:, : shape[1], :, : shape[3]]
+
+
+# --- Kernels ---------------------------------------------------------------------------------------------------------
+
+
+def _forward_kernel(
+    lists, q, q_tok, k, v, k_tok, out, lse,
+    q_own, k_ring, v_ring, tok_ring, lse_own, loaded, filled, emptied, *refs, plan
+):  # fmt: skip
+    row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
+    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    count, whole = lists[row, block, 0], lists[row, block, 1]
+
+    def sources(step):
+        at = lists[row, block, 2 + step]
+        keys = (row, pl.ds(at * plan.block_kv, plan.block_kv), jax.lax.div(head, jnp.int32(plan.groups)))
+        return k.at[keys], v.at[keys], k_tok.at[row, at]
+
+    def compute():
+        own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
+        plgpu.copy_gmem_to_smem(q.at[row, own, head], q_own.at[wg], loaded.at[wg])
+        plgpu.barrier_wait(loaded.at[wg])
+        queries = [plgpu.load(q_tok.at[row, i, own], layout=unit.layout.reduce(1), optimized=False) for i in range(4)]
+
+        def visit(slot, carry, masked):
+            top, total, acc = carry
+            scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+            if masked:
+                keys = [
+                    plgpu.load(tok_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False) for i in range(4)
+                ]
+                scores = jnp.where(_mask(queries, keys, scores.shape, 0, plan), scores, MASKED)
+            new_top = jnp.maximum(top, scores.max(axis=1))
+            weights = jnp.exp2(scores - spread(new_top, scores.shape, 0))
+            shrink = jnp.exp2(top - new_top)
+            total = total * shrink + weights.sum(axis=1)
+            return new_top, total, unit.shrink_and_add(acc, shrink, weights.astype(v_ring.dtype), v_ring.at[slot])
+
+        # above MASKED, so that a masked score weighs nothing even before a visible key was met
+        column = unit.layout.reduce(1)
+        start = (
+            full((unit.tile,), MASKED / 2, column),
+            full((unit.tile,), 0, column),
+            full((unit.tile, plan.lanes), 0, unit.layout),
+        )
+        top, total, acc = consume(count, whole, filled, emptied, visit, start, plan.steps)
+        nothing = total == 0.0
+        divisor = jnp.where(nothing, 1.0, total)
+        q_own.at[wg][...] = (acc / spread(divisor, acc.shape, 0)).astype(q_own.dtype)
+        lse_own.at[wg][...] = jnp.where(nothing, -jnp.inf, (top + jnp.log2(divisor)) * (1 / LOG2_E))
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(q_own.at[wg], out.at[row, own, head])
+        plgpu.copy_smem_to_gmem(lse_own.at[wg], lse.at[row, head, own])
+        plgpu.wait_smem_to_gmem(0)
+
+    split(wg, unit, compute, lambda: fetch(count, sources, (k_ring, v_ring, tok_ring), filled, emptied, plan.steps))
+
+
+def _backward_q_kernel(
+    lists, q, d_out, sums, q_tok, k, v, k_tok, dq,
+    q_own, d_own, k_ring, v_ring, tok_ring, loaded, filled, emptied, *refs, plan
+):  # fmt: skip
+    row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
+    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    count, whole = lists[row, block, 0], lists[row, block, 1]
+
+    def sources(step):
+        at = lists[row, block, 2 + step]
+        keys = (row, pl.ds(at * plan.block_kv, plan.block_kv), jax.lax.div(head, jnp.int32(plan.groups)))
+        return k.at[keys], v.at[keys], k_tok.at[row, at]
+
+    def compute():
+        own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
+        plgpu.copy_gmem_to_smem(q.at[row, own, head], q_own.at[wg], loaded.at[wg])
+        plgpu.copy_gmem_to_smem(d_out.at[row, own, head], d_own.at[wg], loaded.at[wg])
+        plgpu.barrier_wait(loaded.at[wg])
+        queries = [plgpu.load(q_tok.at[row, i, own], layout=unit.layout.reduce(1), optimized=False) for i in range(4)]
+        lse, delta = (
+            plgpu.load(sums.at[row, head, i, own], layout=unit.layout.reduce(1), optimized=False) for i in range(2)
+        )
+        lse = lse * LOG2_E
+
+        def visit(slot, acc, masked):
+            scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+            if masked:
+                keys = [
+                    plgpu.load(tok_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False) for i in range(4)
+                ]
+                scores = jnp.where(_mask(queries, keys, scores.shape, 0, plan), scores, MASKED)
+            weights = jnp.exp2(scores - spread(lse, scores.shape, 0))
+            d_weights = unit.product(d_own.at[wg], v_ring.at[slot].transpose((1, 0)))
+            d_scores = weights * (d_weights - spread(delta, scores.shape, 0))
+            return unit.add(acc, d_scores.astype(k_ring.dtype), k_ring.at[slot], 0)
+
+        acc = consume(count, whole, filled, emptied, visit, unit.zero(0), plan.steps)
+        q_own.at[wg][...] = (unit.value(acc, 0) * plan.scale).astype(q_own.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(q_own.at[wg], dq.at[row, own, head])
+        plgpu.wait_smem_to_gmem(0)
+
+    split(wg, unit, compute, lambda: fetch(count, sources, (k_ring, v_ring, tok_ring), filled, emptied, plan.steps))
+
+
+def _backward_kv_kernel(
+    lists, k, v, k_tok, q, d_out, sums, q_tok, dk, dv,
+    k_own, v_own, q_ring, d_ring, sums_ring, tok_ring, loaded, filled, emptied, *refs, plan
+):  # fmt: skip
+    row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
+    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    count, whole = lists[row, block, 0] * plan.groups, lists[row, block, 1] * plan.groups
+
+    def sources(step):
+        at = lists[row, block, 2 + jax.lax.div(step, jnp.int32(plan.groups))]
+        q_head = head * plan.groups + jax.lax.rem(step, jnp.int32(plan.groups))
+        queries = (row, pl.ds(at * plan.block_q, plan.block_q), q_head)
+        return q.at[queries], d_out.at[queries], sums.at[row, q_head, at], q_tok.at[row, at]
+
+    def compute():
+        own = pl.ds(block * plan.block_kv + wg * unit.tile, unit.tile)
+        plgpu.copy_gmem_to_smem(k.at[row, own, head], k_own.at[wg], loaded.at[wg])
+        plgpu.copy_gmem_to_smem(v.at[row, own, head], v_own.at[wg], loaded.at[wg])
+        plgpu.barrier_wait(loaded.at[wg])
+        keys = [plgpu.load(k_tok.at[row, i, own], layout=unit.layout.reduce(1), optimized=False) for i in range(4)]
+
+        def visit(slot, carry, masked):
+            dk_acc, dv_acc = carry
+            lse, delta = (
+                plgpu.load(sums_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False) for i in range(2)
+            )
+            scores = unit.product(k_own.at[wg], q_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+            if masked:
+                queries = [
+                    plgpu.load(tok_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False) for i in range(4)
+                ]
+                scores = jnp.where(_mask(queries, keys, scores.shape, 1, plan), scores, MASKED)
+            weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 1))
+            dv_acc = unit.add(dv_acc, weights.astype(d_ring.dtype), d_ring.at[slot], 1)
+            d_weights = unit.product(v_own.at[wg], d_ring.at[slot].transpose((1, 0)))
+            d_scores = weights * (d_weights - spread(delta, scores.shape, 1))
+            return unit.add(dk_acc, d_scores.astype(q_ring.dtype), q_ring.at[slot], 0), dv_acc
+
+        dk_acc, dv_acc = consume(count, whole, filled, emptied, visit, (unit.zero(0), unit.zero(1)), plan.steps)
+        k_own.at[wg][...] = (unit.value(dk_acc, 0) * plan.scale).astype(k_own.dtype)
+        v_own.at[wg][...] = unit.value(dv_acc, 1).astype(v_own.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(k_own.at[wg], dk.at[row, own, head])
+        plgpu.copy_smem_to_gmem(v_own.at[wg], dv.at[row, own, head])
+        plgpu.wait_smem_to_gmem(0)
+
+    rings = (q_ring, d_ring, sums_ring, tok_ring)
+    split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
+
+
+def _mask(queries, keys, shape, query_axis: int, plan: _Plan):
+    """Who sees whom of the fields of queries, along ``query_axis`` of scores of this shape, and of keys."""
+    queries = Tokens(*(spread(x, shape, query_axis) for x in queries))
+    return sees(queries, Tokens(*(spread(x, shape, 1 - query_axis) for x in keys)), plan.window)
+
+
+# --- How arrays lie in memory ----------------------------------------------------------------------------------------
+
+
+def _plan(q, k, held: str, streamed: str, tuning: TuningConfig, window: int | None, interpret) -> _Plan:
+    """The plan of a kernel; held, streamed: the tuning's names of the blocks it holds and goes through."""
+    width, unit, sizes = SWIZZLE // q.dtype.itemsize, UNITS[tuning.matrix_unit], dataclasses.asdict(tuning)
+    if sizes[held] != unit.tile * unit.compute:
+        raise ValueError(f"{held}={sizes[held]} must be {unit.tile * unit.compute} for {tuning.matrix_unit}")
+    if sizes[streamed] % 64:
+        raise ValueError(f"{streamed}={sizes[streamed]} must be a multiple of 64")
+    block_q, block_kv = (sizes[name] for name in sorted((held, streamed), reverse=True))
+    return _Plan(
+        block_q=block_q,
+        block_kv=block_kv,
+        groups=q.shape[2] // k.shape[2],
+        steps=tuning.steps,
+        scale=q.shape[3] ** -0.5,
+        window=window,
+        interpret=bool(interpret),
+        lanes=-(-q.shape[3] // width) * width,
+        unit=tuning.matrix_unit,
+    )
+
+
+def _launch(plan: _Plan, heads: int, blocks: int, batch: int, interpret) -> dict:
+    return {
+        "grid": (heads, blocks, batch),
+        "grid_names": ("head", "block", "row"),
+        "num_threads": UNITS[plan.unit].compute + 1,
+        "thread_name": "wg",
+        "compiler_params": plgpu.CompilerParams(approx_math=True),
+        "interpret": interpret or None,
+    }
+
+
+def _pad_tokens(tokens: Tokens, block: int) -> Tokens:
+    return tokens.map(lambda x: pad(x, block))
+
+
+def _pad_heads(x: jax.Array, block: int) -> jax.Array:
+    return pad(pad(x, block), SWIZZLE // x.dtype.itemsize, axis=3)
+
+
+def _fields(tokens: Tokens) -> jax.Array:
+    """int32 [B, 4, T]."""
+    return jnp.stack(jax.tree.leaves(tokens), axis=1)
+
+
+def _sums(lse: jax.Array, delta: jax.Array, plan: _Plan) -> jax.Array:
+    """float32 [B, N, 2, T] of two [B, T, N]."""
+    return pad(jnp.stack([lse, delta], axis=1), plan.block_q, axis=2).transpose(0, 3, 1, 2)
+
+
+def _blocked(x: jax.Array, block: int) -> jax.Array:
+    """[..., fields, T] -> [..., blocks, fields, block]."""
+    *outer, fields, length = x.shape
+    return x.reshape(*outer, fields, length // block, block).swapaxes(-2, -3)

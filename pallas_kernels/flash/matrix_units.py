@@ -1,0 +1,143 @@
+"""Products on the matrix units of Hopper (wgmma) and of Blackwell (tcgen05), as the GPU kernels need them.
+
+A unit multiplies ``tile`` rows per warpgroup and says how many warpgroups compute, in which layout registers hold the
+result, and what scratch memory it needs. Sums live in registers on Hopper, in tensor memory on Blackwell.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+SWIZZLE = 128
+
+
+def tiles(shape: tuple[int, ...], dtype):
+    """Shared memory as the matrix units and the copy engine want it."""
+    width = SWIZZLE // jnp.dtype(dtype).itemsize
+    transforms = (plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(SWIZZLE))
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def spread(x, shape: tuple[int, ...], axis: int):
+    """x along one axis of ``shape``."""
+    return jax.lax.broadcast_in_dim(x, shape, [axis])
+
+
+def full(shape: tuple[int, ...], value: float, layout):
+    """A float32 array of one value in registers."""
+    return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+
+
+class Wgmma:
+    """Hopper: two warpgroups of 64 rows, results in registers. The interpreter has no wgmma; there jnp multiplies."""
+
+    tile, compute, layout = 64, 2, plgpu.Layout.WGMMA
+    # registers per thread of warpgroups that compute and of the one that fetches
+    registers = (232, 40)
+
+    def __init__(self, refs: tuple, lanes: int, interpret: bool):
+        self.lanes, self.interpret = lanes, interpret
+
+    @staticmethod
+    def scratch(columns: int, lanes: int, sums: int, dtype) -> list:
+        """Types of what ``refs`` are, for products of so many columns and so many running sums."""
+        return []
+
+    def product(self, a, b):
+        """a @ b in float32 of references to shared memory."""
+        if self.interpret:
+            return jnp.dot(a[...], b[...], preferred_element_type=jnp.float32)
+
+        def multiply(acc):
+            plgpu.wgmma(acc, a, b)
+            return acc[...]
+
+        return pl.run_scoped(multiply, plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32))
+
+    def shrink_and_add(self, acc, shrink, a, b):
+        """acc * shrink [rows] + a @ b; acc and a in registers, b a reference to shared memory."""
+        return self.add(acc * spread(shrink, acc.shape, 0), a, b, 0)
+
+    def zero(self, index: int):
+        """The ``index``-th running sum [tile, lanes], empty."""
+        return full((self.tile, self.lanes), 0.0, self.layout)
+
+    def add(self, acc, a, b, index: int):
+        """The running sum with a @ b added."""
+        if self.interpret:
+            return acc + jnp.dot(a, b[...], preferred_element_type=jnp.float32)
+        return pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))(plgpu.ACC.init(acc))
+
+    def value(self, acc, index: int):
+        """The running sum in registers."""
+        return acc
+
+
+class Tcgen05:
+    """Blackwell: one warpgroup of 128 rows, results and running sums in tensor memory, left sides staged in shared."""
+
+    tile, compute, layout = 128, 1, plgpu.Layout.TCGEN05
+    registers = None
+
+    def __init__(self, refs: tuple, lanes: int, interpret: bool):
+        self.staged, self.result, self.sums, self.done = refs
+        self.lanes = lanes
+
+    @staticmethod
+    def scratch(columns: int, lanes: int, sums: int, dtype) -> list:
+        """As for ``Wgmma``."""
+        return [
+            tiles((128, columns), dtype),
+            plgpu.TMEM((128, columns), jnp.float32),
+            plgpu.TMEM((128, sums * lanes), jnp.float32),
+            plgpu.Barrier(orders_tensor_core=True),
+        ]
+
+    def product(self, a, b):
+        """As for ``Wgmma``."""
+        self._multiply(self.result, a, b, False)
+        return self._load(self.result)
+
+    def shrink_and_add(self, acc, shrink, a, b):
+        """As for ``Wgmma``."""
+        self._stage(a)
+        self._multiply(self.sums, self.staged, b, False)
+        return acc * spread(shrink, acc.shape, 0) + self._load(self.sums)
+
+    def zero(self, index: int):
+        """As for ``Wgmma``; what is carried means nothing."""
+        plgpu.async_store_tmem(self._sum(index), full((self.tile, self.lanes), 0.0, self.layout))
+        plgpu.commit_tmem()
+        return jnp.int32(0)
+
+    def add(self, acc, a, b, index: int):
+        """As for ``Wgmma``."""
+        self._stage(a)
+        self._multiply(self._sum(index), self.staged, b, True)
+        return acc
+
+    def value(self, acc, index: int):
+        """As for ``Wgmma``."""
+        return self._load(self._sum(index))
+
+    def _sum(self, index: int):
+        return self.sums.at[:, pl.ds(index * self.lanes, self.lanes)]
+
+    def _stage(self, a) -> None:
+        self.staged[...] = a
+        plgpu.commit_smem()
+
+    def _multiply(self, acc, a, b, accumulate) -> None:
+        plgpu.tcgen05_mma(acc, a, b, self.done, accumulate=accumulate)
+        plgpu.barrier_wait(self.done)
+
+    def _load(self, ref):
+        found = plgpu.async_load_tmem(ref, layout=self.layout)
+        plgpu.wait_load_tmem()
+        return found
+
+
+UNITS = {"wgmma": Wgmma, "tcgen05": Tcgen05}

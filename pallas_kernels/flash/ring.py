@@ -1,0 +1,67 @@
+"""A ring of shared memory that one warpgroup fills with the copy engine while others compute on what it filled."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+
+def ring(steps: int, compute: int, arrays: int) -> list:
+    """Barriers of a ring of so many slots: filled by so many copies, emptied by the warpgroups that compute."""
+    return [
+        plgpu.Barrier(num_arrivals=arrays, num_barriers=steps),
+        plgpu.Barrier(num_arrivals=compute, num_barriers=steps),
+    ]
+
+
+def split(wg, unit, compute: Callable, fetch: Callable) -> None:
+    """The last warpgroup fetches, with few registers; the others compute with the rest."""
+
+    @pl.when(wg < unit.compute)
+    def _():
+        if unit.registers:
+            plgpu.set_max_registers(unit.registers[0], action="increase")
+        compute()
+
+    @pl.when(wg == unit.compute)
+    def _():
+        if unit.registers:
+            plgpu.set_max_registers(unit.registers[1], action="decrease")
+        fetch()
+
+
+def fetch(count, sources: Callable, rings, filled, emptied, steps: int) -> None:
+    """Copies sources(step) of every step into the rings, as far ahead as they hold, and waits until all were used."""
+
+    @pl.loop(0, count + steps)
+    def _(step):
+        slot = jax.lax.rem(step, jnp.int32(steps))
+
+        @pl.when(step >= steps)
+        def _():
+            plgpu.barrier_wait(emptied.at[slot])
+
+        @pl.when(step < count)
+        def _():
+            for source, ring in zip(sources(step), rings, strict=True):
+                plgpu.copy_gmem_to_smem(source, ring.at[slot], filled.at[slot])
+
+
+def consume(count, whole, filled, emptied, visit: Callable, carry, steps: int):
+    """The carry after visit(slot, carry, masked) of every step, the first ``whole`` of them without a mask."""
+
+    def one(step, carry, masked: bool):
+        slot = jax.lax.rem(step, jnp.int32(steps))
+        plgpu.barrier_wait(filled.at[slot])
+        carry = visit(slot, carry, masked)
+        plgpu.commit_smem()  # what was read by loads may be overwritten by the copy engine only after a fence
+        plgpu.barrier_arrive(emptied.at[slot])
+        return carry
+
+    carry = jax.lax.fori_loop(0, whole, functools.partial(one, masked=False), carry)
+    return jax.lax.fori_loop(whole, count, functools.partial(one, masked=True), carry)

@@ -1,0 +1,386 @@
+"""Attention in blocks on TPU (Mosaic), as FlashAttention-2 (2307.08691) orders it, forward and backward.
+
+A grid step holds one block of queries with all query heads of one key/value head, and goes through the list of the key
+blocks that it may see. The list lies in scalar memory for the length of the step; the blocks are fetched from HBM two
+at a time, so nothing is read that no query of the block may see. Keys' gradients go the other way round, through the
+query blocks that may see a key block, with transposed scores, so that every sum stays in one grid step.
+
+Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size, R = G block_q rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.flash.blocks import Cost, TuningConfig, cost, pad, visits
+from pallas_kernels.tokens import Tokens, sees
+
+# The score of a key that must not be seen: finite, so that a row that sees nothing stays finite.
+MASKED = -1e30
+VMEM_LIMIT = 60 * 2**20
+# Query heads of one key/value head that fit a grid step.
+MAX_GROUPS = 16
+LANES = 128
+DTYPES = ("float32", "bfloat16")
+# The devices that the kernels are written for.
+TARGETS = ("v5e", "v5p", "v6e")
+ELSEWHERE = "no kernel for this TPU"
+
+
+def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str | None:
+    """Why q [B, T, N, H] and k [B, S, K, H] of these shapes cannot be attended, or None."""
+    groups = q_shape[2] // k_shape[2]
+    return None if groups <= MAX_GROUPS else f"{groups} query heads share a key/value head, more than {MAX_GROUPS}"
+
+
+def forward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    window: int | None,
+    tuning: TuningConfig,
+    interpret=False,
+) -> tuple[jax.Array, jax.Array]:
+    """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K, H]."""
+    batch, length, heads, head_dim = q.shape
+    kv_heads, block_q, block_kv = k.shape[2], tuning.block_q, tuning.block_kv
+    q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
+    shapes = (q.shape, k.shape)
+    lists, _ = visits(q_tokens, k_tokens, block_q, block_kv, window)
+    q, k, v = (_to_blocks(*x) for x in ((q, kv_heads, block_q), (k, kv_heads, block_kv), (v, kv_heads, block_kv)))
+    blocks, rows, lanes = q.shape[2:]
+    out, lse = pl.pallas_call(
+        functools.partial(_forward_kernel, scale=head_dim**-0.5, window=window),
+        grid=(batch, kv_heads, blocks),
+        in_specs=[_list_spec(lists), _block_spec(rows, lanes), _token_spec(block_q, 4), *_in_hbm(3)],
+        out_specs=[_block_spec(rows, lanes), _block_spec(1, rows)],
+        out_shape=[
+            jax.ShapeDtypeStruct(q.shape, v.dtype),
+            jax.ShapeDtypeStruct((batch, kv_heads, blocks, 1, rows), jnp.float32),
+        ],
+        scratch_shapes=[
+            pltpu.VMEM((2, block_kv, lanes), k.dtype),
+            pltpu.VMEM((2, block_kv, lanes), v.dtype),
+            pltpu.VMEM((2, 4, block_kv), jnp.int32),
+            pltpu.VMEM((rows, 1), jnp.float32),
+            pltpu.VMEM((rows, 1), jnp.float32),
+            pltpu.VMEM((rows, lanes), jnp.float32),
+            pltpu.SemaphoreType.DMA((2, 3)),
+        ],
+        compiler_params=_params(),
+        interpret=interpret,
+        cost_estimate=_estimate(cost("forward", *shapes, k.dtype.itemsize, tuning, window)),
+        name="flash_forward",
+    )(lists[:, :, None], q, _columns(q_tokens, block_q), k, v, _rows(k_tokens, block_kv))
+    lse = _from_blocks(lse.swapaxes(3, 4), block_q, (batch, length, heads, 1))[..., 0]
+    return _from_blocks(out, block_q, (batch, length, heads, head_dim)), lse
+
+
+def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False) -> jax.Array:
+    """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing has lse +large."""
+    batch, length, heads, head_dim = q.shape
+    kv_heads, block_q, block_kv = k.shape[2], tuning.block_q_dq, tuning.block_kv_dq
+    q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
+    shapes = (q.shape, k.shape)
+    lists, _ = visits(q_tokens, k_tokens, block_q, block_kv, window)
+    sums = _to_rows(lse, delta, kv_heads, block_q)
+    q, d_out = (_to_blocks(x, kv_heads, block_q) for x in (q, d_out.astype(q.dtype)))
+    k, v = (_to_blocks(x, kv_heads, block_kv) for x in (k, v))
+    blocks, rows, lanes = q.shape[2:]
+    dq = pl.pallas_call(
+        functools.partial(_backward_q_kernel, scale=head_dim**-0.5, window=window),
+        grid=(batch, kv_heads, blocks),
+        in_specs=[
+            _list_spec(lists),
+            _block_spec(rows, lanes),
+            _block_spec(rows, lanes),
+            _block_spec(2, rows),
+            _token_spec(block_q, 4),
+            *_in_hbm(3),
+        ],
+        out_specs=_block_spec(rows, lanes),
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        scratch_shapes=[
+            pltpu.VMEM((2, block_kv, lanes), k.dtype),
+            pltpu.VMEM((2, block_kv, lanes), v.dtype),
+            pltpu.VMEM((2, 4, block_kv), jnp.int32),
+            pltpu.VMEM((rows, lanes), jnp.float32),
+            pltpu.SemaphoreType.DMA((2, 3)),
+        ],
+        compiler_params=_params(),
+        interpret=interpret,
+        cost_estimate=_estimate(cost("backward_q", *shapes, k.dtype.itemsize, tuning, window)),
+        name="flash_backward_q",
+    )(lists[:, :, None], q, d_out, sums, _columns(q_tokens, block_q), k, v, _rows(k_tokens, block_kv))
+    return _from_blocks(dq, block_q, (batch, length, heads, head_dim))
+
+
+def backward_kv(
+    q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False
+) -> tuple[jax.Array, jax.Array]:
+    """(dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
+    batch, length, kv_heads, head_dim = k.shape
+    block_q, block_kv = tuning.block_q_dkv, tuning.block_kv_dkv
+    q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
+    shapes = (q.shape, k.shape)
+    _, lists = visits(q_tokens, k_tokens, block_q, block_kv, window)
+    sums = _to_rows(lse, delta, kv_heads, block_q)
+    q, d_out = (_to_blocks(x, kv_heads, block_q) for x in (q, d_out.astype(q.dtype)))
+    k, v = (_to_blocks(x, kv_heads, block_kv) for x in (k, v))
+    rows, lanes = q.shape[3:]
+    dk, dv = pl.pallas_call(
+        functools.partial(_backward_kv_kernel, scale=head_dim**-0.5, window=window),
+        grid=(batch, kv_heads, k.shape[2]),
+        in_specs=[
+            _list_spec(lists),
+            _block_spec(block_kv, lanes),
+            _block_spec(block_kv, lanes),
+            _token_spec(block_kv, 4),
+            *_in_hbm(4),
+        ],
+        out_specs=[_block_spec(block_kv, lanes)] * 2,
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],
+        scratch_shapes=[
+            pltpu.VMEM((2, rows, lanes), q.dtype),
+            pltpu.VMEM((2, rows, lanes), q.dtype),
+            pltpu.VMEM((2, 2, rows), jnp.float32),
+            pltpu.VMEM((2, 4, block_q), jnp.int32),
+            pltpu.VMEM((block_kv, lanes), jnp.float32),
+            pltpu.VMEM((block_kv, lanes), jnp.float32),
+            pltpu.SemaphoreType.DMA((2, 4)),
+        ],
+        compiler_params=_params(),
+        interpret=interpret,
+        cost_estimate=_estimate(cost("backward_kv", *shapes, k.dtype.itemsize, tuning, window)),
+        name="flash_backward_kv",
+    )(lists[:, :, None], k, v, _columns(k_tokens, block_kv), q, d_out, sums, _rows(q_tokens, block_q))
+    dk, dv = (_from_blocks(x, block_kv, (batch, length, kv_heads, head_dim)) for x in (dk, dv))
+    return dk, dv
+
+
+# --- Kernels ---------------------------------------------------------------------------------------------------------
+
+
+def _forward_kernel(
+    lists, q, q_tok, k, v, k_tok, out, lse, k_two, v_two, tok_two, top, total, acc, semaphores, *, scale, window
+):
+    # above MASKED, so that a masked score weighs nothing even before a visible key was met
+    top[...] = jnp.full(top.shape, MASKED / 2, jnp.float32)
+    total[...] = jnp.zeros(total.shape, jnp.float32)
+    acc[...] = jnp.zeros(acc.shape, jnp.float32)
+
+    def visit(slot, masked):
+        scores = _dot(q[0, 0, 0], k_two[slot], ((1,), (1,))) * scale
+        if masked:
+            scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
+        new_top = jnp.maximum(top[...], jnp.max(scores, axis=1, keepdims=True))
+        weights = jnp.exp(scores - new_top)
+        shrink = jnp.exp(top[...] - new_top)
+        top[...] = new_top
+        total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+        acc[...] = acc[...] * shrink + _dot(weights.astype(v_two.dtype), v_two[slot], ((1,), (0,)))
+
+    _stream(lists, ((k, k_two), (v, v_two)), (k_tok, tok_two), semaphores, visit)
+    nothing = total[...] == 0
+    divisor = jnp.where(nothing, 1.0, total[...])
+    out[0, 0, 0] = (acc[...] / divisor).astype(out.dtype)
+    lse[0, 0, 0] = _to_lanes(jnp.where(nothing, -jnp.inf, jnp.log(divisor) + top[...]))
+
+
+def _backward_q_kernel(
+    lists, q, d_out, sums, q_tok, k, v, k_tok, dq, k_two, v_two, tok_two, acc, semaphores, *, scale, window
+):
+    acc[...] = jnp.zeros(acc.shape, jnp.float32)
+    lse, delta = (_to_sublanes(sums[0, 0, 0, i : i + 1]) for i in range(2))
+
+    def visit(slot, masked):
+        scores = _dot(q[0, 0, 0], k_two[slot], ((1,), (1,))) * scale
+        if masked:
+            scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
+        weights = jnp.exp(scores - lse)
+        d_weights = _dot(d_out[0, 0, 0], v_two[slot], ((1,), (1,)))
+        d_scores = weights * (d_weights - delta)
+        acc[...] += _dot(d_scores.astype(k_two.dtype), k_two[slot], ((1,), (0,)))
+
+    _stream(lists, ((k, k_two), (v, v_two)), (k_tok, tok_two), semaphores, visit)
+    dq[0, 0, 0] = (acc[...] * scale).astype(dq.dtype)
+
+
+def _backward_kv_kernel(
+    lists,
+    k,
+    v,
+    k_tok,
+    q,
+    d_out,
+    sums,
+    q_tok,
+    dk,
+    dv,
+    q_two,
+    d_out_two,
+    sums_two,
+    tok_two,
+    dk_acc,
+    dv_acc,
+    semaphores,
+    *,
+    scale,
+    window,
+):
+    dk_acc[...] = jnp.zeros(dk_acc.shape, jnp.float32)
+    dv_acc[...] = jnp.zeros(dv_acc.shape, jnp.float32)
+
+    def visit(slot, masked):
+        scores = _dot(k[0, 0, 0], q_two[slot], ((1,), (1,))) * scale
+        lse, delta = (sums_two[slot, i : i + 1] for i in range(2))
+        if masked:
+            scores = _mask_keys(scores, tok_two.at[slot], k_tok, window)
+        weights = jnp.exp(scores - lse)
+        dv_acc[...] += _dot(weights.astype(q_two.dtype), d_out_two[slot], ((1,), (0,)))
+        d_weights = _dot(v[0, 0, 0], d_out_two[slot], ((1,), (1,)))
+        d_scores = weights * (d_weights - delta)
+        dk_acc[...] += _dot(d_scores.astype(q_two.dtype), q_two[slot], ((1,), (0,)))
+
+    _stream(lists, ((q, q_two), (d_out, d_out_two), (sums, sums_two)), (q_tok, tok_two), semaphores, visit)
+    dk[0, 0, 0] = (dk_acc[...] * scale).astype(dk.dtype)
+    dv[0, 0, 0] = dv_acc[...].astype(dv.dtype)
+
+
+def _stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:
+    """Calls visit(slot, masked) for each listed block, its arrays in ``slot`` of their buffers as the next are fetched.
+
+    arrays: (all of it [B, K, blocks, ...], buffer [2, ...]) pairs; tokens: such a pair without heads.
+    """
+    row, head, count, whole = pl.program_id(0), pl.program_id(1), lists[0, 0, 0, 0], lists[0, 0, 0, 1]
+
+    def copies(step):
+        at, slot = lists[0, 0, 0, 2 + step], step % 2
+        pairs = [(source.at[row, head, at], buffer.at[slot]) for source, buffer in arrays]
+        pairs.append((tokens[0].at[row, at], tokens[1].at[slot]))
+        return [pltpu.make_async_copy(*pair, semaphores.at[slot, i]) for i, pair in enumerate(pairs)]
+
+    def start(step):
+        for copy in copies(step):
+            copy.start()
+
+    @pl.when(count > 0)
+    def _():
+        start(0)
+
+    @pl.loop(0, count)
+    def _(step):
+        @pl.when(step + 1 < count)
+        def _():
+            start(step + 1)
+
+        for copy in copies(step):
+            copy.wait()
+        pl.when(step < whole)(lambda: visit(step % 2, False))
+        pl.when(step >= whole)(lambda: visit(step % 2, True))
+
+
+def _mask_queries(scores, q_tok, k_tok, window):
+    """Scores [R, block_kv] with what is not seen MASKED; q_tok [1, 1, block_q, 4], k_tok [4, block_kv]."""
+    queries = Tokens(*(q_tok[0, 0, :, i : i + 1] for i in range(4)))
+    mask = sees(queries, Tokens(*(k_tok[i : i + 1] for i in range(4))), window)
+    grouped = scores.reshape(-1, *mask.shape)
+    return jnp.where(mask[None], grouped, MASKED).reshape(scores.shape)
+
+
+def _mask_keys(scores, q_tok, k_tok, window):
+    """Scores [block_kv, R] likewise; q_tok [4, block_q], k_tok [1, 1, block_kv, 4]."""
+    keys = Tokens(*(k_tok[0, 0, :, i : i + 1] for i in range(4)))
+    mask = sees(Tokens(*(q_tok[i : i + 1] for i in range(4))), keys, window)
+    bias = jnp.where(mask, 0.0, MASKED)
+    return scores + jnp.concatenate([bias] * (scores.shape[1] // bias.shape[1]), axis=1)
+
+
+def _dot(a, b, contract):
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jax.lax.dot_general(a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+
+
+def _to_lanes(column):
+    """[R, 1] -> [1, R]."""
+    return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1]
+
+
+def _to_sublanes(row):
+    """[1, R] -> [R, 1]."""
+    return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
+
+
+# --- How arrays lie in memory ----------------------------------------------------------------------------------------
+
+
+def _params() -> pltpu.CompilerParams:
+    return pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel"), vmem_limit_bytes=VMEM_LIMIT)
+
+
+def _estimate(cost: Cost) -> pl.CostEstimate:
+    return pl.CostEstimate(**dataclasses.asdict(cost))
+
+
+def _list_spec(lists: jax.Array) -> pl.BlockSpec:
+    return pl.BlockSpec((1, 1, 1, lists.shape[-1]), lambda b, h, i: (b, i, 0, 0), memory_space=pltpu.SMEM)
+
+
+def _block_spec(rows: int, lanes: int) -> pl.BlockSpec:
+    return pl.BlockSpec((1, 1, 1, rows, lanes), lambda b, h, i: (b, h, i, 0, 0))
+
+
+def _token_spec(rows: int, lanes: int) -> pl.BlockSpec:
+    return pl.BlockSpec((1, 1, rows, lanes), lambda b, h, i: (b, i, 0, 0))
+
+
+def _in_hbm(count: int) -> list[pl.BlockSpec]:
+    return [pl.BlockSpec(memory_space=pl.ANY)] * count
+
+
+def _pad_tokens(tokens: Tokens, block: int) -> Tokens:
+    return tokens.map(lambda x: pad(x, block))
+
+
+def _columns(tokens: Tokens, block: int) -> jax.Array:
+    """int32 [B, blocks, block, 4]."""
+    x = jnp.stack(jax.tree.leaves(tokens), axis=-1)
+    return x.reshape(x.shape[0], -1, block, 4)
+
+
+def _rows(tokens: Tokens, block: int) -> jax.Array:
+    """int32 [B, blocks, 4, block]."""
+    return _columns(tokens, block).swapaxes(2, 3)
+
+
+def _to_blocks(x: jax.Array, kv_heads: int, block: int) -> jax.Array:
+    """[B, T, N, H] -> [B, K, blocks, G block, lanes], the head size padded to full lanes."""
+    x = pad(pad(x, block), LANES, axis=3)
+    batch, length, heads, lanes = x.shape
+    x = x.reshape(batch, length // block, block, kv_heads, heads // kv_heads, lanes)
+    return x.transpose(0, 3, 1, 4, 2, 5).reshape(batch, kv_heads, length // block, -1, lanes)
+
+
+def _from_blocks(x: jax.Array, block: int, shape: tuple[int, ...]) -> jax.Array:
+    """The inverse; shape [B, T, N, H]."""
+    batch, kv_heads, blocks, _, lanes = x.shape
+    x = x.reshape(batch, kv_heads, blocks, -1, block, lanes).transpose(0, 2, 4, 1, 3, 5)
+    return x.reshape(batch, blocks * block, -1, lanes)[:, : shape[1], :, : shape[3]]
+
+
+def _to_rows(lse: jax.Array, delta: jax.Array, kv_heads: int, block: int) -> jax.Array:
+    """Two [B, T, N] -> [B, K, blocks, 2, G block]."""
+    x = pad(jnp.stack([lse, delta], axis=-1), block)
+    batch, length, heads, _ = x.shape
+    x = x.reshape(batch, length // block, block, kv_heads, heads // kv_heads, 2)
+    return x.transpose(0, 3, 1, 5, 4, 2).reshape(batch, kv_heads, length // block, 2, -1)

@@ -1,0 +1,212 @@
+"""The flash kernels equal the definition in float64, in values and gradients, whatever the masks and group sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.flash import reference
+from pallas_kernels.flash.api import flash_attention
+from pallas_kernels.flash.blocks import TuningConfig, pad, visits
+from pallas_kernels.tokens import Tokens, sequences, visible
+from tests.attention.rows import Piece, documents, normal, pack, relative
+
+PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]
+TPU = {
+    "implementation": "tpu",
+    "interpret": pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
+    "tuning": TuningConfig(block_q=16, block_kv=24, block_q_dq=24, block_kv_dq=16, block_q_dkv=16, block_kv_dkv=8),
+}
+# tiles of 64 are what a warpgroup multiplies
+GPU = {
+    "implementation": "gpu",
+    "interpret": plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan"),
+    "tuning": TuningConfig(128, block_kv=64, block_q_dq=128, block_kv_dq=64, block_q_dkv=64, block_kv_dkv=128),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_races(capsys):
+    """No kernel of the test reads what is still being written, or writes what is still being read."""
+    yield
+    assert "RACE DETECTED" not in capsys.readouterr().out
+
+
+def rows(kind: str, scale: int = 1) -> tuple[Tokens, Tokens]:
+    """Tokens of the queries and of the keys, ``scale`` times as long."""
+    if kind == "prefill":  # 13 new tokens after 30 in the cache, and a row whose queries see nothing
+        keys = sequences(jnp.array([43, 0]) * scale, 50 * scale)
+        slots = jnp.zeros((2, 1), jnp.int32) + jnp.arange(13 * scale, dtype=jnp.int32)
+        ones, zeros = jnp.ones_like(slots), jnp.zeros_like(slots)
+        return Tokens(segments=ones, branches=zeros, documents=zeros, order=slots + 30 * scale), keys
+    if kind == "packed":
+        tokens = pack([Piece(x.prompt * scale, tuple(y * scale for y in x.completions)) for x in PIECES], 64 * scale)[0]
+    elif kind == "documents":
+        tokens = documents([x * scale for x in (9, 0, 17, 8)], 6 * scale, block=4, prefix=3 * scale)
+    else:
+        tokens = sequences(jnp.array([40, 37]) * scale, 40 * scale)
+    return tokens, tokens
+
+
+def inputs(q_tokens: Tokens, k_tokens: Tokens, heads=4, kv_heads=2, size=8, dtype=jnp.float64):
+    (batch, queries), keys = q_tokens.shape, k_tokens.shape[1]
+    return normal(0, (batch, queries, heads, size), *[(batch, keys, kv_heads, size)] * 2, dtype=dtype)
+
+
+def run(function, qkv, weights):
+    """(out, lse) and the gradients of a weighted sum of both, under one jit."""
+
+    def loss(*qkv):
+        out, lse = function(*qkv)
+        seen = jnp.isfinite(lse)
+        return jnp.sum(out * weights[0]) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0)), (out, lse)
+
+    gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
+    return results, gradients
+
+
+def check(tokens, heads=4, kv_heads=2, size=8, window=None, dtype=jnp.float32, **options):
+    """Values and gradients against the reference, within the bounds of the dtype and twice the naive error."""
+    wide = inputs(*tokens, heads, kv_heads, size)
+    weights = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
+    naive = functools.partial(reference.attention, q_tokens=tokens[0], k_tokens=tokens[1], window=window)
+    (out, lse), gradients = run(naive, wide, weights)
+    narrow = [x.astype(dtype) for x in wide]
+    kernel = functools.partial(flash_attention, q_tokens=tokens[0], k_tokens=tokens[1], window=window, **options)
+    weights = [x.astype(jnp.float32) for x in weights]
+    with jax.enable_x64(False):  # the GPU interpreter's own counters are 32 bits wide
+        found, found_gradients = run(kernel, narrow, weights)
+    assert found[0].dtype == dtype and found[1].dtype == jnp.float32
+    finite = np.isfinite(lse)
+    assert np.array_equal(np.asarray(found[1]) > -np.inf, finite)
+    if dtype == jnp.float32:
+        bounds = [1e-5, 1e-4, 1e-4, 1e-4]
+    else:  # the inputs themselves are rounded
+        (rough, lse), rough_gradients = run(naive, narrow, weights)
+        errors = [relative(x, y) for x, y in zip((rough, *rough_gradients), (out, *gradients), strict=True)]
+        bounds = [min(most, 2 * error) for most, error in zip((5e-3, 1e-2, 1e-2, 1e-2), errors, strict=True)]
+    assert np.abs(np.asarray(found[1], np.float64) - lse)[finite].max() < 1e-4
+    results = zip((found[0], *found_gradients), (out, *gradients), bounds, strict=True)
+    for one, wanted, bound in results:
+        assert one.dtype == dtype and relative(one, wanted) < bound
+
+
+@pytest.mark.parametrize(
+    "kind, window, heads, kv_heads",
+    [("single", 7, 3, 1), ("packed", None, 4, 2), ("prefill", 25, 1, 1)],
+)
+def test_tpu_equals_the_definition_in_values_and_gradients(x64, kind, window, heads, kv_heads):
+    check(rows(kind), heads, kv_heads, window=window, **TPU)
+
+
+def test_tpu_fetches_into_no_slot_that_is_in_use(x64):
+    # a copy that is made as it is started overwrites what is still needed, which one made when awaited does not
+    eager = dataclasses.replace(TPU["interpret"], dma_execution_mode="eager")
+    check(rows("documents"), 16, 1, **TPU | {"interpret": eager})
+
+
+def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
+    check(rows("packed"), size=32, dtype=jnp.bfloat16, **TPU)
+
+
+# the interpreter has no wgmma accumulators beside shared memory: its products are jnp's, all else is as on the device
+@pytest.mark.parametrize(
+    "unit, kind, window, heads, kv_heads",
+    [
+        ("wgmma", "packed", None, 3, 1),
+        ("tcgen05", "prefill", 70, 2, 1),
+    ],
+)
+def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(x64, unit, kind, window, heads, kv_heads):
+    tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit)
+    check(rows(kind, 4), heads, kv_heads, size=16, window=window, dtype=jnp.bfloat16, **GPU | {"tuning": tuning})
+
+
+def test_tpu_does_not_read_blocks_that_are_not_seen():
+    tokens, _ = rows("single")
+    q, k, v = inputs(tokens, tokens, dtype=jnp.float32)
+    attend = jax.jit(lambda *x: flash_attention(*x, tokens, tokens, **TPU))
+    clean = attend(q, k, v)
+    poisoned = attend(q, *(x.at[:, TPU["tuning"].block_kv :].set(jnp.nan) for x in (k, v)))
+    for found, expected in zip(poisoned, clean, strict=True):
+        assert np.array_equal(found[:, : TPU["tuning"].block_q], expected[:, : TPU["tuning"].block_q])
+        assert np.isnan(found[:, TPU["tuning"].block_kv :]).any()
+
+
+@pytest.mark.parametrize("kind, window", [("single", 12), ("packed", None), ("documents", 12), ("prefill", None)])
+def test_lists_hold_all_that_is_seen_and_masks_all_that_is_not(kind, window):
+    tokens = [x.map(lambda y: pad(y, 4)) for x in rows(kind)]
+    mask = np.asarray(visible(*tokens, window))
+    pairs = mask.reshape(mask.shape[0], mask.shape[1] // 4, 4, mask.shape[2] // 4, 4)
+    some, every = pairs.any(axis=(2, 4)), pairs.all(axis=(2, 4))
+    lists = visits(*tokens, 4, 4, window)
+    for found, axes in zip(lists, ((0, 1, 2), (0, 2, 1)), strict=True):
+        for one, seen, whole in zip(
+            np.asarray(found).reshape(-1, found.shape[2]),
+            some.transpose(axes).reshape(-1, found.shape[2] - 2),
+            every.transpose(axes).reshape(-1, found.shape[2] - 2),
+            strict=True,
+        ):
+            count, unmasked, listed = one[0], one[1], one[2 : 2 + one[0]]
+            assert len(set(listed)) == count and set(np.flatnonzero(seen)) <= set(listed)
+            assert set(listed[:unmasked]) <= set(np.flatnonzero(whole))
+    if kind == "single":
+        assert np.asarray(lists[0])[..., 1].max() > 0  # blocks without a mask do occur
+
+
+def test_without_an_accelerator_the_definition_is_chosen(x64):
+    tokens = rows("packed")
+    qkv = inputs(*tokens)
+    for found, expected in zip(flash_attention(*qkv, *tokens), reference.attention(*qkv, *tokens), strict=True):
+        assert found.dtype == jnp.float64 and np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"implementation": "triton"}, "implementation='triton' must be one of"),
+        ({"implementation": "tpu"}, "backend='cpu' is not 'tpu', and interpret=False"),
+        ({"implementation": "gpu"}, "backend='cpu' is not 'gpu', and interpret=False"),
+        ({"interpret": TPU["interpret"]}, "needs a named implementation, not implementation=None"),
+        ({"heads": 3}, "num_heads=3 must be a multiple of num_kv_heads=2"),
+        ({"heads": 34, **TPU}, "17 query heads share a key/value head"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_values(options, message):
+    tokens = rows("single")
+    heads = options.get("heads", 4)
+    q, k, v = inputs(*tokens, heads, dtype=jnp.float32)
+    with pytest.raises(ValueError, match=message):
+        flash_attention(q, k, v, *tokens, **{name: x for name, x in options.items() if name != "heads"})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"block_q": 64}, "block_q=64 must be 128 for wgmma"),
+        ({"block_q_dkv": 96}, "block_q_dkv=96 must be a multiple of 64"),
+        ({"steps": 0}, "steps=0 must be positive"),
+    ],
+)
+def test_block_sizes_that_do_not_fit_the_matrix_unit_are_refused(sizes, message):
+    tokens = rows("single")
+    qkv = [x.astype(jnp.bfloat16) for x in inputs(*tokens, dtype=jnp.float32)]
+    with pytest.raises(ValueError, match=message):
+        tuning = dataclasses.replace(GPU["tuning"], **sizes)
+        jax.eval_shape(
+            jax.grad(lambda *x: flash_attention(*x, *tokens, **GPU | {"tuning": tuning})[0].sum().astype(float)), *qkv
+        )
+
+
+def test_values_of_another_dtype_are_refused():
+    tokens = rows("single")
+    q, k, v = inputs(*tokens, dtype=jnp.float32)
+    with pytest.raises(ValueError, match=r"the dtypes \['bfloat16', 'float32'\] must be one of"):
+        flash_attention(q, k, v.astype(jnp.bfloat16), *tokens, **TPU)
