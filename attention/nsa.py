@@ -96,7 +96,12 @@ def nsa_attention(
     out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, config)
     out_s, _ = selected_attention(q, *selected, picks, q_tokens.order, place_order(blocks.tokens), size=config.block)
     out_w, _ = dense_attention(q, *window, q_tokens, window_tokens, window=config.window)
-    outs = jnp.stack([out_c, out_s, out_w], axis=-1)
+    return gated(out_c, out_s, out_w, gates)
+
+
+def gated(compressed, selected, window, gates: Float[Array, "B T N 3"]) -> Float[Array, "B T N H"]:
+    """The sum of the branches' results, [B, T, N, H] each, times their gates."""
+    outs = jnp.stack([compressed, selected, window], axis=-1)
     return jnp.sum(outs * gates[..., None, :].astype(outs.dtype), axis=-1)
 
 

@@ -1,0 +1,127 @@
+"""A model over a paged cache equals the model over whole rows, however its tokens are cut and its pages shared."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention.cache.paged import NewKeys, copy_pages, init_cache, page_bytes, page_size, write
+from attention.cache.pages import PageAllocator
+from attention.methods import Dense
+from attention.moba import MoBA
+from attention.nsa import NSA
+from tests.attention.cache.model import METHODS, PAGE, SPARSE, WIDTH, cache, full, model, random_tokens, run
+from tests.attention.rows import relative
+
+LENGTHS = (90, 41)
+PAGES = 16
+copy = jax.jit(copy_pages)
+
+
+def rows() -> list[list[int]]:
+    return [random_tokens(seed, length) for seed, length in enumerate(LENGTHS)]
+
+
+def expected(tokens: list[list[int]]) -> list[np.ndarray]:
+    """Hidden states without a cache; two rows at a time, so that one shape is compiled."""
+    outs = []
+    for at in range(0, len(tokens), 2):
+        pair = tokens[at : at + 2]
+        ids = np.zeros((2, WIDTH * PAGE), np.int32)
+        for i, row in enumerate(pair):
+            ids[i, : len(row)] = row
+        hidden = full(model(), jnp.asarray(ids), jnp.array([len(row) for row in pair]))
+        outs += [np.asarray(hidden[i, : len(row)]) for i, row in enumerate(pair)]
+    return outs
+
+
+def dirty(paged):
+    """A cache whose pages held something else before."""
+    return jax.tree.map(lambda x: jnp.full_like(x, 1e3), paged)
+
+
+def tables() -> np.ndarray:
+    return np.random.default_rng(0).permutation(PAGES)[: 2 * WIDTH].reshape(2, WIDTH).astype(np.int32)
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("chunks", [(30,), (1,), (30, 1), (3, 30)])
+def test_prefill_in_chunks_and_decoding_equal_the_full_forward(rotated, chunks):
+    tokens, paged = rows(), dirty(cache(PAGES, rotated))
+    starts, outs = [0, 0], [[], []]
+    # the first sizes of chunk up to the middle of each row, the last one to its end
+    for chunk, share in zip(chunks, np.linspace(0, 1, len(chunks) + 1)[1:], strict=True):
+        ends = [int(len(row) * share) for row in tokens]
+        part = [row[:end] for row, end in zip(tokens, ends, strict=True)]
+        found, paged = run(model(), paged, tables(), part, starts, chunk)
+        starts = ends
+        for out, more in zip(outs, found, strict=True):
+            out.append(more)
+    for out, wanted in zip(outs, expected(tokens), strict=True):
+        assert relative(np.concatenate(out), wanted) < 1e-5
+
+
+def test_shared_prefixes_and_copies_on_write_change_nothing():
+    allocator, paged = PageAllocator(PAGES, PAGE), dirty(cache(PAGES))
+    prompt = random_tokens(1, 40)
+    first = prompt + random_tokens(2, 50)
+    second = prompt + random_tokens(3, 9)
+
+    number, cached = allocator.start(prompt)
+    assert cached == 0
+    # rows that nobody uses keep the shapes of the programs
+    _, paged = run(
+        model(), paged, allocator.tables([number, number], WIDTH) * [[1], [0]] - [[0], [1]], [prompt, []], [0, 0], 30
+    )
+    fork = allocator.fork(number)
+    copies = allocator.append(number, first[40:])
+    assert len(copies) == 1 and allocator.append(fork, second[40:]) == []
+    paged = copy(paged, *(jnp.array(x) for x in zip(*copies, strict=True)))
+    found, paged = run(model(), paged, allocator.tables([number, fork], WIDTH), [first, second], [40, 40], 3)
+    wanted = expected([first, second])
+    assert relative(found[0], wanted[0][40:]) < 1e-5
+    assert relative(found[1], wanted[1][40:]) < 1e-5
+
+    # a third one finds the prompt's full pages by their tokens, and a released one's too
+    allocator.release(number)
+    third = [*first[:70], *random_tokens(4, 8)]
+    again, cached = allocator.start(third)
+    assert cached == 64
+    table = np.concatenate([allocator.tables([again], WIDTH), np.full((1, WIDTH), -1, np.int32)])
+    found, _ = run(model(), paged, table, [third, []], [cached, 0], 3)
+    assert relative(found[0], expected([third, first])[0][64:]) < 1e-5
+    allocator.check()
+
+
+def test_nothing_but_the_rows_own_pages_is_written():
+    paged, table = dirty(cache(PAGES)), tables()
+    _, written = run(model(), paged, table, [row[:37] for row in rows()], [0, 0], 30)
+    mine = set(table[:, :3].ravel().tolist())
+    others = np.array([page for page in range(PAGES) if page not in mine])
+    for before, after in zip(jax.tree.leaves(paged), jax.tree.leaves(written), strict=True):
+        assert np.array_equal(np.asarray(before)[others], np.asarray(after)[others])
+
+
+def test_bytes_of_a_page():
+    paged = cache(PAGES)
+    one = 2 * 8 * 4  # heads, size, float32
+    compressed, recent = PAGE // SPARSE.stride, SPARSE.length
+    assert page_bytes(paged) == one * (2 * PAGE * 5 + 2 * (compressed + recent) + 1)
+
+
+def test_errors_name_the_values():
+    with pytest.raises(ValueError, match=r"page=None, blocks of the layers \[\]"):
+        page_size([Dense()])
+    with pytest.raises(ValueError, match=r"page=None, blocks of the layers \[32, 64\]"):
+        page_size([NSA(), MoBA(block=32)])
+    with pytest.raises(ValueError, match=r"page=8, blocks of the layers \[64\]"):
+        page_size([NSA()], 8)
+    paged = init_cache(METHODS, 2, 1, 4, jnp.float32)
+    new = jnp.zeros((1, 1, 1, 4))
+    with pytest.raises(ValueError, match=r"layer=1 is NSA: compress, new\.raw and new\.window are needed"):
+        write(paged, 1, jnp.zeros((1, 1), int), jnp.zeros((1, 1), int), NewKeys((new, new)))
+    assert dataclasses.replace(paged, rotated=False).num_pages == 2
