@@ -155,6 +155,16 @@ class PageAllocator:
         self._taken.subtract(pages)
         self._let_go(pages)
 
+    def exchange(self, pages: Iterable[int], count: int) -> list[int]:
+        """Lets go of taken pages and takes ``count`` others. Raises OutOfPages."""
+        pages = list(pages)
+        self._check_taken(pages)
+        free = self.free + sum(self._counts[page] == 1 for page in set(pages))
+        if count > free:
+            raise OutOfPages(count, free)
+        self.drop(pages)
+        return self.take(count)
+
     def check(self) -> None:
         """Asserts that no page is lost, held by nobody it counts, or known by the tokens of another."""
         holders = Counter({page: count for page, count in self._taken.items() if count})

@@ -15,7 +15,6 @@ from attention.moba import MoBA
 from attention.nsa import NSA
 from models.paged import forward, model_cache
 from models.transformer import ModelConfig, Transformer
-from pallas_kernels.tokens import sequences
 
 PAGE, WIDTH, VOCABULARY = 16, 6, 32
 SPARSE = NSA(length=8, stride=4, block=PAGE, picks=3, initial=1, local=1, window=10)
@@ -46,10 +45,9 @@ def cache(num_pages: int, rotated: bool = True, methods=METHODS):
 
 
 @jax.jit
-def full(model: Transformer, tokens, lengths):
+def full(model: Transformer, tokens, positions, where):
     """Hidden states without a cache."""
-    row = sequences(lengths, tokens.shape[1])
-    return model.hidden(tokens, row.order, row)
+    return model.hidden(tokens, positions, where)
 
 
 step = jax.jit(forward)
@@ -61,15 +59,25 @@ def view(tables, lengths) -> Pages:
 
 
 def run(model, cache, tables, tokens: list[list[int]], starts: list[int], chunk: int):
-    """Tokens of every row from ``starts`` on, ``chunk`` at a time: (hidden states of each row's tokens, cache)."""
-    outs, done = [[] for _ in tokens], list(starts)
+    """``feed`` for rows that hold one sequence each; the tokens of each row are given from its start."""
+    tables = jnp.asarray(tables)
+    rows = [row[start:] for row, start in zip(tokens, starts, strict=True)]
+    return feed(model, cache, lambda lengths: view(tables, jnp.asarray(lengths)), rows, starts, chunk)
+
+
+def feed(model, cache, pages_of, tokens: list[list[int]], starts: list[int], chunk: int):
+    """Tokens of every row, ``chunk`` at a time: (hidden states of each row's tokens, cache).
+
+    starts: place of each row's first token. pages_of: from the places that the rows reach to Pages.
+    """
+    outs, done = [[] for _ in tokens], [0] * len(tokens)
     while any(at < len(row) for at, row in zip(done, tokens, strict=True)):
         ids, places = np.zeros((len(tokens), chunk), np.int32), np.full((len(tokens), chunk), -1, np.int32)
         counts = [min(chunk, len(row) - at) for at, row in zip(done, tokens, strict=True)]
         for i, (at, count) in enumerate(zip(done, counts, strict=True)):
-            ids[i, :count], places[i, :count] = tokens[i][at : at + count], range(at, at + count)
+            ids[i, :count], places[i, :count] = tokens[i][at : at + count], starts[i] + np.arange(at, at + count)
         done = [at + count for at, count in zip(done, counts, strict=True)]
-        pages = view(jnp.asarray(tables), jnp.asarray(done))
+        pages = pages_of([start + at for start, at in zip(starts, done, strict=True)])
         hidden, cache = step(model, cache, jnp.asarray(ids), jnp.asarray(places), pages)
         for out, row, count in zip(outs, np.asarray(hidden), counts, strict=True):
             out.append(row[:count])

@@ -14,6 +14,7 @@ from attention.cache.pages import PageAllocator
 from attention.methods import Dense
 from attention.moba import MoBA
 from attention.nsa import NSA
+from pallas_kernels.tokens import sequences
 from tests.attention.cache.model import METHODS, PAGE, SPARSE, WIDTH, cache, full, model, random_tokens, run
 from tests.attention.rows import relative
 
@@ -34,7 +35,8 @@ def expected(tokens: list[list[int]]) -> list[np.ndarray]:
         ids = np.zeros((2, WIDTH * PAGE), np.int32)
         for i, row in enumerate(pair):
             ids[i, : len(row)] = row
-        hidden = full(model(), jnp.asarray(ids), jnp.array([len(row) for row in pair]))
+        where = sequences(jnp.array([len(row) for row in pair]), WIDTH * PAGE)
+        hidden = full(model(), jnp.asarray(ids), where.order, where)
         outs += [np.asarray(hidden[i, : len(row)]) for i, row in enumerate(pair)]
     return outs
 
@@ -46,6 +48,11 @@ def dirty(paged):
 
 def tables() -> np.ndarray:
     return np.random.default_rng(0).permutation(PAGES)[: 2 * WIDTH].reshape(2, WIDTH).astype(np.int32)
+
+
+def alone(allocator: PageAllocator, sequence: int) -> np.ndarray:
+    """A sequence's table, and a row of nothing, which keeps the shapes of the programs."""
+    return np.concatenate([allocator.tables([sequence], WIDTH), np.full((1, WIDTH), -1, np.int32)])
 
 
 @pytest.mark.parametrize("rotated", [True, False])
@@ -73,10 +80,7 @@ def test_shared_prefixes_and_copies_on_write_change_nothing():
 
     number, cached = allocator.start(prompt)
     assert cached == 0
-    # rows that nobody uses keep the shapes of the programs
-    _, paged = run(
-        model(), paged, allocator.tables([number, number], WIDTH) * [[1], [0]] - [[0], [1]], [prompt, []], [0, 0], 30
-    )
+    _, paged = run(model(), paged, alone(allocator, number), [prompt, []], [0, 0], 30)
     fork = allocator.fork(number)
     copies = allocator.append(number, first[40:])
     assert len(copies) == 1 and allocator.append(fork, second[40:]) == []
@@ -91,8 +95,7 @@ def test_shared_prefixes_and_copies_on_write_change_nothing():
     third = [*first[:70], *random_tokens(4, 8)]
     again, cached = allocator.start(third)
     assert cached == 64
-    table = np.concatenate([allocator.tables([again], WIDTH), np.full((1, WIDTH), -1, np.int32)])
-    found, _ = run(model(), paged, table, [third, []], [cached, 0], 3)
+    found, _ = run(model(), paged, alone(allocator, again), [third, []], [cached, 0], 3)
     assert relative(found[0], expected([third, first])[0][64:]) < 1e-5
     allocator.check()
 
