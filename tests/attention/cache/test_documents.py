@@ -55,8 +55,8 @@ def tail_of(paged, assemblies: list[Assembly], methods=METHODS, chunk: int = 30)
     return feed(model(methods), paged, pages_of, [TAIL] * 2, starts, chunk)[0]
 
 
-def both(documents, methods=METHODS, **options):
-    """The documents' cache with two tails, in the given order and in the order that ``options`` say."""
+def assembled(documents, methods=METHODS, **options):
+    """(cache, allocator, assembly) of the documents with room for the tail."""
     allocator = PageAllocator(PAGES, PAGE)
     paged, first = assemble(cache(PAGES, False, methods), allocator, documents, tail_pages=2, **options)
     return paged, allocator, first
@@ -66,7 +66,7 @@ def both(documents, methods=METHODS, **options):
 @pytest.mark.parametrize("chunk", [3, 30])
 def test_assembled_documents_equal_the_row_computed_at_once(positions, chunk):
     documents = [encode(A), encode(B)]
-    paged, allocator, ab = both(documents, positions=positions)
+    paged, allocator, ab = assembled(documents, positions=positions)
     paged, ba = assemble(paged, allocator, documents, (1, 0), positions, tail_pages=2)
     found = tail_of(paged, [ab, ba], chunk=chunk)
     pages = document_pages([ab, ba], [len(TAIL)] * 2, WIDTH)
@@ -79,7 +79,7 @@ def test_assembled_documents_equal_the_row_computed_at_once(positions, chunk):
 
 
 def test_swapping_a_document_equals_assembling_anew_and_writes_its_pages_only():
-    before, allocator, ab = both([encode(A), encode(B)])
+    before, allocator, ab = assembled([encode(A), encode(B)])
     after, ac = swap(before, allocator, ab, 1, encode(C))
     after, cc = assemble(after, allocator, [encode(A), encode(C)], tail_pages=2)
     out = tail_of(after, [ac, cc])
@@ -95,7 +95,7 @@ def test_swapping_a_document_equals_assembling_anew_and_writes_its_pages_only():
 
 
 def test_several_tails_share_their_documents():
-    paged, allocator, first = both([encode(A), encode(B)])
+    paged, allocator, first = assembled([encode(A), encode(B)])
     second = fork(allocator, first)
     assert allocator.free == PAGES - 4 - 2 * 2
     out = tail_of(paged, [first, second])
@@ -108,13 +108,13 @@ def test_several_tails_share_their_documents():
 def test_the_order_of_documents_does_not_matter_with_shared_positions():
     documents = [encode(A, DENSE), encode(B, DENSE)]
     for positions, same in (("shared", True), ("sequential", False)):
-        paged, allocator, ab = both(documents, DENSE, positions=positions)
+        paged, allocator, ab = assembled(documents, DENSE, positions=positions)
         paged, ba = assemble(paged, allocator, documents, (1, 0), positions, tail_pages=2)
         assert (relative(*tail_of(paged, [ab, ba], DENSE)) < 1e-5) == same
 
 
 def test_one_document_is_the_plain_sequence():
-    paged, allocator, one = both([encode(A, DENSE)], DENSE)
+    paged, allocator, one = assembled([encode(A, DENSE)], DENSE)
     out = tail_of(paged, [one, fork(allocator, one)], DENSE)
     row = [*A, *TAIL]
     ids = np.zeros((2, WIDTH * PAGE), np.int32)
@@ -125,7 +125,7 @@ def test_one_document_is_the_plain_sequence():
 
 
 def test_documents_of_other_weights_are_refused():
-    paged, allocator, assembly = both([encode(A)])
+    paged, allocator, assembly = assembled([encode(A)])
     fingerprint = encode(B).fingerprint
     stale = dataclasses.replace(encode(B), fingerprint=dataclasses.replace(fingerprint, weights="other"))
     with pytest.raises(StaleDocument, match=f"weights='other'.* expected .*weights='{weights()}'"):
@@ -137,7 +137,7 @@ def test_documents_of_other_weights_are_refused():
 
 
 def test_errors_name_the_values():
-    paged, allocator, assembly = both([encode(A)])
+    paged, allocator, assembly = assembled([encode(A)])
     with pytest.raises(ValueError, match="positions='random' must be one of"):
         assemble(paged, allocator, [encode(A)], positions="random")
     with pytest.raises(ValueError, match=r"order=\[0, 0\] must hold each of 2 documents once"):
