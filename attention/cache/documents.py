@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.cache.paged import LayerPages, PagedCache
+from attention.cache.paged import LayerPages, PagedCache, Tables
 from attention.cache.paged_attention import Pages
 from attention.cache.pages import PageAllocator
 from attention.cache.storage import nbytes
@@ -234,7 +234,7 @@ def document_pages(assemblies: Sequence[Assembly], tails: Sequence[int], width: 
             )
             at, position = at + count * page, position + length
     fields = jnp.asarray(fields)
-    return Pages(jnp.asarray(tables), Tokens(*fields[:4]), fields[4])
+    return Pages(Tables.same(jnp.asarray(tables)), Tokens(*fields[:4]), fields[4])
 
 
 def check_fingerprint(found: Fingerprint, expected: Fingerprint) -> None:

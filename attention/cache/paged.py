@@ -33,6 +33,9 @@ Compress = Callable[[jax.Array, jax.Array], Pair]
 # (keys [B, S, K, H], positions [B, S]) to rotated keys.
 Rotate = Callable[[jax.Array, jax.Array], jax.Array]
 
+# A page past all others.
+_NONE = jnp.iinfo(jnp.int32).max
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +82,24 @@ class NewKeys:
     main: Pair
     raw: Pair | None = None
     window: Pair | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """Which page of each array a page of a row is, -1 for none; ``same`` in caches where all arrays have all pages.
+
+    recent: of the window's keys and of those to be compressed.
+    """
+
+    main: Int[Array, "B P"]
+    recent: Int[Array, "B P"]
+    compressed: Int[Array, "B P"]
+
+    @classmethod
+    def same(cls, tables: Int[Array, "B P"]) -> Tables:
+        """One table for all arrays."""
+        return cls(tables, tables, tables)
 
 
 def page_size(methods: Sequence[Method], page: int | None = None) -> int:
@@ -129,7 +150,7 @@ def copy_pages(cache: PagedCache, sources: Int[Array, " C"], targets: Int[Array,
 def write(
     cache: PagedCache,
     layer: int,
-    tables: Int[Array, "B P"],
+    tables: Tables,
     places: Int[Array, "B T"],
     new: NewKeys,
     *,
@@ -138,20 +159,21 @@ def write(
 ) -> PagedCache:
     """The cache with the keys and values of new tokens in one layer.
 
-    tables: pages of each row, -1 for none. places: consecutive in a row, then -1 for padding, which is not written.
+    places: consecutive in a row, then -1 for padding, which is not written.
     compress: for an NSA layer; what came before must have been written. rotate: for an NSA layer of a rotated cache.
     """
     pages, method = cache.layers[layer], cache.methods[layer]
-    at = _where(tables, places, cache.page, cache.num_pages)
+    at = _where(tables.main, places, cache.page)
     changes: dict = {"main": _put(pages.main, new.main, *at)}
     if isinstance(method, NSA):
         if compress is None or new.raw is None or new.window is None:
             raise ValueError(f"{layer=} is NSA: compress, new.raw and new.window are needed")
+        at = _where(tables.recent, places, cache.page)
         changes["window"] = _put(pages.window, new.window, *at)
         changes["compressed"] = _compressed(cache, pages, method, tables, places, new.raw, compress, rotate)
         changes["recent"] = _recent(cache, pages, method, places, new.raw, *at)
     if pages.means is not None:
-        changes["means"] = _means(cache, changes["main"][0], pages.means, tables, places)
+        changes["means"] = _means(cache, changes["main"][0], pages.means, tables.main, places)
     layers = list(cache.layers)
     layers[layer] = dataclasses.replace(pages, **changes)
     return dataclasses.replace(cache, layers=tuple(layers))
@@ -164,10 +186,10 @@ def lookup(tables: Int[Array, "B P"], index: Int[Array, "B ..."]) -> Int[Array, 
     return jnp.where(inside, jnp.take_along_axis(tables, flat, axis=1).reshape(index.shape), -1)
 
 
-def _where(tables, places, page, num_pages):
-    """(page, offset) [B, T] of every place; page ``num_pages`` where nothing is to be written."""
+def _where(tables, places, page):
+    """(page, offset) [B, T] of every place; a page past all others where nothing is to be read or written."""
     found = lookup(tables, jnp.where(places < 0, -1, places // page))
-    return jnp.where(found < 0, num_pages, found), places % page
+    return jnp.where(found < 0, _NONE, found), places % page
 
 
 def _put(pages: Pair, new: Pair, page, offset) -> Pair:
@@ -183,7 +205,7 @@ def _recent(cache, pages, method, places, raw, page, offset):
     """The rings with the new keys; those which later ones of the same write would overwrite are not written."""
     _, last = _span(places)
     overwritten = (offset + method.length < cache.page) & (places + method.length <= last)
-    return _put(pages.recent, raw, jnp.where(overwritten, cache.num_pages, page), offset % method.length)
+    return _put(pages.recent, raw, jnp.where(overwritten, _NONE, page), offset % method.length)
 
 
 def _compressed(cache, pages, method, tables, places, raw, compress, rotate):
@@ -193,14 +215,13 @@ def _compressed(cache, pages, method, tables, places, raw, compress, rotate):
     units = first // stride + jnp.arange((count + stride - 1) // stride)  # stretches, by their last stride of tokens
     reach = length - stride
     needed = first // stride * stride - reach + jnp.arange(units.shape[1] * stride + reach)
-    old = lookup(tables, jnp.where((needed < 0) | (needed >= first), -1, needed // cache.page))
-    old = jnp.where(old < 0, cache.num_pages, old)
+    old, offset = _where(tables.recent, jnp.where(needed >= first, -1, needed), cache.page)
     index = needed - first
     fresh = jnp.broadcast_to((index >= 0) & (needed <= last), needed.shape)[..., None, None]
     index = jnp.clip(index, 0, count - 1)[..., None, None]
 
     def gather(ring, new):
-        kept = ring.at[old, :, needed % cache.page % length].get(mode="fill", fill_value=0)
+        kept = ring.at[old, :, offset % length].get(mode="fill", fill_value=0)
         return jnp.where(fresh, jnp.take_along_axis(new, index, axis=1), kept.astype(new.dtype))
 
     keys = compress(*(gather(ring, new) for ring, new in zip(pages.recent, raw, strict=True)))
@@ -211,7 +232,7 @@ def _compressed(cache, pages, method, tables, places, raw, compress, rotate):
             raise ValueError("a cache of rotated keys needs rotate for an NSA layer")
         k = rotate(k, ends)
     complete = (ends <= last) & (ends >= length - 1)
-    page, offset = _where(tables, jnp.where(complete, ends, -1), cache.page, cache.num_pages)
+    page, offset = _where(tables.compressed, jnp.where(complete, ends, -1), cache.page)
     return _put(pages.compressed, (k, v), page, offset // stride)
 
 
@@ -220,7 +241,7 @@ def _means(cache, keys, means, tables, places):
     first, last = _span(places)
     touched = first // cache.page + jnp.arange((places.shape[1] + cache.page - 2) // cache.page + 1)
     starts = touched * cache.page
-    at, _ = _where(tables, jnp.where(starts <= last, starts, -1), cache.page, cache.num_pages)
+    at, _ = _where(tables, jnp.where(starts <= last, starts, -1), cache.page)
     real = (starts[..., None] + jnp.arange(cache.page) <= last[..., None])[:, :, None, :, None]
     content = jnp.where(real, keys.at[at].get(mode="clip").astype(jnp.float32), 0.0)
     mean = jnp.sum(content, axis=3) / jnp.maximum(jnp.sum(real, axis=3), 1)

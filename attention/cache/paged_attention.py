@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention.blocks import Blocks, entries, in_place
-from attention.cache.paged import LayerPages, PagedCache, Pair, Rotate, lookup
+from attention.cache.paged import LayerPages, PagedCache, Pair, Rotate, Tables, lookup
 from attention.dense import dense_attention, masked_attention
 from attention.methods import Dense, Window
 from attention.moba import MoBA, moba_attention, pick_blocks
@@ -31,11 +31,11 @@ FEW = 16
 class Pages:
     """Rows of a paged cache as attention sees them.
 
-    tables: pages of each row, -1 for none. tokens: of every place, segment 0 where it is empty; a token's order is its
-    place. positions: those that RoPE rotates by.
+    tokens: of every place, segment 0 where it is empty; a token's order is its place. positions: those that RoPE
+    rotates by.
     """
 
-    tables: Int[Array, "B P"]
+    tables: Tables
     tokens: Tokens
     positions: Int[Array, "B S"]
 
@@ -51,7 +51,7 @@ class Pages:
 def sequence_pages(tables: Int[Array, "B P"], lengths: Int[Array, " B"], page: int) -> Pages:
     """Rows that hold one sequence each, of ``lengths`` tokens after what is about to be written."""
     tokens = sequences(lengths, tables.shape[1] * page)
-    return Pages(tables, tokens, tokens.order)
+    return Pages(Tables.same(tables), tokens, tokens.order)
 
 
 def attend(
@@ -74,7 +74,7 @@ def attend(
     read = _Reader(cache, pages, None if cache.rotated else rotate, q.dtype)
     own, method = cache.layers[layer], cache.methods[layer]
     if isinstance(method, Dense):
-        return _dense(q, *read.rows(own.main), q_tokens, pages.tokens, None)
+        return _dense(q, *read.rows(own.main, pages.tables.main), q_tokens, pages.tokens, None)
     if isinstance(method, Window):
         return _windowed(read, own.main, q, q_tokens, method.window)
     most = jnp.full(q_tokens.shape, jnp.iinfo(jnp.int32).max)
@@ -93,9 +93,9 @@ class _Reader:
     rotate: Rotate | None
     dtype: jnp.dtype
 
-    def rows(self, pair: Pair) -> Pair:
+    def rows(self, pair: Pair, tables: Int[Array, "B P"]) -> Pair:
         """All places of the tables, [B, S, K, H]."""
-        k, v = (self._joined(x[jnp.maximum(self.pages.tables, 0)]) for x in pair)
+        k, v = (self._joined(x[jnp.maximum(tables, 0)]) for x in pair)
         if self.rotate is not None:
             k = self.rotate(k, self.pages.positions)
         return k, v
@@ -107,15 +107,15 @@ class _Reader:
     def part(self, first: Int[Array, " B"], count: int) -> _Reader:
         """The reader of ``count`` pages from page ``first`` of each table."""
         index = first[:, None] + jnp.arange(count)
-        tables = lookup(self.pages.tables, index)
-        places = jnp.where(tables < 0, -self.cache.page, index * self.cache.page)[..., None]
+        tables = jax.tree.map(lambda x: lookup(x, index), self.pages.tables)
+        places = jnp.where(tables.recent < 0, -self.cache.page, index * self.cache.page)[..., None]
         places = jnp.maximum(places + jnp.arange(self.cache.page), -1).reshape(index.shape[0], -1)
         return dataclasses.replace(self, pages=Pages(tables, *self.pages.at(places)))
 
     def stretches(self, pair: Pair, blocks: Blocks, method: NSA) -> Pair:
         """Compressed keys and values in the order of their first tokens, [B, S / stride, K, H]."""
         before = method.length // method.stride - 1
-        k, v = (self._joined(x[jnp.maximum(self.pages.tables, 0)]) for x in pair)
+        k, v = (self._joined(x[jnp.maximum(self.pages.tables.compressed, 0)]) for x in pair)
         k, v = (jnp.pad(x[:, before:], ((0, 0), (0, before), (0, 0), (0, 0))) for x in (k, v))
         if self.rotate is not None:
             k = self.rotate(k, blocks.last(self.pages.positions, method.length, method.stride))
@@ -132,20 +132,20 @@ def _recent_pages(read: _Reader, q_tokens: Tokens, window: int) -> _Reader:
     """The reader of the pages that hold the last ``window`` keys of some query."""
     page, span = read.cache.page, window + q_tokens.shape[1] - 1
     count = (span + page - 2) // page + 1
-    if count >= read.pages.tables.shape[1]:
+    if count >= read.pages.tables.recent.shape[1]:
         return read
     return read.part(jnp.maximum(q_tokens.order[:, 0] - window + 1, 0) // page, count)
 
 
 def _windowed(read: _Reader, pair: Pair, q, q_tokens, window):
     read = _recent_pages(read, q_tokens, window)
-    return _dense(q, *read.rows(pair), q_tokens, read.pages.tokens, window)
+    return _dense(q, *read.rows(pair, read.pages.tables.recent), q_tokens, read.pages.tokens, window)
 
 
 def _moba(read: _Reader, own: LayerPages, q, q_tokens, blocks, method):
     if own.means is None or q.shape[1] > FEW:
-        return moba_attention(q, *read.rows(own.main), q_tokens, blocks, method)[0]
-    means = own.means[jnp.maximum(read.pages.tables, 0)]
+        return moba_attention(q, *read.rows(own.main, read.pages.tables.main), q_tokens, blocks, method)[0]
+    means = own.means[jnp.maximum(read.pages.tables.main, 0)]
     return chosen_attention(read, own.main, q, q_tokens, pick_blocks(q, means, q_tokens, blocks, method))
 
 
@@ -154,7 +154,11 @@ def _nsa(read: _Reader, own: LayerPages, q, q_tokens, blocks, gates, method):
     stretched = entries(blocks, method.length, method.stride)
     if q.shape[1] > FEW:
         late = _recent_pages(read, q_tokens, method.window)
-        parts = (compressed, read.rows(own.main), late.rows(own.window))
+        parts = (
+            compressed,
+            read.rows(own.main, read.pages.tables.main),
+            late.rows(own.window, late.pages.tables.recent),
+        )
         return nsa_attention(q, *parts, gates, q_tokens, late.pages.tokens, blocks, stretched, method)
     out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, method)
     out_s = chosen_attention(read, own.main, q, q_tokens, picks)
@@ -174,7 +178,7 @@ def chosen_attention(
     seen = (places >= 0) & (tokens.segments > 0)
     seen = seen.reshape(batch, count, -1) & (tokens.order.reshape(batch, count, -1) <= q_tokens.order[..., None])
     heads = jnp.arange(choosers) * pair[0].shape[1] // choosers
-    at = jnp.maximum(lookup(read.pages.tables, picks), 0)
+    at = jnp.maximum(lookup(read.pages.tables.main, picks), 0)
     k, v = (x[at, heads[:, None]].reshape(*flat, 1, size).astype(q.dtype) for x in pair)
     if read.rotate is not None:
         k = read.rotate(k, positions.reshape(flat))

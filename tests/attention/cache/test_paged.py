@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.cache.paged import NewKeys, copy_pages, init_cache, page_bytes, page_size, write
+from attention.cache.paged import NewKeys, Tables, copy_pages, init_cache, page_bytes, page_size, write
 from attention.cache.pages import PageAllocator
 from attention.methods import Dense
 from attention.moba import MoBA
@@ -126,5 +126,5 @@ def test_errors_name_the_values():
     paged = init_cache(METHODS, 2, 1, 4, jnp.float32)
     new = jnp.zeros((1, 1, 1, 4))
     with pytest.raises(ValueError, match=r"layer=1 is NSA: compress, new\.raw and new\.window are needed"):
-        write(paged, 1, jnp.zeros((1, 1), int), jnp.zeros((1, 1), int), NewKeys((new, new)))
+        write(paged, 1, Tables.same(jnp.zeros((1, 1), int)), jnp.zeros((1, 1), int), NewKeys((new, new)))
     assert dataclasses.replace(paged, rotated=False).num_pages == 2
