@@ -77,11 +77,49 @@ def attend(
         return _dense(q, *read.rows(own.main, pages.tables.main), q_tokens, pages.tokens, None)
     if isinstance(method, Window):
         return _windowed(read, own.main, q, q_tokens, method.window)
-    most = jnp.full(q_tokens.shape, jnp.iinfo(jnp.int32).max)
-    blocks = dataclasses.replace(in_place(pages.tokens, cache.page), own_from=most)
     if isinstance(method, MoBA):
-        return _moba(read, own, q, q_tokens, blocks, method)
-    return _nsa(read, own, q, q_tokens, blocks, gates, method)
+        return _moba(read, own, q, q_tokens, method)
+    if q.shape[1] > FEW:
+        return _nsa(read, own, q, q_tokens, gates, method)
+    out, picks = select(cache, layer, q, q_tokens, pages, rotate=rotate)
+    return attend_selected(cache, layer, q, q_tokens, pages, out, picks, gates, rotate=rotate)
+
+
+def select(
+    cache: PagedCache,
+    layer: int,
+    q: Float[Array, "B T N H"],
+    q_tokens: Tokens,
+    pages: Pages,
+    *,
+    rotate: Rotate | None = None,
+) -> tuple[Float[Array, "B T N H"], Int[Array, "B T K n"]]:
+    """The first half of ``attend`` under NSA, which reads compressed keys only: (their result, the chosen pages)."""
+    read = _Reader(cache, pages, None if cache.rotated else rotate, q.dtype)
+    method, blocks = cache.methods[layer], read.blocks(q_tokens)
+    compressed = read.stretches(cache.layers[layer].compressed, blocks, method)
+    stretched = entries(blocks, method.length, method.stride)
+    out, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, method)
+    return out, picks
+
+
+def attend_selected(
+    cache: PagedCache,
+    layer: int,
+    q: Float[Array, "B T N H"],
+    q_tokens: Tokens,
+    pages: Pages,
+    compressed: Float[Array, "B T N H"],
+    picks: Int[Array, "B T K n"],
+    gates: Float[Array, "B T N 3"],
+    *,
+    rotate: Rotate | None = None,
+) -> Float[Array, "B T N H"]:
+    """The second half: reads the chosen pages and those of the window, and adds the branches up."""
+    read = _Reader(cache, pages, None if cache.rotated else rotate, q.dtype)
+    own, method = cache.layers[layer], cache.methods[layer]
+    selected = _chosen(read, own.main, q, q_tokens, picks)
+    return gated(compressed, selected, _windowed(read, own.window, q, q_tokens, method.window), gates)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +149,11 @@ class _Reader:
         places = jnp.where(tables.recent < 0, -self.cache.page, index * self.cache.page)[..., None]
         places = jnp.maximum(places + jnp.arange(self.cache.page), -1).reshape(index.shape[0], -1)
         return dataclasses.replace(self, pages=Pages(tables, *self.pages.at(places)))
+
+    def blocks(self, q_tokens: Tokens) -> Blocks:
+        """The pages as blocks."""
+        most = jnp.full(q_tokens.shape, jnp.iinfo(jnp.int32).max)
+        return dataclasses.replace(in_place(self.pages.tokens, self.cache.page), own_from=most)
 
     def stretches(self, pair: Pair, blocks: Blocks, method: NSA) -> Pair:
         """Compressed keys and values in the order of their first tokens, [B, S / stride, K, H]."""
@@ -142,30 +185,25 @@ def _windowed(read: _Reader, pair: Pair, q, q_tokens, window):
     return _dense(q, *read.rows(pair, read.pages.tables.recent), q_tokens, read.pages.tokens, window)
 
 
-def _moba(read: _Reader, own: LayerPages, q, q_tokens, blocks, method):
+def _moba(read: _Reader, own: LayerPages, q, q_tokens, method):
+    blocks = read.blocks(q_tokens)
     if own.means is None or q.shape[1] > FEW:
         return moba_attention(q, *read.rows(own.main, read.pages.tables.main), q_tokens, blocks, method)[0]
     means = own.means[jnp.maximum(read.pages.tables.main, 0)]
-    return chosen_attention(read, own.main, q, q_tokens, pick_blocks(q, means, q_tokens, blocks, method))
+    return _chosen(read, own.main, q, q_tokens, pick_blocks(q, means, q_tokens, blocks, method))
 
 
-def _nsa(read: _Reader, own: LayerPages, q, q_tokens, blocks, gates, method):
+def _nsa(read: _Reader, own: LayerPages, q, q_tokens, gates, method):
+    """Many queries: whole rows."""
+    blocks, late = read.blocks(q_tokens), _recent_pages(read, q_tokens, method.window)
     compressed = read.stretches(own.compressed, blocks, method)
+    main = read.rows(own.main, read.pages.tables.main)
+    window = late.rows(own.window, late.pages.tables.recent)
     stretched = entries(blocks, method.length, method.stride)
-    if q.shape[1] > FEW:
-        late = _recent_pages(read, q_tokens, method.window)
-        parts = (
-            compressed,
-            read.rows(own.main, read.pages.tables.main),
-            late.rows(own.window, late.pages.tables.recent),
-        )
-        return nsa_attention(q, *parts, gates, q_tokens, late.pages.tokens, blocks, stretched, method)
-    out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, method)
-    out_s = chosen_attention(read, own.main, q, q_tokens, picks)
-    return gated(out_c, out_s, _windowed(read, own.window, q, q_tokens, method.window), gates)
+    return nsa_attention(q, compressed, main, window, gates, q_tokens, late.pages.tokens, blocks, stretched, method)
 
 
-def chosen_attention(
+def _chosen(
     read: _Reader, pair: Pair, q: Float[Array, "B T N H"], q_tokens: Tokens, picks: Int[Array, "B T C n"]
 ) -> Float[Array, "B T N H"]:
     """``selected_attention`` over pages of the tables; only those chosen are read. C: K or N, as there."""

@@ -48,8 +48,8 @@ def to_device(tree):
 
 
 def nbytes(tree) -> int:
-    """Bytes of all arrays."""
-    return sum(x.nbytes for x in jax.tree.leaves(tree))
+    """Bytes of all arrays, or of their shapes."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def save(path: Path, arrays: dict[str, np.ndarray], meta: dict) -> None:
