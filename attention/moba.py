@@ -53,7 +53,8 @@ def moba_picks(
     """The blocks of every query head, -1 where it sees fewer than ``picks``. Ties go to the lower number."""
     q, k = (jax.lax.stop_gradient(x) for x in (q, k))
     real = (blocks.tokens.segments > 0).reshape(k.shape[0], -1, config.block)
-    sums = k.astype(jnp.promote_types(jnp.float32, k.dtype)).reshape(*real.shape, *k.shape[2:]).sum(axis=2)
+    k = k.astype(jnp.promote_types(jnp.float32, k.dtype)).reshape(*real.shape, *k.shape[2:])
+    sums = jnp.sum(jnp.where(real[..., None, None], k, 0.0), axis=2)  # the places of padding may hold anything
     means = sums / jnp.maximum(jnp.sum(real, axis=2), 1)[..., None, None]
     return pick_blocks(q, means, q_tokens, blocks, config)
 
