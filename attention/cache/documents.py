@@ -47,9 +47,9 @@ def fingerprint_tokens(tokens: Sequence[int]) -> str:
     return hashlib.blake2b(np.asarray(tokens, np.int64).tobytes(), digest_size=16).hexdigest()
 
 
-def fingerprint_weights(params) -> str:
-    """Hash of a pytree of arrays: names, shapes, dtypes and bits."""
-    total = hashlib.blake2b(digest_size=16)
+def fingerprint_weights(params, settings: str = "") -> str:
+    """Hash of a pytree of arrays: names, shapes, dtypes and bits. settings: what else keys depend on, as methods."""
+    total = hashlib.blake2b(settings.encode(), digest_size=16)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         leaf = np.asarray(leaf)
         total.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())

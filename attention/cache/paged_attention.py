@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention.blocks import Blocks, entries, in_place
+from attention.blocks import Blocks, Entries, entries, in_place
 from attention.cache.paged import LayerPages, PagedCache, Pair, Rotate, Tables, lookup
 from attention.dense import dense_attention, masked_attention
 from attention.methods import Dense, Window
@@ -97,8 +97,7 @@ def select(
     """The first half of ``attend`` under NSA, which reads compressed keys only: (their result, the chosen pages)."""
     read = _Reader(cache, pages, None if cache.rotated else rotate, q.dtype)
     method, blocks = cache.methods[layer], read.blocks(q_tokens)
-    compressed = read.stretches(cache.layers[layer].compressed, blocks, method)
-    stretched = entries(blocks, method.length, method.stride)
+    compressed, stretched = read.stretches(cache.layers[layer].compressed, blocks, method)
     out, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, method)
     return out, picks
 
@@ -124,7 +123,10 @@ def attend_selected(
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-    """Keys and values of a cache in the order of their places, keys rotated."""
+    """Keys and values of a cache in the order of their places, keys rotated.
+
+    Empty places read as zeros: what a page held before, which may not even be finite, must not count times 0.
+    """
 
     cache: PagedCache
     pages: Pages
@@ -133,14 +135,15 @@ class _Reader:
 
     def rows(self, pair: Pair, tables: Int[Array, "B P"]) -> Pair:
         """All places of the tables, [B, S, K, H]."""
-        k, v = (self._joined(x[jnp.maximum(tables, 0)]) for x in pair)
+        k, v = (self._joined(x, tables, self.pages.tokens) for x in pair)
         if self.rotate is not None:
             k = self.rotate(k, self.pages.positions)
         return k, v
 
-    def _joined(self, x: Float[Array, "B P K page H"]) -> Float[Array, "B S K H"]:
-        x = x.transpose(0, 1, 3, 2, 4)
-        return x.reshape(x.shape[0], -1, *x.shape[3:]).astype(self.dtype)
+    def _joined(self, x: Float[Array, "pages K page H"], tables, tokens: Tokens) -> Float[Array, "B S K H"]:
+        x = x[jnp.maximum(tables, 0)].transpose(0, 1, 3, 2, 4)
+        x = x.reshape(x.shape[0], -1, *x.shape[3:]).astype(self.dtype)
+        return jnp.where((tokens.segments > 0)[..., None, None], x, 0)
 
     def part(self, first: Int[Array, " B"], count: int) -> _Reader:
         """The reader of ``count`` pages from page ``first`` of each table."""
@@ -155,14 +158,15 @@ class _Reader:
         most = jnp.full(q_tokens.shape, jnp.iinfo(jnp.int32).max)
         return dataclasses.replace(in_place(self.pages.tokens, self.cache.page), own_from=most)
 
-    def stretches(self, pair: Pair, blocks: Blocks, method: NSA) -> Pair:
+    def stretches(self, pair: Pair, blocks: Blocks, method: NSA) -> tuple[Pair, Entries]:
         """Compressed keys and values in the order of their first tokens, [B, S / stride, K, H]."""
-        before = method.length // method.stride - 1
-        k, v = (self._joined(x[jnp.maximum(self.pages.tables.compressed, 0)]) for x in pair)
+        stretched, before = entries(blocks, method.length, method.stride), method.length // method.stride - 1
+        by_last = stretched.tokens.map(lambda x: jnp.pad(x, ((0, 0), (before, 0)))[:, : x.shape[1]])
+        k, v = (self._joined(x, self.pages.tables.compressed, by_last) for x in pair)
         k, v = (jnp.pad(x[:, before:], ((0, 0), (0, before), (0, 0), (0, 0))) for x in (k, v))
         if self.rotate is not None:
             k = self.rotate(k, blocks.last(self.pages.positions, method.length, method.stride))
-        return k, v
+        return (k, v), stretched
 
 
 def _dense(q, k, v, q_tokens, k_tokens, window):
@@ -196,10 +200,9 @@ def _moba(read: _Reader, own: LayerPages, q, q_tokens, method):
 def _nsa(read: _Reader, own: LayerPages, q, q_tokens, gates, method):
     """Many queries: whole rows."""
     blocks, late = read.blocks(q_tokens), _recent_pages(read, q_tokens, method.window)
-    compressed = read.stretches(own.compressed, blocks, method)
+    compressed, stretched = read.stretches(own.compressed, blocks, method)
     main = read.rows(own.main, read.pages.tables.main)
     window = late.rows(own.window, late.pages.tables.recent)
-    stretched = entries(blocks, method.length, method.stride)
     return nsa_attention(q, compressed, main, window, gates, q_tokens, late.pages.tokens, blocks, stretched, method)
 
 
@@ -217,7 +220,8 @@ def _chosen(
     seen = seen.reshape(batch, count, -1) & (tokens.order.reshape(batch, count, -1) <= q_tokens.order[..., None])
     heads = jnp.arange(choosers) * pair[0].shape[1] // choosers
     at = jnp.maximum(lookup(read.pages.tables.main, picks), 0)
-    k, v = (x[at, heads[:, None]].reshape(*flat, 1, size).astype(q.dtype) for x in pair)
+    real = (tokens.segments > 0).reshape(*flat, 1, 1)
+    k, v = (jnp.where(real, x[at, heads[:, None]].reshape(*flat, 1, size).astype(q.dtype), 0) for x in pair)
     if read.rotate is not None:
         k = read.rotate(k, positions.reshape(flat))
     out, _ = masked_attention(q.reshape(flat[0], 1, -1, size), k, v, seen.reshape(flat)[:, None])
