@@ -26,7 +26,7 @@ class OutOfPages(RuntimeError):
 
 @dataclasses.dataclass
 class _Held:
-    """A sequence: its pages in order, its length, the hash of its full pages, and the tokens of the half-filled one."""
+    """A sequence: its pages, reserved ones last; its length, the hash of the tokens on full pages, and the others."""
 
     pages: list[int]
     length: int
@@ -70,7 +70,7 @@ class PageAllocator:
             digest = chained
             shared.append(self._page_of[chained])
         cached = len(shared) * self.page_size
-        needed = -(-len(tokens) // self.page_size) - len(shared)
+        needed = self._pages_of(len(tokens)) - len(shared)
         free = self.free - sum(self._counts[page] == 0 for page in shared)
         if needed > free:
             raise OutOfPages(needed, free)
@@ -80,23 +80,31 @@ class PageAllocator:
         self.append(number, tokens[cached:])
         return number, cached
 
-    def append(self, sequence: int, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """Makes room for ``tokens`` at the end: pages (source, target) to copy before they are written.
+    def reserve(self, sequence: int, count: int) -> list[tuple[int, int]]:
+        """Makes room for ``count`` tokens at the end: pages (source, target) to copy before they are written.
 
-        Raises OutOfPages.
+        Tokens that are not known yet, those of a decoding loop, are given to ``append`` afterwards. A fork in between
+        would share what the loop writes to. Raises OutOfPages.
         """
-        held, tokens = self._get(sequence), list(tokens)
-        copy = bool(tokens and held.rest) and self._counts[held.pages[-1]] > 1
-        needed = -(-(held.length + len(tokens)) // self.page_size) - len(held.pages) + copy
-        if needed > self.free:
-            raise OutOfPages(needed, self.free)
-        fresh = self._fresh(needed)
+        held = self._get(sequence)
+        copy = bool(count and held.rest) and self._counts[held.pages[held.length // self.page_size]] > 1
+        more = max(0, self._pages_of(held.length + count) - len(held.pages))
+        if more + copy > self.free:
+            raise OutOfPages(more + copy, self.free)
+        fresh = self._fresh(more + copy)
         copies = []
         if copy:
-            copies.append((held.pages[-1], fresh[0]))
-            self._let_go([held.pages[-1]])
-            held.pages[-1] = fresh.pop(0)
+            source, target = held.pages[held.length // self.page_size], fresh.pop()
+            held.pages[held.length // self.page_size] = target
+            self._let_go([source])
+            copies.append((source, target))
         held.pages += fresh
+        return copies
+
+    def append(self, sequence: int, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """``reserve`` and the tokens, by which full pages are found from now on. Raises OutOfPages."""
+        held, tokens = self._get(sequence), list(tokens)
+        copies = self.reserve(sequence, len(tokens))
         held.length += len(tokens)
         held.rest += tokens
         while len(held.rest) >= self.page_size:
@@ -108,9 +116,10 @@ class PageAllocator:
     def fork(self, sequence: int) -> int:
         """A new sequence with the same tokens on the same pages."""
         held = self._get(sequence)
-        self._hold(held.pages)
+        pages = held.pages[: self._pages_of(held.length)]
+        self._hold(pages)
         number, self._next = self._next, self._next + 1
-        self._sequences[number] = _Held(list(held.pages), held.length, held.digest, list(held.rest))
+        self._sequences[number] = _Held(pages, held.length, held.digest, list(held.rest))
         return number
 
     def release(self, sequence: int) -> None:
@@ -169,7 +178,7 @@ class PageAllocator:
         """Asserts that no page is lost, held by nobody it counts, or known by the tokens of another."""
         holders = Counter({page: count for page, count in self._taken.items() if count})
         for held in self._sequences.values():
-            assert len(held.pages) == -(-held.length // self.page_size), held
+            assert len(held.pages) >= self._pages_of(held.length), held
             assert len(held.rest) == held.length % self.page_size, held
             assert len(set(held.pages)) == len(held.pages), held
             holders.update(held.pages)
@@ -177,7 +186,12 @@ class PageAllocator:
         assert set(self._free) == {page for page, count in enumerate(self._counts) if not count}
         assert {digest: page for page, digest in self._digest_of.items()} == self._page_of
         for held in self._sequences.values():
-            assert not held.rest or held.pages[-1] not in self._digest_of, held
+            unfilled = held.pages[held.length // self.page_size :]
+            assert not self._digest_of.keys() & set(unfilled), held
+            assert all(self._counts[page] == 1 for page in unfilled[bool(held.rest) :]), held
+
+    def _pages_of(self, length: int) -> int:
+        return -(-length // self.page_size)
 
     def _get(self, sequence: int) -> _Held:
         if sequence not in self._sequences:

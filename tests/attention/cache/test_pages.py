@@ -55,6 +55,22 @@ class Cache(RuleBasedStateMachine):
         self.write(sequence, before + tuple(tokens), len(before))
 
     @precondition(lambda self: self.sequences)
+    @rule(data=st.data(), count=st.integers(0, 9), tokens=TOKENS)
+    def reserve(self, data, count, tokens):
+        sequence = data.draw(st.sampled_from(sorted(self.sequences)))
+        before, free = self.sequences[sequence], self.pages.free
+        try:
+            copies = self.pages.reserve(sequence, count)
+        except OutOfPages:
+            assert self.pages.free == free
+            return
+        for source, target in copies:
+            self.memory[target] = list(self.memory[source])
+        after = before + tuple(tokens[:count])
+        self.write(sequence, after, len(before))
+        assert self.pages.append(sequence, tokens[:count]) == []
+
+    @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def fork(self, data):
         sequence = data.draw(st.sampled_from(sorted(self.sequences)))
