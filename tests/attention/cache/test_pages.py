@@ -171,3 +171,13 @@ def test_errors_name_the_values():
         pages.drop([1])
     with pytest.raises(ValueError, match="num_pages=0"):
         PageAllocator(0, 4)
+
+
+def test_a_start_that_fails_changes_nothing():
+    pages = PageAllocator(3, 4)
+    pages.release(pages.start(range(8))[0])
+    pages.take(1)
+    with pytest.raises(OutOfPages, match="needed=1 pages, free=0"):
+        pages.start(range(12))  # the two free pages hold its prefix
+    assert pages.free == 2
+    pages.check()
