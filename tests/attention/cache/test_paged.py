@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from attention.cache.paged import NewKeys, Tables, copy_pages, init_cache, page_bytes, page_size, write
 from attention.cache.pages import PageAllocator
 from attention.methods import Dense
 from attention.moba import MoBA
 from attention.nsa import NSA
+from models.paged import model_cache
+from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from pallas_kernels.tokens import sequences
 from tests.attention.cache.model import METHODS, PAGE, SPARSE, WIDTH, cache, full, model, random_tokens, run
 from tests.attention.rows import relative
@@ -107,6 +110,26 @@ def test_nothing_but_the_rows_own_pages_is_written():
     others = np.array([page for page in range(PAGES) if page not in mine])
     for before, after in zip(jax.tree.leaves(paged), jax.tree.leaves(written), strict=True):
         assert np.isnan(np.asarray(after)[others]).all() and np.isnan(before).all()
+
+
+def test_heads_may_be_spread_over_devices():
+    tokens, mesh = [row[:39] for row in rows()], make_mesh(MeshConfig(1, 2))
+    wanted, _ = run(model(), dirty(cache(PAGES)), tables(), tokens, [0, 0], 3)
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(model(), parameter_shardings(model(), mesh))
+        paged = jax.device_put(dirty(cache(PAGES)), NamedSharding(mesh, PartitionSpec(None, "tensor")))
+        found, paged = run(spread, paged, tables(), tokens, [0, 0], 3)
+    assert relative(np.concatenate(found), np.concatenate(wanted)) < 1e-5
+    assert {x.sharding.shard_shape(x.shape)[1] for x in jax.tree.leaves(paged)} == {1}  # of two heads
+
+
+def test_a_bfloat16_cache_follows_float32():
+    methods, tokens = (Dense(),), [row[:30] for row in rows()]
+    out = {}
+    for dtype in ("float32", "bfloat16"):
+        paged = dirty(model_cache(model(methods).config, PAGES, dtype, page=PAGE))
+        out[dtype], _ = run(model(methods), paged, tables(), tokens, [0, 0], 30)
+    assert 0 < relative(out["bfloat16"], out["float32"]) < 0.02
 
 
 def test_bytes_of_a_page():
