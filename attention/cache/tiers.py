@@ -255,7 +255,10 @@ class TieredCache:
                 self._coming[layer][key] = self._host.send((layer, *key))
 
     def _drop_unchosen(self, layer: int) -> None:
-        self._counts["sent_in_vain"] += len(self._coming[layer])
+        for coming in self._coming[layer].values():
+            if not coming.cancel():
+                coming.result()  # what is on its way counts towards the budget until it is dropped
+                self._counts["sent_in_vain"] += 1
         self._coming[layer].clear()
 
 

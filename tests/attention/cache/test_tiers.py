@@ -90,17 +90,17 @@ def compare(small: TieredCache, lengths, seed: int = 0) -> None:
 def test_tiers_change_nothing_and_keep_to_their_budgets(tmp_path):
     small = tiered(tmp_path, host_blocks=5)
     compare(small, (150, 101))
-    metrics = small.metrics()
     small.close()
+    metrics = small.metrics()
     assert metrics["tiers/device_bytes"] == FIXED + 7 * LAYERS * BLOCK
     arrays = sum(x.nbytes for cache in small._caches for x in jax.tree.leaves(cache))
     assert arrays + 4 * BLOCK == metrics["tiers/device_bytes"]
-    assert small.metrics()["tiers/host_bytes"] == 5 * BLOCK
+    assert metrics["tiers/host_bytes"] == 5 * BLOCK
     # every block travels once it is complete, and again only when it was written after that
     assert metrics["tiers/to_host_bytes"] >= LAYERS * (9 + 6) * BLOCK
     moved = metrics["tiers/to_device_bytes"] // BLOCK
     arrived = metrics["tiers/prefetched"] + metrics["tiers/missing"] + metrics["tiers/sent_in_vain"]
-    assert 0 <= arrived - moved <= 4  # some may still be on their way
+    assert 0 <= moved - arrived <= 4  # those sent ahead for a step that never came
     assert min(metrics[f"tiers/{name}"] for name in ("present", "prefetched", "missing", "from_disk_bytes")) > 0
 
 
