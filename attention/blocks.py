@@ -30,7 +30,8 @@ class Blocks:
     tokens: of the places; segment 0 where a place is empty. slots: the slot each place is read from, -1 for none; None
     where the places are the slots. shadows: per block the prompt's block of the same order, of which a completion's
     first block is a copy, else -1; None without copies. own_from: per query the order from which its branch has blocks
-    of its own, which then stand for those of the prompt. size: places of a block.
+    of its own, which then stand for those of the prompt. size: places of a block. causal: whether no query sees a place
+    past its own slot, since queries lie in the places.
     """
 
     tokens: Tokens
@@ -38,6 +39,7 @@ class Blocks:
     shadows: Int[Array, "B J"] | None
     own_from: Int[Array, "B T"]
     size: int = dataclasses.field(metadata=dict(static=True))
+    causal: bool = dataclasses.field(metadata=dict(static=True))
 
     def place(self, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B S *rest"]:
         """Keys, values or positions in their places; zeros in empty ones."""
@@ -60,7 +62,7 @@ class Blocks:
 def in_place(tokens: Tokens, size: int) -> Blocks:
     """Blocks of rows whose runs start at multiples of ``size``, in slots and in order; filled up with empty places."""
     padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % size))))
-    return Blocks(padded, None, None, jnp.full(tokens.shape, _MOST), size)
+    return Blocks(padded, None, None, jnp.full(tokens.shape, _MOST), size, causal=True)
 
 
 def aligned(tokens: Tokens, size: int, runs: int) -> Blocks:
@@ -71,7 +73,7 @@ def aligned(tokens: Tokens, size: int, runs: int) -> Blocks:
     count = -(-tokens.shape[1] // size) * size + 3 * size * runs
     place = jax.vmap(lambda row: _align(row, size, runs, count))
     slots, placed, shadows, own_from = place(tokens)
-    return Blocks(placed, slots, shadows, own_from, size)
+    return Blocks(placed, slots, shadows, own_from, size, causal=False)
 
 
 def _align(tokens: Tokens, size: int, runs: int, count: int):

@@ -53,15 +53,23 @@ def moba_picks(
     """The blocks of every query head, -1 where it sees fewer than ``picks``. Ties go to the lower number."""
     q, k = (jax.lax.stop_gradient(x) for x in (q, k))
     real = (blocks.tokens.segments > 0).reshape(k.shape[0], -1, config.block)
-    sums = k.astype(jnp.promote_types(jnp.float32, k.dtype)).reshape(*real.shape, *k.shape[2:]).sum(axis=2)
+    k = k.astype(jnp.promote_types(jnp.float32, k.dtype)).reshape(*real.shape, *k.shape[2:])
+    sums = jnp.sum(jnp.where(real[..., None, None], k, 0.0), axis=2)  # the places of padding may hold anything
     means = sums / jnp.maximum(jnp.sum(real, axis=2), 1)[..., None, None]
+    return pick_blocks(q, means, q_tokens, blocks, config)
+
+
+def pick_blocks(
+    q: Float[Array, "B T N H"], means: Float[Array, "B J K H"], q_tokens: Tokens, blocks: Blocks, config: MoBA
+) -> Int[Array, "B T N n"]:
+    """``moba_picks`` by the mean of every block's keys, float32."""
     heads = blocks.heads
     count = min(config.picks, means.shape[1])
 
     def step(xs):
         q, tokens, own_from = xs
         candidates = sees(tokens, own_from, heads, heads.order)[:, :, None]
-        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[-1]).astype(means.dtype)
+        grouped = q.reshape(*q.shape[:2], means.shape[2], -1, q.shape[-1]).astype(means.dtype)
         scores = jnp.einsum("btkgh,bjkh->btkgj", grouped, means).reshape(*q.shape[:3], -1)
         own = heads.order[:, None, None] // config.block == tokens.order[:, :, None, None] // config.block
         ranked = jnp.where(candidates, jnp.where(own, jnp.inf, scores), -jnp.inf)

@@ -100,7 +100,12 @@ def nsa_attention(
     check_heads(q, selected[0])
     out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, config)
     out_s, _ = selected_attention(q, *selected, picks, q_tokens.order, place_order(blocks.tokens), size=config.block)
-    parts = zip((out_c, out_s, window), jnp.split(gates.astype(window.dtype), 3, axis=-1), strict=True)
+    return gated(out_c, out_s, window, gates)
+
+
+def gated(compressed, selected, window, gates: Float[Array, "B T N 3"]) -> Float[Array, "B T N H"]:
+    """The sum of the branches' results, [B, T, N, H] each, times their gates."""
+    parts = zip((compressed, selected, window), jnp.split(gates.astype(window.dtype), 3, axis=-1), strict=True)
     return sum(out * gate for out, gate in parts)
 
 
@@ -120,15 +125,15 @@ def compressed_attention(
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"], Int[Array, "B T K n"]]:
     """Attention to the compressed keys, and the blocks that it picks: (out, lse, picks), picks without a gradient.
 
-    Queries are taken in chunks, so that only a chunk's scores are in memory; in place, also in spans that see no key
-    past their end.
+    Queries are taken in chunks, so that only a chunk's scores are in memory; if they lie in the places, also in spans
+    that see no key past their end.
     """
     check_heads(q, k)
-    length, spans = q.shape[1], SPANS if blocks.slots is None else 1
+    length, spans = q.shape[1], SPANS if blocks.causal else 1
     bounds = [length * span // spans for span in range(spans + 1)]
     found = []
     for start, end in (part for part in itertools.pairwise(bounds) if part[0] < part[1]):
-        count = -(-end // config.block) if blocks.slots is None else blocks.heads.shape[1]
+        count = -(-end // config.block) if blocks.causal else blocks.heads.shape[1]
         heads = blocks.heads.map(lambda x, count=count: x[:, :count])
         reach = count * config.block // config.stride
         stretches = jax.tree.map(lambda x, reach=reach: x[:, :reach], stretched)

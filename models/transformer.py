@@ -190,6 +190,19 @@ class NSALayers(nnx.Module):
         self.gates = parameter((embed, c.num_heads, 3), ("embed", "heads", None), embed**-0.5)
 
 
+def compress_keys(nsa: NSALayers, method: NSA, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"]):
+    """(k, v) [B, E, K, H] of the stretches, by the MLPs of one layer; keys are not rotated."""
+    return (
+        compress(k, nsa.k_positions[...], nsa.k_first[...], nsa.k_second[...], method),
+        compress(v, nsa.v_positions[...], nsa.v_first[...], nsa.v_second[...], method),
+    )
+
+
+def nsa_gates(nsa: NSALayers, y: Float[Array, "B T D"]) -> Float[Array, "B T N 3"]:
+    """The gates of the three branches of one layer."""
+    return jax.nn.sigmoid(project(y, nsa.gates[...].astype(y.dtype)))
+
+
 class Transformer(nnx.Module):
     """The model. ``hidden`` and ``logits`` are the training path; ``embed``, ``block`` and ``finish`` its pieces."""
 
@@ -221,55 +234,78 @@ class Transformer(nnx.Module):
 
         positions: those that RoPE rotates by. where: who sees whom. runs: see ``attention.methods.view``.
         """
+        return self.finish(self._scan(tokens, positions, where, runs, keep=False)[0])
+
+    def keys_values(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], where: Tokens
+    ) -> tuple[KeyValues, ...]:
+        """The keys, not rotated, and values of every layer, for a cache of documents; arguments as ``hidden``."""
+        _, kept = self._scan(tokens, positions, where, None, keep=True)
+        periods = range(self.config.num_layers // len(kept))
+        return tuple(jax.tree.map(operator.itemgetter(period), keys) for period in periods for keys in kept)
+
+    def _scan(self, tokens, positions, where: Tokens, runs: int | None, keep: bool):
+        """(hidden states of the last layer, per layer of a period the stacked KeyValues if they are to be kept)."""
         methods = self.config.attention
         seen = view(methods, where, runs)
 
         def step(x, period):
+            kept: list[KeyValues] = []
             for index, method in enumerate(methods):
-                layer = jax.tree.map(operator.itemgetter(index), period[0])
-                before = sum(isinstance(other, NSA) for other in methods[:index])
-                nsa = jax.tree.map(operator.itemgetter(before), period[1]) if isinstance(method, NSA) else None
-                x = self.block(layer, x, functools.partial(self._attend, method, nsa, positions, seen))
-            return constrain(x, "batch", None, None), None
+                layer, nsa = self.of_period(period, index)
+                x = self.block(layer, x, functools.partial(self._attend, method, nsa, positions, seen, kept))
+            return constrain(x, "batch", None, None), kept if keep else None
 
         if self.config.remat:
             step = jax.checkpoint(step)
         periods = self.config.num_layers // len(methods)
         parts = (self.layers, getattr(self, "nsa", None))
         stacked = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), parts)
-        x, _ = jax.lax.scan(step, self.embed_tokens(tokens), stacked)
-        return self.finish(x)
+        return jax.lax.scan(step, self.embed_tokens(tokens), stacked)
 
-    def _attend(self, method: Method, nsa: NSALayers | None, positions, seen: View, layer: Layers, y):
-        """Attention of one layer of packed rows, each device to its own rows and heads."""
-        q, k, v = self.qkv(layer, y, positions)
+    def of_period(self, stacked: tuple[Layers, NSALayers | None], index: int) -> tuple[Layers, NSALayers | None]:
+        """The parameters of a layer from those of consecutive layers, stacked; None for layers without NSA's."""
+        methods = self.config.attention
+        method, before = methods[index % len(methods)], (methods[at % len(methods)] for at in range(index))
+        count = sum(isinstance(other, NSA) for other in before)
+        nsa = jax.tree.map(operator.itemgetter(count), stacked[1]) if isinstance(method, NSA) else None
+        return jax.tree.map(operator.itemgetter(index), stacked[0]), nsa
+
+    def _attend(self, method: Method, nsa: NSALayers | None, positions, seen: View, kept: list, layer: Layers, y):
+        """Attention of one layer of packed rows, each device to its own rows and heads; appends the keys to kept."""
+        c = self.config
+        q, k, v = self.qkv(layer, y)
+        q, turned = rope(q, positions, c), rope(k, positions, c)
         heads, rows = ("batch", None, "heads", None), ("batch",)
         if not isinstance(method, NSA):
+            kept.append(KeyValues((k, v)))
             mapped = per_shard(functools.partial(attend, method), (heads, heads, rows), heads)
-            return mapped(q, KeyValues((k, v)), seen)
-        keys = KeyValues((k, v), *self.nsa_keys(method, layer, nsa, y, positions, seen))
-        gates = jax.nn.sigmoid(project(y, nsa.gates[...].astype(y.dtype)))
+            return mapped(q, KeyValues((turned, v)), seen)
+        raw, (wk, wv) = self.nsa_keys(layer, nsa, y)
+        ck, cv = compress_keys(nsa, method, *(seen.blocks[method.block].place(x) for x in raw))
+        kept.append(KeyValues((k, v), (ck, cv), (wk, wv)))
+        ck = rope(ck, stretch_positions(method, positions, seen), c)
+        keys = KeyValues((turned, v), (ck, cv), (rope(wk, positions, c), wv))
         mapped = per_shard(functools.partial(attend, method), (heads, heads, rows, heads), heads)
-        return mapped(q, keys, seen, gates)
+        return mapped(q, keys, seen, nsa_gates(nsa, y))
 
-    def nsa_keys(self, method: NSA, layer: Layers, nsa: NSALayers, y, positions, seen: View):
-        """((compressed k, v), (window k, v)) of an NSA layer, keys rotated."""
+    def nsa_keys(self, layer: Layers, nsa: NSALayers, y: Float[Array, "B T D"]):
+        """((k, v) to be compressed, (window k, v)) of an NSA layer, [B, T, K, H] each, keys not rotated."""
         names = ("compressed_k", "compressed_v", "window_k", "window_v")
         ck, cv, wk, wv = (project(y, getattr(nsa, name)[...].astype(y.dtype)) for name in names)
         if self.config.qk_norm:
             ck, wk = (rms_norm(x, layer.k_norm[...], self.config.norm_eps) for x in (ck, wk))
-        place = seen.blocks[method.block].place
-        ck = compress(place(ck), nsa.k_positions[...], nsa.k_first[...], nsa.k_second[...], method)
-        cv = compress(place(cv), nsa.v_positions[...], nsa.v_first[...], nsa.v_second[...], method)
-        ck = rope(ck, stretch_positions(method, positions, seen), self.config)
-        return (ck, cv), (rope(wk, positions, self.config), wv)
+        return (ck, cv), (wk, wv)
 
     def embed_tokens(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Embeddings in the compute dtype."""
         return constrain(self.embed.table[...][tokens].astype(self.config.dtype), "batch", None, None)
 
-    def qkv(self, layer: Layers, y: Float[Array, "B T D"], positions: Int[Array, "B T"]):
-        """(q [B, T, N, H], k [B, T, K, H], v [B, T, K, H]) of a layer's normalised hidden states, q and k rotated."""
+    def qkv(self, layer: Layers, y: Float[Array, "B T D"], positions: Int[Array, "B T"] | None = None):
+        """(q [B, T, N, H], k [B, T, K, H], v [B, T, K, H]) of a layer's normalised hidden states.
+
+        positions: q and k are rotated by them, if given.
+        """
         c = self.config
         q, k, v = (project(y, w[...].astype(c.dtype)) for w in (layer.q, layer.k, layer.v))
         if c.qkv_bias:
@@ -277,6 +313,8 @@ class Transformer(nnx.Module):
         if c.qk_norm:
             q = rms_norm(q, layer.q_norm[...], c.norm_eps)
             k = rms_norm(k, layer.k_norm[...], c.norm_eps)
+        if positions is None:
+            return q, k, v
         return rope(q, positions, c), rope(k, positions, c), v
 
     def block(self, layer: Layers, x: Float[Array, "B T D"], attend: Attend) -> Float[Array, "B T D"]:

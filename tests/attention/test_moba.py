@@ -13,7 +13,7 @@ from attention import reference
 from attention.blocks import aligned, in_place
 from attention.moba import MoBA, moba_attention
 from pallas_kernels.tokens import sequences
-from tests.attention.rows import Piece, normal, pack, relative
+from tests.attention.rows import Piece, documents, normal, pack, relative
 
 SMALL = MoBA(block=16, picks=2)
 
@@ -73,6 +73,15 @@ def test_packed_sequences_equal_the_sequences_apart(x64):
     for at in slots:
         alone = ours(*(y[:, at] for y in x), *single(len(at), SMALL), SMALL)
         assert relative(out[:, at], alone) < 1e-12
+
+
+def test_padding_between_documents_counts_for_nothing():
+    tokens = documents([20, 33], tail=30, block=16)
+    x = inputs(tokens.shape[1])
+    clean = ours(*x, tokens, in_place(tokens, 16), SMALL)
+    padding = np.asarray(tokens.segments[0]) == 0
+    x = [x[0], *(y.at[:, padding].set(1e4) for y in x[1:])]
+    assert np.array_equal(ours(*x, tokens, in_place(tokens, 16), SMALL)[:, ~padding], clean[:, ~padding])
 
 
 def test_the_future_changes_no_bit():

@@ -1,0 +1,233 @@
+"""Which page holds what: the bookkeeping of a paged KV cache, on the host and without any array of keys.
+
+As in PagedAttention (2309.06180), a sequence owns a table of pages of a fixed number of tokens and pages have reference
+counts. A full page is known by a hash of its tokens and of all before them, so that a sequence that starts with the
+same tokens takes the page instead of computing it again, even after everyone has let go of it, until the page is
+needed for something else. A half-filled page that several sequences hold is copied before one of them writes to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+
+class OutOfPages(RuntimeError):
+    """More pages are needed than are free; nothing was changed."""
+
+    def __init__(self, needed: int, free: int):
+        super().__init__(f"{needed=} pages, {free=}")
+        self.needed, self.free = needed, free
+
+
+@dataclasses.dataclass
+class _Held:
+    """A sequence: its pages, reserved ones last; its length, the hash of the tokens on full pages, and the others."""
+
+    pages: list[int]
+    length: int
+    digest: bytes
+    rest: list[int]
+
+
+class PageAllocator:
+    """Hands out ``num_pages`` pages of ``page_size`` tokens to sequences, and to callers that count for themselves."""
+
+    def __init__(self, num_pages: int, page_size: int):
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(f"{num_pages=} and {page_size=} must be at least 1")
+        self.num_pages, self.page_size = num_pages, page_size
+        self._free = dict.fromkeys(range(num_pages))  # oldest first
+        self._counts = [0] * num_pages
+        self._taken: Counter[int] = Counter()
+        self._page_of: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        self._sequences: dict[int, _Held] = {}
+        self._next = 0
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._free)
+
+    def start(self, tokens: Sequence[int], salt: bytes = b"") -> tuple[int, int]:
+        """A new sequence that begins with ``tokens``: (its number, how many of them are in the cache already).
+
+        salt: whatever else keys depend on, such as the version of the weights; pages are shared under equal salts only.
+        The last token is never counted as cached, as its logits are wanted. The caller writes the others before it
+        starts or extends another sequence. Raises OutOfPages.
+        """
+        tokens, shared = list(tokens), []
+        digest = hashlib.blake2b(salt, digest_size=16).digest()
+        for at in range(0, len(tokens) - self.page_size, self.page_size):
+            chained = _chain(digest, tokens[at : at + self.page_size])
+            if chained not in self._page_of:
+                break
+            digest = chained
+            shared.append(self._page_of[chained])
+        cached = len(shared) * self.page_size
+        needed = self._pages_of(len(tokens)) - len(shared)
+        free = self.free - sum(self._counts[page] == 0 for page in shared)
+        if needed > free:
+            raise OutOfPages(needed, free)
+        self._hold(shared)
+        number, self._next = self._next, self._next + 1
+        self._sequences[number] = _Held(shared, cached, digest, [])
+        self.append(number, tokens[cached:])
+        return number, cached
+
+    def reserve(self, sequence: int, count: int) -> list[tuple[int, int]]:
+        """Makes room for ``count`` tokens at the end: pages (source, target) to copy before they are written.
+
+        Tokens that are not known yet, those of a decoding loop, are given to ``append`` afterwards. A fork in between
+        would share what the loop writes to. Raises OutOfPages.
+        """
+        held = self._get(sequence)
+        copy = bool(count and held.rest) and self._counts[held.pages[held.length // self.page_size]] > 1
+        more = max(0, self._pages_of(held.length + count) - len(held.pages))
+        if more + copy > self.free:
+            raise OutOfPages(more + copy, self.free)
+        fresh = self._fresh(more + copy)
+        copies = []
+        if copy:
+            source, target = held.pages[held.length // self.page_size], fresh.pop()
+            held.pages[held.length // self.page_size] = target
+            self._let_go([source])
+            copies.append((source, target))
+        held.pages += fresh
+        return copies
+
+    def append(self, sequence: int, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """``reserve`` and the tokens, by which full pages are found from now on. Raises OutOfPages."""
+        held, tokens = self._get(sequence), list(tokens)
+        copies = self.reserve(sequence, len(tokens))
+        held.length += len(tokens)
+        held.rest += tokens
+        while len(held.rest) >= self.page_size:
+            held.digest = _chain(held.digest, held.rest[: self.page_size])
+            del held.rest[: self.page_size]
+            self._name(held.pages[(held.length - len(held.rest)) // self.page_size - 1], held.digest)
+        return copies
+
+    def fork(self, sequence: int) -> int:
+        """A new sequence with the same tokens on the same pages."""
+        held = self._get(sequence)
+        pages = held.pages[: self._pages_of(held.length)]
+        self._hold(pages)
+        number, self._next = self._next, self._next + 1
+        self._sequences[number] = _Held(pages, held.length, held.digest, list(held.rest))
+        return number
+
+    def release(self, sequence: int) -> None:
+        """Ends a sequence. Its pages can still be found by their tokens until they are used again."""
+        held = self._get(sequence)
+        del self._sequences[sequence]
+        self._let_go(reversed(held.pages))  # the end of a prefix goes first: its start serves more sequences
+
+    def length(self, sequence: int) -> int:
+        """Tokens of a sequence."""
+        return self._get(sequence).length
+
+    def tables(self, sequences: Sequence[int], width: int) -> np.ndarray:
+        """int32 [len(sequences), width]: the pages of each, then -1."""
+        table = np.full((len(sequences), width), -1, np.int32)
+        for row, sequence in zip(table, sequences, strict=True):
+            pages = self._get(sequence).pages
+            if len(pages) > width:
+                raise ValueError(f"{sequence=} has {len(pages)} pages, more than {width=}")
+            row[: len(pages)] = pages
+        return table
+
+    def take(self, count: int) -> list[int]:
+        """Pages that belong to no sequence, held until ``drop``. Raises OutOfPages."""
+        if count > self.free:
+            raise OutOfPages(count, self.free)
+        pages = self._fresh(count)
+        self._taken.update(pages)
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Holds taken pages once more."""
+        pages = list(pages)
+        self._check_taken(pages)
+        self._hold(pages)
+        self._taken.update(pages)
+
+    def drop(self, pages: Iterable[int]) -> None:
+        """Lets go of taken pages, once each."""
+        pages = list(pages)
+        self._check_taken(pages)
+        self._taken.subtract(pages)
+        self._let_go(pages)
+
+    def exchange(self, pages: Iterable[int], count: int) -> list[int]:
+        """Lets go of taken pages and takes ``count`` others. Raises OutOfPages."""
+        pages = list(pages)
+        self._check_taken(pages)
+        free = self.free + sum(self._counts[page] == 1 for page in set(pages))
+        if count > free:
+            raise OutOfPages(count, free)
+        self.drop(pages)
+        return self.take(count)
+
+    def check(self) -> None:
+        """Asserts that no page is lost, held by nobody it counts, or known by the tokens of another."""
+        holders = Counter({page: count for page, count in self._taken.items() if count})
+        for held in self._sequences.values():
+            assert len(held.pages) >= self._pages_of(held.length), held
+            assert len(held.rest) == held.length % self.page_size, held
+            assert len(set(held.pages)) == len(held.pages), held
+            holders.update(held.pages)
+        assert [holders[page] for page in range(self.num_pages)] == self._counts
+        assert set(self._free) == {page for page, count in enumerate(self._counts) if not count}
+        assert {digest: page for page, digest in self._digest_of.items()} == self._page_of
+        for held in self._sequences.values():
+            unfilled = held.pages[held.length // self.page_size :]
+            assert not self._digest_of.keys() & set(unfilled), held
+            assert all(self._counts[page] == 1 for page in unfilled[bool(held.rest) :]), held
+
+    def _pages_of(self, length: int) -> int:
+        return -(-length // self.page_size)
+
+    def _get(self, sequence: int) -> _Held:
+        if sequence not in self._sequences:
+            raise ValueError(f"{sequence=} is not held; there are {sorted(self._sequences)}")
+        return self._sequences[sequence]
+
+    def _check_taken(self, pages: list[int]) -> None:
+        for page, count in Counter(pages).items():
+            if self._taken[page] < count:
+                raise ValueError(f"{page=} is taken {self._taken[page]} times, not {count}")
+
+    def _fresh(self, count: int) -> list[int]:
+        pages = [page for page, _ in zip(self._free, range(count), strict=False)]
+        for page in pages:
+            if page in self._digest_of:
+                del self._page_of[self._digest_of.pop(page)]
+        self._hold(pages)
+        return pages
+
+    def _hold(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._free.pop(page, None)
+            self._counts[page] += 1
+
+    def _let_go(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._counts[page] -= 1
+            if not self._counts[page]:
+                self._free[page] = None
+
+    def _name(self, page: int, digest: bytes) -> None:
+        """Makes a full page findable, unless another one holds the same tokens."""
+        if digest not in self._page_of:
+            self._page_of[digest] = page
+            self._digest_of[page] = digest
+
+
+def _chain(digest: bytes, tokens: Sequence[int]) -> bytes:
+    return hashlib.blake2b(digest + np.asarray(tokens, np.int64).tobytes(), digest_size=16).digest()

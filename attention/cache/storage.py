@@ -1,0 +1,102 @@
+"""Where arrays live when they are not on the device: in host memory, and on disk as zarr arrays with checksums."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import jax
+import numpy as np
+import tensorstore
+
+# Every chunk ends in its checksum, and one that is missing is an error rather than zeros.
+_CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+_OPTIONS = {"driver": "zarr3", "fill_missing_data_reads": False, "store_data_equal_to_fill_value": True}
+
+
+class CorruptedFile(RuntimeError):
+    """What was read is not what was written."""
+
+
+def to_host(tree):
+    """Device arrays in host memory: page-locked, from which they travel fastest, where the backend has such memory."""
+
+    def move(x):
+        if not isinstance(x, jax.Array):
+            return x
+        (device, *_) = x.devices()
+        if "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+            return np.asarray(x)
+        return jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
+
+    return jax.tree.map(move, tree)
+
+
+def to_device(tree):
+    """Host arrays on the device."""
+
+    def move(x):
+        if isinstance(x, jax.Array):
+            return jax.device_put(x, x.sharding.with_memory_kind("device"))
+        return jax.device_put(x)
+
+    return jax.tree.map(move, tree)
+
+
+def nbytes(tree) -> int:
+    """Bytes of all arrays, or of their shapes."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def save(path: Path, arrays: dict[str, np.ndarray], meta: dict) -> None:
+    """Writes a folder of arrays and a json record; it appears at ``path`` complete or not at all."""
+    draft = path.with_name(f".{path.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    writes = []
+    for name, array in arrays.items():
+        array = np.asarray(array)
+        store = tensorstore.open(
+            {**_OPTIONS, "kvstore": {"driver": "file", "path": str(draft / name)}, "metadata": {"codecs": _CODECS}},
+            create=True,
+            dtype=array.dtype,
+            shape=array.shape,
+        ).result()
+        writes.append(store.write(array))
+    for pending in writes:
+        pending.result()
+    text = json.dumps({"arrays": sorted(arrays), **meta}, sort_keys=True)
+    draft.mkdir(parents=True, exist_ok=True)
+    (draft / "meta.json").write_text(f"{zlib.crc32(text.encode()):08x}{text}")
+    shutil.rmtree(path, ignore_errors=True)
+    os.replace(draft, path)
+
+
+def load_meta(path: Path) -> dict:
+    """The record of a folder. Raises CorruptedFile."""
+    try:
+        text = (path / "meta.json").read_text()
+        checksum, text = text[:8], text[8:]
+        if f"{zlib.crc32(text.encode()):08x}" != checksum:
+            raise ValueError(f"{checksum=} is not that of the text")
+        return json.loads(text)
+    except (OSError, ValueError) as error:
+        raise CorruptedFile(f"{path / 'meta.json'}: {error}") from error
+
+
+def load(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+    """(arrays, record) of a folder. Raises CorruptedFile."""
+    meta = load_meta(path)
+    try:
+        stores = {
+            name: tensorstore.open(
+                {**_OPTIONS, "kvstore": {"driver": "file", "path": str(path / name)}}, open=True
+            ).result()
+            for name in meta["arrays"]
+        }
+        reads = {name: store.read() for name, store in stores.items()}
+        return {name: pending.result() for name, pending in reads.items()}, meta
+    except ValueError as error:
+        raise CorruptedFile(f"{path}: {error}") from error

@@ -1,0 +1,294 @@
+"""NSA over a history that does not fit on the device: only the blocks that queries choose travel there.
+
+On the device stay the compressed keys and values of all tokens, by which blocks are chosen, the window's keys and
+values of the last tokens, and as many blocks as the budget holds, the least recently chosen leaving first. All blocks
+are in host memory or on disk once they are complete. A layer's step runs in two programs; between them the host learns
+which blocks were chosen and sends those that are missing. Choices change little from step to step and from layer to
+layer, so while a layer computes, the blocks that the next one chose before, and those that this one chose now, are
+already on their way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from attention.cache.host_blocks import HostBlocks
+from attention.cache.paged import LayerPages, NewKeys, PagedCache, Pair, Rotate, Tables, write
+from attention.cache.paged_attention import Pages, attend_selected, select
+from attention.cache.storage import nbytes, to_device
+from attention.nsa import NSA
+from pallas_kernels.tokens import sequences
+
+# (row, number in the row)
+Block = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class TierConfig:
+    """Sizes. rows: sequences side by side. pages: most blocks of a sequence. chunk: most tokens of a row in a step.
+
+    device_bytes, host_bytes: budgets of all layers together. prefetch: blocks on their way that a layer may not choose.
+    workers: threads that move blocks.
+    """
+
+    layers: int
+    rows: int
+    pages: int
+    chunk: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    device_bytes: int
+    host_bytes: int
+    prefetch: int = 8
+    workers: int = 2
+
+
+class TieredCache:
+    """The caches of all NSA layers.
+
+    compress: (parameters of a layer, k, v) to what ``paged.write`` asks of compress. rotate: as there.
+    """
+
+    def __init__(
+        self,
+        method: NSA,
+        config: TierConfig,
+        directory: Path,
+        compress: Callable[[object, jax.Array, jax.Array], Pair],
+        rotate: Rotate,
+    ):
+        self.method, self.config = method, config
+        # pages that a chunk's windows and unfinished stretches reach back to
+        span = max(method.window, method.length) + config.chunk - 1
+        self._ring = min(config.pages, (span + method.block - 2) // method.block + 1)
+        shapes = jax.eval_shape(lambda: self._arrays(1))
+        block = nbytes(shapes.main)
+        fixed = (nbytes(shapes) - block) * config.layers + config.prefetch * block
+        self.slots = (config.device_bytes - fixed) // (block * config.layers)
+        if self.slots < 1:
+            raise ValueError(
+                f"device_bytes={config.device_bytes} hold no block: {fixed} go to compressed keys, windows and "
+                f"prefetch={config.prefetch}, a block of all {config.layers} layers takes {block * config.layers}"
+            )
+        self.device_bytes = fixed + self.slots * block * config.layers
+        self._caches = [PagedCache((self._arrays(self.slots),), (method,), method.block, True) for _ in self._range]
+        self._free = [list(range(self.slots)) for _ in self._range]
+        self._resident: list[OrderedDict[Block, int]] = [OrderedDict() for _ in self._range]
+        self._saved: list[set[Block]] = [set() for _ in self._range]  # whose copy on the host is up to date
+        self._known: list[set[Block]] = [set() for _ in self._range]
+        self._coming: list[dict[Block, Future]] = [{} for _ in self._range]
+        self._chosen: list[list[Block]] = [[] for _ in self._range]  # of the last step
+        self._lengths = np.zeros(config.rows, np.int32)
+        self._host = HostBlocks(directory, config.host_bytes, config.workers)
+        self._counts: Counter[str] = Counter()
+        programs = dict(compress=compress, rotate=rotate, page=method.block)
+        self._first = jax.jit(functools.partial(_first, **programs), donate_argnums=0)
+
+    @property
+    def _range(self) -> range:
+        return range(self.config.layers)
+
+    def step(
+        self,
+        layer: int,
+        q: Float[Array, "B T N H"],
+        new: NewKeys,
+        places: np.ndarray,
+        gates: Float[Array, "B T N 3"],
+        parameters,
+    ) -> Float[Array, "B T N H"]:
+        """Writes a chunk into a layer and attends: as ``paged.write`` and ``paged_attention.attend``, q and k rotated.
+
+        places: int32 [B, T], the same for every layer before the next chunk. parameters: for compress.
+        Queries that choose more blocks than fit on the device are taken one after another. Raises ValueError when even
+        one query's, or those that are written to, do not fit.
+        """
+        if places.shape[1] > self.config.chunk:
+            raise ValueError(f"{places.shape[1]} tokens in a step, at most chunk={self.config.chunk}")
+        self._lengths = np.maximum(self._lengths, places.max(axis=1) + 1)
+        rows, at = np.nonzero(places >= 0)
+        written = list(dict.fromkeys(zip(rows.tolist(), (places[rows, at] // self.method.block).tolist(), strict=True)))
+        self._bring(layer, written)
+        view = (self._tables(layer), jnp.asarray(self._lengths), jnp.asarray(places))
+        cache, compressed, picks = self._first(self._caches[layer], *view, q, new, parameters)
+        self._caches[layer] = cache
+        self._known[layer].update(written)
+        self._saved[layer].difference_update(written)
+        out, chosen = jnp.zeros_like(compressed), {}
+        for queries, blocks in self._parts(np.asarray(picks)):
+            self._bring(layer, blocks)
+            view, chosen = (self._tables(layer), *view[1:]), chosen | dict.fromkeys(blocks)
+            parts = (q, compressed, picks, gates, out, jnp.asarray(queries))
+            out = _second(self._caches[layer], *view, *parts, page=self.method.block)
+        self._drop_unchosen(layer)
+        complete = [key for key in written if (key[1] + 1) * self.method.block <= self._lengths[key[0]]]
+        self._save(layer, (key for key in complete if key in self._resident[layer]))
+        self._chosen[layer] = list(chosen)
+        self._send_ahead((layer + 1) % self.config.layers, self._chosen[layer])
+        return out
+
+    def _parts(self, picks: np.ndarray) -> Iterator[tuple[np.ndarray, list[Block]]]:
+        """(queries, bool [B, T], and the blocks that they chose), as many at a time as fit on the device."""
+        queries, blocks = np.zeros(picks.shape[:2], bool), {}
+        for row, at in np.ndindex(*queries.shape):
+            own = {(row, int(block)): None for block in np.unique(picks[row, at]) if block >= 0}
+            if queries.any() and len(blocks | own) > self.slots:
+                yield queries.copy(), list(blocks)
+                queries[:], blocks = False, {}
+            queries[row, at], blocks = True, blocks | own
+        yield queries, list(blocks)
+
+    def reset(self, row: int) -> None:
+        """Forgets a row's sequence, for another one."""
+        self._lengths[row] = 0
+        for layer in self._range:
+            mine = {key for key in self._known[layer] if key[0] == row}
+            for key in mine & set(self._resident[layer]):
+                self._free[layer].append(self._resident[layer].pop(key))
+            for key in mine & set(self._coming[layer]):
+                self._coming[layer].pop(key).result()
+            self._known[layer] -= mine
+            self._saved[layer] -= mine
+            self._chosen[layer] = [key for key in self._chosen[layer] if key not in mine]
+            self._host.forget({(layer, *key) for key in mine})
+
+    def close(self) -> None:
+        """Ends the threads; raises what went wrong in them."""
+        self._host.close()
+
+    def metrics(self) -> dict[str, int]:
+        """Bytes on the device and moved so far; blocks that were there, on their way, missing, and sent in vain."""
+        names = ("present", "prefetched", "missing", "sent_in_vain")
+        counts = {name: self._counts[name] for name in names}
+        moved = {f"{name}_bytes": 0 for name in ("to_host", "to_disk", "to_device", "from_disk")}
+        return {
+            f"tiers/{name}": value
+            for name, value in {"device_bytes": self.device_bytes, **counts, **moved, **self._host.metrics()}.items()
+        }
+
+    def _arrays(self, slots: int) -> LayerPages:
+        """One layer's arrays, with room for ``slots`` blocks."""
+        c, method = self.config, self.method
+
+        def pair(pages: int, length: int) -> Pair:
+            shape = (pages, c.kv_heads, length, c.head_dim)
+            return jnp.zeros(shape, c.dtype), jnp.zeros(shape, c.dtype)
+
+        ring = c.rows * self._ring
+        compressed = pair(c.rows * c.pages, method.block // method.stride)
+        return LayerPages(
+            pair(slots, method.block), None, compressed, pair(ring, method.length), pair(ring, method.block)
+        )
+
+    def _tables(self, layer: int) -> Tables:
+        rows, pages = self.config.rows, self.config.pages
+        main = np.full((rows, pages), -1, np.int32)
+        for (row, block), slot in self._resident[layer].items():
+            main[row, block] = slot
+        number = np.arange(pages, dtype=np.int32)[None]
+        row = np.arange(rows, dtype=np.int32)[:, None]
+        last = (self._lengths[:, None] - 1) // self.method.block
+        recent = np.where((number > last - self._ring) & (number <= last), row * self._ring + number % self._ring, -1)
+        return Tables(*(jnp.asarray(x) for x in (main, recent, row * pages + number)))
+
+    def _bring(self, layer: int, needed: list[Block]) -> None:
+        """Makes blocks resident, the last ones to leave."""
+        if len(needed) > self.slots:
+            raise ValueError(
+                f"a step needs {len(needed)} blocks of layer {layer}, slots={self.slots} fit in "
+                f"device_bytes={self.config.device_bytes}"
+            )
+        resident, coming = self._resident[layer], self._coming[layer]
+        missing = [key for key in needed if key not in resident]
+        for key in needed:
+            if key in resident:
+                resident.move_to_end(key)
+        self._counts["present"] += len(needed) - len(missing)
+        old = [key for key in missing if key in self._known[layer]]
+        self._counts["prefetched"] += sum(key in coming for key in old)
+        self._counts["missing"] += sum(key not in coming for key in old)
+        moving = {key: coming.pop(key, None) or self._host.read((layer, *key)) for key in old}
+        self._make_room(layer, len(missing), set(needed))
+        for key in missing:
+            slot = self._free[layer].pop()
+            resident[key] = slot
+            if key in moving:
+                self._change(layer, _place(self._caches[layer].layers[0].main, slot, to_device(moving[key].result())))
+
+    def _make_room(self, layer: int, count: int, keep: set[Block]) -> None:
+        leaving = [key for key in self._resident[layer] if key not in keep]
+        leaving = leaving[: max(0, count - len(self._free[layer]))]
+        self._save(layer, leaving)
+        for key in leaving:
+            self._free[layer].append(self._resident[layer].pop(key))
+
+    def _change(self, layer: int, main: Pair) -> None:
+        cache = self._caches[layer]
+        self._caches[layer] = dataclasses.replace(cache, layers=(dataclasses.replace(cache.layers[0], main=main),))
+
+    def _save(self, layer: int, keys: Iterable[Block]) -> None:
+        """Sends resident blocks to the host unless it has them."""
+        for key in keys:
+            if key not in self._saved[layer]:
+                self._saved[layer].add(key)
+                block = _take(self._caches[layer].layers[0].main, self._resident[layer][key])
+                self._host.write((layer, *key), block)
+
+    def _send_ahead(self, layer: int, chosen: list[Block]) -> None:
+        """Starts moving the blocks that a layer is likely to choose in its next step."""
+        room = self.config.prefetch - sum(len(coming) for coming in self._coming)
+        for key in dict.fromkeys([*self._chosen[layer], *chosen]):
+            wanted = key in self._known[layer] and key not in self._resident[layer] and key not in self._coming[layer]
+            if wanted and room > 0:
+                room -= 1
+                self._coming[layer][key] = self._host.send((layer, *key))
+
+    def _drop_unchosen(self, layer: int) -> None:
+        for coming in self._coming[layer].values():
+            if not coming.cancel():
+                coming.result()  # what is on its way counts towards the budget until it is dropped
+                self._counts["sent_in_vain"] += 1
+        self._coming[layer].clear()
+
+
+def _pages(tables: Tables, lengths, places, page: int):
+    tokens = sequences(lengths, tables.main.shape[1] * page)
+    pages = Pages(tables, tokens, tokens.order)
+    return pages, pages.at(places)[0]
+
+
+def _first(cache, tables, lengths, places, q, new, parameters, *, compress, rotate, page):
+    """The cache with the new tokens, the result over compressed keys, and the choice."""
+    compress = functools.partial(compress, parameters)
+    cache = write(cache, 0, tables, places, new, compress=compress, rotate=rotate)
+    pages, q_tokens = _pages(tables, lengths, places, page)
+    return cache, *select(cache, 0, q, q_tokens, pages)
+
+
+@functools.partial(jax.jit, static_argnames="page")
+def _second(cache, tables, lengths, places, q, compressed, picks, gates, out, queries, *, page):
+    """``out`` with the results of some queries, whose chosen blocks are there."""
+    pages, q_tokens = _pages(tables, lengths, places, page)
+    found = attend_selected(cache, 0, q, q_tokens, pages, compressed, picks, gates)
+    return jnp.where(queries[..., None, None], found, out)
+
+
+@jax.jit
+def _take(main: Pair, slot) -> Pair:
+    return tuple(x[slot] for x in main)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _place(main: Pair, slot, block: Pair) -> Pair:
+    return tuple(x.at[slot].set(y) for x, y in zip(main, block, strict=True))

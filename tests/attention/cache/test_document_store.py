@@ -1,0 +1,145 @@
+"""Tiers of documents: what is used least moves down, and files that are not what was written are noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention.cache.document_store import Budgets, DocumentStore
+from attention.cache.documents import DocumentKV, Fingerprint, StaleDocument, fingerprint_tokens
+from attention.cache.paged import LayerPages
+from attention.cache.storage import CorruptedFile
+
+ONE = 2 * 2 * 1 * 4 * 2 * 2 + 2 * 2 * 1 * 2 * 2 * 2  # bytes of a document: two pages, main and compressed, bfloat16
+ENOUGH = 100 * ONE
+
+
+def tokens(number: int) -> list[int]:
+    return [number] * 7
+
+
+def document(number: int, weights: str = "w") -> DocumentKV:
+    values = np.random.default_rng(number)
+
+    def pair(length):
+        return tuple(jnp.asarray(values.normal(size=(2, 1, length, 2)), jnp.bfloat16) for _ in range(2))
+
+    layers = (LayerPages(pair(4), compressed=pair(2)),)
+    return DocumentKV(layers, 7, 4, Fingerprint(fingerprint_tokens(tokens(number)), weights))
+
+
+def same(found: DocumentKV, number: int) -> bool:
+    expected = document(number)
+    equal = (found.fingerprint, found.length, found.page) == (expected.fingerprint, expected.length, expected.page)
+    for name in ("main", "compressed"):
+        pairs = zip(getattr(found.layers[0], name), getattr(expected.layers[0], name), strict=True)
+        equal &= all(np.array_equal(np.asarray(x), np.asarray(y)) and x.dtype == y.dtype for x, y in pairs)
+    return equal and found.layers[0].window is None
+
+
+def store(path: Path, device=ENOUGH, host=ENOUGH, disk=ENOUGH, encode=None, weights="w") -> DocumentStore:
+    return DocumentStore(path, weights, Budgets(device, host, disk), encode)
+
+
+def tiers(documents: DocumentStore, count: int) -> str:
+    """d, h, f or - for every document."""
+    letters = {"device": "d", "host": "h", "disk": "f", None: "-"}
+    return "".join(letters[documents.where(tokens(number))] for number in range(count))
+
+
+def chunk(path: Path) -> Path:
+    """A file of a document's first array."""
+    return next(file for file in sorted(path.rglob("*")) if file.is_file() and "/c/" in str(file))
+
+
+def test_the_least_recently_used_move_down(tmp_path):
+    documents = store(tmp_path, 2 * ONE, ONE, 2 * ONE)
+    for number in range(3):
+        documents.put(document(number))
+    assert tiers(documents, 3) == "hdd"
+    documents.get(tokens(1))
+    documents.put(document(3))
+    assert tiers(documents, 4) == "fdhd"
+    assert same(documents.get(tokens(0)), 0)  # from disk, where it stays besides
+    assert tiers(documents, 4) == "dhfd"
+    for number in (4, 5, 6):
+        documents.put(document(number))
+    assert tiers(documents, 7) == "f--" + "fhdd"
+    metrics = documents.metrics()
+    assert metrics["documents/device_bytes"] == metrics["documents/disk_bytes"] == 2 * ONE
+    assert metrics["documents/host_bytes"] == ONE and metrics["documents/host_count"] == 1
+    assert metrics["documents/hits_device"] == metrics["documents/hits_disk"] == 1
+    assert metrics["documents/evicted_disk"] == 3 and metrics["documents/read_bytes"] == ONE
+    assert same(documents.get(tokens(3)), 3) and same(documents.get(tokens(4)), 4)
+
+
+def test_documents_outlive_the_store(tmp_path):
+    documents = store(tmp_path)
+    documents.put(document(0), "disk")
+    documents.put(document(1), "host")
+    documents.evict("host")
+    again = store(tmp_path)
+    assert tiers(again, 2) == "ff" and again.metrics()["documents/disk_bytes"] == 2 * ONE
+    assert same(again.get(tokens(0)), 0) and same(again.get(tokens(1)), 1)
+
+
+def flip(path):
+    data = bytearray(chunk(path).read_bytes())
+    data[5] ^= 1
+    chunk(path).write_bytes(data)
+
+
+def test_corrupted_files_are_noticed_and_encoded_again(tmp_path):
+    damages = [
+        flip,
+        lambda path: chunk(path).write_bytes(chunk(path).read_bytes()[:-6]),
+        lambda path: chunk(path).unlink(),
+        lambda path: (path / "meta.json").unlink(),
+        lambda path: (path / "meta.json").write_text(
+            (path / "meta.json").read_text().replace('"length": 7', '"length": 8')
+        ),
+    ]
+    for number, damage in enumerate(damages):
+        asked = []
+        documents = store(tmp_path, encode=lambda ids, asked=asked: asked.append(ids) or document(ids[0]))
+        documents.put(document(number), "disk")
+        damage(tmp_path / fingerprint_tokens(tokens(number)))
+        assert same(documents.get(tokens(number)), number) and asked == [tokens(number)]
+        assert documents.metrics()["documents/corrupted"] == documents.metrics()["documents/encoded"] == 1
+        assert documents.where(tokens(number)) == "device"
+    documents = store(tmp_path)
+    documents.put(document(9), "disk")
+    flip(tmp_path / fingerprint_tokens(tokens(9)))
+    with pytest.raises(CorruptedFile, match=fingerprint_tokens(tokens(9))):
+        documents.get(tokens(9))
+    documents.put(document(9), "disk")
+    (tmp_path / fingerprint_tokens(tokens(9)) / "meta.json").write_text("")
+    assert store(tmp_path).metrics()["documents/corrupted"] == 1  # one that cannot be read is not counted in
+
+
+def test_documents_of_other_weights_or_tokens_are_refused(tmp_path):
+    documents = store(tmp_path, encode=lambda ids: document(1))
+    with pytest.raises(StaleDocument, match=r"weights='new'.*expected.*weights='w'"):
+        documents.put(document(0, "new"))
+    with pytest.raises(StaleDocument, match=f"{fingerprint_tokens(tokens(1))}.*{fingerprint_tokens(tokens(0))}"):
+        documents.get(tokens(0))  # the callback encodes something else
+    documents.put(document(0), "disk")
+    with pytest.raises(StaleDocument, match=r"weights='w'.*expected.*weights='new'"):
+        store(tmp_path, weights="new").get(tokens(0))
+    path = tmp_path / fingerprint_tokens(tokens(0))
+    path.rename(tmp_path / fingerprint_tokens(tokens(2)))
+    with pytest.raises(StaleDocument, match=fingerprint_tokens(tokens(2))):
+        store(tmp_path).get(tokens(2))
+
+
+def test_errors_name_the_values(tmp_path):
+    documents = store(tmp_path, ONE - 1)
+    with pytest.raises(ValueError, match=f"a document of {ONE} bytes does not fit in tier='device' of {ONE - 1} bytes"):
+        documents.put(document(0))
+    with pytest.raises(KeyError, match=fingerprint_tokens(tokens(0))):
+        documents.get(tokens(0))
+    with pytest.raises(ValueError, match="tier='host' holds no document"):
+        documents.evict("host")

@@ -1,0 +1,133 @@
+"""NSA with its history on host and disk computes what it computes with everything on the device."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention.cache.paged import NewKeys, Tables, init_cache, write
+from attention.cache.paged_attention import Pages, attend
+from attention.cache.tiers import TierConfig, TieredCache
+from attention.nsa import NSA, compress
+from pallas_kernels.tokens import sequences
+from tests.attention.rows import normal, relative
+
+METHOD = NSA(length=8, stride=4, block=16, picks=3, initial=1, local=1, window=10)
+LAYERS, ROWS, PAGES, CHUNK, HEADS, KV_HEADS, SIZE = 2, 2, 10, 2, 4, 2, 8
+BLOCK = 2 * KV_HEADS * 16 * SIZE * 4
+# compressed keys, windows and prefetched blocks; then slots
+FIXED = LAYERS * 2 * KV_HEADS * SIZE * 4 * (ROWS * PAGES * 4 + ROWS * 2 * (8 + 16)) + 4 * BLOCK
+
+
+def rotate(k, positions):
+    """Some turning by position; the tests have no RoPE of their own."""
+    angle = positions[..., None, None] / 10.0
+    first, second = jnp.split(k, 2, axis=-1)
+    return jnp.concatenate(
+        [first * jnp.cos(angle) - second * jnp.sin(angle), second * jnp.cos(angle) + first * jnp.sin(angle)], axis=-1
+    )
+
+
+def shrink(parameters, k, v):
+    return tuple(compress(x, *mlp, METHOD) for x, mlp in zip((k, v), parameters, strict=True))
+
+
+def mlps(seed: int):
+    shapes = [(METHOD.length, SIZE), (METHOD.length, SIZE, SIZE), (SIZE, SIZE)]
+    values = normal(seed, *shapes, *shapes)
+    return tuple(values[:3]), tuple(values[3:])
+
+
+@functools.cache
+def inputs(seed: int):
+    """(q, new keys and values, gates) of a chunk."""
+    kv = (ROWS, CHUNK, KV_HEADS, SIZE)
+    q, gates, *kvs = normal(seed, (ROWS, CHUNK, HEADS, SIZE), (ROWS, CHUNK, HEADS, 3), *[kv] * 6)
+    new = NewKeys(tuple(kvs[:2]), tuple(kvs[2:4]), tuple(kvs[4:]))
+    return q, new, jax.nn.sigmoid(gates)
+
+
+@functools.partial(jax.jit, static_argnames="layer", donate_argnums=0)
+def everything(cache, layer, lengths, places, q, new, gates, parameters):
+    tables = Tables.same(jnp.arange(ROWS * PAGES).reshape(ROWS, PAGES))
+    tokens = sequences(lengths, PAGES * METHOD.block)
+    pages = Pages(tables, tokens, tokens.order)
+    cache = write(cache, layer, tables, places, new, compress=functools.partial(shrink, parameters), rotate=rotate)
+    return cache, attend(cache, layer, q, pages.at(places)[0], pages, gates=gates)
+
+
+def tiered(tmp_path, slots: int = 7, host_blocks: int = 100, **changes) -> TieredCache:
+    sizes = dict(layers=LAYERS, rows=ROWS, pages=PAGES, chunk=CHUNK, kv_heads=KV_HEADS, head_dim=SIZE, dtype="float32")
+    budgets = dict(device_bytes=FIXED + slots * LAYERS * BLOCK, host_bytes=host_blocks * BLOCK, prefetch=4)
+    return TieredCache(METHOD, TierConfig(**sizes, **(budgets | changes)), tmp_path, shrink, rotate)
+
+
+def chunks(lengths):
+    """Places of every step, row by row from 0, the last of a row perhaps half full."""
+    for at in range(0, max(lengths), CHUNK):
+        places = np.broadcast_to(np.arange(at, at + CHUNK, dtype=np.int32), (ROWS, CHUNK))
+        yield np.where(places < np.array(lengths)[:, None], places, -1)
+
+
+def compare(small: TieredCache, lengths, seed: int = 0) -> None:
+    cache = init_cache((METHOD,) * LAYERS, ROWS * PAGES, KV_HEADS, SIZE, jnp.float32)
+    parameters = [mlps(seed + 100 + layer) for layer in range(LAYERS)]
+    reached = np.zeros(ROWS, np.int32)
+    for number, places in enumerate(chunks(lengths)):
+        reached = np.maximum(reached, places.max(axis=1) + 1)
+        q, new, gates = inputs(seed + number)
+        for layer in range(LAYERS):
+            cache, wanted = everything(cache, layer, reached, places, q, new, gates, parameters[layer])
+            out = small.step(layer, q, new, places, gates, parameters[layer])
+            real = places >= 0
+            assert relative(np.asarray(out)[real], np.asarray(wanted)[real]) < 1e-6
+
+
+def test_tiers_change_nothing_and_keep_to_their_budgets(tmp_path):
+    small = tiered(tmp_path, host_blocks=5)
+    compare(small, (150, 101))
+    small.close()
+    metrics = small.metrics()
+    assert metrics["tiers/device_bytes"] == FIXED + 7 * LAYERS * BLOCK
+    arrays = sum(x.nbytes for cache in small._caches for x in jax.tree.leaves(cache))
+    assert arrays + 4 * BLOCK == metrics["tiers/device_bytes"]
+    assert metrics["tiers/host_bytes"] == 5 * BLOCK
+    # every block travels once it is complete, and again only when it was written after that
+    assert metrics["tiers/to_host_bytes"] >= LAYERS * (9 + 6) * BLOCK
+    moved = metrics["tiers/to_device_bytes"] // BLOCK
+    arrived = metrics["tiers/prefetched"] + metrics["tiers/missing"] + metrics["tiers/sent_in_vain"]
+    assert 0 <= moved - arrived <= 4  # those sent ahead for a step that never came
+    assert min(metrics[f"tiers/{name}"] for name in ("present", "prefetched", "missing", "from_disk_bytes")) > 0
+
+
+def test_a_row_serves_another_sequence_after_a_reset(tmp_path):
+    small = tiered(tmp_path)
+    compare(small, (60, 40))
+    for row in range(ROWS):
+        small.reset(row)
+    assert small.metrics()["tiers/host_bytes"] == 0
+    compare(small, (35, 70), seed=7)
+    small.close()
+
+
+def test_a_budget_that_holds_all_moves_nothing_to_the_device(tmp_path):
+    small = tiered(tmp_path, slots=ROWS * PAGES)
+    compare(small, (60, 40))
+    assert small.metrics()["tiers/to_device_bytes"] == small.metrics()["tiers/missing"] == 0
+    small.close()
+
+
+def test_errors_name_the_values(tmp_path):
+    with pytest.raises(ValueError, match=f"device_bytes={FIXED} hold no block: {FIXED} go to"):
+        tiered(tmp_path, slots=0)
+    small = tiered(tmp_path, slots=1)
+    q, new, gates = inputs(0)
+    with pytest.raises(ValueError, match="a step needs 2 blocks of layer 0, slots=1 fit in device_bytes="):
+        small.step(0, q, new, next(chunks((2, 2))), gates, mlps(100))
+    with pytest.raises(ValueError, match="3 tokens in a step, at most chunk=2"):
+        small.step(0, q, new, np.zeros((ROWS, 3), np.int32), gates, mlps(100))
+    small.close()
