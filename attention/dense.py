@@ -137,8 +137,9 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
         # above MASKED, so that a masked score weighs nothing even before a visible key was met
         start = (jnp.full(rows, MASKED / 2, wide), jnp.zeros(rows, wide), jnp.zeros((*rows, q.shape[-1]), wide))
         top, total, acc = jax.lax.fori_loop(0, count, key_block, start)
-        out = acc * jnp.where(total > 0, 1 / total, 0)[..., None]
-        return out.astype(v.dtype), jnp.where(total > 0, jnp.log(total) + top, -jnp.inf)
+        blind = total == 0  # and not total > 0, by which NaN would pass for nothing seen
+        out = acc * jnp.where(blind, 0, 1 / total)[..., None]
+        return out.astype(v.dtype), jnp.where(blind, -jnp.inf, jnp.log(total) + top)
 
     def row(xs):
         queries, keys = xs
