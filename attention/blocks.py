@@ -54,6 +54,11 @@ class Blocks:
         return x[:, length - 1 : x.shape[1] - 1 : stride]
 
     @property
+    def order(self) -> Int[Array, "B S"]:
+        """The order of every place, past all others where it is empty."""
+        return jnp.where(self.tokens.segments > 0, self.tokens.order, _MOST)
+
+    @property
     def heads(self) -> Tokens:
         """The first token of every block, [B, J] each; it is empty only where the block is."""
         return self.tokens.map(lambda x: x[:, :: self.size])
@@ -156,3 +161,26 @@ def sees(q: Tokens, own_from: Int[Array, "B T"], k: Tokens, starts: Int[Array, "
     """True where a query sees a block or an entry: ``visible``, and none of the prompt that its branch has copied."""
     mine = k.branches[:, None, :] == q.branches[:, :, None]
     return visible(q, k) & (mine | (starts[:, None, :] < own_from[:, :, None]))
+
+
+def best_blocks(ranked: Float[Array, "B T P J"], picks: int) -> Int[Array, "B T P n"]:
+    """Numbers of the ``picks`` highest blocks, -1 in place of those at -inf. Ties go to the lower number."""
+    count = min(picks, ranked.shape[-1])
+    best, found = jax.lax.top_k(ranked, count)
+    found = jnp.where(best == -jnp.inf, -1, found).astype(jnp.int32)
+    return jnp.pad(found, ((0, 0),) * 3 + ((0, picks - count),), constant_values=-1)
+
+
+def map_queries(step, chunk: int, *xs):
+    """``step`` over chunks of axis 1 of every array in ``xs``, one after another; results joined along axis 1."""
+    length = jax.tree.leaves(xs)[0].shape[1]
+
+    def cut(x):
+        x = jnp.pad(x, ((0, 0), (0, -length % chunk)) + ((0, 0),) * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+    def join(x):
+        x = jnp.moveaxis(x, 0, 1)
+        return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
+
+    return jax.tree.map(join, jax.lax.map(step, jax.tree.map(cut, xs)))

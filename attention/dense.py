@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from pallas_kernels.tokens import Tokens, bounds, may_see, visible
+from pallas_kernels.flash.blocks import pad, pad_tokens, visits
+from pallas_kernels.tokens import MASKED, Tokens, visible
 
-# Added to the score of a key that must not be seen; finite, so that a row without any visible key stays finite.
-MASKED = -1e30
 # Rows of at most this many keys are one block whose scores are kept for the backward pass.
 DIRECT = 1024
 
@@ -45,8 +44,12 @@ def dense_attention(
     check_heads(q, k)
     if block is None and k.shape[1] <= DIRECT:
         return masked_attention(q, k, v, visible(q_tokens, k_tokens, window))
-    block = block or min(max(128, min(k.shape[1] // 16, (window or k.shape[1]) // 4)), 512)
-    return _blockwise(q, k, v, q_tokens, k_tokens, window, block)
+    return _blockwise(q, k, v, q_tokens, k_tokens, window, block or block_size(k.shape[1], window))
+
+
+def block_size(keys: int, window: int | None) -> int:
+    """Tokens of a block: few enough that what is computed in vain stays small, many enough for large products."""
+    return min(max(128, min(keys // 16, (window or keys) // 4)), 512)
 
 
 def check_heads(q: jax.Array, k: jax.Array) -> None:
@@ -63,6 +66,11 @@ def masked_attention(
     mask: Bool[Array, "B T S"],
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """``dense_attention`` with an explicit mask and all scores in memory, for few queries or keys."""
+    return weighted_attention(q, k, v, mask)[:2]
+
+
+def weighted_attention(q, k, v, mask):
+    """(out, lse) of ``masked_attention``, weights [B, K, G, T, S] and what makes them probabilities, [B, K, G, T]."""
     batch, queries, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[2]
     groups = num_heads // num_kv_heads
@@ -79,11 +87,13 @@ def masked_attention(
     seen = jnp.any(mask, axis=-1)[:, None, None]
     total = jnp.sum(weights, axis=-1)
     lse = jnp.where(seen, jnp.log(total) + top[..., 0], -jnp.inf)
-    weights = weights.reshape(batch, num_kv_heads, groups * queries, -1).astype(v.dtype)
-    out = jnp.einsum("BKTS,BKSH->BKTH", weights, v, preferred_element_type=wide)
-    out = out.reshape(batch, num_kv_heads, groups, queries, head_dim) * jnp.where(seen, 1.0 / total, 0.0)[..., None]
+    share = jnp.where(seen, 1.0 / total, 0.0)
+    flat = weights.reshape(batch, num_kv_heads, groups * queries, -1).astype(v.dtype)
+    out = jnp.einsum("BKTS,BKSH->BKTH", flat, v, preferred_element_type=wide)
+    out = out.reshape(batch, num_kv_heads, groups, queries, head_dim) * share[..., None]
     out = out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, num_heads, head_dim)
-    return out.astype(v.dtype), lse.transpose(0, 3, 1, 2).reshape(batch, queries, num_heads)
+    lse = lse.transpose(0, 3, 1, 2).reshape(batch, queries, num_heads)
+    return out.astype(v.dtype), lse, weights, share
 
 
 def merge(
@@ -217,33 +227,27 @@ def _weighted(weights, v):
 def _blocks(q, k, v, q_tokens, k_tokens, window, block):
     """((q, its tokens, the key blocks each query block visits, how many), (k, v, their tokens)), cut into blocks."""
     heads = k.shape[2]
-    q_tokens, k_tokens = (tokens.map(lambda x: _pad(x, block)) for tokens in (q_tokens, k_tokens))
-    partners = may_see(bounds(q_tokens, block), bounds(k_tokens, block), window)
-    visits = jnp.argsort(~partners, axis=-1, stable=True).astype(jnp.int32)
+    q_tokens, k_tokens = (pad_tokens(tokens, block) for tokens in (q_tokens, k_tokens))
+    lists, _ = visits(q_tokens, k_tokens, block, block, window)
 
     def cut(x):
         return x.reshape(x.shape[0], -1, block)
 
-    queries = (_query_blocks(q, heads, block), q_tokens.map(cut), visits, jnp.sum(partners, axis=-1))
+    queries = (_query_blocks(q, heads, block), q_tokens.map(cut), lists[..., 2:], lists[..., 0])
     return queries, (_key_blocks(k, block), _key_blocks(v, block), k_tokens.map(cut))
-
-
-def _pad(x, block):
-    """Axis 1 padded with zeros to a multiple of ``block``."""
-    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % block)) + ((0, 0),) * (x.ndim - 2))
 
 
 def _query_blocks(x, num_kv_heads, block):
     """[B, T, N, H] -> [B, blocks, K, G block, H]."""
     batch, _, num_heads, size = x.shape
-    x = _pad(x, block).reshape(batch, -1, block, num_kv_heads, num_heads // num_kv_heads, size)
+    x = pad(x, block).reshape(batch, -1, block, num_kv_heads, num_heads // num_kv_heads, size)
     return x.transpose(0, 1, 3, 4, 2, 5).reshape(batch, x.shape[1], num_kv_heads, -1, size)
 
 
 def _key_blocks(x, block):
     """[B, S, K, H] -> [B, blocks, K, block, H]."""
     batch, _, heads, size = x.shape
-    return _pad(x, block).reshape(batch, -1, block, heads, size).transpose(0, 1, 3, 2, 4)
+    return pad(x, block).reshape(batch, -1, block, heads, size).transpose(0, 1, 3, 2, 4)
 
 
 def _rows(x, length):

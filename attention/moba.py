@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention.blocks import Blocks, sees
+from attention.blocks import Blocks, best_blocks, map_queries, sees
 from attention.dense import check_heads
-from attention.nsa import map_queries, place_order
 from attention.selected import selected_attention
 from pallas_kernels.tokens import Tokens
 
@@ -44,7 +43,7 @@ def moba_attention(
     """(out, lse) as ``dense_attention``; k and v in the places of ``blocks``."""
     check_heads(q, k)
     picks = moba_picks(q, k, q_tokens, blocks, config)
-    return selected_attention(q, k, v, picks, q_tokens.order, place_order(blocks.tokens), size=config.block)
+    return selected_attention(q, k, v, picks, q_tokens.order, blocks.order, size=config.block)
 
 
 def moba_picks(
@@ -64,7 +63,6 @@ def pick_blocks(
 ) -> Int[Array, "B T N n"]:
     """``moba_picks`` by the mean of every block's keys, float32."""
     heads = blocks.heads
-    count = min(config.picks, means.shape[1])
 
     def step(xs):
         q, tokens, own_from = xs
@@ -73,9 +71,7 @@ def pick_blocks(
         scores = jnp.einsum("btkgh,bjkh->btkgj", grouped, means).reshape(*q.shape[:3], -1)
         own = heads.order[:, None, None] // config.block == tokens.order[:, :, None, None] // config.block
         ranked = jnp.where(candidates, jnp.where(own, jnp.inf, scores), -jnp.inf)
-        best, picks = jax.lax.top_k(ranked, count)
-        return jnp.where(best == -jnp.inf, -1, picks).astype(jnp.int32)
+        return best_blocks(ranked, config.picks)
 
     chunk = max(1, min(q.shape[1], 2**20 // means.shape[1]))
-    picks = map_queries(step, chunk, q, q_tokens, blocks.own_from)
-    return jnp.pad(picks, ((0, 0),) * 3 + ((0, config.picks - count),), constant_values=-1)
+    return map_queries(step, chunk, q, q_tokens, blocks.own_from)

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.blocks import Blocks, Entries, sees, stretches
-from attention.dense import MASKED, check_heads
+from attention.blocks import Blocks, Entries, best_blocks, map_queries, sees, stretches
+from attention.dense import check_heads, weighted_attention
 from attention.selected import selected_attention
 from pallas_kernels.tokens import Tokens
 
@@ -99,7 +99,7 @@ def nsa_attention(
     """
     check_heads(q, selected[0])
     out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, config)
-    out_s, _ = selected_attention(q, *selected, picks, q_tokens.order, place_order(blocks.tokens), size=config.block)
+    out_s, _ = selected_attention(q, *selected, picks, q_tokens.order, blocks.order, size=config.block)
     return gated(out_c, out_s, window, gates)
 
 
@@ -107,11 +107,6 @@ def gated(compressed, selected, window, gates: Float[Array, "B T N 3"]) -> Float
     """The sum of the branches' results, [B, T, N, H] each, times their gates."""
     parts = zip((compressed, selected, window), jnp.split(gates.astype(window.dtype), 3, axis=-1), strict=True)
     return sum(out * gate for out, gate in parts)
-
-
-def place_order(tokens: Tokens) -> Int[Array, "B S"]:
-    """The order of every place, past all others where it is empty."""
-    return jnp.where(tokens.segments > 0, tokens.order, jnp.iinfo(jnp.int32).max)
 
 
 def compressed_attention(
@@ -149,45 +144,13 @@ def compressed_attention(
 def _compressed_chunk(k, v, stretched: Entries, heads: Tokens, shadows, config: NSA, queries):
     """(out, lse, picks) of a few queries (q, their tokens, their ``own_from``)."""
     q, tokens, own_from = queries
-    out, lse, weights = _weights(q, k, v, sees(tokens, own_from, stretched.tokens, stretched.starts))
-    candidates = sees(tokens, own_from, heads, heads.order)
-    scores = block_scores(weights, shadows, config)
-    return out, lse, choose(scores, candidates[:, :, None], tokens.order, heads.order, config)
-
-
-def map_queries(step, chunk: int, *xs):
-    """``step`` over chunks of axis 1 of every array in ``xs``, one after another; results joined along axis 1."""
-    length = jax.tree.leaves(xs)[0].shape[1]
-
-    def cut(x):
-        x = jnp.pad(x, ((0, 0), (0, -length % chunk)) + ((0, 0),) * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
-
-    def join(x):
-        x = jnp.moveaxis(x, 0, 1)
-        return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
-
-    return jax.tree.map(join, jax.lax.map(step, jax.tree.map(cut, xs)))
-
-
-def _weights(q, k, v, mask):
-    """(out, lse, probabilities [B, K, T, E] summed over the heads of a group and without a gradient)."""
-    batch, length, num_heads, head_dim = q.shape
-    heads, wide = k.shape[2], jnp.promote_types(jnp.float32, q.dtype)
-    rows = q.reshape(batch, length, heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
-    scores = jnp.einsum("bkth,bekh->bkte", rows.reshape(batch, heads, -1, head_dim), k, preferred_element_type=wide)
-    bias = jnp.where(mask, 0.0, MASKED).astype(wide)[:, None, None]
-    scores = scores.reshape(*rows.shape[:4], -1) * head_dim**-0.5 + bias
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, initial=MASKED))
-    weights = jnp.exp(scores - top[..., None])
-    total = jnp.sum(weights, axis=-1)
-    share = jnp.where(jnp.any(mask, axis=-1)[:, None, None], 1.0 / jnp.maximum(total, 1e-30), 0.0)
-    flat = weights.reshape(batch, heads, -1, weights.shape[-1]).astype(v.dtype)
-    out = jnp.einsum("bkte,bekh->bkth", flat, v, preferred_element_type=wide).reshape(rows.shape) * share[..., None]
-    lse = jnp.where(share > 0, jnp.log(jnp.maximum(total, 1e-30)) + top, -jnp.inf)
+    mask = sees(tokens, own_from, stretched.tokens, stretched.starts)
+    out, lse, weights, share = weighted_attention(q, k, v, mask)
+    # probabilities summed over the heads of a group
     shared = jax.lax.stop_gradient(jnp.einsum("bkgte,bkgt->bkte", weights, share))
-    out = out.transpose(0, 3, 1, 2, 4).reshape(batch, length, num_heads, head_dim)
-    return out.astype(v.dtype), lse.transpose(0, 3, 1, 2).reshape(batch, length, -1), shared
+    candidates = sees(tokens, own_from, heads, heads.order)
+    scores = block_scores(shared, shadows, config)
+    return out, lse, choose(scores, candidates[:, :, None], tokens.order, heads.order, config)
 
 
 def block_scores(
@@ -227,7 +190,4 @@ def choose(
     current = q_order[:, :, None, None] // config.block
     forced = (starts < first + config.initial * config.block) | (starts // config.block > current - config.local)
     ranked = jnp.where(candidates, jnp.where(forced, jnp.inf, scores), -jnp.inf)
-    count = min(config.picks, ranked.shape[-1])
-    best, picks = jax.lax.top_k(ranked, count)
-    picks = jnp.where(best == -jnp.inf, -1, picks).astype(jnp.int32)
-    return jnp.pad(picks, ((0, 0),) * 3 + ((0, config.picks - count),), constant_values=-1)
+    return best_blocks(ranked, config.picks)

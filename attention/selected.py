@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention.dense import MASKED, check_heads
+from attention.dense import check_heads
+from pallas_kernels.tokens import MASKED
 
 # C, the query rows R G of a tile, and about how many scores are computed together, so that they stay in the cache.
 CHUNK = 4096

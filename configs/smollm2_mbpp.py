@@ -20,18 +20,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/smollm2_mbpp.py:{arg}: the argument must be empty or smoke")
     weights = "weights/SmolLM2-135M-Instruct.Q4_1.gguf"
-    sampled, greedy = (dict(temperature=t, top_k=0, top_p=1.0) for t in (0.6, 0.0))
-    engine = dict(
-        slots=32,
-        prompts=4,
-        prefill_rows=4,
-        prefill_tokens=64,
-        prompt_length=192,
-        length=256,
-        decode_steps=16,
-        cache_dtype="bfloat16",
-    )
-    test = mbpp("test")
     config = dict(
         seed=0,
         mesh=dict(data=2, tensor=1),
@@ -43,8 +31,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         sandbox=dict(workers=2, memory_mb=1024, processes=16, workspace_mb=8, cpu_s=6, output_bytes=4000),
         reward=dict(full=1.0, partial_weight=0.0, malformed_penalty=0.0),
         rollout=dict(
-            engine=engine,
-            sampling=dict(temperature=1.0, top_k=0, top_p=1.0),
+            engine=engine(prompt_length=192, length=256, cache_dtype="bfloat16"),
+            sampling=sampling(1.0),
             workers=4,
             tool_timeout_s=120.0,
             dtype="bfloat16",
@@ -72,22 +60,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             micro_batches=4,
             screening=dict(samples=8, chunk=64, least=24, retire=3),
         ),
-        suites=(
-            dict(name="mbpp_test_greedy", tasks=test, count=192, samples=1, sampling=greedy),
-            dict(name="mbpp_test", tasks=test, count=96, samples=8, sampling=sampled),
-            dict(
-                name="humaneval",
-                tasks=dict(source="humaneval", split="test", path="", seed=0, levels=(), form="raw"),
-                count=82,
-                samples=1,
-                sampling=greedy,
-                shortest=True,
-                protocol="raw_completion",
-                limits=dict(turns=1, tokens=288, turn_tokens=160, test_runs=0, command_s=8.0),
-                engine=engine | dict(prompt_length=128, length=288, cache_dtype="float32"),
-                dtype="float32",
-            ),
-        ),
+        suites=suites(),
         checkpoint=dict(every=5, keep=2),
     )
     config = ml_collections.ConfigDict(config)
@@ -98,6 +71,47 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         for suite in config.suites:
             suite.update(count=2, samples=1)
     return config
+
+
+def engine(prompt_length: int, length: int, cache_dtype: str) -> dict:
+    """Shapes of prefill and decoding."""
+    return dict(
+        slots=32,
+        prompts=4,
+        prefill_rows=4,
+        prefill_tokens=64,
+        prompt_length=prompt_length,
+        length=length,
+        decode_steps=16,
+        cache_dtype=cache_dtype,
+    )
+
+
+def sampling(temperature: float) -> dict:
+    """From the whole vocabulary; temperature 0 is greedy."""
+    return dict(temperature=temperature, top_k=0, top_p=1.0)
+
+
+def suites() -> tuple[dict, ...]:
+    """MBPP's test split, greedy and sampled, and the shortest prompts of HumanEval in float32."""
+    test = mbpp("test")
+    humaneval = dict(source="humaneval", split="test", path="", seed=0, levels=(), form="raw")
+    return (
+        dict(name="mbpp_test_greedy", tasks=test, count=192, samples=1, sampling=sampling(0.0)),
+        dict(name="mbpp_test", tasks=test, count=96, samples=8, sampling=sampling(0.6)),
+        dict(
+            name="humaneval",
+            tasks=humaneval,
+            count=82,
+            samples=1,
+            sampling=sampling(0.0),
+            shortest=True,
+            protocol="raw_completion",
+            limits=dict(turns=1, tokens=288, turn_tokens=160, test_runs=0, command_s=8.0),
+            engine=engine(prompt_length=128, length=288, cache_dtype="float32"),
+            dtype="float32",
+        ),
+    )
 
 
 def mbpp(split: str) -> dict:

@@ -128,7 +128,7 @@ def compile_all(target: Target) -> Iterator[Row]:
             try:
                 compiled = function.lower(*arguments, window=None, tuning=tuning).compile()
                 found = _tpu_resources(compiled) if target.platform == "tpu" else {}
-            except Exception as error:  # whatever a compiler raises is the answer
+            except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:  # a compiler's answer
                 row = dataclasses.replace(row, answer=f"{type(error).__name__}: {error}", cost=None)
         if target.platform == "cuda":
             found = _gpu_resources(texts[0])

@@ -25,12 +25,14 @@ import rich.console
 import rich.table
 from absl import flags
 
+from attention.dense import block_size
 from attention.methods import Dense, KeyValues, Method, View, Window, attend, view
 from attention.moba import MoBA
 from attention.nsa import NSA
 from launch.flops import matmul_flops
 from models.sharding import MeshConfig, make_mesh, per_shard
-from pallas_kernels.tokens import TAIL, Tokens, bounds, may_see, sequences
+from pallas_kernels.flash.blocks import pad_tokens, visits
+from pallas_kernels.tokens import TAIL, Tokens, sequences
 
 flags.DEFINE_list("lengths", ["2048", "4096", "8192", "16384", "32768"], "Tokens of the sequence.")
 flags.DEFINE_integer("heads", 16, "Query heads.")
@@ -94,8 +96,7 @@ def contenders(length: int, options) -> Iterator[Contender]:
     def ours(name: str, method: Method, tokens: Tokens, least: float, extra: tuple = ()) -> Contender:
         """extra: of NSA, its compressed and window keys and values, and its gates."""
         seen = view((method,), tokens)
-        visits = _visits(method, tokens)
-        return Contender(name, _sharded(method, seen), (q, k, v, *extra), least, visits)
+        return Contender(name, _sharded(method, seen), (q, k, v, *extra), least, _visits(method, tokens))
 
     single = sequences(jnp.array([length]), length)
     yield ours("dense", Dense(), single, dense)
@@ -136,14 +137,13 @@ def _sharded(method: Method, seen: View) -> Callable:
 
 
 def _visits(method: Method, tokens: Tokens) -> float:
-    """Key blocks that a block of queries visits on average in ``dense_attention``."""
-    length, window = tokens.shape[1], getattr(method, "window", None)
-    block = min(max(128, min(length // 16, (window or length) // 4)), 512)
+    """Key blocks that a block of queries visits on average in ``dense_attention``; only there it depends on data."""
     if isinstance(method, MoBA):
         return 1.0
-    padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -length % block))))
-    pairs = may_see(bounds(padded, block), bounds(padded, block), window)
-    return float(pairs.sum() / pairs.shape[1])
+    window = getattr(method, "window", None)
+    block = block_size(tokens.shape[1], window)
+    tokens = pad_tokens(tokens, block)
+    return float(jnp.mean(visits(tokens, tokens, block, block, window)[0][..., 0]))
 
 
 def measure(contender: Contender, length: int, gradients: bool, repeats: int, devices: int) -> dict:

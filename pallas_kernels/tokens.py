@@ -16,6 +16,8 @@ import jax.numpy as jnp
 
 # The document number of tokens that see every document.
 TAIL = -1
+# The score of a key that must not be seen: finite, so that a row without any visible key stays finite.
+MASKED = -1e30
 
 
 @jax.tree_util.register_dataclass

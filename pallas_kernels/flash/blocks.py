@@ -94,6 +94,11 @@ def pad(x: jax.Array, block: int, axis: int = 1) -> jax.Array:
     return jnp.pad(x, widths)
 
 
+def pad_tokens(tokens: Tokens, block: int) -> Tokens:
+    """``pad`` of every field."""
+    return tokens.map(lambda x: pad(x, block))
+
+
 def visits(q: Tokens, k: Tokens, block_q: int, block_kv: int, window: int | None) -> tuple[jax.Array, jax.Array]:
     """What each block must visit, from padded tokens.
 

@@ -21,16 +21,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.flash.blocks import TuningConfig, pad, visits
+from pallas_kernels.flash.blocks import TuningConfig, pad, pad_tokens, visits
 from pallas_kernels.flash.matrix_units import SWIZZLE, UNITS, full, spread, tiles
 from pallas_kernels.flash.ring import consume, fetch, ring, split
-from pallas_kernels.tokens import Tokens, sees
+from pallas_kernels.tokens import MASKED, Tokens, sees
 
 DTYPES = ("bfloat16",)
 # The devices that the kernels are written for.
 TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
-MASKED = -1e30
 LOG2_E = math.log2(math.e)
 
 
@@ -68,7 +67,7 @@ def forward(
     """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K, H]."""
     shape, dtype = q.shape, v.dtype
     plan = _plan(q, k, "block_q", "block_kv", tuning, window, interpret)
-    q_tokens, k_tokens = _pad_tokens(q_tokens, plan.block_q), _pad_tokens(k_tokens, plan.block_kv)
+    q_tokens, k_tokens = pad_tokens(q_tokens, plan.block_q), pad_tokens(k_tokens, plan.block_kv)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
     q, k, v = _pad_heads(q, plan.block_q), _pad_heads(k, plan.block_kv), _pad_heads(v, plan.block_kv)
     batch, length, heads, lanes = q.shape
@@ -98,7 +97,7 @@ def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning
     """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing has lse +large."""
     shape, dtype = q.shape, q.dtype
     plan = _plan(q, k, "block_q_dq", "block_kv_dq", tuning, window, interpret)
-    q_tokens, k_tokens = _pad_tokens(q_tokens, plan.block_q), _pad_tokens(k_tokens, plan.block_kv)
+    q_tokens, k_tokens = pad_tokens(q_tokens, plan.block_q), pad_tokens(k_tokens, plan.block_kv)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
     q, d_out = _pad_heads(q, plan.block_q), _pad_heads(d_out.astype(dtype), plan.block_q)
     k, v = _pad_heads(k, plan.block_kv), _pad_heads(v, plan.block_kv)
@@ -128,7 +127,7 @@ def backward_kv(
     """(dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
     shape, dtype = k.shape, k.dtype
     plan = _plan(q, k, "block_kv_dkv", "block_q_dkv", tuning, window, interpret)
-    q_tokens, k_tokens = _pad_tokens(q_tokens, plan.block_q), _pad_tokens(k_tokens, plan.block_kv)
+    q_tokens, k_tokens = pad_tokens(q_tokens, plan.block_q), pad_tokens(k_tokens, plan.block_kv)
     _, lists = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
     q, d_out = _pad_heads(q, plan.block_q), _pad_heads(d_out.astype(dtype), plan.block_q)
     k, v = _pad_heads(k, plan.block_kv), _pad_heads(v, plan.block_kv)
@@ -164,11 +163,6 @@ def _forward_kernel(
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
     count, whole = lists[row, block, 0], lists[row, block, 1]
-
-    def sources(step):
-        at = lists[row, block, 2 + step]
-        keys = (row, pl.ds(at * plan.block_kv, plan.block_kv), jax.lax.div(head, jnp.int32(plan.groups)))
-        return k.at[keys], v.at[keys], k_tok.at[row, at]
 
     def compute():
         own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
@@ -207,7 +201,8 @@ def _forward_kernel(
         plgpu.copy_smem_to_gmem(lse_own.at[wg], lse.at[row, head, own])
         plgpu.wait_smem_to_gmem(0)
 
-    split(wg, unit, compute, lambda: fetch(count, sources, (k_ring, v_ring, tok_ring), filled, emptied, plan.steps))
+    sources, rings = _key_sources(lists, k, v, k_tok, plan), (k_ring, v_ring, tok_ring)
+    split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
 
 
 def _backward_q_kernel(
@@ -217,11 +212,6 @@ def _backward_q_kernel(
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
     count, whole = lists[row, block, 0], lists[row, block, 1]
-
-    def sources(step):
-        at = lists[row, block, 2 + step]
-        keys = (row, pl.ds(at * plan.block_kv, plan.block_kv), jax.lax.div(head, jnp.int32(plan.groups)))
-        return k.at[keys], v.at[keys], k_tok.at[row, at]
 
     def compute():
         own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
@@ -252,7 +242,8 @@ def _backward_q_kernel(
         plgpu.copy_smem_to_gmem(q_own.at[wg], dq.at[row, own, head])
         plgpu.wait_smem_to_gmem(0)
 
-    split(wg, unit, compute, lambda: fetch(count, sources, (k_ring, v_ring, tok_ring), filled, emptied, plan.steps))
+    sources, rings = _key_sources(lists, k, v, k_tok, plan), (k_ring, v_ring, tok_ring)
+    split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
 
 
 def _backward_kv_kernel(
@@ -305,6 +296,18 @@ def _backward_kv_kernel(
     split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
 
 
+def _key_sources(lists, k, v, k_tok, plan: _Plan):
+    """What a block of queries copies at each step: keys, values and tokens of the next block on its list."""
+    row, head, block = (jax.lax.axis_index(name) for name in ("row", "head", "block"))
+
+    def sources(step):
+        at = lists[row, block, 2 + step]
+        keys = (row, pl.ds(at * plan.block_kv, plan.block_kv), jax.lax.div(head, jnp.int32(plan.groups)))
+        return k.at[keys], v.at[keys], k_tok.at[row, at]
+
+    return sources
+
+
 def _mask(queries, keys, shape, query_axis: int, plan: _Plan):
     """Who sees whom of the fields of queries, along ``query_axis`` of scores of this shape, and of keys."""
     queries = Tokens(*(spread(x, shape, query_axis) for x in queries))
@@ -344,10 +347,6 @@ def _launch(plan: _Plan, heads: int, blocks: int, batch: int, interpret) -> dict
         "compiler_params": plgpu.CompilerParams(approx_math=True),
         "interpret": interpret or None,
     }
-
-
-def _pad_tokens(tokens: Tokens, block: int) -> Tokens:
-    return tokens.map(lambda x: pad(x, block))
 
 
 def _pad_heads(x: jax.Array, block: int) -> jax.Array:

@@ -19,11 +19,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.flash.blocks import Cost, TuningConfig, cost, pad, visits
-from pallas_kernels.tokens import Tokens, sees
+from pallas_kernels.flash.blocks import Cost, TuningConfig, cost, pad, pad_tokens, visits
+from pallas_kernels.tokens import MASKED, Tokens, sees
 
-# The score of a key that must not be seen: finite, so that a row that sees nothing stays finite.
-MASKED = -1e30
 VMEM_LIMIT = 60 * 2**20
 # Query heads of one key/value head that fit a grid step.
 MAX_GROUPS = 16
@@ -54,7 +52,7 @@ def forward(
     """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K, H]."""
     batch, length, heads, head_dim = q.shape
     kv_heads, block_q, block_kv = k.shape[2], tuning.block_q, tuning.block_kv
-    q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
+    q_tokens, k_tokens = (pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
     shapes = (q.shape, k.shape)
     lists, _ = visits(q_tokens, k_tokens, block_q, block_kv, window)
     q, k, v = (_to_blocks(*x) for x in ((q, kv_heads, block_q), (k, kv_heads, block_kv), (v, kv_heads, block_kv)))
@@ -90,7 +88,7 @@ def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning
     """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing has lse +large."""
     batch, length, heads, head_dim = q.shape
     kv_heads, block_q, block_kv = k.shape[2], tuning.block_q_dq, tuning.block_kv_dq
-    q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
+    q_tokens, k_tokens = (pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
     shapes = (q.shape, k.shape)
     lists, _ = visits(q_tokens, k_tokens, block_q, block_kv, window)
     sums = _to_rows(lse, delta, kv_heads, block_q)
@@ -131,7 +129,7 @@ def backward_kv(
     """(dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
     batch, length, kv_heads, head_dim = k.shape
     block_q, block_kv = tuning.block_q_dkv, tuning.block_kv_dkv
-    q_tokens, k_tokens = (_pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
+    q_tokens, k_tokens = (pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
     shapes = (q.shape, k.shape)
     _, lists = visits(q_tokens, k_tokens, block_q, block_kv, window)
     sums = _to_rows(lse, delta, kv_heads, block_q)
@@ -346,10 +344,6 @@ def _token_spec(rows: int, lanes: int) -> pl.BlockSpec:
 
 def _in_hbm(count: int) -> list[pl.BlockSpec]:
     return [pl.BlockSpec(memory_space=pl.ANY)] * count
-
-
-def _pad_tokens(tokens: Tokens, block: int) -> Tokens:
-    return tokens.map(lambda x: pad(x, block))
 
 
 def _columns(tokens: Tokens, block: int) -> jax.Array:

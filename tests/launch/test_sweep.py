@@ -50,9 +50,9 @@ def make_runs(workdir, sweep_of=None) -> list[sweep.SweepRun]:
 TRAINER = """
 import pathlib, signal, sys, time
 workdir = pathlib.Path(dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:])["workdir"])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
 with open(workdir / "calls.txt", "a") as file:
     file.write(" ".join(sys.argv[1:]) + chr(10))
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
 if (workdir.parent / "slow").exists():
     time.sleep(60)
 sys.exit(3 if "rloo" in workdir.name and (workdir.parent / "broken").exists() else 0)
@@ -133,7 +133,6 @@ def test_a_stop_reaches_the_runs_and_leaves_none_behind(tmp_path, monkeypatch):
     def stop_when_running():
         while not all(calls(run) for run in runs[:2]):
             time.sleep(0.01)
-        time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(sweep, "start", start)

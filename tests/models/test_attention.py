@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from attention.methods import Dense, Window
 from attention.moba import MoBA
 from attention.nsa import NSA
 from models import huggingface
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
 from pallas_kernels.tokens import sequences
 from tests.attention.rows import Piece, documents, pack, relative
+from tests.models.small import VOCABULARY, small_model
 
 SPARSE = NSA(length=8, stride=4, block=16, picks=3, initial=1, local=1, window=10)
 PATTERNS = {
@@ -28,21 +28,7 @@ LENGTH = 128
 
 
 def model(pattern: str, **changes) -> Transformer:
-    config = ModelConfig(
-        vocab_size=32,
-        embed_dim=16,
-        mlp_dim=24,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        rope_theta=1e4,
-        norm_eps=1e-5,
-        tied_embeddings=True,
-        qk_norm=True,
-        attention=PATTERNS[pattern],
-    )
-    return jax.jit(lambda: Transformer(ModelConfig(**(vars(config) | changes)), nnx.Rngs(0)))()
+    return small_model(PATTERNS[pattern], **changes)
 
 
 def logits(model, tokens, positions, where, runs=None):
@@ -50,7 +36,7 @@ def logits(model, tokens, positions, where, runs=None):
 
 
 def ids(seed: int, length: int = LENGTH) -> jax.Array:
-    return jax.random.randint(jax.random.key(seed), (1, length), 0, 32)
+    return jax.random.randint(jax.random.key(seed), (1, length), 0, VOCABULARY)
 
 
 @pytest.mark.parametrize("pattern", ["window", "moba", "mixed"])
@@ -58,7 +44,7 @@ def test_packed_rows_with_shared_prompts_equal_the_sequences_apart(x64, pattern)
     where, slots = pack([Piece(9), Piece(40, (20, 1, 17)), Piece(5, (30,))], LENGTH)
     tokens, m = ids(1), model(pattern, dtype="float64", param_dtype="float64")
     longest = max(len(at) for at in slots)
-    weight = jax.random.normal(jax.random.key(2), (1, LENGTH, 32))
+    weight = jax.random.normal(jax.random.key(2), (1, LENGTH, VOCABULARY))
 
     def together(m):
         out = logits(m, tokens, where.order, where, runs=7)
@@ -93,7 +79,7 @@ def test_documents_are_as_if_alone_and_the_tail_sees_them(pattern):
         at = slice(starts[document], starts[document] + length)
         alone = sequences(jnp.array([length]), length)
         assert relative(clean[:, at], logits(m, tokens[:, at], alone.order, alone)) < 1e-5
-        changed = run(m, tokens.at[:, at].set((tokens[:, at] + 1) % 32), positions, where)
+        changed = run(m, tokens.at[:, at].set((tokens[:, at] + 1) % VOCABULARY), positions, where)
         others = (np.asarray(where.documents[0]) > 0) & (np.asarray(where.documents[0]) != document)
         assert np.array_equal(changed[:, others], clean[:, others])
         tail = np.asarray(where.documents[0]) < 0
@@ -139,6 +125,6 @@ def test_formats_of_others_have_no_place_for_nsa(tmp_path):
 
 def test_layers_must_come_in_whole_periods():
     with pytest.raises(ValueError, match="num_layers=4 must be a multiple of the 3 layers of attention"):
-        model("mixed", attention=(Dense(), Dense(), SPARSE))
+        small_model((Dense(), Dense(), SPARSE))
     with pytest.raises(ValueError, match="all NSA layers must have the same settings"):
-        model("mixed", attention=(SPARSE, NSA()))
+        small_model((SPARSE, NSA()))

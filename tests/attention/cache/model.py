@@ -7,37 +7,23 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from attention.cache.paged_attention import Pages, sequence_pages
 from attention.methods import Dense, Window
 from attention.moba import MoBA
 from attention.nsa import NSA
 from models.paged import forward, model_cache
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
+from tests.models.small import VOCABULARY, small_model
 
-PAGE, WIDTH, VOCABULARY = 16, 6, 32
+PAGE, WIDTH = 16, 6
 SPARSE = NSA(length=8, stride=4, block=PAGE, picks=3, initial=1, local=1, window=10)
 METHODS = (Window(9), SPARSE, Dense(), MoBA(block=PAGE, picks=2))
 
 
 @functools.cache
 def model(methods=METHODS, seed: int = 0) -> Transformer:
-    config = ModelConfig(
-        vocab_size=VOCABULARY,
-        embed_dim=16,
-        mlp_dim=24,
-        num_layers=len(methods),
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        rope_theta=1e4,
-        norm_eps=1e-5,
-        tied_embeddings=True,
-        qk_norm=True,
-        attention=methods,
-    )
-    return jax.jit(lambda: Transformer(config, nnx.Rngs(seed)))()
+    return small_model(methods, seed=seed, num_layers=len(methods))
 
 
 def cache(num_pages: int, rotated: bool = True, methods=METHODS):

@@ -1,0 +1,31 @@
+"""A small model of any attention methods, for tests."""
+
+from __future__ import annotations
+
+import jax
+from flax import nnx
+
+from attention.methods import Method
+from models.transformer import ModelConfig, Transformer
+
+VOCABULARY = 32
+
+
+def small_model(methods: tuple[Method, ...], *, seed: int = 0, **changes) -> Transformer:
+    """Four layers, or what ``changes`` says, with random parameters that are the same for a seed."""
+    settings = dict(
+        vocab_size=VOCABULARY,
+        embed_dim=16,
+        mlp_dim=24,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        rope_theta=1e4,
+        norm_eps=1e-5,
+        tied_embeddings=True,
+        qk_norm=True,
+        attention=methods,
+    )
+    config = ModelConfig(**settings | changes)
+    return jax.jit(lambda: Transformer(config, nnx.Rngs(seed)))()
