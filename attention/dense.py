@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from pallas_kernels.flash.blocks import pad, pad_tokens, visits
+from pallas_kernels.flash.blocks import visits
+from pallas_kernels.padding import pad, pad_tokens
 from pallas_kernels.tokens import MASKED, Tokens, visible
 
 # Rows of at most this many keys are one block whose scores are kept for the backward pass.

@@ -5,7 +5,7 @@ python -m launch.aot kernels --targets=v5e,h100
 
 Needs the compilers: pip install -r requirements.txt -r requirements-aot.txt. Each target has a process of its own,
 because the GPU compiler keeps the first target it was given. Operations and bytes are those of whole causal rows
-(``blocks.cost``); the time is the least that the device's peak rates allow for them, not a measurement.
+(``Program.cost``); the time is the least that the device's peak rates allow for them, not a measurement.
 """
 
 from __future__ import annotations
@@ -30,14 +30,11 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from launch.flags import console
+from launch.kernel_programs import NAMES, SHAPE, programs
 from launch.targets import TARGETS, Target
-from pallas_kernels.flash import blocks, gpu, tpu
-from pallas_kernels.tokens import Tokens
+from pallas_kernels.cost import Cost
 
 INSTALL = "pip install -r requirements.txt -r requirements-aot.txt"
-# B, T, N, K, H: one row of 8,192 tokens with the heads of an 8-billion-parameter model
-SHAPE = (1, 8192, 32, 8, 128)
-FLASH = ("forward", "backward_q", "backward_kv")
 ROOT = Path(__file__).resolve().parents[1]
 _ANSWER = "aot row: "
 
@@ -56,7 +53,7 @@ class Row:
     memory: int | None = None
     registers: int | None = None
     spilled: int | None = None
-    cost: blocks.Cost | None = None
+    cost: Cost | None = None
 
     @property
     def milliseconds(self) -> float | None:
@@ -82,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
 
 def in_own_process(target: Target) -> list[Row]:
     """The rows of a target; a kernel that ended the process, or a missing compiler, has its row too."""
-    names = [f"flash {name}" for name in FLASH]
+    names = [f"{family} {name}" for family in NAMES for name in NAMES[family]]
     if missing := [name for name in target.packages if not _installed(name)]:
         return [Row(name, target.name, f"{', '.join(missing)} not installed: {INSTALL}") for name in names]
     done = subprocess.run(
@@ -94,7 +91,7 @@ def in_own_process(target: Target) -> list[Row]:
     )
     answers = [line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
     rows = [json.loads(answer) for answer in answers]
-    rows = [Row(**row | {"cost": row["cost"] and blocks.Cost(**row["cost"])}) for row in rows]
+    rows = [Row(**row | {"cost": row["cost"] and Cost(**row["cost"])}) for row in rows]
     found = {row.kernel for row in rows}
     last = (done.stderr.strip() or "no message").splitlines()[-1]
     ended = f"the compiler's process ended with code {done.returncode}: {last}"
@@ -105,28 +102,19 @@ def compile_all(target: Target) -> Iterator[Row]:
     """Compiles each kernel for the target, in this process."""
     device = topologies.get_topology_desc(**target.topology()).devices[0]
     sharding = SingleDeviceSharding(device)
-    batch, length, heads, kv_heads, head_dim = SHAPE
 
     def array(*shape: int, dtype=jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    q, k = array(batch, length, heads, head_dim), array(batch, length, kv_heads, head_dim)
-    sums = array(batch, length, heads, dtype=jnp.float32)
-    tokens = Tokens(*[array(batch, length, dtype=jnp.int32)] * 4)
-    module = {"tpu": tpu, "cuda": gpu}[target.platform]
-    tuning = blocks.heuristic(target.kind, heads // kv_heads, head_dim)
-    for name in FLASH:
-        arguments = (q, k, k, tokens, tokens) + ((sums, sums, q) if name != "forward" else ())
-        cost = blocks.cost(name, q.shape, k.shape, q.dtype.itemsize, tuning, cached=target.platform == "cuda")
-        row = Row(f"flash {name}", target.name, "compiled", cost=cost)
-        if target.name not in module.TARGETS:
-            yield dataclasses.replace(row, answer=module.ELSEWHERE, cost=None)
+    for program in programs(target, array):
+        if program.obstacle:
+            yield Row(program.name, target.name, program.obstacle)
             continue
-        function = jax.jit(getattr(module, name), static_argnames=("window", "tuning"))
+        row = Row(program.name, target.name, "compiled", cost=program.cost)
         with _captured() as texts:
             found = {}
             try:
-                compiled = function.lower(*arguments, window=None, tuning=tuning).compile()
+                compiled = jax.jit(program.function).lower(*program.arguments).compile()
                 found = _tpu_resources(compiled) if target.platform == "tpu" else {}
             except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:  # a compiler's answer
                 row = dataclasses.replace(row, answer=f"{type(error).__name__}: {error}", cost=None)

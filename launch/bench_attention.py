@@ -31,7 +31,8 @@ from attention.moba import MoBA
 from attention.nsa import NSA
 from launch.flops import matmul_flops
 from models.sharding import MeshConfig, make_mesh, per_shard
-from pallas_kernels.flash.blocks import pad_tokens, visits
+from pallas_kernels.flash.blocks import visits
+from pallas_kernels.padding import pad_tokens
 from pallas_kernels.tokens import TAIL, Tokens, sequences
 
 flags.DEFINE_list("lengths", ["2048", "4096", "8192", "16384", "32768"], "Tokens of the sequence.")

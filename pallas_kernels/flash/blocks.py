@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.cost import Cost
 from pallas_kernels.tokens import Tokens, bounds, may_see, must_see
 
 
@@ -45,15 +46,6 @@ def heuristic(device: str, groups: int, head_dim: int) -> TuningConfig:
     return TuningConfig(block_q, 512, max(128, block_q // 2), 512, max(128, block_q // 2), 512)
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """What a kernel does at least: floating-point operations of its products, exponentials, bytes of HBM moved."""
-
-    flops: int
-    transcendentals: int
-    bytes_accessed: int
-
-
 # products of a head's size per pair of query and key: scores and values; and for gradients the scores' and their own
 _PRODUCTS = {"forward": 2, "backward_q": 3, "backward_kv": 4}
 
@@ -85,18 +77,6 @@ def cost(
         streamed = 2 * kv_heads * head_dim * itemsize * pairs // block
         moved = (2 if kernel == "forward" else 3) * q_bytes + (2 * k_bytes if cached else streamed)
     return Cost(_PRODUCTS[kernel] * 2 * heads * head_dim * pairs, heads * pairs, moved)
-
-
-def pad(x: jax.Array, block: int, axis: int = 1) -> jax.Array:
-    """x with ``axis`` padded by zeros to a multiple of ``block``; zero is padding in Tokens too."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, -x.shape[axis] % block)
-    return jnp.pad(x, widths)
-
-
-def pad_tokens(tokens: Tokens, block: int) -> Tokens:
-    """``pad`` of every field."""
-    return tokens.map(lambda x: pad(x, block))
 
 
 def visits(q: Tokens, k: Tokens, block_q: int, block_kv: int, window: int | None) -> tuple[jax.Array, jax.Array]:

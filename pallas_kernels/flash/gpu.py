@@ -21,9 +21,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.flash.blocks import TuningConfig, pad, pad_tokens, visits
-from pallas_kernels.flash.matrix_units import SWIZZLE, UNITS, full, spread, tiles
-from pallas_kernels.flash.ring import consume, fetch, ring, split
+from pallas_kernels.flash.blocks import TuningConfig, visits
+from pallas_kernels.matrix_units import SWIZZLE, UNITS, full, spread, tiles
+from pallas_kernels.padding import pad, pad_tokens
+from pallas_kernels.ring import consume, fetch, ring, split
 from pallas_kernels.tokens import MASKED, Tokens, sees
 
 DTYPES = ("bfloat16",)

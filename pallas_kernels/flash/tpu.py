@@ -19,7 +19,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.flash.blocks import Cost, TuningConfig, cost, pad, pad_tokens, visits
+from pallas_kernels.cost import Cost
+from pallas_kernels.flash.blocks import TuningConfig, cost, visits
+from pallas_kernels.padding import pad, pad_tokens
 from pallas_kernels.tokens import MASKED, Tokens, sees
 
 VMEM_LIMIT = 60 * 2**20

@@ -14,7 +14,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.flash import reference
 from pallas_kernels.flash.api import flash_attention
-from pallas_kernels.flash.blocks import TuningConfig, pad, visits
+from pallas_kernels.flash.blocks import TuningConfig, visits
+from pallas_kernels.padding import pad
 from pallas_kernels.tokens import Tokens, sequences, visible
 from tests.attention.rows import Piece, documents, normal, pack, relative
 
