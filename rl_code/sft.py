@@ -81,7 +81,7 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
                     checkpoints.save(step, state, {"example": position})
                     raise FloatingPointError(f"warm start: the loss is not finite at step {step}")
                 seconds = time.perf_counter() - begin
-                speed = float(batch.segments.size) / seconds
+                speed = float(batch.mask.size) / seconds
                 writer.write(step, {**metrics, "time/step_s": seconds, "time/tokens_per_s": speed})
                 progress.update(step + 1, loss=float(metrics["train/loss"]), tokens_per_s=speed)
                 last = step + 1 == config.steps

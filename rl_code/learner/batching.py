@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
+from pallas_kernels.tokens import Tokens
 from rl_code.types import Batch, Group, Trajectory
 
 
@@ -250,11 +251,14 @@ def _fill_slots(batch: Batch, row: int, slot: int, tokens: np.ndarray, position:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SupervisedBatch:
-    """Packed demonstrations, [R, S]: tokens, positions, segments int32 (0 is padding); mask float32, 1 = learn it."""
+    """Rows to imitate, [R, S]: tokens, positions (by which RoPE rotates) int32; mask float32, 1 = learn it.
+
+    where: who sees whom.
+    """
 
     tokens: jax.Array
     positions: jax.Array
-    segments: jax.Array
+    where: Tokens
     mask: jax.Array
 
 
@@ -268,7 +272,9 @@ def pack_supervised(
     Raises:
       ValueError: an example has more tokens than a row has slots, or a mask of another length.
     """
-    batch = SupervisedBatch(*(np.zeros((rows, slots), dtype) for dtype in (np.int32, np.int32, np.int32, np.float32)))
+    ids, positions, marks, zeros = (np.zeros((rows, slots), np.int32) for _ in range(4))
+    where = Tokens(segments=marks, branches=zeros, documents=zeros, order=positions)
+    batch = SupervisedBatch(ids, positions, where, np.zeros((rows, slots), np.float32))
     used, segments, taken = [0] * rows, [0] * rows, 0
     for tokens, mask in examples:
         if not len(tokens) == len(mask) <= slots:
@@ -279,7 +285,7 @@ def pack_supervised(
         segments[row] += 1
         span = (row, slice(used[row], used[row] + len(tokens)))
         batch.tokens[span], batch.positions[span] = tokens, np.arange(len(tokens))
-        batch.segments[span], batch.mask[span] = segments[row], mask
+        marks[span], batch.mask[span] = segments[row], mask
         used[row] += len(tokens)
         taken += 1
     return batch, taken

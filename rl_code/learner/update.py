@@ -239,9 +239,7 @@ def supervised_loss(model: Model, batch: SupervisedBatch, tokens: jax.Array | No
     tokens: the denominator, the selected tokens of the whole batch; None counts those given. A segment's first token
     is never predicted. Returns the loss and the metric policy/entropy.
     """
-    hidden = model.hidden(
-        batch.tokens, batch.positions, packed_rows(batch.segments, jnp.zeros_like(batch.tokens), batch.positions)
-    )
+    hidden = model.hidden(batch.tokens, batch.positions, batch.where)
     logp, entropy = target_logprobs(model, hidden[:, :-1], batch.tokens[:, 1:], 1.0)
     mask = _predicted(batch)
     tokens = jnp.maximum(jnp.sum(mask), 1.0) if tokens is None else tokens
@@ -282,7 +280,8 @@ def _jit_step(step: Callable[..., tuple]) -> Callable[..., tuple]:
 
 def _predicted(batch: SupervisedBatch) -> Float[Array, "R S-1"]:
     """1 where slot s + 1 is selected and follows slot s in the same segment."""
-    same = (batch.segments[:, 1:] == batch.segments[:, :-1]) & (batch.segments[:, 1:] > 0)
+    segments = batch.where.segments
+    same = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
     return jnp.where(same, batch.mask[:, 1:], 0.0)
 
 

@@ -188,7 +188,7 @@ def test_demonstrations_are_packed_in_order_until_one_does_not_fit():
     assert taken == 3
     np.testing.assert_array_equal(batch.tokens, [[1, 2, 3, 8, 9], [4, 5, 6, 7, 0]])
     np.testing.assert_array_equal(batch.positions, [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]])
-    np.testing.assert_array_equal(batch.segments, [[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]])
+    np.testing.assert_array_equal(batch.where.segments, [[1, 1, 1, 2, 2], [1, 1, 1, 1, 0]])
     np.testing.assert_array_equal(batch.mask, [[0, 1, 1, 0, 1], [0, 0, 1, 1, 0]])
     with pytest.raises(ValueError, match="example 0: 3 tokens and a mask of 3 for slots=2"):
         pack_supervised(examples, rows=2, slots=2)
