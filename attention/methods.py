@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.blocks import Blocks, Entries, aligned, entries, in_place
@@ -113,3 +114,22 @@ def _all_keys(q, keys, view: View, window: int):
 def stretch_positions(method: NSA, positions: Int[Array, "B T"], view: View) -> Int[Array, "B E"]:
     """The position of every stretch's last token, by which its compressed key is rotated."""
     return view.blocks[method.block].last(positions, method.length, method.stride)
+
+
+def decode_bytes(method: Method, tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:
+    """Bytes of keys and values that a layer reads to decode the token after ``tokens`` - 1 others, at most.
+
+    The 2502.11089 paper's measure of decoding (table 4). MoBA reads its blocks' means in float32, and a block once for
+    every query head that chose it, but none more often than there are key/value heads.
+    """
+    pair = 2 * num_kv_heads * head_dim * jnp.dtype(dtype).itemsize
+    if isinstance(method, Dense):
+        return tokens * pair
+    if isinstance(method, Window):
+        return min(tokens, method.window) * pair
+    blocks = -(-tokens // method.block)
+    if isinstance(method, MoBA):
+        lists = min(num_heads * min(method.picks, blocks), num_kv_heads * blocks)
+        return blocks * num_kv_heads * head_dim * 4 + min(lists * method.block * pair // num_kv_heads, tokens * pair)
+    stretches = max(0, (tokens - method.length) // method.stride + 1)
+    return (stretches + min(tokens, method.picks * method.block) + min(tokens, method.window)) * pair

@@ -1,0 +1,54 @@
+"""Recall over many documents: small models trained from scratch with dense, window, NSA, MoBA and squid attention.
+
+What: a row holds documents of facts (key, value) between noise, and a tail that asks for some of the values. Two layers
+  learn it from short rows, then from rows of 480 tokens, and are asked there and on rows four times as long.
+Command: python -m launch.recall --config=configs/recall.py --workdir=runs/recall
+Hardware: 2 CPU cores. Run time: see the README's table.
+Expected metric: NSA, MoBA and squid within two points of dense accuracy, window alone near chance.
+"""
+
+import ml_collections
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """arg: "" or "smoke" (seconds)."""
+    if arg not in ("", "smoke"):
+        raise ValueError(f"configs/recall.py:{arg}: the argument must be empty or smoke")
+    dense, window = {}, dict(window=32)
+    nsa = dict(length=8, stride=4, block=16, picks=4, initial=1, local=1, window=32)
+    moba = dict(block=32, picks=4)
+    config = dict(
+        seed=0,
+        mesh=dict(data=2, tensor=1),
+        task=dict(documents=14, document_tokens=32, facts=4, asked=10, keys=256, values=64, noise=32, longer=4),
+        model=dict(embed_dim=64, mlp_dim=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32),
+        methods=dict(
+            dense=dict(attention=(dense,)),
+            window=dict(attention=(window,)),
+            nsa=dict(attention=(nsa,)),
+            moba=dict(attention=(moba,)),
+            squid=dict(attention=(dense,), apart=True, positions="shared"),
+        ),
+        stages=(dict(documents=3, rows=128, steps=500), dict(documents=14, rows=32, steps=200)),
+        optimizer=dict(
+            learning_rate=1e-2,
+            muon_learning_rate=5e-2,
+            schedule="cosine",
+            warmup_steps=50,
+            total_steps=700,
+            b1=0.9,
+            b2=0.98,
+            eps=1e-8,
+            weight_decay=0.01,
+            clip_norm=1.0,
+        ),
+        checkpoint_every=100,
+        questions=2000,
+        evaluation_rows=8,
+    )
+    if arg == "smoke":
+        config["task"] = dict(documents=3, document_tokens=16, facts=2, asked=4, keys=32, values=8, noise=8, longer=2)
+        config["stages"] = (dict(documents=2, rows=4, steps=2), dict(documents=3, rows=4, steps=2))
+        config["optimizer"].update(warmup_steps=1, total_steps=4)
+        config["questions"] = 32
+    return ml_collections.ConfigDict(config)

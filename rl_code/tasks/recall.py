@@ -1,0 +1,114 @@
+"""Recall over documents: which value was a key given, in one of many files, between words that mean nothing?
+
+A row is D documents of equal length and a tail. A document starts with FILE and holds facts, SET key value, between
+noise; every key of a row is given one value, once. The tail asks for some of them, GET key value; only those values are
+learned and scored, and none can be told without the document that holds it. Documents start at random positions of the
+span of the longest row, in rising order, so that a short row has seen the positions of a long one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from pallas_kernels.tokens import TAIL, Tokens
+
+# Token ids; keys, values and noise follow.
+PAD, FILE, SET, GET = range(4)
+_FACT = 3  # tokens of SET key value and of GET key value
+
+
+@dataclasses.dataclass(frozen=True)
+class RecallConfig:
+    """documents: of a row in training. document_tokens, facts: of each document. asked: facts that the tail asks for.
+
+    keys, values, noise: sizes of the vocabularies. longer: how many times as many documents the long rows have, less
+    what the tail takes: rows of long tokens are ``longer`` times rows of training.
+    """
+
+    documents: int
+    document_tokens: int
+    facts: int
+    asked: int
+    keys: int
+    values: int
+    noise: int
+    longer: int
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if (value := getattr(self, field.name)) < 1:
+                raise ValueError(f"recall: {field.name}={value} must be positive")
+        if self.facts > (self.document_tokens - 1) // _FACT:
+            raise ValueError(f"recall: facts={self.facts} of 3 tokens do not fit in {self.document_tokens} tokens")
+        if self.asked > self.documents * self.facts:
+            raise ValueError(f"recall: asked={self.asked} of {self.documents * self.facts} facts")
+        if self.keys < self.many * self.facts:
+            raise ValueError(f"recall: keys={self.keys} must be at least the {self.many * self.facts} of a long row")
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the vocabulary."""
+        return GET + 1 + self.keys + self.values + self.noise
+
+    @property
+    def tail_tokens(self) -> int:
+        """Whole documents' length, so that every part of a row starts at a multiple of it."""
+        return -(-self.asked * _FACT // self.document_tokens) * self.document_tokens
+
+    def tokens(self, documents: int) -> int:
+        """Length of a row."""
+        return documents * self.document_tokens + self.tail_tokens
+
+    @property
+    def many(self) -> int:
+        """Documents of a long row."""
+        return (self.longer * self.tokens(self.documents) - self.tail_tokens) // self.document_tokens
+
+
+def recall_rows(
+    config: RecallConfig,
+    rng: np.random.Generator,
+    rows: int,
+    documents: int,
+    *,
+    apart: bool,
+    positions: Literal["sequential", "shared"],
+) -> tuple[np.ndarray, np.ndarray, Tokens, np.ndarray]:
+    """(tokens, positions, where, mask), [rows, T] each, T = ``config.tokens(documents)``; the mask marks the answers.
+
+    apart: whether documents see themselves only (squid) or all that came before. positions: "shared" lets every
+    document start at 0 and the tail after the longest, so that their order does not matter.
+    """
+    c, length = config, config.tokens(documents)
+    keys, values, noise = GET + 1, GET + 1 + c.keys, GET + 1 + c.keys + c.values
+    facts = documents * c.facts
+    key = keys + np.argsort(rng.random((rows, c.keys)), axis=1)[:, :facts].reshape(rows, documents, c.facts)
+    value = values + rng.integers(0, c.values, key.shape)
+    body = rng.integers(noise, noise + c.noise, (rows, documents, c.document_tokens))
+    body[..., 0] = FILE
+    room = (c.document_tokens - 1) // _FACT
+    at = 1 + _FACT * np.sort(np.argsort(rng.random((rows, documents, room)), axis=2)[..., : c.facts], axis=2)
+    for offset, part in enumerate((np.full_like(key, SET), key, value)):
+        np.put_along_axis(body, at + offset, part, axis=2)
+    asked = np.argsort(rng.random((rows, facts)), axis=1)[:, : c.asked]
+    tail, mask = np.full((rows, c.tail_tokens), PAD), np.zeros((rows, length), np.float32)
+    for offset, part in enumerate((GET, *(np.take_along_axis(x.reshape(rows, -1), asked, 1) for x in (key, value)))):
+        tail[:, offset : _FACT * c.asked : _FACT] = part
+    tokens = np.concatenate([body.reshape(rows, -1), tail], axis=1).astype(np.int32)
+    mask[:, length - c.tail_tokens + _FACT - 1 : length - c.tail_tokens + _FACT * c.asked : _FACT] = 1.0
+
+    order = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
+    zeros = np.zeros_like(tokens)
+    number = np.minimum(order // c.document_tokens, documents) + 1
+    numbers = np.where(number > documents, TAIL, number)
+    where = Tokens((tokens != PAD).astype(np.int32), zeros, (numbers if apart else zeros).astype(np.int32), order)
+    if positions == "shared":
+        in_document = order % c.document_tokens
+        at_tail = c.document_tokens + order - documents * c.document_tokens
+        return tokens, np.where(numbers == TAIL, at_tail, in_document).astype(np.int32), where, mask
+    free = config.tokens(config.many) - length
+    starts = np.sort(rng.integers(0, free + 1, (rows, documents + 1)), axis=1)
+    return tokens, order + np.take_along_axis(starts, number - 1, axis=1).astype(np.int32), where, mask
