@@ -16,6 +16,7 @@ from attention.blocks import Blocks, Entries, aligned, entries, in_place
 from attention.dense import DIRECT, dense_attention, masked_attention
 from attention.moba import MoBA, moba_attention
 from attention.nsa import NSA, nsa_attention
+from attention.squid import GatedDocuments, gated_documents
 from pallas_kernels.tokens import Tokens, visible
 
 
@@ -35,7 +36,7 @@ class Window:
             raise ValueError(f"Window: window={self.window} must be at least 1")
 
 
-Method = Dense | Window | MoBA | NSA
+Method = Dense | Window | MoBA | NSA | GatedDocuments
 
 
 @jax.tree_util.register_dataclass
@@ -59,7 +60,8 @@ def view(methods: Sequence[Method], tokens: Tokens, runs: int | None = None) -> 
     runs: None when every sequence and document starts at a slot that is a multiple of the blocks' size; else the most
     runs of one segment, branch and document in a row (see ``aligned``).
     """
-    windows = {0 if isinstance(method, Dense) else method.window for method in methods if not isinstance(method, MoBA)}
+    windows = {0 for method in methods if isinstance(method, Dense)}
+    windows |= {method.window for method in methods if isinstance(method, Window | NSA)}
     short = tokens.shape[1] <= DIRECT
     masks = {window: visible(tokens, tokens, window or None) for window in sorted(windows) if short}
     sizes = sorted({method.block for method in methods if isinstance(method, NSA | MoBA)})
@@ -88,14 +90,19 @@ def attend(
     q: Float[Array, "B T N H"],
     keys: KeyValues,
     view: View,
-    gates: Float[Array, "B T N 3"] | None = None,
+    gates: Float[Array, "B T N parts"] | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Attention of the rows to themselves by a method. gates: of NSA's branches, after the sigmoid."""
+    """Attention of the rows to themselves by a method.
+
+    gates: of the parts that NSA (3) and GatedDocuments (2) add up, after the sigmoid.
+    """
     tokens = view.tokens
     if isinstance(method, Dense):
         return _all_keys(q, keys.main, view, 0)
     if isinstance(method, Window):
         return _all_keys(q, keys.main, view, method.window)
+    if isinstance(method, GatedDocuments):
+        return gated_documents(q, *keys.main, tokens, tokens, gates)
     blocks = view.blocks[method.block]
     main = tuple(blocks.place(x) for x in keys.main)
     if isinstance(method, MoBA):
@@ -123,7 +130,7 @@ def decode_bytes(method: Method, tokens: int, num_heads: int, num_kv_heads: int,
     every query head that chose it, but none more often than there are key/value heads.
     """
     pair = 2 * num_kv_heads * head_dim * jnp.dtype(dtype).itemsize
-    if isinstance(method, Dense):
+    if isinstance(method, Dense | GatedDocuments):
         return tokens * pair
     if isinstance(method, Window):
         return min(tokens, method.window) * pair

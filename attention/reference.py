@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from attention.moba import MoBA
 from attention.nsa import NSA
+from pallas_kernels.tokens import TAIL
 
 
 def attention(
@@ -119,3 +120,12 @@ def moba(q, k, v, config: MoBA, chosen: Bool[Array, "N T J"] | None = None) -> F
         chosen = moba_chosen(q, k, config)
     tokens = jnp.repeat(chosen, config.block, axis=-1)[..., : q.shape[0]]
     return attention(q, k, v, tokens & causal(q.shape[0]))[0]
+
+
+def gated_documents(q, k, v, documents: Int[Array, " T"], gates: Float[Array, "T N 2"]) -> Float[Array, "T N H"]:
+    """A softmax over what is outside of other documents, one over the other documents, and their gates."""
+    key, query = documents[None], documents[:, None]
+    own = (key == 0) | (key == query)
+    others = (query == TAIL) & (key > 0)
+    parts = [attention(q, k, v, (causal(q.shape[0]) & mask)[None])[0] for mask in (own, others)]
+    return jnp.einsum("tnhc,tnc->tnh", jnp.stack(parts, axis=-1), gates)

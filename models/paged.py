@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from attention.cache.paged import NewKeys, PagedCache, init_cache, write
 from attention.cache.paged_attention import Pages, attend
 from attention.nsa import NSA
-from models.transformer import ModelConfig, Transformer, compress_keys, nsa_gates, rope
+from models.transformer import ModelConfig, Transformer, compress_keys, gates, rope
 
 
 def model_cache(
@@ -35,21 +35,22 @@ def forward(
     seen, positions = pages.at(places)
     rotate = functools.partial(rope, config=model.config)
     x = model.embed_tokens(tokens)
-    stacked = (model.layers, getattr(model, "nsa", None))
+    stacked = model.stacked()
     for index, method in enumerate(cache.methods):
-        layer, nsa = model.of_period(stacked, index)
+        layer, extra = model.of_period(stacked, index)
 
-        def attention(layer, y, index=index, method=method, nsa=nsa):
+        def attention(layer, y, index=index, method=method, extra=extra):
             nonlocal cache
             q, k, v = model.qkv(layer, y)
             keep = functools.partial(rotate, positions=positions) if cache.rotated else lambda k: k
-            new, gates, compress = NewKeys((keep(k), v)), None, None
+            new, compress = NewKeys((keep(k), v)), None
             if isinstance(method, NSA):
-                raw, (wk, wv) = model.nsa_keys(layer, nsa, y)
-                new, gates = NewKeys((keep(k), v), raw, (keep(wk), wv)), nsa_gates(nsa, y)
-                compress = functools.partial(compress_keys, nsa, method)
+                raw, (wk, wv) = model.nsa_keys(layer, extra, y)
+                new = NewKeys((keep(k), v), raw, (keep(wk), wv))
+                compress = functools.partial(compress_keys, extra, method)
             cache = write(cache, index, pages.tables, places, new, compress=compress, rotate=rotate)
-            return attend(cache, index, rotate(q, positions), seen, pages, gates=gates, rotate=rotate)
+            parts = gates(extra, y) if extra else None
+            return attend(cache, index, rotate(q, positions), seen, pages, gates=parts, rotate=rotate)
 
         x = model.block(layer, x, attention)
     return model.finish(x), cache

@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from attention.methods import Dense, KeyValues, Method, View, attend, stretch_positions, view
 from attention.nsa import NSA, compress
+from attention.squid import GatedDocuments
 from models.sharding import constrain, per_shard
 from pallas_kernels.tokens import Tokens
 
@@ -76,6 +77,8 @@ class ModelConfig:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
 
 
+# The parameters of consecutive layers, stacked: those that all have, and by name those that only some methods have.
+Stacked = tuple["Layers", dict[str, "NSALayers | DocumentGates"]]
 # How a layer attends: (its parameters, normalised hidden states [B, T, D]) -> [B, T, N, H].
 Attend = Callable[["Layers", jax.Array], jax.Array]
 
@@ -174,7 +177,7 @@ class NSALayers(nnx.Module):
 
     def __init__(self, c: ModelConfig, settings: NSA, rngs: nnx.Rngs):
         embed, head, length = c.embed_dim, c.head_dim, settings.length
-        layers = sum(isinstance(method, NSA) for method in c.attention) * (c.num_layers // len(c.attention))
+        layers = _count(c, NSA)
 
         def parameter(shape, axes, std):
             return _parameter(rngs, (layers, *shape), ("layers", *axes), std, c.param_dtype)
@@ -190,6 +193,23 @@ class NSALayers(nnx.Module):
         self.gates = parameter((embed, c.num_heads, 3), ("embed", "heads", None), embed**-0.5)
 
 
+class DocumentGates(nnx.Module):
+    """What layers of GatedDocuments have beside the parameters of ``Layers``."""
+
+    def __init__(self, c: ModelConfig, settings: GatedDocuments, rngs: nnx.Rngs):
+        shape = (_count(c, GatedDocuments), c.embed_dim, c.num_heads, 2)
+        self.gates = _parameter(rngs, shape, ("layers", "embed", "heads", None), c.embed_dim**-0.5, c.param_dtype)
+
+
+# Parameters of layers that have more than ``Layers``, by the name under which the model keeps them.
+EXTRA = {"nsa": (NSA, NSALayers), "document_gates": (GatedDocuments, DocumentGates)}
+
+
+def _count(c: ModelConfig, kind: type) -> int:
+    """Layers of a method."""
+    return sum(isinstance(method, kind) for method in c.attention) * (c.num_layers // len(c.attention))
+
+
 def compress_keys(nsa: NSALayers, method: NSA, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"]):
     """(k, v) [B, E, K, H] of the stretches, by the MLPs of one layer; keys are not rotated."""
     return (
@@ -198,9 +218,9 @@ def compress_keys(nsa: NSALayers, method: NSA, k: Float[Array, "B S K H"], v: Fl
     )
 
 
-def nsa_gates(nsa: NSALayers, y: Float[Array, "B T D"]) -> Float[Array, "B T N 3"]:
-    """The gates of the three branches of one layer."""
-    return jax.nn.sigmoid(project(y, nsa.gates[...].astype(y.dtype)))
+def gates(extra: NSALayers | DocumentGates, y: Float[Array, "B T D"]) -> Float[Array, "B T N parts"]:
+    """The gates of the parts of one layer's attention."""
+    return jax.nn.sigmoid(project(y, extra.gates[...].astype(y.dtype)))
 
 
 class Transformer(nnx.Module):
@@ -210,9 +230,10 @@ class Transformer(nnx.Module):
         self.config = config
         self.embed = Embedding(config, rngs)
         self.layers = Layers(config, rngs)
-        sparse = [method for method in config.attention if isinstance(method, NSA)]
-        if sparse:
-            self.nsa = NSALayers(config, sparse[0], rngs)
+        for name, (kind, parameters) in EXTRA.items():
+            settings = [method for method in config.attention if isinstance(method, kind)]
+            if settings:
+                setattr(self, name, parameters(config, settings[0], rngs))
         self.final_norm = _parameter(rngs, (config.embed_dim,), ("embed",), None, config.param_dtype)
         if not config.tied_embeddings:
             self.unembed = _parameter(
@@ -252,26 +273,32 @@ class Transformer(nnx.Module):
         def step(x, period):
             kept: list[KeyValues] = []
             for index, method in enumerate(methods):
-                layer, nsa = self.of_period(period, index)
-                x = self.block(layer, x, functools.partial(self._attend, method, nsa, positions, seen, kept))
+                layer, extra = self.of_period(period, index)
+                x = self.block(layer, x, functools.partial(self._attend, method, extra, positions, seen, kept))
             return constrain(x, "batch", None, None), kept if keep else None
 
         if self.config.remat:
             step = jax.checkpoint(step)
         periods = self.config.num_layers // len(methods)
-        parts = (self.layers, getattr(self, "nsa", None))
-        stacked = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), parts)
+        stacked = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), self.stacked())
         return jax.lax.scan(step, self.embed_tokens(tokens), stacked)
 
-    def of_period(self, stacked: tuple[Layers, NSALayers | None], index: int) -> tuple[Layers, NSALayers | None]:
-        """The parameters of a layer from those of consecutive layers, stacked; None for layers without NSA's."""
-        methods = self.config.attention
-        method, before = methods[index % len(methods)], (methods[at % len(methods)] for at in range(index))
-        count = sum(isinstance(other, NSA) for other in before)
-        nsa = jax.tree.map(operator.itemgetter(count), stacked[1]) if isinstance(method, NSA) else None
-        return jax.tree.map(operator.itemgetter(index), stacked[0]), nsa
+    def stacked(self) -> Stacked:
+        """The parameters of all layers."""
+        return self.layers, {name: getattr(self, name) for name in EXTRA if hasattr(self, name)}
 
-    def _attend(self, method: Method, nsa: NSALayers | None, positions, seen: View, kept: list, layer: Layers, y):
+    def of_period(self, stacked: Stacked, index: int) -> tuple[Layers, NSALayers | DocumentGates | None]:
+        """The parameters of a layer from those of consecutive layers: all layers' own, and what its method has more."""
+        methods = self.config.attention
+        method, before = methods[index % len(methods)], [methods[at % len(methods)] for at in range(index)]
+        layer = jax.tree.map(operator.itemgetter(index), stacked[0])
+        for name, (kind, _) in EXTRA.items():
+            if isinstance(method, kind):
+                count = sum(isinstance(other, kind) for other in before)
+                return layer, jax.tree.map(operator.itemgetter(count), stacked[1][name])
+        return layer, None
+
+    def _attend(self, method: Method, extra, positions, seen: View, kept: list, layer: Layers, y):
         """Attention of one layer of packed rows, each device to its own rows and heads; appends the keys to kept."""
         c = self.config
         q, k, v = self.qkv(layer, y)
@@ -279,15 +306,16 @@ class Transformer(nnx.Module):
         heads, rows = ("batch", None, "heads", None), ("batch",)
         if not isinstance(method, NSA):
             kept.append(KeyValues((k, v)))
-            mapped = per_shard(functools.partial(attend, method), (heads, heads, rows), heads)
-            return mapped(q, KeyValues((turned, v)), seen)
-        raw, (wk, wv) = self.nsa_keys(layer, nsa, y)
-        ck, cv = compress_keys(nsa, method, *(seen.blocks[method.block].place(x) for x in raw))
+            parts = (gates(extra, y),) if extra else ()
+            mapped = per_shard(functools.partial(attend, method), (heads, heads, rows, *(heads for _ in parts)), heads)
+            return mapped(q, KeyValues((turned, v)), seen, *parts)
+        raw, (wk, wv) = self.nsa_keys(layer, extra, y)
+        ck, cv = compress_keys(extra, method, *(seen.blocks[method.block].place(x) for x in raw))
         kept.append(KeyValues((k, v), (ck, cv), (wk, wv)))
         ck = rope(ck, stretch_positions(method, positions, seen), c)
         keys = KeyValues((turned, v), (ck, cv), (rope(wk, positions, c), wv))
         mapped = per_shard(functools.partial(attend, method), (heads, heads, rows, heads), heads)
-        return mapped(q, keys, seen, nsa_gates(nsa, y))
+        return mapped(q, keys, seen, gates(extra, y))
 
     def nsa_keys(self, layer: Layers, nsa: NSALayers, y: Float[Array, "B T D"]):
         """((k, v) to be compressed, (window k, v)) of an NSA layer, [B, T, K, H] each, keys not rotated."""

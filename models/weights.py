@@ -109,9 +109,10 @@ def stored_tensors(model: Transformer, naming: str) -> Iterator[tuple[str, Param
     naming: "huggingface" or "gguf". layer: None for tensors outside the layers. Raises ValueError for a model with
     parameters that these formats have no names for.
     """
-    if hasattr(model, "nsa"):
+    if extra := model.stacked()[1]:
         raise ValueError(
-            f"{naming} checkpoints have no place for NSA layers, which attention={model.config.attention} has"
+            f"{naming} checkpoints have no place for the parameters {', '.join(extra)} of attention="
+            f"{model.config.attention}"
         )
     variables = named_parameters(model)
     layers = [path for path in variables if path.startswith("layers.")]

@@ -20,6 +20,7 @@ from attention.dense import dense_attention, masked_attention
 from attention.methods import Dense, Window
 from attention.moba import MoBA, moba_attention, pick_blocks
 from attention.nsa import NSA, compressed_attention, gated, nsa_attention
+from attention.squid import GatedDocuments, gated_documents
 from pallas_kernels.tokens import Tokens, sequences, visible
 
 # Most queries of a row that read their own pages each.
@@ -61,13 +62,13 @@ def attend(
     q_tokens: Tokens,
     pages: Pages,
     *,
-    gates: Float[Array, "B T N 3"] | None = None,
+    gates: Float[Array, "B T N parts"] | None = None,
     rotate: Rotate | None = None,
 ) -> Float[Array, "B T N H"]:
     """Attention to the cache, in which the queries' own keys have been written.
 
-    q: rotated. q_tokens: of consecutive places in a row, padding at the end. gates: of NSA's branches. rotate: for a
-    cache of keys that are not rotated.
+    q: rotated. q_tokens: of consecutive places in a row, padding at the end. gates: as in ``methods.attend``. rotate:
+    for a cache of keys that are not rotated.
     """
     if not cache.rotated and rotate is None:
         raise ValueError("a cache of keys that are not rotated needs rotate")
@@ -75,6 +76,8 @@ def attend(
     own, method = cache.layers[layer], cache.methods[layer]
     if isinstance(method, Dense):
         return _dense(q, *read.rows(own.main, pages.tables.main), q_tokens, pages.tokens, None)
+    if isinstance(method, GatedDocuments):
+        return gated_documents(q, *read.rows(own.main, pages.tables.main), q_tokens, pages.tokens, gates)
     if isinstance(method, Window):
         return _windowed(read, own.main, q, q_tokens, method.window)
     if isinstance(method, MoBA):

@@ -10,6 +10,7 @@ import pytest
 from attention.methods import Dense, Window
 from attention.moba import MoBA
 from attention.nsa import NSA
+from attention.squid import GatedDocuments
 from models import huggingface
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
@@ -23,6 +24,7 @@ PATTERNS = {
     "window": (Window(7),),
     "moba": (MoBA(block=16, picks=2),),
     "mixed": (Window(9), SPARSE, Dense(), SPARSE),
+    "gated": (GatedDocuments(), SPARSE),
 }
 LENGTH = 128
 
@@ -65,7 +67,7 @@ def test_packed_rows_with_shared_prompts_equal_the_sequences_apart(x64, pattern)
         assert relative(a, b) < 1e-5
 
 
-@pytest.mark.parametrize("pattern", ["dense", "moba", "mixed"])
+@pytest.mark.parametrize("pattern", ["dense", "moba", "mixed", "gated"])
 def test_documents_are_as_if_alone_and_the_tail_sees_them(pattern):
     lengths = [20, 33, 16]
     where = documents(lengths, tail=12, block=16)
@@ -118,8 +120,8 @@ def test_bfloat16_follows_float32(pattern):
     assert relative(rounded, exact) < 0.05
 
 
-def test_formats_of_others_have_no_place_for_nsa(tmp_path):
-    with pytest.raises(ValueError, match="huggingface checkpoints have no place for NSA layers"):
+def test_formats_of_others_have_no_place_for_more_parameters(tmp_path):
+    with pytest.raises(ValueError, match="huggingface checkpoints have no place for the parameters nsa of attention="):
         huggingface.save(tmp_path / "model", model("mixed"), max_positions=64)
 
 

@@ -12,13 +12,14 @@ from attention.cache.paged_attention import Pages, sequence_pages
 from attention.methods import Dense, Window
 from attention.moba import MoBA
 from attention.nsa import NSA
+from attention.squid import GatedDocuments
 from models.paged import forward, model_cache
 from models.transformer import Transformer
 from tests.models.small import VOCABULARY, small_model
 
 PAGE, WIDTH = 16, 6
 SPARSE = NSA(length=8, stride=4, block=PAGE, picks=3, initial=1, local=1, window=10)
-METHODS = (Window(9), SPARSE, Dense(), MoBA(block=PAGE, picks=2))
+METHODS = (Window(9), SPARSE, Dense(), MoBA(block=PAGE, picks=2), GatedDocuments())
 
 
 @functools.cache

@@ -1,0 +1,53 @@
+"""Squid with gates: an ablation of attention over documents in which other documents have a softmax of their own.
+
+Squid itself is ``dense_attention`` of tokens that carry document numbers: a document sees itself and what lies outside
+of documents, the tail sees all, and one softmax runs over the union. Here the keys outside of other documents (the
+token's own document, the prefix, the tail) and those inside of them have a softmax each, and the results are added with
+gates of the query, as NSA's branches are (2502.11089, equation 5): o = g_1 Attn(q, own) + g_2 Attn(q, documents). Only
+the tail has a second part; it is 0 for all others.
+
+Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from attention.dense import dense_attention
+from pallas_kernels.tokens import TAIL, Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class GatedDocuments:
+    """Every key that a token may see, other documents' with a softmax and a gate of their own."""
+
+
+def gated_documents(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    gates: Float[Array, "B T N 2"],
+) -> Float[Array, "B T N H"]:
+    """The gated sum of both parts. gates: after the sigmoid, own part first."""
+    own, _ = dense_attention(q, k, v, _without_documents(q_tokens), _without_documents(k_tokens))
+    in_tail, in_document = q_tokens.documents == TAIL, k_tokens.documents > 0
+    others, _ = dense_attention(q, k, v, _only(q_tokens, in_tail), _only(k_tokens, in_document))
+    first, second = jnp.split(gates.astype(own.dtype), 2, axis=-1)
+    return own * first + others * second
+
+
+def _without_documents(tokens: Tokens) -> Tokens:
+    """The tail as a document of its own, which sees no other."""
+    number = jnp.iinfo(jnp.int32).max
+    return dataclasses.replace(tokens, documents=jnp.where(tokens.documents == TAIL, number, tokens.documents))
+
+
+def _only(tokens: Tokens, which: jax.Array) -> Tokens:
+    """The others as padding."""
+    return dataclasses.replace(tokens, segments=jnp.where(which, tokens.segments, 0))
