@@ -45,6 +45,9 @@ def backend_obstacle(
         return f"{backend=} is not {implementation!r}, and {interpret=}"
     if not interpret and implementation == "gpu" and (capability := _capability()).split(".")[0] not in ("9", "10"):
         return f"compute {capability=} is neither Hopper's 9.0 nor Blackwell's 10.0"
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size > 1 and not mesh.are_all_axes_manual:
+        return f"a mesh of {mesh.size} devices is set, across which a kernel is not cut: call it within jax.shard_map"
     found = {str(x.dtype) for x in arrays}
     if len(found) > 1 or not found <= set(dtypes):
         return f"the dtypes {sorted(found)} must be one of {tuple(dtypes)}"
