@@ -69,9 +69,9 @@ class Wgmma:
         return full((self.tile, self.lanes), 0.0, self.layout)
 
     def add(self, acc, a, b, index: int):
-        """The running sum with a @ b added."""
+        """The running sum with a @ b added; a in registers or a reference to shared memory."""
         if self.interpret:
-            return acc + jnp.dot(a, b[...], preferred_element_type=jnp.float32)
+            return acc + jnp.dot(a[...], b[...], preferred_element_type=jnp.float32)
         return pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))(plgpu.ACC.init(acc))
 
     def value(self, acc, index: int):
@@ -159,7 +159,7 @@ class WgmmaKeys(Wgmma):
 
     def shrink_and_add(self, acc, shrink, a, b):
         """acc [rows, columns] * shrink [columns] + a.T @ b; a [keys, rows] in shared memory, b [keys, columns]."""
-        return acc * spread(shrink, acc.shape, 1) + self.product(a.transpose((1, 0)), _staged(self, b))
+        return self.add(acc * spread(shrink, acc.shape, 1), a.transpose((1, 0)), _staged(self, b), 0)
 
 
 class Tcgen05Keys(Tcgen05):

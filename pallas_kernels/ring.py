@@ -53,7 +53,7 @@ def fetch(count, sources: Callable, rings, filled, emptied, steps: int) -> None:
 
 
 def consume(count, whole, filled, emptied, visit: Callable, carry, steps: int):
-    """The carry after visit(slot, carry, masked) of every step; whole: how many have no mask, which come first, or None."""
+    """The carry after visit(slot, carry, masked) of all steps; whole: how many come first without a mask, or None."""
 
     def one(step, carry, masked: bool):
         slot = jax.lax.rem(step, jnp.int32(steps))

@@ -112,11 +112,12 @@ def tune(on: str, q, k_pages, pages: int, lists: int | None) -> TuningConfig:
 
     pages: of a list. lists: of picks per query, None where a row attends to all its pages.
     """
-    (batch, queries), (_, kv_heads, page, head_dim) = q.shape[:2], k_pages.shape
+    (batch, queries, heads, _), (_, kv_heads, page, head_dim) = q.shape, k_pages.shape
     # a TPU brings whole pages of a row, with all their heads
     together = kv_heads if lists is None and on == "tpu" else 1
-    blocks = batch * kv_heads // together if lists is None else batch * queries * lists
-    return heuristic(on, blocks, pages * page, 2 * together * head_dim * k_pages.dtype.itemsize)
+    apart = batch * kv_heads // together if lists is None else batch * queries * lists
+    rows = queries * heads // kv_heads if lists is None else heads // lists
+    return heuristic(on, apart, rows, pages * page, 2 * together * head_dim * k_pages.dtype.itemsize)
 
 
 def _plain(options: _Options, q, k_pages, v_pages, picks, tables, q_places, lengths):

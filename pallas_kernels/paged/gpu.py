@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
 from pallas_kernels.padding import pad
-from pallas_kernels.paged.lists import TuningConfig, Work
+from pallas_kernels.paged.lists import TuningConfig, Work, columns
 from pallas_kernels.ring import consume, fetch, ring, split
 from pallas_kernels.tokens import MASKED
 
@@ -30,9 +30,8 @@ DTYPES = ("bfloat16",)
 # The devices that the kernels are written for.
 TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
-# Query rows of a thread block: what its matrix unit counts in, and the most.
-COLUMNS = 16
-MAX_COLUMNS = 64
+# Rows of the registers' layout.
+ROWS = 64
 
 
 def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...]) -> str | None:
@@ -73,7 +72,6 @@ def forward(
     unit = KEY_UNITS[tuning.matrix_unit]
     if tuning.keys != unit.keys:
         raise ValueError(f"keys={tuning.keys} of a step must be {unit.keys} for {tuning.matrix_unit}")
-    columns = min(-(-rows // COLUMNS) * COLUMNS, MAX_COLUMNS)
     plan = _Plan(
         page=page,
         width=tuning.keys // page,
@@ -83,32 +81,33 @@ def forward(
         heads=heads,
         per_list=heads // work.lists.shape[1],
         per_head=heads // kv_heads,
-        columns=columns,
+        columns=columns(rows),
         steps=tuning.steps,
         scale=head_dim**-0.5,
         interpret=bool(interpret),
         unit=tuning.matrix_unit,
     )
-    bounds = pad(jnp.tile(work.bounds, (1, 1, rows // work.bounds.shape[2])), columns, axis=2)
-    q = pad(q, columns, axis=2)
+    bounds = pad(jnp.tile(work.bounds, (1, 1, rows // work.bounds.shape[2])), plan.columns, axis=2)
+    q = pad(q, plan.columns, axis=2)
     padded = q.shape[2]
+    blocks = padded // plan.columns
     out, lse = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
         out_type=[
-            jax.ShapeDtypeStruct((work.splits, units, heads, padded // columns, head_dim, columns), jnp.float32),
+            jax.ShapeDtypeStruct((work.splits, units, heads, blocks, head_dim, plan.columns), jnp.float32),
             jax.ShapeDtypeStruct((work.splits, units, heads, padded), jnp.float32),
         ],
         scratch_types=[
-            tiles((columns, head_dim), q.dtype),
+            tiles((plan.columns, head_dim), q.dtype),
             tiles((plan.steps, tuning.keys, head_dim), k_pages.dtype),
             tiles((plan.steps, tuning.keys, head_dim), v_pages.dtype),
-            plgpu.SMEM((head_dim, columns), jnp.float32),
-            plgpu.SMEM((columns,), jnp.float32),
+            plgpu.SMEM((head_dim, plan.columns), jnp.float32),
+            plgpu.SMEM((plan.columns,), jnp.float32),
             plgpu.Barrier(num_barriers=1),
             *ring(plan.steps, unit.compute, arrays=2 * plan.width),
-            *unit.scratch(columns, head_dim, q.dtype),
+            *unit.scratch(plan.columns, head_dim, q.dtype),
         ],
-        grid=(padded // columns, work.splits, units * heads),
+        grid=(blocks, work.splits, units * heads),
         grid_names=("tile", "split", "part"),
         num_threads=unit.compute + 1,
         thread_name="wg",
@@ -139,15 +138,15 @@ def _kernel(
 
         def visit(slot, carry, masked):
             step, top, total, acc = carry
-            places = _places(pages, step, (unit.keys, plan.columns), unit.layout, plan)
             scores = unit.product(k_ring.at[slot], q_own.transpose((1, 0))) * (plan.scale * LOG2_E)
+            places = spread(_places(pages, step, 0, unit.keys, unit.layout, plan), scores.shape, 0)
             seen = (places >= spread(first, places.shape, 1)) & (places <= spread(last, places.shape, 1))
             scores = jnp.where(seen, scores, MASKED)
             new_top = jnp.maximum(top, scores.max(axis=0))
             weights = jnp.exp2(scores - spread(new_top, scores.shape, 1))
             shrink = jnp.exp2(top - new_top)
             total = total * shrink + weights.sum(axis=0)
-            _clean(pages, step, v_ring.at[slot], spans, at, unit, plan)
+            _clean(pages, step, v_ring.at[slot], spans, at, plan)
             acc = unit.shrink_and_add(acc, shrink, v_ring.at[slot], weights.astype(v_ring.dtype))
             return step + 1, new_top, total, acc
 
@@ -200,26 +199,33 @@ class _Pages:
         return jnp.where(real, number * self.plan.page, -(2**30))
 
 
-def _places(pages: _Pages, step, shape: tuple[int, ...], layout, plan: _Plan):
-    """int32 of this shape, the place of each row's key in the sequence."""
-    row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
-    start = [pages.place(step * plan.width + i) - i * plan.page for i in range(plan.width)]
-    shift = jnp.broadcast_to(start[0], shape)
-    for i in range(1, plan.width):
-        shift = jnp.where(row >= i * plan.page, start[i], shift)
+def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
+    """int32 [count], the place in the sequence of each key of a step from its ``first`` one on; first: whole pages."""
+    row = plgpu.broadcasted_iota(jnp.int32, (count,), 0, layout=layout.reduce(1))
+    inside = [i for i in range(plan.width) if first <= i * plan.page < first + count]
+    inside = inside or [first // plan.page]
+    shift = None
+    for i in inside:
+        start = pages.place(step * plan.width + i) - i * plan.page + first
+        shift = (
+            jnp.broadcast_to(start, row.shape)
+            if shift is None
+            else jnp.where(row >= i * plan.page - first, start, shift)
+        )
     return row + shift
 
 
-def _clean(pages: _Pages, step, values, spans, at, unit, plan: _Plan) -> None:
+def _clean(pages: _Pages, step, values, spans, at, plan: _Plan) -> None:
     """Zeros in place of the values that no query sees: they may not even be finite, and must not count times 0."""
-    low, high = spans[at, 2], spans[at, 3]
+    low, high, layout = spans[at, 2], spans[at, 3], plgpu.Layout.WGMMA
     starts = [pages.place(step * plan.width + i) for i in range(plan.width)]
     inside = [(start >= low) & (start + (plan.page - 1) <= high) for start in starts]
 
     @pl.when(~functools.reduce(jnp.logical_and, inside))
     def _():
-        place = _places(pages, step, values.shape, unit.layout, plan)
-        kept = plgpu.load(values, layout=unit.layout)
-        kept = jnp.where((place >= low) & (place <= high), kept, jnp.zeros_like(kept))
-        values[...] = kept
+        for first in range(0, values.shape[0], ROWS):  # few at a time, for the sake of registers
+            some = values.at[pl.ds(first, ROWS)]
+            place = spread(_places(pages, step, first, ROWS, layout, plan), some.shape, 0)
+            kept = plgpu.load(some, layout=layout)
+            some[...] = jnp.where((place >= low) & (place <= high), kept, jnp.zeros_like(kept))
         plgpu.commit_smem()

@@ -38,23 +38,45 @@ class TuningConfig:
                 raise ValueError(f"{field.name}={value} must be positive")
 
 
-# Thread blocks that keep a GPU's memory busy, two for each of its processors.
-_BLOCKS = 264
+# Processors of a GPU; a thread block's ring fills the shared memory of one.
+_PROCESSORS = {"hopper": 132, "blackwell": 148}
+# Tokens of a step on GPU: a row of a product each.
+_GPU_KEYS = 128
+# What starting and ending a thread block takes, in steps.
+_BLOCK_STEPS = 3
 # Most bytes of keys and values that a TPU brings in a step.
 _STEP_BYTES = 2**21
+# Query rows of a GPU's thread block: what they are counted in, and the most.
+COLUMNS = 16
+MAX_COLUMNS = 64
 
 
-def heuristic(device: str, blocks: int, places: int, place_bytes: int) -> TuningConfig:
+def columns(rows: int) -> int:
+    """Query rows of a GPU's thread block, of so many that share keys."""
+    return min(-(-rows // COLUMNS) * COLUMNS, MAX_COLUMNS)
+
+
+def heuristic(device: str, lists: int, rows: int, places: int, place_bytes: int) -> TuningConfig:
     """For "tpu", "hopper" or "blackwell"; nothing was timed.
 
-    blocks: lists with their heads, before splits. places: most tokens of a list. place_bytes: of one token's keys and
-    values, of the heads that are brought together.
+    lists: that are gone through apart, before splits. rows: query rows that share a key. places: most tokens of a list.
+    place_bytes: of one token's keys and values, of the heads that are brought together.
     """
     if device == "tpu":
         keys = max(min(512, _STEP_BYTES // place_bytes // 128 * 128), 128)
         return TuningConfig(min(2, -(-places // keys)), keys)  # two cores at most share a kernel
-    splits = min(-(-_BLOCKS // blocks), -(-places // 128))
-    return TuningConfig(splits, 128, matrix_unit="wgmma" if device == "hopper" else "tcgen05")
+    steps, blocks = -(-places // _GPU_KEYS), lists * -(-rows // columns(rows))
+
+    def time(splits: int) -> int:
+        waves = -(-blocks * splits // _PROCESSORS[device])
+        return waves * (-(-steps // splits) + _BLOCK_STEPS)
+
+    return TuningConfig(
+        splits=min(range(1, min(steps, _PROCESSORS[device]) + 1), key=time),
+        keys=_GPU_KEYS,
+        steps=3 if columns(rows) == COLUMNS else 2,
+        matrix_unit="wgmma" if device == "hopper" else "tcgen05",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
