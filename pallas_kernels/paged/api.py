@@ -117,7 +117,7 @@ def tune(on: str, q, k_pages, pages: int, lists: int | None) -> TuningConfig:
     together = kv_heads if lists is None and on == "tpu" else 1
     apart = batch * kv_heads // together if lists is None else batch * queries * lists
     rows = queries * heads // kv_heads if lists is None else heads // lists
-    return heuristic(on, apart, rows, pages * page, 2 * together * head_dim * k_pages.dtype.itemsize)
+    return heuristic(on, apart, rows, pages * page, 2 * together * head_dim * k_pages.dtype.itemsize, page)
 
 
 def _plain(options: _Options, q, k_pages, v_pages, picks, tables, q_places, lengths):

@@ -20,9 +20,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.choice import device
 from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
 from pallas_kernels.padding import pad
-from pallas_kernels.paged.lists import TuningConfig, Work, columns
+from pallas_kernels.paged.lists import GPU_KEYS, TuningConfig, Work, columns
 from pallas_kernels.ring import consume, fetch, ring, split
 from pallas_kernels.tokens import MASKED
 
@@ -32,14 +33,16 @@ TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
 # Rows of the registers' layout.
 ROWS = 64
+# Head sizes that are whole products: padding would copy the cache.
+HEAD_DIMS = {"hopper": (64, 128), "blackwell": (128,)}
 
 
 def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...]) -> str | None:
     """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended, or None."""
-    page, head_dim = pages_shape[2:]
-    if head_dim != 128:
-        return f"{head_dim=} must be 128, as many as the rows of a product"
-    return f"{page=} must be a multiple of 8" if page % 8 else None
+    (page, head_dim), on = pages_shape[2:], device("gpu")
+    if head_dim not in HEAD_DIMS[on]:
+        return f"{head_dim=} must be one of {HEAD_DIMS[on]}, the rows of a product"
+    return f"{page=} must be a multiple of 8 that divides {GPU_KEYS}" if page % 8 or GPU_KEYS % page else None
 
 
 @dataclasses.dataclass(frozen=True)

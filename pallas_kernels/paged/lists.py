@@ -41,7 +41,7 @@ class TuningConfig:
 # Processors of a GPU; a thread block's ring fills the shared memory of one.
 _PROCESSORS = {"hopper": 132, "blackwell": 148}
 # Tokens of a step on GPU: a row of a product each.
-_GPU_KEYS = 128
+GPU_KEYS = 128
 # What starting and ending a thread block takes, in steps.
 _BLOCK_STEPS = 3
 # Most bytes of keys and values that a TPU brings in a step.
@@ -56,16 +56,16 @@ def columns(rows: int) -> int:
     return min(-(-rows // COLUMNS) * COLUMNS, MAX_COLUMNS)
 
 
-def heuristic(device: str, lists: int, rows: int, places: int, place_bytes: int) -> TuningConfig:
+def heuristic(device: str, lists: int, rows: int, places: int, place_bytes: int, page: int) -> TuningConfig:
     """For "tpu", "hopper" or "blackwell"; nothing was timed.
 
     lists: that are gone through apart, before splits. rows: query rows that share a key. places: most tokens of a list.
-    place_bytes: of one token's keys and values, of the heads that are brought together.
+    place_bytes: of one token's keys and values, of the heads that are brought together. page: tokens of a page.
     """
     if device == "tpu":
-        keys = max(min(512, _STEP_BYTES // place_bytes // 128 * 128), 128)
+        keys = max(min(512, _STEP_BYTES // place_bytes), 128) // page * page or page
         return TuningConfig(min(2, -(-places // keys)), keys)  # two cores at most share a kernel
-    steps, blocks = -(-places // _GPU_KEYS), lists * -(-rows // columns(rows))
+    steps, blocks = -(-places // GPU_KEYS), lists * -(-rows // columns(rows))
 
     def time(splits: int) -> int:
         waves = -(-blocks * splits // _PROCESSORS[device])
@@ -73,7 +73,7 @@ def heuristic(device: str, lists: int, rows: int, places: int, place_bytes: int)
 
     return TuningConfig(
         splits=min(range(1, min(steps, _PROCESSORS[device]) + 1), key=time),
-        keys=_GPU_KEYS,
+        keys=GPU_KEYS,
         steps=3 if columns(rows) == COLUMNS else 2,
         matrix_unit="wgmma" if device == "hopper" else "tcgen05",
     )

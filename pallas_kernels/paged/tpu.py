@@ -30,7 +30,7 @@ DTYPES = ("float32", "bfloat16")
 TARGETS = ("v5e", "v5p", "v6e")
 ELSEWHERE = "no kernel for this TPU"
 # Most query rows of a key/value head whose scores fit a grid step.
-MAX_ROWS = 512
+MAX_ROWS = 256
 # Rows of a tile of bfloat16, the narrowest of DTYPES.
 SUBLANES = 16
 
