@@ -3,7 +3,8 @@
 ``dense_attention`` is exact softmax attention in blocks, as FlashAttention-2 (2307.08691) orders it: no array of all
 scores, and blocks without a visible pair are not visited, so that packed rows, windows, documents and prompts shared by
 a group cost what they see. It also returns the log-sum-exp of each query's scores, differentiable, by which results
-over different keys merge (``merge``). Short rows are one block and keep their scores for the backward pass instead.
+over different keys merge (``softmax.merge``). Short rows are one block and keep their scores for the backward pass
+instead.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size.
 """
@@ -11,14 +12,14 @@ Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N /
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.padding import pad, pad_tokens
+from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import MASKED, Tokens, visible
 
 # Rows of at most this many keys are one block whose scores are kept for the backward pass.
@@ -58,62 +59,6 @@ def check_heads(q: jax.Array, k: jax.Array) -> None:
     num_heads, num_kv_heads = q.shape[2], k.shape[2]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
-
-
-def masked_attention(
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
-    mask: Bool[Array, "B T S"],
-) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """``dense_attention`` with an explicit mask and all scores in memory, for few queries or keys."""
-    return weighted_attention(q, k, v, mask)[:2]
-
-
-def weighted_attention(q, k, v, mask):
-    """(out, lse) of ``masked_attention``, weights [B, K, G, T, S] and what makes them probabilities, [B, K, G, T]."""
-    batch, queries, num_heads, head_dim = q.shape
-    num_kv_heads = k.shape[2]
-    groups = num_heads // num_kv_heads
-    wide = jnp.promote_types(jnp.float32, q.dtype)
-    # Head-major batched matrix products and an additive mask: on CPU the gradient runs about 7 times faster than with
-    # token-major einsums and `where` (16 x 384 tokens, 4 heads).
-    q = _head_major(q, num_kv_heads)
-    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    scores = jnp.einsum("BKTH,BKSH->BKTS", q, k, preferred_element_type=wide) * head_dim**-0.5
-    bias = jnp.where(mask, 0.0, MASKED).astype(wide)
-    scores = scores.reshape(batch, num_kv_heads, groups, queries, -1) + bias[:, None, None]
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    weights = jnp.exp(scores - top)
-    seen = jnp.any(mask, axis=-1)[:, None, None]
-    total = jnp.sum(weights, axis=-1)
-    lse = jnp.where(seen, jnp.log(total) + top[..., 0], -jnp.inf)
-    share = jnp.where(seen, 1.0 / total, 0.0)
-    flat = weights.reshape(batch, num_kv_heads, groups * queries, -1).astype(v.dtype)
-    out = jnp.einsum("BKTS,BKSH->BKTH", flat, v, preferred_element_type=wide)
-    out = out.reshape(batch, num_kv_heads, groups, queries, head_dim) * share[..., None]
-    out = out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, num_heads, head_dim)
-    lse = lse.transpose(0, 3, 1, 2).reshape(batch, queries, num_heads)
-    return out.astype(v.dtype), lse, weights, share
-
-
-def merge(
-    outs: Sequence[Float[Array, "B T N H"]], lses: Sequence[Float[Array, "B T N"]]
-) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """Attention over the union of disjoint sets of keys from (out, lse) over each of them."""
-    stacked = jnp.stack(lses)
-    finite = jnp.isfinite(stacked)
-    lse = jax.nn.logsumexp(jnp.where(finite, stacked, MASKED), axis=0)
-    weights = jnp.where(finite, jnp.exp(jnp.where(finite, stacked, MASKED) - lse), 0.0)
-    out = sum(weight[..., None] * out for weight, out in zip(weights, outs, strict=True))
-    return out.astype(outs[0].dtype), jnp.where(jnp.any(finite, axis=0), lse, -jnp.inf)
-
-
-def _head_major(x: jax.Array, num_kv_heads: int) -> jax.Array:
-    """[B, T, N, H] -> [B, K, G T, H]."""
-    batch, length, _, head_dim = x.shape
-    x = x.reshape(batch, length, num_kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
-    return x.reshape(batch, num_kv_heads, -1, head_dim)
 
 
 # --- In blocks -------------------------------------------------------------------------------------------------------

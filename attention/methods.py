@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.blocks import Blocks, Entries, aligned, entries, in_place
-from attention.dense import DIRECT, dense_attention, masked_attention
+from attention.dense import DIRECT, dense_attention
 from attention.moba import MoBA, moba_attention
 from attention.nsa import NSA, nsa_attention
 from attention.squid import GatedDocuments, gated_documents
+from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import Tokens, visible
 
 

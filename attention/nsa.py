@@ -28,8 +28,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.blocks import Blocks, Entries, best_blocks, map_queries, sees, stretches
-from attention.dense import check_heads, weighted_attention
+from attention.dense import check_heads
 from attention.selected import selected_attention
+from pallas_kernels.softmax import weighted_attention
 from pallas_kernels.tokens import Tokens
 
 # Most scores of compressed keys in memory at once, and spans of queries that each leave out the keys past their end.

@@ -2,7 +2,8 @@
 
 The work is ordered by block instead of by query: of a chunk of queries, those that chose a block are gathered into
 tiles, so that products are large and a block is read once per tile; every query then merges its tiles. Copying each
-query's keys side by side would move ``size`` keys for every query and pick instead of one query.
+query's keys side by side would move ``size`` keys for every query and pick instead of one query. Short rows keep all
+their scores in memory, as in ``dense_attention``.
 
 Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query (K or N),
 G = N / P query heads of a list, H head size, n picks, J = S / size blocks, C queries of a chunk, L tiles, R queries of
@@ -16,9 +17,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from attention.dense import check_heads
+from attention.dense import DIRECT, check_heads
+from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import MASKED
 
 # C, the query rows R G of a tile, and about how many scores are computed together, so that they stay in the cache.
@@ -48,7 +50,16 @@ def selected_attention(
     check_heads(q, k)
     if picks.shape[2] not in (k.shape[2], q.shape[2]):
         raise ValueError(f"picks for {picks.shape[2]} heads, expected {k.shape[2]} or {q.shape[2]}")
+    if k.shape[1] <= DIRECT:
+        return masked_attention(q, k, v, _mask(picks, q_order, k_order, size))
     return _selected(q, k, v, picks, q_order, k_order, size)
+
+
+def _mask(picks, q_order, k_order, size: int) -> Bool[Array, "B P T S"]:
+    """Which places every list lets a query see."""
+    chosen = jnp.any(picks[..., None] == jnp.arange(k_order.shape[1] // size), axis=-2)
+    chosen = jnp.repeat(chosen, size, axis=-1) & (k_order[:, None] <= q_order[..., None])[:, :, None]
+    return chosen.swapaxes(1, 2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))

@@ -30,7 +30,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from launch.flags import console
-from launch.kernel_programs import NAMES, SHAPE, programs
+from launch.kernel_programs import NAMES, SIZES, programs
 from launch.targets import TARGETS, Target
 from pallas_kernels.cost import Cost
 
@@ -125,8 +125,7 @@ def compile_all(target: Target) -> Iterator[Row]:
 
 def table(rows: list[Row]) -> rich.table.Table:
     """One line per kernel and target."""
-    batch, length, heads, kv_heads, head_dim = SHAPE
-    title = f"{batch} row of {length} causal tokens, {heads} heads over {kv_heads}, head size {head_dim}, bfloat16"
+    title = "\n".join(["bfloat16", *(f"{family}: {sizes}" for family, sizes in SIZES.items())])
     found = rich.table.Table(title=title, title_justify="left")
     for name in ("kernel", "target"):
         found.add_column(name, no_wrap=True)

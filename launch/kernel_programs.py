@@ -13,10 +13,14 @@ import jax.numpy as jnp
 from launch.targets import Target
 from pallas_kernels.cost import Cost
 from pallas_kernels.flash import blocks, gpu, tpu
+from pallas_kernels.paged import api as paged_api
+from pallas_kernels.paged import lists as paged_lists
 from pallas_kernels.tokens import Tokens
 
 # B, T, N, K, H: one row of 8,192 tokens with the heads of an 8-billion-parameter model
 SHAPE = (1, 8192, 32, 8, 128)
+# B, T, N, K, H, then tokens of a row, of a page, and pages picked: decoding with the heads of NSA (2502.11089)
+PAGED_SHAPE = (8, 1, 64, 4, 128, 65536, 64, 16)
 # (*shape, dtype=bfloat16) to an array of the target that is never made
 Array = Callable[..., jax.ShapeDtypeStruct]
 
@@ -58,5 +62,32 @@ def _flash(target: Target, array: Array) -> Iterator[Program]:
         )
 
 
-NAMES = {"flash": ("forward", "backward_q", "backward_kv")}
-FAMILIES: dict[str, Callable[[Target, Array], Iterator[Program]]] = {"flash": _flash}
+def _paged(target: Target, array: Array) -> Iterator[Program]:
+    batch, queries, heads, kv_heads, head_dim, length, page, picks = PAGED_SHAPE
+    count = length // page
+    q, pages = array(batch, queries, heads, head_dim), array(batch * count, kv_heads, page, head_dim)
+    tables, places = array(batch, count, dtype=jnp.int32), array(batch, queries, dtype=jnp.int32)
+    chosen, lengths = array(batch, queries, kv_heads, picks, dtype=jnp.int32), array(batch, dtype=jnp.int32)
+    implementation = {"tpu": "tpu", "cuda": "gpu"}[target.platform]
+    module = paged_api.KERNELS[implementation]
+    rows = (batch, kv_heads, heads // kv_heads * queries, head_dim)
+    for name in NAMES["paged"]:
+        of_list, lists = (count, None) if name == "dense" else (picks, kv_heads)
+        tuning = paged_api.tune(target.kind, q, pages, of_list, lists)
+        yield Program(
+            f"paged {name}",
+            functools.partial(paged_api.forward, implementation, window=None, tuning=tuning),
+            (q, pages, pages, None if name == "dense" else chosen, tables, places, lengths),
+            paged_lists.cost(rows, of_list * page, q.dtype.itemsize, tuning.splits),
+            None if target.name in module.TARGETS else module.ELSEWHERE,
+        )
+
+
+NAMES = {"flash": ("forward", "backward_q", "backward_kv"), "paged": ("dense", "selected")}
+FAMILIES: dict[str, Callable[[Target, Array], Iterator[Program]]] = {"flash": _flash, "paged": _paged}
+# What the programs of a family are given.
+SIZES = {
+    "flash": "{} row of {} causal tokens, {} heads over {}, head size {}".format(*SHAPE),
+    "paged": "{} rows of {} new token, {} heads over {}, head size {}, {} tokens in pages of {}, {} of them "
+    "picked".format(*PAGED_SHAPE),
+}

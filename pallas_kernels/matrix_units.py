@@ -6,12 +6,15 @@ result, and what scratch memory it needs. Sums live in registers on Hopper, in t
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 SWIZZLE = 128
+LOG2_E = math.log2(math.e)
 
 
 def tiles(shape: tuple[int, ...], dtype):
@@ -66,9 +69,9 @@ class Wgmma:
         return full((self.tile, self.lanes), 0.0, self.layout)
 
     def add(self, acc, a, b, index: int):
-        """The running sum with a @ b added."""
+        """The running sum with a @ b added; a in registers or a reference to shared memory."""
         if self.interpret:
-            return acc + jnp.dot(a, b[...], preferred_element_type=jnp.float32)
+            return acc + jnp.dot(a[...], b[...], preferred_element_type=jnp.float32)
         return pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))(plgpu.ACC.init(acc))
 
     def value(self, acc, index: int):
@@ -140,4 +143,59 @@ class Tcgen05:
         return found
 
 
+class WgmmaKeys(Wgmma):
+    """Hopper with keys as rows and queries as columns: one warpgroup of ``keys`` rows."""
+
+    keys, compute, registers = 128, 1, None
+    transposed = plgpu.Layout.WGMMA_TRANSPOSED
+
+    def __init__(self, refs: tuple, interpret: bool):
+        (self.staged,), self.interpret = refs, interpret
+
+    @staticmethod
+    def scratch(columns: int, rows: int, dtype) -> list:
+        """Types of what ``refs`` are, for running sums [rows, columns]."""
+        return [tiles((columns, WgmmaKeys.keys), dtype)]
+
+    def shrink_and_add(self, acc, shrink, a, b):
+        """acc [rows, columns] * shrink [columns] + a.T @ b; a [keys, rows] in shared memory, b [keys, columns]."""
+        return self.add(acc * spread(shrink, acc.shape, 1), a.transpose((1, 0)), _staged(self, b), 0)
+
+
+class Tcgen05Keys(Tcgen05):
+    """Blackwell likewise; 128 rows of running sums too."""
+
+    keys = 128
+    transposed = plgpu.Layout.TCGEN05_TRANSPOSED
+
+    def __init__(self, refs: tuple, interpret: bool):
+        (self.staged, self.result, self.sums, self.done), self.interpret = refs, interpret
+
+    @staticmethod
+    def scratch(columns: int, rows: int, dtype) -> list:
+        """As for ``WgmmaKeys``."""
+        return [
+            tiles((columns, Tcgen05Keys.keys), dtype),
+            plgpu.TMEM((Tcgen05Keys.keys, columns), jnp.float32),
+            plgpu.TMEM((rows, columns), jnp.float32),
+            plgpu.Barrier(orders_tensor_core=True),
+        ]
+
+    def shrink_and_add(self, acc, shrink, a, b):
+        """As for ``WgmmaKeys``."""
+        self._multiply(self.sums, a.transpose((1, 0)), _staged(self, b), False)
+        return acc * spread(shrink, acc.shape, 1) + self._load(self.sums)
+
+
+def _staged(unit, x):
+    """x [keys, columns] as a right side in shared memory, where it lies transposed, keys side by side."""
+    if unit.interpret:
+        unit.staged[...] = x.T
+    else:
+        unit.staged.transpose((1, 0))[...] = plgpu.layout_cast(x, unit.transposed)
+    plgpu.commit_smem()
+    return unit.staged.transpose((1, 0))
+
+
 UNITS = {"wgmma": Wgmma, "tcgen05": Tcgen05}
+KEY_UNITS = {"wgmma": WgmmaKeys, "tcgen05": Tcgen05Keys}

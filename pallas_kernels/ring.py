@@ -53,7 +53,7 @@ def fetch(count, sources: Callable, rings, filled, emptied, steps: int) -> None:
 
 
 def consume(count, whole, filled, emptied, visit: Callable, carry, steps: int):
-    """The carry after visit(slot, carry, masked) of every step, the first ``whole`` of them without a mask."""
+    """The carry after visit(slot, carry, masked) of all steps; whole: how many come first without a mask, or None."""
 
     def one(step, carry, masked: bool):
         slot = jax.lax.rem(step, jnp.int32(steps))
@@ -63,5 +63,6 @@ def consume(count, whole, filled, emptied, visit: Callable, carry, steps: int):
         plgpu.barrier_arrive(emptied.at[slot])
         return carry
 
-    carry = jax.lax.fori_loop(0, whole, functools.partial(one, masked=False), carry)
-    return jax.lax.fori_loop(whole, count, functools.partial(one, masked=True), carry)
+    if whole is not None:
+        carry = jax.lax.fori_loop(0, whole, functools.partial(one, masked=False), carry)
+    return jax.lax.fori_loop(0 if whole is None else whole, count, functools.partial(one, masked=True), carry)

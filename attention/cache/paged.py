@@ -25,6 +25,7 @@ from jaxtyping import Array, Int
 from attention.methods import Method
 from attention.moba import MoBA
 from attention.nsa import NSA
+from pallas_kernels.paged.lists import lookup
 
 # (k, v) of the same shape.
 Pair = tuple[jax.Array, jax.Array]
@@ -177,13 +178,6 @@ def write(
     layers = list(cache.layers)
     layers[layer] = dataclasses.replace(pages, **changes)
     return dataclasses.replace(cache, layers=tuple(layers))
-
-
-def lookup(tables: Int[Array, "B P"], index: Int[Array, "B ..."]) -> Int[Array, "B ..."]:
-    """tables[row, index], -1 outside of the table."""
-    inside = (index >= 0) & (index < tables.shape[1])
-    flat = jnp.where(inside, index, 0).reshape(index.shape[0], -1)
-    return jnp.where(inside, jnp.take_along_axis(tables, flat, axis=1).reshape(index.shape), -1)
 
 
 def _where(tables, places, page):

@@ -1,7 +1,8 @@
 """Attention of new tokens to a paged cache, by every method.
 
 Few queries (decoding) read the pages that they attend to and no others: those of the window, and under NSA and MoBA
-those chosen. Many queries (a chunk of a prompt) read their sequences' pages once and attend as in training.
+those chosen; in a cache of rotated keys ``pallas_kernels.paged`` reads them, from where they lie. Many queries (a chunk
+of a prompt) read their sequences' pages once and attend as in training.
 
 Dimensions: B rows, T queries, P pages of a table, S = P page places, N query heads, K key/value heads, H head size.
 """
@@ -16,11 +17,13 @@ from jaxtyping import Array, Float, Int
 
 from attention.blocks import Blocks, Entries, entries, in_place
 from attention.cache.paged import LayerPages, PagedCache, Pair, Rotate, Tables, lookup
-from attention.dense import dense_attention, masked_attention
+from attention.dense import dense_attention
 from attention.methods import Dense, Window
 from attention.moba import MoBA, moba_attention, pick_blocks
 from attention.nsa import NSA, compressed_attention, gated, nsa_attention
 from attention.squid import GatedDocuments, gated_documents
+from pallas_kernels.paged.api import paged_attention, selected_paged_attention
+from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import Tokens, sequences, visible
 
 # Most queries of a row that read their own pages each.
@@ -75,7 +78,7 @@ def attend(
     read = _Reader(cache, pages, None if cache.rotated else rotate, q.dtype)
     own, method = cache.layers[layer], cache.methods[layer]
     if isinstance(method, Dense):
-        return _dense(q, *read.rows(own.main, pages.tables.main), q_tokens, pages.tokens, None)
+        return _dense(read, own.main, pages.tables.main, q, q_tokens, None)
     if isinstance(method, GatedDocuments):
         return gated_documents(q, *read.rows(own.main, pages.tables.main), q_tokens, pages.tokens, gates)
     if isinstance(method, Window):
@@ -148,6 +151,11 @@ class _Reader:
         x = x.reshape(x.shape[0], -1, *x.shape[3:]).astype(self.dtype)
         return jnp.where((tokens.segments > 0)[..., None, None], x, 0)
 
+    def sequences(self, q_tokens: Tokens) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
+        """(places of the queries, -1 for padding, lengths) of rows of one sequence, as all are with rotated keys."""
+        places = jnp.where(q_tokens.segments > 0, q_tokens.order, -1)
+        return places, jnp.sum(self.pages.tokens.segments > 0, axis=1, dtype=jnp.int32)
+
     def part(self, first: Int[Array, " B"], count: int) -> _Reader:
         """The reader of ``count`` pages from page ``first`` of each table."""
         index = first[:, None] + jnp.arange(count)
@@ -172,10 +180,14 @@ class _Reader:
         return (k, v), stretched
 
 
-def _dense(q, k, v, q_tokens, k_tokens, window):
-    if q.shape[1] <= FEW:
-        return masked_attention(q, k, v, visible(q_tokens, k_tokens, window))[0]
-    return dense_attention(q, k, v, q_tokens, k_tokens, window=window)[0]
+def _dense(read: _Reader, pair: Pair, tables, q, q_tokens, window):
+    few = q.shape[1] <= FEW
+    if few and read.rotate is None:
+        return paged_attention(q, *pair, tables, *read.sequences(q_tokens), window=window)[0]
+    k, v = read.rows(pair, tables)
+    if few:
+        return masked_attention(q, k, v, visible(q_tokens, read.pages.tokens, window))[0]
+    return dense_attention(q, k, v, q_tokens, read.pages.tokens, window=window)[0]
 
 
 def _recent_pages(read: _Reader, q_tokens: Tokens, window: int) -> _Reader:
@@ -188,8 +200,9 @@ def _recent_pages(read: _Reader, q_tokens: Tokens, window: int) -> _Reader:
 
 
 def _windowed(read: _Reader, pair: Pair, q, q_tokens, window):
-    read = _recent_pages(read, q_tokens, window)
-    return _dense(q, *read.rows(pair, read.pages.tables.recent), q_tokens, read.pages.tokens, window)
+    if q.shape[1] > FEW or read.rotate is not None:
+        read = _recent_pages(read, q_tokens, window)
+    return _dense(read, pair, read.pages.tables.recent, q, q_tokens, window)
 
 
 def _moba(read: _Reader, own: LayerPages, q, q_tokens, method):
@@ -212,6 +225,8 @@ def _chosen(
     read: _Reader, pair: Pair, q: Float[Array, "B T N H"], q_tokens: Tokens, picks: Int[Array, "B T C n"]
 ) -> Float[Array, "B T N H"]:
     """``selected_attention`` over pages of the tables; only those chosen are read. C: K or N, as there."""
+    if read.rotate is None:
+        return selected_paged_attention(q, *pair, picks, read.pages.tables.main, *read.sequences(q_tokens))[0]
     batch, count, num_heads, size = q.shape
     page, choosers = read.cache.page, picks.shape[2]
     places = jnp.where(picks < 0, -page, picks * page)[..., None] + jnp.arange(page)
@@ -224,7 +239,6 @@ def _chosen(
     at = jnp.maximum(lookup(read.pages.tables.main, picks), 0)
     real = (tokens.segments > 0).reshape(*flat, 1, 1)
     k, v = (jnp.where(real, x[at, heads[:, None]].reshape(*flat, 1, size).astype(q.dtype), 0) for x in pair)
-    if read.rotate is not None:
-        k = read.rotate(k, positions.reshape(flat))
+    k = read.rotate(k, positions.reshape(flat))
     out, _ = masked_attention(q.reshape(flat[0], 1, -1, size), k, v, seen.reshape(flat)[:, None])
     return out.reshape(batch, count, num_heads, size)

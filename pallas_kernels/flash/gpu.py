@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.flash.blocks import TuningConfig, visits
-from pallas_kernels.matrix_units import SWIZZLE, UNITS, full, spread, tiles
+from pallas_kernels.matrix_units import LOG2_E, SWIZZLE, UNITS, full, spread, tiles
 from pallas_kernels.padding import pad, pad_tokens
 from pallas_kernels.ring import consume, fetch, ring, split
 from pallas_kernels.tokens import MASKED, Tokens, sees
@@ -31,7 +30,6 @@ DTYPES = ("bfloat16",)
 # The devices that the kernels are written for.
 TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
-LOG2_E = math.log2(math.e)
 
 
 def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str | None:

@@ -21,9 +21,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attention.dense import masked_attention
 from attention.methods import Dense
 from models.transformer import ModelConfig, Transformer
+from pallas_kernels.softmax import masked_attention
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
 
 

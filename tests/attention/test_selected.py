@@ -35,9 +35,11 @@ def expected(q, k, v, picks, q_order, k_order):
 
 
 @pytest.mark.parametrize("heads, kv_heads, own_lists", [(4, 2, False), (4, 2, True), (16, 1, False), (3, 3, True)])
-@pytest.mark.parametrize("chunk, rows, scores", [(4096, 128, 2**18), (16, 4, 64)])
-def test_values_and_gradients_equal_the_definition(x64, monkeypatch, heads, kv_heads, own_lists, chunk, rows, scores):
-    for name, value in dict(CHUNK=chunk, ROWS=rows, SCORES=scores).items():
+@pytest.mark.parametrize("direct, chunk, rows, scores", [(LENGTH, 1, 1, 1), (0, 4096, 128, 2**18), (0, 16, 4, 64)])
+def test_values_and_gradients_equal_the_definition(
+    x64, monkeypatch, heads, kv_heads, own_lists, direct, chunk, rows, scores
+):
+    for name, value in dict(DIRECT=direct, CHUNK=chunk, ROWS=rows, SCORES=scores).items():
         monkeypatch.setattr(selected, name, value)
     shapes = [(2, LENGTH, n, 8) for n in (heads, kv_heads, kv_heads)]
     q, k, v, weight = normal(1, *shapes, shapes[0], dtype=jnp.float64)

@@ -1,0 +1,234 @@
+"""Attention of few tokens to pages on GPU (Mosaic GPU).
+
+A thread block is one split of the pages of one key/value head. One warpgroup reads the list and copies pages into a
+ring of shared memory, several to a step; another multiplies. Products are transposed, keys as rows and queries times
+heads as columns: matrix units work on 64 or 128 rows, which a step's keys fill and a group's few queries do not. Plain
+arithmetic would not do: 16 heads that share a key ask for 32 multiplications per byte, more than a device's ordinary
+units make at the speed of its memory.
+
+Dimensions: U units, C lists of a unit, K' heads of queries that share keys, R query rows of a head, K key/value heads,
+H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.choice import device
+from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
+from pallas_kernels.padding import pad
+from pallas_kernels.paged.lists import GPU_KEYS, TuningConfig, Work, columns
+from pallas_kernels.ring import consume, fetch, ring, split
+from pallas_kernels.tokens import MASKED
+
+DTYPES = ("bfloat16",)
+# The devices that the kernels are written for.
+TARGETS = ("h100", "h200", "gb200")
+ELSEWHERE = "no kernel for this GPU"
+# Rows of the registers' layout.
+ROWS = 64
+# Head sizes that are whole products: padding would copy the cache.
+HEAD_DIMS = {"hopper": (64, 128), "blackwell": (128,)}
+
+
+def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...]) -> str | None:
+    """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended, or None."""
+    (page, head_dim), on = pages_shape[2:], device("gpu")
+    if head_dim not in HEAD_DIMS[on]:
+        return f"{head_dim=} must be one of {HEAD_DIMS[on]}, the rows of a product"
+    return f"{page=} must be a multiple of 8 that divides {GPU_KEYS}" if page % 8 or GPU_KEYS % page else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is static in a kernel. heads: K'. per_list, per_head: K' for each list, and for each key/value head."""
+
+    page: int
+    width: int
+    splits: int
+    pages: int
+    numbered: bool
+    heads: int
+    per_list: int
+    per_head: int
+    columns: int
+    steps: int
+    scale: float
+    interpret: bool
+    unit: str
+
+
+def forward(
+    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, work: Work, *, tuning: TuningConfig, interpret=False
+) -> tuple[jax.Array, jax.Array]:
+    """(out [splits, U, K', R, H], lse [splits, U, K', R]) float32 of q [U, K', R, H] and pages [pages, K, page, H].
+
+    A query that by ``work.bounds`` sees nothing has any result.
+    """
+    (units, heads, rows, head_dim), (_, kv_heads, page, _) = q.shape, k_pages.shape
+    unit = KEY_UNITS[tuning.matrix_unit]
+    if tuning.keys != unit.keys:
+        raise ValueError(f"keys={tuning.keys} of a step must be {unit.keys} for {tuning.matrix_unit}")
+    plan = _Plan(
+        page=page,
+        width=tuning.keys // page,
+        splits=work.splits,
+        pages=work.pages,
+        numbered=work.numbered,
+        heads=heads,
+        per_list=heads // work.lists.shape[1],
+        per_head=heads // kv_heads,
+        columns=columns(rows),
+        steps=tuning.steps,
+        scale=head_dim**-0.5,
+        interpret=bool(interpret),
+        unit=tuning.matrix_unit,
+    )
+    bounds = pad(jnp.tile(work.bounds, (1, 1, rows // work.bounds.shape[2])), plan.columns, axis=2)
+    q = pad(q, plan.columns, axis=2)
+    padded = q.shape[2]
+    blocks = padded // plan.columns
+    out, lse = plgpu.kernel(
+        functools.partial(_kernel, plan=plan),
+        out_type=[
+            jax.ShapeDtypeStruct((work.splits, units, heads, blocks, head_dim, plan.columns), jnp.float32),
+            jax.ShapeDtypeStruct((work.splits, units, heads, padded), jnp.float32),
+        ],
+        scratch_types=[
+            tiles((plan.columns, head_dim), q.dtype),
+            tiles((plan.steps, tuning.keys, head_dim), k_pages.dtype),
+            tiles((plan.steps, tuning.keys, head_dim), v_pages.dtype),
+            plgpu.SMEM((head_dim, plan.columns), jnp.float32),
+            plgpu.SMEM((plan.columns,), jnp.float32),
+            plgpu.Barrier(num_barriers=1),
+            *ring(plan.steps, unit.compute, arrays=2 * plan.width),
+            *unit.scratch(plan.columns, head_dim, q.dtype),
+        ],
+        grid=(blocks, work.splits, units * heads),
+        grid_names=("tile", "split", "part"),
+        num_threads=unit.compute + 1,
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        interpret=interpret or None,
+    )(work.lists, work.spans, bounds, q, k_pages, v_pages)
+    out = out.swapaxes(-1, -2).reshape(work.splits, units, heads, padded, head_dim)
+    return out[:, :, :, :rows], lse[:, :, :, :rows]
+
+
+def _kernel(
+    lists, spans, bounds, q, k, v, out, lse, q_own, k_ring, v_ring, out_own, lse_own, loaded, filled, emptied, *refs,
+    plan: _Plan,
+):  # fmt: skip
+    tile, part, wg = (jax.lax.axis_index(name) for name in ("tile", "part", "wg"))
+    at, head = jax.lax.div(part, plan.heads), jax.lax.rem(part, plan.heads)
+    unit = KEY_UNITS[plan.unit](refs, plan.interpret)
+    pages = _Pages(lists, at, jax.lax.div(head, plan.per_list), plan)
+    count = jax.lax.div(pages.end - pages.begin + (plan.width - 1), plan.width)
+    own = pl.ds(tile * plan.columns, plan.columns)
+
+    def compute():
+        plgpu.copy_gmem_to_smem(q.at[at, head, own], q_own, loaded)
+        first, last = (
+            plgpu.load(bounds.at[at, i, own], layout=unit.layout.reduce(0), optimized=False) for i in range(2)
+        )
+        plgpu.barrier_wait(loaded)
+
+        def visit(slot, carry, masked):
+            step, top, total, acc = carry
+            scores = unit.product(k_ring.at[slot], q_own.transpose((1, 0))) * (plan.scale * LOG2_E)
+            places = spread(_places(pages, step, 0, unit.keys, unit.layout, plan), scores.shape, 0)
+            seen = (places >= spread(first, places.shape, 1)) & (places <= spread(last, places.shape, 1))
+            scores = jnp.where(seen, scores, MASKED)
+            new_top = jnp.maximum(top, scores.max(axis=0))
+            weights = jnp.exp2(scores - spread(new_top, scores.shape, 1))
+            shrink = jnp.exp2(top - new_top)
+            total = total * shrink + weights.sum(axis=0)
+            _clean(pages, step, v_ring.at[slot], spans, at, plan)
+            acc = unit.shrink_and_add(acc, shrink, v_ring.at[slot], weights.astype(v_ring.dtype))
+            return step + 1, new_top, total, acc
+
+        # above MASKED, so that a masked score weighs nothing even before a visible key was met
+        row = unit.layout.reduce(0)
+        start = (
+            jnp.int32(0),
+            full((plan.columns,), MASKED / 2, row),
+            full((plan.columns,), 0, row),
+            full(out_own.shape, 0, unit.layout),
+        )
+        _, top, total, acc = consume(count, None, filled, emptied, visit, start, plan.steps)
+        nothing = total == 0.0
+        divisor = jnp.where(nothing, 1.0, total)
+        out_own[...] = acc / spread(divisor, acc.shape, 1)
+        lse_own[...] = jnp.where(nothing, -jnp.inf, (top + jnp.log2(divisor)) * (1 / LOG2_E))
+        plgpu.commit_smem()
+        number = jax.lax.axis_index("split")
+        plgpu.copy_smem_to_gmem(out_own, out.at[number, at, head, tile])
+        plgpu.copy_smem_to_gmem(lse_own, lse.at[number, at, head, own])
+        plgpu.wait_smem_to_gmem(0)
+
+    def sources(step):
+        kv_head = jax.lax.div(head, plan.per_head)
+        found = [pages.page(step * plan.width + i) for i in range(plan.width)]
+        found = [jnp.where(page < 0, ~page, page) for page in found]
+        return [x.at[page, kv_head] for x in (k, v) for page in found]
+
+    rings = [x.at[:, pl.ds(i * plan.page, plan.page)] for x in (k_ring, v_ring) for i in range(plan.width)]
+    split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
+
+
+class _Pages:
+    """The pages of a split, by their index in it; past its end the last again, which need not be read again."""
+
+    def __init__(self, lists, at, number, plan: _Plan):
+        self.list, self.plan = lists.at[at, number], plan
+        split = jax.lax.axis_index("split")
+        self.begin, self.end = self.list[2 * split], self.list[2 * split + 1]
+
+    def page(self, index):
+        """In memory; ~page for a hole, which some page of the list stands for."""
+        return self.list[2 * self.plan.splits + jnp.minimum(self.begin + index, self.end - 1)]
+
+    def place(self, index):
+        """The first place of a page in the sequence, far below 0 for a hole and past the end."""
+        at = jnp.minimum(self.begin + index, self.end - 1)
+        number = self.list[2 * self.plan.splits + self.plan.pages + at] if self.plan.numbered else at
+        real = (self.page(index) >= 0) & (self.begin + index < self.end)
+        return jnp.where(real, number * self.plan.page, -(2**30))
+
+
+def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
+    """int32 [count], the place in the sequence of each key of a step from its ``first`` one on; first: whole pages."""
+    row = plgpu.broadcasted_iota(jnp.int32, (count,), 0, layout=layout.reduce(1))
+    inside = [i for i in range(plan.width) if first <= i * plan.page < first + count]
+    inside = inside or [first // plan.page]
+    shift = None
+    for i in inside:
+        start = pages.place(step * plan.width + i) - i * plan.page + first
+        shift = (
+            jnp.broadcast_to(start, row.shape)
+            if shift is None
+            else jnp.where(row >= i * plan.page - first, start, shift)
+        )
+    return row + shift
+
+
+def _clean(pages: _Pages, step, values, spans, at, plan: _Plan) -> None:
+    """Zeros in place of the values that no query sees: they may not even be finite, and must not count times 0."""
+    low, high, layout = spans[at, 2], spans[at, 3], plgpu.Layout.WGMMA
+    starts = [pages.place(step * plan.width + i) for i in range(plan.width)]
+    inside = [(start >= low) & (start + (plan.page - 1) <= high) for start in starts]
+
+    @pl.when(~functools.reduce(jnp.logical_and, inside))
+    def _():
+        for first in range(0, values.shape[0], ROWS):  # few at a time, for the sake of registers
+            some = values.at[pl.ds(first, ROWS)]
+            place = spread(_places(pages, step, first, ROWS, layout, plan), some.shape, 0)
+            kept = plgpu.load(some, layout=layout)
+            some[...] = jnp.where((place >= low) & (place <= high), kept, jnp.zeros_like(kept))
+        plgpu.commit_smem()

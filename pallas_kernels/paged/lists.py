@@ -1,0 +1,175 @@
+"""Which pages a kernel reads: lists made of tables or picks, cut into splits, and who sees what of them.
+
+A unit is what attends together: a row with all its new tokens, or under selection one token. Every unit has one list of
+pages for all key/value heads, or one for each list of picks. A list goes in order through the pages that some query of
+the unit sees; holes between them are kept, so that nothing is sorted, and not read.
+
+Dimensions: U units, Q queries of a unit, C lists of a unit, n pages of a list, B rows, T queries, P pages of a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.cost import Cost
+
+_FAR = jnp.iinfo(jnp.int32).max
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningConfig:
+    """splits: parts of a list that are attended to apart, and merged. keys: tokens that a step brings.
+
+    steps: steps in flight on GPU; on TPU there are always two. matrix_unit: on GPU, "wgmma" (Hopper) or "tcgen05"
+    (Blackwell).
+    """
+
+    splits: int
+    keys: int
+    steps: int = 3
+    matrix_unit: str = "wgmma"
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.type == "int" and (value := getattr(self, field.name)) < 1:
+                raise ValueError(f"{field.name}={value} must be positive")
+
+
+# Processors of a GPU; a thread block's ring fills the shared memory of one.
+_PROCESSORS = {"hopper": 132, "blackwell": 148}
+# Tokens of a step on GPU: a row of a product each.
+GPU_KEYS = 128
+# What starting and ending a thread block takes, in steps.
+_BLOCK_STEPS = 3
+# Most bytes of keys and values that a TPU brings in a step.
+_STEP_BYTES = 2**21
+# Query rows of a GPU's thread block: what they are counted in, and the most.
+COLUMNS = 16
+MAX_COLUMNS = 64
+
+
+def columns(rows: int) -> int:
+    """Query rows of a GPU's thread block, of so many that share keys."""
+    return min(-(-rows // COLUMNS) * COLUMNS, MAX_COLUMNS)
+
+
+def heuristic(device: str, lists: int, rows: int, places: int, place_bytes: int, page: int) -> TuningConfig:
+    """For "tpu", "hopper" or "blackwell"; nothing was timed.
+
+    lists: that are gone through apart, before splits. rows: query rows that share a key. places: most tokens of a list.
+    place_bytes: of one token's keys and values, of the heads that are brought together. page: tokens of a page.
+    """
+    if device == "tpu":
+        keys = max(min(512, _STEP_BYTES // place_bytes), 128) // page * page or page
+        return TuningConfig(min(2, -(-places // keys)), keys)  # two cores at most share a kernel
+    steps, blocks = -(-places // GPU_KEYS), lists * -(-rows // columns(rows))
+
+    def time(splits: int) -> int:
+        waves = -(-blocks * splits // _PROCESSORS[device])
+        return waves * (-(-steps // splits) + _BLOCK_STEPS)
+
+    return TuningConfig(
+        splits=min(range(1, min(steps, _PROCESSORS[device]) + 1), key=time),
+        keys=GPU_KEYS,
+        steps=3 if columns(rows) == COLUMNS else 2,
+        matrix_unit="wgmma" if device == "hopper" else "tcgen05",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a kernel does.
+
+    lists: int32 [U, C, 2 splits + n], or 2 n: where each split begins and ends, then pages; instead of a hole ~p, p
+    some page of the list, then under selection the pages' numbers in the sequence, which are else their places here.
+    bounds: int32 [U, 2, Q], the first and the last place that a query sees, the last before the first if none.
+    spans: int32 [U, 4], of the queries that see any: last of the first places, first of the last places, first of the
+    first places, last of the last places.
+    """
+
+    lists: jax.Array
+    bounds: jax.Array
+    spans: jax.Array
+    splits: int
+    numbered: bool
+
+    @property
+    def pages(self) -> int:
+        """n."""
+        return (self.lists.shape[2] - 2 * self.splits) // (2 if self.numbered else 1)
+
+    @property
+    def seeing(self) -> jax.Array:
+        """bool [U, Q], whether a query sees any place by its bounds."""
+        return self.bounds[:, 0] <= self.bounds[:, 1]
+
+
+def dense_work(
+    tables: jax.Array, q_places: jax.Array, lengths: jax.Array, window: int | None, page: int, tuning: TuningConfig
+) -> Work:
+    """Of rows: tables [B, P], q_places [B, T], lengths [B]."""
+    bounds, spans = _bounds(q_places, lengths, window)
+    numbers = jnp.broadcast_to(jnp.arange(tables.shape[1], dtype=jnp.int32), tables.shape)
+    lists = _lists(tables[:, None], numbers[:, None], spans, page, tuning)
+    return Work(lists, bounds, spans, tuning.splits, numbered=False)
+
+
+def selected_work(
+    picks: jax.Array, tables: jax.Array, q_places: jax.Array, lengths: jax.Array, page: int, tuning: TuningConfig
+) -> Work:
+    """Of single tokens: picks [B, T, C, n]; the other arguments as above."""
+    units, (queries, lists, count) = q_places.size, picks.shape[1:]
+    bounds, spans = _bounds(q_places.reshape(units, 1), jnp.repeat(lengths, queries), None)
+    ids = lookup(tables, picks).reshape(units, lists, count)
+    picks = picks.reshape(ids.shape)
+    found = _lists(ids, picks, spans, page, tuning)
+    return Work(jnp.concatenate([found, picks], axis=2), bounds, spans, tuning.splits, numbered=True)
+
+
+def lookup(tables: jax.Array, index: jax.Array) -> jax.Array:
+    """tables [B, P] at index [B, ...] of each row, -1 outside of the table."""
+    inside = (index >= 0) & (index < tables.shape[1])
+    flat = jnp.where(inside, index, 0).reshape(index.shape[0], -1)
+    return jnp.where(inside, jnp.take_along_axis(tables, flat, axis=1).reshape(index.shape), -1)
+
+
+def cost(q_shape: tuple[int, ...], places: int, itemsize: int, splits: int) -> Cost:
+    """Cost of q [U, K', R, H], K' heads of keys that R query rows share, with so many places of each head in its list.
+
+    The real one depends on the lengths.
+    """
+    units, heads, rows, head_dim = q_shape
+    pairs, size = units * heads * rows * places, units * heads * rows * head_dim
+    moved = 2 * units * heads * places * head_dim * itemsize + size * (itemsize + 4 * splits)
+    return Cost(2 * 2 * head_dim * pairs, pairs, moved)
+
+
+def _bounds(q_places: jax.Array, lengths: jax.Array, window: int | None) -> tuple[jax.Array, jax.Array]:
+    first = jnp.zeros_like(q_places) if window is None else jnp.maximum(q_places - window + 1, 0)
+    last = jnp.minimum(q_places, lengths[:, None] - 1)
+    seeing = first <= last
+    spans = (
+        jnp.max(jnp.where(seeing, first, 0), axis=1),
+        jnp.min(jnp.where(seeing, last, _FAR), axis=1),
+        jnp.min(jnp.where(seeing, first, _FAR), axis=1),
+        jnp.max(jnp.where(seeing, last, -1), axis=1),
+    )
+    return jnp.stack([first, last], axis=1).astype(jnp.int32), jnp.stack(spans, axis=1).astype(jnp.int32)
+
+
+def _lists(ids: jax.Array, numbers: jax.Array, spans: jax.Array, page: int, tuning: TuningConfig) -> jax.Array:
+    """int32 [U, C, 2 splits + n] of pages [U, C, n] and their numbers, -1 for none."""
+    low, high = spans[:, 2, None, None], spans[:, 3, None, None]
+    needed = (ids >= 0) & (numbers >= low // page) & (numbers <= high // page)
+    at = jnp.arange(ids.shape[2], dtype=jnp.int32)
+    end = jnp.max(jnp.where(needed, at + 1, 0), axis=2, keepdims=True)
+    start = jnp.minimum(jnp.min(jnp.where(needed, at, _FAR), axis=2, keepdims=True), end)
+    width = tuning.keys // page
+    each = -(-(end - start) // (tuning.splits * width)) * width
+    begins = jnp.minimum(start + jnp.arange(tuning.splits, dtype=jnp.int32) * each, end)
+    ranges = jnp.stack([begins, jnp.minimum(begins + each, end)], axis=-1).reshape(*ids.shape[:2], -1)
+    some = jnp.take_along_axis(ids, jnp.minimum(start, ids.shape[2] - 1), axis=2)
+    return jnp.concatenate([ranges, jnp.where(needed, ids, ~jnp.maximum(some, 0))], axis=2).astype(jnp.int32)

@@ -1,0 +1,82 @@
+"""Attention over paged keys in plain jnp, the pages that queries need side by side; runs in float64.
+
+Dimensions: B rows, T queries, P pages of a table, S = P page places, N query heads, K key/value heads, H head size,
+C lists of picks per query (K or N), n picks.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.paged.lists import lookup
+from pallas_kernels.softmax import masked_attention
+
+
+def dense(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    tables: jax.Array,
+    q_places: jax.Array,
+    lengths: jax.Array,
+    *,
+    window: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """``api.paged_attention`` with all scores in memory; differentiable by JAX."""
+    page = k_pages.shape[2]
+    numbers = jnp.broadcast_to(jnp.arange(tables.shape[1]), tables.shape)
+    if window is not None:
+        numbers = _window_pages(q_places, window, page, tables.shape[1])
+    ids = lookup(tables, numbers)
+    places = (numbers[..., None] * page + jnp.arange(page)).reshape(numbers.shape[0], -1)
+    real = jnp.repeat(ids >= 0, page, axis=1) & (places < lengths[:, None])
+    k, v = (_joined(x, ids, real, q.dtype) for x in (k_pages, v_pages))
+    mask = real[:, None] & (places[:, None] <= q_places[..., None])
+    if window is not None:
+        mask &= places[:, None] > q_places[..., None] - window
+    return masked_attention(q, k, v, mask)
+
+
+def selected(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    picks: jax.Array,
+    tables: jax.Array,
+    q_places: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """``api.selected_paged_attention`` likewise; only the pages picked are read."""
+    batch, count, _, size = q.shape
+    page, lists = k_pages.shape[2], picks.shape[2]
+    ids = lookup(tables, picks)
+    places = picks[..., None] * page + jnp.arange(page)
+    real = (ids >= 0)[..., None] & (places < lengths[:, None, None, None, None])
+    seen = real & (places <= q_places[..., None, None, None])
+    heads = jnp.arange(lists) * k_pages.shape[1] // lists
+    rows = batch * count * lists
+    at, real, seen = jnp.maximum(ids, 0), real.reshape(rows, -1, 1, 1), seen.reshape(rows, 1, -1)
+    k, v = (
+        jnp.where(real, x[at, heads[:, None]].reshape(rows, -1, 1, size).astype(q.dtype), 0) for x in (k_pages, v_pages)
+    )
+    out, lse = masked_attention(q.reshape(rows, 1, -1, size), k, v, seen)
+    return out.reshape(q.shape), lse.reshape(q.shape[:3])
+
+
+def _window_pages(q_places: jax.Array, window: int, page: int, pages: int) -> jax.Array:
+    """Numbers [B, W] of consecutive pages that hold every key that some query of a row sees."""
+    span = window + q_places.shape[1] - 1
+    count = min((span + page - 2) // page + 1, pages)
+    first = jnp.maximum(q_places[:, :1] - window + 1, 0) // page
+    return jnp.minimum(first, pages - count) + jnp.arange(count)
+
+
+def _joined(pages: jax.Array, ids: jax.Array, real: jax.Array, dtype) -> jax.Array:
+    """Pages [pages, K, page, H] by ids [B, P] as [B, S, K, H].
+
+    What a page held before, which may not even be finite, must not count times 0: what is not real reads as zeros.
+    """
+    x = pages[jnp.maximum(ids, 0)].transpose(0, 1, 3, 2, 4)
+    x = x.reshape(x.shape[0], -1, *x.shape[3:]).astype(dtype)
+    return jnp.where(real[..., None, None], x, 0)

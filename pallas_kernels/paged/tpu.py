@@ -1,0 +1,274 @@
+"""Attention of few tokens to pages on TPU (Mosaic).
+
+A grid step is one part, a split of a list of pages, with all the query heads that share them: a row's whole pages, of
+every key/value head, which lie in one piece, or one head of the pages picked. It goes through its pages several at a
+time, while the next are fetched into the other of two buffers, from the next part's list at the end of its own, so that
+short lists follow each other without a pause. Splits may run on several cores; parts follow each other on each.
+
+Dimensions: U units, C lists of a unit, n pages of a list, K' heads of queries that share keys, R query rows of a head,
+K key/value heads, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.cost import Cost
+from pallas_kernels.padding import pad
+from pallas_kernels.paged.lists import TuningConfig, Work, cost
+from pallas_kernels.tokens import MASKED
+
+VMEM_LIMIT = 60 * 2**20
+DTYPES = ("float32", "bfloat16")
+# The devices that the kernels are written for.
+TARGETS = ("v5e", "v5p", "v6e")
+ELSEWHERE = "no kernel for this TPU"
+# Most query rows of a key/value head whose scores fit a grid step.
+MAX_ROWS = 256
+# Rows of a tile of bfloat16, the narrowest of DTYPES.
+SUBLANES = 16
+
+
+def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...]) -> str | None:
+    """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended, or None."""
+    _, kv_heads, page, _ = pages_shape
+    if page % SUBLANES:
+        return f"{page=} must be a multiple of {SUBLANES}"
+    rows = q_shape[1] * q_shape[2] // kv_heads
+    return None if rows <= MAX_ROWS else f"{rows} query rows share a key/value head, more than {MAX_ROWS}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is static in a kernel. lists: of a unit. heads: K' of a list. per_head: K' for each key/value head."""
+
+    page: int
+    width: int
+    splits: int
+    pages: int
+    numbered: bool
+    lists: int
+    heads: int
+    per_head: int
+    scale: float
+
+
+def forward(
+    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, work: Work, *, tuning: TuningConfig, interpret=False
+) -> tuple[jax.Array, jax.Array]:
+    """(out [splits, U, K', R, H], lse [splits, U, K', R]) float32 of q [U, K', R, H] and pages [pages, K, page, H].
+
+    A query that by ``work.bounds`` sees nothing has any result.
+    """
+    (units, heads, rows, head_dim), (_, kv_heads, page, _) = q.shape, k_pages.shape
+    lists, splits = work.lists.shape[1], work.splits
+    plan = _Plan(
+        page=page,
+        width=tuning.keys // page,
+        splits=splits,
+        pages=work.pages,
+        numbered=work.numbered,
+        lists=lists,
+        heads=heads // lists,
+        per_head=heads // kv_heads,
+        scale=head_dim**-0.5,
+    )
+    bounds = jnp.tile(work.bounds, (1, 1, rows // work.bounds.shape[2]))
+    q, bounds = pad(q, SUBLANES, axis=2), pad(bounds, SUBLANES, axis=2).swapaxes(1, 2)
+    padded, last = q.shape[2], units * lists - 1
+
+    def part(i):
+        return jax.lax.div(i, lists), jax.lax.rem(i, lists)
+
+    def scalars(ahead: int):
+        length = work.lists.shape[2]
+        at = lambda s, i: (*part(jnp.minimum(i + ahead, last)), 0, 0)  # noqa: E731
+        return pl.BlockSpec((1, 1, 1, length), at, memory_space=pltpu.SMEM)
+
+    results = lambda s, i: (s, *part(i), 0, 0)  # noqa: E731
+    out, lse = pl.pallas_call(
+        functools.partial(_kernel, plan=plan),
+        grid=(splits, units * lists),
+        in_specs=[
+            scalars(0),
+            scalars(1),
+            pl.BlockSpec((1, 1, 1, 4), lambda s, i: (part(i)[0], 0, 0, 0), memory_space=pltpu.SMEM),
+            pl.BlockSpec((1, padded, 2), lambda s, i: (part(i)[0], 0, 0)),
+            pl.BlockSpec((1, plan.heads, padded, head_dim), lambda s, i: (*part(i), 0, 0)),
+            pl.BlockSpec(memory_space=pl.ANY),
+            pl.BlockSpec(memory_space=pl.ANY),
+        ],
+        out_specs=[
+            pl.BlockSpec((1, 1, plan.heads, padded, head_dim), results),
+            pl.BlockSpec((1, 1, plan.heads, padded, 1), results),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct((splits, units, heads, padded, head_dim), jnp.float32),
+            jax.ShapeDtypeStruct((splits, units, heads, padded, 1), jnp.float32),
+        ],
+        scratch_shapes=[
+            pltpu.VMEM((2, plan.heads, tuning.keys, head_dim), k_pages.dtype),
+            pltpu.VMEM((2, plan.heads, tuning.keys, head_dim), v_pages.dtype),
+            pltpu.VMEM((plan.heads, padded, 1), jnp.float32),
+            pltpu.VMEM((plan.heads, padded, 1), jnp.float32),
+            pltpu.VMEM((plan.heads, padded, head_dim), jnp.float32),
+            pltpu.SMEM((1,), jnp.int32),
+            pltpu.SemaphoreType.DMA((2, 2, plan.width)),
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
+        ),
+        interpret=interpret,
+        cost_estimate=_estimate(cost(q.shape, work.pages * page, k_pages.dtype.itemsize, splits)),
+        name="selected_paged_attention" if work.numbered else "paged_attention",
+    )(work.lists[:, :, None], work.lists[:, :, None], work.spans[:, None, None], bounds, q, k_pages, v_pages)
+    return out[:, :, :, :rows], lse[:, :, :, :rows, 0]
+
+
+# --- Kernel ----------------------------------------------------------------------------------------------------------
+
+
+def _kernel(
+    own, following, spans, bounds, q, k, v, out, lse, k_two, v_two, top, total, acc, done, semaphores, *, plan: _Plan
+):
+    split, part = pl.program_id(0), pl.program_id(1)
+    # above MASKED, so that a masked score weighs nothing even before a visible key was met
+    top[...] = jnp.full(top.shape, MASKED / 2, jnp.float32)
+    total[...] = jnp.zeros(total.shape, jnp.float32)
+    acc[...] = jnp.zeros(acc.shape, jnp.float32)
+    fetch = functools.partial(_fetch, split=split, pairs=((k, k_two), (v, v_two)), semaphores=semaphores, plan=plan)
+    steps = _steps(own, split, plan)
+    after = jnp.where(part + 1 < pl.num_programs(1), _steps(following, split, plan), 0)
+
+    @pl.when(part == 0)
+    def _():
+        done[0] = 0
+        pl.when(steps > 0)(lambda: fetch(own, part, 0, 0, "start"))
+
+    first = done[0]
+
+    @pl.when((steps == 0) & (after > 0))
+    def _():
+        fetch(following, part + 1, 0, jax.lax.rem(first, 2), "start")
+
+    @pl.loop(0, steps)
+    def _(step):
+        slot = jax.lax.rem(first + step, 2)
+        pl.when(step + 1 < steps)(lambda: fetch(own, part, step + 1, 1 - slot, "start"))
+        pl.when((step + 1 == steps) & (after > 0))(lambda: fetch(following, part + 1, 0, 1 - slot, "start"))
+        fetch(own, part, step, slot, "wait")
+        _visit(_Step(own, split, step, plan), slot, spans, bounds, q, k_two, v_two, top, total, acc, plan)
+
+    done[0] = first + steps
+    nothing = total[...] == 0
+    divisor = jnp.where(nothing, 1.0, total[...])
+    out[0, 0] = acc[...] / divisor
+    lse[0, 0] = jnp.where(nothing, -jnp.inf, jnp.log(divisor) + top[...])
+
+
+def _steps(lists, split, plan: _Plan):
+    """Of a part."""
+    pages = lists[0, 0, 0, 2 * split + 1] - lists[0, 0, 0, 2 * split]
+    return jax.lax.div(pages + plan.width - 1, plan.width)  # of what is not negative, as // does not know
+
+
+class _Step:
+    """The pages of a step: in scalar memory, (page in HBM, number in the sequence) each, below 0 if there is none."""
+
+    def __init__(self, lists, split, step, plan: _Plan):
+        self.lists, self.plan = lists, plan
+        self.begin, self.end = lists[0, 0, 0, 2 * split] + step * plan.width, lists[0, 0, 0, 2 * split + 1]
+
+    def page(self, index: int):
+        at = jnp.minimum(self.begin + index, self.plan.pages - 1)
+        found = self.lists[0, 0, 0, 2 * self.plan.splits + at]
+        return jnp.where(self.begin + index < self.end, found, -1)
+
+    def number(self, index: int):
+        if not self.plan.numbered:
+            return self.begin + index
+        at = jnp.minimum(self.begin + index, self.plan.pages - 1)
+        return self.lists[0, 0, 0, 2 * self.plan.splits + self.plan.pages + at]
+
+
+def _fetch(lists, part, step, slot, action: str, *, split, pairs, semaphores, plan: _Plan) -> None:
+    """Starts the copies of a part's step into a slot of the buffers, or waits for them."""
+    pages = _Step(lists, split, step, plan)
+    for i in range(plan.width):
+        page = pages.page(i)
+
+        @pl.when(page >= 0)
+        def _(i=i, page=page):
+            for j, (source, buffer) in enumerate(pairs):
+                if plan.lists > 1:
+                    source = source.at[page, pl.ds(jax.lax.div(jax.lax.rem(part, plan.lists), plan.per_head), 1)]
+                else:
+                    source = source.at[page]
+                target = buffer.at[slot, :, pl.ds(i * plan.page, plan.page)]
+                getattr(pltpu.make_async_copy(source, target, semaphores.at[slot, j, i]), action)()
+
+
+def _visit(pages: _Step, slot, spans, bounds, q, k_two, v_two, top, total, acc, plan: _Plan) -> None:
+    """Adds the keys of a step to the running sums of every head."""
+    whole = []
+    for i in range(plan.width):
+        first = pages.number(i) * plan.page
+        inside = (first >= spans[0, 0, 0, 0]) & (first + plan.page - 1 <= spans[0, 0, 0, 1])
+        whole.append((pages.page(i) >= 0) & inside)
+
+    def add(masked: bool):
+        mask = _mask(pages, bounds, plan) if masked else None
+        for head in range(plan.heads):
+            scores = _dot(q[0, head], k_two[slot, head], ((1,), (1,))) * plan.scale
+            if masked:
+                scores = jnp.where(mask, scores, MASKED)
+            new_top = jnp.maximum(top[head], jnp.max(scores, axis=1, keepdims=True))
+            weights = jnp.exp(scores - new_top)
+            shrink = jnp.exp(top[head] - new_top)
+            top[head] = new_top
+            total[head] = total[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+            acc[head] = acc[head] * shrink + _dot(weights.astype(v_two.dtype), v_two[slot, head], ((1,), (0,)))
+
+    everything = functools.reduce(jnp.logical_and, whole)
+    pl.when(everything)(lambda: add(False))
+
+    @pl.when(~everything)
+    def _():
+        for i in range(plan.width):
+            pl.when(~whole[i])(functools.partial(_clean, pages, i, slot, spans, v_two, plan))
+        add(True)
+
+
+def _mask(pages: _Step, bounds, plan: _Plan):
+    """bool [R, keys]: which query row sees which key of a step."""
+    lane = jax.lax.broadcasted_iota(jnp.int32, (1, plan.width * plan.page), 1)
+    place = jnp.full(lane.shape, -1, jnp.int32)
+    for i in range(plan.width):
+        here = (lane >= i * plan.page) & (lane < (i + 1) * plan.page) & (pages.page(i) >= 0)
+        place = jnp.where(here, lane + (pages.number(i) - i) * plan.page, place)
+    return (place >= bounds[0, :, 0:1]) & (place <= bounds[0, :, 1:2])
+
+
+def _clean(pages: _Step, index: int, slot, spans, v_two, plan: _Plan) -> None:
+    """Zeros in place of the values that no query sees: they may not even be finite, and must not count times 0."""
+    rows = pl.ds(index * plan.page, plan.page)
+    place = pages.number(index) * plan.page + jax.lax.broadcasted_iota(jnp.int32, (plan.page, 1), 0)
+    seen = (place >= spans[0, 0, 0, 2]) & (place <= spans[0, 0, 0, 3]) & (pages.page(index) >= 0)
+    for head in range(plan.heads):
+        values = v_two[slot, head, rows]
+        v_two[slot, head, rows] = jnp.where(seen, values, jnp.zeros_like(values))
+
+
+def _dot(a, b, contract):
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jax.lax.dot_general(a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+
+
+def _estimate(cost: Cost) -> pl.CostEstimate:
+    return pl.CostEstimate(**dataclasses.asdict(cost))

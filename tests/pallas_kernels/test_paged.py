@@ -1,0 +1,343 @@
+"""The paged kernels equal the definition in float64, whatever the groups, lengths, windows, picks, holes and splits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.paged import reference
+from pallas_kernels.paged.api import paged_attention, selected_paged_attention
+from pallas_kernels.paged.lists import TuningConfig, dense_work, heuristic, selected_work
+from tests.attention.rows import normal, relative
+
+TPU = {
+    "implementation": "tpu",
+    "interpret": pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
+    "tuning": TuningConfig(splits=2, keys=32),
+}
+# a step of 128 keys is what a warpgroup multiplies
+GPU = {
+    "implementation": "gpu",
+    "interpret": plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan"),
+    "tuning": TuningConfig(splits=2, keys=128, steps=2),
+}
+
+ROWS = 5
+
+
+@pytest.fixture(autouse=True)
+def no_races(capsys):
+    """No kernel of the test reads what is still being written, or writes what is still being read."""
+    yield
+    assert "RACE DETECTED" not in capsys.readouterr().out
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Rows of pages, and what their queries see of them. lists: of picks per query, or None."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    queries: int = 1
+    size: int = 16
+    page: int = 16
+    window: int | None = None
+    lists: int | None = None
+    pages: int = 7
+
+    def __post_init__(self):
+        rng, (page, queries) = np.random.default_rng(1), (self.page, self.queries)
+        # a full row, one with tokens after its queries, one shorter than its window, one of nothing, one of padding
+        lengths = np.array([self.pages * page - 5, page + 9, 6, 0, page])
+        places = lengths[:, None] - queries + np.arange(queries)
+        half = max(1, queries // 2)
+        places[1] = np.where(np.arange(queries) < half, lengths[1] - 2 - half + np.arange(queries), -1)
+        places[3:] = -1
+        tables = 1 + rng.permutation(ROWS * self.pages).reshape(ROWS, self.pages)
+        tables[1, 0] = tables[0, 0]  # a shared page
+        tables[0, self.pages // 2] = -1  # a hole
+        tables[np.arange(self.pages) * page >= lengths[:, None]] = -1
+        picks = None
+        if self.lists is not None:
+            picks = np.stack([rng.permutation(self.pages)[:4] for _ in range(ROWS * queries * self.lists)])
+            picks = picks.reshape(ROWS, queries, self.lists, 4)
+            picks[:, :, :, 1] = np.where(rng.random(picks.shape[:3]) < 0.5, -1, picks[:, :, :, 1])
+            picks[0, 0, 0] = -1
+        fields = {"lengths": lengths, "places": np.maximum(places, -1), "tables": tables, "picks": picks}
+        for name, x in fields.items():
+            object.__setattr__(self, name, None if x is None else jnp.asarray(x, jnp.int32))
+
+    def mask(self) -> np.ndarray:
+        """bool [B, T, N, S]."""
+        slots = np.arange(self.pages * self.page)
+        t = np.asarray(self.places)[:, :, None]
+        mask = (slots <= t) & (slots < np.asarray(self.lengths)[:, None, None])
+        mask &= np.repeat(np.asarray(self.tables) >= 0, self.page, axis=1)[:, None]
+        if self.window is not None:
+            mask &= slots > t - self.window
+        mask = np.repeat(mask[:, :, None], self.heads, axis=2)
+        if self.picks is not None:
+            chosen = (np.asarray(self.picks)[..., None] == slots // self.page).any(axis=3)
+            mask &= np.repeat(chosen, self.heads // self.lists, axis=2)
+        return mask
+
+    def inputs(self, dtype=jnp.float64) -> list[jax.Array]:
+        """q and pages of k and v; NaN where no token is."""
+        shape = (1 + ROWS * self.pages, self.kv_heads, self.page, self.size)
+        q, k, v = normal(0, (ROWS, self.queries, self.heads, self.size), shape, shape, dtype=dtype)
+        filled = np.zeros((shape[0], self.page), bool)
+        for table, length in zip(np.asarray(self.tables), np.asarray(self.lengths), strict=True):
+            for number, page in enumerate(table):
+                filled[page] |= (page >= 0) & (number * self.page + np.arange(self.page) < length)
+        return [q, *(jnp.where(filled[:, None, :, None], x, jnp.nan) for x in (k, v))]
+
+    def definition(self, q, k_pages, v_pages):
+        """(out, lse), every score in memory."""
+        real = jnp.repeat(self.tables >= 0, self.page, axis=1)
+        real &= jnp.arange(self.pages * self.page) < self.lengths[:, None]
+
+        def rows(x):
+            x = x[self.tables].swapaxes(2, 3).reshape(ROWS, -1, *x.shape[1::2])
+            return jnp.repeat(jnp.where(real[..., None, None], x, 0), self.heads // self.kv_heads, axis=2)
+
+        mask, k, v = self.mask(), rows(k_pages), rows(v_pages)
+        seen = mask.any(axis=-1)
+        scores = jnp.einsum("btnh,bsnh->btns", q, k) / np.sqrt(self.size)
+        scores = jnp.where(mask | ~seen[..., None], scores, -jnp.inf)
+        out = jnp.einsum("btns,bsnh->btnh", jax.nn.softmax(scores, axis=-1), v)
+        lse = jax.nn.logsumexp(scores, axis=-1)
+        return jnp.where(seen[..., None], out, 0), jnp.where(seen, lse, -jnp.inf)
+
+    def attend(self, q, k_pages, v_pages, **options):
+        """By the interface."""
+        rows = (self.tables, self.places, self.lengths)
+        if self.picks is not None:
+            return selected_paged_attention(q, k_pages, v_pages, self.picks, *rows, **options)
+        return paged_attention(q, k_pages, v_pages, *rows, window=self.window, **options)
+
+
+def run(function, inputs, weights):
+    """(out, lse) and, if there are weights, the gradients of a weighted sum of both, under one jit."""
+    if weights is None:
+        return jax.jit(function)(*inputs), ()
+
+    def loss(*inputs):
+        out, lse = function(*inputs)
+        seen = jnp.isfinite(lse)
+        return jnp.sum(out * weights[0]) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0)), (out, lse)
+
+    gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*inputs)
+    return results, gradients
+
+
+def check(case: Case, dtype=jnp.float32, gradients: bool = False, **options):
+    """Values and gradients against the definition, within the bounds of the dtype and twice the reference's error."""
+    wide, weights = case.inputs(), None
+    if gradients:
+        weights = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
+    (out, lse), slopes = run(case.definition, wide, weights)
+    narrow = [x.astype(dtype) for x in wide]
+    narrow_weights = weights and [x.astype(jnp.promote_types(dtype, jnp.float32)) for x in weights]
+    if dtype == jnp.float64:
+        found, found_slopes = run(lambda *x: case.attend(*x, **options), narrow, narrow_weights)
+    else:
+        with jax.enable_x64(False):  # the GPU interpreter's own counters are 32 bits wide
+            found, found_slopes = run(lambda *x: case.attend(*x, **options), narrow, narrow_weights)
+    bounds = {jnp.float64: [1e-12, 1e-12], jnp.float32: [1e-5, 1e-4], jnp.bfloat16: [5e-3, 1e-2]}[dtype]
+    bounds = bounds[:1] + bounds[1:] * len(slopes)
+    if dtype == jnp.bfloat16:  # the inputs themselves are rounded
+        (rough, rough_lse), rough_slopes = run(lambda *x: case.attend(*x, implementation="reference"), narrow, weights)
+        errors = [relative(x, y) for x, y in zip((rough, *rough_slopes), (out, *slopes), strict=True)]
+        bounds, lse = [min(most, 2 * error) for most, error in zip(bounds, errors, strict=True)], rough_lse
+    finite = np.isfinite(lse)
+    assert 0 < finite.sum() < finite.size
+    assert np.array_equal(np.asarray(found[1]) > -np.inf, finite) and not np.asarray(found[0])[~finite].any()
+    assert np.abs(np.asarray(found[1], np.float64) - lse)[finite].max() < 1e-4
+    assert found[0].dtype == dtype and found[1].dtype == jnp.promote_types(dtype, jnp.float32)
+    for one, wanted, bound in zip((found[0], *found_slopes), (out, *slopes), bounds, strict=True):
+        assert relative(one, wanted) < bound
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(queries=4),
+        Case(heads=3, kv_heads=1, window=21),
+        Case(queries=4, window=21),
+        Case(queries=4, lists=2),
+        Case(heads=6, lists=6),
+    ],
+    ids=str,
+)
+def test_reference_equals_the_definition_in_values_and_gradients(x64, case):
+    check(case, jnp.float64, gradients=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(heads=2, queries=4),
+        Case(heads=3, kv_heads=1, window=21),
+        Case(heads=16, kv_heads=1, queries=4, window=40),
+        Case(heads=16, lists=2),
+        Case(heads=3, kv_heads=1, lists=3, queries=4),
+    ],
+    ids=str,
+)
+def test_tpu_equals_the_definition(x64, case):
+    check(case, **TPU)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(heads=6, queries=4, window=21), Case(heads=2, kv_heads=1, lists=1, queries=4)], ids=str
+)
+def test_tpu_has_the_gradients_of_the_definition(x64, case):
+    # a copy that is made as it is started overwrites what is still needed, which one made when awaited does not
+    eager = dataclasses.replace(TPU["interpret"], dma_execution_mode="eager")
+    check(case, gradients=True, **TPU | {"interpret": eager})
+
+
+def test_tpu_in_bfloat16_is_no_worse_than_the_reference_in_bfloat16(x64):
+    check(Case(heads=16, queries=4, size=32), jnp.bfloat16, **TPU)
+
+
+@pytest.mark.parametrize(
+    "unit, case",
+    [
+        ("wgmma", Case(heads=3, kv_heads=1, queries=4, size=64, page=64, window=150)),
+        ("tcgen05", Case(heads=16, kv_heads=1, size=64, page=64)),
+        ("wgmma", Case(heads=16, kv_heads=2, size=64, page=32, lists=2)),
+        ("tcgen05", Case(heads=2, kv_heads=2, size=64, page=64, lists=2)),
+    ],
+    ids=str,
+)
+def test_gpu_equals_the_definition_in_bfloat16(x64, unit, case):
+    tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit)
+    check(case, jnp.bfloat16, **GPU | {"tuning": tuning})
+
+
+def test_gpu_takes_many_query_rows_in_several_blocks(x64):
+    check(Case(heads=8, kv_heads=1, queries=9, size=64, page=128, pages=2), jnp.bfloat16, gradients=True, **GPU)
+
+
+@pytest.mark.parametrize("case", [Case(heads=1, kv_heads=1, queries=4), Case(heads=2, kv_heads=1, lists=2)], ids=str)
+def test_splits_change_nothing(case):
+    inputs = case.inputs(jnp.float32)
+    one, four = (
+        jax.jit(lambda *x, s=s: case.attend(*x, **TPU | {"tuning": TuningConfig(s, 16)}))(*inputs) for s in (1, 4)
+    )
+    assert relative(four[0], one[0]) < 1e-6
+    seen = np.isfinite(one[1])
+    assert np.array_equal(np.isfinite(four[1]), seen) and np.abs(np.asarray(four[1] - one[1])[seen]).max() < 1e-5
+
+
+def test_tpu_reads_no_page_that_no_query_needs():
+    case = Case(queries=4, window=21)
+    inputs, nowhere = case.inputs(jnp.float32), 10**6  # reading there is an error of the interpreter
+    needed = case.mask().any(axis=(1, 2)).reshape(ROWS, case.pages, case.page).any(axis=-1)
+    assert needed.sum() < (case.tables >= 0).sum()
+    attend = jax.jit(lambda tables: paged_attention(*inputs, tables, case.places, case.lengths, window=21, **TPU))
+    clean = attend(case.tables)
+    for found, expected in zip(attend(jnp.where(needed, case.tables, nowhere)), clean, strict=True):
+        assert np.array_equal(found, expected)
+    with pytest.raises(Exception, match=r"out of bounds|Out-of-bounds"):
+        jax.block_until_ready(attend(jnp.where(needed, nowhere, case.tables)))
+
+
+def test_a_score_that_is_not_a_number_stays_one():
+    case = Case(heads=2)
+    q, k, v = case.inputs(jnp.float32)
+    k = k.at[case.tables[0, 0], 0, 3].set(jnp.nan)
+    for options in (TPU, {}):
+        out, lse = jax.jit(lambda *x, options=options: case.attend(*x, **options))(q, k, v)
+        assert np.isnan(out[:2, :, 0]).all() and np.isnan(lse[:2, :, 0]).all()
+        assert np.isfinite(out[:, :, 1]).all() and np.isfinite(out[2]).all()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_lists_hold_the_pages_that_are_seen_once_each(splits):
+    tuning = TuningConfig(splits, 32)
+    for case in (Case(queries=4), Case(queries=4, window=21), Case(queries=4, lists=2)):
+        rows, page = (case.tables, case.places, case.lengths), case.page
+        mask = case.mask().reshape(ROWS, case.queries, case.heads, -1, page).any(axis=-1)
+        if case.picks is None:
+            work, wanted = dense_work(*rows, case.window, page, tuning), mask.any(axis=(1, 2))[:, None]
+        else:
+            work, wanted = selected_work(case.picks, *rows, page, tuning), mask[:, :, ::2].reshape(-1, 2, case.pages)
+        assert work.pages == (case.pages if case.picks is None else 4)
+        lists, tables = np.asarray(work.lists), np.asarray(case.tables)
+        for unit, head in np.ndindex(*wanted.shape[:2]):
+            own = lists[unit, head]
+            pages, numbers = np.split(own[2 * splits :], [work.pages])
+            listed = []
+            for begin, end in own[: 2 * splits].reshape(-1, 2):
+                at = [i for i in range(begin, end) if pages[i] >= 0]
+                row = unit // (len(wanted) // ROWS)
+                listed += [int(numbers[i]) if work.numbered else i for i in at]
+                assert all(pages[i] == tables[row, int(numbers[i]) if work.numbered else i] for i in at)
+            assert sorted(listed) == np.flatnonzero(wanted[unit, head]).tolist()
+        assert np.array_equal(work.seeing.reshape(-1), (np.asarray(case.places) >= 0).reshape(-1))
+
+
+@pytest.mark.parametrize("device, processors", [("hopper", 132), ("blackwell", 148)])
+def test_a_batch_of_one_fills_a_gpu(device, processors):
+    tuning = heuristic(device, lists=4, rows=16, places=65536, place_bytes=512, page=64)
+    assert 0.9 * processors < 4 * tuning.splits <= processors
+    assert heuristic(device, lists=4, rows=16, places=100, place_bytes=512, page=64).splits == 1
+
+
+def test_without_an_accelerator_the_reference_is_chosen(x64):
+    case = Case(queries=4)
+    inputs, rows = case.inputs(), (case.tables, case.places, case.lengths)
+    for found, expected in zip(case.attend(*inputs), reference.dense(*inputs, *rows), strict=True):
+        assert found.dtype == jnp.float64 and np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "message"),
+    [
+        (Case(heads=3), {}, "num_heads=3 must be a multiple of num_kv_heads=2"),
+        (Case(lists=3), {}, r"picks.shape=\(5, 1, 3, 4\) must begin with \(5, 1\) and 2 or 4"),
+        (Case(), {"implementation": "triton"}, "implementation='triton' must be one of"),
+        (Case(), {"implementation": "tpu"}, "backend='cpu' is not 'tpu', and interpret=False"),
+        (Case(page=8), TPU, "page=8 must be a multiple of 16"),
+        (Case(heads=1024), TPU, "512 query rows share a key/value head, more than 256"),
+        (Case(page=48), TPU, "keys=32 of a step must be a multiple of page=48"),
+        (Case(), GPU, r"the dtypes \['float32'\] must be one of \('bfloat16',\)"),
+    ],
+    ids=str,
+)
+def test_what_cannot_run_is_refused_with_its_values(case, options, message):
+    with pytest.raises(ValueError, match=message):
+        case.attend(*case.inputs(jnp.float32), **options)
+
+
+@pytest.mark.parametrize(
+    ("case", "tuning", "message"),
+    [
+        (Case(size=32), {}, r"head_dim=32 must be one of \(64, 128\)"),
+        (Case(size=64, page=48), {}, "page=48 must be a multiple of 8 that divides 128"),
+        (Case(size=64), {"keys": 64}, "keys=64 of a step must be 128 for wgmma"),
+        (Case(size=64), {"steps": 0}, "steps=0 must be positive"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_the_matrix_unit_is_refused(case, tuning, message):
+    with pytest.raises(ValueError, match=message):
+        options = GPU | {"tuning": dataclasses.replace(GPU["tuning"], **tuning)}
+        case.attend(*case.inputs(jnp.bfloat16), **options)
+
+
+def test_a_mesh_needs_a_shard_map():
+    case = Case()
+    with jax.set_mesh(jax.make_mesh((2,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))):
+        with pytest.raises(ValueError, match="a mesh of 2 devices is set"):
+            case.attend(*case.inputs(jnp.float32), **TPU)
+        out, _ = case.attend(*case.inputs(jnp.float32))
+    assert np.isfinite(out).all()
