@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.choice import REFERENCE, backend_obstacle, choose, device
 from pallas_kernels.flash import gpu, reference, tpu
 from pallas_kernels.flash.blocks import TuningConfig, heuristic
 from pallas_kernels.tokens import Tokens
@@ -49,17 +50,10 @@ def flash_attention(
     not fit, and for a named implementation that cannot run.
     """
     _check_shapes(q, k, v, q_tokens, k_tokens)
-    if implementation is None:
-        if interpret:
-            raise ValueError(f"{interpret=} needs a named implementation, not {implementation=}")
-        implementation = next((name for name in KERNELS if not _obstacle(name, q, k, v, interpret)), "reference")
-    elif implementation not in (*KERNELS, "reference"):
-        raise ValueError(f"{implementation=} must be one of {[*KERNELS, 'reference']} or None")
-    if implementation == "reference":
+    implementation = choose(implementation, [*KERNELS], lambda name: _obstacle(name, q, k, v, interpret), interpret)
+    if implementation == REFERENCE:
         return reference.attention(q, k, v, q_tokens, k_tokens, window=window)
-    if obstacle := _obstacle(implementation, q, k, v, interpret):
-        raise ValueError(f"{implementation=} cannot run this: {obstacle}")
-    tuning = tuning or heuristic(_device(implementation), q.shape[2] // k.shape[2], q.shape[3])
+    tuning = tuning or heuristic(device(implementation), q.shape[2] // k.shape[2], q.shape[3])
     return _attention(q, k, v, q_tokens, k_tokens, _Options(implementation, window, tuning, interpret))
 
 
@@ -114,26 +108,7 @@ def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
         raise ValueError(f"{q_tokens.shape=} and {k_tokens.shape=} must be the first two of {q.shape=} and {k.shape=}")
 
 
-def _capability() -> str:
-    """Of the GPU at hand; without one the interpreter stands for Hopper."""
-    return getattr(jax.devices()[0], "compute_capability", "9.0")
-
-
-def _device(implementation: str) -> str:
-    """What the heuristic calls the device at hand."""
-    if implementation == "tpu":
-        return "tpu"
-    return "blackwell" if _capability().startswith("10.") else "hopper"
-
-
 def _obstacle(name: str, q, k, v, interpret) -> str | None:
     """Why a kernel cannot run the input here, or None."""
-    backend = jax.default_backend()
-    if not interpret and backend != name:
-        return f"{backend=} is not {name!r}, and {interpret=}"
-    if not interpret and name == "gpu" and (capability := _capability()).split(".")[0] not in ("9", "10"):
-        return f"compute {capability=} is neither Hopper's 9.0 nor Blackwell's 10.0"
-    dtypes = {str(x.dtype) for x in (q, k, v)}
-    if len(dtypes) > 1 or not dtypes <= set(KERNELS[name].DTYPES):
-        return f"the dtypes {sorted(dtypes)} must be one of {KERNELS[name].DTYPES}"
-    return KERNELS[name].obstacle(q.shape, k.shape)
+    found = backend_obstacle(name, (q, k, v), KERNELS[name].DTYPES, interpret)
+    return found or KERNELS[name].obstacle(q.shape, k.shape)

@@ -1,0 +1,56 @@
+"""Which implementation of a kernel runs: the named one, or the one that suits the backend and the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+REFERENCE = "reference"
+
+
+def choose(
+    implementation: str | None, names: Sequence[str], obstacle: Callable[[str], str | None], interpret: Any
+) -> str:
+    """``implementation``, or of None the first of ``names`` without an obstacle, or else "reference".
+
+    obstacle: from a name to why that kernel cannot run the input here, or None. interpret: the caller's.
+    Raises ValueError for a name that is not known or cannot run, and for an interpreter without a name.
+    """
+    if implementation is None:
+        if interpret:
+            raise ValueError(f"{interpret=} needs a named implementation, not {implementation=}")
+        return next((name for name in names if not obstacle(name)), REFERENCE)
+    if implementation not in (*names, REFERENCE):
+        raise ValueError(f"{implementation=} must be one of {[*names, REFERENCE]} or None")
+    if implementation != REFERENCE and (found := obstacle(implementation)):
+        raise ValueError(f"{implementation=} cannot run this: {found}")
+    return implementation
+
+
+def device(implementation: str) -> str:
+    """What heuristics call the device at hand: "tpu", "hopper" or "blackwell"."""
+    if implementation == "tpu":
+        return "tpu"
+    return "blackwell" if _capability().startswith("10.") else "hopper"
+
+
+def backend_obstacle(
+    implementation: str, arrays: Iterable[jax.Array], dtypes: Sequence[str], interpret: Any
+) -> str | None:
+    """Why a kernel for these dtypes cannot run here, or None."""
+    backend = jax.default_backend()
+    if not interpret and backend != implementation:
+        return f"{backend=} is not {implementation!r}, and {interpret=}"
+    if not interpret and implementation == "gpu" and (capability := _capability()).split(".")[0] not in ("9", "10"):
+        return f"compute {capability=} is neither Hopper's 9.0 nor Blackwell's 10.0"
+    found = {str(x.dtype) for x in arrays}
+    if len(found) > 1 or not found <= set(dtypes):
+        return f"the dtypes {sorted(found)} must be one of {tuple(dtypes)}"
+    return None
+
+
+def _capability() -> str:
+    """Of the GPU at hand; without one the interpreter stands for Hopper."""
+    return getattr(jax.devices()[0], "compute_capability", "9.0")
