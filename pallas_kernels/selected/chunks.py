@@ -34,8 +34,8 @@ from pallas_kernels.selected.tiles import (
 from pallas_kernels.selected.tuning import TuningConfig
 from pallas_kernels.tokens import MASKED
 
-# Least queries of a row in a chunk, however many rows there are.
-MIN_CHUNK = 128
+# Least queries of a row in a chunk, however many rows there are, and least queries of a tile.
+MIN_CHUNK, MIN_QUERIES = 128, 8
 
 
 def forward(
@@ -115,8 +115,9 @@ def _chunk(q_shape: tuple[int, ...], tuning: TuningConfig) -> int:
 
 
 def _queries(chunk: int, picks: int, blocks: int, groups: int, kernels, tuning: TuningConfig) -> int:
-    """R; a block is chosen by no more queries than there are."""
-    return min(chunk, tile_queries(kernels.tile_rows(tuning, chunk * picks // blocks * groups), groups))
+    """R; a block is chosen by no more queries than there are, but the TPU's products want some rows."""
+    rows = kernels.tile_rows(tuning, chunk * picks // blocks * groups)
+    return min(max(chunk, MIN_QUERIES), tile_queries(rows, groups))
 
 
 def _tiles(picks: jax.Array, *, blocks: int, groups: int, kernels, tuning: TuningConfig) -> Tiles:

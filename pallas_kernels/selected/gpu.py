@@ -36,8 +36,9 @@ TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
 # How often the backward pass computes the weights: for queries' gradients and for keys'.
 PASSES = 2
-# Rows of a tile, and keys that its scores are computed of at a time.
-ROWS, PART = 128, 64
+# Rows of a tile; keys that its scores are computed of at a time; and rows that a warpgroup takes of it where it holds
+# keys.
+ROWS, PART, SHARE = 128, 64, 64
 
 
 def obstacle(q_shape: tuple[int, ...], size: int, tiles: int) -> str | None:
@@ -119,7 +120,7 @@ def forward(
             *unit.scratch(PART, plan.lanes, 1, v.dtype),
         ],
         **_launch(plan, -(-plan.tiles // plan.span), interpret),
-    )(block, starts, _flat(rows), _by_warpgroup(order, plan), *_keys(k, v, k_order))
+    )(block, starts, _flat(rows), _by_warpgroup(order, unit, unit.tile), *_keys(k, v, k_order))
     return _tiled(out, rows.shape), _tiled(lse[:, None], (*rows.shape[:3], 1))[..., 0]
 
 
@@ -132,45 +133,46 @@ def backward(
     of values; the rest as for ``forward``.
     """
     plan = _plan(rows, k, tuning, interpret)
-    arguments = (block, starts, _flat(rows), _flat(d_rows), _by_warpgroup(sums, plan), _by_warpgroup(order, plan))
-    dq = _backward_q(plan, arguments, _keys(k, v, k_order), interpret)
-    found = _backward_kv(plan, arguments[1:], _keys(k, v, k_order), interpret)
+    unit, queries, keys = UNITS[plan.unit], (starts, _flat(rows), _flat(d_rows)), _keys(k, v, k_order)
+    whole, shared = ([_by_warpgroup(x, unit, own) for x in (sums, order)] for own in (unit.tile, SHARE))
+    dq = _backward_q(plan, (block, *queries, *whole, *keys), interpret)
+    found = _backward_kv(plan, (*queries, *shared, *keys), interpret)
     d_keys = (x + y[..., : x.shape[3]] for x, y in zip(d_keys, found, strict=True))
     return _tiled(dq, rows.shape), tuple(d_keys)
 
 
-def _backward_q(plan: _Plan, arguments, keys, interpret):
+def _backward_q(plan: _Plan, arguments, interpret):
     """float32 [E L ROWS, lanes]."""
-    unit, dtype = UNITS[plan.unit], keys[0].dtype
+    unit, dtype = UNITS[plan.unit], arguments[-2].dtype
     return plgpu.kernel(
         functools.partial(_backward_q_kernel, plan=plan),
         out_type=jax.ShapeDtypeStruct((plan.lists * plan.tiles * ROWS, plan.lanes), jnp.float32),
         scratch_types=[
-            *_row_rings(plan, dtype),
+            *_row_rings(plan, unit.tile, dtype),
             *_key_rings(plan, dtype),
             *ring(plan.steps, unit.compute, arrays=2 * unit.compute + 5),
             *unit.scratch(PART, plan.lanes, 1, dtype),
         ],
         **_launch(plan, -(-plan.tiles // plan.span), interpret),
-    )(*arguments, *keys)
+    )(*arguments)
 
 
-def _backward_kv(plan: _Plan, arguments, keys, interpret):
+def _backward_kv(plan: _Plan, arguments, interpret):
     """Two float32 [E, J, size, lanes]."""
-    unit, (k, v, k_order) = UNITS[plan.unit], keys
+    unit, (*arguments, k, v, k_order) = UNITS[plan.unit], arguments
     parts = plan.blocks * plan.size // plan.held
     # a tile of the matrix unit may be more keys than are held; what it finds of the others is dropped
     k_order = jnp.pad(k_order, ((0, 0), (0, unit.tile - plan.held)))
     found = plgpu.kernel(
         functools.partial(_backward_kv_kernel, plan=plan),
-        out_type=[jax.ShapeDtypeStruct((plan.lists * parts * ROWS, plan.lanes), jnp.float32)] * 2,
+        out_type=[jax.ShapeDtypeStruct((plan.lists * parts * unit.compute * unit.tile, plan.lanes), jnp.float32)] * 2,
         scratch_types=[
             tiles((unit.tile, plan.lanes), k.dtype),
             tiles((unit.tile, plan.lanes), k.dtype),
             plgpu.Barrier(num_arrivals=2),
-            *_row_rings(plan, k.dtype),
+            *_row_rings(plan, SHARE, k.dtype),
             *ring(plan.steps, unit.compute, arrays=2 * unit.compute + 2),
-            *unit.scratch(ROWS // unit.compute, plan.lanes, 2, k.dtype),
+            *unit.scratch(SHARE, plan.lanes, 2, k.dtype),
         ],
         **_launch(plan, parts, interpret),
     )(*arguments, k, v, k_order)
@@ -214,14 +216,15 @@ def _forward_kernel(
             top, total, acc = visits(tile * parts, (tile + 1) * parts, filled, emptied, visit, start, plan.steps)
             nothing = total == 0.0
             divisor = jnp.where(nothing, 1.0, total)
-            own = pl.ds(_row(first + tile, plan) + wg * unit.tile, unit.tile)
+            own = pl.ds(_tile(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
             out.at[own][...] = (acc / spread(divisor, acc.shape, 0)).astype(out.dtype)
             lse.at[own][...] = jnp.where(nothing, MASKED, (top + jnp.log2(divisor)) * (1 / LOG2_E))
 
     def sources(step):
         tile = first + jax.lax.div(step, jnp.int32(parts))
         keys = _key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
-        return (*_own_rows(rows, tile, unit, plan), order.at[_tile(tile, plan)], *keys)
+        at = _tile(tile, plan)
+        return (*_own_rows(rows, at, unit.tile, unit), order.at[at], *keys)
 
     rings = (*(row_ring.at[i] for i in range(unit.compute)), order_ring, k_ring, v_ring, k_order_ring)
     split(wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps))
@@ -249,13 +252,13 @@ def _backward_q_kernel(
         @pl.loop(0, count)
         def _(tile):
             acc = visits(tile * parts, (tile + 1) * parts, filled, emptied, visit, unit.zero(0), plan.steps)
-            own = pl.ds(_row(first + tile, plan) + wg * unit.tile, unit.tile)
+            own = pl.ds(_tile(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
             dq.at[own][...] = unit.value(acc, 0) * plan.scale
 
     def sources(step):
         tile = first + jax.lax.div(step, jnp.int32(parts))
         keys = _key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
-        return (*_row_sources(rows, d_rows, sums, order, tile, unit, plan), *keys)
+        return (*_row_sources(rows, d_rows, sums, order, _tile(tile, plan), unit.tile, unit), *keys)
 
     rings = (*_row_slots(row_ring, d_ring, unit), sums_ring, order_ring, k_ring, v_ring, k_order_ring)
     split(wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps))
@@ -269,8 +272,8 @@ def _backward_kv_kernel(
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
     parts = plan.size // plan.held
     block, within = jax.lax.div(part, jnp.int32(parts)), jax.lax.rem(part, jnp.int32(parts)) * plan.held
-    first = starts[row, block]
-    count = starts[row, block + 1] - first
+    turns = ROWS // (SHARE * unit.compute)
+    first, count = _tile(starts[row, block], plan) * turns, (starts[row, block + 1] - starts[row, block]) * turns
 
     def compute():
         batch, place = plan.order(row, block)
@@ -304,8 +307,8 @@ def _backward_kv_kernel(
         plgpu.copy_gmem_to_smem(k.at[mine], k_own.at[pl.ds(0, plan.held)], loaded)
         plgpu.copy_gmem_to_smem(v.at[mine], v_own.at[pl.ds(0, plan.held)], loaded)
         rings = (*_row_slots(row_ring, d_ring, unit), sums_ring, order_ring)
-        sources = functools.partial(_row_sources, rows, d_rows, sums, order, unit=unit, plan=plan)
-        fetch(count, lambda step: sources(first + step), rings, filled, emptied, plan.steps)
+        sources = functools.partial(_row_sources, rows, d_rows, sums, order, own=SHARE, unit=unit)
+        fetch(count, lambda step: sources(at=first + step), rings, filled, emptied, plan.steps)
 
     split(wg, unit, compute, copy)
 
@@ -336,21 +339,14 @@ def _tile(tile, plan: _Plan):
     return jax.lax.axis_index("row") * plan.tiles + tile
 
 
-def _row(tile, plan: _Plan):
-    """Its first row in [E L ROWS, ...]."""
-    return _tile(tile, plan) * ROWS
+def _own_rows(rows, at, own: int, unit):
+    """The ``at``-th rows that the warpgroups multiply, ``own`` each."""
+    return [rows.at[pl.ds((at * unit.compute + i) * own, own)] for i in range(unit.compute)]
 
 
-def _own_rows(rows, tile, unit, plan: _Plan):
-    """The rows of a tile that each warpgroup multiplies."""
-    own = ROWS // unit.compute
-    return [rows.at[pl.ds(_row(tile, plan) + i * own, own)] for i in range(unit.compute)]
-
-
-def _row_sources(rows, d_rows, sums, order, tile, unit, plan: _Plan):
-    """All there is of a tile, for what ``_row_slots`` and two rings more name."""
-    at = _tile(tile, plan)
-    return *_own_rows(rows, tile, unit, plan), *_own_rows(d_rows, tile, unit, plan), sums.at[at], order.at[at]
+def _row_sources(rows, d_rows, sums, order, at, own: int, unit):
+    """All there is of these rows, for what ``_row_slots`` and two rings more name."""
+    return *_own_rows(rows, at, own, unit), *_own_rows(d_rows, at, own, unit), sums.at[at], order.at[at]
 
 
 def _row_slots(row_ring, d_ring, unit):
@@ -366,10 +362,9 @@ def _key_sources(block, tile, part, k, v, k_order, plan: _Plan):
     return k.at[own], v.at[own], k_order.at[batch, pl.ds(place + part * PART, PART)]
 
 
-def _row_rings(plan: _Plan, dtype) -> list:
-    """Rings of rows and their gradients, lse and delta, and orders."""
+def _row_rings(plan: _Plan, own: int, dtype) -> list:
+    """Rings of rows and their gradients, lse and delta, and orders, ``own`` for each warpgroup."""
     unit = UNITS[plan.unit]
-    own = ROWS // unit.compute
     rows = tiles((unit.compute, plan.steps, own, plan.lanes), dtype)
     sums = plgpu.SMEM((plan.steps, 2, unit.compute, own), jnp.float32)
     return [rows, rows, sums, plgpu.SMEM((plan.steps, unit.compute, own), jnp.int32)]
@@ -425,10 +420,11 @@ def _tiled(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x.reshape(*shape[:2], ROWS, -1)[:, :, : shape[2], : shape[3]]
 
 
-def _by_warpgroup(x: jax.Array, plan: _Plan) -> jax.Array:
-    """[E, L, ..., R G] -> [E L, ..., warpgroups, rows of each]."""
-    compute = UNITS[plan.unit].compute
-    return pad(x, ROWS, axis=x.ndim - 1).reshape(-1, *x.shape[2:-1], compute, ROWS // compute)
+def _by_warpgroup(x: jax.Array, unit, own: int) -> jax.Array:
+    """[E, L, ..., R G] -> [E L turns, ..., warpgroups, own]."""
+    x = pad(x, ROWS, axis=x.ndim - 1)
+    x = x.reshape(-1, *x.shape[2:-1], ROWS // (own * unit.compute), unit.compute, own)
+    return jnp.moveaxis(x, -3, 1).reshape(-1, *x.shape[1:-3], unit.compute, own)
 
 
 def _keys(k: jax.Array, v: jax.Array, k_order: jax.Array) -> list[jax.Array]:

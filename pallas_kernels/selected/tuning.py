@@ -9,10 +9,10 @@ from pallas_kernels.cost import Cost
 
 @dataclasses.dataclass(frozen=True)
 class TuningConfig:
-    """chunk: most queries of all rows whose tiles are in memory at once. rows: most rows of a tile, queries times heads.
+    """chunk: most queries of all rows whose tiles are in memory at once. rows: most rows of a tile (queries x heads).
 
-    On GPU tiles have 128 rows; steps: tiles in flight, on TPU there are always two; span: tiles that a thread block goes
-    through; matrix_unit: "wgmma" (Hopper) or "tcgen05" (Blackwell).
+    On GPU tiles have 128 rows; steps: tiles in flight, on TPU there are always two; span: tiles that a thread block
+    goes through; matrix_unit: "wgmma" (Hopper) or "tcgen05" (Blackwell).
     """
 
     chunk: int = 4096
@@ -34,7 +34,14 @@ def heuristic(device: str) -> TuningConfig:
 
 
 def cost(
-    kernel: str, q_shape: tuple[int, ...], k_shape: tuple[int, ...], itemsize: int, *, picks: int, size: int, passes: int
+    kernel: str,
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    itemsize: int,
+    *,
+    picks: int,
+    size: int,
+    passes: int,
 ) -> Cost:
     """Cost of "forward" or "backward" of causal rows q [B, T, N, H] and k [B, S, K, H] that choose so many blocks.
 
@@ -45,9 +52,8 @@ def cost(
     batch, queries, heads, head_dim = q_shape
     blocks = k_shape[1] // size
     chosen = batch * heads * sum(min(picks, 1 + t * blocks // queries) for t in range(queries))
-    pairs = chosen * size
     if kernel == "forward":
-        products, moved = 2, 3 * itemsize + 4 * itemsize
+        products, exponentials, moved = 2, 1, 3 * itemsize + 4 * itemsize
     else:
-        products, moved = 3 + 2 * passes, (4 + 2 * passes) * itemsize + 4 * 4
-    return Cost(products * 2 * head_dim * pairs, pairs * (1 if kernel == "forward" else passes), chosen * head_dim * moved)
+        products, exponentials, moved = 3 + 2 * passes, passes, (4 + 2 * passes) * itemsize + 4 * 4
+    return Cost(products * 2 * head_dim * chosen * size, exponentials * chosen * size, moved * chosen * head_dim)
