@@ -1,9 +1,9 @@
 """Attention over chosen blocks on TPU (Mosaic): a grid step is one tile of queries and the block that they chose.
 
 The block of each tile is prefetched into scalar memory, where the index maps read it, so that keys are fetched ahead
-and only where the block changes. The tiles of a block follow each other: its keys' gradients stay in VMEM from the first to
-the last, and are added to those of the chunks before, in place; blocks that nobody chose are not touched. Scores lie
-transposed, keys along sublanes and queries along lanes, which tiles fill whatever the size of a block.
+and only where the block changes. The tiles of a block follow each other: its keys' gradients stay in VMEM from the
+first to the last, and are added to those of the chunks before, in place; blocks that nobody chose are not touched.
+Scores lie transposed, keys along sublanes and queries along lanes, which tiles fill whatever the size of a block.
 
 Rows of queries are gathered by XLA. A copy per row from within the kernel would save writing and reading them once, but
 takes as many copies of a few hundred bytes to start as a tile has queries, which is more than its products take.
