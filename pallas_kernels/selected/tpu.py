@@ -198,8 +198,8 @@ class _Specs:
 
         def at(e, l, block, used):
             # // and % would ask which TPU this is, which is not known while compiling for one that is not here
-            head = jax.lax.div(jax.lax.rem(e, lists) * heads, lists)
-            return jax.lax.div(e, lists), head, block[e, _tile(e, l, used)], 0, 0
+            row, rest = jax.lax.div(e, jnp.int32(lists)), jax.lax.rem(e, jnp.int32(lists))
+            return row, jax.lax.div(rest * heads, jnp.int32(lists)), block[e, _tile(e, l, used)], 0, 0
 
         def order_at(*step):
             row, _, *rest = at(*step)

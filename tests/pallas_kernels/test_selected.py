@@ -75,7 +75,7 @@ def run(function, qkv, weights):
     return results, gradients
 
 
-def check(heads, kv_heads, lists, size, blocks, length, picks=3, head_dim=8, batch=2, dtype=jnp.float32, **options):
+def check(heads, kv_heads, lists, size, blocks, length, picks=3, head_dim=8, batch=1, dtype=jnp.float32, **options):
     """Values and gradients against the reference, within the bounds of the dtype and twice the naive error."""
     picks, order = choose(batch, length, lists, blocks, picks), orders(batch, length, blocks * size)
     shape = (batch, length, heads, head_dim)
@@ -106,36 +106,33 @@ def check(heads, kv_heads, lists, size, blocks, length, picks=3, head_dim=8, bat
 
 @pytest.mark.parametrize(
     "heads, kv_heads, lists",
-    [(2, 2, 2), (4, 2, 2), (4, 2, 4), (3, 1, 1), (7, 1, 1), (16, 1, 1)],
+    [(4, 2, 2), (2, 1, 2), (7, 1, 1), (16, 1, 1)],
 )
 def test_tpu_equals_the_definition_in_values_and_gradients(x64, small_tiles, heads, kv_heads, lists):
-    check(heads, kv_heads, lists, size=8, blocks=6, length=43, **TPU)
+    check(heads, kv_heads, lists, size=8, blocks=4, length=27, **TPU)
 
 
-@pytest.mark.parametrize("size, length", [(64, 150), (128, 3), (24, 40)])
-def test_tpu_takes_blocks_of_many_sizes_and_tiles_as_they_are(x64, size, length):
-    check(6, 2, 2, size, blocks=4, length=length + ALONE, head_dim=16, **TPU | {"tuning": None})
+@pytest.mark.parametrize("size, length", [(64, 150), (128, ALONE + 1)])
+def test_tpu_takes_larger_blocks_and_tiles_as_they_are(x64, size, length):
+    check(3, 1, 1, size, blocks=3, length=length, head_dim=16, **TPU | {"tuning": None})
 
 
 def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64, small_tiles):
-    check(4, 2, 2, size=16, blocks=4, length=40, head_dim=32, dtype=jnp.bfloat16, **TPU)
+    check(2, 1, 1, size=16, blocks=4, length=16, batch=2, head_dim=32, dtype=jnp.bfloat16, **TPU)
 
 
 # the interpreter has no wgmma accumulators beside shared memory: its products are jnp's, all else is as on the device
-@pytest.mark.parametrize(
-    "unit, heads, kv_heads, lists, size", [("wgmma", 3, 1, 1, 64), ("wgmma", 2, 1, 2, 128), ("tcgen05", 16, 1, 1, 64)]
-)
+@pytest.mark.parametrize("unit, heads, kv_heads, lists, size", [("wgmma", 3, 1, 1, 64), ("tcgen05", 2, 1, 2, 128)])
 def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(x64, unit, heads, kv_heads, lists, size):
     options = GPU | {"tuning": TuningConfig(chunk=128, span=2, matrix_unit=unit)}
-    length = 20 if heads == 16 else 140
-    check(heads, kv_heads, lists, size, 3, length, head_dim=16, batch=1, dtype=jnp.bfloat16, **options)
+    check(heads, kv_heads, lists, size, blocks=3, length=140, head_dim=16, dtype=jnp.bfloat16, **options)
 
 
 def test_all_blocks_are_dense_causal_attention(x64, small_tiles):
-    tokens, size = sequences(jnp.array([40, 40]), 40), 8
-    qkv = normal(0, (2, 40, 4, 8), *[(2, 40, 2, 8)] * 2, dtype=jnp.float64)
+    tokens, size = sequences(jnp.array([24]), 24), 8
+    qkv = normal(0, (1, 24, 2, 8), *[(1, 24, 1, 8)] * 2, dtype=jnp.float64)
     wanted = dense.attention(*qkv, tokens, tokens)
-    picks = jnp.broadcast_to(jnp.arange(40 // size, dtype=jnp.int32), (2, 40, 2, 40 // size))
+    picks = jnp.broadcast_to(jnp.arange(3, dtype=jnp.int32), (1, 24, 1, 3))
     given = (picks, tokens.order, tokens.order)
     exact = selected_attention(*qkv, *given, size=size, implementation="reference")
     narrow = [x.astype(jnp.float32) for x in qkv]
@@ -148,8 +145,8 @@ def test_tpu_does_not_read_blocks_that_were_not_chosen(small_tiles):
     picks, order = choose(1, 24, 1, 4, 3), orders(1, 24, 32)
     q, k, v = normal(0, (1, 24, 2, 8), *[(1, 32, 1, 8)] * 2)
     attend = jax.jit(lambda *x: selected_attention(*x, picks, *order, size=8, **TPU))
-    unpicked = slice(UNPICKED * 8, UNPICKED * 8 + 8)
-    for found, expected in zip(attend(q, *(x.at[:, unpicked].set(jnp.nan) for x in (k, v))), attend(q, k, v)):
+    poisoned = [x.at[:, UNPICKED * 8 : UNPICKED * 8 + 8].set(jnp.nan) for x in (k, v)]
+    for found, expected in zip(attend(q, *poisoned), attend(q, k, v), strict=True):
         assert np.array_equal(found, expected)
 
 
