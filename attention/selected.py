@@ -13,13 +13,26 @@ a tile.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.dense import DIRECT, check_heads
+from pallas_kernels.selected.tiles import (
+    cut,
+    cut_keys,
+    cut_order,
+    cut_picks,
+    gather,
+    gather_order,
+    join,
+    join_keys,
+    merge,
+    scatter,
+    tile_queries,
+)
+from pallas_kernels.selected.tiles import tiles as index_tiles
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import MASKED
 
@@ -68,144 +81,90 @@ def _selected(q, k, v, picks, q_order, k_order, size):
 
 
 def _forward(q, k, v, picks, q_order, k_order, size):
-    wide, lists = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2]
-
-    group_size = max(1, SCORES // (ROWS * size))
+    wide, lists, chunk_size = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2], min(CHUNK, q.shape[1])
 
     def chunk(keys, xs):
         (k, v, k_order), (q, picks, q_order) = keys, xs
-        tiles = _tiles(picks, k.shape[0], _tile_queries(q), group_size)
+        tiles, groups = _tiles(picks, k, q)
 
-        def group(tiles):
-            scores = _scores(_gather(q, tiles), k, q_order, k_order, tiles)
+        def group(xs):
+            block, query = xs
+            scores = _scores(gather(q, query), k, q_order, k_order, block, query)
             top = jnp.max(scores, axis=-1)
             weights = jnp.exp(scores - top[..., None])
-            out = jnp.einsum("lrs,lsh->lrh", weights.astype(v.dtype), v[tiles.block], preferred_element_type=wide)
-            return top, jnp.sum(weights, axis=-1), out
+            total = jnp.sum(weights, axis=-1)
+            out = jnp.einsum("lrs,lsh->lrh", weights.astype(v.dtype), v[block], preferred_element_type=wide)
+            return out / total[..., None], top + jnp.log(total)
 
-        top, sums, out = jax.lax.map(group, _groups(tiles, group_size))
-        # every query's picks side by side: [C, n, G(, H)]
-        top = _scatter(top, tiles, q, MASKED)
-        best = jnp.max(top, axis=1, keepdims=True)
-        share = jnp.where(top > MASKED / 2, jnp.exp(top - best), 0.0)
-        total = jnp.sum(share * _scatter(sums, tiles, q, 0.0), axis=1)
-        seen = total > 0
-        total = jnp.where(seen, total, 1.0)
-        share = jnp.where(seen[:, None], share / total[:, None], 0.0)
-        out = jnp.sum(share[..., None] * _scatter(out, tiles, q, 0.0), axis=1)
-        return keys, (out.astype(v.dtype), jnp.where(seen, jnp.log(total) + best[:, 0], -jnp.inf))
+        out, lse = (_flat(x) for x in jax.lax.map(group, groups))
+        return keys, merge(out, lse, tiles, q.shape[1], v.dtype)
 
-    queries = (_cut(q, lists), _cut(picks, lists)[:, :, :, :, 0], _cut_order(q_order))
-    _, (out, lse) = _each_list(chunk, lambda keys: keys, queries, _keys(k, v, k_order, size))
-    out, lse = _join(out, q.shape), _join(lse[..., None], (*q.shape[:3], 1))[..., 0]
+    queries = (cut(q, lists, chunk_size), cut_picks(picks, chunk_size), cut_order(q_order, chunk_size))
+    _, (out, lse) = _each_list(chunk, lambda keys: keys, queries, cut_keys(k, v, k_order, size))
+    out, lse = join(out, q.shape), join(lse[..., None], (*q.shape[:3], 1))[..., 0]
     return (out, lse), (q, k, v, picks, q_order, k_order, out, lse)
 
 
 def _backward(size, residuals, cotangents):
     q, k, v, picks, q_order, k_order, out, lse = residuals
     d_out, d_lse = cotangents
-    wide, lists = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2]
+    wide, lists, chunk_size = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2], min(CHUNK, q.shape[1])
     scale = q.shape[-1] ** -0.5
     # gradient of a score: weight * (d_out . v - delta); a query without keys has weights exp(-inf)
     delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
     lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
 
-    group_size = max(1, SCORES // (ROWS * size))
-
     def chunk(carry, xs):
         (k, v, k_order, dk, dv), (q, picks, q_order, d_out, delta, lse) = carry, xs
-        tiles = _tiles(picks, k.shape[0], _tile_queries(q), group_size)
+        tiles, groups = _tiles(picks, k, q)
 
-        def group(sums, tiles):
-            rows, d_rows = _gather(q, tiles), _gather(d_out, tiles)
-            weights = jnp.exp(_scores(rows, k, q_order, k_order, tiles) - _gather(lse, tiles))
-            d_weights = jnp.einsum("lrh,lsh->lrs", d_rows, v[tiles.block], preferred_element_type=wide)
-            d_scores = (weights * (d_weights - _gather(delta, tiles)) * scale).astype(q.dtype)
-            dq = jnp.einsum("lrs,lsh->lrh", d_scores, k[tiles.block], preferred_element_type=wide)
+        def group(sums, xs):
+            block, query = xs
+            rows, d_rows = gather(q, query), gather(d_out, query)
+            weights = jnp.exp(_scores(rows, k, q_order, k_order, block, query) - gather(lse, query))
+            d_weights = jnp.einsum("lrh,lsh->lrs", d_rows, v[block], preferred_element_type=wide)
+            d_scores = (weights * (d_weights - gather(delta, query)) * scale).astype(q.dtype)
+            dq = jnp.einsum("lrs,lsh->lrh", d_scores, k[block], preferred_element_type=wide)
             dk = jnp.einsum("lrs,lrh->lsh", d_scores, rows, preferred_element_type=wide)
             dv = jnp.einsum("lrs,lrh->lsh", weights.astype(q.dtype), d_rows, preferred_element_type=wide)
-            return tuple(x.at[tiles.block].add(y) for x, y in zip(sums, (dk, dv), strict=True)), dq
+            return tuple(x.at[block].add(y) for x, y in zip(sums, (dk, dv), strict=True)), dq
 
-        (dk, dv), dq = jax.lax.scan(group, (dk, dv), _groups(tiles, group_size))
-        return (k, v, k_order, dk, dv), jnp.sum(_scatter(dq, tiles, q, 0.0), axis=1)
+        (dk, dv), dq = jax.lax.scan(group, (dk, dv), groups)
+        return (k, v, k_order, dk, dv), jnp.sum(scatter(_flat(dq), tiles, q.shape[1], 0.0), axis=1)
 
     def start(keys):
         return (*keys, jnp.zeros(keys[0].shape, wide), jnp.zeros(keys[1].shape, wide))
 
-    queries = (_cut(q, lists), _cut(picks, lists)[:, :, :, :, 0], _cut_order(q_order))
-    queries += (_cut(d_out.astype(q.dtype), lists), _cut(delta[..., None], lists), _cut(lse[..., None], lists))
-    carry, dq = _each_list(chunk, start, queries, _keys(k, v, k_order, size))
-    dk, dv = (_join_keys(x, k.shape) for x in carry[3:])
-    return _join(dq, q.shape).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None, None
+    queries = (cut(q, lists, chunk_size), cut_picks(picks, chunk_size), cut_order(q_order, chunk_size))
+    queries += tuple(cut(x, lists, chunk_size) for x in (d_out.astype(q.dtype), delta[..., None], lse[..., None]))
+    carry, dq = _each_list(chunk, start, queries, cut_keys(k, v, k_order, size))
+    dk, dv = (join_keys(x, k.shape) for x in carry[3:])
+    return join(dq, q.shape).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None, None
 
 
 _selected.defvjp(_forward, _backward)
 
 
-# --- Tiles of the queries that chose a block -------------------------------------------------------------------------
+def _tiles(picks, k, q):
+    """The tiles of picks [C, n], and their blocks and queries in groups that are computed together."""
+    group = max(1, SCORES // (ROWS * k.shape[1]))
+    tiles = index_tiles(picks, k.shape[0], tile_queries(ROWS, q.shape[1]), group)
+    return tiles, tuple(x.reshape(-1, group, *x.shape[1:]) for x in (tiles.block, tiles.query))
 
 
-class _Tiles(NamedTuple):
-    """block [L]: the block of each tile, in rising order. query [L, R]: the query of each row, C for none. row [C, n]:
-    where among the L R rows the query's pick is, L R for none.
-    """
-
-    block: jax.Array
-    query: jax.Array
-    row: jax.Array | None
+def _flat(x: jax.Array) -> jax.Array:
+    """[groups, group, ...] -> [L, ...]."""
+    return x.reshape(-1, *x.shape[2:])
 
 
-def _tile_queries(q: jax.Array) -> int:
-    """R for queries [C, G, H]."""
-    return max(1, ROWS // q.shape[1])
-
-
-def _tiles(picks: jax.Array, blocks: int, queries: int, group: int) -> _Tiles:
-    """The tiles of picks [C, n], ``queries`` of each, a multiple of ``group``; static shapes hold any picks."""
-    size, count = picks.size, min(picks.size, picks.size // queries + blocks)
-    count = -(-count // group) * group
-    flat = jnp.where(picks < 0, blocks, picks).reshape(-1)
-    order = jnp.argsort(flat)
-    chosen = flat[order]
-    pairs = jnp.zeros(blocks, jnp.int32).at[flat].add(1, mode="drop")
-    tiles = -(-pairs // queries)
-    ends, first = jnp.cumsum(tiles), jnp.cumsum(pairs) - pairs
-    rank = jnp.arange(size) - first.at[chosen].get(mode="clip")
-    row = (ends - tiles).at[chosen].get(mode="clip") * queries + rank
-    row = jnp.where(chosen < blocks, row, count * queries).astype(jnp.int32)
-    query = jnp.full(count * queries, picks.shape[0]).at[row].set(order // picks.shape[1], mode="drop")
-    block = jnp.searchsorted(ends, jnp.arange(count), side="right").clip(max=blocks - 1)
-    return _Tiles(block, query.reshape(count, queries), jnp.zeros_like(row).at[order].set(row).reshape(picks.shape))
-
-
-def _groups(tiles: _Tiles, size: int) -> _Tiles:
-    """The tiles in groups of ``size``: block [L / size, size], query [L / size, size, R]."""
-    return _Tiles(*(x.reshape(-1, size, *x.shape[1:]) for x in tiles[:2]), None)
-
-
-def _gather(x: jax.Array, tiles: _Tiles) -> jax.Array:
-    """[C, G, H] -> [L, R G, H], zeros in empty rows."""
-    rows = x.at[tiles.query].get(mode="fill", fill_value=0)
-    return rows.reshape(rows.shape[0], -1, x.shape[-1])
-
-
-def _scatter(x: jax.Array, tiles: _Tiles, q: jax.Array, fill: float) -> jax.Array:
-    """[groups, group, R G(, H)] -> [C, n, G(, H)]."""
-    rows = x.reshape(tiles.query.size, q.shape[1], *x.shape[3:])
-    return rows.at[tiles.row].get(mode="fill", fill_value=fill)
-
-
-def _scores(rows, k, q_order, k_order, tiles: _Tiles):
+def _scores(rows, k, q_order, k_order, block, query):
     """Masked scores [L, R G, size] of rows [L, R G, H]."""
     wide = jnp.promote_types(jnp.float32, rows.dtype)
-    scores = jnp.einsum("lrh,lsh->lrs", rows, k[tiles.block], preferred_element_type=wide) * rows.shape[-1] ** -0.5
-    order = q_order.at[tiles.query].get(mode="fill", fill_value=-1)
-    bias = jnp.where(k_order[tiles.block][:, None] <= order[..., None], 0.0, MASKED).astype(wide)
+    scores = jnp.einsum("lrh,lsh->lrs", rows, k[block], preferred_element_type=wide) * rows.shape[-1] ** -0.5
+    order = gather_order(q_order, query)
+    bias = jnp.where(k_order[block][:, None] <= order[..., None], 0.0, MASKED).astype(wide)
     grouped = scores.reshape(*order.shape, -1, scores.shape[-1]) + bias[:, :, None]
     return grouped.reshape(scores.shape)
-
-
-# --- Rows, lists and chunks ------------------------------------------------------------------------------------------
 
 
 def _each_list(chunk, start, queries, keys):
@@ -230,36 +189,3 @@ def _each_list(chunk, start, queries, keys):
         return jax.lax.map(one, jnp.arange(lists))
 
     return jax.lax.map(row, ((q, picks, q_order, *others), (k, v, k_order)))
-
-
-def _cut(x: jax.Array, lists: int) -> jax.Array:
-    """[B, T, N, H] -> [B, P, chunks, C, G, H], filled up: with queries that see nothing, and picks of block 0."""
-    size = min(CHUNK, x.shape[1])
-    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size), (0, 0), (0, 0)))
-    x = x.reshape(x.shape[0], -1, size, lists, x.shape[2] // lists, x.shape[3])
-    return x.transpose(0, 3, 1, 2, 4, 5)
-
-
-def _cut_order(order: jax.Array) -> jax.Array:
-    """[B, T] -> [B, chunks, C]; what is filled up comes before every key."""
-    size = min(CHUNK, order.shape[1])
-    order = jnp.pad(order, ((0, 0), (0, -order.shape[1] % size)), constant_values=-1)
-    return order.reshape(order.shape[0], -1, size)
-
-
-def _join(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """[B, P, chunks, C, G, H] -> [B, T, N, H]."""
-    x = x.transpose(0, 2, 3, 1, 4, 5)
-    return x.reshape(shape[0], -1, *shape[2:])[:, : shape[1]]
-
-
-def _keys(k, v, k_order, size):
-    """(k, v [B, K, J, size, H], order [B, J, size])."""
-    k, v = (x.reshape(x.shape[0], -1, size, *x.shape[2:]).transpose(0, 3, 1, 2, 4) for x in (k, v))
-    return k, v, k_order.reshape(k_order.shape[0], -1, size)
-
-
-def _join_keys(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """[B, P, J, size, H] -> [B, S, K, H], summed over the lists of a key/value head."""
-    x = x.reshape(x.shape[0], shape[2], -1, *x.shape[2:]).sum(axis=2)
-    return x.transpose(0, 2, 3, 1, 4).reshape(shape)

@@ -21,7 +21,16 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         seed=0,
         mesh=dict(data=2, tensor=1),
         task=dict(documents=14, document_tokens=32, facts=4, asked=10, keys=256, values=64, noise=32, longer=4),
-        model=dict(embed_dim=64, mlp_dim=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32),
+        model=dict(
+            embed_dim=64,
+            mlp_dim=128,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=32,
+            rope_theta=1e6,
+            qkv_bias=True,
+        ),
         methods=dict(
             dense=dict(attention=(dense,)),
             window=dict(attention=(window,)),

@@ -15,12 +15,18 @@ from pallas_kernels.cost import Cost
 from pallas_kernels.flash import blocks, gpu, tpu
 from pallas_kernels.paged import api as paged_api
 from pallas_kernels.paged import lists as paged_lists
+from pallas_kernels.selected import chunks
+from pallas_kernels.selected import gpu as selected_gpu
+from pallas_kernels.selected import tpu as selected_tpu
+from pallas_kernels.selected import tuning as selected_tuning
 from pallas_kernels.tokens import Tokens
 
 # B, T, N, K, H: one row of 8,192 tokens with the heads of an 8-billion-parameter model
 SHAPE = (1, 8192, 32, 8, 128)
 # B, T, N, K, H, then tokens of a row, of a page, and pages picked: decoding with the heads of NSA (2502.11089)
 PAGED_SHAPE = (8, 1, 64, 4, 128, 65536, 64, 16)
+# size of a block and picks of a query, as in NSA's paper
+SELECTED = (64, 16)
 # (*shape, dtype=bfloat16) to an array of the target that is never made
 Array = Callable[..., jax.ShapeDtypeStruct]
 
@@ -83,11 +89,40 @@ def _paged(target: Target, array: Array) -> Iterator[Program]:
         )
 
 
-NAMES = {"flash": ("forward", "backward_q", "backward_kv"), "paged": ("dense", "selected")}
-FAMILIES: dict[str, Callable[[Target, Array], Iterator[Program]]] = {"flash": _flash, "paged": _paged}
+def _selected(target: Target, array: Array) -> Iterator[Program]:
+    """The whole passes, with what XLA does around the kernels."""
+    (batch, length, heads, kv_heads, head_dim), (size, picks) = SHAPE, SELECTED
+    q, k = array(batch, length, heads, head_dim), array(batch, length, kv_heads, head_dim)
+    lse, order = array(batch, length, heads, dtype=jnp.float32), array(batch, length, dtype=jnp.int32)
+    chosen = array(batch, length, kv_heads, picks, dtype=jnp.int32)
+    module = {"tpu": selected_tpu, "cuda": selected_gpu}[target.platform]
+    options = {"size": size, "kernels": module, "tuning": selected_tuning.heuristic(target.kind)}
+    for name in NAMES["selected"]:
+        yield Program(
+            f"selected {name}",
+            functools.partial(getattr(chunks, name), **options),
+            (q, k, k, chosen, order, order) + ((q, lse, q, lse) if name == "backward" else ()),
+            selected_tuning.cost(
+                name, q.shape, k.shape, q.dtype.itemsize, picks=picks, size=size, passes=module.PASSES
+            ),
+            None if target.name in module.TARGETS else module.ELSEWHERE,
+        )
+
+
+NAMES = {
+    "flash": ("forward", "backward_q", "backward_kv"),
+    "selected": ("forward", "backward"),
+    "paged": ("dense", "selected"),
+}
+FAMILIES: dict[str, Callable[[Target, Array], Iterator[Program]]] = {
+    "flash": _flash,
+    "selected": _selected,
+    "paged": _paged,
+}
 # What the programs of a family are given.
 SIZES = {
     "flash": "{} row of {} causal tokens, {} heads over {}, head size {}".format(*SHAPE),
+    "selected": "as flash, {1} blocks of {0} for every query".format(*SELECTED),
     "paged": "{} rows of {} new token, {} heads over {}, head size {}, {} tokens in pages of {}, {} of them "
     "picked".format(*PAGED_SHAPE),
 }

@@ -52,17 +52,22 @@ def fetch(count, sources: Callable, rings, filled, emptied, steps: int) -> None:
                 plgpu.copy_gmem_to_smem(source, ring.at[slot], filled.at[slot])
 
 
-def consume(count, whole, filled, emptied, visit: Callable, carry, steps: int):
-    """The carry after visit(slot, carry, masked) of all steps; whole: how many come first without a mask, or None."""
+def visits(first, last, filled, emptied, visit: Callable, carry, steps: int):
+    """The carry after visit(slot, carry) of the steps from ``first`` to before ``last``."""
 
-    def one(step, carry, masked: bool):
+    def one(step, carry):
         slot = jax.lax.rem(step, jnp.int32(steps))
         plgpu.barrier_wait(filled.at[slot])
-        carry = visit(slot, carry, masked)
+        carry = visit(slot, carry)
         plgpu.commit_smem()  # what was read by loads may be overwritten by the copy engine only after a fence
         plgpu.barrier_arrive(emptied.at[slot])
         return carry
 
-    if whole is not None:
-        carry = jax.lax.fori_loop(0, whole, functools.partial(one, masked=False), carry)
-    return jax.lax.fori_loop(0 if whole is None else whole, count, functools.partial(one, masked=True), carry)
+    return jax.lax.fori_loop(first, last, one, carry)
+
+
+def consume(count, whole, filled, emptied, visit: Callable, carry, steps: int):
+    """The carry after visit(slot, carry, masked) of every step, the first ``whole`` of them without a mask."""
+    unmasked, masked = (functools.partial(visit, masked=x) for x in (False, True))
+    carry = visits(0, whole, filled, emptied, unmasked, carry, steps)
+    return visits(whole, count, filled, emptied, masked, carry, steps)

@@ -63,6 +63,8 @@ class RecallModel:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rope_theta: float
+    qkv_bias: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +124,6 @@ def model_config(experiment: RecallExperiment, method: RecallMethod) -> ModelCon
     return ModelConfig(
         vocab_size=experiment.task.vocabulary,
         **dataclasses.asdict(experiment.model),
-        rope_theta=10_000.0,
         norm_eps=1e-5,
         tied_embeddings=False,
         attention=method.attention,

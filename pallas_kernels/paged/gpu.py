@@ -24,7 +24,7 @@ from pallas_kernels.choice import device
 from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
 from pallas_kernels.padding import pad
 from pallas_kernels.paged.lists import GPU_KEYS, TuningConfig, Work, columns
-from pallas_kernels.ring import consume, fetch, ring, split
+from pallas_kernels.ring import fetch, ring, split, visits
 from pallas_kernels.tokens import MASKED
 
 DTYPES = ("bfloat16",)
@@ -139,7 +139,7 @@ def _kernel(
         )
         plgpu.barrier_wait(loaded)
 
-        def visit(slot, carry, masked):
+        def visit(slot, carry):
             step, top, total, acc = carry
             scores = unit.product(k_ring.at[slot], q_own.transpose((1, 0))) * (plan.scale * LOG2_E)
             places = spread(_places(pages, step, 0, unit.keys, unit.layout, plan), scores.shape, 0)
@@ -161,7 +161,7 @@ def _kernel(
             full((plan.columns,), 0, row),
             full(out_own.shape, 0, unit.layout),
         )
-        _, top, total, acc = consume(count, None, filled, emptied, visit, start, plan.steps)
+        _, top, total, acc = visits(0, count, filled, emptied, visit, start, plan.steps)
         nothing = total == 0.0
         divisor = jnp.where(nothing, 1.0, total)
         out_own[...] = acc / spread(divisor, acc.shape, 1)

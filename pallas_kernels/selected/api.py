@@ -1,0 +1,108 @@
+"""Attention over chosen blocks of keys with a differentiable log-sum-exp, on TPU, GPU or as plain jnp.
+
+The selected branch of native sparse attention (2502.11089) and the attention of MoBA (2502.13189), in the order of
+blocks and not of queries: the queries that chose a block are found by an inverse index, forward and backward, so that
+groups of any size fill the products and keys' gradients never look at a query that did not choose them.
+
+Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query (K or N), H head
+size, n picks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+
+from pallas_kernels.choice import REFERENCE, backend_obstacle, choose, device
+from pallas_kernels.selected import chunks, gpu, reference, tpu
+from pallas_kernels.selected.tuning import TuningConfig, heuristic
+
+KERNELS = {"tpu": tpu, "gpu": gpu}
+
+
+def selected_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    picks: jax.Array,
+    q_order: jax.Array,
+    k_order: jax.Array,
+    *,
+    size: int,
+    implementation: str | None = None,
+    tuning: TuningConfig | None = None,
+    interpret: Any = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Softmax attention of q [B, T, N, H] over the chosen blocks of k, v [B, S, K, H], scores scaled by 1/sqrt(H).
+
+    picks: int32 [B, T, P, n], numbers of blocks of ``size`` places, each at most once, -1 for none; P is K where the
+    heads of a group share them and N where every head has its own. A place is seen when its order, int32 k_order
+    [B, S], is at most the query's, int32 q_order [B, T], not negative; empty places have an order past all others.
+    implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and the input. tuning: sizes,
+    None for the heuristic's. interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
+    ``plgpu.InterpretGPUParams``), with a named implementation.
+
+    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64 reference), differentiable
+    in q, k and v through both. A query that sees no key has out 0 and lse -inf. Raises ValueError for shapes that do
+    not fit, and for a named implementation that cannot run.
+    """
+    _check_shapes(q, k, v, picks, q_order, k_order, size)
+    sizes = {name: tuning or heuristic(device(name)) for name in KERNELS}
+
+    def obstacle(name: str) -> str | None:
+        count = chunks.most_tiles(q.shape, picks.shape, k.shape[1] // size, KERNELS[name], sizes[name])
+        found = backend_obstacle(name, (q, k, v), KERNELS[name].DTYPES, interpret)
+        return found or KERNELS[name].obstacle(q.shape, size, count)
+
+    implementation = choose(implementation, [*KERNELS], obstacle, interpret)
+    if implementation == REFERENCE:
+        return reference.attention(q, k, v, picks, q_order, k_order, size=size)
+    options = _Options(implementation, size, sizes[implementation], interpret)
+    return _attention(q, k, v, picks, q_order, k_order, options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    implementation: str
+    size: int
+    tuning: TuningConfig
+    interpret: Any
+
+    def run(self, function, *arguments):
+        """A pass with its static arguments."""
+        kernels = KERNELS[self.implementation]
+        return function(*arguments, size=self.size, kernels=kernels, tuning=self.tuning, interpret=self.interpret)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _attention(q, k, v, picks, q_order, k_order, options: _Options):
+    return options.run(chunks.forward, q, k, v, picks, q_order, k_order)
+
+
+def _forward(q, k, v, picks, q_order, k_order, options: _Options):
+    out, lse = options.run(chunks.forward, q, k, v, picks, q_order, k_order)
+    return (out, lse), (q, k, v, picks, q_order, k_order, out, lse)
+
+
+def _backward(options: _Options, residuals, cotangents):
+    return (*options.run(chunks.backward, *residuals, *cotangents), None, None, None)
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _check_shapes(q, k, v, picks, q_order, k_order, size: int) -> None:
+    num_heads, num_kv_heads = q.shape[2], k.shape[2]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
+    if k.shape != v.shape or q.shape[::3] != k.shape[::3]:
+        raise ValueError(f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with values")
+    if picks.shape[:2] != q.shape[:2] or picks.shape[2] not in (num_kv_heads, num_heads):
+        raise ValueError(f"{picks.shape=} must begin with {q.shape[:2]} and {num_kv_heads} or {num_heads} lists")
+    if q_order.shape != q.shape[:2] or k_order.shape != k.shape[:2]:
+        raise ValueError(f"{q_order.shape=} and {k_order.shape=} must be the first two of {q.shape=} and {k.shape=}")
+    if size < 1 or k.shape[1] % size:
+        raise ValueError(f"{size=} must divide the {k.shape[1]} places of keys")

@@ -1,0 +1,433 @@
+"""Attention over chosen blocks on GPU (Mosaic GPU), in tiles of 128 query rows.
+
+Forward and for queries' gradients a thread block goes through consecutive tiles and, of each, through the parts of 64
+keys of its block; a tile's rows stay in cache between its parts, a block's keys between its tiles. For keys' gradients
+a thread block holds a part of a block and goes through the tiles of the queries that chose it, with transposed scores;
+the warpgroups share out the rows of a tile, so that a block of 64 keys occupies them all, and what they sum is added up
+by XLA. Other warpgroups copy ahead into a ring of shared memory; ``matrix_units`` multiplies on either generation.
+
+Rows of queries are gathered by XLA: the copy engine of Hopper cannot gather rows, only Blackwell's can.
+
+Head sizes are padded to a multiple of 64, tiles to 128 rows.
+
+Dimensions: E lists of all rows, L tiles, R G rows of a tile, J blocks, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.flash.gpu import LOG2_E
+from pallas_kernels.matrix_units import SWIZZLE, UNITS, full, spread, tiles
+from pallas_kernels.padding import pad
+from pallas_kernels.ring import fetch, ring, split, visits
+from pallas_kernels.selected.tuning import TuningConfig
+from pallas_kernels.tokens import MASKED
+
+DTYPES = ("bfloat16",)
+# The devices that the kernels are written for.
+TARGETS = ("h100", "h200", "gb200")
+ELSEWHERE = "no kernel for this GPU"
+# How often the backward pass computes the weights: for queries' gradients and for keys'.
+PASSES = 2
+# Rows of a tile; keys that its scores are computed of at a time; and rows that a warpgroup takes of it where it holds
+# keys.
+ROWS, PART, SHARE = 128, 64, 64
+
+
+def obstacle(q_shape: tuple[int, ...], size: int, tiles: int) -> str | None:
+    """Why q [B, T, N, H] cannot attend to blocks of this size in so many tiles, or None."""
+    if size % PART:
+        return f"{size=} must be a multiple of {PART}"
+    if q_shape[3] > 128:
+        return f"head size {q_shape[3]} is more than 128"
+    return None if tiles * ROWS < 2**31 else f"{tiles} tiles at a time are more than {2**31 // ROWS - 1}"
+
+
+def tile_rows(tuning: TuningConfig, mean: int) -> int:
+    """Most rows of a tile, however many choose a block in the mean."""
+    return ROWS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is static in a kernel. held: keys that a thread block holds for their gradients."""
+
+    lists: int
+    tiles: int
+    batch: int
+    heads: int
+    blocks: int
+    size: int
+    lanes: int
+    held: int
+    span: int
+    steps: int
+    scale: float
+    interpret: bool
+    unit: str
+
+    def key(self, row, block):
+        """The first of the keys of a block that the ``row``-th list reads, in [B K S, H]."""
+        per_row = self.lists // self.batch
+        head = jax.lax.div(jax.lax.rem(row, jnp.int32(per_row)) * self.heads, jnp.int32(per_row))
+        head += jax.lax.div(row, jnp.int32(per_row)) * self.heads
+        return (head * self.blocks + block) * self.size
+
+    def order(self, row, block):
+        """(row of the batch, first place) of the block's order in [B, S]."""
+        return jax.lax.div(row, jnp.int32(self.lists // self.batch)), block * self.size
+
+
+def forward(
+    rows: jax.Array,
+    order: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    k_order: jax.Array,
+    block: jax.Array,
+    starts: jax.Array,
+    *,
+    tuning: TuningConfig,
+    interpret=False,
+) -> tuple[jax.Array, jax.Array]:
+    """(out [E, L, R G, H] in v's dtype, lse float32 [E, L, R G]) of tiles, each over its own block.
+
+    rows [E, L, R G, H], order int32 [E, L, R G]; k, v [B, K, J, size, H], k_order int32 [B, J, size]; block int32
+    [E, L], starts int32 [E, J + 1] as in ``Tiles``. A row that sees nothing has an lse about MASKED. Tiles past
+    starts[J] are not written.
+    """
+    plan = _plan(rows, k, tuning, interpret)
+    unit = UNITS[plan.unit]
+    total = plan.lists * plan.tiles * ROWS
+    out, lse = plgpu.kernel(
+        functools.partial(_forward_kernel, plan=plan),
+        out_type=[
+            jax.ShapeDtypeStruct((total, plan.lanes), v.dtype),
+            jax.ShapeDtypeStruct((total,), jnp.float32),
+        ],
+        scratch_types=[
+            tiles((unit.compute, plan.steps, unit.tile, plan.lanes), rows.dtype),
+            plgpu.SMEM((plan.steps, unit.compute, unit.tile), jnp.int32),
+            *_key_rings(plan, k.dtype),
+            *ring(plan.steps, unit.compute, arrays=unit.compute + 4),
+            *unit.scratch(PART, plan.lanes, 1, v.dtype),
+        ],
+        **_launch(plan, -(-plan.tiles // plan.span), interpret),
+    )(block, starts, _flat(rows), _by_warpgroup(order, unit, unit.tile), *_keys(k, v, k_order))
+    return _tiled(out, rows.shape), _tiled(lse[:, None], (*rows.shape[:3], 1))[..., 0]
+
+
+def backward(
+    rows, d_rows, sums, order, k, v, k_order, block, starts, d_keys, *, tuning: TuningConfig, interpret=False
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """(dq of every tile float32 [E, L, R G, H], d_keys with what these tiles add).
+
+    d_rows [E, L, R G, H]; sums float32 [E, L, 2, R G], lse and delta; d_keys: two float32 [E, J, size, H], of keys and
+    of values; the rest as for ``forward``.
+    """
+    plan = _plan(rows, k, tuning, interpret)
+    unit, queries, keys = UNITS[plan.unit], (starts, _flat(rows), _flat(d_rows)), _keys(k, v, k_order)
+    whole, shared = ([_by_warpgroup(x, unit, own) for x in (sums, order)] for own in (unit.tile, SHARE))
+    dq = _backward_q(plan, (block, *queries, *whole, *keys), interpret)
+    found = _backward_kv(plan, (*queries, *shared, *keys), interpret)
+    d_keys = (x + y[..., : x.shape[3]] for x, y in zip(d_keys, found, strict=True))
+    return _tiled(dq, rows.shape), tuple(d_keys)
+
+
+def _backward_q(plan: _Plan, arguments, interpret):
+    """float32 [E L ROWS, lanes]."""
+    unit, dtype = UNITS[plan.unit], arguments[-2].dtype
+    return plgpu.kernel(
+        functools.partial(_backward_q_kernel, plan=plan),
+        out_type=jax.ShapeDtypeStruct((plan.lists * plan.tiles * ROWS, plan.lanes), jnp.float32),
+        scratch_types=[
+            *_row_rings(plan, unit.tile, dtype),
+            *_key_rings(plan, dtype),
+            *ring(plan.steps, unit.compute, arrays=2 * unit.compute + 5),
+            *unit.scratch(PART, plan.lanes, 1, dtype),
+        ],
+        **_launch(plan, -(-plan.tiles // plan.span), interpret),
+    )(*arguments)
+
+
+def _backward_kv(plan: _Plan, arguments, interpret):
+    """Two float32 [E, J, size, lanes]."""
+    unit, (*arguments, k, v, k_order) = UNITS[plan.unit], arguments
+    parts = plan.blocks * plan.size // plan.held
+    # a tile of the matrix unit may be more keys than are held; what it finds of the others is dropped
+    k_order = jnp.pad(k_order, ((0, 0), (0, unit.tile - plan.held)))
+    found = plgpu.kernel(
+        functools.partial(_backward_kv_kernel, plan=plan),
+        out_type=[jax.ShapeDtypeStruct((plan.lists * parts * unit.compute * unit.tile, plan.lanes), jnp.float32)] * 2,
+        scratch_types=[
+            tiles((unit.tile, plan.lanes), k.dtype),
+            tiles((unit.tile, plan.lanes), k.dtype),
+            plgpu.Barrier(num_arrivals=2),
+            *_row_rings(plan, SHARE, k.dtype),
+            *ring(plan.steps, unit.compute, arrays=2 * unit.compute + 2),
+            *unit.scratch(SHARE, plan.lanes, 2, k.dtype),
+        ],
+        **_launch(plan, parts, interpret),
+    )(*arguments, k, v, k_order)
+    shape = (plan.lists, parts, unit.compute, unit.tile, plan.lanes)
+    found = (x.reshape(shape)[:, :, :, : plan.held].sum(axis=2) for x in found)
+    return [x.reshape(plan.lists, plan.blocks, plan.size, plan.lanes) for x in found]
+
+
+# --- Kernels ---------------------------------------------------------------------------------------------------------
+
+
+def _forward_kernel(
+    block, starts, rows, order, k, v, k_order, out, lse,
+    row_ring, order_ring, k_ring, v_ring, k_order_ring, filled, emptied, *refs, plan
+):  # fmt: skip
+    wg = jax.lax.axis_index("wg")
+    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    first, count = _span(starts, plan)
+    parts = plan.size // PART
+
+    def visit(slot, carry):
+        top, total, acc = carry
+        scores = unit.product(row_ring.at[wg].at[slot], k_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+        scores = _mask(scores, order_ring.at[slot, wg], k_order_ring.at[slot], unit)
+        new_top = jnp.maximum(top, scores.max(axis=1))
+        weights = jnp.exp2(scores - spread(new_top, scores.shape, 0))
+        shrink = jnp.exp2(top - new_top)
+        total = total * shrink + weights.sum(axis=1)
+        return new_top, total, unit.shrink_and_add(acc, shrink, weights.astype(v_ring.dtype), v_ring.at[slot])
+
+    def compute():
+        @pl.loop(0, count)
+        def _(tile):
+            column = unit.layout.reduce(1)
+            # above MASKED, so that a masked score weighs nothing
+            start = (
+                full((unit.tile,), MASKED / 2, column),
+                full((unit.tile,), 0, column),
+                full((unit.tile, plan.lanes), 0, unit.layout),
+            )
+            top, total, acc = visits(tile * parts, (tile + 1) * parts, filled, emptied, visit, start, plan.steps)
+            nothing = total == 0.0
+            divisor = jnp.where(nothing, 1.0, total)
+            own = pl.ds(_tile(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
+            out.at[own][...] = (acc / spread(divisor, acc.shape, 0)).astype(out.dtype)
+            lse.at[own][...] = jnp.where(nothing, MASKED, (top + jnp.log2(divisor)) * (1 / LOG2_E))
+
+    def sources(step):
+        tile = first + jax.lax.div(step, jnp.int32(parts))
+        keys = _key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
+        at = _tile(tile, plan)
+        return (*_own_rows(rows, at, unit.tile, unit), order.at[at], *keys)
+
+    rings = (*(row_ring.at[i] for i in range(unit.compute)), order_ring, k_ring, v_ring, k_order_ring)
+    split(wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps))
+
+
+def _backward_q_kernel(
+    block, starts, rows, d_rows, sums, order, k, v, k_order, dq,
+    row_ring, d_ring, sums_ring, order_ring, k_ring, v_ring, k_order_ring, filled, emptied, *refs, plan
+):  # fmt: skip
+    wg = jax.lax.axis_index("wg")
+    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    first, count = _span(starts, plan)
+    parts = plan.size // PART
+
+    def visit(slot, acc):
+        lse, delta = (_load(sums_ring.at[slot, i, wg], unit, 1) for i in range(2))
+        scores = unit.product(row_ring.at[wg].at[slot], k_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+        scores = _mask(scores, order_ring.at[slot, wg], k_order_ring.at[slot], unit)
+        weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 0))
+        d_weights = unit.product(d_ring.at[wg].at[slot], v_ring.at[slot].transpose((1, 0)))
+        d_scores = weights * (d_weights - spread(delta, scores.shape, 0))
+        return unit.add(acc, d_scores.astype(k_ring.dtype), k_ring.at[slot], 0)
+
+    def compute():
+        @pl.loop(0, count)
+        def _(tile):
+            acc = visits(tile * parts, (tile + 1) * parts, filled, emptied, visit, unit.zero(0), plan.steps)
+            own = pl.ds(_tile(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
+            dq.at[own][...] = unit.value(acc, 0) * plan.scale
+
+    def sources(step):
+        tile = first + jax.lax.div(step, jnp.int32(parts))
+        keys = _key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
+        return (*_row_sources(rows, d_rows, sums, order, _tile(tile, plan), unit.tile, unit), *keys)
+
+    rings = (*_row_slots(row_ring, d_ring, unit), sums_ring, order_ring, k_ring, v_ring, k_order_ring)
+    split(wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps))
+
+
+def _backward_kv_kernel(
+    starts, rows, d_rows, sums, order, k, v, k_order, dk, dv,
+    k_own, v_own, loaded, row_ring, d_ring, sums_ring, order_ring, filled, emptied, *refs, plan
+):  # fmt: skip
+    row, part, wg = (jax.lax.axis_index(name) for name in ("row", "block", "wg"))
+    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    parts = plan.size // plan.held
+    block, within = jax.lax.div(part, jnp.int32(parts)), jax.lax.rem(part, jnp.int32(parts)) * plan.held
+    turns = ROWS // (SHARE * unit.compute)
+    first, count = _tile(starts[row, block], plan) * turns, (starts[row, block + 1] - starts[row, block]) * turns
+
+    def compute():
+        batch, place = plan.order(row, block)
+        keys = plgpu.load(
+            k_order.at[batch, pl.ds(place + within, unit.tile)], layout=unit.layout.reduce(1), optimized=False
+        )
+        plgpu.barrier_wait(loaded)
+
+        def visit(slot, carry):
+            dk_acc, dv_acc = carry
+            lse, delta = (_load(sums_ring.at[slot, i, wg], unit, 0) for i in range(2))
+            queries = _load(order_ring.at[slot, wg], unit, 0)
+            scores = unit.product(k_own, row_ring.at[wg].at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+            seen = spread(keys, scores.shape, 0) <= spread(queries, scores.shape, 1)
+            scores = jnp.where(seen, scores, MASKED)
+            weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 1))
+            dv_acc = unit.add(dv_acc, weights.astype(d_ring.dtype), d_ring.at[wg].at[slot], 1)
+            d_weights = unit.product(v_own, d_ring.at[wg].at[slot].transpose((1, 0)))
+            d_scores = weights * (d_weights - spread(delta, scores.shape, 1))
+            return unit.add(dk_acc, d_scores.astype(row_ring.dtype), row_ring.at[wg].at[slot], 0), dv_acc
+
+        start = unit.zero(0), unit.zero(1)
+        dk_acc, dv_acc = visits(0, count, filled, emptied, visit, start, plan.steps)
+        held = row * (plan.blocks * parts) + part
+        own = pl.ds((held * unit.compute + wg) * unit.tile, unit.tile)
+        dk.at[own][...] = unit.value(dk_acc, 0) * plan.scale
+        dv.at[own][...] = unit.value(dv_acc, 1)
+
+    def copy():
+        mine = pl.ds(plan.key(row, block) + within, plan.held)
+        plgpu.copy_gmem_to_smem(k.at[mine], k_own.at[pl.ds(0, plan.held)], loaded)
+        plgpu.copy_gmem_to_smem(v.at[mine], v_own.at[pl.ds(0, plan.held)], loaded)
+        rings = (*_row_slots(row_ring, d_ring, unit), sums_ring, order_ring)
+        sources = functools.partial(_row_sources, rows, d_rows, sums, order, own=SHARE, unit=unit)
+        fetch(count, lambda step: sources(at=first + step), rings, filled, emptied, plan.steps)
+
+    split(wg, unit, compute, copy)
+
+
+def _span(starts, plan: _Plan):
+    """The first of a thread block's tiles, and how many they are."""
+    row, block = jax.lax.axis_index("row"), jax.lax.axis_index("block")
+    first = block * plan.span
+    return first, jnp.clip(starts[row, plan.blocks] - first, 0, plan.span)
+
+
+def _mask(scores, queries, keys, unit):
+    """Scores [queries, keys] with what is not seen MASKED, of references to their orders."""
+    seen = spread(_load(keys, unit, 0), scores.shape, 1) <= spread(_load(queries, unit, 1), scores.shape, 0)
+    return jnp.where(seen, scores, MASKED)
+
+
+def _load(ref, unit, reduced: int):
+    """A vector as scores have it along the axis that is not ``reduced``."""
+    return plgpu.load(ref, layout=unit.layout.reduce(reduced), optimized=False)
+
+
+# --- What is copied --------------------------------------------------------------------------------------------------
+
+
+def _tile(tile, plan: _Plan):
+    """A tile of this thread block's list in [E L, ...]."""
+    return jax.lax.axis_index("row") * plan.tiles + tile
+
+
+def _own_rows(rows, at, own: int, unit):
+    """The ``at``-th rows that the warpgroups multiply, ``own`` each."""
+    return [rows.at[pl.ds((at * unit.compute + i) * own, own)] for i in range(unit.compute)]
+
+
+def _row_sources(rows, d_rows, sums, order, at, own: int, unit):
+    """All there is of these rows, for what ``_row_slots`` and two rings more name."""
+    return *_own_rows(rows, at, own, unit), *_own_rows(d_rows, at, own, unit), sums.at[at], order.at[at]
+
+
+def _row_slots(row_ring, d_ring, unit):
+    return [ring.at[i] for ring in (row_ring, d_ring) for i in range(unit.compute)]
+
+
+def _key_sources(block, tile, part, k, v, k_order, plan: _Plan):
+    """A part of the keys, values and order of the tile's block."""
+    row = jax.lax.axis_index("row")
+    at = block[row, tile]
+    batch, place = plan.order(row, at)
+    own = pl.ds(plan.key(row, at) + part * PART, PART)
+    return k.at[own], v.at[own], k_order.at[batch, pl.ds(place + part * PART, PART)]
+
+
+def _row_rings(plan: _Plan, own: int, dtype) -> list:
+    """Rings of rows and their gradients, lse and delta, and orders, ``own`` for each warpgroup."""
+    unit = UNITS[plan.unit]
+    rows = tiles((unit.compute, plan.steps, own, plan.lanes), dtype)
+    sums = plgpu.SMEM((plan.steps, 2, unit.compute, own), jnp.float32)
+    return [rows, rows, sums, plgpu.SMEM((plan.steps, unit.compute, own), jnp.int32)]
+
+
+def _key_rings(plan: _Plan, dtype) -> list:
+    """Rings of parts of keys, values and orders."""
+    keys = tiles((plan.steps, PART, plan.lanes), dtype)
+    return [keys, keys, plgpu.SMEM((plan.steps, PART), jnp.int32)]
+
+
+# --- How arrays lie in memory ----------------------------------------------------------------------------------------
+
+
+def _plan(rows: jax.Array, k: jax.Array, tuning: TuningConfig, interpret) -> _Plan:
+    batch, heads, blocks, size, head_dim = k.shape
+    return _Plan(
+        lists=rows.shape[0],
+        tiles=rows.shape[1],
+        batch=batch,
+        heads=heads,
+        blocks=blocks,
+        size=size,
+        lanes=head_dim + -head_dim % (SWIZZLE // k.dtype.itemsize),
+        held=PART if size % UNITS[tuning.matrix_unit].tile else UNITS[tuning.matrix_unit].tile,
+        span=tuning.span,
+        steps=tuning.steps,
+        scale=head_dim**-0.5,
+        interpret=bool(interpret),
+        unit=tuning.matrix_unit,
+    )
+
+
+def _launch(plan: _Plan, blocks: int, interpret) -> dict:
+    return {
+        "grid": (blocks, plan.lists),
+        "grid_names": ("block", "row"),
+        "num_threads": UNITS[plan.unit].compute + 1,
+        "thread_name": "wg",
+        "compiler_params": plgpu.CompilerParams(approx_math=True),
+        "interpret": interpret or None,
+    }
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    """[E, L, R G, H] -> [E L ROWS, lanes]."""
+    x = pad(pad(x, ROWS, axis=2), SWIZZLE // x.dtype.itemsize, axis=3)
+    return x.reshape(-1, x.shape[3])
+
+
+def _tiled(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The inverse."""
+    return x.reshape(*shape[:2], ROWS, -1)[:, :, : shape[2], : shape[3]]
+
+
+def _by_warpgroup(x: jax.Array, unit, own: int) -> jax.Array:
+    """[E, L, ..., R G] -> [E L turns, ..., warpgroups, own]."""
+    x = pad(x, ROWS, axis=x.ndim - 1)
+    x = x.reshape(-1, *x.shape[2:-1], ROWS // (own * unit.compute), unit.compute, own)
+    return jnp.moveaxis(x, -3, 1).reshape(-1, *x.shape[1:-3], unit.compute, own)
+
+
+def _keys(k: jax.Array, v: jax.Array, k_order: jax.Array) -> list[jax.Array]:
+    """[B K S, lanes] twice, and [B, S]."""
+    k, v = (pad(x, SWIZZLE // x.dtype.itemsize, axis=4) for x in (k, v))
+    return [k.reshape(-1, k.shape[4]), v.reshape(-1, v.shape[4]), k_order.reshape(k_order.shape[0], -1)]

@@ -1,0 +1,230 @@
+"""Attention over chosen blocks on TPU (Mosaic): a grid step is one tile of queries and the block that they chose.
+
+The block of each tile is prefetched into scalar memory, where the index maps read it, so that keys are fetched ahead
+and only where the block changes. The tiles of a block follow each other: its keys' gradients stay in VMEM from the
+first to the last, and are added to those of the chunks before, in place; blocks that nobody chose are not touched.
+Scores lie transposed, keys along sublanes and queries along lanes, which tiles fill whatever the size of a block.
+
+Rows of queries are gathered by XLA. A copy per row from within the kernel would save writing and reading them once, but
+takes as many copies of a few hundred bytes to start as a tile has queries, which is more than its products take.
+
+Dimensions: E lists of all rows, L tiles, R G rows of a tile, J blocks, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.cost import Cost
+from pallas_kernels.flash.tpu import VMEM_LIMIT
+from pallas_kernels.selected.tuning import TuningConfig
+from pallas_kernels.tokens import MASKED
+
+DTYPES = ("float32", "bfloat16")
+# The devices that the kernels are written for.
+TARGETS = ("v5e", "v5p", "v6e")
+ELSEWHERE = "no kernel for this TPU"
+# How often the backward pass computes the weights.
+PASSES = 1
+# Numbers of tiles' blocks that fit the scalar memory beside what the compiler keeps there.
+MAX_TILES = 2**17
+LANES = 128
+
+
+def obstacle(q_shape: tuple[int, ...], size: int, tiles: int) -> str | None:
+    """Why q [B, T, N, H] cannot attend to blocks of this size in so many tiles, or None."""
+    if size % 8 or size > 512:
+        return f"{size=} must be a multiple of 8 up to 512"
+    return None if tiles <= MAX_TILES else f"{tiles} tiles at a time are more than {MAX_TILES}"
+
+
+def tile_rows(tuning: TuningConfig, mean: int) -> int:
+    """Rows of a tile, where so many choose a block in the mean: full lanes, but few that are empty."""
+    return max(LANES, min(tuning.rows, mean) // LANES * LANES)
+
+
+def forward(
+    rows: jax.Array,
+    order: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    k_order: jax.Array,
+    block: jax.Array,
+    starts: jax.Array,
+    *,
+    tuning: TuningConfig,
+    interpret=False,
+) -> tuple[jax.Array, jax.Array]:
+    """(out [E, L, R G, H] in v's dtype, lse float32 [E, L, R G]) of tiles, each over its own block.
+
+    rows [E, L, R G, H], order int32 [E, L, R G]; k, v [B, K, J, size, H], k_order int32 [B, J, size]; block int32
+    [E, L], starts int32 [E, J + 1] as in ``Tiles``. A row that sees nothing has an lse about MASKED. Tiles past
+    starts[J] are not written.
+    """
+    lists, tiles, width, head_dim = rows.shape
+    specs = _Specs(lists, k.shape)
+    out, lse = pl.pallas_call(
+        functools.partial(_forward_kernel, scale=head_dim**-0.5),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(lists, tiles),
+            in_specs=[specs.tile(width, head_dim), specs.tile(1, width), *specs.keys()],
+            out_specs=[specs.tile(width, head_dim), specs.tile(1, width)],
+        ),
+        out_shape=[
+            jax.ShapeDtypeStruct(rows.shape, v.dtype),
+            jax.ShapeDtypeStruct((lists, tiles, 1, width), jnp.float32),
+        ],
+        compiler_params=_params(),
+        interpret=interpret,
+        cost_estimate=_estimate(rows, k, products=2, moved=2),
+        name="selected_forward",
+    )(block, starts[:, -1], rows, order[:, :, None], k, v, k_order[..., None])
+    return out, lse[:, :, 0]
+
+
+def backward(
+    rows, d_rows, sums, order, k, v, k_order, block, starts, d_keys, *, tuning: TuningConfig, interpret=False
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """(dq of every tile float32 [E, L, R G, H], d_keys with what these tiles add).
+
+    d_rows [E, L, R G, H]; sums float32 [E, L, 2, R G], lse and delta; d_keys: two float32 [E, J, size, H], of keys and
+    of values; the rest as for ``forward``.
+    """
+    lists, tiles, width, head_dim = rows.shape
+    specs = _Specs(lists, k.shape)
+    dq, *d_keys = pl.pallas_call(
+        functools.partial(_backward_kernel, scale=head_dim**-0.5),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(lists, tiles),
+            in_specs=[
+                specs.tile(width, head_dim),
+                specs.tile(width, head_dim),
+                specs.tile(2, width),
+                specs.tile(1, width),
+                *specs.keys(),
+                specs.sums(),
+                specs.sums(),
+            ],
+            out_specs=[specs.tile(width, head_dim), specs.sums(), specs.sums()],
+        ),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (rows, *d_keys)],
+        input_output_aliases={9: 1, 10: 2},
+        compiler_params=_params(),
+        interpret=interpret,
+        cost_estimate=_estimate(rows, k, products=5, moved=4),
+        name="selected_backward",
+    )(block, starts[:, -1], rows, d_rows, sums, order[:, :, None], k, v, k_order[..., None], *d_keys)
+    return dq, tuple(d_keys)
+
+
+# --- Kernels ---------------------------------------------------------------------------------------------------------
+
+
+def _forward_kernel(block, used, rows, order, k, v, k_order, out, lse, *, scale):
+    @pl.when(pl.program_id(1) < used[pl.program_id(0)])
+    def _():
+        scores = _scores(rows, order, k, k_order, scale)
+        top = jnp.max(scores, axis=0, keepdims=True)
+        weights = jnp.exp(scores - top)
+        total = jnp.sum(weights, axis=0, keepdims=True)
+        out[0, 0] = _dot((weights / total).astype(v.dtype), v[0, 0, 0], 0, 0).astype(out.dtype)
+        lse[0, 0] = top + jnp.log(total)
+
+
+def _backward_kernel(
+    block, used, rows, d_rows, sums, order, k, v, k_order, dk_before, dv_before, dq, dk, dv, *, scale
+):  # fmt: skip
+    row, tile = pl.program_id(0), pl.program_id(1)
+    last = jnp.maximum(used[row] - 1, 0)
+    now, before = (block[row, jnp.clip(x, 0, last)] for x in (tile, tile - 1))
+
+    @pl.when((tile == 0) | (now != before))
+    def _():
+        dk[...], dv[...] = dk_before[...], dv_before[...]
+
+    @pl.when(tile < used[row])
+    def _():
+        lse, delta = (sums[0, 0, i : i + 1] for i in range(2))
+        weights = jnp.exp(_scores(rows, order, k, k_order, scale) - lse)
+        d_weights = _dot(v[0, 0, 0], d_rows[0, 0], 1, 1)
+        d_scores = (weights * (d_weights - delta) * scale).astype(k.dtype)
+        dq[0, 0] = _dot(d_scores, k[0, 0, 0], 0, 0)
+        dk[0, 0] += _dot(d_scores, rows[0, 0], 1, 0)
+        dv[0, 0] += _dot(weights.astype(v.dtype), d_rows[0, 0], 1, 0)
+
+
+def _scores(rows, order, k, k_order, scale):
+    """Masked scores [size, R G]."""
+    scores = _dot(k[0, 0, 0], rows[0, 0], 1, 1) * scale
+    return jnp.where(k_order[0, 0] <= order[0, 0], scores, MASKED)
+
+
+def _dot(a, b, a_axis: int, b_axis: int):
+    """a and b multiplied and summed over an axis of each, in float32."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    axes = (((a_axis,), (b_axis,)), ((), ()))
+    return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
+
+
+# --- What a grid step holds ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Specs:
+    """Blocks of a grid step (list, tile); steps past the last tile in use stay at it, so that nothing is fetched.
+
+    keys_shape [B, K, J, size, H].
+    """
+
+    lists: int
+    keys_shape: tuple[int, ...]
+
+    def tile(self, rows: int, lanes: int) -> pl.BlockSpec:
+        """Of [E, L, rows, lanes]."""
+        return pl.BlockSpec((1, 1, rows, lanes), lambda e, l, block, used: (e, _tile(e, l, used), 0, 0))
+
+    def keys(self) -> list[pl.BlockSpec]:
+        """Of keys, values and the order of keys [B, J, size, 1]."""
+        batch, heads, _, size, head_dim = self.keys_shape
+        lists = self.lists // batch
+
+        def at(e, l, block, used):
+            # // and % would ask which TPU this is, which is not known while compiling for one that is not here
+            row, rest = jax.lax.div(e, jnp.int32(lists)), jax.lax.rem(e, jnp.int32(lists))
+            return row, jax.lax.div(rest * heads, jnp.int32(lists)), block[e, _tile(e, l, used)], 0, 0
+
+        def order_at(*step):
+            row, _, *rest = at(*step)
+            return row, *rest
+
+        keys = pl.BlockSpec((1, 1, 1, size, head_dim), at)
+        return [keys, keys, pl.BlockSpec((1, 1, size, 1), order_at)]
+
+    def sums(self) -> pl.BlockSpec:
+        """Of [E, J, size, H]."""
+        return pl.BlockSpec(
+            (1, 1, *self.keys_shape[3:]), lambda e, l, block, used: (e, block[e, _tile(e, l, used)], 0, 0)
+        )
+
+
+def _tile(e, l, used):
+    return jnp.minimum(l, jnp.maximum(used[e] - 1, 0))
+
+
+def _params() -> pltpu.CompilerParams:
+    return pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT)
+
+
+def _estimate(rows: jax.Array, k: jax.Array, products: int, moved: int) -> pl.CostEstimate:
+    """Of so many products per row and key, and so many times the rows' bytes moved."""
+    pairs = rows.size // rows.shape[-1] * k.shape[3]
+    cost = Cost(products * 2 * rows.shape[-1] * pairs, pairs, moved * rows.nbytes)
+    return pl.CostEstimate(**dataclasses.asdict(cost))

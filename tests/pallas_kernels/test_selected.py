@@ -1,0 +1,204 @@
+"""The kernels of chosen blocks equal the definition in float64, in values and gradients, whatever was chosen."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.flash import reference as dense
+from pallas_kernels.selected import chunks, reference, tpu
+from pallas_kernels.selected.api import selected_attention
+from pallas_kernels.selected.tiles import tiles
+from pallas_kernels.selected.tuning import TuningConfig
+from pallas_kernels.tokens import sequences
+from tests.attention.rows import normal, relative
+
+TPU = {
+    "implementation": "tpu",
+    "interpret": pltpu.InterpretParams(detect_races=True, dma_execution_mode="eager", uninitialized_memory="nan"),
+    "tuning": TuningConfig(chunk=32, rows=48),
+}
+GPU = {
+    "implementation": "gpu",
+    "interpret": plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan"),
+}
+# The query without picks, and the block that nobody picks.
+ALONE, UNPICKED = 5, 2
+
+
+@pytest.fixture(autouse=True)
+def no_races(capsys):
+    """No kernel of the test reads what is still being written, or writes what is still being read."""
+    yield
+    assert "RACE DETECTED" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Chunks of 16 queries, and tiles as small as their rows allow."""
+    monkeypatch.setattr(chunks, "MIN_CHUNK", 16)
+    monkeypatch.setattr(tpu, "LANES", 16)
+
+
+def choose(batch: int, length: int, lists: int, blocks: int, picks: int) -> np.ndarray:
+    """Random distinct blocks, some missing; all those of query ALONE, and block UNPICKED everywhere."""
+    rng = np.random.default_rng(0)
+    found = np.argsort(rng.random((batch, length, lists, blocks)), axis=-1)[..., :picks].astype(np.int32)
+    found[(rng.random(found.shape) < 0.2) | (found == UNPICKED)] = -1
+    found[:, ALONE] = -1
+    return found
+
+
+def orders(batch: int, length: int, places: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of queries and of keys, shuffled; one place is empty."""
+    rng = np.random.default_rng(1)
+    q, k = (rng.permuted(np.tile(np.arange(x, dtype=np.int32), (batch, 1)), axis=1) for x in (length, places))
+    k[:, 3] = np.iinfo(np.int32).max
+    return q, k
+
+
+def run(function, qkv, weights):
+    """(out, lse) and the gradients of a weighted sum of both, under one jit."""
+
+    def loss(*qkv):
+        out, lse = function(*qkv)
+        seen = jnp.isfinite(lse)
+        return jnp.sum(out * weights[0]) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0)), (out, lse)
+
+    gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
+    return results, gradients
+
+
+def check(heads, kv_heads, lists, size, blocks, length, picks=3, head_dim=8, batch=1, dtype=jnp.float32, **options):
+    """Values and gradients against the reference, within the bounds of the dtype and twice the naive error."""
+    picks, order = choose(batch, length, lists, blocks, picks), orders(batch, length, blocks * size)
+    shape = (batch, length, heads, head_dim)
+    wide = normal(0, shape, *[(batch, blocks * size, kv_heads, head_dim)] * 2, dtype=jnp.float64)
+    weights = normal(1, shape, shape[:3], dtype=jnp.float64)
+    given = {"picks": picks, "q_order": order[0], "k_order": order[1], "size": size}
+    naive = functools.partial(reference.attention, **given)
+    (out, lse), gradients = run(naive, wide, weights)
+    narrow, weights = [x.astype(dtype) for x in wide], [x.astype(jnp.float32) for x in weights]
+    with jax.enable_x64(False):  # the GPU interpreter's own counters are 32 bits wide
+        found, (dq, dk, dv) = run(functools.partial(selected_attention, **given, **options), narrow, weights)
+    assert found[0].dtype == dtype and found[1].dtype == jnp.float32
+    finite = np.isfinite(lse)
+    assert not finite[:, ALONE].any() and np.array_equal(np.asarray(found[1]) > -np.inf, finite)
+    assert not np.any(found[0][:, ALONE]) and not np.any(dq[:, ALONE])
+    unpicked = slice(UNPICKED * size, (UNPICKED + 1) * size)
+    assert not np.any(dk[:, unpicked]) and not np.any(dv[:, unpicked])
+    if dtype == jnp.float32:
+        bounds = [1e-5, 1e-4, 1e-4, 1e-4]
+    else:  # the inputs themselves are rounded
+        (rough, lse), rough_gradients = run(naive, narrow, weights)
+        errors = [relative(x, y) for x, y in zip((rough, *rough_gradients), (out, *gradients), strict=True)]
+        bounds = [min(most, 2 * error) for most, error in zip((5e-3, 1e-2, 1e-2, 1e-2), errors, strict=True)]
+    assert np.abs(np.asarray(found[1], np.float64) - lse)[finite].max() < 1e-4
+    for one, wanted, bound in zip((found[0], dq, dk, dv), (out, *gradients), bounds, strict=True):
+        assert one.dtype == dtype and relative(one, wanted) < bound
+
+
+@pytest.mark.parametrize(
+    "heads, kv_heads, lists",
+    [(4, 2, 2), (2, 1, 2), (7, 1, 1), (16, 1, 1)],
+)
+def test_tpu_equals_the_definition_in_values_and_gradients(x64, small_tiles, heads, kv_heads, lists):
+    check(heads, kv_heads, lists, size=8, blocks=4, length=27, **TPU)
+
+
+@pytest.mark.parametrize("size, length", [(64, 150), (128, ALONE + 1)])
+def test_tpu_takes_larger_blocks_and_tiles_as_they_are(x64, size, length):
+    check(3, 1, 1, size, blocks=3, length=length, head_dim=16, **TPU | {"tuning": None})
+
+
+def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64, small_tiles):
+    check(2, 1, 1, size=16, blocks=4, length=16, batch=2, head_dim=32, dtype=jnp.bfloat16, **TPU)
+
+
+# the interpreter has no wgmma accumulators beside shared memory: its products are jnp's, all else is as on the device
+@pytest.mark.parametrize("unit, heads, kv_heads, lists, size", [("wgmma", 3, 1, 1, 64), ("tcgen05", 2, 1, 2, 128)])
+def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(x64, unit, heads, kv_heads, lists, size):
+    options = GPU | {"tuning": TuningConfig(chunk=128, span=2, matrix_unit=unit)}
+    check(heads, kv_heads, lists, size, blocks=3, length=140, head_dim=16, dtype=jnp.bfloat16, **options)
+
+
+def test_all_blocks_are_dense_causal_attention(x64, small_tiles):
+    tokens, size = sequences(jnp.array([24]), 24), 8
+    qkv = normal(0, (1, 24, 2, 8), *[(1, 24, 1, 8)] * 2, dtype=jnp.float64)
+    wanted = dense.attention(*qkv, tokens, tokens)
+    picks = jnp.broadcast_to(jnp.arange(3, dtype=jnp.int32), (1, 24, 1, 3))
+    given = (picks, tokens.order, tokens.order)
+    exact = selected_attention(*qkv, *given, size=size, implementation="reference")
+    narrow = [x.astype(jnp.float32) for x in qkv]
+    found = jax.jit(lambda *x: selected_attention(*x, *given, size=size, **TPU))(*narrow)
+    for one, other, expected in zip(exact, found, wanted, strict=True):
+        assert relative(one, expected) < 1e-12 and relative(other, expected) < 1e-5
+
+
+def test_tpu_does_not_read_blocks_that_were_not_chosen(small_tiles):
+    picks, order = choose(1, 24, 1, 4, 3), orders(1, 24, 32)
+    q, k, v = normal(0, (1, 24, 2, 8), *[(1, 32, 1, 8)] * 2)
+    attend = jax.jit(lambda *x: selected_attention(*x, picks, *order, size=8, **TPU))
+    poisoned = [x.at[:, UNPICKED * 8 : UNPICKED * 8 + 8].set(jnp.nan) for x in (k, v)]
+    for found, expected in zip(attend(q, *poisoned), attend(q, k, v), strict=True):
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("queries, multiple", [(1, 1), (4, 1), (5, 3), (64, 1)])
+def test_every_pick_is_in_one_row_of_a_tile_of_its_block(queries, multiple):
+    picks = choose(1, 43, 1, 6, 3)[0, :, 0]
+    found = jax.tree.map(np.asarray, tiles(jnp.asarray(picks), 6, queries, multiple))
+    assert len(found.block) % multiple == 0 and np.all(np.diff(found.block) >= 0)
+    rows = found.query.reshape(-1)
+    for query, own in enumerate(picks):
+        for pick, row in zip(own, found.row[query], strict=True):
+            assert row == rows.size if pick < 0 else rows[row] == query and found.block[row // queries] == pick
+    assert np.sum(rows < len(picks)) == np.sum(picks >= 0)
+    for block in range(6):
+        own = range(found.starts[block], found.starts[block + 1])
+        assert len(own) == -(-np.sum(picks == block) // queries) and np.all(found.block[own] == block)
+    assert np.all(found.query[found.starts[-1] :] == len(picks))
+
+
+def test_without_an_accelerator_the_definition_is_chosen(x64):
+    picks, order = choose(1, 12, 1, 4, 2), orders(1, 12, 32)
+    qkv = normal(0, (1, 12, 2, 8), *[(1, 32, 1, 8)] * 2, dtype=jnp.float64)
+    results = (f(*qkv, picks, *order, size=8) for f in (selected_attention, reference.attention))
+    for found, expected in zip(*results, strict=True):
+        assert found.dtype == jnp.float64 and np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"implementation": "triton"}, "implementation='triton' must be one of"),
+        ({"implementation": "tpu"}, "backend='cpu' is not 'tpu', and interpret=False"),
+        ({"interpret": TPU["interpret"]}, "needs a named implementation, not implementation=None"),
+        ({"lists": 3}, r"picks.shape=\(1, 12, 3, 2\) must begin with \(1, 12\) and 1 or 2 lists"),
+        ({"size": 5}, "size=5 must divide the 32 places of keys"),
+        ({"size": 4, **TPU}, "size=4 must be a multiple of 8 up to 512"),
+        ({"dtype": jnp.bfloat16, **GPU}, "size=8 must be a multiple of 64"),
+        ({"head_dim": 160, "size": 64, "blocks": 2, "dtype": jnp.bfloat16, **GPU}, "head size 160 is more than 128"),
+        (GPU, r"the dtypes \['float32'\] must be one of \('bfloat16',\)"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_values(options, message):
+    own = {"lists": 1, "size": 8, "head_dim": 8, "blocks": 4, "dtype": jnp.float32}
+    lists, size, head_dim, blocks, dtype = ({**own, **options}[name] for name in own)
+    places = 32 if blocks == 4 else blocks * size
+    shape = (1, 12, 2, head_dim)
+    qkv = normal(0, shape, *[(1, places, 1, head_dim)] * 2, dtype=dtype)
+    options = {name: x for name, x in options.items() if name not in own}
+    with pytest.raises(ValueError, match=message):
+        selected_attention(*qkv, choose(1, 12, lists, blocks, 2), *orders(1, 12, places), size=size, **options)
+
+
+def test_sizes_that_mean_nothing_are_refused():
+    with pytest.raises(ValueError, match="span=0 must be positive"):
+        TuningConfig(span=0)
