@@ -112,6 +112,8 @@ def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
         raise ValueError(f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with values")
     if q_tokens.shape != q.shape[:2] or k_tokens.shape != k.shape[:2]:
         raise ValueError(f"{q_tokens.shape=} and {k_tokens.shape=} must be the first two of {q.shape=} and {k.shape=}")
+    if (q_tokens.limits is None) != (k_tokens.limits is None):
+        raise ValueError(f"{q_tokens.limits=} and {k_tokens.limits=} must both be given or both be None")
 
 
 def _capability() -> str:
