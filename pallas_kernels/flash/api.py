@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,17 +50,10 @@ def flash_attention(
     not fit, and for a named implementation that cannot run.
     """
     _check_shapes(q, k, v, q_tokens, k_tokens)
-    if implementation is None:
-        if interpret:
-            raise ValueError(f"{interpret=} needs a named implementation, not {implementation=}")
-        implementation = next((name for name in KERNELS if not _obstacle(name, q, k, v, interpret)), "reference")
-    elif implementation not in (*KERNELS, "reference"):
-        raise ValueError(f"{implementation=} must be one of {[*KERNELS, 'reference']} or None")
+    implementation = choose(implementation, lambda name: obstacle(name, q, k, v, interpret), interpret)
     if implementation == "reference":
         return reference.attention(q, k, v, q_tokens, k_tokens, window=window)
-    if obstacle := _obstacle(implementation, q, k, v, interpret):
-        raise ValueError(f"{implementation=} cannot run this: {obstacle}")
-    tuning = tuning or heuristic(_device(implementation), q.shape[2] // k.shape[2], q.shape[3])
+    tuning = tuning or heuristic(device(implementation), q.shape[2] // k.shape[2], q.shape[3])
     return _attention(q, k, v, q_tokens, k_tokens, _Options(implementation, window, tuning, interpret))
 
 
@@ -116,19 +110,35 @@ def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
         raise ValueError(f"{q_tokens.limits=} and {k_tokens.limits=} must both be given or both be None")
 
 
+def choose(implementation: str | None, obstacle: Callable[[str], str | None], interpret: Any) -> str:
+    """The named implementation, or for None the first kernels without an obstacle, else "reference".
+
+    obstacle: why the kernels of a name cannot run, or None. Raises ValueError if the named one cannot.
+    """
+    if implementation is None:
+        if interpret:
+            raise ValueError(f"{interpret=} needs a named implementation, not {implementation=}")
+        return next((name for name in KERNELS if not obstacle(name)), "reference")
+    if implementation not in (*KERNELS, "reference"):
+        raise ValueError(f"{implementation=} must be one of {[*KERNELS, 'reference']} or None")
+    if implementation != "reference" and (found := obstacle(implementation)):
+        raise ValueError(f"{implementation=} cannot run this: {found}")
+    return implementation
+
+
 def _capability() -> str:
     """Of the GPU at hand; without one the interpreter stands for Hopper."""
     return getattr(jax.devices()[0], "compute_capability", "9.0")
 
 
-def _device(implementation: str) -> str:
+def device(implementation: str) -> str:
     """What the heuristic calls the device at hand."""
     if implementation == "tpu":
         return "tpu"
     return "blackwell" if _capability().startswith("10.") else "hopper"
 
 
-def _obstacle(name: str, q, k, v, interpret) -> str | None:
+def obstacle(name: str, q: jax.Array, k: jax.Array, v: jax.Array, interpret: Any) -> str | None:
     """Why a kernel cannot run the input here, or None."""
     backend = jax.default_backend()
     if not interpret and backend != name:

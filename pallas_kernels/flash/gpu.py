@@ -90,7 +90,7 @@ def forward(
             *ring(plan.steps, unit.compute, arrays=3),
             *unit.scratch(plan.block_kv, lanes, 1, dtype),
         ],
-        **_launch(plan, heads, length // plan.block_q, batch, interpret),
+        **launch(plan.unit, heads, length // plan.block_q, batch, interpret),
     )(lists, q, q_fields, k, v, k_fields)
     return out[:, : shape[1], :, : shape[3]], lse[:, :, : shape[1]].swapaxes(1, 2)
 
@@ -119,7 +119,7 @@ def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning
             *ring(plan.steps, unit.compute, arrays=3),
             *unit.scratch(plan.block_kv, lanes, 1, dtype),
         ],
-        **_launch(plan, heads, length // plan.block_q, batch, interpret),
+        **launch(plan.unit, heads, length // plan.block_q, batch, interpret),
     )(lists, q, d_out, _sums(lse, delta, plan), q_fields, k, v, k_fields)
     return dq[:, : shape[1], :, : shape[3]]
 
@@ -152,7 +152,7 @@ def backward_kv(
             *ring(plan.steps, unit.compute, arrays=4),
             *unit.scratch(plan.block_q, lanes, 2, dtype),
         ],
-        **_launch(plan, kv_heads, length // plan.block_kv, batch, interpret),
+        **launch(plan.unit, kv_heads, length // plan.block_kv, batch, interpret),
     )(lists, k, v, k_fields, q, d_out, sums, q_fields)
     return dk[:, : shape[1], :, : shape[3]], dv[:, : shape[1], :, : shape[3]]
 
@@ -322,7 +322,7 @@ def mask(queries: Tokens, keys: Tokens, shape: tuple[int, ...], query_axis: int,
 
 def _plan(q, k, held: str, streamed: str, tuning: TuningConfig, window: int | None, interpret) -> _Plan:
     """The plan of a kernel; held, streamed: the tuning's names of the blocks it holds and goes through."""
-    width, unit, sizes = SWIZZLE // q.dtype.itemsize, UNITS[tuning.matrix_unit], dataclasses.asdict(tuning)
+    unit, sizes = UNITS[tuning.matrix_unit], dataclasses.asdict(tuning)
     if sizes[held] != unit.tile * unit.compute:
         raise ValueError(f"{held}={sizes[held]} must be {unit.tile * unit.compute} for {tuning.matrix_unit}")
     if sizes[streamed] % 64:
@@ -336,24 +336,32 @@ def _plan(q, k, held: str, streamed: str, tuning: TuningConfig, window: int | No
         scale=q.shape[3] ** -0.5,
         window=window,
         interpret=bool(interpret),
-        lanes=-(-q.shape[3] // width) * width,
+        lanes=padded(q.shape[3], q.dtype),
         unit=tuning.matrix_unit,
     )
 
 
-def _launch(plan: _Plan, heads: int, blocks: int, batch: int, interpret) -> dict:
+def launch(unit: str, heads: int, blocks: int, batch: int, interpret) -> dict:
+    """Options of a kernel with a thread block for every head, block and row."""
     return {
         "grid": (heads, blocks, batch),
         "grid_names": ("head", "block", "row"),
-        "num_threads": UNITS[plan.unit].compute + 1,
+        "num_threads": UNITS[unit].compute + 1,
         "thread_name": "wg",
         "compiler_params": plgpu.CompilerParams(approx_math=True),
         "interpret": interpret or None,
     }
 
 
+def padded(head_dim: int, dtype) -> int:
+    """The head size filled up to whole swizzles."""
+    width = SWIZZLE // jnp.dtype(dtype).itemsize
+    return -(-head_dim // width) * width
+
+
 def pad_heads(x: jax.Array, block: int) -> jax.Array:
-    return pad(pad(x, block), SWIZZLE // x.dtype.itemsize, axis=3)
+    """[B, T, N, H] with T filled up to whole blocks and the head size to whole swizzles."""
+    return pad(pad(x, block), padded(1, x.dtype), axis=3)
 
 
 def token_rows(tokens: Tokens) -> jax.Array:

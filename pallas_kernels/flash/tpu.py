@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +95,7 @@ def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning
     shapes = (q.shape, k.shape)
     lists, _ = visits(q_tokens, k_tokens, block_q, block_kv, window)
     q_fields, k_fields = token_columns(q_tokens, block_q), token_rows(k_tokens, block_kv)
-    sums = _to_rows(lse, delta, kv_heads, block_q)
+    sums = to_rows([lse, delta], kv_heads, block_q)
     q, d_out = (to_blocks(x, kv_heads, block_q) for x in (q, d_out.astype(q.dtype)))
     k, v = (to_blocks(x, kv_heads, block_kv) for x in (k, v))
     blocks, rows, lanes = q.shape[2:]
@@ -137,7 +137,7 @@ def backward_kv(
     shapes = (q.shape, k.shape)
     _, lists = visits(q_tokens, k_tokens, block_q, block_kv, window)
     q_fields, k_fields = token_rows(q_tokens, block_q), token_columns(k_tokens, block_kv)
-    sums = _to_rows(lse, delta, kv_heads, block_q)
+    sums = to_rows([lse, delta], kv_heads, block_q)
     q, d_out = (to_blocks(x, kv_heads, block_q) for x in (q, d_out.astype(q.dtype)))
     k, v = (to_blocks(x, kv_heads, block_kv) for x in (k, v))
     rows, lanes = q.shape[3:]
@@ -182,7 +182,7 @@ def _forward_kernel(
     total[...] = jnp.zeros(total.shape, jnp.float32)
     acc[...] = jnp.zeros(acc.shape, jnp.float32)
 
-    def visit(slot, masked):
+    def visit(_, slot, masked):
         scores = dot(q[0, 0, 0], k_two[slot], ((1,), (1,))) * scale
         if masked:
             scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
@@ -206,7 +206,7 @@ def _backward_q_kernel(
     acc[...] = jnp.zeros(acc.shape, jnp.float32)
     lse, delta = (to_sublanes(sums[0, 0, 0, i : i + 1]) for i in range(2))
 
-    def visit(slot, masked):
+    def visit(_, slot, masked):
         scores = dot(q[0, 0, 0], k_two[slot], ((1,), (1,))) * scale
         if masked:
             scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
@@ -244,7 +244,7 @@ def _backward_kv_kernel(
     dk_acc[...] = jnp.zeros(dk_acc.shape, jnp.float32)
     dv_acc[...] = jnp.zeros(dv_acc.shape, jnp.float32)
 
-    def visit(slot, masked):
+    def visit(_, slot, masked):
         scores = dot(k[0, 0, 0], q_two[slot], ((1,), (1,))) * scale
         lse, delta = (sums_two[slot, i : i + 1] for i in range(2))
         if masked:
@@ -261,7 +261,7 @@ def _backward_kv_kernel(
 
 
 def stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:
-    """Calls visit(slot, masked) for each listed block, its arrays in ``slot`` of their buffers as the next are fetched.
+    """Calls visit(block, slot, masked) for each listed one, its arrays in ``slot`` of buffers as the next are fetched.
 
     arrays: (all of it [B, K, blocks, ...], buffer [2, ...]) pairs; tokens: such a pair without heads.
     """
@@ -289,8 +289,9 @@ def stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:
 
         for copy in copies(step):
             copy.wait()
-        pl.when(step < whole)(lambda: visit(step % 2, False))
-        pl.when(step >= whole)(lambda: visit(step % 2, True))
+        at = lists[0, 0, 0, 2 + step]
+        pl.when(step < whole)(lambda: visit(at, step % 2, False))
+        pl.when(step >= whole)(lambda: visit(at, step % 2, True))
 
 
 def _mask_queries(scores, q_tok, k_tok, window):
@@ -386,9 +387,9 @@ def from_blocks(x: jax.Array, block: int, shape: tuple[int, ...]) -> jax.Array:
     return x.reshape(batch, blocks * block, -1, lanes)[:, : shape[1], :, : shape[3]]
 
 
-def _to_rows(lse: jax.Array, delta: jax.Array, kv_heads: int, block: int) -> jax.Array:
-    """Two [B, T, N] -> [B, K, blocks, 2, G block]."""
-    x = pad(jnp.stack([lse, delta], axis=-1), block)
-    batch, length, heads, _ = x.shape
-    x = x.reshape(batch, length // block, block, kv_heads, heads // kv_heads, 2)
-    return x.transpose(0, 3, 1, 5, 4, 2).reshape(batch, kv_heads, length // block, 2, -1)
+def to_rows(sums: Sequence[jax.Array], kv_heads: int, block: int) -> jax.Array:
+    """Some [B, T, N] -> [B, K, blocks, sums, G block]."""
+    x = pad(jnp.stack(sums, axis=-1), block)
+    batch, length, heads, count = x.shape
+    x = x.reshape(batch, length // block, block, kv_heads, heads // kv_heads, count)
+    return x.transpose(0, 3, 1, 5, 4, 2).reshape(batch, kv_heads, length // block, count, -1)
