@@ -15,6 +15,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.compressed import gpu, reference, tpu
 from pallas_kernels.compressed.blocks import Selection, TuningConfig, heuristic
@@ -65,7 +66,8 @@ def compressed_attention(
             raise ValueError(f"{name}.shape={x.shape} must be that of its tokens, {shape}")
     if shadows is not None and shadows.shape != heads.shape:
         raise ValueError(f"{shadows.shape=} must be that of {heads.shape=}")
-    q_tokens, k_tokens = dataclasses.replace(q_tokens, limits=own_from), dataclasses.replace(k_tokens, limits=k_starts)
+    q_tokens = dataclasses.replace(q_tokens, limits=own_from.astype(jnp.int32))
+    k_tokens = dataclasses.replace(k_tokens, limits=k_starts.astype(jnp.int32))
     heads = dataclasses.replace(heads, limits=heads.order)
 
     def obstacle(name: str) -> str | None:

@@ -23,7 +23,7 @@ from pallas_kernels.flash import gpu as flash
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.matrix_units import UNITS, full, spread, tiles
 from pallas_kernels.padding import pad, pad_tokens
-from pallas_kernels.ring import ring, split
+from pallas_kernels.ring import fetch, ring, split
 from pallas_kernels.tokens import MASKED, Tokens
 
 TARGETS, ELSEWHERE = flash.TARGETS, flash.ELSEWHERE
@@ -73,31 +73,33 @@ def select(
     length, kv_heads, dtype = q.shape[1], k.shape[2], q.dtype
     forced = pad(jnp.stack(edges(q_tokens, heads, selection), axis=1), tuning.block_q, axis=2)
     plan = _plan(q, k, selection, tuning, interpret)
-    parts, width = len(plan.shares), -(-plan.picks // 8) * 8
+    parts, width = len(plan.shares), -(-selection.picks // 8) * 8
     k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, plan.columns)
     q_tokens = pad_tokens(q_tokens, plan.block_q)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.columns * (parts + 1), None)
     q_fields, k_fields = flash.token_rows(q_tokens), flash.blocked(flash.token_rows(k_tokens), plan.columns)
     sums = pad(jnp.where(jnp.isneginf(lse), NOTHING, lse), plan.block_q).swapaxes(1, 2)
     q, k = flash.pad_heads(q, plan.block_q), flash.pad_heads(k, plan.columns)
-    batch, unit = q.shape[0], UNITS[plan.unit]
+    (batch, slots), unit = q.shape[:2], UNITS[plan.unit]
+    # the queries of a warpgroup apart, so that one copy brings those of all
+    q, sums = (x.reshape(*x.shape[:axis], -1, unit.tile, *x.shape[axis + 1 :]) for x, axis in ((q, 1), (sums, 2)))
     picks = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
-        out_type=jax.ShapeDtypeStruct((batch, kv_heads, q.shape[1], width), jnp.int32),
+        out_type=jax.ShapeDtypeStruct((batch, kv_heads, slots, width), jnp.int32),
         scratch_types=[
             tiles((plan.steps, unit.compute, unit.tile, plan.lanes), dtype),
             plgpu.SMEM((plan.steps, unit.compute, unit.tile), jnp.float32),
             tiles((parts, plan.columns, plan.lanes), dtype),
             plgpu.SMEM((parts + 1, *k_fields.shape[2:]), jnp.int32),
             plgpu.SMEM((unit.compute, unit.tile, width), jnp.int32),
-            *ring(plan.steps, unit.compute, arrays=2 * unit.compute),
+            *ring(plan.steps, unit.compute, arrays=2),
             *ring(parts, unit.compute, arrays=1),
             *ring(1, unit.compute, arrays=1),
             *unit.scratch(plan.columns, plan.lanes, 0, dtype),
         ],
-        **flash.launch(plan.unit, kv_heads, q.shape[1] // plan.block_q, batch, interpret),
+        **flash.launch(plan.unit, kv_heads, slots // plan.block_q, batch, interpret),
     )(lists, q, sums, q_fields, forced, k, k_fields)
-    return picks[:, :, :length, : plan.picks].swapaxes(1, 2)
+    return picks[:, :, :length, : selection.picks].swapaxes(1, 2)
 
 
 def _kernel(
@@ -157,41 +159,27 @@ def _kernel(
         plgpu.copy_smem_to_gmem(picks_own.at[wg], picks.at[row, head, own])
         plgpu.wait_smem_to_gmem(0)
 
+    def sources(step):
+        own = pl.ds(block * unit.compute, unit.compute)
+        q_head = head * plan.groups + jax.lax.rem(step, jnp.int32(plan.groups))
+        return q.at[row, own, :, q_head], sums.at[row, q_head, own]
+
     def keys(step):
-        """Copies the keys and tokens of a visit, each part as soon as the visit before is done with it."""
-        at = lists[row, block, 2 + step]
-        tokens = k_tok.at[row, pl.ds(at * (parts + 1), parts + 1)]
-        _refill(step, tokens, tok_tile, tok_filled.at[0], tok_emptied.at[0])
-        for part in range(parts):
-            part_keys = k.at[row, pl.ds((at * parts + part) * plan.columns, plan.columns), head]
-            _refill(step, part_keys, k_tile.at[part], k_filled.at[part], k_emptied.at[part])
+        """Copies what a visit needs, each part as soon as the visit before is done with it."""
+        visit = jax.lax.div(step, jnp.int32(plan.groups))
+        at = lists[row, block, 2 + visit]
 
-    def fetch():
-        @pl.loop(0, count * plan.groups + plan.steps)
-        def _(step):
-            slot = jax.lax.rem(step, jnp.int32(plan.steps))
-
-            @pl.when(step >= plan.steps)
-            def _():
-                plgpu.barrier_wait(emptied.at[slot])
-
-            @pl.when(step < count * plan.groups)
-            def _():
-                index = jax.lax.rem(step, jnp.int32(plan.groups))
-                for part in range(unit.compute):
-                    own = pl.ds(block * plan.block_q + part * unit.tile, unit.tile)
-                    q_head = head * plan.groups + index
-                    plgpu.copy_gmem_to_smem(q.at[row, own, q_head], q_ring.at[slot, part], filled.at[slot])
-                    plgpu.copy_gmem_to_smem(sums.at[row, q_head, own], sums_ring.at[slot, part], filled.at[slot])
-                pl.when(index == first)(lambda: keys(jax.lax.div(step, jnp.int32(plan.groups))))
-
-        @pl.when(count > 0)
+        @pl.when(jax.lax.rem(step, jnp.int32(plan.groups)) == first)
         def _():
-            plgpu.barrier_wait(tok_emptied.at[0])
+            tokens = k_tok.at[row, pl.ds(at * (parts + 1), parts + 1)]
+            _refill(visit, tokens, tok_tile, tok_filled.at[0], tok_emptied.at[0])
             for part in range(parts):
-                plgpu.barrier_wait(k_emptied.at[part])
+                part_keys = k.at[row, pl.ds((at * parts + part) * plan.columns, plan.columns), head]
+                _refill(visit, part_keys, k_tile.at[part], k_filled.at[part], k_emptied.at[part])
 
-    split(wg, unit, compute, fetch)
+    rings = (q_ring, sums_ring)
+    copies = functools.partial(fetch, count * plan.groups, sources, rings, filled, emptied, plan.steps, after=keys)
+    split(wg, unit, compute, copies)
 
 
 def _refill(step, source, target, filled, emptied) -> None:
@@ -237,7 +225,9 @@ def _merge(best, scores, numbers, layout, picks: int):
 def _plan(q, k, selection: Selection, tuning: TuningConfig, interpret) -> _Plan:
     unit = UNITS[tuning.attention.matrix_unit]
     if tuning.block_q != unit.tile * unit.compute:
-        raise ValueError(f"block_q={tuning.block_q} must be {unit.tile * unit.compute} for {unit}")
+        raise ValueError(
+            f"block_q={tuning.block_q} must be {unit.tile * unit.compute} for {tuning.attention.matrix_unit}"
+        )
     if tuning.columns % 64:
         raise ValueError(f"columns={tuning.columns} must be a multiple of 64")
     return _Plan(
@@ -250,5 +240,5 @@ def _plan(q, k, selection: Selection, tuning: TuningConfig, interpret) -> _Plan:
         lanes=flash.padded(q.shape[3], q.dtype),
         unit=tuning.attention.matrix_unit,
         shares=tuple(selection.shares.values()),
-        picks=selection.picks,
+        picks=min(selection.picks, k.shape[1] // selection.ratio),
     )

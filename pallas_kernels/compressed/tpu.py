@@ -123,6 +123,7 @@ def _kernel(
 def _best(scores, count: int):
     """Numbers of the best blocks, int32 [block_q, LANES], of scores [J / C, block_q, C], which it uses up."""
     tiles, block_q, columns = scores.shape
+    count = min(count, tiles * columns)
     lane = jax.lax.broadcasted_iota(jnp.int32, (block_q, columns), 1)
     slot = jax.lax.broadcasted_iota(jnp.int32, (block_q, flash.LANES), 1)
     most = jnp.iinfo(jnp.int32).max
