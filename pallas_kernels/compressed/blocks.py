@@ -83,7 +83,8 @@ def heuristic(device: str, groups: int, head_dim: int, count: int) -> TuningConf
     """Sizes for "tpu", "hopper" or "blackwell", ``groups`` heads per key/value head and so many blocks; never timed."""
     attention = flash.heuristic(device, groups, head_dim)
     if device != "tpu":
-        return TuningConfig(attention, attention.block_q, 64)
+        # a row of scores lies in one thread on Blackwell, in four on Hopper
+        return TuningConfig(attention, attention.block_q, 32 if device == "blackwell" else 64)
     # the scores of all blocks for a block of queries stay in VMEM
     return TuningConfig(attention, max(128, min(attention.block_q, 2**23 // count // 128 * 128)), 128)
 

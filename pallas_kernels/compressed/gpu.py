@@ -81,14 +81,12 @@ def select(
     sums = pad(jnp.where(jnp.isneginf(lse), NOTHING, lse), plan.block_q).swapaxes(1, 2)
     q, k = flash.pad_heads(q, plan.block_q), flash.pad_heads(k, plan.columns)
     (batch, slots), unit = q.shape[:2], UNITS[plan.unit]
-    # the queries of a warpgroup apart, so that one copy brings those of all
-    q, sums = (x.reshape(*x.shape[:axis], -1, unit.tile, *x.shape[axis + 1 :]) for x, axis in ((q, 1), (sums, 2)))
     picks = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
         out_type=jax.ShapeDtypeStruct((batch, kv_heads, slots, width), jnp.int32),
         scratch_types=[
-            tiles((plan.steps, unit.compute, unit.tile, plan.lanes), dtype),
-            plgpu.SMEM((plan.steps, unit.compute, unit.tile), jnp.float32),
+            tiles((plan.steps, plan.block_q, plan.lanes), dtype),
+            plgpu.SMEM((plan.steps, plan.block_q), jnp.float32),
             tiles((parts, plan.columns, plan.lanes), dtype),
             plgpu.SMEM((parts + 1, *k_fields.shape[2:]), jnp.int32),
             plgpu.SMEM((unit.compute, unit.tile, width), jnp.int32),
@@ -114,6 +112,7 @@ def _kernel(
     first, last = 0, plan.groups - 1
 
     def compute():
+        rows = pl.ds(wg * unit.tile, unit.tile)
         own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
         queries = flash.load_fields(q_tok.at[row, :, own], column)
         early, late = (plgpu.load(forced.at[row, i, own], layout=column, optimized=False) for i in range(2))
@@ -125,12 +124,12 @@ def _kernel(
             def one_head(index, total):
                 slot = jax.lax.rem(step * plan.groups + index, jnp.int32(plan.steps))
                 plgpu.barrier_wait(filled.at[slot])
-                lse = plgpu.load(sums_ring.at[slot, wg], layout=column, optimized=False)
+                lse = plgpu.load(sums_ring.at[slot, rows], layout=column, optimized=False)
                 lse = spread(lse * flash.LOG2_E, shape, 0)
                 for part, share in enumerate(plan.shares):
                     pl.when(index == first)(lambda part=part: plgpu.barrier_wait(k_filled.at[part]))
                     keys = k_tile.at[part].transpose((1, 0))
-                    scores = unit.product(q_ring.at[slot, wg], keys) * (plan.scale * flash.LOG2_E) - lse
+                    scores = unit.product(q_ring.at[slot, rows], keys) * (plan.scale * flash.LOG2_E) - lse
                     pl.when(index == last)(lambda part=part: _release(k_emptied.at[part]))
                     if masked:
                         seen = flash.mask(queries, flash.load_fields(tok_tile.at[1 + part], line), shape, 0)
@@ -160,9 +159,9 @@ def _kernel(
         plgpu.wait_smem_to_gmem(0)
 
     def sources(step):
-        own = pl.ds(block * unit.compute, unit.compute)
+        own = pl.ds(block * plan.block_q, plan.block_q)
         q_head = head * plan.groups + jax.lax.rem(step, jnp.int32(plan.groups))
-        return q.at[row, own, :, q_head], sums.at[row, q_head, own]
+        return q.at[row, own, q_head], sums.at[row, q_head, own]
 
     def keys(step):
         """Copies what a visit needs, each part as soon as the visit before is done with it."""
@@ -228,8 +227,8 @@ def _plan(q, k, selection: Selection, tuning: TuningConfig, interpret) -> _Plan:
         raise ValueError(
             f"block_q={tuning.block_q} must be {unit.tile * unit.compute} for {tuning.attention.matrix_unit}"
         )
-    if tuning.columns % 64:
-        raise ValueError(f"columns={tuning.columns} must be a multiple of 64")
+    if tuning.columns % 16:
+        raise ValueError(f"columns={tuning.columns} must be a multiple of 16")
     return _Plan(
         block_q=tuning.block_q,
         columns=tuning.columns,
