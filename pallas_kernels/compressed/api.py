@@ -59,13 +59,7 @@ def compressed_attention(
     in q, k and v through out and lse. Raises ValueError for shapes that do not fit, and for a named implementation that
     cannot run.
     """
-    if k.shape[1] != heads.shape[1] * selection.ratio:
-        raise ValueError(f"{k.shape[1]=} stretches must be {selection.ratio} for each of {heads.shape[1]=} blocks")
-    for name, x, shape in (("own_from", own_from, q_tokens.shape), ("k_starts", k_starts, k_tokens.shape)):
-        if x.shape != shape:
-            raise ValueError(f"{name}.shape={x.shape} must be that of its tokens, {shape}")
-    if shadows is not None and shadows.shape != heads.shape:
-        raise ValueError(f"{shadows.shape=} must be that of {heads.shape=}")
+    _check_shapes(k, q_tokens, own_from, k_tokens, k_starts, heads, shadows, selection)
     q_tokens = dataclasses.replace(q_tokens, limits=own_from.astype(jnp.int32))
     k_tokens = dataclasses.replace(k_tokens, limits=k_starts.astype(jnp.int32))
     heads = dataclasses.replace(heads, limits=heads.order)
@@ -86,3 +80,13 @@ def compressed_attention(
         return out, lse, reference.select(*arguments, selection=selection)
     select = KERNELS[implementation].select
     return out, lse, select(*arguments, selection=selection, tuning=tuning, interpret=interpret)
+
+
+def _check_shapes(k, q_tokens, own_from, k_tokens, k_starts, heads, shadows, selection: Selection) -> None:
+    if k.shape[1] != heads.shape[1] * selection.ratio:
+        raise ValueError(f"{k.shape[1]=} stretches must be {selection.ratio} for each of {heads.shape[1]=} blocks")
+    for name, x, shape in (("own_from", own_from, q_tokens.shape), ("k_starts", k_starts, k_tokens.shape)):
+        if x.shape != shape:
+            raise ValueError(f"{name}.shape={x.shape} must be that of its tokens, {shape}")
+    if shadows is not None and shadows.shape != heads.shape:
+        raise ValueError(f"{shadows.shape=} must be that of {heads.shape=}")

@@ -107,9 +107,8 @@ def _kernel(
 ):  # fmt: skip
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
-    count, whole, parts = lists[row, block, 0], lists[row, block, 1], len(plan.shares)
+    count, whole = lists[row, block, 0], lists[row, block, 1]
     column, line = unit.layout.reduce(1), unit.layout.reduce(0)
-    first, last = 0, plan.groups - 1
 
     def compute():
         rows = pl.ds(wg * unit.tile, unit.tile)
@@ -127,10 +126,10 @@ def _kernel(
                 lse = plgpu.load(sums_ring.at[slot, rows], layout=column, optimized=False)
                 lse = spread(lse * flash.LOG2_E, shape, 0)
                 for part, share in enumerate(plan.shares):
-                    pl.when(index == first)(lambda part=part: plgpu.barrier_wait(k_filled.at[part]))
+                    pl.when(index == 0)(lambda part=part: plgpu.barrier_wait(k_filled.at[part]))
                     keys = k_tile.at[part].transpose((1, 0))
                     scores = unit.product(q_ring.at[slot, rows], keys) * (plan.scale * flash.LOG2_E) - lse
-                    pl.when(index == last)(lambda part=part: _release(k_emptied.at[part]))
+                    pl.when(index == plan.groups - 1)(lambda part=part: _release(k_emptied.at[part]))
                     if masked:
                         seen = flash.mask(queries, flash.load_fields(tok_tile.at[1 + part], line), shape, 0)
                         scores = jnp.where(seen, scores, MASKED)
@@ -139,12 +138,7 @@ def _kernel(
                 return total
 
             total = jax.lax.fori_loop(0, plan.groups, one_head, full(shape, 0.0, unit.layout))
-            heads = flash.load_fields(tok_tile.at[0], line)
-            order = spread(heads.order, shape, 1)
-            always = (order < spread(early, shape, 0)) | (order >= spread(late, shape, 0))
-            ranked = jnp.where(always, FORCED, total)
-            if masked:
-                ranked = jnp.where(flash.mask(queries, heads, shape, 0), ranked, UNSEEN)
+            ranked = _rank(total, flash.load_fields(tok_tile.at[0], line), early, late, queries if masked else None)
             _release(tok_emptied.at[0])
             numbers = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=unit.layout)
             return _merge(best, ranked, numbers + lists[row, block, 2 + step] * plan.columns, unit.layout, plan.picks)
@@ -158,27 +152,49 @@ def _kernel(
         plgpu.copy_smem_to_gmem(picks_own.at[wg], picks.at[row, head, own])
         plgpu.wait_smem_to_gmem(0)
 
+    sources, after = _sources(
+        lists, q, sums, k, k_tok, k_tile, tok_tile, k_filled, k_emptied, tok_filled, tok_emptied, plan
+    )
+    rings = (q_ring, sums_ring)
+
+    def copy():
+        fetch(count * plan.groups, sources, rings, filled, emptied, plan.steps, after=after)
+
+        @pl.when(count > 0)
+        def _():
+            plgpu.barrier_wait(tok_emptied.at[0])
+            for part in range(len(plan.shares)):
+                plgpu.barrier_wait(k_emptied.at[part])
+
+    split(wg, unit, compute, copy)
+
+
+def _sources(lists, q, sums, k, k_tok, k_tile, tok_tile, k_filled, k_emptied, tok_filled, tok_emptied, plan: _Plan):
+    """What is copied for each head of each visit, and a function that copies what a visit's first head needs besides.
+
+    Each part of a visit is copied as soon as the visit before is done with its own.
+    """
+    row, head, block = (jax.lax.axis_index(name) for name in ("row", "head", "block"))
+    groups, parts = jnp.int32(plan.groups), len(plan.shares)
+
     def sources(step):
         own = pl.ds(block * plan.block_q, plan.block_q)
-        q_head = head * plan.groups + jax.lax.rem(step, jnp.int32(plan.groups))
+        q_head = head * plan.groups + jax.lax.rem(step, groups)
         return q.at[row, own, q_head], sums.at[row, q_head, own]
 
     def keys(step):
-        """Copies what a visit needs, each part as soon as the visit before is done with it."""
-        visit = jax.lax.div(step, jnp.int32(plan.groups))
+        visit = jax.lax.div(step, groups)
         at = lists[row, block, 2 + visit]
 
-        @pl.when(jax.lax.rem(step, jnp.int32(plan.groups)) == first)
+        @pl.when(jax.lax.rem(step, groups) == 0)
         def _():
-            tokens = k_tok.at[row, pl.ds(at * (parts + 1), parts + 1)]
-            _refill(visit, tokens, tok_tile, tok_filled.at[0], tok_emptied.at[0])
             for part in range(parts):
-                part_keys = k.at[row, pl.ds((at * parts + part) * plan.columns, plan.columns), head]
-                _refill(visit, part_keys, k_tile.at[part], k_filled.at[part], k_emptied.at[part])
+                source = k.at[row, pl.ds((at * parts + part) * plan.columns, plan.columns), head]
+                _refill(visit, source, k_tile.at[part], k_filled.at[part], k_emptied.at[part])
+            source = k_tok.at[row, pl.ds(at * (parts + 1), parts + 1)]
+            _refill(visit, source, tok_tile, tok_filled.at[0], tok_emptied.at[0])
 
-    rings = (q_ring, sums_ring)
-    copies = functools.partial(fetch, count * plan.groups, sources, rings, filled, emptied, plan.steps, after=keys)
-    split(wg, unit, compute, copies)
+    return sources, keys
 
 
 def _refill(step, source, target, filled, emptied) -> None:
@@ -194,6 +210,14 @@ def _refill(step, source, target, filled, emptied) -> None:
 def _release(emptied) -> None:
     plgpu.commit_smem()  # what was read by loads may be overwritten by the copy engine only after a fence
     plgpu.barrier_arrive(emptied)
+
+
+def _rank(scores, heads: Tokens, early, late, queries: Tokens | None):
+    """Scores [rows, C] with those of blocks that are always taken and, for queries that need a mask, of unseen ones."""
+    order = spread(heads.order, scores.shape, 1)
+    always = (order < spread(early, scores.shape, 0)) | (order >= spread(late, scores.shape, 0))
+    ranked = jnp.where(always, FORCED, scores)
+    return ranked if queries is None else jnp.where(flash.mask(queries, heads, scores.shape, 0), ranked, UNSEEN)
 
 
 def _merge(best, scores, numbers, layout, picks: int):
