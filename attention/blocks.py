@@ -159,8 +159,7 @@ def stretches(x: Float[Array, "B S K H"], length: int, stride: int) -> Float[Arr
 
 def sees(q: Tokens, own_from: Int[Array, "B T"], k: Tokens, starts: Int[Array, "B E"]) -> Bool[Array, "B T E"]:
     """True where a query sees a block or an entry: ``visible``, and none of the prompt that its branch has copied."""
-    mine = k.branches[:, None, :] == q.branches[:, :, None]
-    return visible(q, k) & (mine | (starts[:, None, :] < own_from[:, :, None]))
+    return visible(dataclasses.replace(q, limits=own_from), dataclasses.replace(k, limits=starts))
 
 
 def best_blocks(ranked: Float[Array, "B T P J"], picks: int) -> Int[Array, "B T P n"]:

@@ -11,6 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from launch.targets import Target
+from pallas_kernels.compressed import blocks as compressed_blocks
+from pallas_kernels.compressed import gpu as compressed_gpu
+from pallas_kernels.compressed import tpu as compressed_tpu
+from pallas_kernels.compressed.blocks import Selection
 from pallas_kernels.cost import Cost
 from pallas_kernels.flash import blocks, gpu, tpu
 from pallas_kernels.paged import api as paged_api
@@ -48,21 +52,30 @@ def programs(target: Target, array: Array) -> Iterator[Program]:
         yield from family(target, array)
 
 
-def _tokens(array: Array, batch: int, length: int) -> Tokens:
-    return Tokens(*[array(batch, length, dtype=jnp.int32)] * 4)
+def _tokens(array: Array, batch: int, length: int, fields: int = 4) -> Tokens:
+    return Tokens(*[array(batch, length, dtype=jnp.int32)] * fields)
 
 
 def _flash(target: Target, array: Array) -> Iterator[Program]:
-    batch, length, heads, kv_heads, head_dim = SHAPE
-    q, k = array(batch, length, heads, head_dim), array(batch, length, kv_heads, head_dim)
-    sums, tokens = array(batch, length, heads, dtype=jnp.float32), _tokens(array, batch, length)
-    module = {"tpu": tpu, "cuda": gpu}[target.platform]
+    heads, kv_heads, head_dim = SHAPE[2:]
     tuning = blocks.heuristic(target.kind, heads // kv_heads, head_dim)
+    yield from _attention("flash", target, array, SHAPE[1], 4, tuning)
+
+
+def _attention(
+    family: str, target: Target, array: Array, keys: int, fields: int, tuning: blocks.TuningConfig
+) -> Iterator[Program]:
+    """The flash kernels for so many keys, and tokens of so many fields."""
+    batch, length, heads, kv_heads, head_dim = SHAPE
+    q, k = array(batch, length, heads, head_dim), array(batch, keys, kv_heads, head_dim)
+    sums = array(batch, length, heads, dtype=jnp.float32)
+    tokens = [_tokens(array, batch, size, fields) for size in (length, keys)]
+    module = {"tpu": tpu, "cuda": gpu}[target.platform]
     for name in NAMES["flash"]:
         yield Program(
-            f"flash {name}",
+            f"{family} {name}",
             functools.partial(getattr(module, name), window=None, tuning=tuning),
-            (q, k, k, tokens, tokens) + ((sums, sums, q) if name != "forward" else ()),
+            (q, k, k, *tokens) + ((sums, sums, q) if name != "forward" else ()),
             blocks.cost(name, q.shape, k.shape, q.dtype.itemsize, tuning, cached=target.platform == "cuda"),
             None if target.name in module.TARGETS else module.ELSEWHERE,
         )
@@ -109,19 +122,40 @@ def _selected(target: Target, array: Array) -> Iterator[Program]:
         )
 
 
+def _compressed(target: Target, array: Array) -> Iterator[Program]:
+    batch, length, heads, kv_heads, head_dim = SHAPE
+    selection = Selection()  # the paper's
+    count, keys = length // selection.block, length // selection.stride
+    tuning = compressed_blocks.heuristic(target.kind, heads // kv_heads, head_dim, count)
+    yield from _attention("compressed", target, array, keys, 5, tuning.attention)
+    module = {"tpu": compressed_tpu, "cuda": compressed_gpu}[target.platform]
+    q, k = array(batch, length, heads, head_dim), array(batch, keys, kv_heads, head_dim)
+    lse, shadows = array(batch, length, heads, dtype=jnp.float32), array(batch, count, dtype=jnp.int32)
+    yield Program(
+        "compressed select",
+        functools.partial(module.select, selection=selection, tuning=tuning),
+        (q, k, lse, *(_tokens(array, batch, size, 5) for size in (length, keys, count)), shadows),
+        compressed_blocks.cost(q.shape, k.shape, q.dtype.itemsize, selection, tuning),
+        None if target.name in module.TARGETS else module.ELSEWHERE,
+    )
+
+
 NAMES = {
     "flash": ("forward", "backward_q", "backward_kv"),
+    "compressed": ("forward", "backward_q", "backward_kv", "select"),
     "selected": ("forward", "backward"),
     "paged": ("dense", "selected"),
 }
 FAMILIES: dict[str, Callable[[Target, Array], Iterator[Program]]] = {
     "flash": _flash,
+    "compressed": _compressed,
     "selected": _selected,
     "paged": _paged,
 }
 # What the programs of a family are given.
 SIZES = {
     "flash": "{} row of {} causal tokens, {} heads over {}, head size {}".format(*SHAPE),
+    "compressed": "as flash, one key for every {0.stride} tokens, {0.picks} blocks picked".format(Selection()),
     "selected": "as flash, {1} blocks of {0} for every query".format(*SELECTED),
     "paged": "{} rows of {} new token, {} heads over {}, head size {}, {} tokens in pages of {}, {} of them "
     "picked".format(*PAGED_SHAPE),

@@ -46,7 +46,7 @@ class Wgmma:
 
     @staticmethod
     def scratch(columns: int, lanes: int, sums: int, dtype) -> list:
-        """Types of what ``refs`` are, for products of so many columns and so many running sums."""
+        """Types of what ``refs`` are, for products of so many columns and so many running sums, perhaps none."""
         return []
 
     def product(self, a, b):
@@ -86,18 +86,17 @@ class Tcgen05:
     registers = None
 
     def __init__(self, refs: tuple, lanes: int, interpret: bool):
-        self.staged, self.result, self.sums, self.done = refs
+        self.result, self.done, *running = refs
+        if running:
+            self.staged, self.sums = running
         self.lanes = lanes
 
     @staticmethod
     def scratch(columns: int, lanes: int, sums: int, dtype) -> list:
         """As for ``Wgmma``."""
-        return [
-            tiles((128, columns), dtype),
-            plgpu.TMEM((128, columns), jnp.float32),
-            plgpu.TMEM((128, sums * lanes), jnp.float32),
-            plgpu.Barrier(orders_tensor_core=True),
-        ]
+        running = [tiles((128, columns), dtype), plgpu.TMEM((128, sums * lanes), jnp.float32)]
+        product = [plgpu.TMEM((128, columns), jnp.float32), plgpu.Barrier(orders_tensor_core=True)]
+        return product + (running if sums else [])
 
     def product(self, a, b):
         """As for ``Wgmma``."""

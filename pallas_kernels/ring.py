@@ -35,8 +35,11 @@ def split(wg, unit, compute: Callable, fetch: Callable) -> None:
         fetch()
 
 
-def fetch(count, sources: Callable, rings, filled, emptied, steps: int) -> None:
-    """Copies sources(step) of every step into the rings, as far ahead as they hold, and waits until all were used."""
+def fetch(count, sources: Callable, rings, filled, emptied, steps: int, after: Callable = lambda step: None) -> None:
+    """Copies sources(step) of every step into the rings, as far ahead as they hold, and waits until all were used.
+
+    after: called with each step when its copies are started.
+    """
 
     @pl.loop(0, count + steps)
     def _(step):
@@ -50,6 +53,7 @@ def fetch(count, sources: Callable, rings, filled, emptied, steps: int) -> None:
         def _():
             for source, ring in zip(sources(step), rings, strict=True):
                 plgpu.copy_gmem_to_smem(source, ring.at[slot], filled.at[slot])
+            after(step)
 
 
 def visits(first, last, filled, emptied, visit: Callable, carry, steps: int):

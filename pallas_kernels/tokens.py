@@ -29,13 +29,16 @@ class Tokens:
     it in parallel. documents: 0 for tokens that all may see, from 1 for documents, TAIL for tokens that see all of
     them. order: a token sees none of a greater order; along what a token sees, orders are distinct. It counts the
     tokens of the sequence as the token sees it, and a document starts where no other document can reach; it is not the
-    position that RoPE rotates by, which documents may share.
+    position that RoPE rotates by, which documents may share. limits: None, or what keeps a branch that has copies of
+    some of the prompt's keys from those keys: of a key, the order of the first token that it stands for; of a query,
+    the order from which its branch has keys of its own. A branch sees none of the prompt's keys from there on.
     """
 
     segments: jax.Array
     branches: jax.Array
     documents: jax.Array
     order: jax.Array
+    limits: jax.Array | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -43,7 +46,7 @@ class Tokens:
         return self.segments.shape
 
     def map(self, function) -> Tokens:
-        """The same function of all four."""
+        """The same function of every field."""
         return jax.tree.map(function, self)
 
 
@@ -69,6 +72,8 @@ def sees(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
     mask = (q.segments == k.segments) & (k.segments > 0) & (k.order <= q.order)
     mask &= (k.branches == 0) | (k.branches == q.branches)
     mask &= (k.documents == 0) | (k.documents == q.documents) | (q.documents == TAIL)
+    if k.limits is not None:
+        mask &= (k.branches == q.branches) | (k.limits < q.limits)
     if window is not None:
         mask &= q.order - k.order < window
     return mask
@@ -110,6 +115,8 @@ def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
     mask = overlap("segments") & (k_low.order <= q_high.order)
     mask &= (k_low.branches == 0) | overlap("branches")
     mask &= (q_low.documents == TAIL) | ((k_low.documents <= 0) & (k_high.documents >= 0)) | overlap("documents")
+    if k_low.limits is not None:
+        mask &= overlap("branches") | (k_low.limits < q_high.limits)
     if window is not None:
         mask &= q_low.order - k_high.order < window
     return mask
@@ -127,6 +134,8 @@ def must_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
     mask = equal("segments") & (k_high.order <= q_low.order)
     mask &= ((k_low.branches == 0) & (k_high.branches == 0)) | equal("branches")
     mask &= ((k_low.documents == 0) & (k_high.documents == 0)) | (q_high.documents == TAIL) | equal("documents")
+    if k_low.limits is not None:
+        mask &= equal("branches") | (k_high.limits < q_low.limits)
     if window is not None:
         mask &= q_high.order - k_low.order < window
     return mask

@@ -50,7 +50,7 @@ def flash_attention(
     not fit, and for a named implementation that cannot run.
     """
     _check_shapes(q, k, v, q_tokens, k_tokens)
-    implementation = choose(implementation, [*KERNELS], lambda name: _obstacle(name, q, k, v, interpret), interpret)
+    implementation = choose(implementation, [*KERNELS], lambda name: obstacle(name, q, k, v, interpret), interpret)
     if implementation == REFERENCE:
         return reference.attention(q, k, v, q_tokens, k_tokens, window=window)
     tuning = tuning or heuristic(device(implementation), q.shape[2] // k.shape[2], q.shape[3])
@@ -106,9 +106,11 @@ def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
         raise ValueError(f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with values")
     if q_tokens.shape != q.shape[:2] or k_tokens.shape != k.shape[:2]:
         raise ValueError(f"{q_tokens.shape=} and {k_tokens.shape=} must be the first two of {q.shape=} and {k.shape=}")
+    if (q_tokens.limits is None) != (k_tokens.limits is None):
+        raise ValueError(f"{q_tokens.limits=} and {k_tokens.limits=} must both be given or both be None")
 
 
-def _obstacle(name: str, q, k, v, interpret) -> str | None:
+def obstacle(name: str, q, k, v, interpret) -> str | None:
     """Why a kernel cannot run the input here, or None."""
     found = backend_obstacle(name, (q, k, v), KERNELS[name].DTYPES, interpret)
     return found or KERNELS[name].obstacle(q.shape, k.shape)

@@ -68,7 +68,8 @@ def forward(
     plan = _plan(q, k, "block_q", "block_kv", tuning, window, interpret)
     q_tokens, k_tokens = pad_tokens(q_tokens, plan.block_q), pad_tokens(k_tokens, plan.block_kv)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
-    q, k, v = _pad_heads(q, plan.block_q), _pad_heads(k, plan.block_kv), _pad_heads(v, plan.block_kv)
+    q_fields, k_fields = token_rows(q_tokens), blocked(token_rows(k_tokens), plan.block_kv)
+    q, k, v = pad_heads(q, plan.block_q), pad_heads(k, plan.block_kv), pad_heads(v, plan.block_kv)
     batch, length, heads, lanes = q.shape
     unit = UNITS[plan.unit]
     out, lse = plgpu.kernel(
@@ -81,14 +82,14 @@ def forward(
             tiles((unit.compute, unit.tile, lanes), dtype),
             tiles((plan.steps, plan.block_kv, lanes), dtype),
             tiles((plan.steps, plan.block_kv, lanes), dtype),
-            plgpu.SMEM((plan.steps, 4, plan.block_kv), jnp.int32),
+            plgpu.SMEM((plan.steps, *k_fields.shape[2:]), jnp.int32),
             plgpu.SMEM((unit.compute, unit.tile), jnp.float32),
             plgpu.Barrier(num_barriers=unit.compute),
             *ring(plan.steps, unit.compute, arrays=3),
             *unit.scratch(plan.block_kv, lanes, 1, dtype),
         ],
-        **_launch(plan, heads, length // plan.block_q, batch, interpret),
-    )(lists, q, _fields(q_tokens), k, v, _blocked(_fields(k_tokens), plan.block_kv))
+        **launch(plan.unit, heads, length // plan.block_q, batch, interpret),
+    )(lists, q, q_fields, k, v, k_fields)
     return out[:, : shape[1], :, : shape[3]], lse[:, :, : shape[1]].swapaxes(1, 2)
 
 
@@ -98,8 +99,9 @@ def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning
     plan = _plan(q, k, "block_q_dq", "block_kv_dq", tuning, window, interpret)
     q_tokens, k_tokens = pad_tokens(q_tokens, plan.block_q), pad_tokens(k_tokens, plan.block_kv)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
-    q, d_out = _pad_heads(q, plan.block_q), _pad_heads(d_out.astype(dtype), plan.block_q)
-    k, v = _pad_heads(k, plan.block_kv), _pad_heads(v, plan.block_kv)
+    q_fields, k_fields = token_rows(q_tokens), blocked(token_rows(k_tokens), plan.block_kv)
+    q, d_out = pad_heads(q, plan.block_q), pad_heads(d_out.astype(dtype), plan.block_q)
+    k, v = pad_heads(k, plan.block_kv), pad_heads(v, plan.block_kv)
     batch, length, heads, lanes = q.shape
     unit = UNITS[plan.unit]
     dq = plgpu.kernel(
@@ -110,13 +112,13 @@ def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning
             tiles((unit.compute, unit.tile, lanes), dtype),
             tiles((plan.steps, plan.block_kv, lanes), dtype),
             tiles((plan.steps, plan.block_kv, lanes), dtype),
-            plgpu.SMEM((plan.steps, 4, plan.block_kv), jnp.int32),
+            plgpu.SMEM((plan.steps, *k_fields.shape[2:]), jnp.int32),
             plgpu.Barrier(num_arrivals=2, num_barriers=unit.compute),
             *ring(plan.steps, unit.compute, arrays=3),
             *unit.scratch(plan.block_kv, lanes, 1, dtype),
         ],
-        **_launch(plan, heads, length // plan.block_q, batch, interpret),
-    )(lists, q, d_out, _sums(lse, delta, plan), _fields(q_tokens), k, v, _blocked(_fields(k_tokens), plan.block_kv))
+        **launch(plan.unit, heads, length // plan.block_q, batch, interpret),
+    )(lists, q, d_out, _sums(lse, delta, plan), q_fields, k, v, k_fields)
     return dq[:, : shape[1], :, : shape[3]]
 
 
@@ -128,11 +130,12 @@ def backward_kv(
     plan = _plan(q, k, "block_kv_dkv", "block_q_dkv", tuning, window, interpret)
     q_tokens, k_tokens = pad_tokens(q_tokens, plan.block_q), pad_tokens(k_tokens, plan.block_kv)
     _, lists = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
-    q, d_out = _pad_heads(q, plan.block_q), _pad_heads(d_out.astype(dtype), plan.block_q)
-    k, v = _pad_heads(k, plan.block_kv), _pad_heads(v, plan.block_kv)
+    q_fields, k_fields = blocked(token_rows(q_tokens), plan.block_q), token_rows(k_tokens)
+    q, d_out = pad_heads(q, plan.block_q), pad_heads(d_out.astype(dtype), plan.block_q)
+    k, v = pad_heads(k, plan.block_kv), pad_heads(v, plan.block_kv)
     batch, length, kv_heads, lanes = k.shape
     unit = UNITS[plan.unit]
-    sums = _blocked(_sums(lse, delta, plan), plan.block_q)
+    sums = blocked(_sums(lse, delta, plan), plan.block_q)
     dk, dv = plgpu.kernel(
         functools.partial(_backward_kv_kernel, plan=plan),
         out_type=[jax.ShapeDtypeStruct(k.shape, dtype)] * 2,
@@ -142,13 +145,13 @@ def backward_kv(
             tiles((plan.steps, plan.block_q, lanes), dtype),
             tiles((plan.steps, plan.block_q, lanes), dtype),
             plgpu.SMEM((plan.steps, 2, plan.block_q), jnp.float32),
-            plgpu.SMEM((plan.steps, 4, plan.block_q), jnp.int32),
+            plgpu.SMEM((plan.steps, *q_fields.shape[2:]), jnp.int32),
             plgpu.Barrier(num_arrivals=2, num_barriers=unit.compute),
             *ring(plan.steps, unit.compute, arrays=4),
             *unit.scratch(plan.block_q, lanes, 2, dtype),
         ],
-        **_launch(plan, kv_heads, length // plan.block_kv, batch, interpret),
-    )(lists, k, v, _fields(k_tokens), q, d_out, sums, _blocked(_fields(q_tokens), plan.block_q))
+        **launch(plan.unit, kv_heads, length // plan.block_kv, batch, interpret),
+    )(lists, k, v, k_fields, q, d_out, sums, q_fields)
     return dk[:, : shape[1], :, : shape[3]], dv[:, : shape[1], :, : shape[3]]
 
 
@@ -167,16 +170,14 @@ def _forward_kernel(
         own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
         plgpu.copy_gmem_to_smem(q.at[row, own, head], q_own.at[wg], loaded.at[wg])
         plgpu.barrier_wait(loaded.at[wg])
-        queries = [plgpu.load(q_tok.at[row, i, own], layout=unit.layout.reduce(1), optimized=False) for i in range(4)]
+        queries = load_fields(q_tok.at[row, :, own], unit.layout.reduce(1))
 
         def visit(slot, carry, masked):
             top, total, acc = carry
             scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
             if masked:
-                keys = [
-                    plgpu.load(tok_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False) for i in range(4)
-                ]
-                scores = jnp.where(_mask(queries, keys, scores.shape, 0, plan), scores, MASKED)
+                keys = load_fields(tok_ring.at[slot], unit.layout.reduce(0))
+                scores = jnp.where(mask(queries, keys, scores.shape, 0, plan.window), scores, MASKED)
             new_top = jnp.maximum(top, scores.max(axis=1))
             weights = jnp.exp2(scores - spread(new_top, scores.shape, 0))
             shrink = jnp.exp2(top - new_top)
@@ -217,7 +218,7 @@ def _backward_q_kernel(
         plgpu.copy_gmem_to_smem(q.at[row, own, head], q_own.at[wg], loaded.at[wg])
         plgpu.copy_gmem_to_smem(d_out.at[row, own, head], d_own.at[wg], loaded.at[wg])
         plgpu.barrier_wait(loaded.at[wg])
-        queries = [plgpu.load(q_tok.at[row, i, own], layout=unit.layout.reduce(1), optimized=False) for i in range(4)]
+        queries = load_fields(q_tok.at[row, :, own], unit.layout.reduce(1))
         lse, delta = (
             plgpu.load(sums.at[row, head, i, own], layout=unit.layout.reduce(1), optimized=False) for i in range(2)
         )
@@ -226,10 +227,8 @@ def _backward_q_kernel(
         def visit(slot, acc, masked):
             scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
             if masked:
-                keys = [
-                    plgpu.load(tok_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False) for i in range(4)
-                ]
-                scores = jnp.where(_mask(queries, keys, scores.shape, 0, plan), scores, MASKED)
+                keys = load_fields(tok_ring.at[slot], unit.layout.reduce(0))
+                scores = jnp.where(mask(queries, keys, scores.shape, 0, plan.window), scores, MASKED)
             weights = jnp.exp2(scores - spread(lse, scores.shape, 0))
             d_weights = unit.product(d_own.at[wg], v_ring.at[slot].transpose((1, 0)))
             d_scores = weights * (d_weights - spread(delta, scores.shape, 0))
@@ -264,7 +263,7 @@ def _backward_kv_kernel(
         plgpu.copy_gmem_to_smem(k.at[row, own, head], k_own.at[wg], loaded.at[wg])
         plgpu.copy_gmem_to_smem(v.at[row, own, head], v_own.at[wg], loaded.at[wg])
         plgpu.barrier_wait(loaded.at[wg])
-        keys = [plgpu.load(k_tok.at[row, i, own], layout=unit.layout.reduce(1), optimized=False) for i in range(4)]
+        keys = load_fields(k_tok.at[row, :, own], unit.layout.reduce(1))
 
         def visit(slot, carry, masked):
             dk_acc, dv_acc = carry
@@ -273,10 +272,8 @@ def _backward_kv_kernel(
             )
             scores = unit.product(k_own.at[wg], q_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
             if masked:
-                queries = [
-                    plgpu.load(tok_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False) for i in range(4)
-                ]
-                scores = jnp.where(_mask(queries, keys, scores.shape, 1, plan), scores, MASKED)
+                queries = load_fields(tok_ring.at[slot], unit.layout.reduce(0))
+                scores = jnp.where(mask(queries, keys, scores.shape, 1, plan.window), scores, MASKED)
             weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 1))
             dv_acc = unit.add(dv_acc, weights.astype(d_ring.dtype), d_ring.at[slot], 1)
             d_weights = unit.product(v_own.at[wg], d_ring.at[slot].transpose((1, 0)))
@@ -307,10 +304,15 @@ def _key_sources(lists, k, v, k_tok, plan: _Plan):
     return sources
 
 
-def _mask(queries, keys, shape, query_axis: int, plan: _Plan):
-    """Who sees whom of the fields of queries, along ``query_axis`` of scores of this shape, and of keys."""
-    queries = Tokens(*(spread(x, shape, query_axis) for x in queries))
-    return sees(queries, Tokens(*(spread(x, shape, 1 - query_axis) for x in keys)), plan.window)
+def load_fields(ref, layout) -> Tokens:
+    """Fields in registers, of a reference [fields, tokens]."""
+    return Tokens(*(plgpu.load(ref.at[i], layout=layout, optimized=False) for i in range(ref.shape[0])))
+
+
+def mask(queries: Tokens, keys: Tokens, shape: tuple[int, ...], query_axis: int, window: int | None = None):
+    """Who sees whom of queries, whose fields lie along ``query_axis`` of scores of this shape, and of keys."""
+    queries = queries.map(lambda x: spread(x, shape, query_axis))
+    return sees(queries, keys.map(lambda x: spread(x, shape, 1 - query_axis)), window)
 
 
 # --- How arrays lie in memory ----------------------------------------------------------------------------------------
@@ -318,7 +320,7 @@ def _mask(queries, keys, shape, query_axis: int, plan: _Plan):
 
 def _plan(q, k, held: str, streamed: str, tuning: TuningConfig, window: int | None, interpret) -> _Plan:
     """The plan of a kernel; held, streamed: the tuning's names of the blocks it holds and goes through."""
-    width, unit, sizes = SWIZZLE // q.dtype.itemsize, UNITS[tuning.matrix_unit], dataclasses.asdict(tuning)
+    unit, sizes = UNITS[tuning.matrix_unit], dataclasses.asdict(tuning)
     if sizes[held] != unit.tile * unit.compute:
         raise ValueError(f"{held}={sizes[held]} must be {unit.tile * unit.compute} for {tuning.matrix_unit}")
     if sizes[streamed] % 64:
@@ -332,28 +334,36 @@ def _plan(q, k, held: str, streamed: str, tuning: TuningConfig, window: int | No
         scale=q.shape[3] ** -0.5,
         window=window,
         interpret=bool(interpret),
-        lanes=-(-q.shape[3] // width) * width,
+        lanes=padded(q.shape[3], q.dtype),
         unit=tuning.matrix_unit,
     )
 
 
-def _launch(plan: _Plan, heads: int, blocks: int, batch: int, interpret) -> dict:
+def launch(unit: str, heads: int, blocks: int, batch: int, interpret) -> dict:
+    """Options of a kernel with a thread block for every head, block and row."""
     return {
         "grid": (heads, blocks, batch),
         "grid_names": ("head", "block", "row"),
-        "num_threads": UNITS[plan.unit].compute + 1,
+        "num_threads": UNITS[unit].compute + 1,
         "thread_name": "wg",
         "compiler_params": plgpu.CompilerParams(approx_math=True),
         "interpret": interpret or None,
     }
 
 
-def _pad_heads(x: jax.Array, block: int) -> jax.Array:
-    return pad(pad(x, block), SWIZZLE // x.dtype.itemsize, axis=3)
+def padded(head_dim: int, dtype) -> int:
+    """The head size filled up to whole swizzles."""
+    width = SWIZZLE // jnp.dtype(dtype).itemsize
+    return -(-head_dim // width) * width
 
 
-def _fields(tokens: Tokens) -> jax.Array:
-    """int32 [B, 4, T]."""
+def pad_heads(x: jax.Array, block: int) -> jax.Array:
+    """[B, T, N, H] with T filled up to whole blocks and the head size to whole swizzles."""
+    return pad(pad(x, block), padded(1, x.dtype), axis=3)
+
+
+def token_rows(tokens: Tokens) -> jax.Array:
+    """int32 [B, fields, T]."""
     return jnp.stack(jax.tree.leaves(tokens), axis=1)
 
 
@@ -362,7 +372,7 @@ def _sums(lse: jax.Array, delta: jax.Array, plan: _Plan) -> jax.Array:
     return pad(jnp.stack([lse, delta], axis=1), plan.block_q, axis=2).transpose(0, 3, 1, 2)
 
 
-def _blocked(x: jax.Array, block: int) -> jax.Array:
+def blocked(x: jax.Array, block: int) -> jax.Array:
     """[..., fields, T] -> [..., blocks, fields, block]."""
     *outer, fields, length = x.shape
     return x.reshape(*outer, fields, length // block, block).swapaxes(-2, -3)

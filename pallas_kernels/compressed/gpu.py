@@ -1,0 +1,267 @@
+"""The picks of compressed attention on GPU (Mosaic GPU).
+
+A thread block holds the queries of one block and goes through the tiles of blocks that it may see. For each tile, a
+warpgroup copies the tile's keys, which stay while the queries of every head of the key's head stream by; the others
+sum the probabilities in registers and merge the tile's scores into the best blocks so far, which they keep in registers
+too. Parts of a tile are copied as the last head has used those of the tile before.
+
+Dimensions: as in ``blocks``; G query heads of a key/value head, W width of the list of picks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.compressed.blocks import FORCED, NOTHING, UNSEEN, Selection, TuningConfig, arrange, edges
+from pallas_kernels.flash import gpu as flash
+from pallas_kernels.flash.blocks import visits
+from pallas_kernels.matrix_units import UNITS, full, spread, tiles
+from pallas_kernels.padding import pad, pad_tokens
+from pallas_kernels.ring import fetch, ring, split
+from pallas_kernels.tokens import MASKED, Tokens
+
+TARGETS, ELSEWHERE = flash.TARGETS, flash.ELSEWHERE
+# Parts of a tile of keys that fit in shared memory, and picks that fit in registers.
+MAX_PARTS, MAX_PICKS = 8, 32
+
+
+def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...], selection: Selection) -> str | None:
+    """Why blocks cannot be picked for q [B, T, N, H] by k [B, E, K, H] of these shapes, or None."""
+    if (parts := len(selection.shares)) > MAX_PARTS:
+        return f"{parts} stretches share tokens with a block, more than {MAX_PARTS}"
+    if selection.picks > MAX_PICKS:
+        return f"picks={selection.picks} are more than {MAX_PICKS}"
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is static in the kernel."""
+
+    block_q: int
+    columns: int
+    groups: int
+    steps: int
+    scale: float
+    interpret: bool
+    lanes: int
+    unit: str
+    shares: tuple[int, ...]
+    picks: int
+
+
+def select(
+    q: jax.Array,
+    k: jax.Array,
+    lse: jax.Array,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    heads: Tokens,
+    shadows: jax.Array | None,
+    *,
+    selection: Selection,
+    tuning: TuningConfig,
+    interpret=False,
+) -> jax.Array:
+    """Numbers of the best blocks, int32 [B, T, K, n]; arguments as for ``reference.scores``."""
+    length, kv_heads, dtype = q.shape[1], k.shape[2], q.dtype
+    forced = pad(jnp.stack(edges(q_tokens, heads, selection), axis=1), tuning.block_q, axis=2)
+    plan = _plan(q, k, selection, tuning, interpret)
+    parts, width = len(plan.shares), -(-selection.picks // 8) * 8
+    k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, plan.columns)
+    q_tokens = pad_tokens(q_tokens, plan.block_q)
+    lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.columns * (parts + 1), None)
+    q_fields, k_fields = flash.token_rows(q_tokens), flash.blocked(flash.token_rows(k_tokens), plan.columns)
+    sums = pad(jnp.where(jnp.isneginf(lse), NOTHING, lse), plan.block_q).swapaxes(1, 2)
+    q, k = flash.pad_heads(q, plan.block_q), flash.pad_heads(k, plan.columns)
+    (batch, slots), unit = q.shape[:2], UNITS[plan.unit]
+    picks = plgpu.kernel(
+        functools.partial(_kernel, plan=plan),
+        out_type=jax.ShapeDtypeStruct((batch, kv_heads, slots, width), jnp.int32),
+        scratch_types=[
+            tiles((plan.steps, plan.block_q, plan.lanes), dtype),
+            plgpu.SMEM((plan.steps, plan.block_q), jnp.float32),
+            tiles((parts, plan.columns, plan.lanes), dtype),
+            plgpu.SMEM((parts + 1, *k_fields.shape[2:]), jnp.int32),
+            plgpu.SMEM((unit.compute, unit.tile, width), jnp.int32),
+            *ring(plan.steps, unit.compute, arrays=2),
+            *ring(parts, unit.compute, arrays=1),
+            *ring(1, unit.compute, arrays=1),
+            *unit.scratch(plan.columns, plan.lanes, 0, dtype),
+        ],
+        **flash.launch(plan.unit, kv_heads, slots // plan.block_q, batch, interpret),
+    )(lists, q, sums, q_fields, forced, k, k_fields)
+    return picks[:, :, :length, : selection.picks].swapaxes(1, 2)
+
+
+def _kernel(
+    lists, q, sums, q_tok, forced, k, k_tok, picks,
+    q_ring, sums_ring, k_tile, tok_tile, picks_own, filled, emptied, k_filled, k_emptied, tok_filled, tok_emptied,
+    *refs, plan: _Plan,
+):  # fmt: skip
+    row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
+    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    count, whole = lists[row, block, 0], lists[row, block, 1]
+    column, line = unit.layout.reduce(1), unit.layout.reduce(0)
+
+    def compute():
+        rows = pl.ds(wg * unit.tile, unit.tile)
+        own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
+        queries = flash.load_fields(q_tok.at[row, :, own], column)
+        early, late = (plgpu.load(forced.at[row, i, own], layout=column, optimized=False) for i in range(2))
+        shape = (unit.tile, plan.columns)
+
+        def visit(step, best, masked):
+            plgpu.barrier_wait(tok_filled.at[0])
+
+            def one_head(index, total):
+                slot = jax.lax.rem(step * plan.groups + index, jnp.int32(plan.steps))
+                plgpu.barrier_wait(filled.at[slot])
+                lse = plgpu.load(sums_ring.at[slot, rows], layout=column, optimized=False)
+                lse = spread(lse * flash.LOG2_E, shape, 0)
+                for part, share in enumerate(plan.shares):
+                    pl.when(index == 0)(lambda part=part: plgpu.barrier_wait(k_filled.at[part]))
+                    keys = k_tile.at[part].transpose((1, 0))
+                    scores = unit.product(q_ring.at[slot, rows], keys) * (plan.scale * flash.LOG2_E) - lse
+                    pl.when(index == plan.groups - 1)(lambda part=part: _release(k_emptied.at[part]))
+                    if masked:
+                        seen = flash.mask(queries, flash.load_fields(tok_tile.at[1 + part], line), shape, 0)
+                        scores = jnp.where(seen, scores, MASKED)
+                    total += jnp.exp2(scores) * float(share)
+                _release(emptied.at[slot])
+                return total
+
+            total = jax.lax.fori_loop(0, plan.groups, one_head, full(shape, 0.0, unit.layout))
+            ranked = _rank(total, flash.load_fields(tok_tile.at[0], line), early, late, queries if masked else None)
+            _release(tok_emptied.at[0])
+            numbers = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=unit.layout)
+            return _merge(best, ranked, numbers + lists[row, block, 2 + step] * plan.columns, unit.layout, plan.picks)
+
+        listed = picks_own.shape[1:]
+        best = full(listed, UNSEEN, unit.layout), plgpu.layout_cast(jnp.full(listed, -1, jnp.int32), unit.layout)
+        best = jax.lax.fori_loop(0, whole, functools.partial(visit, masked=False), best)
+        _, numbers = jax.lax.fori_loop(whole, count, functools.partial(visit, masked=True), best)
+        picks_own.at[wg][...] = numbers
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(picks_own.at[wg], picks.at[row, head, own])
+        plgpu.wait_smem_to_gmem(0)
+
+    sources, after = _sources(
+        lists, q, sums, k, k_tok, k_tile, tok_tile, k_filled, k_emptied, tok_filled, tok_emptied, plan
+    )
+    rings = (q_ring, sums_ring)
+
+    def copy():
+        fetch(count * plan.groups, sources, rings, filled, emptied, plan.steps, after=after)
+
+        @pl.when(count > 0)
+        def _():
+            plgpu.barrier_wait(tok_emptied.at[0])
+            for part in range(len(plan.shares)):
+                plgpu.barrier_wait(k_emptied.at[part])
+
+    split(wg, unit, compute, copy)
+
+
+def _sources(lists, q, sums, k, k_tok, k_tile, tok_tile, k_filled, k_emptied, tok_filled, tok_emptied, plan: _Plan):
+    """What is copied for each head of each visit, and a function that copies what a visit's first head needs besides.
+
+    Each part of a visit is copied as soon as the visit before is done with its own.
+    """
+    row, head, block = (jax.lax.axis_index(name) for name in ("row", "head", "block"))
+    groups, parts = jnp.int32(plan.groups), len(plan.shares)
+
+    def sources(step):
+        own = pl.ds(block * plan.block_q, plan.block_q)
+        q_head = head * plan.groups + jax.lax.rem(step, groups)
+        return q.at[row, own, q_head], sums.at[row, q_head, own]
+
+    def keys(step):
+        visit = jax.lax.div(step, groups)
+        at = lists[row, block, 2 + visit]
+
+        @pl.when(jax.lax.rem(step, groups) == 0)
+        def _():
+            for part in range(parts):
+                source = k.at[row, pl.ds((at * parts + part) * plan.columns, plan.columns), head]
+                _refill(visit, source, k_tile.at[part], k_filled.at[part], k_emptied.at[part])
+            source = k_tok.at[row, pl.ds(at * (parts + 1), parts + 1)]
+            _refill(visit, source, tok_tile, tok_filled.at[0], tok_emptied.at[0])
+
+    return sources, keys
+
+
+def _refill(step, source, target, filled, emptied) -> None:
+    """Copies what a visit needs to where the visit before had its own."""
+
+    @pl.when(step > 0)
+    def _():
+        plgpu.barrier_wait(emptied)
+
+    plgpu.copy_gmem_to_smem(source, target, filled)
+
+
+def _release(emptied) -> None:
+    plgpu.commit_smem()  # what was read by loads may be overwritten by the copy engine only after a fence
+    plgpu.barrier_arrive(emptied)
+
+
+def _rank(scores, heads: Tokens, early, late, queries: Tokens | None):
+    """Scores [rows, C] with those of blocks that are always taken and, for queries that need a mask, of unseen ones."""
+    order = spread(heads.order, scores.shape, 1)
+    always = (order < spread(early, scores.shape, 0)) | (order >= spread(late, scores.shape, 0))
+    ranked = jnp.where(always, FORCED, scores)
+    return ranked if queries is None else jnp.where(flash.mask(queries, heads, scores.shape, 0), ranked, UNSEEN)
+
+
+def _merge(best, scores, numbers, layout, picks: int):
+    """The best (scores, numbers) [rows, W], in falling order, of those and of scores [rows, C] of such numbers."""
+    slots = plgpu.broadcasted_iota(jnp.int32, best[0].shape, 1, layout=layout)
+    most = jnp.iinfo(jnp.int32).max
+
+    def pick(index, carry):
+        (old, old_numbers), scores, (new, new_numbers) = carry
+        top = jnp.maximum(old.max(axis=1), scores.max(axis=1))
+
+        def lowest(x, x_numbers):
+            return jnp.where(x == spread(top, x.shape, 0), x_numbers, most).min(axis=1)
+
+        number = jnp.minimum(lowest(old, old_numbers), lowest(scores, numbers))
+        old = jnp.where(old_numbers == spread(number, old.shape, 0), UNSEEN, old)
+        scores = jnp.where(numbers == spread(number, scores.shape, 0), UNSEEN, scores)
+        # a score that is not a number is picked by none
+        number = jnp.where(top >= 0, number, -1)
+        here = slots == index
+        new = jnp.where(here, spread(top, new.shape, 0), new)
+        return (old, old_numbers), scores, (new, jnp.where(here, spread(number, new.shape, 0), new_numbers))
+
+    empty = jnp.full_like(best[0], UNSEEN), jnp.full_like(best[1], -1)
+    return jax.lax.fori_loop(0, picks, pick, (best, scores, empty))[2]
+
+
+def _plan(q, k, selection: Selection, tuning: TuningConfig, interpret) -> _Plan:
+    unit = UNITS[tuning.attention.matrix_unit]
+    if tuning.block_q != unit.tile * unit.compute:
+        raise ValueError(
+            f"block_q={tuning.block_q} must be {unit.tile * unit.compute} for {tuning.attention.matrix_unit}"
+        )
+    if tuning.columns % 16:
+        raise ValueError(f"columns={tuning.columns} must be a multiple of 16")
+    return _Plan(
+        block_q=tuning.block_q,
+        columns=tuning.columns,
+        groups=q.shape[2] // k.shape[2],
+        steps=tuning.steps,
+        scale=q.shape[3] ** -0.5,
+        interpret=bool(interpret),
+        lanes=flash.padded(q.shape[3], q.dtype),
+        unit=tuning.attention.matrix_unit,
+        shares=tuple(selection.shares.values()),
+        picks=min(selection.picks, k.shape[1] // selection.ratio),
+    )

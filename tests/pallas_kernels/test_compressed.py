@@ -1,0 +1,281 @@
+"""The kernels of compressed attention equal the definition in float64: values, gradients, and the blocks they pick."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+
+from attention import nsa
+from attention.blocks import Blocks, aligned, entries, in_place
+from pallas_kernels.compressed import reference
+from pallas_kernels.compressed.api import compressed_attention
+from pallas_kernels.compressed.blocks import Selection, TuningConfig
+from pallas_kernels.flash import blocks as flash
+from pallas_kernels.tokens import Tokens, sequences
+from tests.attention.rows import Piece, documents, normal, pack, relative
+
+SMALL = Selection(length=8, stride=4, block=16, picks=3, initial=1, local=1)
+TPU = {
+    "implementation": "tpu",
+    "interpret": pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
+    "tuning": TuningConfig(flash.TuningConfig(16, 24, 24, 16, 16, 8), block_q=24, columns=16),
+}
+GPU = {
+    "implementation": "gpu",
+    "interpret": plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan"),
+    "tuning": TuningConfig(flash.TuningConfig(128, 64, 128, 64, 64, 128), block_q=128, columns=32),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_races(capsys):
+    """No kernel of the test reads what is still being written, or writes what is still being read."""
+    yield
+    assert "RACE DETECTED" not in capsys.readouterr().out
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Queries' tokens and the blocks of keys of a batch."""
+
+    tokens: Tokens
+    blocks: Blocks
+
+    def attend(self, selection: Selection, **options):
+        """``compressed_attention`` as a function of q, k and v."""
+        stretched = entries(self.blocks, selection.length, selection.stride)
+        return functools.partial(
+            compressed_attention,
+            q_tokens=self.tokens,
+            own_from=self.blocks.own_from,
+            k_tokens=stretched.tokens,
+            k_starts=stretched.starts,
+            heads=self.blocks.heads,
+            shadows=self.blocks.shadows,
+            selection=selection,
+            **options,
+        )
+
+
+def row(kind: str, selection: Selection, scale: int = 1) -> Row:
+    """A row ``scale`` times as long."""
+    size = selection.block
+    if kind == "packed":
+        pieces = [Piece(9), Piece(37 * scale, (24 * scale, 1, 19)), Piece(5, (20 * scale,)), Piece(16, (2, 11))]
+        tokens = pack(pieces, 150 * scale)[0]
+        return Row(tokens, aligned(tokens, size, runs=10))
+    if kind == "documents":
+        tokens = documents([x * scale for x in (9, 0, 33, 20)], 21 * scale, block=size, prefix=7)
+    else:  # of which one ends within a block, and one is empty
+        tokens = sequences(jnp.array([97, 0])[: 2 if kind == "single" else 1] * scale, 97 * scale)
+    return Row(tokens, in_place(tokens, size))
+
+
+def inputs(row: Row, selection: Selection, heads: int, kv_heads: int, size: int, dtype=jnp.float64):
+    batch, queries = row.tokens.shape
+    keys = row.blocks.heads.shape[1] * selection.ratio
+    return normal(0, (batch, queries, heads, size), *[(batch, keys, kv_heads, size)] * 2, dtype=dtype)
+
+
+def run(function, qkv, weights):
+    """(out, lse, picks) and the gradients of a weighted sum of out and lse, under one jit."""
+
+    def loss(*qkv):
+        out, lse, picks = function(*qkv)
+        seen = jnp.isfinite(lse)
+        loss = jnp.sum(out * weights[0]) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0))
+        return loss, (out, lse, picks)
+
+    gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
+    return results, gradients
+
+
+def scores(row: Row, selection: Selection, q, k, lse):
+    """What ranks the blocks, in the dtype of q."""
+    call = row.attend(selection).keywords
+    q_tokens = dataclasses.replace(call["q_tokens"], limits=call["own_from"])
+    k_tokens = dataclasses.replace(call["k_tokens"], limits=call["k_starts"])
+    heads = dataclasses.replace(call["heads"], limits=call["heads"].order)
+    return reference.scores(q, k, lse, q_tokens, k_tokens, heads, call["shadows"], selection=selection)
+
+
+def check_picks(picks, ranked, rounding: float):
+    """The picked blocks are the best ones, where scores differ by more than rounding."""
+    picks, ranked = np.asarray(picks), np.asarray(ranked, np.float64)
+    names = np.sort(picks, axis=-1)
+    assert not np.any((names[..., 1:] == names[..., :-1]) & (names[..., 1:] >= 0))
+    assert picks.min() >= -1 and picks.max() < ranked.shape[-1]
+    found = np.where(picks >= 0, np.take_along_axis(ranked, np.maximum(picks, 0), axis=-1), -1)
+    padded = np.concatenate([ranked, np.full_like(picks, -1, ranked.dtype)], axis=-1)
+    wanted = np.sort(padded, axis=-1)[..., : -picks.shape[-1] - 1 : -1]
+    assert np.abs(np.sort(found, axis=-1)[..., ::-1] - wanted).max() <= rounding
+
+
+def check(row: Row, selection: Selection, heads=4, kv_heads=2, size=8, dtype=jnp.float32, **options):
+    """Values, gradients and picks against the reference, within the bounds of the dtype and twice the naive error."""
+    wide = inputs(row, selection, heads, kv_heads, size)
+    weights = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
+    naive = row.attend(selection, implementation="reference")
+    (out, lse, _), gradients = run(naive, wide, weights)
+    narrow = [x.astype(dtype) for x in wide]
+    weights = [x.astype(jnp.float32) for x in weights]
+    with jax.enable_x64(False):  # the GPU interpreter's own counters are 32 bits wide
+        found, found_gradients = run(row.attend(selection, **options), narrow, weights)
+    assert [x.dtype for x in found] == [dtype, jnp.float32, jnp.int32]
+    finite = np.isfinite(lse)
+    assert np.array_equal(np.asarray(found[1]) > -np.inf, finite)
+    bounds, exact = [1e-5, 1e-4, 1e-4, 1e-4], lse
+    if dtype != jnp.float32:  # the inputs themselves are rounded
+        (rough, _, _), rough_gradients = run(naive, narrow, weights)
+        errors = [relative(x, y) for x, y in zip((rough, *rough_gradients), (out, *gradients), strict=True)]
+        bounds = [min(most, 2 * error) for most, error in zip((5e-3, 1e-2, 1e-2, 1e-2), errors, strict=True)]
+        exact = run(naive, [x.astype(jnp.float64) for x in narrow], weights)[0][1]
+    assert np.abs(np.asarray(found[1], np.float64) - exact)[finite].max() < 1e-4
+    for one, wanted, bound in zip((found[0], *found_gradients), (out, *gradients), bounds, strict=True):
+        assert one.dtype == dtype and relative(one, wanted) < bound
+    q, k = (x.astype(jnp.float64) for x in narrow[:2])
+    check_picks(found[2], scores(row, selection, q, k, exact), 1e-4)
+    return found
+
+
+CONFIGS = [
+    SMALL,
+    Selection(length=8, stride=8, block=8, picks=2, initial=0, local=1),
+    Selection(length=16, stride=4, block=16, picks=100, initial=2, local=2),
+]
+
+
+@pytest.mark.parametrize(
+    "kind, selection",
+    [("single", SMALL), ("documents", CONFIGS[1]), ("packed", CONFIGS[2])],
+)
+def test_reference_equals_the_definition_in_attention(x64, monkeypatch, kind, selection):
+    monkeypatch.setattr(nsa, "SPANS", 2)  # as many as are compiled apart
+    rows = row(kind, selection)
+    qkv = inputs(rows, selection, 4, 2, 8)
+    weights = normal(1, qkv[0].shape, qkv[0].shape[:3], dtype=jnp.float64)
+    config = nsa.NSA(**dataclasses.asdict(selection))
+    stretched = entries(rows.blocks, selection.length, selection.stride)
+
+    def theirs(*qkv):
+        return nsa.compressed_attention(*qkv, rows.tokens, rows.blocks, stretched, config)
+
+    (out, lse, picks), gradients = run(theirs, qkv, weights)
+    found, found_gradients = run(rows.attend(selection, implementation="reference"), qkv, weights)
+    assert relative(found[0], out) < 1e-12
+    assert np.allclose(found[1], lse, rtol=1e-12)
+    assert np.array_equal(np.sort(found[2], axis=-1), np.sort(picks, axis=-1))
+    for one, wanted in zip(found_gradients, gradients, strict=True):
+        assert one.dtype == jnp.float64 and relative(one, wanted) < 1e-12
+
+
+def test_shares_are_the_tokens_in_common():
+    assert list(Selection().shares.items()) == [(-1, 1), (0, 2), (1, 2), (2, 2), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    "kind, heads, kv_heads, selection",
+    [
+        ("packed", 2, 2, SMALL),
+        ("documents", 16, 1, CONFIGS[1]),
+    ],
+)
+def test_tpu_equals_the_definition(x64, kind, heads, kv_heads, selection):
+    check(row(kind, selection), selection, heads, kv_heads, **TPU)
+
+
+def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
+    eager = dataclasses.replace(TPU["interpret"], dma_execution_mode="eager")
+    selection = CONFIGS[2]  # more picks than blocks
+    found = check(row("single", selection), selection, 4, 1, 32, jnp.bfloat16, **TPU | {"interpret": eager})
+    assert not np.any(found[0][1]) and np.all(found[2][1] == -1)  # the second row is empty
+
+
+@pytest.mark.parametrize(
+    "unit, kind, heads, kv_heads, selection, scale",
+    [
+        ("wgmma", "packed", 4, 2, SMALL, 1),
+        ("tcgen05", "one", 1, 1, CONFIGS[1], 3),
+    ],
+)
+def test_gpu_equals_the_definition_in_bfloat16(x64, unit, kind, heads, kv_heads, selection, scale):
+    attention = dataclasses.replace(GPU["tuning"].attention, matrix_unit=unit)
+    tuning = dataclasses.replace(GPU["tuning"], attention=attention)
+    options = GPU | {"tuning": tuning}
+    check(row(kind, selection, scale), selection, heads, kv_heads, size=16, dtype=jnp.bfloat16, **options)
+
+
+def test_what_comes_later_changes_no_bit_of_what_is_before():
+    rows, seen = row("one", SMALL), 57  # within a block, a tile of queries and a tile of keys
+    qkv = inputs(rows, SMALL, 4, 2, 8, dtype=jnp.float32)
+    attend = jax.jit(rows.attend(SMALL, **TPU))
+    # the last stretch that the query sees ends with it
+    later = jnp.arange(qkv[1].shape[1]) * SMALL.stride + SMALL.length > seen
+    clean = attend(*qkv)
+    where = (jnp.arange(97) >= seen, later, later)
+    poisons = (jnp.nan, jnp.nan, 1e4)  # a value that is not a number leaks from within a tile by a weight of 0
+    poisoned = [jnp.where(x[:, None, None], y, z) for x, y, z in zip(where, poisons, qkv, strict=True)]
+    for found, expected in zip(attend(*poisoned), clean, strict=True):
+        assert np.array_equal(found[:, :seen], expected[:, :seen])
+        assert not np.array_equal(found[:, seen:], expected[:, seen:])
+
+
+def test_without_an_accelerator_the_definition_is_chosen(x64):
+    rows = row("packed", SMALL)
+    qkv = inputs(rows, SMALL, 4, 2, 8)
+    named = jax.jit(rows.attend(SMALL, implementation="reference"))(*qkv)
+    for found, expected in zip(jax.jit(rows.attend(SMALL))(*qkv), named, strict=True):
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"implementation": "gpu"}, "backend='cpu' is not 'gpu', and interpret=False"),
+        ({"selection": Selection(picks=200), **TPU}, "picks=200 are more than 128"),
+        ({"selection": Selection(picks=40), **GPU}, "picks=40 are more than 32"),
+        ({"selection": Selection(64, 8, 64), **GPU}, "15 stretches share tokens with a block, more than 8"),
+        ({"selection": Selection(), "k_starts": jnp.zeros((1, 3), jnp.int32)}, r"k_starts.shape=\(1, 3\) must be that"),
+        ({"selection": Selection(), "shadows": jnp.zeros((1, 3), jnp.int32)}, r"shadows.shape=\(1, 3\) must be that"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_values(options, message):
+    selection = options.get("selection", SMALL)
+    rows = row("one", selection)
+    dtype = jnp.bfloat16 if options.get("implementation") == "gpu" else jnp.float32
+    with pytest.raises(ValueError, match=message):
+        rows.attend(selection)(*inputs(rows, selection, 4, 2, 8, dtype=dtype), **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stride": 5}, "stride=5 must divide length=32 and block=64"),
+        ({"picks": 2}, "initial=1 [+] local=2 blocks must fit in picks=2"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        Selection(**change)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"block_q": 64}, "block_q=64 must be 128 for wgmma"),
+        ({"columns": 24}, "columns=24 must be a multiple of 16"),
+        ({"steps": 0}, "steps=0 must be positive"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_matrix_unit_are_refused(sizes, message):
+    rows = row("one", SMALL)
+    with pytest.raises(ValueError, match=message):
+        options = GPU | {"tuning": dataclasses.replace(GPU["tuning"], **sizes)}
+        jax.eval_shape(rows.attend(SMALL, **options), *inputs(rows, SMALL, 4, 2, 8, dtype=jnp.bfloat16))
