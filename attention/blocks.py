@@ -127,11 +127,17 @@ class Entries:
     """Overlapping stretches of ``length`` places, one every ``stride``, as keys: their last token and where they start.
 
     tokens: [B, E]; segment 0 for a stretch with an empty place or of more than one run. starts: order of the first
-    token.
+    token. ahead: entries by which each lies behind the one that its first token would give.
     """
 
     tokens: Tokens
     starts: Int[Array, "B E"]
+    ahead: int = dataclasses.field(default=0, metadata=dict(static=True))
+
+    def by_last(self, ahead: int) -> Entries:
+        """The same ``ahead`` entries later, after as many that are empty; those that the row has no place for go."""
+        moved = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (ahead, 0)))[:, : x.shape[1]], self)
+        return dataclasses.replace(moved, ahead=ahead)
 
 
 def entries(blocks: Blocks, length: int, stride: int) -> Entries:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from attention.cache.paged import NewKeys, PagedCache, init_cache, write
 from attention.cache.paged_attention import Pages, attend
 from attention.nsa import NSA
-from models.transformer import ModelConfig, Transformer, compress_keys, nsa_gates, rope
+from models.transformer import Layers, ModelConfig, NSALayers, Transformer, compress_keys, nsa_gates, rope
 
 
 def model_cache(
@@ -41,15 +41,26 @@ def forward(
 
         def attention(layer, y, index=index, method=method, nsa=nsa):
             nonlocal cache
-            q, k, v = model.qkv(layer, y)
-            keep = functools.partial(rotate, positions=positions) if cache.rotated else lambda k: k
-            new, gates, compress = NewKeys((keep(k), v)), None, None
-            if isinstance(method, NSA):
-                raw, (wk, wv) = model.nsa_keys(layer, nsa, y)
-                new, gates = NewKeys((keep(k), v), raw, (keep(wk), wv)), nsa_gates(nsa, y)
-                compress = functools.partial(compress_keys, nsa, method)
+            q, new, gates = new_keys(model, layer, nsa, y, positions, cache.rotated)
+            compress = functools.partial(compress_keys, nsa, method) if isinstance(method, NSA) else None
             cache = write(cache, index, pages.tables, places, new, compress=compress, rotate=rotate)
-            return attend(cache, index, rotate(q, positions), seen, pages, gates=gates, rotate=rotate)
+            return attend(cache, index, q, seen, pages, gates=gates, rotate=rotate)
 
         x = model.block(layer, x, attention)
     return model.finish(x), cache
+
+
+def new_keys(
+    model: Transformer, layer: Layers, nsa: NSALayers | None, y: Float[Array, "B T D"], positions, rotated: bool
+) -> tuple[Float[Array, "B T N H"], NewKeys, Float[Array, "B T N 3"] | None]:
+    """(q rotated, what a layer writes for new tokens, the gates of an NSA layer).
+
+    y: as ``Transformer.before_attention`` gives them. nsa: None but for NSA layers. rotated: of the cache.
+    """
+    q, k, v = model.qkv(layer, y)
+    turn = functools.partial(rope, positions=positions, config=model.config)
+    keep = turn if rotated else lambda k: k
+    if nsa is None:
+        return turn(q), NewKeys((keep(k), v)), None
+    raw, (wk, wv) = model.nsa_keys(layer, nsa, y)
+    return turn(q), NewKeys((keep(k), v), raw, (keep(wk), wv)), nsa_gates(nsa, y)

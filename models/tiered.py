@@ -1,0 +1,74 @@
+"""The model over a cache in tiers: prompts in chunks and single tokens against a history that the device does not hold.
+
+All layers are NSA. The host goes through the layers, since between the two halves of a layer's attention it brings the
+blocks that were chosen; the rest are a few programs, the same for every layer and compiled once for a shape of tokens.
+
+Dimensions: B rows, T tokens, D model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from attention.cache.documents import DocumentKV, encode_document, fingerprint_weights
+from attention.cache.tiers import TierConfig, TieredCache
+from attention.nsa import NSA
+from models.paged import new_keys
+from models.transformer import NSALayers, Transformer, compress_keys, rope
+
+
+class TieredModel:
+    """A model and its cache. Raises ValueError unless all layers are NSA.
+
+    directory: for the blocks on disk. sizes: those of ``TierConfig`` that the model does not fix.
+    """
+
+    def __init__(self, model: Transformer, directory: Path, *, dtype: str | None = None, **sizes: int):
+        c = model.config
+        method, *others = set(c.attention)
+        if others or not isinstance(method, NSA):
+            raise ValueError(f"attention={c.attention}: a cache in tiers needs NSA in every layer")
+        shapes = dict(layers=c.num_layers, kv_heads=c.num_kv_heads, head_dim=c.head_dim, dtype=dtype or c.dtype)
+        rotate = functools.partial(rope, config=c)
+        compress = functools.partial(_compress, method)
+        self.cache = TieredCache(method, TierConfig(**shapes, **sizes), directory, compress, rotate)
+        self._model, self._weights = model, fingerprint_weights(model, repr(c))
+        self._layers = [model.of_period((model.layers, model.nsa), index) for index in range(c.num_layers)]
+
+        def before(layer, nsa, x, places):
+            return new_keys(model, layer, nsa, model.before_attention(layer, x), places, rotated=True)
+
+        # these take a layer's parameters as an argument, and nothing but the settings from the model
+        self._before, self._after = jax.jit(before), jax.jit(model.after_attention)
+
+    def encode(self, tokens: Sequence[int]) -> DocumentKV:
+        """A document's keys and values for ``cache.load``; compiled once for each number of blocks."""
+        methods = self._model.config.attention * (self._model.config.num_layers // len(self._model.config.attention))
+        return encode_document(functools.partial(_keys_values, self._model), methods, tokens, self._weights, methods[0].block)
+
+    def forward(self, tokens: np.ndarray, places: np.ndarray) -> Float[Array, "B T D"]:
+        """Final hidden states of new tokens, which the cache holds afterwards.
+
+        tokens, places: int32 [B, T], T at most the cache's chunk; places are consecutive in a row, then -1 for padding,
+        and those before must have been written. Raises ValueError as ``TieredCache.step``.
+        """
+        x = _embed(self._model, tokens)
+        for index, (layer, nsa) in enumerate(self._layers):
+            q, new, gates = self._before(layer, nsa, x, places)
+            x = self._after(layer, x, self.cache.step(index, q, new, places, gates, nsa))
+        return _finish(self._model, x)
+
+
+def _compress(method: NSA, nsa: NSALayers, k: jax.Array, v: jax.Array):
+    return compress_keys(nsa, method, k, v)
+
+
+_embed = jax.jit(Transformer.embed_tokens)
+_finish = jax.jit(Transformer.finish)
+_keys_values = jax.jit(lambda model, tokens, where: model.keys_values(tokens, where.order, where))
