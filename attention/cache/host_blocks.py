@@ -26,7 +26,7 @@ class HostBlocks:
     def __init__(self, directory: Path, budget: int, workers: int):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        self._budget = budget
+        self._budget, self._workers = budget, workers
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="host_blocks")
         self._lock = threading.Lock()
         self._leaving = threading.Lock()  # held while blocks go to disk, so that each goes once
@@ -46,14 +46,19 @@ class HostBlocks:
         self._writes.update(dict.fromkeys(keys, write))
         return write
 
-    def read(self, key: Key) -> Future[Pair]:
-        """The block in host memory, wherever it is now."""
-        before = self._pending(key)
-        if before is None and (block := self._in_memory(key)) is not None:
-            done: Future[Pair] = Future()
-            done.set_result(block)
-            return done
-        return self._threads.submit(self._fetch, key, before)
+    def read(self, keys: Sequence[Key]) -> list[Pair]:
+        """The blocks in host memory, wherever they are now; waits for them."""
+        before = {key: self._pending(key) for key in keys}
+        found = {key: None if before[key] else self._in_memory(key) for key in keys}
+        rest = [key for key, block in found.items() if block is None]
+        shares = [rest[start :: self._workers] for start in range(min(len(rest), self._workers))]
+
+        def fetch(share: list[Key]) -> list[Pair]:
+            return [self._fetch(key, before[key]) for key in share]
+
+        for share, blocks in zip(shares, list(self._threads.map(fetch, shares)), strict=True):
+            found.update(zip(share, blocks, strict=True))
+        return [found[key] for key in keys]
 
     def send(self, key: Key) -> Future[Pair]:
         """The block on the device."""

@@ -59,6 +59,17 @@ def to_device(tree):
     return jax.tree.map(move, tree)
 
 
+def to_device_together(trees: list, size: int) -> list:
+    """Host arrays of ``size`` trees of the same shapes on the device, the last one as often as there are too few.
+
+    One tree of stacked arrays where they are in ordinary memory, so that they travel at once; else every tree.
+    """
+    trees = trees + [trees[-1]] * (size - len(trees))
+    if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(trees)):
+        trees = [jax.tree.map(lambda *xs: np.stack(xs), *trees)]
+    return to_device(trees)
+
+
 def nbytes(tree) -> int:
     """Bytes of all arrays, or of their shapes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -51,6 +51,8 @@ class Programs:
         pages, q_tokens = self._pages(rows)
         compress = functools.partial(self.compress, parameters)
         cache = write(cache, 0, pages.tables, rows.places, new, compress=compress, rotate=self.rotate)
+        # without it XLA would write twice, once for the result and once for what reads it, into copies of the keys
+        cache = jax.lax.optimization_barrier(cache)
         return cache, *select(cache, 0, q, q_tokens, pages)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -118,7 +120,10 @@ def take(main: Pair, slots: Int[Array, " n"]) -> Pair:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def place(main: Pair, slots: Int[Array, " n"], blocks: Sequence[Pair]) -> Pair:
-    """Blocks put into their slots; one past the end is dropped."""
-    parts = (jnp.stack(part) for part in zip(*blocks, strict=True))
-    return tuple(x.at[slots].set(y, mode="drop") for x, y in zip(main, parts, strict=True))
+def place(main: Pair, slots: Int[Array, " n"], parts: Sequence[Pair]) -> Pair:
+    """Blocks put into their slots; one past the end is dropped. parts: n blocks, one or several together."""
+
+    def put(x, *parts):
+        return x.at[slots].set(jnp.concatenate([y.reshape(-1, *x.shape[1:]) for y in parts]), mode="drop")
+
+    return tuple(put(x, *ys) for x, *ys in zip(main, *parts, strict=True))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 from attention.cache.documents import DocumentKV, StaleDocument
 from attention.cache.host_blocks import HostBlocks
 from attention.cache.paged import LayerPages, NewKeys, PagedCache, Pair, Rotate
-from attention.cache.storage import nbytes, to_device
+from attention.cache.storage import nbytes, to_device_together
 from attention.cache.tier_programs import Programs, Rows, place, take
 from attention.nsa import NSA
 from pallas_kernels.tokens import TAIL
@@ -101,7 +101,6 @@ class TieredCache:
         self._weights: list[str | None] = [None] * config.rows  # that encoded the documents
         self._host = HostBlocks(directory, config.host_bytes, config.workers)
         self._counts: Counter[str] = Counter()
-        self._nothing = tuple(np.zeros(x.shape[1:], x.dtype) for x in shapes.main)  # fills a batch up
         self._programs = Programs(compress, rotate, self._ring, method.block)
 
     @property
@@ -134,7 +133,7 @@ class TieredCache:
         self._caches[layer] = cache
         self._known[layer].update(written)
         self._saved[layer].difference_update(written)
-        out, chosen = jnp.zeros_like(compressed), {}
+        out, chosen = compressed, {}  # of which every query is replaced in one of the parts
         for queries, blocks in self._parts(np.asarray(picks)):
             self._bring(layer, blocks)
             chosen |= dict.fromkeys(blocks)
@@ -252,15 +251,25 @@ class TieredCache:
         old = [key for key in missing if key in self._known[layer]]
         self._counts["prefetched"] += sum(key in coming for key in old)
         self._counts["missing"] += sum(key not in coming for key in old)
-        moving = [(key, coming.pop(key, None) or self._host.read((layer, *key))) for key in old]
+        ahead = {key: coming.pop(key) for key in old if key in coming}
         self._make_room(layer, len(missing), set(needed))
         for key in missing:
             resident[key] = self._slots[layer][key] = self._free[layer].pop()
-        for part in itertools.batched(moving, self.config.batch):
-            more = self.config.batch - len(part)
-            slots = np.array([resident[key] for key, _ in part] + [self.slots] * more, np.int32)
-            blocks = to_device([future.result() for _, future in part] + [self._nothing] * more)
-            self._change(layer, place(self._caches[layer].layers[0].main, slots, blocks))
+        for part in itertools.batched((key for key in old if key not in ahead), self.config.batch):
+            blocks = self._host.read([(layer, *key) for key in part])
+            self._place(layer, part, to_device_together(blocks, self.config.batch), self.config.batch)
+        for part in itertools.batched(ahead, max(1, self.config.prefetch)):
+            blocks = [ahead[key].result() for key in part]
+            more = [blocks[0]] * (self.config.prefetch - len(part))
+            self._place(layer, part, blocks + more, self.config.prefetch)
+
+    def _place(self, layer: int, keys: Sequence[Block], parts: Sequence[Pair], size: int) -> None:
+        """Puts blocks that are on the device, ``size`` of which more than there are keys do not count, into slots."""
+        slots = np.full(size, self.slots, np.int32)
+        slots[: len(keys)] = [self._resident[layer][key] for key in keys]
+        cache = self._caches[layer]
+        main = place(cache.layers[0].main, slots, parts)
+        self._caches[layer] = dataclasses.replace(cache, layers=(dataclasses.replace(cache.layers[0], main=main),))
 
     def _make_room(self, layer: int, count: int, keep: set[Block]) -> None:
         count = max(0, count - len(self._free[layer]))
@@ -272,10 +281,6 @@ class TieredCache:
     def _leave(self, layer: int, key: Block) -> None:
         self._free[layer].append(self._resident[layer].pop(key))
         self._slots[layer][key] = -1
-
-    def _change(self, layer: int, main: Pair) -> None:
-        cache = self._caches[layer]
-        self._caches[layer] = dataclasses.replace(cache, layers=(dataclasses.replace(cache.layers[0], main=main),))
 
     def _save(self, layer: int, keys: Iterable[Block]) -> None:
         """Sends resident blocks to the host unless it has them."""

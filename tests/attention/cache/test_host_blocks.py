@@ -25,12 +25,12 @@ def test_the_least_recently_read_go_to_disk(tmp_path):
     for number in range(2):
         write(blocks, (0, number), number)
     blocks.flush()
-    blocks.read((0, 0)).result()
+    blocks.read([(0, 0)])
     write(blocks, (0, 2), 2)
     for number in (0, 2):
         assert np.array_equal(blocks.send((0, number)).result(), block(number))
     assert blocks.metrics()["from_disk_bytes"] == 0 and blocks.metrics()["disk_blocks"] == 1
-    assert np.array_equal(blocks.read((0, 1)).result(), block(1))
+    assert np.array_equal(blocks.read([(0, 1)]), [block(1)])
     metrics = blocks.metrics()
     assert metrics["from_disk_bytes"] == metrics["to_disk_bytes"] == SIZE and metrics["host_bytes"] == 2 * SIZE
     assert metrics["to_host_bytes"] == 3 * SIZE and metrics["to_device_bytes"] == 4 * SIZE
@@ -43,20 +43,20 @@ def test_the_last_write_counts(tmp_path):
     blocks = HostBlocks(tmp_path, 0, workers=4)  # everything goes to disk
     for number in range(20):
         write(blocks, (7,), number)
-    assert np.array_equal(blocks.read((7,)).result(), block(19))
+    assert np.array_equal(blocks.read([(7,)]), [block(19)])
     blocks.close()
 
 
 def test_a_damaged_block_is_noticed(tmp_path):
     blocks = HostBlocks(tmp_path, 0, workers=1)
     write(blocks, (3, 4), 1)
-    blocks.read((3, 4)).result()
+    blocks.read([(3, 4)])
     content = bytearray((tmp_path / "blocks").read_bytes())
     content[SIZE // 2] ^= 1
     for damaged in (content, content[:-1]):
         (tmp_path / "blocks").write_bytes(damaged)
         with pytest.raises(CorruptedFile, match=r"\(3, 4\) is not what was written"):
-            blocks.read((3, 4)).result()
+            blocks.read([(3, 4)])
     blocks.close()
 
 
