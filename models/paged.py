@@ -6,11 +6,15 @@ Dimensions: B rows, T tokens, D model.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 
+import jax
 from jaxtyping import Array, Float, Int
 
-from attention.cache.paged import NewKeys, PagedCache, init_cache, write
+from attention.cache.documents import DocumentKV, encode_document, fingerprint_weights
+from attention.cache.paged import NewKeys, PagedCache, init_cache, page_size, write
 from attention.cache.paged_attention import Pages, attend
+from attention.methods import Method
 from attention.nsa import NSA
 from models.transformer import Layers, ModelConfig, NSALayers, Transformer, compress_keys, nsa_gates, rope
 
@@ -19,9 +23,25 @@ def model_cache(
     config: ModelConfig, num_pages: int, dtype=None, *, page: int | None = None, rotated: bool = True
 ) -> PagedCache:
     """An empty cache for a model; arguments as ``init_cache``."""
-    methods = config.attention * (config.num_layers // len(config.attention))
+    methods = _methods(config)
     heads, size = config.num_kv_heads, config.head_dim
     return init_cache(methods, num_pages, heads, size, dtype or config.dtype, page=page, rotated=rotated)
+
+
+def document_encoder(model: Transformer, *, page: int | None = None) -> Callable[[Sequence[int]], DocumentKV]:
+    """What encodes a document, for any cache of this model; it is compiled once for each number of pages."""
+    methods = _methods(model.config)
+    weights = fingerprint_weights(model, repr(model.config))
+    keys_of = functools.partial(_keys_values, model)
+    return lambda tokens: encode_document(keys_of, methods, tokens, weights, page_size(methods, page))
+
+
+def _methods(config: ModelConfig) -> tuple[Method, ...]:
+    """Of every layer."""
+    return config.attention * (config.num_layers // len(config.attention))
+
+
+_keys_values = jax.jit(lambda model, tokens, where: model.keys_values(tokens, where.order, where))
 
 
 def forward(

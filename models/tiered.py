@@ -9,14 +9,12 @@ Dimensions: B rows, T tokens, D model.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from attention.cache.documents import DocumentKV, encode_document, fingerprint_weights
 from attention.cache.tiers import TierConfig, TieredCache
 from attention.nsa import NSA
 from models.paged import new_keys
@@ -26,7 +24,8 @@ from models.transformer import NSALayers, Transformer, compress_keys, rope
 class TieredModel:
     """A model and its cache. Raises ValueError unless all layers are NSA.
 
-    directory: for the blocks on disk. sizes: those of ``TierConfig`` that the model does not fix.
+    directory: for the blocks on disk. sizes: those of ``TierConfig`` that the model does not fix. A history of
+    documents, from ``paged.document_encoder``, goes into ``cache.load``.
     """
 
     def __init__(self, model: Transformer, directory: Path, *, dtype: str | None = None, **sizes: int):
@@ -38,7 +37,7 @@ class TieredModel:
         rotate = functools.partial(rope, config=c)
         compress = functools.partial(_compress, method)
         self.cache = TieredCache(method, TierConfig(**shapes, **sizes), directory, compress, rotate)
-        self._model, self._weights = model, fingerprint_weights(model, repr(c))
+        self._model = model
         self._layers = [model.of_period((model.layers, model.nsa), index) for index in range(c.num_layers)]
 
         def before(layer, nsa, x, places):
@@ -46,11 +45,6 @@ class TieredModel:
 
         # these take a layer's parameters as an argument, and nothing but the settings from the model
         self._before, self._after = jax.jit(before), jax.jit(model.after_attention)
-
-    def encode(self, tokens: Sequence[int]) -> DocumentKV:
-        """A document's keys and values for ``cache.load``; compiled once for each number of blocks."""
-        methods = self._model.config.attention * (self._model.config.num_layers // len(self._model.config.attention))
-        return encode_document(functools.partial(_keys_values, self._model), methods, tokens, self._weights, methods[0].block)
 
     def forward(self, tokens: np.ndarray, places: np.ndarray) -> Float[Array, "B T D"]:
         """Final hidden states of new tokens, which the cache holds afterwards.
@@ -71,4 +65,3 @@ def _compress(method: NSA, nsa: NSALayers, k: jax.Array, v: jax.Array):
 
 _embed = jax.jit(Transformer.embed_tokens)
 _finish = jax.jit(Transformer.finish)
-_keys_values = jax.jit(lambda model, tokens, where: model.keys_values(tokens, where.order, where))

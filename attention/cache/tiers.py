@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 from attention.cache.documents import DocumentKV, StaleDocument
 from attention.cache.host_blocks import HostBlocks
 from attention.cache.paged import LayerPages, NewKeys, PagedCache, Pair, Rotate
-from attention.cache.storage import nbytes, to_device_together
+from attention.cache.storage import nbytes, to_device, to_device_together
 from attention.cache.tier_programs import Programs, Rows, place, take
 from attention.nsa import NSA
 from pallas_kernels.tokens import TAIL
@@ -102,6 +102,7 @@ class TieredCache:
         self._host = HostBlocks(directory, config.host_bytes, config.workers)
         self._counts: Counter[str] = Counter()
         self._programs = Programs(compress, rotate, self._ring, method.block)
+        self._move_nothing()
 
     @property
     def _range(self) -> range:
@@ -277,6 +278,14 @@ class TieredCache:
         self._save(layer, leaving)
         for key in leaving:
             self._leave(layer, key)
+
+    def _move_nothing(self) -> None:
+        """Compiles what moves blocks, so that no later step waits for it."""
+        taken = take(self._caches[0].layers[0].main, np.zeros(self.config.batch, np.int32))
+        none = [tuple(np.asarray(x[0]) for x in taken)]
+        self._place(0, [], to_device_together(none, self.config.batch), self.config.batch)
+        if self.config.prefetch:
+            self._place(0, [], to_device(none) * self.config.prefetch, self.config.prefetch)
 
     def _leave(self, layer: int, key: Block) -> None:
         self._free[layer].append(self._resident[layer].pop(key))
