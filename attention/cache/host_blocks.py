@@ -34,9 +34,7 @@ class HostBlocks:
         self._bytes = 0
         self._disk = Records(directory / "blocks")
         self._writes: dict[Key, Future] = {}
-        self._counts = Counter(
-            dict.fromkeys(("to_host_bytes", "to_disk_bytes", "to_device_bytes", "from_disk_bytes"), 0)
-        )
+        self._counts = Counter(to_host_bytes=0, to_disk_bytes=0, to_device_bytes=0, from_disk_bytes=0)
 
     def write(self, keys: Sequence[Key], blocks: Pair) -> Future:
         """Keeps blocks of device arrays, (k, v) [at least as many as keys, ...], in place of earlier ones.
