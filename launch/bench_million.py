@@ -3,7 +3,7 @@
 A small model with random weights, NSA with the paper's settings in every layer. The history is documents of random
 tokens, each encoded alone: in a prefill through all of it every token would read all compressed keys before it, hours
 for a million. The tokens decoded are random too, so that what a query chooses resembles the choice before it no more
-than such a model makes it.
+than such a model makes it; its layers choose unlike each other, so nothing is sent ahead unless --prefetch says so.
 
 Disk is read and not the system's copy of it in memory, which is freed before decoding starts. A check decodes the same
 tokens with tiers and without, behind a history for which both fit.
@@ -45,7 +45,7 @@ flags.DEFINE_integer("device_mib", 64, "Budget of the cache on the device.")
 flags.DEFINE_integer("host_mib", 128, "Budget of the blocks in host memory; the rest are on disk.")
 flags.DEFINE_integer("decode", 256, "Tokens decoded and timed.", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "Of the weights and of the tokens.")
-flags.DEFINE_integer("prefetch", 8, "Blocks on their way that a layer may not choose.", lower_bound=0)
+flags.DEFINE_integer("prefetch", 0, "Blocks on their way that a layer may not choose.", lower_bound=0)
 flags.DEFINE_integer("disk_workers", 4, "Threads that read from disk.", lower_bound=1)
 flags.DEFINE_integer("check_tokens", 8192, "Tokens of the history of the check, likewise.", lower_bound=256)
 flags.DEFINE_integer("check_device_mib", 2, "Budget of its cache on the device; the host has half of its blocks.")
@@ -112,7 +112,6 @@ def measure(options, folder: Path, console: rich.console.Console) -> dict[str, d
         with _peak(memory, "most_while_decoding"), _compilations() as compilations:
             _, seconds = decode(tiered, decoded[WARM_UP:], len(history) + WARM_UP)
         after = tiered.cache.metrics()
-        live = sum(x.nbytes for x in jax.live_arrays()) - nbytes(model)
     console.print("the check", style="dim")
     setting = dict(tokens=options.tokens, document=options.document, seed=options.seed, prefetch=options.prefetch)
     return dict(
@@ -122,7 +121,6 @@ def measure(options, folder: Path, console: rich.console.Console) -> dict[str, d
             history=options.tokens // BLOCK * BLOCK_BYTES * CONFIG.num_layers,
             device_budget=options.device_mib * MIB,
             device=after["tiers/device_bytes"],
-            device_arrays=live,
             host_budget=options.host_mib * MIB,
             host=after["tiers/host_bytes"],
             disk=after["tiers/disk_blocks"] * BLOCK_BYTES,
