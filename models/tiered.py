@@ -9,6 +9,7 @@ Dimensions: B rows, T tokens, D model.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -18,7 +19,7 @@ from jaxtyping import Array, Float
 from attention.cache.tiers import TierConfig, TieredCache
 from attention.nsa import NSA
 from models.paged import new_keys
-from models.transformer import NSALayers, Transformer, compress_keys, rope
+from models.transformer import ModelConfig, Transformer, abstract_model, compress_keys, rope
 
 
 class TieredModel:
@@ -34,17 +35,10 @@ class TieredModel:
         if others or not isinstance(method, NSA):
             raise ValueError(f"attention={c.attention}: a cache in tiers needs NSA in every layer")
         shapes = dict(layers=c.num_layers, kv_heads=c.num_kv_heads, head_dim=c.head_dim, dtype=dtype or c.dtype)
-        rotate = functools.partial(rope, config=c)
-        compress = functools.partial(_compress, method)
+        self._before, self._after, compress, rotate = _programs(c)
         self.cache = TieredCache(method, TierConfig(**shapes, **sizes), directory, compress, rotate)
         self._model = model
         self._layers = [model.of_period((model.layers, model.nsa), index) for index in range(c.num_layers)]
-
-        def before(layer, nsa, x, places):
-            return new_keys(model, layer, nsa, model.before_attention(layer, x), places, rotated=True)
-
-        # these take a layer's parameters as an argument, and nothing but the settings from the model
-        self._before, self._after = jax.jit(before), jax.jit(model.after_attention)
 
     def forward(self, tokens: np.ndarray, places: np.ndarray) -> Float[Array, "B T D"]:
         """Final hidden states of new tokens, which the cache holds afterwards.
@@ -59,8 +53,18 @@ class TieredModel:
         return _finish(self._model, x)
 
 
-def _compress(method: NSA, nsa: NSALayers, k: jax.Array, v: jax.Array):
-    return compress_keys(nsa, method, k, v)
+@functools.cache
+def _programs(config: ModelConfig) -> tuple[Callable, ...]:
+    """A layer before and after its attention, and what the cache compresses and rotates by; one for a config."""
+    model, method = abstract_model(config), config.attention[0]  # a layer's parameters come as arguments
+
+    def before(layer, nsa, x, places):
+        return new_keys(model, layer, nsa, model.before_attention(layer, x), places, rotated=True)
+
+    def compress(nsa, k, v):
+        return compress_keys(nsa, method, k, v)
+
+    return jax.jit(before), jax.jit(model.after_attention), compress, functools.partial(rope, config=config)
 
 
 _embed = jax.jit(Transformer.embed_tokens)
