@@ -253,7 +253,10 @@ def table(report: dict[str, dict]) -> rich.table.Table:
 @contextlib.contextmanager
 def _tiered(model, folder: Path, pages: int, device: int, host: int, options) -> Iterator[TieredModel]:
     sizes = dict(rows=1, pages=pages, chunk=1, device_bytes=device, host_bytes=host)
-    tiered = TieredModel(model, folder, **sizes, prefetch=options.prefetch, workers=options.disk_workers)
+    try:
+        tiered = TieredModel(model, folder, **sizes, prefetch=options.prefetch, workers=options.disk_workers)
+    except ValueError as error:  # of a budget that is too small
+        raise SystemExit(str(error)) from error
     try:
         yield tiered
     finally:
