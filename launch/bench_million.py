@@ -257,7 +257,10 @@ def _tiered(model, folder: Path, pages: int, device: int, host: int, options) ->
         tiered = TieredModel(model, folder, **sizes, prefetch=options.prefetch, workers=options.disk_workers)
     except ValueError as error:  # of a budget that is too small
         raise SystemExit(str(error)) from error
+    needed = CONFIG.attention[0].picks * CONFIG.num_kv_heads
     try:
+        if tiered.cache.slots < needed:
+            raise SystemExit(f"{device} bytes on the device hold {tiered.cache.slots} blocks, a token needs {needed}")
         yield tiered
     finally:
         tiered.cache.close()

@@ -92,12 +92,14 @@ class TieredCache:
         self._free = [list(range(self.slots)) for _ in self._range]
         self._resident: list[OrderedDict[Block, int]] = [OrderedDict() for _ in self._range]
         self._slots = [np.full((config.rows, config.pages), -1, np.int32) for _ in self._range]  # of resident blocks
+        self._sent_slots: list[jax.Array | None] = [None for _ in self._range]  # None when they have changed
         self._saved: list[set[Block]] = [set() for _ in self._range]  # whose copy on the host is up to date
         self._known: list[set[Block]] = [set() for _ in self._range]
         self._coming: list[dict[Block, Future]] = [{} for _ in self._range]
         self._chosen: list[list[Block]] = [[] for _ in self._range]  # of the last step
         self._lengths = np.zeros(config.rows, np.int32)
         self._documents = np.full((config.rows, config.pages), TAIL, np.int32)  # of every block
+        self._sent_documents: jax.Array | None = None
         self._weights: list[str | None] = [None] * config.rows  # that encoded the documents
         self._host = HostBlocks(directory, config.host_bytes, config.workers)
         self._counts: Counter[str] = Counter()
@@ -181,6 +183,7 @@ class TieredCache:
         self._weights[row] = weights
         self._documents[row, first : first + count] = 1 + (self._documents[row, first - 1] if first else 0)
         self._lengths[row] += document.length
+        self._sent_documents = None
         blocks = [(row, first + number) for number in range(count)]
         for layer, pages in enumerate(document.layers):
             self._caches[layer], main = self._programs.load(self._caches[layer], row, first, pages)
@@ -195,6 +198,7 @@ class TieredCache:
     def reset(self, row: int) -> None:
         """Forgets a row's sequence, for another one."""
         self._lengths[row], self._documents[row], self._weights[row] = 0, TAIL, None
+        self._sent_documents = None
         for layer in self._range:
             mine = {key for key in self._known[layer] if key[0] == row}
             for key in mine & set(self._resident[layer]):
@@ -233,8 +237,12 @@ class TieredCache:
         )
 
     def _rows(self, layer: int, places: np.ndarray) -> Rows:
-        # copies: the next step changes what the host keeps while a program may still read it
-        return Rows(*(x.copy() for x in (self._slots[layer], self._lengths, self._documents, places)))
+        # tables travel when they have changed; as copies, since they change while a program may still read them
+        if self._sent_slots[layer] is None:
+            self._sent_slots[layer] = jnp.array(self._slots[layer])
+        if self._sent_documents is None:
+            self._sent_documents = jnp.array(self._documents)
+        return Rows(self._sent_slots[layer], self._lengths.copy(), self._sent_documents, places.copy())
 
     def _bring(self, layer: int, needed: list[Block]) -> None:
         """Makes blocks resident, the last ones to leave."""
@@ -256,6 +264,7 @@ class TieredCache:
         self._make_room(layer, len(missing), set(needed))
         for key in missing:
             resident[key] = self._slots[layer][key] = self._free[layer].pop()
+            self._sent_slots[layer] = None
         for part in itertools.batched((key for key in old if key not in ahead), self.config.batch):
             blocks = self._host.read([(layer, *key) for key in part])
             self._place(layer, part, to_device_together(blocks, self.config.batch), self.config.batch)
@@ -289,7 +298,7 @@ class TieredCache:
 
     def _leave(self, layer: int, key: Block) -> None:
         self._free[layer].append(self._resident[layer].pop(key))
-        self._slots[layer][key] = -1
+        self._slots[layer][key], self._sent_slots[layer] = -1, None
 
     def _save(self, layer: int, keys: Iterable[Block]) -> None:
         """Sends resident blocks to the host unless it has them."""

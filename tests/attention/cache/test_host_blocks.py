@@ -39,6 +39,37 @@ def test_the_least_recently_read_go_to_disk(tmp_path):
     blocks.close()
 
 
+def test_many_writes_and_reads_at_once_lose_nothing(tmp_path):
+    rng, expected, blocks = np.random.default_rng(0), {}, HostBlocks(tmp_path, 3 * SIZE, workers=4)
+    for number in range(300):
+        key = (int(rng.integers(12)),)
+        if rng.random() < 0.5:
+            more = (key[0] + 100,)
+            blocks.write([key, more], tuple(jnp.stack(x) for x in zip(block(number), block(-number), strict=True)))
+            expected |= {key: number, more: -number}
+        elif rng.random() < 0.1:
+            blocks.forget({key} & expected.keys())
+            expected.pop(key, None)
+        else:
+            keys = [key for key in expected if rng.random() < 0.3]
+            for found, wanted in zip(blocks.read(keys), (block(expected[key]) for key in keys), strict=True):
+                assert np.array_equal(found, wanted)
+    blocks.flush()
+    metrics = blocks.metrics()
+    assert metrics["host_bytes"] == 3 * SIZE and metrics["disk_blocks"] == len(expected) - 3
+    assert (tmp_path / "blocks").stat().st_size <= (24 + 4) * SIZE  # places are used again
+    blocks.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_blocks_of_another_shape_are_refused(tmp_path):
+    blocks = HostBlocks(tmp_path, 0, workers=1)
+    write(blocks, (0,), 1)
+    blocks.write([(1,)], (jnp.zeros((1, 2)), jnp.zeros((1, 2))))
+    with pytest.raises(ValueError, match=r"\(1,\): arrays of .* in a file of .*"):
+        blocks.close()
+
+
 def test_the_last_write_counts(tmp_path):
     blocks = HostBlocks(tmp_path, 0, workers=4)  # everything goes to disk
     for number in range(20):
