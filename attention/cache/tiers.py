@@ -80,10 +80,11 @@ class TieredCache:
         shapes = jax.eval_shape(lambda: self._arrays(1))
         block = nbytes(shapes.main)
         fixed = (nbytes(shapes) - block) * config.layers + (config.prefetch + config.batch) * block
+        fixed += 4 * config.rows * config.pages * (config.layers + 1)  # tables of slots, and of documents
         self.slots = (config.device_bytes - fixed) // (block * config.layers)
         if self.slots < 1:
             raise ValueError(
-                f"device_bytes={config.device_bytes} hold no block: {fixed} go to compressed keys, windows, "
+                f"device_bytes={config.device_bytes} hold no block: {fixed} go to compressed keys, windows, tables, "
                 f"prefetch={config.prefetch} and batch={config.batch} blocks, a block of all {config.layers} layers "
                 f"takes {block * config.layers}"
             )
