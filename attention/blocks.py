@@ -50,8 +50,7 @@ class Blocks:
 
     def last(self, x: Shaped[Array, "B T"], length: int, stride: int) -> Shaped[Array, "B E"]:
         """What the last token of every stretch of ``entries`` has."""
-        x = jnp.pad(self.place(x), ((0, 0), (0, length)))
-        return x[:, length - 1 : x.shape[1] - 1 : stride]
+        return _lasts(self.place(x), length, stride)
 
     @property
     def order(self) -> Int[Array, "B S"]:
@@ -127,23 +126,34 @@ class Entries:
     """Overlapping stretches of ``length`` places, one every ``stride``, as keys: their last token and where they start.
 
     tokens: [B, E]; segment 0 for a stretch with an empty place or of more than one run. starts: order of the first
-    token.
+    token. ahead: entries by which each lies behind the one that its first token would give.
     """
 
     tokens: Tokens
     starts: Int[Array, "B E"]
+    ahead: int = dataclasses.field(default=0, metadata=dict(static=True))
+
+    def by_last(self, ahead: int) -> Entries:
+        """The same ``ahead`` entries later, after as many that are empty; those that the row has no place for go."""
+        moved = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (ahead, 0)))[:, : x.shape[1]], self)
+        return dataclasses.replace(moved, ahead=ahead)
 
 
 def entries(blocks: Blocks, length: int, stride: int) -> Entries:
     """The stretches of a row's places."""
-    padded = blocks.tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, length))))
-    first = padded.map(lambda x: x[:, :-length:stride])
-    last = padded.map(lambda x: x[:, length - 1 : x.shape[1] - 1 : stride])
+    first = blocks.tokens.map(lambda x: x[:, ::stride])
+    last = blocks.tokens.map(lambda x: _lasts(x, length, stride))
     whole = (first.segments > 0) & (last.order - first.order == length - 1)
     for name in ("segments", "branches", "documents"):
         whole &= getattr(first, name) == getattr(last, name)
     tokens = last.map(lambda x: jnp.where(whole, x, 0))
     return Entries(tokens=tokens, starts=first.order)
+
+
+def _lasts(x: Shaped[Array, "B S"], length: int, stride: int) -> Shaped[Array, "B E"]:
+    """The last place of every entry; zeros past the end."""
+    last = x[:, length - 1 :: stride]  # cut before it is filled up: x may be long, and never be in memory as a whole
+    return jnp.pad(last, ((0, 0), (0, -(-x.shape[1] // stride) - last.shape[1])))
 
 
 def stretches(x: Float[Array, "B S K H"], length: int, stride: int) -> Float[Array, "B E K l H"]:

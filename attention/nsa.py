@@ -150,20 +150,21 @@ def _compressed_chunk(k, v, stretched: Entries, heads: Tokens, shadows, config: 
     # probabilities summed over the heads of a group
     shared = jax.lax.stop_gradient(jnp.einsum("bkgte,bkgt->bkte", weights, share))
     candidates = sees(tokens, own_from, heads, heads.order)
-    scores = block_scores(shared, shadows, config)
+    scores = block_scores(shared, shadows, config, stretched.ahead)
     return out, lse, choose(scores, candidates[:, :, None], tokens.order, heads.order, config)
 
 
 def block_scores(
-    weights: Float[Array, "B K T E"], shadows: Int[Array, "B J"] | None, config: NSA
+    weights: Float[Array, "B K T E"], shadows: Int[Array, "B J"] | None, config: NSA, ahead: int = 0
 ) -> Float[Array, "B T K J"]:
     """Probability of each block: that of every stretch times the tokens they share, in units of the stride.
 
     Equations 9 and 10. With length 32, stride 16, block 64 the stretches 4j - 1 ... 4j + 3 count 1, 2, 2, 2, 1 times.
+    ahead: of the entries.
     """
     ratio, reach = config.block // config.stride, config.length // config.stride
     shares = np.convolve(np.ones(ratio), np.ones(reach)).astype(int)  # of stretches ratio j - reach + 1 onwards
-    padded = jnp.pad(weights, ((0, 0),) * 3 + ((reach - 1, 0),))
+    padded = jnp.pad(weights, ((0, 0),) * 3 + ((reach - 1 - ahead, ahead),))
     count = weights.shape[-1] // ratio
     # a stretch starts in its block or up to reach - 1 before
     terms = (share * padded[..., at : at + (count - 1) * ratio + 1 : ratio] for at, share in enumerate(shares))

@@ -1,6 +1,7 @@
-"""Speed, as ratios of contenders measured side by side in one run.
+"""What the parts cost: speed as ratios of contenders measured side by side in one run, and memory.
 
 python -m launch.bench attention --device=cpu --json=runs/attention.json [--lengths=2048,4096 --heads=16 ...]
+python -m launch.bench million --device=cpu --json=runs/million.json [--tokens=1000000 --device_mib=64 ...]
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import sys
 
 from absl import app, flags
 
-from launch import bench_attention
+from launch import bench_attention, bench_million
 
-BENCHES = {"attention": bench_attention.main}
+BENCHES = {"attention": bench_attention.main, "million": bench_million.main}
 
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
 flags.DEFINE_string("json", None, "File for the numbers, besides the table.")

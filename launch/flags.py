@@ -19,6 +19,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
+from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
 from rl_code.checkpoint import CheckpointError
 from rl_code.config import ConfigError
@@ -29,7 +30,6 @@ _OURS = tuple(f"{Path(__file__).resolve().parents[1] / name}/" for name in ("lau
 config_flags.DEFINE_config_file(
     "config", None, "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke.", lock_config=True
 )
-flags.DEFINE_string("workdir", None, "Folder of the run; a run that was stopped continues from it.")
 
 
 def run(
@@ -48,7 +48,7 @@ def run(
     def guarded(_: Sequence[str]) -> int:
         absl_logging.get_absl_handler().addFilter(_is_ours)
         try:
-            main(flags.FLAGS.config, flags.FLAGS.workdir)
+            main(flags.FLAGS.config, WORKDIR.value)
         except (ConfigError, CheckpointError, TaskFileError, *expected) as error:
             return _complain(str(error), 1)
         except OSError as error:
@@ -94,7 +94,7 @@ def _parse(argv: Sequence[str], needs_workdir: bool) -> list[str]:
         if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
             raise  # a bug in the config file
         _refuse("No such key: " + str(error).replace("\\n", ". ").replace("\\'", "").strip("\"'"))
-    if needs_workdir and not flags.FLAGS.workdir:
+    if needs_workdir and not WORKDIR.value:
         _refuse("--workdir=<folder> is missing, for instance --workdir=runs/first")
     if rest[1:]:
         _refuse(f"{' '.join(rest[1:])!r} is not a flag; flags look like --config.steps=10")

@@ -6,22 +6,42 @@ Dimensions: B rows, T tokens, D model.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 
+import jax
 from jaxtyping import Array, Float, Int
 
-from attention.cache.paged import NewKeys, PagedCache, init_cache, write
+from attention.cache.documents import DocumentKV, encode_document, fingerprint_weights
+from attention.cache.paged import NewKeys, PagedCache, init_cache, page_size, write
 from attention.cache.paged_attention import Pages, attend
+from attention.methods import Method
 from attention.nsa import NSA
-from models.transformer import ModelConfig, Transformer, compress_keys, gates, rope
+from models.transformer import DocumentGates, Layers, ModelConfig, NSALayers, Transformer, compress_keys, gates, rope
 
 
 def model_cache(
     config: ModelConfig, num_pages: int, dtype=None, *, page: int | None = None, rotated: bool = True
 ) -> PagedCache:
     """An empty cache for a model; arguments as ``init_cache``."""
-    methods = config.attention * (config.num_layers // len(config.attention))
+    methods = _methods(config)
     heads, size = config.num_kv_heads, config.head_dim
     return init_cache(methods, num_pages, heads, size, dtype or config.dtype, page=page, rotated=rotated)
+
+
+def document_encoder(model: Transformer, *, page: int | None = None) -> Callable[[Sequence[int]], DocumentKV]:
+    """What encodes a document, for any cache of this model; it is compiled once for each number of pages."""
+    methods = _methods(model.config)
+    weights = fingerprint_weights(model, repr(model.config))
+    keys_of = functools.partial(_keys_values, model)
+    return lambda tokens: encode_document(keys_of, methods, tokens, weights, page_size(methods, page))
+
+
+def _methods(config: ModelConfig) -> tuple[Method, ...]:
+    """Of every layer."""
+    return config.attention * (config.num_layers // len(config.attention))
+
+
+_keys_values = jax.jit(lambda model, tokens, where: model.keys_values(tokens, where.order, where))
 
 
 def forward(
@@ -41,16 +61,32 @@ def forward(
 
         def attention(layer, y, index=index, method=method, extra=extra):
             nonlocal cache
-            q, k, v = model.qkv(layer, y)
-            keep = functools.partial(rotate, positions=positions) if cache.rotated else lambda k: k
-            new, compress = NewKeys((keep(k), v)), None
-            if isinstance(method, NSA):
-                raw, (wk, wv) = model.nsa_keys(layer, extra, y)
-                new = NewKeys((keep(k), v), raw, (keep(wk), wv))
-                compress = functools.partial(compress_keys, extra, method)
+            q, new, parts = new_keys(model, layer, extra, y, positions, cache.rotated)
+            compress = functools.partial(compress_keys, extra, method) if isinstance(method, NSA) else None
             cache = write(cache, index, pages.tables, places, new, compress=compress, rotate=rotate)
-            parts = gates(extra, y) if extra else None
-            return attend(cache, index, rotate(q, positions), seen, pages, gates=parts, rotate=rotate)
+            return attend(cache, index, q, seen, pages, gates=parts, rotate=rotate)
 
         x = model.block(layer, x, attention)
     return model.finish(x), cache
+
+
+def new_keys(
+    model: Transformer,
+    layer: Layers,
+    extra: NSALayers | DocumentGates | None,
+    y: Float[Array, "B T D"],
+    positions,
+    rotated: bool,
+) -> tuple[Float[Array, "B T N H"], NewKeys, Float[Array, "B T N parts"] | None]:
+    """(q rotated, what a layer writes for new tokens, the gates of a layer that has some).
+
+    y: as ``Transformer.before_attention`` gives them. extra: as from ``of_period``. rotated: of the cache.
+    """
+    q, k, v = model.qkv(layer, y)
+    turn = functools.partial(rope, positions=positions, config=model.config)
+    keep = turn if rotated else lambda k: k
+    parts = gates(extra, y) if extra else None
+    if not isinstance(extra, NSALayers):
+        return turn(q), NewKeys((keep(k), v)), parts
+    raw, (wk, wv) = model.nsa_keys(layer, extra, y)
+    return turn(q), NewKeys((keep(k), v), raw, (keep(wk), wv)), parts

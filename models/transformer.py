@@ -347,9 +347,18 @@ class Transformer(nnx.Module):
 
     def block(self, layer: Layers, x: Float[Array, "B T D"], attend: Attend) -> Float[Array, "B T D"]:
         """One layer: attention and feed-forward with residuals. ``layer``: leaves without their layer axis."""
+        return self.after_attention(layer, x, attend(layer, self.before_attention(layer, x)))
+
+    def before_attention(self, layer: Layers, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """What a layer's attention sees of the hidden states: the first half of ``block``."""
+        return rms_norm(x, layer.attention_norm[...], self.config.norm_eps)
+
+    def after_attention(
+        self, layer: Layers, x: Float[Array, "B T D"], attended: Float[Array, "B T N H"]
+    ) -> Float[Array, "B T D"]:
+        """The second half of ``block``."""
         dtype = self.config.dtype
-        y = rms_norm(x, layer.attention_norm[...], self.config.norm_eps)
-        x = x + project(attend(layer, y), layer.o[...].astype(dtype), contract=2)
+        x = x + project(attended, layer.o[...].astype(dtype), contract=2)
         y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
         gate, up = (project(y, w[...].astype(dtype)) for w in (layer.gate, layer.up))
         return x + project(jax.nn.silu(gate) * up, layer.down[...].astype(dtype))

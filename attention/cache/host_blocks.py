@@ -1,49 +1,68 @@
 """Blocks of keys and values that are not on the device: in host memory up to a budget, the rest on disk.
 
-Reads and writes run in threads, in the order in which they were asked for; a read waits for the writes of its block.
+Writes, and reads from disk, run in threads, in the order in which they were asked for; a read waits for the writes of
+its block.
 """
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from attention.cache.paged import Pair
-from attention.cache.storage import load, nbytes, save, to_device, to_host
+from attention.cache.records import Records
+from attention.cache.storage import nbytes, to_device, to_host_apart
 
 # What names a block: a tuple of numbers.
 Key = tuple[int, ...]
 
 
 class HostBlocks:
-    """(k, v) by key. budget: bytes in host memory; the least recently used beyond it are in ``directory``."""
+    """(k, v) by key. budget: bytes in host memory; the least recently used beyond it are in a file in ``directory``."""
 
     def __init__(self, directory: Path, budget: int, workers: int):
-        self._directory, self._budget = Path(directory), budget
-        self._directory.mkdir(parents=True, exist_ok=True)
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._budget, self._workers = budget, workers
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="host_blocks")
         self._lock = threading.Lock()
+        self._leaving = threading.Lock()  # held while blocks go to disk, so that each goes once
         self._host: OrderedDict[Key, Pair] = OrderedDict()
         self._bytes = 0
-        self._disk: set[Key] = set()
-        self._writes: dict[Hashable, Future] = {}
-        self.counts: Counter[str] = Counter()
+        self._disk = Records(directory / "blocks")
+        self._writes: dict[Key, Future] = {}
+        self._counts = Counter(to_host_bytes=0, to_disk_bytes=0, to_device_bytes=0, from_disk_bytes=0)
 
-    def write(self, key: Key, block: Pair) -> None:
-        """Keeps a block of device arrays, in place of an earlier one; returns at once."""
-        self._writes[key] = self._threads.submit(self._keep, key, block, self._writes.get(key))
+    def write(self, keys: Sequence[Key], blocks: Pair) -> Future:
+        """Keeps blocks of device arrays, (k, v) [at least as many as keys, ...], in place of earlier ones.
 
-    def read(self, key: Key) -> Future[Pair]:
-        """The block in host memory, wherever it is now."""
-        return self._threads.submit(self._fetch, key, self._writes.get(key))
+        Returns at once; what it returns is done when they are kept.
+        """
+        before = {self._writes[key] for key in keys if key in self._writes}
+        write = self._threads.submit(self._keep, list(keys), blocks, before)
+        self._writes.update(dict.fromkeys(keys, write))
+        return write
+
+    def read(self, keys: Sequence[Key]) -> list[Pair]:
+        """The blocks in host memory, wherever they are now; waits for them."""
+        before = {key: self._pending(key) for key in keys}
+        found = {key: None if before[key] else self._in_memory(key) for key in keys}
+        rest = [key for key, block in found.items() if block is None]
+        shares = [rest[start :: self._workers] for start in range(min(len(rest), self._workers))]
+
+        def fetch(share: list[Key]) -> list[Pair]:
+            return [self._fetch(key, before[key]) for key in share]
+
+        for share, blocks in zip(shares, list(self._threads.map(fetch, shares)), strict=True):
+            found.update(zip(share, blocks, strict=True))
+        return [found[key] for key in keys]
 
     def send(self, key: Key) -> Future[Pair]:
         """The block on the device."""
-        before = self._writes.get(key)
+        before = self._pending(key)
         return self._threads.submit(lambda: to_device(self._fetch(key, before)))
 
     def forget(self, keys: set[Key]) -> None:
@@ -53,53 +72,79 @@ class HostBlocks:
                 self._writes.pop(key).result()
             with self._lock:
                 self._bytes -= nbytes(self._host.pop(key, ()))
-                if key in self._disk:
-                    self._disk.remove(key)
-                    shutil.rmtree(self._path(key))
+                self._disk.drop(key)
+
+    def flush(self) -> None:
+        """Waits for the writes, and until the disk has what belongs there and no copy of it is in memory."""
+        for write in set(self._writes.values()):
+            write.result()
+        self._writes.clear()
+        self._disk.flush()
 
     def close(self) -> None:
-        """Waits for what was asked for, raises what went wrong, ends the threads."""
+        """Waits for what was asked for, raises what went wrong, ends the threads and removes what is on disk."""
         self._threads.shutdown(wait=True)
-        for write in self._writes.values():
-            write.result()
+        try:
+            for write in set(self._writes.values()):
+                write.result()
+        finally:
+            self._disk.close()
 
     def metrics(self) -> dict[str, int]:
         """Bytes in host memory, blocks on disk, and bytes moved since the start."""
         with self._lock:
-            return {"host_bytes": self._bytes, "disk_blocks": len(self._disk), **self.counts}
+            return {"host_bytes": self._bytes, "disk_blocks": len(self._disk), **self._counts}
 
-    def _path(self, key: Key) -> Path:
-        return self._directory / "-".join(map(str, key))
+    def _pending(self, key: Key) -> Future | None:
+        """The write of a block that is not done yet, or that failed."""
+        write = self._writes.get(key)
+        if write is not None and write.done() and write.exception() is None:
+            del self._writes[key]
+            return None
+        return write
 
-    def _keep(self, key: Key, block: Pair, before: Future | None) -> None:
-        if before is not None:
-            before.result()
-        block = to_host(block)
-        with self._lock:
-            self.counts["to_host_bytes"] += nbytes(block)
-            self._bytes += nbytes(block) - nbytes(self._host.pop(key, ()))
-            self._host[key] = block
-            self._disk.discard(key)
-            while self._bytes > self._budget:
-                last, (k, v) = next(iter(self._host.items()))
-                save(self._path(last), {"k": k, "v": v}, {})
-                del self._host[last]
-                self._disk.add(last)
-                self._bytes -= nbytes((k, v))
-                self.counts["to_disk_bytes"] += nbytes((k, v))
-
-    def _fetch(self, key: Key, write: Future | None) -> Pair:
-        if write is not None:
+    def _keep(self, keys: list[Key], blocks: Pair, before: set[Future]) -> None:
+        for write in before:
             write.result()
+        for key, block in zip(keys, to_host_apart(blocks, len(keys)), strict=True):
+            with self._lock:
+                self._counts["to_host_bytes"] += nbytes(block)
+                self._bytes += nbytes(block) - nbytes(self._host.pop(key, ()))
+                self._host[key] = block
+                self._disk.drop(key)
+            self._keep_to_budget()
+
+    def _keep_to_budget(self) -> None:
+        with self._leaving:
+            while True:
+                with self._lock:
+                    if self._bytes <= self._budget:
+                        return
+                    key, block = next(iter(self._host.items()))
+                self._disk.write(key, block)
+                with self._lock:
+                    if self._host.get(key) is block:
+                        del self._host[key]
+                        self._bytes -= nbytes(block)
+                        self._counts["to_disk_bytes"] += nbytes(block)
+                    else:  # written anew, or dropped, in the meantime
+                        self._disk.drop(key)
+
+    def _in_memory(self, key: Key) -> Pair | None:
         with self._lock:
             block = self._host.get(key)
             if block is not None:
                 self._host.move_to_end(key)
-        from_disk = block is None
-        if from_disk:
-            arrays, _ = load(self._path(key))
-            block = arrays["k"], arrays["v"]
-        with self._lock:
-            self.counts["to_device_bytes"] += nbytes(block)
-            self.counts["from_disk_bytes"] += nbytes(block) * from_disk
+                self._counts["to_device_bytes"] += nbytes(block)
+        return block
+
+    def _fetch(self, key: Key, write: Future | None) -> Pair:
+        if write is not None:
+            write.result()
+        block = self._in_memory(key)
+        if block is None:
+            block = tuple(self._disk.read(key))
+            with self._lock:
+                self._counts["to_device_bytes"] += nbytes(block)
+                self._counts["from_disk_bytes"] += nbytes(block)
         return block

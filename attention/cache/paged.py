@@ -90,12 +90,13 @@ class NewKeys:
 class Tables:
     """Which page of each array a page of a row is, -1 for none; ``same`` in caches where all arrays have all pages.
 
-    recent: of the window's keys and of those to be compressed.
+    recent: of the window's keys and of those to be compressed. compressed: None where each row's lie one after another
+    and what a row has not written is finite.
     """
 
     main: Int[Array, "B P"]
     recent: Int[Array, "B P"]
-    compressed: Int[Array, "B P"]
+    compressed: Int[Array, "B P"] | None
 
     @classmethod
     def same(cls, tables: Int[Array, "B P"]) -> Tables:
@@ -226,7 +227,10 @@ def _compressed(cache, pages, method, tables, places, raw, compress, rotate):
             raise ValueError("a cache of rotated keys needs rotate for an NSA layer")
         k = rotate(k, ends)
     complete = (ends <= last) & (ends >= length - 1)
-    page, offset = _where(tables.compressed, jnp.where(complete, ends, -1), cache.page)
+    table = tables.compressed
+    if table is None:
+        table = jnp.arange(tables.main.size).reshape(tables.main.shape)
+    page, offset = _where(table, jnp.where(complete, ends, -1), cache.page)
     return _put(pages.compressed, (k, v), page, offset // stride)
 
 

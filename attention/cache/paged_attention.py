@@ -147,9 +147,11 @@ class _Reader:
         return k, v
 
     def _joined(self, x: Float[Array, "pages K page H"], tables, tokens: Tokens) -> Float[Array, "B S K H"]:
-        x = x[jnp.maximum(tables, 0)].transpose(0, 1, 3, 2, 4)
-        x = x.reshape(x.shape[0], -1, *x.shape[3:]).astype(self.dtype)
-        return jnp.where((tokens.segments > 0)[..., None, None], x, 0)
+        batch = tokens.shape[0]
+        x = x.reshape(batch, -1, *x.shape[1:]) if tables is None else x[jnp.maximum(tables, 0)]
+        x = x.transpose(0, 1, 3, 2, 4)
+        x = x.reshape(batch, -1, *x.shape[3:]).astype(self.dtype)
+        return x if tables is None else jnp.where((tokens.segments > 0)[..., None, None], x, 0)
 
     def sequences(self, q_tokens: Tokens) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
         """(places of the queries, -1 for padding, lengths) of rows of one sequence, as all are with rotated keys."""
@@ -170,13 +172,11 @@ class _Reader:
         return dataclasses.replace(in_place(self.pages.tokens, self.cache.page), own_from=most, causal=False)
 
     def stretches(self, pair: Pair, blocks: Blocks, method: NSA) -> tuple[Pair, Entries]:
-        """Compressed keys and values in the order of their first tokens, [B, S / stride, K, H]."""
-        stretched, before = entries(blocks, method.length, method.stride), method.length // method.stride - 1
-        by_last = stretched.tokens.map(lambda x: jnp.pad(x, ((0, 0), (before, 0)))[:, : x.shape[1]])
-        k, v = (self._joined(x, self.pages.tables.compressed, by_last) for x in pair)
-        k, v = (jnp.pad(x[:, before:], ((0, 0), (0, before), (0, 0), (0, 0))) for x in (k, v))
+        """Compressed keys and values as they lie, in the order of their last tokens, [B, S / stride, K, H]."""
+        stretched = entries(blocks, method.length, method.stride).by_last(method.length // method.stride - 1)
+        k, v = (self._joined(x, self.pages.tables.compressed, stretched.tokens) for x in pair)
         if self.rotate is not None:
-            k = self.rotate(k, blocks.last(self.pages.positions, method.length, method.stride))
+            k = self.rotate(k, self.pages.positions[:, method.stride - 1 :: method.stride])
         return (k, v), stretched
 
 

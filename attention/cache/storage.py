@@ -27,12 +27,25 @@ def to_host(tree):
     def move(x):
         if not isinstance(x, jax.Array):
             return x
-        (device, *_) = x.devices()
-        if "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
+        if not _has_pinned(x):
             return np.asarray(x)
         return jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
 
     return jax.tree.map(move, tree)
+
+
+def to_host_apart(tree, count: int) -> list:
+    """The first ``count`` entries along axis 0 of device arrays, each apart in host memory, as from ``to_host``."""
+    if any(_has_pinned(x) for x in jax.tree.leaves(tree)):  # which arrays in such memory cannot be cut
+        return [to_host(jax.tree.map(lambda x, at=at: x[at], tree)) for at in range(count)]
+    tree = to_host(tree)  # at once; copies, since a part would keep all of it in memory
+    return [jax.tree.map(lambda x, at=at: x[at].copy(), tree) for at in range(count)]
+
+
+def _has_pinned(x: jax.Array) -> bool:
+    (device, *_) = x.devices()
+    # of a CPU all memory is the host's, and locked pages would only cost copies
+    return device.platform != "cpu" and "pinned_host" in {memory.kind for memory in device.addressable_memories()}
 
 
 def to_device(tree):
@@ -44,6 +57,17 @@ def to_device(tree):
         return jax.device_put(x)
 
     return jax.tree.map(move, tree)
+
+
+def to_device_together(trees: list, size: int) -> list:
+    """Host arrays of ``size`` trees of the same shapes on the device, the last one as often as there are too few.
+
+    One tree of stacked arrays where they are in ordinary memory, so that they travel at once; else every tree.
+    """
+    trees = trees + [trees[-1]] * (size - len(trees))
+    if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(trees)):
+        trees = [jax.tree.map(lambda *xs: np.stack(xs), *trees)]
+    return to_device(trees)
 
 
 def nbytes(tree) -> int:

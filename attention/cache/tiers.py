@@ -6,14 +6,17 @@ are in host memory or on disk once they are complete. A layer's step runs in two
 which blocks were chosen and sends those that are missing. Choices change little from step to step and from layer to
 layer, so while a layer computes, the blocks that the next one chose before, and those that this one chose now, are
 already on their way.
+
+A history of documents that do not see each other need not pass through the model here: ``load`` takes their keys and
+values as ``documents.encode_document`` makes them. The tokens that follow are the tail, which sees all documents.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,12 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from attention.cache.documents import DocumentKV, StaleDocument
 from attention.cache.host_blocks import HostBlocks
-from attention.cache.paged import LayerPages, NewKeys, PagedCache, Pair, Rotate, Tables, write
-from attention.cache.paged_attention import Pages, attend_selected, select
-from attention.cache.storage import nbytes, to_device
+from attention.cache.paged import LayerPages, NewKeys, PagedCache, Pair, Rotate
+from attention.cache.storage import nbytes, to_device, to_device_together
+from attention.cache.tier_programs import Programs, Rows, place, take
 from attention.nsa import NSA
-from pallas_kernels.tokens import sequences
+from pallas_kernels.tokens import TAIL
 
 # (row, number in the row)
 Block = tuple[int, int]
@@ -38,7 +42,7 @@ class TierConfig:
     """Sizes. rows: sequences side by side. pages: most blocks of a sequence. chunk: most tokens of a row in a step.
 
     device_bytes, host_bytes: budgets of all layers together. prefetch: blocks on their way that a layer may not choose.
-    workers: threads that move blocks.
+    batch: most blocks that travel together. workers: threads that move blocks.
     """
 
     layers: int
@@ -51,6 +55,7 @@ class TierConfig:
     device_bytes: int
     host_bytes: int
     prefetch: int = 8
+    batch: int = 16
     workers: int = 2
 
 
@@ -74,26 +79,33 @@ class TieredCache:
         self._ring = min(config.pages, (span + method.block - 2) // method.block + 1)
         shapes = jax.eval_shape(lambda: self._arrays(1))
         block = nbytes(shapes.main)
-        fixed = (nbytes(shapes) - block) * config.layers + config.prefetch * block
+        fixed = (nbytes(shapes) - block) * config.layers + (config.prefetch + config.batch) * block
+        fixed += 4 * config.rows * config.pages * (config.layers + 1)  # tables of slots, and of documents
         self.slots = (config.device_bytes - fixed) // (block * config.layers)
         if self.slots < 1:
             raise ValueError(
-                f"device_bytes={config.device_bytes} hold no block: {fixed} go to compressed keys, windows and "
-                f"prefetch={config.prefetch}, a block of all {config.layers} layers takes {block * config.layers}"
+                f"device_bytes={config.device_bytes} hold no block: {fixed} go to compressed keys, windows, tables, "
+                f"prefetch={config.prefetch} and batch={config.batch} blocks, a block of all {config.layers} layers "
+                f"takes {block * config.layers}"
             )
         self.device_bytes = fixed + self.slots * block * config.layers
         self._caches = [PagedCache((self._arrays(self.slots),), (method,), method.block, True) for _ in self._range]
         self._free = [list(range(self.slots)) for _ in self._range]
         self._resident: list[OrderedDict[Block, int]] = [OrderedDict() for _ in self._range]
+        self._slots = [np.full((config.rows, config.pages), -1, np.int32) for _ in self._range]  # of resident blocks
+        self._sent_slots: list[jax.Array | None] = [None for _ in self._range]  # None when they have changed
         self._saved: list[set[Block]] = [set() for _ in self._range]  # whose copy on the host is up to date
         self._known: list[set[Block]] = [set() for _ in self._range]
         self._coming: list[dict[Block, Future]] = [{} for _ in self._range]
         self._chosen: list[list[Block]] = [[] for _ in self._range]  # of the last step
         self._lengths = np.zeros(config.rows, np.int32)
+        self._documents = np.full((config.rows, config.pages), TAIL, np.int32)  # of every block
+        self._sent_documents: jax.Array | None = None
+        self._weights: list[str | None] = [None] * config.rows  # that encoded the documents
         self._host = HostBlocks(directory, config.host_bytes, config.workers)
         self._counts: Counter[str] = Counter()
-        programs = dict(compress=compress, rotate=rotate, page=method.block)
-        self._first = jax.jit(functools.partial(_first, **programs), donate_argnums=0)
+        self._programs = Programs(compress, rotate, self._ring, method.block)
+        self._move_nothing()
 
     @property
     def _range(self) -> range:
@@ -120,17 +132,17 @@ class TieredCache:
         rows, at = np.nonzero(places >= 0)
         written = list(dict.fromkeys(zip(rows.tolist(), (places[rows, at] // self.method.block).tolist(), strict=True)))
         self._bring(layer, written)
-        view = (self._tables(layer), jnp.asarray(self._lengths), jnp.asarray(places))
-        cache, compressed, picks = self._first(self._caches[layer], *view, q, new, parameters)
+        seen = self._rows(layer, places)
+        cache, compressed, picks = self._programs.first(self._caches[layer], seen, q, new, parameters)
         self._caches[layer] = cache
         self._known[layer].update(written)
         self._saved[layer].difference_update(written)
-        out, chosen = jnp.zeros_like(compressed), {}
+        out, chosen = compressed, {}  # of which every query is replaced in one of the parts
         for queries, blocks in self._parts(np.asarray(picks)):
             self._bring(layer, blocks)
-            view, chosen = (self._tables(layer), *view[1:]), chosen | dict.fromkeys(blocks)
-            parts = (q, compressed, picks, gates, out, jnp.asarray(queries))
-            out = _second(self._caches[layer], *view, *parts, page=self.method.block)
+            chosen |= dict.fromkeys(blocks)
+            parts = (q, compressed, picks, gates, out, queries)
+            out = self._programs.second(self._caches[layer], self._rows(layer, places), *parts)
         self._drop_unchosen(layer)
         complete = [key for key in written if (key[1] + 1) * self.method.block <= self._lengths[key[0]]]
         self._save(layer, (key for key in complete if key in self._resident[layer]))
@@ -149,19 +161,56 @@ class TieredCache:
             queries[row, at], blocks = True, blocks | own
         yield queries, list(blocks)
 
+    def load(self, row: int, document: DocumentKV) -> None:
+        """Puts a document behind those that a row holds, its keys rotated as its place there asks.
+
+        Its blocks go to the host and to disk, none to the device. Returns when they are there.
+        Raises ValueError if it does not fill whole blocks, does not fit in the row or would follow other tokens than
+        documents, StaleDocument if it was encoded by other weights than those before it.
+        """
+        page, (first, rest) = self.method.block, divmod(int(self._lengths[row]), self.method.block)
+        count, weights = document.num_pages, document.fingerprint.weights
+        if document.page != page or document.length != count * page or len(document.layers) != self.config.layers:
+            raise ValueError(
+                f"a document of {document.length} tokens in {len(document.layers)} layers with page={document.page} "
+                f"does not fill whole blocks of {page} in {self.config.layers} layers"
+            )
+        if first + count > self.config.pages:
+            raise ValueError(f"{count} blocks after {first} do not fit in pages={self.config.pages}")
+        if rest or (first and self._documents[row, first - 1] == TAIL):
+            raise ValueError(f"{row=} has {self._lengths[row]} tokens, of which the last are in no document")
+        if self._weights[row] not in (None, weights):
+            raise StaleDocument(f"the document has {weights=}, those before it have {self._weights[row]}")
+        self._weights[row] = weights
+        self._documents[row, first : first + count] = 1 + (self._documents[row, first - 1] if first else 0)
+        self._lengths[row] += document.length
+        self._sent_documents = None
+        blocks = [(row, first + number) for number in range(count)]
+        for layer, pages in enumerate(document.layers):
+            self._caches[layer], main = self._programs.load(self._caches[layer], row, first, pages)
+            self._host.write([(layer, *block) for block in blocks], main).result()
+            self._known[layer].update(blocks)
+            self._saved[layer].update(blocks)
+
+    def flush(self) -> None:
+        """Waits until what belongs on disk is there, and frees the memory in which the system keeps a copy of it."""
+        self._host.flush()
+
     def reset(self, row: int) -> None:
         """Forgets a row's sequence, for another one."""
-        self._lengths[row] = 0
+        self._lengths[row], self._documents[row], self._weights[row] = 0, TAIL, None
+        self._sent_documents = None
         for layer in self._range:
             mine = {key for key in self._known[layer] if key[0] == row}
             for key in mine & set(self._resident[layer]):
-                self._free[layer].append(self._resident[layer].pop(key))
+                self._leave(layer, key)
             for key in mine & set(self._coming[layer]):
                 self._coming[layer].pop(key).result()
             self._known[layer] -= mine
             self._saved[layer] -= mine
             self._chosen[layer] = [key for key in self._chosen[layer] if key not in mine]
             self._host.forget({(layer, *key) for key in mine})
+            self._caches[layer] = self._programs.clear(self._caches[layer], row)
 
     def close(self) -> None:
         """Ends the threads; raises what went wrong in them."""
@@ -171,11 +220,8 @@ class TieredCache:
         """Bytes on the device and moved so far; blocks that were there, on their way, missing, and sent in vain."""
         names = ("present", "prefetched", "missing", "sent_in_vain")
         counts = {name: self._counts[name] for name in names}
-        moved = {f"{name}_bytes": 0 for name in ("to_host", "to_disk", "to_device", "from_disk")}
-        return {
-            f"tiers/{name}": value
-            for name, value in {"device_bytes": self.device_bytes, **counts, **moved, **self._host.metrics()}.items()
-        }
+        values = {"device_bytes": self.device_bytes, **counts, **self._host.metrics()}
+        return {f"tiers/{name}": value for name, value in values.items()}
 
     def _arrays(self, slots: int) -> LayerPages:
         """One layer's arrays, with room for ``slots`` blocks."""
@@ -191,16 +237,13 @@ class TieredCache:
             pair(slots, method.block), None, compressed, pair(ring, method.length), pair(ring, method.block)
         )
 
-    def _tables(self, layer: int) -> Tables:
-        rows, pages = self.config.rows, self.config.pages
-        main = np.full((rows, pages), -1, np.int32)
-        for (row, block), slot in self._resident[layer].items():
-            main[row, block] = slot
-        number = np.arange(pages, dtype=np.int32)[None]
-        row = np.arange(rows, dtype=np.int32)[:, None]
-        last = (self._lengths[:, None] - 1) // self.method.block
-        recent = np.where((number > last - self._ring) & (number <= last), row * self._ring + number % self._ring, -1)
-        return Tables(*(jnp.asarray(x) for x in (main, recent, row * pages + number)))
+    def _rows(self, layer: int, places: np.ndarray) -> Rows:
+        # tables travel when they have changed; as copies, since they change while a program may still read them
+        if self._sent_slots[layer] is None:
+            self._sent_slots[layer] = jnp.array(self._slots[layer])
+        if self._sent_documents is None:
+            self._sent_documents = jnp.array(self._documents)
+        return Rows(self._sent_slots[layer], self._lengths.copy(), self._sent_documents, places.copy())
 
     def _bring(self, layer: int, needed: list[Block]) -> None:
         """Makes blocks resident, the last ones to leave."""
@@ -218,32 +261,54 @@ class TieredCache:
         old = [key for key in missing if key in self._known[layer]]
         self._counts["prefetched"] += sum(key in coming for key in old)
         self._counts["missing"] += sum(key not in coming for key in old)
-        moving = {key: coming.pop(key, None) or self._host.read((layer, *key)) for key in old}
+        ahead = {key: coming.pop(key) for key in old if key in coming}
         self._make_room(layer, len(missing), set(needed))
         for key in missing:
-            slot = self._free[layer].pop()
-            resident[key] = slot
-            if key in moving:
-                self._change(layer, _place(self._caches[layer].layers[0].main, slot, to_device(moving[key].result())))
+            resident[key] = self._slots[layer][key] = self._free[layer].pop()
+            self._sent_slots[layer] = None
+        for part in itertools.batched((key for key in old if key not in ahead), self.config.batch):
+            blocks = self._host.read([(layer, *key) for key in part])
+            self._place(layer, part, to_device_together(blocks, self.config.batch), self.config.batch)
+        for part in itertools.batched(ahead, max(1, self.config.prefetch)):
+            blocks = [ahead[key].result() for key in part]
+            more = [blocks[0]] * (self.config.prefetch - len(part))
+            self._place(layer, part, blocks + more, self.config.prefetch)
+
+    def _place(self, layer: int, keys: Sequence[Block], parts: Sequence[Pair], size: int) -> None:
+        """Puts blocks that are on the device, ``size`` of which more than there are keys do not count, into slots."""
+        slots = np.full(size, self.slots, np.int32)
+        slots[: len(keys)] = [self._resident[layer][key] for key in keys]
+        cache = self._caches[layer]
+        main = place(cache.layers[0].main, slots, parts)
+        self._caches[layer] = dataclasses.replace(cache, layers=(dataclasses.replace(cache.layers[0], main=main),))
 
     def _make_room(self, layer: int, count: int, keep: set[Block]) -> None:
-        leaving = [key for key in self._resident[layer] if key not in keep]
-        leaving = leaving[: max(0, count - len(self._free[layer]))]
+        count = max(0, count - len(self._free[layer]))
+        leaving = list(itertools.islice((key for key in self._resident[layer] if key not in keep), count))
         self._save(layer, leaving)
         for key in leaving:
-            self._free[layer].append(self._resident[layer].pop(key))
+            self._leave(layer, key)
 
-    def _change(self, layer: int, main: Pair) -> None:
-        cache = self._caches[layer]
-        self._caches[layer] = dataclasses.replace(cache, layers=(dataclasses.replace(cache.layers[0], main=main),))
+    def _move_nothing(self) -> None:
+        """Compiles what moves blocks, so that no later step waits for it."""
+        taken = take(self._caches[0].layers[0].main, np.zeros(self.config.batch, np.int32))
+        none = [tuple(np.asarray(x[0]) for x in taken)]
+        self._place(0, [], to_device_together(none, self.config.batch), self.config.batch)
+        if self.config.prefetch:
+            self._place(0, [], to_device(none) * self.config.prefetch, self.config.prefetch)
+
+    def _leave(self, layer: int, key: Block) -> None:
+        self._free[layer].append(self._resident[layer].pop(key))
+        self._slots[layer][key], self._sent_slots[layer] = -1, None
 
     def _save(self, layer: int, keys: Iterable[Block]) -> None:
         """Sends resident blocks to the host unless it has them."""
-        for key in keys:
-            if key not in self._saved[layer]:
-                self._saved[layer].add(key)
-                block = _take(self._caches[layer].layers[0].main, self._resident[layer][key])
-                self._host.write((layer, *key), block)
+        unsaved = [key for key in keys if key not in self._saved[layer]]
+        self._saved[layer].update(unsaved)
+        for part in itertools.batched(unsaved, self.config.batch):
+            slots = np.zeros(self.config.batch, np.int32)
+            slots[: len(part)] = [self._resident[layer][key] for key in part]
+            self._host.write([(layer, *key) for key in part], take(self._caches[layer].layers[0].main, slots))
 
     def _send_ahead(self, layer: int, chosen: list[Block]) -> None:
         """Starts moving the blocks that a layer is likely to choose in its next step."""
@@ -260,35 +325,3 @@ class TieredCache:
                 coming.result()  # what is on its way counts towards the budget until it is dropped
                 self._counts["sent_in_vain"] += 1
         self._coming[layer].clear()
-
-
-def _pages(tables: Tables, lengths, places, page: int):
-    tokens = sequences(lengths, tables.main.shape[1] * page)
-    pages = Pages(tables, tokens, tokens.order)
-    return pages, pages.at(places)[0]
-
-
-def _first(cache, tables, lengths, places, q, new, parameters, *, compress, rotate, page):
-    """The cache with the new tokens, the result over compressed keys, and the choice."""
-    compress = functools.partial(compress, parameters)
-    cache = write(cache, 0, tables, places, new, compress=compress, rotate=rotate)
-    pages, q_tokens = _pages(tables, lengths, places, page)
-    return cache, *select(cache, 0, q, q_tokens, pages)
-
-
-@functools.partial(jax.jit, static_argnames="page")
-def _second(cache, tables, lengths, places, q, compressed, picks, gates, out, queries, *, page):
-    """``out`` with the results of some queries, whose chosen blocks are there."""
-    pages, q_tokens = _pages(tables, lengths, places, page)
-    found = attend_selected(cache, 0, q, q_tokens, pages, compressed, picks, gates)
-    return jnp.where(queries[..., None, None], found, out)
-
-
-@jax.jit
-def _take(main: Pair, slot) -> Pair:
-    return tuple(x[slot] for x in main)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _place(main: Pair, slot, block: Pair) -> Pair:
-    return tuple(x.at[slot].set(y) for x, y in zip(main, block, strict=True))

@@ -16,16 +16,21 @@ def block(number: int):
     return jnp.full((1, 3, 2), number, jnp.float32), jnp.full((1, 3, 2), -number, jnp.float32)
 
 
+def write(blocks: HostBlocks, key: tuple[int, ...], number: int) -> None:
+    blocks.write([key], tuple(x[None] for x in block(number)))
+
+
 def test_the_least_recently_read_go_to_disk(tmp_path):
     blocks = HostBlocks(tmp_path, 2 * SIZE, workers=1)
     for number in range(2):
-        blocks.write((0, number), block(number))
-    blocks.read((0, 0)).result()
-    blocks.write((0, 2), block(2))
+        write(blocks, (0, number), number)
+    blocks.flush()
+    blocks.read([(0, 0)])
+    write(blocks, (0, 2), 2)
     for number in (0, 2):
         assert np.array_equal(blocks.send((0, number)).result(), block(number))
     assert blocks.metrics()["from_disk_bytes"] == 0 and blocks.metrics()["disk_blocks"] == 1
-    assert np.array_equal(blocks.read((0, 1)).result(), block(1))
+    assert np.array_equal(blocks.read([(0, 1)]), [block(1)])
     metrics = blocks.metrics()
     assert metrics["from_disk_bytes"] == metrics["to_disk_bytes"] == SIZE and metrics["host_bytes"] == 2 * SIZE
     assert metrics["to_host_bytes"] == 3 * SIZE and metrics["to_device_bytes"] == 4 * SIZE
@@ -34,22 +39,55 @@ def test_the_least_recently_read_go_to_disk(tmp_path):
     blocks.close()
 
 
+def test_many_writes_and_reads_at_once_lose_nothing(tmp_path):
+    rng, expected, blocks = np.random.default_rng(0), {}, HostBlocks(tmp_path, 3 * SIZE, workers=4)
+    for number in range(300):
+        key = (int(rng.integers(12)),)
+        if rng.random() < 0.5:
+            more = (key[0] + 100,)
+            blocks.write([key, more], tuple(jnp.stack(x) for x in zip(block(number), block(-number), strict=True)))
+            expected |= {key: number, more: -number}
+        elif rng.random() < 0.1:
+            blocks.forget({key} & expected.keys())
+            expected.pop(key, None)
+        else:
+            keys = [key for key in expected if rng.random() < 0.3]
+            for found, wanted in zip(blocks.read(keys), (block(expected[key]) for key in keys), strict=True):
+                assert np.array_equal(found, wanted)
+    blocks.flush()
+    metrics = blocks.metrics()
+    assert metrics["host_bytes"] == 3 * SIZE and metrics["disk_blocks"] == len(expected) - 3
+    assert (tmp_path / "blocks").stat().st_size <= (24 + 4) * SIZE  # places are used again
+    blocks.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_blocks_of_another_shape_are_refused(tmp_path):
+    blocks = HostBlocks(tmp_path, 0, workers=1)
+    write(blocks, (0,), 1)
+    blocks.write([(1,)], (jnp.zeros((1, 2)), jnp.zeros((1, 2))))
+    with pytest.raises(ValueError, match=r"\(1,\): arrays of .* in a file of .*"):
+        blocks.close()
+
+
 def test_the_last_write_counts(tmp_path):
     blocks = HostBlocks(tmp_path, 0, workers=4)  # everything goes to disk
     for number in range(20):
-        blocks.write((7,), block(number))
-    assert np.array_equal(blocks.read((7,)).result(), block(19))
+        write(blocks, (7,), number)
+    assert np.array_equal(blocks.read([(7,)]), [block(19)])
     blocks.close()
 
 
 def test_a_damaged_block_is_noticed(tmp_path):
     blocks = HostBlocks(tmp_path, 0, workers=1)
-    blocks.write((3, 4), block(1))
-    blocks.read((3, 4)).result()
-    file = next(file for file in tmp_path.rglob("*") if file.is_file() and "/c/" in str(file))
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CorruptedFile, match="3-4"):
-        blocks.read((3, 4)).result()
+    write(blocks, (3, 4), 1)
+    blocks.read([(3, 4)])
+    content = bytearray((tmp_path / "blocks").read_bytes())
+    content[SIZE // 2] ^= 1
+    for damaged in (content, content[:-1]):
+        (tmp_path / "blocks").write_bytes(damaged)
+        with pytest.raises(CorruptedFile, match=r"\(3, 4\) is not what was written"):
+            blocks.read([(3, 4)])
     blocks.close()
 
 
@@ -57,6 +95,6 @@ def test_a_write_that_fails_is_told(tmp_path):
     blocks = HostBlocks(tmp_path / "blocks", 0, workers=1)
     (tmp_path / "blocks").rmdir()
     (tmp_path / "blocks").write_text("in the way")
-    blocks.write((0,), block(1))
+    write(blocks, (0,), 1)
     with pytest.raises(Exception, match="blocks"):
         blocks.close()

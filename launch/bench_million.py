@@ -1,0 +1,297 @@
+"""Decoding against a million tokens whose blocks lie on the host and on disk, under a fixed budget on the device.
+
+A small model with random weights, NSA with the paper's settings in every layer. The history is documents of random
+tokens, each encoded alone: in a prefill through all of it every token would read all compressed keys before it, hours
+for a million. The tokens decoded are random too, so that what a query chooses resembles the choice before it no more
+than such a model makes it; its layers choose unlike each other, so nothing is sent ahead unless --prefetch says so.
+
+Disk is read and not the system's copy of it in memory, which is freed before decoding starts. A check decodes the same
+tokens with tiers and without, behind a history for which both fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+import rich.progress
+import rich.table
+from absl import flags
+from flax import nnx
+
+from attention.cache.documents import assemble, document_pages
+from attention.cache.pages import PageAllocator
+from attention.cache.storage import nbytes
+from attention.nsa import NSA
+from launch.bench_attention import hardware
+from launch.workdir import WORKDIR
+from models.paged import document_encoder, forward, model_cache
+from models.tiered import TieredModel
+from models.transformer import ModelConfig, Transformer
+
+flags.DEFINE_integer("tokens", 1_000_000, "Tokens of the history, a multiple of the block of 64.", lower_bound=64)
+flags.DEFINE_integer("document", 8_000, "Tokens of a document, likewise.", lower_bound=64)
+flags.DEFINE_integer("device_mib", 64, "Budget of the cache on the device.")
+flags.DEFINE_integer("host_mib", 128, "Budget of the blocks in host memory; the rest are on disk.")
+flags.DEFINE_integer("decode", 256, "Tokens decoded and timed.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "Of the weights and of the tokens.")
+flags.DEFINE_integer("prefetch", 0, "Blocks on their way that a layer may not choose.", lower_bound=0)
+flags.DEFINE_integer("disk_workers", 4, "Threads that read from disk.", lower_bound=1)
+flags.DEFINE_integer("check_tokens", 8192, "Tokens of the history of the check, likewise.", lower_bound=256)
+flags.DEFINE_integer("check_device_mib", 2, "Budget of its cache on the device; the host has half of its blocks.")
+
+CONFIG = ModelConfig(
+    vocab_size=4096,
+    embed_dim=128,
+    mlp_dim=512,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=1,
+    head_dim=32,
+    rope_theta=1e6,
+    norm_eps=1e-5,
+    tied_embeddings=True,
+    qk_norm=True,
+    attention=(NSA(),),
+)
+BLOCK, MIB = CONFIG.attention[0].block, 2**20
+BLOCK_BYTES = 2 * BLOCK * CONFIG.num_kv_heads * CONFIG.head_dim * 4
+# Tokens decoded before the clock starts: by then every program has run, that of a block that is complete too.
+WARM_UP = BLOCK + 1
+# Tokens decoded in the check, and its documents.
+CHECKED, CHECK_DOCUMENTS = 64, 4
+
+
+def main() -> None:
+    options, console = flags.FLAGS, rich.console.Console(width=110)
+    if options.device != jax.default_backend():
+        raise SystemExit(f"--device={options.device}, but jax runs on {jax.default_backend()}")
+    for name, multiple in (("tokens", BLOCK), ("document", BLOCK), ("check_tokens", BLOCK * CHECK_DOCUMENTS)):
+        if options[name].value % multiple:
+            raise SystemExit(f"--{name}={options[name].value} must be a multiple of {multiple}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that the folder is removed
+    if WORKDIR.value:
+        Path(WORKDIR.value).mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=WORKDIR.value, prefix="million_") as folder:
+            report = measure(options, Path(folder), console)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    console.print(table(report))
+    if options.json:
+        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def measure(options, folder: Path, console: rich.console.Console) -> dict[str, dict]:
+    """The numbers, in groups."""
+    rng = np.random.default_rng(options.seed)
+    history = rng.integers(0, CONFIG.vocab_size, options.tokens)
+    decoded = rng.integers(0, CONFIG.vocab_size, WARM_UP + options.decode)
+    model = jax.jit(lambda: Transformer(CONFIG, nnx.Rngs(options.seed)))()
+    encode = document_encoder(model)
+    pages = -(-(len(history) + len(decoded)) // BLOCK)
+    memory = dict(python_and_jax=resident()[0])
+    jax.block_until_ready(encode(history[: options.document].tolist()).layers)
+    memory["before_the_cache"] = resident()[0]
+    with _tiered(model, folder, pages, options.device_mib * MIB, options.host_mib * MIB, options) as tiered:
+        with _peak(memory, "most_while_filling"):
+            filling = fill(tiered, encode, history, options.document, console)
+        decode(tiered, decoded[:WARM_UP], len(history))
+        before = tiered.cache.metrics()
+        with _peak(memory, "most_while_decoding"), _compilations() as compilations:
+            _, seconds = decode(tiered, decoded[WARM_UP:], len(history) + WARM_UP)
+        after = tiered.cache.metrics()
+    console.print("the check", style="dim")
+    setting = dict(tokens=options.tokens, document=options.document, seed=options.seed, prefetch=options.prefetch)
+    return dict(
+        run=dict(hardware=hardware(), **setting),
+        bytes=dict(
+            untiered=nbytes(jax.eval_shape(lambda: model_cache(CONFIG, pages))),
+            history=options.tokens // BLOCK * BLOCK_BYTES * CONFIG.num_layers,
+            device_budget=options.device_mib * MIB,
+            device=after["tiers/device_bytes"],
+            host_budget=options.host_mib * MIB,
+            host=after["tiers/host_bytes"],
+            disk=after["tiers/disk_blocks"] * BLOCK_BYTES,
+        ),
+        resident_mib=memory,
+        filling=filling,
+        decoding=per_token(seconds, before, after) | dict(compilations=len(compilations)),
+        check=check(model, encode, folder / "check", options),
+    )
+
+
+def fill(tiered: TieredModel, encode: Callable, history: np.ndarray, size: int, console) -> dict[str, float]:
+    """Encodes the history document by document into the cache; the seconds that its parts took."""
+    seconds = dict(encode=0.0, load=0.0)
+    columns = (
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeRemainingColumn(),
+    )
+    with rich.progress.Progress(*columns, console=console) as progress:
+        task = progress.add_task("tokens encoded", total=len(history))
+        for at in range(0, len(history), size):
+            start = time.perf_counter()
+            document = encode(history[at : at + size].tolist())
+            jax.block_until_ready(document.layers)
+            encoded = time.perf_counter()
+            tiered.cache.load(0, document)
+            seconds["encode"] += encoded - start
+            seconds["load"] += time.perf_counter() - encoded
+            progress.advance(task, document.length)
+    start = time.perf_counter()
+    tiered.cache.flush()
+    return seconds | dict(flush=time.perf_counter() - start)
+
+
+def decode(tiered: TieredModel, tokens: np.ndarray, place: int) -> tuple[np.ndarray, list[float]]:
+    """Tokens one by one from a place on: (hidden states, seconds of each)."""
+    outs, seconds = [], []
+    for number, token in enumerate(tokens):
+        start = time.perf_counter()
+        hidden = tiered.forward(np.array([[token]], np.int32), np.array([[place + number]], np.int32))
+        outs.append(np.asarray(hidden)[0, 0])
+        seconds.append(time.perf_counter() - start)
+    return np.stack(outs), seconds
+
+
+def per_token(seconds: list[float], before: dict[str, int], after: dict[str, int]) -> dict[str, float]:
+    """What a decoded token took, moved and found."""
+    gained = {name.removeprefix("tiers/"): after[name] - before[name] for name in after}
+    tenth, median, most = np.quantile(seconds, (0.1, 0.5, 0.9))
+    kinds = ("present", "prefetched", "missing")
+    blocks = sum(gained[name] for name in kinds)
+    moved = ("to_device_bytes", "from_disk_bytes", "to_host_bytes")
+    return dict(
+        tokens_per_s=1 / median,
+        slow_tokens_per_s=1 / most,
+        fast_tokens_per_s=1 / tenth,
+        **{name: gained[name] / len(seconds) for name in moved},
+        blocks=blocks / len(seconds),
+        **{name: gained[name] / blocks for name in kinds},
+        sent_in_vain=gained["sent_in_vain"] / len(seconds),
+    )
+
+
+def check(model: Transformer, encode: Callable, folder: Path, options) -> dict[str, float]:
+    """The same tokens decoded behind the same documents, with tiers and without."""
+    rng = np.random.default_rng(options.seed + 1)
+    history = rng.integers(0, CONFIG.vocab_size, (CHECK_DOCUMENTS, options.check_tokens // CHECK_DOCUMENTS))
+    tokens = rng.integers(0, CONFIG.vocab_size, CHECKED)
+    encoded, tail = [encode(document.tolist()) for document in history], -(-CHECKED // BLOCK)
+    pages = sum(document.num_pages for document in encoded) + tail
+    host = pages * CONFIG.num_layers * BLOCK_BYTES // 2
+    with _tiered(model, folder, pages, options.check_device_mib * MIB, host, options) as tiered:
+        for document in encoded:
+            tiered.cache.load(0, document)
+        found, _ = decode(tiered, tokens, history.size)
+        read = tiered.cache.metrics()["tiers/from_disk_bytes"]
+    allocator = PageAllocator(pages, BLOCK)
+    cache, assembly = assemble(model_cache(CONFIG, pages, rotated=False), allocator, encoded, tail_pages=tail)
+    step, wanted = jax.jit(forward, donate_argnums=1), []
+    for number, token in enumerate(tokens):
+        view = document_pages([assembly], [number + 1], pages)
+        places = jnp.array([[history.size + number]])
+        hidden, cache = step(model, cache, jnp.array([[token]]), places, view)
+        wanted.append(np.asarray(hidden)[0, 0])
+    best, best_wanted = (np.argmax(model.logits(jnp.asarray(x)), axis=-1) for x in (found, np.stack(wanted)))
+    return dict(
+        tokens=history.size,
+        decoded=CHECKED,
+        difference=float(np.max(np.abs(found - wanted))),
+        largest=float(np.max(np.abs(wanted))),
+        same_best=int(np.sum(best == best_wanted)),
+        from_disk_bytes=read,
+    )
+
+
+def table(report: dict[str, dict]) -> rich.table.Table:
+    """The report for people."""
+    run, size, memory, filling = (report[name] for name in ("run", "bytes", "resident_mib", "filling"))
+    decoding, check = report["decoding"], report["check"]
+    view = rich.table.Table(title=f"{run['tokens']:,} tokens in documents of {run['document']:,}", show_header=False)
+    rows = {
+        "a cache without tiers would take": f"{size['untiered'] / MIB:,.0f} MiB",
+        "blocks of the history": f"{size['history'] / MIB:,.0f} MiB",
+        "device": f"{size['device'] / MIB:.1f} of {size['device_budget'] / MIB:,.0f} MiB",
+        "host": f"{size['host'] / MIB:,.1f} of {size['host_budget'] / MIB:,.0f} MiB",
+        "disk": f"{size['disk'] / MIB:,.0f} MiB",
+        "process: Python, JAX and weights": f"{memory['python_and_jax']:,.0f} MiB resident",
+        "process: before the cache, a document encoded": f"{memory['before_the_cache']:,.0f} MiB resident",
+        "process: most while filling": f"{memory['most_while_filling']:,.0f} MiB resident",
+        "process: most while decoding": f"{memory['most_while_decoding']:,.0f} MiB resident",
+        "filling": ", ".join(f"{name} {value:,.1f} s" for name, value in filling.items()),
+        "decoding": f"{decoding['tokens_per_s']:.1f} tokens/s, median; a tenth slower than "
+        f"{decoding['slow_tokens_per_s']:.1f}, a tenth faster than {decoding['fast_tokens_per_s']:.1f}",
+        "programs compiled meanwhile": f"{decoding['compilations']}",
+        "to the device, per token": f"{decoding['to_device_bytes'] / 1024:,.0f} KiB",
+        "from disk, per token": f"{decoding['from_disk_bytes'] / 1024:,.0f} KiB",
+        "blocks needed, per token": f"{decoding['blocks']:.1f}: {decoding['present']:.1%} present, "
+        f"{decoding['prefetched']:.1%} on their way, {decoding['missing']:.1%} missing",
+        "blocks sent in vain, per token": f"{decoding['sent_in_vain']:.1f}",
+        f"check, {check['tokens']:,} tokens": f"largest difference {check['difference']:.1e} of "
+        f"{check['largest']:.1f}, {check['same_best']} of {check['decoded']} best tokens agree",
+    }
+    for name, value in rows.items():
+        view.add_row(name, value)
+    return view
+
+
+@contextlib.contextmanager
+def _tiered(model, folder: Path, pages: int, device: int, host: int, options) -> Iterator[TieredModel]:
+    sizes = dict(rows=1, pages=pages, chunk=1, device_bytes=device, host_bytes=host)
+    try:
+        tiered = TieredModel(model, folder, **sizes, prefetch=options.prefetch, workers=options.disk_workers)
+    except ValueError as error:  # of a budget that is too small
+        raise SystemExit(str(error)) from error
+    needed = CONFIG.attention[0].picks * CONFIG.num_kv_heads
+    try:
+        if tiered.cache.slots < needed:
+            raise SystemExit(f"{device} bytes on the device hold {tiered.cache.slots} blocks, a token needs {needed}")
+        yield tiered
+    finally:
+        tiered.cache.close()
+
+
+@contextlib.contextmanager
+def _compilations() -> Iterator[list[str]]:
+    """Names of the programs compiled meanwhile."""
+    found: list[str] = []
+
+    def listen(event: str, seconds: float, **details) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(str(details.get("fun_name")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def resident() -> tuple[float, float]:
+    """MiB of memory that the process has now, and the most since ``_peak`` began, on Linux."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    now, most = (int(lines[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+    return now, most
+
+
+@contextlib.contextmanager
+def _peak(memory: dict[str, float], name: str) -> Iterator[None]:
+    """Notes the most memory that the process had meanwhile."""
+    Path("/proc/self/clear_refs").write_text("5")
+    yield
+    memory[name] = resident()[1]

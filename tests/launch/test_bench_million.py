@@ -1,0 +1,60 @@
+"""The bench of a long history runs, keeps to its budgets and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--document=1024", "--device_mib=2", "--host_mib=0", "--decode=5", "--check_tokens=1024")
+
+
+def command(folder: Path, *flags: str) -> list[str]:
+    start = [sys.executable, "-m", "launch.bench", "million", "--device=cpu", f"--workdir={folder / 'blocks'}"]
+    return [*start, *SMALL, *flags]
+
+
+def test_a_small_run(tmp_path):
+    done = subprocess.run(
+        command(tmp_path, "--tokens=4096", f"--json={tmp_path / 'out' / 'million.json'}"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "4,096 tokens in documents of 1,024" in done.stdout
+    report = json.loads((tmp_path / "out" / "million.json").read_text())
+    size, decoding, check = report["bytes"], report["decoding"], report["check"]
+    assert size["device"] <= size["device_budget"] == 2 * 2**20 and size["host"] == 0
+    assert size["disk"] >= size["history"] == 4096 * 2 * 2 * 32 * 4
+    assert size["untiered"] > size["history"] * 2  # the window's keys have the same size
+    assert decoding["compilations"] == 0
+    assert decoding["present"] + decoding["prefetched"] + decoding["missing"] == 1
+    moved = decoding["missing"] * decoding["blocks"] * 2**14
+    assert decoding["from_disk_bytes"] == decoding["to_device_bytes"] == moved
+    assert check["difference"] < 1e-4 * check["largest"] and check["same_best"] == check["decoded"]
+    assert check["from_disk_bytes"] > 0
+    assert list((tmp_path / "blocks").iterdir()) == []
+
+
+def test_a_budget_that_is_too_small_is_refused(tmp_path):
+    done = subprocess.run(command(tmp_path, "--tokens=512000"), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "device_bytes=2097152 hold no block" in done.stderr.splitlines()[-1]
+
+
+def test_what_is_on_disk_goes_when_the_bench_is_stopped(tmp_path):
+    long = command(tmp_path, "--tokens=512000", "--device_mib=32")
+    process = subprocess.Popen(long, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not list(tmp_path.glob("blocks/million_*/blocks")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 130
+    finally:
+        process.kill()
+    assert list((tmp_path / "blocks").iterdir()) == []
