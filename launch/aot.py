@@ -141,9 +141,9 @@ def table(rows: list[Row]) -> rich.table.Table:
             "" if row.memory is None else f"{row.memory / 1024:,.0f} KiB",
             "" if row.registers is None else str(row.registers),
             "" if row.spilled is None else f"{row.spilled} B",
-            f"{cost.flops / 1e9:,.0f}" if cost else "",
+            f"{cost.flops / 1e9:,.1f}" if cost else "",
             f"{cost.bytes_accessed / 1e6:,.0f}" if cost else "",
-            f"{row.milliseconds:.2f}" if cost else "",
+            f"{row.milliseconds:.3f}" if cost else "",
         )
     return found
 

@@ -25,10 +25,10 @@ def dense(
 ) -> tuple[jax.Array, jax.Array]:
     """``api.paged_attention`` with all scores in memory; differentiable by JAX."""
     page = k_pages.shape[2]
-    numbers = jnp.broadcast_to(jnp.arange(tables.shape[1]), tables.shape)
+    numbers, ids = jnp.broadcast_to(jnp.arange(tables.shape[1]), tables.shape), tables
     if window is not None:
         numbers = _window_pages(q_places, window, page, tables.shape[1])
-    ids = lookup(tables, numbers)
+        ids = lookup(tables, numbers)
     places = (numbers[..., None] * page + jnp.arange(page)).reshape(numbers.shape[0], -1)
     real = jnp.repeat(ids >= 0, page, axis=1) & (places < lengths[:, None])
     k, v = (_joined(x, ids, real, q.dtype) for x in (k_pages, v_pages))

@@ -145,7 +145,7 @@ def test_errors_name_the_values():
         assemble(paged, allocator, [encode(A), encode(B)], (0, 0))
     with pytest.raises(ValueError, match="not rotated"):
         assemble(cache(PAGES), allocator, [encode(A)])
-    with pytest.raises(ValueError, match="4 layers does not fit a cache with page=16 and 1"):
+    with pytest.raises(ValueError, match="5 layers does not fit a cache with page=16 and 1"):
         assemble(cache(PAGES, False, DENSE), allocator, [encode(A)])
     with pytest.raises(ValueError, match="tail=33 tokens do not fit"):
         document_pages([assembly], [33], WIDTH)
