@@ -55,7 +55,7 @@ class Target:
     def environment(self) -> dict[str, str]:
         """Of the process that compiles: no device is looked for."""
         if self.tpu_topology:
-            return {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
+            return {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
         report = {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_RESOURCES": "1"}
         return {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"} | report
 
