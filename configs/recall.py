@@ -38,7 +38,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             moba=dict(attention=(moba,)),
             squid=dict(attention=(dense,), apart=True, positions="shared"),
         ),
-        stages=(dict(documents=3, rows=128, steps=500), dict(documents=14, rows=32, steps=200)),
+        stages=(
+            dict(documents=3, rows=128, steps=400, span=0),
+            dict(documents=3, rows=128, steps=150, span=1920),
+            dict(documents=14, rows=32, steps=150, span=1920),
+        ),
         optimizer=dict(
             learning_rate=1e-2,
             muon_learning_rate=5e-2,
@@ -57,7 +61,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     )
     if arg == "smoke":
         config["task"] = dict(documents=3, document_tokens=16, facts=2, asked=4, keys=32, values=8, noise=8, longer=2)
-        config["stages"] = (dict(documents=2, rows=4, steps=2), dict(documents=3, rows=4, steps=2))
+        config["stages"] = (dict(documents=2, rows=4, steps=2, span=0), dict(documents=3, rows=4, steps=2, span=128))
         config["optimizer"].update(warmup_steps=1, total_steps=4)
         config["questions"] = 32
     return ml_collections.ConfigDict(config)

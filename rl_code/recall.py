@@ -46,11 +46,12 @@ class RecallMethod:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Updates on rows of a number of documents."""
+    """Updates on rows of a number of documents, spread over ``span`` positions (see ``recall_rows``)."""
 
     documents: int
     rows: int
     steps: int
+    span: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +91,6 @@ class RecallExperiment:
                 f"recall: the last stage has documents={self.stages[-1].documents}, "
                 f"task.documents={self.task.documents}"
             )
-        if any(stage.documents * self.task.facts < self.task.asked for stage in self.stages):
-            raise ValueError(f"recall: task.asked={self.task.asked} is more than a stage's documents hold")
 
     @property
     def steps(self) -> int:
@@ -130,11 +129,13 @@ def model_config(experiment: RecallExperiment, method: RecallMethod) -> ModelCon
     )
 
 
-def rows(experiment: RecallExperiment, method: RecallMethod, seed: int, count: int, documents: int) -> SupervisedBatch:
-    """Rows by their seed, the same for every method."""
+def rows(
+    experiment: RecallExperiment, method: RecallMethod, seed: int, count: int, documents: int, span: int = 0
+) -> SupervisedBatch:
+    """Rows by their seed, the same for every method but for who sees whom and positions."""
     rng = np.random.default_rng([experiment.seed, seed])
-    drawn = recall_rows(experiment.task, rng, count, documents, apart=method.apart, positions=method.positions)
-    return SupervisedBatch(*drawn)
+    how = dict(apart=method.apart, positions=method.positions, span=span)
+    return SupervisedBatch(*recall_rows(experiment.task, rng, count, documents, **how))
 
 
 @jax.jit
@@ -175,7 +176,7 @@ def _train(experiment: RecallExperiment, name: str, folder: Path, mesh, stop: St
         with MetricWriter(folder, start) as writer, Progress(name, experiment.steps, start) as bar, stop.deferred():
             for step in range(start, experiment.steps):
                 begin, stage = time.perf_counter(), experiment.stage(step)
-                batch = rows(experiment, method, step, stage.rows, stage.documents)
+                batch = rows(experiment, method, step, stage.rows, stage.documents, stage.span)
                 state, metrics = update(state, jax.device_put(batch, by_rows))
                 metrics = jax.device_get(metrics)
                 if not metrics["train/finite"]:

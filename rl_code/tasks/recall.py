@@ -2,8 +2,8 @@
 
 A row is D documents of equal length and a tail. A document starts with FILE and holds facts, SET key value, between
 noise; every key of a row is given one value, once. The tail asks for some of them, GET key value; only those values are
-learned and scored, and none can be told without the document that holds it. Documents start at random positions of the
-span of the longest row, in rising order, so that a short row has seen the positions of a long one.
+learned and scored, and none can be told without the document that holds it. Positions, by which RoPE rotates, may have
+gaps between documents, so that a short row knows the distances of a long one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FACT = 3  # tokens of SET key value and of GET key value
 
 @dataclasses.dataclass(frozen=True)
 class RecallConfig:
-    """documents: of a row in training. document_tokens, facts: of each document. asked: facts that the tail asks for.
+    """documents: of a row in training. document_tokens, facts: of each. asked: most facts that a tail asks for.
 
     keys, values, noise: sizes of the vocabularies. longer: how many times as many documents the long rows have, less
     what the tail takes: rows of long tokens are ``longer`` times rows of training.
@@ -76,11 +76,13 @@ def recall_rows(
     *,
     apart: bool,
     positions: Literal["sequential", "shared"],
+    span: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, Tokens, np.ndarray]:
     """(tokens, positions, where, mask), [rows, T] each, T = ``config.tokens(documents)``; the mask marks the answers.
 
     apart: whether documents see themselves only (squid) or all that came before. positions: "shared" lets every
-    document start at 0 and the tail after the longest, so that their order does not matter.
+    document start at 0 and the tail after the longest, so that their order does not matter; "sequential" ones have
+    random gaps between documents that spread the row over ``span`` positions, if that is more than it has tokens.
     """
     c, length = config, config.tokens(documents)
     keys, values, noise = GET + 1, GET + 1 + c.keys, GET + 1 + c.keys + c.values
@@ -93,12 +95,13 @@ def recall_rows(
     at = 1 + _FACT * np.sort(np.argsort(rng.random((rows, documents, room)), axis=2)[..., : c.facts], axis=2)
     for offset, part in enumerate((np.full_like(key, SET), key, value)):
         np.put_along_axis(body, at + offset, part, axis=2)
-    asked = np.argsort(rng.random((rows, facts)), axis=1)[:, : c.asked]
+    count = min(c.asked, facts)
+    asked = np.argsort(rng.random((rows, facts)), axis=1)[:, :count]
     tail, mask = np.full((rows, c.tail_tokens), PAD), np.zeros((rows, length), np.float32)
     for offset, part in enumerate((GET, *(np.take_along_axis(x.reshape(rows, -1), asked, 1) for x in (key, value)))):
-        tail[:, offset : _FACT * c.asked : _FACT] = part
+        tail[:, offset : _FACT * count : _FACT] = part
     tokens = np.concatenate([body.reshape(rows, -1), tail], axis=1).astype(np.int32)
-    mask[:, length - c.tail_tokens + _FACT - 1 : length - c.tail_tokens + _FACT * c.asked : _FACT] = 1.0
+    mask[:, length - c.tail_tokens + _FACT - 1 : length - c.tail_tokens + _FACT * count : _FACT] = 1.0
 
     order = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
     zeros = np.zeros_like(tokens)
@@ -109,6 +112,6 @@ def recall_rows(
         in_document = order % c.document_tokens
         at_tail = c.document_tokens + order - documents * c.document_tokens
         return tokens, np.where(numbers == TAIL, at_tail, in_document).astype(np.int32), where, mask
-    free = config.tokens(config.many) - length
+    free = max(span - length, 0)
     starts = np.sort(rng.integers(0, free + 1, (rows, documents + 1)), axis=1)
     return tokens, order + np.take_along_axis(starts, number - 1, axis=1).astype(np.int32), where, mask
