@@ -55,7 +55,7 @@ def selected_attention(
     def obstacle(name: str) -> str | None:
         count = chunks.most_tiles(q.shape, picks.shape, k.shape[1] // size, KERNELS[name], sizes[name])
         found = backend_obstacle(name, (q, k, v), KERNELS[name].DTYPES, interpret)
-        return found or KERNELS[name].obstacle(q.shape, size, count)
+        return found or KERNELS[name].obstacle(q.shape, picks.shape[2], size, count)
 
     implementation = choose(implementation, [*KERNELS], obstacle, interpret)
     if implementation == REFERENCE:

@@ -15,7 +15,6 @@ Dimensions: E lists of all rows, L tiles, R G rows of a tile, J blocks, H head s
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -24,9 +23,27 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.flash.gpu import LOG2_E
-from pallas_kernels.matrix_units import SWIZZLE, UNITS, full, spread, tiles
-from pallas_kernels.padding import pad
+from pallas_kernels.matrix_units import UNITS, full, spread, tiles
 from pallas_kernels.ring import fetch, ring, split, visits
+from pallas_kernels.selected.gpu_memory import (
+    PART,
+    ROWS,
+    SHARE,
+    Plan,
+    by_warpgroup,
+    flat,
+    flat_keys,
+    key_rings,
+    key_sources,
+    launch,
+    make_plan,
+    own_rows,
+    row_rings,
+    row_slots,
+    row_sources,
+    tile_at,
+    tiled,
+)
 from pallas_kernels.selected.tuning import TuningConfig
 from pallas_kernels.tokens import MASKED
 
@@ -36,13 +53,12 @@ TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
 # How often the backward pass computes the weights: for queries' gradients and for keys'.
 PASSES = 2
-# Rows of a tile; keys that its scores are computed of at a time; and rows that a warpgroup takes of it where it holds
-# keys.
-ROWS, PART, SHARE = 128, 64, 64
 
 
-def obstacle(q_shape: tuple[int, ...], size: int, tiles: int) -> str | None:
-    """Why q [B, T, N, H] cannot attend to blocks of this size in so many tiles, or None."""
+def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str | None:
+    """Why q [B, T, N, H] cannot attend by so many lists to blocks of this size in so many tiles, or None."""
+    if q_shape[2] > lists * ROWS:
+        return f"{q_shape[2] // lists} query heads share a list, more than {ROWS}"
     if size % PART:
         return f"{size=} must be a multiple of {PART}"
     if q_shape[3] > 128:
@@ -53,36 +69,6 @@ def obstacle(q_shape: tuple[int, ...], size: int, tiles: int) -> str | None:
 def tile_rows(tuning: TuningConfig, mean: int) -> int:
     """Most rows of a tile, however many choose a block in the mean."""
     return ROWS
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """What is static in a kernel. held: keys that a thread block holds for their gradients."""
-
-    lists: int
-    tiles: int
-    batch: int
-    heads: int
-    blocks: int
-    size: int
-    lanes: int
-    held: int
-    span: int
-    steps: int
-    scale: float
-    interpret: bool
-    unit: str
-
-    def key(self, row, block):
-        """The first of the keys of a block that the ``row``-th list reads, in [B K S, H]."""
-        per_row = self.lists // self.batch
-        head = jax.lax.div(jax.lax.rem(row, jnp.int32(per_row)) * self.heads, jnp.int32(per_row))
-        head += jax.lax.div(row, jnp.int32(per_row)) * self.heads
-        return (head * self.blocks + block) * self.size
-
-    def order(self, row, block):
-        """(row of the batch, first place) of the block's order in [B, S]."""
-        return jax.lax.div(row, jnp.int32(self.lists // self.batch)), block * self.size
 
 
 def forward(
@@ -103,7 +89,7 @@ def forward(
     [E, L], starts int32 [E, J + 1] as in ``Tiles``. A row that sees nothing has an lse about MASKED. Tiles past
     starts[J] are not written.
     """
-    plan = _plan(rows, k, tuning, interpret)
+    plan = make_plan(rows, k, tuning, interpret)
     unit = UNITS[plan.unit]
     total = plan.lists * plan.tiles * ROWS
     out, lse = plgpu.kernel(
@@ -115,13 +101,13 @@ def forward(
         scratch_types=[
             tiles((unit.compute, plan.steps, unit.tile, plan.lanes), rows.dtype),
             plgpu.SMEM((plan.steps, unit.compute, unit.tile), jnp.int32),
-            *_key_rings(plan, k.dtype),
+            *key_rings(plan, k.dtype),
             *ring(plan.steps, unit.compute, arrays=unit.compute + 4),
             *unit.scratch(PART, plan.lanes, 1, v.dtype),
         ],
-        **_launch(plan, -(-plan.tiles // plan.span), interpret),
-    )(block, starts, _flat(rows), _by_warpgroup(order, unit, unit.tile), *_keys(k, v, k_order))
-    return _tiled(out, rows.shape), _tiled(lse[:, None], (*rows.shape[:3], 1))[..., 0]
+        **launch(plan, -(-plan.tiles // plan.span), interpret),
+    )(block, starts, flat(rows), by_warpgroup(order, unit, unit.tile), *flat_keys(k, v, k_order))
+    return tiled(out, rows.shape), tiled(lse[:, None], (*rows.shape[:3], 1))[..., 0]
 
 
 def backward(
@@ -132,32 +118,32 @@ def backward(
     d_rows [E, L, R G, H]; sums float32 [E, L, 2, R G], lse and delta; d_keys: two float32 [E, J, size, H], of keys and
     of values; the rest as for ``forward``.
     """
-    plan = _plan(rows, k, tuning, interpret)
-    unit, queries, keys = UNITS[plan.unit], (starts, _flat(rows), _flat(d_rows)), _keys(k, v, k_order)
-    whole, shared = ([_by_warpgroup(x, unit, own) for x in (sums, order)] for own in (unit.tile, SHARE))
+    plan = make_plan(rows, k, tuning, interpret)
+    unit, queries, keys = UNITS[plan.unit], (starts, flat(rows), flat(d_rows)), flat_keys(k, v, k_order)
+    whole, shared = ([by_warpgroup(x, unit, own) for x in (sums, order)] for own in (unit.tile, SHARE))
     dq = _backward_q(plan, (block, *queries, *whole, *keys), interpret)
     found = _backward_kv(plan, (*queries, *shared, *keys), interpret)
     d_keys = (x + y[..., : x.shape[3]] for x, y in zip(d_keys, found, strict=True))
-    return _tiled(dq, rows.shape), tuple(d_keys)
+    return tiled(dq, rows.shape), tuple(d_keys)
 
 
-def _backward_q(plan: _Plan, arguments, interpret):
+def _backward_q(plan: Plan, arguments, interpret):
     """float32 [E L ROWS, lanes]."""
     unit, dtype = UNITS[plan.unit], arguments[-2].dtype
     return plgpu.kernel(
         functools.partial(_backward_q_kernel, plan=plan),
         out_type=jax.ShapeDtypeStruct((plan.lists * plan.tiles * ROWS, plan.lanes), jnp.float32),
         scratch_types=[
-            *_row_rings(plan, unit.tile, dtype),
-            *_key_rings(plan, dtype),
+            *row_rings(plan, unit.tile, dtype),
+            *key_rings(plan, dtype),
             *ring(plan.steps, unit.compute, arrays=2 * unit.compute + 5),
             *unit.scratch(PART, plan.lanes, 1, dtype),
         ],
-        **_launch(plan, -(-plan.tiles // plan.span), interpret),
+        **launch(plan, -(-plan.tiles // plan.span), interpret),
     )(*arguments)
 
 
-def _backward_kv(plan: _Plan, arguments, interpret):
+def _backward_kv(plan: Plan, arguments, interpret):
     """Two float32 [E, J, size, lanes]."""
     unit, (*arguments, k, v, k_order) = UNITS[plan.unit], arguments
     parts = plan.blocks * plan.size // plan.held
@@ -170,11 +156,11 @@ def _backward_kv(plan: _Plan, arguments, interpret):
             tiles((unit.tile, plan.lanes), k.dtype),
             tiles((unit.tile, plan.lanes), k.dtype),
             plgpu.Barrier(num_arrivals=2),
-            *_row_rings(plan, SHARE, k.dtype),
+            *row_rings(plan, SHARE, k.dtype),
             *ring(plan.steps, unit.compute, arrays=2 * unit.compute + 2),
             *unit.scratch(SHARE, plan.lanes, 2, k.dtype),
         ],
-        **_launch(plan, parts, interpret),
+        **launch(plan, parts, interpret),
     )(*arguments, k, v, k_order)
     shape = (plan.lists, parts, unit.compute, unit.tile, plan.lanes)
     found = (x.reshape(shape)[:, :, :, : plan.held].sum(axis=2) for x in found)
@@ -216,15 +202,15 @@ def _forward_kernel(
             top, total, acc = visits(tile * parts, (tile + 1) * parts, filled, emptied, visit, start, plan.steps)
             nothing = total == 0.0
             divisor = jnp.where(nothing, 1.0, total)
-            own = pl.ds(_tile(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
+            own = pl.ds(tile_at(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
             out.at[own][...] = (acc / spread(divisor, acc.shape, 0)).astype(out.dtype)
             lse.at[own][...] = jnp.where(nothing, MASKED, (top + jnp.log2(divisor)) * (1 / LOG2_E))
 
     def sources(step):
         tile = first + jax.lax.div(step, jnp.int32(parts))
-        keys = _key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
-        at = _tile(tile, plan)
-        return (*_own_rows(rows, at, unit.tile, unit), order.at[at], *keys)
+        keys = key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
+        at = tile_at(tile, plan)
+        return (*own_rows(rows, at, unit.tile, unit), order.at[at], *keys)
 
     rings = (*(row_ring.at[i] for i in range(unit.compute)), order_ring, k_ring, v_ring, k_order_ring)
     split(wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps))
@@ -252,15 +238,15 @@ def _backward_q_kernel(
         @pl.loop(0, count)
         def _(tile):
             acc = visits(tile * parts, (tile + 1) * parts, filled, emptied, visit, unit.zero(0), plan.steps)
-            own = pl.ds(_tile(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
+            own = pl.ds(tile_at(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
             dq.at[own][...] = unit.value(acc, 0) * plan.scale
 
     def sources(step):
         tile = first + jax.lax.div(step, jnp.int32(parts))
-        keys = _key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
-        return (*_row_sources(rows, d_rows, sums, order, _tile(tile, plan), unit.tile, unit), *keys)
+        keys = key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
+        return (*row_sources(rows, d_rows, sums, order, tile_at(tile, plan), unit.tile, unit), *keys)
 
-    rings = (*_row_slots(row_ring, d_ring, unit), sums_ring, order_ring, k_ring, v_ring, k_order_ring)
+    rings = (*row_slots(row_ring, d_ring, unit), sums_ring, order_ring, k_ring, v_ring, k_order_ring)
     split(wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps))
 
 
@@ -273,7 +259,7 @@ def _backward_kv_kernel(
     parts = plan.size // plan.held
     block, within = jax.lax.div(part, jnp.int32(parts)), jax.lax.rem(part, jnp.int32(parts)) * plan.held
     turns = ROWS // (SHARE * unit.compute)
-    first, count = _tile(starts[row, block], plan) * turns, (starts[row, block + 1] - starts[row, block]) * turns
+    first, count = tile_at(starts[row, block], plan) * turns, (starts[row, block + 1] - starts[row, block]) * turns
 
     def compute():
         batch, place = plan.order(row, block)
@@ -306,14 +292,14 @@ def _backward_kv_kernel(
         mine = pl.ds(plan.key(row, block) + within, plan.held)
         plgpu.copy_gmem_to_smem(k.at[mine], k_own.at[pl.ds(0, plan.held)], loaded)
         plgpu.copy_gmem_to_smem(v.at[mine], v_own.at[pl.ds(0, plan.held)], loaded)
-        rings = (*_row_slots(row_ring, d_ring, unit), sums_ring, order_ring)
-        sources = functools.partial(_row_sources, rows, d_rows, sums, order, own=SHARE, unit=unit)
+        rings = (*row_slots(row_ring, d_ring, unit), sums_ring, order_ring)
+        sources = functools.partial(row_sources, rows, d_rows, sums, order, own=SHARE, unit=unit)
         fetch(count, lambda step: sources(at=first + step), rings, filled, emptied, plan.steps)
 
     split(wg, unit, compute, copy)
 
 
-def _span(starts, plan: _Plan):
+def _span(starts, plan: Plan):
     """The first of a thread block's tiles, and how many they are."""
     row, block = jax.lax.axis_index("row"), jax.lax.axis_index("block")
     first = block * plan.span
@@ -329,105 +315,3 @@ def _mask(scores, queries, keys, unit):
 def _load(ref, unit, reduced: int):
     """A vector as scores have it along the axis that is not ``reduced``."""
     return plgpu.load(ref, layout=unit.layout.reduce(reduced), optimized=False)
-
-
-# --- What is copied --------------------------------------------------------------------------------------------------
-
-
-def _tile(tile, plan: _Plan):
-    """A tile of this thread block's list in [E L, ...]."""
-    return jax.lax.axis_index("row") * plan.tiles + tile
-
-
-def _own_rows(rows, at, own: int, unit):
-    """The ``at``-th rows that the warpgroups multiply, ``own`` each."""
-    return [rows.at[pl.ds((at * unit.compute + i) * own, own)] for i in range(unit.compute)]
-
-
-def _row_sources(rows, d_rows, sums, order, at, own: int, unit):
-    """All there is of these rows, for what ``_row_slots`` and two rings more name."""
-    return *_own_rows(rows, at, own, unit), *_own_rows(d_rows, at, own, unit), sums.at[at], order.at[at]
-
-
-def _row_slots(row_ring, d_ring, unit):
-    return [ring.at[i] for ring in (row_ring, d_ring) for i in range(unit.compute)]
-
-
-def _key_sources(block, tile, part, k, v, k_order, plan: _Plan):
-    """A part of the keys, values and order of the tile's block."""
-    row = jax.lax.axis_index("row")
-    at = block[row, tile]
-    batch, place = plan.order(row, at)
-    own = pl.ds(plan.key(row, at) + part * PART, PART)
-    return k.at[own], v.at[own], k_order.at[batch, pl.ds(place + part * PART, PART)]
-
-
-def _row_rings(plan: _Plan, own: int, dtype) -> list:
-    """Rings of rows and their gradients, lse and delta, and orders, ``own`` for each warpgroup."""
-    unit = UNITS[plan.unit]
-    rows = tiles((unit.compute, plan.steps, own, plan.lanes), dtype)
-    sums = plgpu.SMEM((plan.steps, 2, unit.compute, own), jnp.float32)
-    return [rows, rows, sums, plgpu.SMEM((plan.steps, unit.compute, own), jnp.int32)]
-
-
-def _key_rings(plan: _Plan, dtype) -> list:
-    """Rings of parts of keys, values and orders."""
-    keys = tiles((plan.steps, PART, plan.lanes), dtype)
-    return [keys, keys, plgpu.SMEM((plan.steps, PART), jnp.int32)]
-
-
-# --- How arrays lie in memory ----------------------------------------------------------------------------------------
-
-
-def _plan(rows: jax.Array, k: jax.Array, tuning: TuningConfig, interpret) -> _Plan:
-    batch, heads, blocks, size, head_dim = k.shape
-    return _Plan(
-        lists=rows.shape[0],
-        tiles=rows.shape[1],
-        batch=batch,
-        heads=heads,
-        blocks=blocks,
-        size=size,
-        lanes=head_dim + -head_dim % (SWIZZLE // k.dtype.itemsize),
-        held=PART if size % UNITS[tuning.matrix_unit].tile else UNITS[tuning.matrix_unit].tile,
-        span=tuning.span,
-        steps=tuning.steps,
-        scale=head_dim**-0.5,
-        interpret=bool(interpret),
-        unit=tuning.matrix_unit,
-    )
-
-
-def _launch(plan: _Plan, blocks: int, interpret) -> dict:
-    return {
-        "grid": (blocks, plan.lists),
-        "grid_names": ("block", "row"),
-        "num_threads": UNITS[plan.unit].compute + 1,
-        "thread_name": "wg",
-        "compiler_params": plgpu.CompilerParams(approx_math=True),
-        "interpret": interpret or None,
-    }
-
-
-def _flat(x: jax.Array) -> jax.Array:
-    """[E, L, R G, H] -> [E L ROWS, lanes]."""
-    x = pad(pad(x, ROWS, axis=2), SWIZZLE // x.dtype.itemsize, axis=3)
-    return x.reshape(-1, x.shape[3])
-
-
-def _tiled(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse."""
-    return x.reshape(*shape[:2], ROWS, -1)[:, :, : shape[2], : shape[3]]
-
-
-def _by_warpgroup(x: jax.Array, unit, own: int) -> jax.Array:
-    """[E, L, ..., R G] -> [E L turns, ..., warpgroups, own]."""
-    x = pad(x, ROWS, axis=x.ndim - 1)
-    x = x.reshape(-1, *x.shape[2:-1], ROWS // (own * unit.compute), unit.compute, own)
-    return jnp.moveaxis(x, -3, 1).reshape(-1, *x.shape[1:-3], unit.compute, own)
-
-
-def _keys(k: jax.Array, v: jax.Array, k_order: jax.Array) -> list[jax.Array]:
-    """[B K S, lanes] twice, and [B, S]."""
-    k, v = (pad(x, SWIZZLE // x.dtype.itemsize, axis=4) for x in (k, v))
-    return [k.reshape(-1, k.shape[4]), v.reshape(-1, v.shape[4]), k_order.reshape(k_order.shape[0], -1)]

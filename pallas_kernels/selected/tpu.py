@@ -37,8 +37,8 @@ MAX_TILES = 2**17
 LANES = 128
 
 
-def obstacle(q_shape: tuple[int, ...], size: int, tiles: int) -> str | None:
-    """Why q [B, T, N, H] cannot attend to blocks of this size in so many tiles, or None."""
+def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str | None:
+    """Why q [B, T, N, H] cannot attend by so many lists to blocks of this size in so many tiles, or None."""
     if size % 8 or size > 512:
         return f"{size=} must be a multiple of 8 up to 512"
     return None if tiles <= MAX_TILES else f"{tiles} tiles at a time are more than {MAX_TILES}"

@@ -1,0 +1,153 @@
+"""What the GPU kernels of chosen blocks hold and copy: tiles of queries, parts of keys, and how they lie in memory.
+
+Dimensions: those of ``gpu``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.matrix_units import SWIZZLE, UNITS, tiles
+from pallas_kernels.padding import pad
+from pallas_kernels.selected.tuning import TuningConfig
+
+# Rows of a tile; keys that its scores are computed of at a time; and rows that a warpgroup takes of it where it holds
+# keys.
+ROWS, PART, SHARE = 128, 64, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is static in a kernel. held: keys that a thread block holds for their gradients."""
+
+    lists: int
+    tiles: int
+    batch: int
+    heads: int
+    blocks: int
+    size: int
+    lanes: int
+    held: int
+    span: int
+    steps: int
+    scale: float
+    interpret: bool
+    unit: str
+
+    def key(self, row, block):
+        """The first of the keys of a block that the ``row``-th list reads, in [B K S, H]."""
+        per_row = self.lists // self.batch
+        head = jax.lax.div(jax.lax.rem(row, jnp.int32(per_row)) * self.heads, jnp.int32(per_row))
+        head += jax.lax.div(row, jnp.int32(per_row)) * self.heads
+        return (head * self.blocks + block) * self.size
+
+    def order(self, row, block):
+        """(row of the batch, first place) of the block's order in [B, S]."""
+        return jax.lax.div(row, jnp.int32(self.lists // self.batch)), block * self.size
+
+
+# --- What is copied --------------------------------------------------------------------------------------------------
+
+
+def tile_at(tile, plan: Plan):
+    """A tile of this thread block's list in [E L, ...]."""
+    return jax.lax.axis_index("row") * plan.tiles + tile
+
+
+def own_rows(rows, at, own: int, unit):
+    """The ``at``-th rows that the warpgroups multiply, ``own`` each."""
+    return [rows.at[pl.ds((at * unit.compute + i) * own, own)] for i in range(unit.compute)]
+
+
+def row_sources(rows, d_rows, sums, order, at, own: int, unit):
+    """All there is of these rows, for what ``row_slots`` and two rings more name."""
+    return *own_rows(rows, at, own, unit), *own_rows(d_rows, at, own, unit), sums.at[at], order.at[at]
+
+
+def row_slots(row_ring, d_ring, unit):
+    return [ring.at[i] for ring in (row_ring, d_ring) for i in range(unit.compute)]
+
+
+def key_sources(block, tile, part, k, v, k_order, plan: Plan):
+    """A part of the keys, values and order of the tile's block."""
+    row = jax.lax.axis_index("row")
+    at = block[row, tile]
+    batch, place = plan.order(row, at)
+    own = pl.ds(plan.key(row, at) + part * PART, PART)
+    return k.at[own], v.at[own], k_order.at[batch, pl.ds(place + part * PART, PART)]
+
+
+def row_rings(plan: Plan, own: int, dtype) -> list:
+    """Rings of rows and their gradients, lse and delta, and orders, ``own`` for each warpgroup."""
+    unit = UNITS[plan.unit]
+    rows = tiles((unit.compute, plan.steps, own, plan.lanes), dtype)
+    sums = plgpu.SMEM((plan.steps, 2, unit.compute, own), jnp.float32)
+    return [rows, rows, sums, plgpu.SMEM((plan.steps, unit.compute, own), jnp.int32)]
+
+
+def key_rings(plan: Plan, dtype) -> list:
+    """Rings of parts of keys, values and orders."""
+    keys = tiles((plan.steps, PART, plan.lanes), dtype)
+    return [keys, keys, plgpu.SMEM((plan.steps, PART), jnp.int32)]
+
+
+# --- How arrays lie in memory ----------------------------------------------------------------------------------------
+
+
+def make_plan(rows: jax.Array, k: jax.Array, tuning: TuningConfig, interpret) -> Plan:
+    batch, heads, blocks, size, head_dim = k.shape
+    return Plan(
+        lists=rows.shape[0],
+        tiles=rows.shape[1],
+        batch=batch,
+        heads=heads,
+        blocks=blocks,
+        size=size,
+        lanes=head_dim + -head_dim % (SWIZZLE // k.dtype.itemsize),
+        held=PART if size % UNITS[tuning.matrix_unit].tile else UNITS[tuning.matrix_unit].tile,
+        span=tuning.span,
+        steps=tuning.steps,
+        scale=head_dim**-0.5,
+        interpret=bool(interpret),
+        unit=tuning.matrix_unit,
+    )
+
+
+def launch(plan: Plan, blocks: int, interpret) -> dict:
+    return {
+        "grid": (blocks, plan.lists),
+        "grid_names": ("block", "row"),
+        "num_threads": UNITS[plan.unit].compute + 1,
+        "thread_name": "wg",
+        "compiler_params": plgpu.CompilerParams(approx_math=True),
+        "interpret": interpret or None,
+    }
+
+
+def flat(x: jax.Array) -> jax.Array:
+    """[E, L, R G, H] -> [E L ROWS, lanes]."""
+    x = pad(pad(x, ROWS, axis=2), SWIZZLE // x.dtype.itemsize, axis=3)
+    return x.reshape(-1, x.shape[3])
+
+
+def tiled(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The inverse."""
+    return x.reshape(*shape[:2], ROWS, -1)[:, :, : shape[2], : shape[3]]
+
+
+def by_warpgroup(x: jax.Array, unit, own: int) -> jax.Array:
+    """[E, L, ..., R G] -> [E L turns, ..., warpgroups, own]."""
+    x = pad(x, ROWS, axis=x.ndim - 1)
+    x = x.reshape(-1, *x.shape[2:-1], ROWS // (own * unit.compute), unit.compute, own)
+    return jnp.moveaxis(x, -3, 1).reshape(-1, *x.shape[1:-3], unit.compute, own)
+
+
+def flat_keys(k: jax.Array, v: jax.Array, k_order: jax.Array) -> list[jax.Array]:
+    """[B K S, lanes] twice, and [B, S]."""
+    k, v = (pad(x, SWIZZLE // x.dtype.itemsize, axis=4) for x in (k, v))
+    return [k.reshape(-1, k.shape[4]), v.reshape(-1, v.shape[4]), k_order.reshape(k_order.shape[0], -1)]
