@@ -1,10 +1,10 @@
-"""Dense grouped-query attention in XLA: all keys that a query may see, perhaps the last ``window`` of them only.
+"""Dense grouped-query attention: all keys that a query may see, perhaps the last ``window`` of them only.
 
-``dense_attention`` is exact softmax attention in blocks, as FlashAttention-2 (2307.08691) orders it: no array of all
-scores, and blocks without a visible pair are not visited, so that packed rows, windows, documents and prompts shared by
-a group cost what they see. It also returns the log-sum-exp of each query's scores, differentiable, by which results
-over different keys merge (``softmax.merge``). Short rows are one block and keep their scores for the backward pass
-instead.
+``dense_attention`` is exact softmax attention, by ``pallas_kernels.flash`` where that can run. Elsewhere it runs in XLA
+in blocks, as FlashAttention-2 (2307.08691) orders it: no array of all scores, and blocks without a visible pair are not
+visited, so that packed rows, windows, documents and prompts shared by a group cost what they see. It also returns the
+log-sum-exp of each query's scores, differentiable, by which results over different keys merge (``softmax.merge``).
+Short rows are one block and keep their scores for the backward pass instead.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size.
 """
@@ -12,11 +12,13 @@ Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N /
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.padding import pad, pad_tokens
 from pallas_kernels.softmax import masked_attention
@@ -24,6 +26,8 @@ from pallas_kernels.tokens import MASKED, Tokens, visible
 
 # Rows of at most this many keys are one block whose scores are kept for the backward pass.
 DIRECT = 1024
+# The implementation that is no kernel.
+XLA = "xla"
 
 
 def dense_attention(
@@ -35,18 +39,28 @@ def dense_attention(
     *,
     window: int | None = None,
     block: int | None = None,
+    implementation: str | None = None,
+    interpret: Any = False,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """Softmax attention with scores scaled by 1/sqrt(H), in float32 or wider.
 
-    N must be a multiple of K; query head n reads key/value head n // (N / K). window: see ``visible``. block: tokens of
-    a block of queries and of keys; None chooses.
+    N must be a multiple of K; query head n reads key/value head n // (N / K). window: see ``visible``. implementation:
+    "xla", or of the kernels as for ``flash_attention``; None takes a kernel where one can run. block: of "xla", tokens
+    of a block of queries and of keys; None chooses.
 
     Returns (out in v's dtype, lse): a query that sees no key has out 0 and lse -inf.
     """
     check_heads(q, k)
-    if block is None and k.shape[1] <= DIRECT:
-        return masked_attention(q, k, v, visible(q_tokens, k_tokens, window))
-    return _blockwise(q, k, v, q_tokens, k_tokens, window, block or block_size(k.shape[1], window))
+
+    def in_xla():
+        if block is None and k.shape[1] <= DIRECT:
+            return masked_attention(q, k, v, visible(q_tokens, k_tokens, window))
+        return _blockwise(q, k, v, q_tokens, k_tokens, window, block or block_size(k.shape[1], window))
+
+    if implementation == XLA or block is not None:
+        return in_xla()
+    choice = dict(implementation=implementation, interpret=interpret, fallback=in_xla)
+    return flash_attention(q, k, v, q_tokens, k_tokens, window=window, **choice)
 
 
 def block_size(keys: int, window: int | None) -> int:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +29,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.blocks import Blocks, Entries, best_blocks, map_queries, sees, stretches
-from attention.dense import check_heads
+from attention.dense import XLA, check_heads
 from attention.selected import selected_attention
+from pallas_kernels.compressed import api as kernels
 from pallas_kernels.softmax import weighted_attention
 from pallas_kernels.tokens import Tokens
 
@@ -118,13 +120,35 @@ def compressed_attention(
     blocks: Blocks,
     stretched: Entries,
     config: NSA,
+    *,
+    implementation: str | None = None,
+    interpret: Any = False,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"], Int[Array, "B T K n"]]:
     """Attention to the compressed keys, and the blocks that it picks: (out, lse, picks), picks without a gradient.
+
+    implementation: as for ``dense_attention``; the kernels take entries in the order of their first tokens only.
+    """
+    check_heads(q, k)
+    in_xla = functools.partial(_in_chunks, q, k, v, q_tokens, blocks, stretched, config)
+    if implementation == XLA or (implementation is None and stretched.ahead):
+        return in_xla()
+    names = [field.name for field in dataclasses.fields(kernels.Selection)]
+    return kernels.compressed_attention(
+        *(q, k, v, q_tokens, blocks.own_from),
+        *(stretched.tokens, stretched.starts, blocks.heads, blocks.shadows),
+        selection=kernels.Selection(**{name: getattr(config, name) for name in names}),
+        implementation=implementation,
+        interpret=interpret,
+        fallback=in_xla,
+    )
+
+
+def _in_chunks(q, k, v, q_tokens, blocks: Blocks, stretched: Entries, config: NSA):
+    """``compressed_attention`` in XLA.
 
     Queries are taken in chunks, so that only a chunk's scores are in memory; if they lie in the places, also in spans
     that see no key past their end.
     """
-    check_heads(q, k)
     length, spans = q.shape[1], SPANS if blocks.causal else 1
     bounds = [length * span // spans for span in range(spans + 1)]
     found = []

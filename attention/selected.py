@@ -13,12 +13,14 @@ a tile.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.dense import DIRECT, check_heads
+from attention.dense import DIRECT, XLA, check_heads
+from pallas_kernels.selected import api as kernels
 from pallas_kernels.selected.tiles import (
     cut,
     cut_keys,
@@ -51,21 +53,30 @@ def selected_attention(
     k_order: Int[Array, "B S"],
     *,
     size: int,
+    implementation: str | None = None,
+    interpret: Any = False,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """Softmax attention over the chosen blocks, scores scaled by 1/sqrt(H), in float32 or wider.
 
     picks: numbers of blocks of ``size`` places, each at most once, -1 for none; P is K where the heads of a group share
     them and N where every head has its own. A place is seen when its order is at most the query's; empty places have an
-    order past all others.
+    order past all others. implementation: as for ``dense_attention``.
 
     Returns (out in v's dtype, lse) as ``dense_attention``.
     """
     check_heads(q, k)
     if picks.shape[2] not in (k.shape[2], q.shape[2]):
         raise ValueError(f"picks for {picks.shape[2]} heads, expected {k.shape[2]} or {q.shape[2]}")
-    if k.shape[1] <= DIRECT:
-        return masked_attention(q, k, v, _mask(picks, q_order, k_order, size))
-    return _selected(q, k, v, picks, q_order, k_order, size)
+
+    def in_xla():
+        if k.shape[1] <= DIRECT:
+            return masked_attention(q, k, v, _mask(picks, q_order, k_order, size))
+        return _selected(q, k, v, picks, q_order, k_order, size)
+
+    if implementation == XLA:
+        return in_xla()
+    choice = dict(implementation=implementation, interpret=interpret, fallback=in_xla)
+    return kernels.selected_attention(q, k, v, picks, q_order, k_order, size=size, **choice)
 
 
 def _mask(picks, q_order, k_order, size: int) -> Bool[Array, "B P T S"]:

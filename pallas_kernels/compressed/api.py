@@ -12,6 +12,7 @@ Dimensions: B rows, T queries, J blocks, E stretches, N query heads, K key/value
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -42,6 +43,7 @@ def compressed_attention(
     implementation: str | None = None,
     tuning: TuningConfig | None = None,
     interpret: Any = False,
+    fallback: Callable[[], tuple[jax.Array, jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Softmax attention of q [B, T, N, H] over k, v [B, E, K, H], one key per stretch, and the blocks it picks.
 
@@ -52,7 +54,7 @@ def compressed_attention(
     a branch's first block the prompt's block of which it is a copy and whose score is added to its own, else -1;
     own_from of the queries that see it must be the order of its first token, and no stretch may reach into it from the
     block before.
-    implementation, tuning, interpret: as for ``flash_attention``.
+    implementation, tuning, interpret, fallback: as for ``flash_attention``.
 
     Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32 or wider, picks int32 [B, T, K, n]). A query that sees
     no stretch has out 0 and lse -inf. picks: numbers of the always taken blocks (``Selection``) and of those of the
@@ -69,6 +71,8 @@ def compressed_attention(
         return flash_obstacle(name, q, k, v, interpret) or KERNELS[name].obstacle(q.shape, k.shape, selection)
 
     implementation = choose(implementation, [*KERNELS], obstacle, interpret)
+    if implementation == REFERENCE and fallback:
+        return fallback()
     kernels, attention = implementation != REFERENCE, None
     if kernels:
         tuning = tuning or heuristic(device(implementation), q.shape[2] // k.shape[2], q.shape[3], heads.shape[1])

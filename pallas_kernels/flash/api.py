@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -37,13 +38,15 @@ def flash_attention(
     implementation: str | None = None,
     tuning: TuningConfig | None = None,
     interpret: Any = False,
+    fallback: Callable[[], tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Softmax attention of q [B, T, N, H] over k, v [B, S, K, H], scores scaled by 1/sqrt(H), softmax in float32.
 
     q_tokens [B, T] and k_tokens [B, S] say who sees whom; window: see ``tokens.visible``. Query head n reads key/value
     head n // (N / K). implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and the
     input. tuning: block sizes, None for the heuristic's. interpret: False, or the interpreter's parameters
-    (``pltpu.InterpretParams``, ``plgpu.InterpretGPUParams``), with a named implementation.
+    (``pltpu.InterpretParams``, ``plgpu.InterpretGPUParams``), with a named implementation. fallback: what to do in place
+    of the reference.
 
     Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64 reference), differentiable
     in q, k and v through both. A query that sees no key has out 0 and lse -inf. Raises ValueError for shapes that do
@@ -52,7 +55,7 @@ def flash_attention(
     _check_shapes(q, k, v, q_tokens, k_tokens)
     implementation = choose(implementation, [*KERNELS], lambda name: obstacle(name, q, k, v, interpret), interpret)
     if implementation == REFERENCE:
-        return reference.attention(q, k, v, q_tokens, k_tokens, window=window)
+        return fallback() if fallback else reference.attention(q, k, v, q_tokens, k_tokens, window=window)
     tuning = tuning or heuristic(device(implementation), q.shape[2] // k.shape[2], q.shape[3])
     return _attention(q, k, v, q_tokens, k_tokens, _Options(implementation, window, tuning, interpret))
 

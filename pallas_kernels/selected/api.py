@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ def selected_attention(
     implementation: str | None = None,
     tuning: TuningConfig | None = None,
     interpret: Any = False,
+    fallback: Callable[[], tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Softmax attention of q [B, T, N, H] over the chosen blocks of k, v [B, S, K, H], scores scaled by 1/sqrt(H).
 
@@ -43,7 +45,7 @@ def selected_attention(
     [B, S], is at most the query's, int32 q_order [B, T], not negative; empty places have an order past all others.
     implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and the input. tuning: sizes,
     None for the heuristic's. interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
-    ``plgpu.InterpretGPUParams``), with a named implementation.
+    ``plgpu.InterpretGPUParams``), with a named implementation. fallback: what to do in place of the reference.
 
     Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64 reference), differentiable
     in q, k and v through both. A query that sees no key has out 0 and lse -inf. Raises ValueError for shapes that do
@@ -59,7 +61,7 @@ def selected_attention(
 
     implementation = choose(implementation, [*KERNELS], obstacle, interpret)
     if implementation == REFERENCE:
-        return reference.attention(q, k, v, picks, q_order, k_order, size=size)
+        return fallback() if fallback else reference.attention(q, k, v, picks, q_order, k_order, size=size)
     options = _Options(implementation, size, sizes[implementation], interpret)
     return _attention(q, k, v, picks, q_order, k_order, options)
 
