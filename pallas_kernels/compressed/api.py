@@ -24,6 +24,7 @@ from pallas_kernels.compressed.blocks import Selection, TuningConfig, heuristic
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.api import obstacle as flash_obstacle
 from pallas_kernels.tokens import Tokens
+from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
 
@@ -75,7 +76,7 @@ def compressed_attention(
         return fallback()
     kernels, attention = implementation != REFERENCE, None
     if kernels:
-        tuning = tuning or heuristic(device(implementation), q.shape[2] // k.shape[2], q.shape[3], heads.shape[1])
+        tuning = tuning or _sizes(device(implementation), q.shape[2] // k.shape[2], q.shape[3], heads.shape[1])
         attention = tuning.attention
     out, lse = flash_attention(
         q, k, v, q_tokens, k_tokens, implementation=implementation, tuning=attention, interpret=interpret
@@ -85,6 +86,10 @@ def compressed_attention(
         return out, lse, reference.select(*arguments, selection=selection)
     select = KERNELS[implementation].select
     return out, lse, select(*arguments, selection=selection, tuning=tuning, interpret=interpret)
+
+
+def _sizes(on: str, groups: int, head_dim: int, count: int) -> TuningConfig:
+    return tuned(heuristic(on, groups, head_dim, count), "compressed", on, groups=groups, head_dim=head_dim)
 
 
 def _check_shapes(k, q_tokens, own_from, k_tokens, k_starts, heads, shadows, selection: Selection) -> None:

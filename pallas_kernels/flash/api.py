@@ -21,6 +21,7 @@ from pallas_kernels.choice import REFERENCE, backend_obstacle, choose, device
 from pallas_kernels.flash import gpu, reference, tpu
 from pallas_kernels.flash.blocks import TuningConfig, heuristic
 from pallas_kernels.tokens import Tokens
+from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
 # What stands for the log-sum-exp of a query that sees nothing in the backward pass: every weight is then 0.
@@ -45,7 +46,7 @@ def flash_attention(
     q_tokens [B, T] and k_tokens [B, S] say who sees whom; window: see ``tokens.visible``. Query head n reads key/value
     head n // (N / K). implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and the
     input. tuning: block sizes, None for the heuristic's. interpret: False, or the interpreter's parameters
-    (``pltpu.InterpretParams``, ``plgpu.InterpretGPUParams``), with a named implementation. fallback: what to do in place
+    (``pltpu.InterpretParams``, ``plgpu.InterpretGPUParams``), with a named implementation. fallback: what to do instead
     of the reference.
 
     Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64 reference), differentiable
@@ -56,7 +57,7 @@ def flash_attention(
     implementation = choose(implementation, [*KERNELS], lambda name: obstacle(name, q, k, v, interpret), interpret)
     if implementation == REFERENCE:
         return fallback() if fallback else reference.attention(q, k, v, q_tokens, k_tokens, window=window)
-    tuning = tuning or heuristic(device(implementation), q.shape[2] // k.shape[2], q.shape[3])
+    tuning = tuning or _sizes(device(implementation), q.shape[2] // k.shape[2], q.shape[3])
     return _attention(q, k, v, q_tokens, k_tokens, _Options(implementation, window, tuning, interpret))
 
 
@@ -99,6 +100,10 @@ def _backward(options: _Options, residuals, cotangents):
 
 
 _attention.defvjp(_forward, _backward)
+
+
+def _sizes(on: str, groups: int, head_dim: int) -> TuningConfig:
+    return tuned(heuristic(on, groups, head_dim), "flash", on, groups=groups, head_dim=head_dim)
 
 
 def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:

@@ -21,6 +21,7 @@ from pallas_kernels.choice import REFERENCE, backend_obstacle, choose, device
 from pallas_kernels.paged import gpu, reference, tpu
 from pallas_kernels.paged.lists import TuningConfig, dense_work, heuristic, selected_work
 from pallas_kernels.softmax import merge
+from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
 
@@ -101,7 +102,9 @@ def _options(q, k_pages, v_pages, pages, lists, window, implementation, tuning, 
         implementation, [*KERNELS], lambda name: _obstacle(name, q, k_pages, v_pages, interpret), interpret
     )
     if implementation != REFERENCE:
-        tuning, page = tuning or tune(device(implementation), q, k_pages, pages, lists), k_pages.shape[2]
+        (_, _, heads, head_dim), (_, kv_heads, page, _) = q.shape, k_pages.shape
+        on, shape = device(implementation), dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim, page=page)
+        tuning = tuning or tuned(tune(on, q, k_pages, pages, lists), "paged", on, **shape)
         if tuning.keys % page:
             raise ValueError(f"keys={tuning.keys} of a step must be a multiple of {page=}")
     return _Options(implementation, window, tuning, interpret)

@@ -20,6 +20,7 @@ import jax
 from pallas_kernels.choice import REFERENCE, backend_obstacle, choose, device
 from pallas_kernels.selected import chunks, gpu, reference, tpu
 from pallas_kernels.selected.tuning import TuningConfig, heuristic
+from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
 
@@ -52,7 +53,8 @@ def selected_attention(
     not fit, and for a named implementation that cannot run.
     """
     _check_shapes(q, k, v, picks, q_order, k_order, size)
-    sizes = {name: tuning or heuristic(device(name)) for name in KERNELS}
+    shape = dict(groups=q.shape[2] // picks.shape[2], head_dim=q.shape[3], size=size)
+    sizes = {name: tuning or tuned(heuristic(device(name)), "selected", device(name), **shape) for name in KERNELS}
 
     def obstacle(name: str) -> str | None:
         count = chunks.most_tiles(q.shape, picks.shape, k.shape[1] // size, KERNELS[name], sizes[name])

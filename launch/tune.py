@@ -1,0 +1,232 @@
+"""Finds the sizes of a kernel's blocks that are fastest on the device at hand, and writes them to a file.
+
+python -m launch.tune flash --file=runs/tuning.json [--tokens=8192 --heads=32 --kv_heads=8 --head_dim=128]
+RL_CODE_TUNING=runs/tuning.json python -m launch.train ...     # uses them
+
+Starting from the heuristic's, one size after another is halved and doubled while that makes forward and backward (of
+paged attention: forward) faster. What a compiler refuses is passed over. Each improvement is written at once, so a
+search that is stopped leaves the best so far; other entries of the file stay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+from attention.blocks import entries, in_place
+from launch.flags import console
+from pallas_kernels import tuned
+from pallas_kernels.choice import device
+from pallas_kernels.compressed import api as compressed
+from pallas_kernels.compressed import blocks as compressed_blocks
+from pallas_kernels.flash import api as flash
+from pallas_kernels.paged import api as paged
+from pallas_kernels.selected import api as selected
+from pallas_kernels.tokens import sequences
+from rl_code.metrics import write_atomically
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("file", None, "Where the sizes go; RL_CODE_TUNING names it to those who use them.")
+flags.DEFINE_integer("tokens", 8192, "Tokens of a row.", 1)
+flags.DEFINE_integer("rows", 1, "Rows.", 1)
+flags.DEFINE_integer("heads", 32, "Query heads.", 1)
+flags.DEFINE_integer("kv_heads", 8, "Key/value heads.", 1)
+flags.DEFINE_integer("head_dim", 128, "Size of a head.", 1)
+flags.DEFINE_integer("repeats", 5, "Timed runs of each setting, of which the median counts.", 1)
+
+# What a setting that cannot be built raises.
+_REFUSED = (jax.errors.JaxRuntimeError, NotImplementedError, ValueError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What is tuned: its entry in the file, where the search starts, and a program for a setting."""
+
+    name: str
+    start: Any
+    program: Callable[[Any], Callable[[], Any]]
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 2 or argv[1] not in KERNELS:
+        sys.exit(f"say which kernel to tune, one of {', '.join(KERNELS)}: python -m launch.tune flash --file=...")
+    if not FLAGS.file:
+        sys.exit("--file=<file> is missing, for instance --file=runs/tuning.json")
+    backend = jax.default_backend()
+    if backend not in ("tpu", "gpu"):
+        sys.exit(f"jax runs on {backend}, where no kernel does: tune on a TPU or a GPU")
+    tune(KERNELS[argv[1]](backend, False), Path(FLAGS.file), FLAGS.repeats)
+
+
+def tune(search: Search, path: Path, repeats: int) -> Any:
+    """Searches from the start and writes every improvement; returns the best setting."""
+    best, seconds = search.start, measure(search, search.start, repeats)
+    if seconds is None:
+        sys.exit(f"{search.name}: the heuristic's own sizes do not run, there is nothing to start from")
+    save(path, search, best, seconds, seconds)
+    first, tried, improved = seconds, {search.start}, True
+    while improved:
+        improved = False
+        for candidate in neighbours(best):
+            if candidate in tried:
+                continue
+            tried.add(candidate)
+            found = measure(search, candidate, repeats)
+            if found is not None and found < seconds:
+                best, seconds, improved = candidate, found, True
+                save(path, search, best, seconds, first)
+                break
+    console().print(f"{search.name}: {1e3 * first:.3f} -> {1e3 * seconds:.3f} ms, {len(tried)} settings tried: {best}")
+    return best
+
+
+def neighbours(config: Any) -> Iterator[Any]:
+    """The settings with one size doubled or halved."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from (dataclasses.replace(config, **{field.name: other}) for other in neighbours(value))
+        elif isinstance(value, int):
+            for other in (2 * value, value // 2):
+                if other >= 1:
+                    yield dataclasses.replace(config, **{field.name: other})
+
+
+def measure(search: Search, setting: Any, repeats: int) -> float | None:
+    """Median seconds of a setting, or None where it cannot be built; says which."""
+    try:
+        run = search.program(setting)
+        jax.block_until_ready(run())
+    except _REFUSED as error:
+        console().print(f"{setting}: {str(error).splitlines()[0][:100]}", style="dim")
+        return None
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - start)
+    console().print(f"{setting}: {1e3 * statistics.median(seconds):.3f} ms", style="dim")
+    return statistics.median(seconds)
+
+
+def save(path: Path, search: Search, setting: Any, seconds: float, first: float) -> None:
+    """Writes an entry beside those that the file has."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    found = dict(sizes=dataclasses.asdict(setting), seconds=seconds, heuristic_seconds=first)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(known | {search.name: found}, indent=1).encode())
+
+
+# --- The kernels -----------------------------------------------------------------------------------------------------
+
+
+def _inputs(keys: int, kv_heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Random q, k and v of the flags' sizes."""
+    shapes = ((FLAGS.tokens, FLAGS.heads), (keys, kv_heads), (keys, kv_heads))
+    drawn = jax.random.split(jax.random.key(0), 3)
+    return tuple(
+        jax.random.normal(key, (FLAGS.rows, *shape, FLAGS.head_dim), jnp.bfloat16)
+        for key, shape in zip(drawn, shapes, strict=True)
+    )
+
+
+def _with_gradients(attend: Callable, *qkv: jax.Array) -> Callable[[], Any]:
+    def total(q, k, v):
+        out, lse, *_ = attend(q, k, v)
+        return jnp.sum(out.astype(jnp.float32)) + jnp.sum(jnp.where(jnp.isfinite(lse), lse, 0.0))
+
+    step = jax.jit(jax.grad(total, (0, 1, 2)))
+    return lambda: step(*qkv)
+
+
+def _flash(implementation: str, interpret: Any) -> Search:
+    on, groups = device(implementation), FLAGS.heads // FLAGS.kv_heads
+    qkv, tokens = _inputs(FLAGS.tokens, FLAGS.kv_heads), sequences(jnp.full(FLAGS.rows, FLAGS.tokens), FLAGS.tokens)
+    options = dict(implementation=implementation, interpret=interpret)
+    return Search(
+        tuned.key("flash", on, groups=groups, head_dim=FLAGS.head_dim),
+        flash.heuristic(on, groups, FLAGS.head_dim),
+        lambda setting: _with_gradients(
+            lambda q, k, v: flash.flash_attention(q, k, v, tokens, tokens, tuning=setting, **options), *qkv
+        ),
+    )
+
+
+def _compressed(implementation: str, interpret: Any) -> Search:
+    on, groups, chosen = device(implementation), FLAGS.heads // FLAGS.kv_heads, compressed.Selection()
+    tokens = sequences(jnp.full(FLAGS.rows, FLAGS.tokens), FLAGS.tokens)
+    blocks = in_place(tokens, chosen.block)
+    stretched = entries(blocks, chosen.length, chosen.stride)
+    qkv = _inputs(stretched.starts.shape[1], FLAGS.kv_heads)
+    rest = (stretched.tokens, stretched.starts, blocks.heads, blocks.shadows)
+    options = dict(selection=chosen, implementation=implementation, interpret=interpret)
+    return Search(
+        tuned.key("compressed", on, groups=groups, head_dim=FLAGS.head_dim),
+        compressed_blocks.heuristic(on, groups, FLAGS.head_dim, blocks.heads.shape[1]),
+        lambda setting: _with_gradients(
+            lambda q, k, v: compressed.compressed_attention(
+                q, k, v, tokens, blocks.own_from, *rest, tuning=setting, **options
+            ),
+            *qkv,
+        ),
+    )
+
+
+def _selected(implementation: str, interpret: Any) -> Search:
+    on, groups, chosen = device(implementation), FLAGS.heads // FLAGS.kv_heads, compressed.Selection()
+    qkv = _inputs(-(-FLAGS.tokens // chosen.block) * chosen.block, FLAGS.kv_heads)
+    order = jnp.broadcast_to(jnp.arange(qkv[1].shape[1], dtype=jnp.int32), qkv[1].shape[:2])
+    shape = (FLAGS.rows, FLAGS.tokens, FLAGS.kv_heads, order.shape[1] // chosen.block)
+    ranks = jax.random.uniform(jax.random.key(1), shape)
+    ranks = jnp.where(jnp.arange(shape[-1]) <= jnp.arange(FLAGS.tokens)[:, None, None] // chosen.block, ranks, -1.0)
+    best, picks = jax.lax.top_k(ranks, min(chosen.picks, shape[-1]))
+    picks = jnp.where(best < 0, -1, picks).astype(jnp.int32)
+    options = dict(size=chosen.block, implementation=implementation, interpret=interpret)
+    return Search(
+        tuned.key("selected", on, groups=groups, head_dim=FLAGS.head_dim, size=chosen.block),
+        selected.heuristic(on),
+        lambda setting: _with_gradients(
+            lambda q, k, v: selected.selected_attention(
+                q, k, v, picks, order[:, : FLAGS.tokens], order, tuning=setting, **options
+            ),
+            *qkv,
+        ),
+    )
+
+
+def _paged(implementation: str, interpret: Any) -> Search:
+    on, page = device(implementation), compressed.Selection().block
+    count = -(-FLAGS.tokens // page)
+    shape = (FLAGS.rows * count, FLAGS.kv_heads, page, FLAGS.head_dim)
+    k, v = (jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in range(2))
+    q = jax.random.normal(jax.random.key(2), (FLAGS.rows, 1, FLAGS.heads, FLAGS.head_dim), jnp.bfloat16)
+    tables = jnp.arange(FLAGS.rows * count, dtype=jnp.int32).reshape(FLAGS.rows, count)
+    lengths = jnp.full(FLAGS.rows, FLAGS.tokens, jnp.int32)
+    options = dict(implementation=implementation, interpret=interpret)
+
+    def program(setting):
+        step = jax.jit(lambda *x: paged.paged_attention(*x, tuning=setting, **options))
+        return lambda: step(q, k, v, tables, lengths[:, None] - 1, lengths)
+
+    return Search(
+        tuned.key("paged", on, heads=FLAGS.heads, kv_heads=FLAGS.kv_heads, head_dim=FLAGS.head_dim, page=page),
+        paged.tune(on, q, k, count, None),
+        program,
+    )
+
+
+KERNELS = {"flash": _flash, "compressed": _compressed, "selected": _selected, "paged": _paged}
+
+
+if __name__ == "__main__":
+    app.run(main)

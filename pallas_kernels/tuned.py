@@ -1,0 +1,47 @@
+"""Sizes of kernels that were measured (``launch.tune``), in place of those that a heuristic guesses.
+
+The environment variable RL_CODE_TUNING names the file: JSON, from a kernel, device and shape to the sizes that differ
+from the heuristic's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FILE = "RL_CODE_TUNING"
+
+
+def key(kernel: str, device: str, **shape: int) -> str:
+    """The name of an entry, as "flash hopper groups=4 head_dim=128"."""
+    return " ".join([kernel, device, *(f"{name}={value}" for name, value in shape.items())])
+
+
+def tuned[T](config: T, kernel: str, device: str, **shape: int) -> T:
+    """``config``, a frozen dataclass of sizes, with the sizes of the file, if it names this kernel, device and shape.
+
+    Raises ValueError for a file that cannot be read, and for an entry with a size that the config does not have.
+    """
+    path = os.environ.get(FILE)
+    if not path:
+        return config
+    name = key(kernel, device, **shape)
+    try:
+        return replace(config, _read(path).get(name, {}))
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(f"{FILE}={path}: {name}: {error}") from error
+
+
+def replace[T](config: T, sizes: dict[str, Any]) -> T:
+    """The config with other sizes; a nested config takes a dict."""
+    nested = {name: replace(getattr(config, name), x) for name, x in sizes.items() if isinstance(x, dict)}
+    return dataclasses.replace(config, **sizes | nested)
+
+
+@functools.cache
+def _read(path: str) -> dict[str, dict[str, Any]]:
+    return {name: entry["sizes"] for name, entry in json.loads(Path(path).read_text()).items()}
