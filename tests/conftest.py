@@ -6,6 +6,7 @@ Tests compile many small programs and run each a few times, so the compiler's op
 from __future__ import annotations
 
 import os
+import signal
 
 import jax
 import pytest
@@ -14,6 +15,9 @@ FLAGS = {"--xla_force_host_platform_device_count": "8", "--xla_backend_optimizat
 
 kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] not in FLAGS]
 os.environ["XLA_FLAGS"] = " ".join(kept + [f"{name}={value}" for name, value in FLAGS.items()])
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script; tests stop what they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

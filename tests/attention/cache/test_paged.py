@@ -136,7 +136,7 @@ def test_bytes_of_a_page():
     paged = cache(PAGES)
     one = 2 * 8 * 4  # heads, size, float32
     compressed, recent = PAGE // SPARSE.stride, SPARSE.length
-    assert page_bytes(paged) == one * (2 * PAGE * 5 + 2 * (compressed + recent) + 1)
+    assert page_bytes(paged) == one * (2 * PAGE * 6 + 2 * (compressed + recent) + 1)
 
 
 def test_errors_name_the_values():

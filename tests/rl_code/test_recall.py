@@ -1,0 +1,84 @@
+"""The recall experiment: it learns, continues where it was stopped, and counts what it says it counts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from attention.methods import Dense, Window, decode_bytes
+from attention.moba import MoBA
+from attention.nsa import NSA
+from configs import recall as config
+from rl_code import config as config_lib
+from rl_code import recall
+from rl_code.metrics import read_metrics
+from rl_code.recall import RecallExperiment, RecallMethod, run_method
+from rl_code.stop import Stopped, StopRequest
+
+
+@pytest.fixture(scope="module")
+def smoke() -> RecallExperiment:
+    experiment = config_lib.build(RecallExperiment, config.get_config("smoke"))
+    return dataclasses.replace(experiment, methods={"window": RecallMethod((Window(8),))}, checkpoint_every=1)
+
+
+def run(experiment, folder):
+    """(result, losses) of the method, trained in the folder or continued there."""
+    with StopRequest() as stop:
+        result = run_method(experiment, "window", folder, stop)
+    return result, [row["train/loss"] for row in read_metrics(folder)]
+
+
+def test_a_stopped_method_continues_to_the_same_result(smoke, tmp_path, monkeypatch):
+    whole, losses = run(smoke, tmp_path / "whole")
+    stop = StopRequest()
+    with stop, pytest.raises(Stopped, match="stopped after step 2 of 4 of window"):
+        rows = recall.rows
+
+        def then_stop(experiment, method, seed, *arguments):
+            stop.requested = seed == 1
+            return rows(experiment, method, seed, *arguments)
+
+        monkeypatch.setattr(recall, "rows", then_stop)
+        run_method(smoke, "window", tmp_path / "parts", stop)
+    monkeypatch.undo()
+    parts, continued = run(smoke, tmp_path / "parts")
+    assert continued == losses and len(losses) == smoke.steps
+    assert (parts.short, parts.long) == (whole.short, whole.long)
+    assert run(smoke, tmp_path / "parts")[0] == parts  # done: read, not run
+
+
+def test_right_answers_are_those_of_the_highest_logit(smoke):
+    method = smoke.methods["window"]
+    batch = recall.rows(smoke, method, 0, 4, 3)
+    vocabulary = smoke.task.vocabulary
+
+    class Oracle:
+        """A model that knows every token after the next key, but for row 0."""
+
+        hidden = staticmethod(lambda tokens, positions, where: np.roll(tokens, -1, axis=1))
+
+        def logits(self, hidden):
+            return jax.nn.one_hot(np.where(np.arange(4)[:, None] == 0, 0, hidden), vocabulary)
+
+    assert recall.right_answers.__wrapped__(Oracle(), batch) == batch.mask[1:].sum()
+
+
+def test_stages_follow_each_other(smoke):
+    assert [smoke.stage(step).documents for step in range(smoke.steps)] == [2, 2, 3, 3]
+    with pytest.raises(ValueError, match="the last stage has documents=2, task"):
+        dataclasses.replace(smoke, stages=smoke.stages[:1])
+
+
+def test_decoded_bytes_are_those_of_the_papers_count():
+    shape = dict(num_heads=64, num_kv_heads=4, head_dim=128, dtype="bfloat16")
+    token = 2 * 4 * 128 * 2
+    assert decode_bytes(Dense(), 65536, **shape) == 65536 * token
+    assert decode_bytes(Window(512), 65536, **shape) == 512 * token
+    # 2502.11089, table 4: 11.6 times less than dense at 65,536 tokens
+    assert decode_bytes(Dense(), 65536, **shape) / decode_bytes(NSA(), 65536, **shape) == pytest.approx(11.6, abs=0.05)
+    assert decode_bytes(MoBA(block=512, picks=1), 1024, **shape) <= 1024 * token + 2 * 4 * 128 * 4
+    assert all(decode_bytes(method, 64, **shape) <= 3 * 64 * token for method in (Dense(), Window(512), NSA(), MoBA()))
