@@ -1,6 +1,6 @@
 """Finds the sizes of a kernel's blocks that are fastest on the device at hand, and writes them to a file.
 
-python -m launch.tune flash --file=runs/tuning.json [--tokens=8192 --heads=32 --kv_heads=8 --head_dim=128]
+python -m launch.tune flash --file=runs/tuning.json [--shape=1,8192,32,8,128]
 RL_CODE_TUNING=runs/tuning.json python -m launch.train ...     # uses them
 
 Starting from the heuristic's, one size after another is halved and doubled while that makes forward and backward (of
@@ -37,15 +37,22 @@ from rl_code.metrics import write_atomically
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("file", None, "Where the sizes go; RL_CODE_TUNING names it to those who use them.")
-flags.DEFINE_integer("tokens", 8192, "Tokens of a row.", 1)
-flags.DEFINE_integer("rows", 1, "Rows.", 1)
-flags.DEFINE_integer("heads", 32, "Query heads.", 1)
-flags.DEFINE_integer("kv_heads", 8, "Key/value heads.", 1)
-flags.DEFINE_integer("head_dim", 128, "Size of a head.", 1)
-flags.DEFINE_integer("repeats", 5, "Timed runs of each setting, of which the median counts.", 1)
+flags.DEFINE_list("shape", ["1", "8192", "32", "8", "128"], "Rows, tokens, query heads, key/value heads, head size.")
+flags.DEFINE_integer("timings", 5, "Timed runs of each setting, of which the median counts.", 1)
 
 # What a setting that cannot be built raises.
 _REFUSED = (jax.errors.JaxRuntimeError, NotImplementedError, ValueError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Of the random input."""
+
+    rows: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    head_dim: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +72,10 @@ def main(argv: list[str]) -> None:
     backend = jax.default_backend()
     if backend not in ("tpu", "gpu"):
         sys.exit(f"jax runs on {backend}, where no kernel does: tune on a TPU or a GPU")
-    tune(KERNELS[argv[1]](backend, False), Path(FLAGS.file), FLAGS.repeats)
+    if len(FLAGS.shape) != 5 or not all(size.isdigit() and int(size) for size in FLAGS.shape):
+        sys.exit(f"--shape={','.join(FLAGS.shape)} must be five positive numbers, as in --shape=1,8192,32,8,128")
+    search = KERNELS[argv[1]](Shape(*map(int, FLAGS.shape)), backend, False)
+    tune(search, Path(FLAGS.file), FLAGS.timings)
 
 
 def tune(search: Search, path: Path, repeats: int) -> Any:
@@ -130,13 +140,13 @@ def save(path: Path, search: Search, setting: Any, seconds: float, first: float)
 # --- The kernels -----------------------------------------------------------------------------------------------------
 
 
-def _inputs(keys: int, kv_heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Random q, k and v of the flags' sizes."""
-    shapes = ((FLAGS.tokens, FLAGS.heads), (keys, kv_heads), (keys, kv_heads))
+def _inputs(shape: Shape, keys: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Random q, k and v."""
+    shapes = ((shape.tokens, shape.heads), (keys, shape.kv_heads), (keys, shape.kv_heads))
     drawn = jax.random.split(jax.random.key(0), 3)
     return tuple(
-        jax.random.normal(key, (FLAGS.rows, *shape, FLAGS.head_dim), jnp.bfloat16)
-        for key, shape in zip(drawn, shapes, strict=True)
+        jax.random.normal(key, (shape.rows, *size, shape.head_dim), jnp.bfloat16)
+        for key, size in zip(drawn, shapes, strict=True)
     )
 
 
@@ -149,30 +159,30 @@ def _with_gradients(attend: Callable, *qkv: jax.Array) -> Callable[[], Any]:
     return lambda: step(*qkv)
 
 
-def _flash(implementation: str, interpret: Any) -> Search:
-    on, groups = device(implementation), FLAGS.heads // FLAGS.kv_heads
-    qkv, tokens = _inputs(FLAGS.tokens, FLAGS.kv_heads), sequences(jnp.full(FLAGS.rows, FLAGS.tokens), FLAGS.tokens)
+def _flash(shape: Shape, implementation: str, interpret: Any) -> Search:
+    on, groups = device(implementation), shape.heads // shape.kv_heads
+    qkv, tokens = _inputs(shape, shape.tokens), sequences(jnp.full(shape.rows, shape.tokens), shape.tokens)
     options = dict(implementation=implementation, interpret=interpret)
     return Search(
-        tuned.key("flash", on, groups=groups, head_dim=FLAGS.head_dim),
-        flash.heuristic(on, groups, FLAGS.head_dim),
+        tuned.key("flash", on, groups=groups, head_dim=shape.head_dim),
+        flash.heuristic(on, groups, shape.head_dim),
         lambda setting: _with_gradients(
             lambda q, k, v: flash.flash_attention(q, k, v, tokens, tokens, tuning=setting, **options), *qkv
         ),
     )
 
 
-def _compressed(implementation: str, interpret: Any) -> Search:
-    on, groups, chosen = device(implementation), FLAGS.heads // FLAGS.kv_heads, compressed.Selection()
-    tokens = sequences(jnp.full(FLAGS.rows, FLAGS.tokens), FLAGS.tokens)
+def _compressed(shape: Shape, implementation: str, interpret: Any) -> Search:
+    on, groups, chosen = device(implementation), shape.heads // shape.kv_heads, compressed.Selection()
+    tokens = sequences(jnp.full(shape.rows, shape.tokens), shape.tokens)
     blocks = in_place(tokens, chosen.block)
     stretched = entries(blocks, chosen.length, chosen.stride)
-    qkv = _inputs(stretched.starts.shape[1], FLAGS.kv_heads)
+    qkv = _inputs(shape, stretched.starts.shape[1])
     rest = (stretched.tokens, stretched.starts, blocks.heads, blocks.shadows)
     options = dict(selection=chosen, implementation=implementation, interpret=interpret)
     return Search(
-        tuned.key("compressed", on, groups=groups, head_dim=FLAGS.head_dim),
-        compressed_blocks.heuristic(on, groups, FLAGS.head_dim, blocks.heads.shape[1]),
+        tuned.key("compressed", on, groups=groups, head_dim=shape.head_dim),
+        compressed_blocks.heuristic(on, groups, shape.head_dim, blocks.heads.shape[1]),
         lambda setting: _with_gradients(
             lambda q, k, v: compressed.compressed_attention(
                 q, k, v, tokens, blocks.own_from, *rest, tuning=setting, **options
@@ -182,36 +192,36 @@ def _compressed(implementation: str, interpret: Any) -> Search:
     )
 
 
-def _selected(implementation: str, interpret: Any) -> Search:
-    on, groups, chosen = device(implementation), FLAGS.heads // FLAGS.kv_heads, compressed.Selection()
-    qkv = _inputs(-(-FLAGS.tokens // chosen.block) * chosen.block, FLAGS.kv_heads)
+def _selected(shape: Shape, implementation: str, interpret: Any) -> Search:
+    on, groups, chosen = device(implementation), shape.heads // shape.kv_heads, compressed.Selection()
+    qkv = _inputs(shape, -(-shape.tokens // chosen.block) * chosen.block)
     order = jnp.broadcast_to(jnp.arange(qkv[1].shape[1], dtype=jnp.int32), qkv[1].shape[:2])
-    shape = (FLAGS.rows, FLAGS.tokens, FLAGS.kv_heads, order.shape[1] // chosen.block)
-    ranks = jax.random.uniform(jax.random.key(1), shape)
-    ranks = jnp.where(jnp.arange(shape[-1]) <= jnp.arange(FLAGS.tokens)[:, None, None] // chosen.block, ranks, -1.0)
-    best, picks = jax.lax.top_k(ranks, min(chosen.picks, shape[-1]))
+    count = order.shape[1] // chosen.block
+    ranks = jax.random.uniform(jax.random.key(1), (shape.rows, shape.tokens, shape.kv_heads, count))
+    ranks = jnp.where(jnp.arange(count) <= jnp.arange(shape.tokens)[:, None, None] // chosen.block, ranks, -1.0)
+    best, picks = jax.lax.top_k(ranks, min(chosen.picks, count))
     picks = jnp.where(best < 0, -1, picks).astype(jnp.int32)
     options = dict(size=chosen.block, implementation=implementation, interpret=interpret)
     return Search(
-        tuned.key("selected", on, groups=groups, head_dim=FLAGS.head_dim, size=chosen.block),
+        tuned.key("selected", on, groups=groups, head_dim=shape.head_dim, size=chosen.block),
         selected.heuristic(on),
         lambda setting: _with_gradients(
             lambda q, k, v: selected.selected_attention(
-                q, k, v, picks, order[:, : FLAGS.tokens], order, tuning=setting, **options
+                q, k, v, picks, order[:, : shape.tokens], order, tuning=setting, **options
             ),
             *qkv,
         ),
     )
 
 
-def _paged(implementation: str, interpret: Any) -> Search:
+def _paged(shape: Shape, implementation: str, interpret: Any) -> Search:
     on, page = device(implementation), compressed.Selection().block
-    count = -(-FLAGS.tokens // page)
-    shape = (FLAGS.rows * count, FLAGS.kv_heads, page, FLAGS.head_dim)
-    k, v = (jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in range(2))
-    q = jax.random.normal(jax.random.key(2), (FLAGS.rows, 1, FLAGS.heads, FLAGS.head_dim), jnp.bfloat16)
-    tables = jnp.arange(FLAGS.rows * count, dtype=jnp.int32).reshape(FLAGS.rows, count)
-    lengths = jnp.full(FLAGS.rows, FLAGS.tokens, jnp.int32)
+    count = -(-shape.tokens // page)
+    pages = (shape.rows * count, shape.kv_heads, page, shape.head_dim)
+    k, v = (jax.random.normal(jax.random.key(i), pages, jnp.bfloat16) for i in range(2))
+    q = jax.random.normal(jax.random.key(2), (shape.rows, 1, shape.heads, shape.head_dim), jnp.bfloat16)
+    tables = jnp.arange(shape.rows * count, dtype=jnp.int32).reshape(shape.rows, count)
+    lengths = jnp.full(shape.rows, shape.tokens, jnp.int32)
     options = dict(implementation=implementation, interpret=interpret)
 
     def program(setting):
@@ -219,7 +229,7 @@ def _paged(implementation: str, interpret: Any) -> Search:
         return lambda: step(q, k, v, tables, lengths[:, None] - 1, lengths)
 
     return Search(
-        tuned.key("paged", on, heads=FLAGS.heads, kv_heads=FLAGS.kv_heads, head_dim=FLAGS.head_dim, page=page),
+        tuned.key("paged", on, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, page=page),
         paged.tune(on, q, k, count, None),
         program,
     )

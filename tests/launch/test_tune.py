@@ -73,10 +73,9 @@ def test_neighbours_double_or_halve_one_size_at_any_depth():
 
 
 @pytest.mark.parametrize("name", sorted(tune.KERNELS))
-def test_every_kernel_is_measured(name, monkeypatch):
-    flags = dict(tokens=64, rows=1, heads=2, kv_heads=1, head_dim=8, repeats=1)
-    monkeypatch.setattr(tune, "FLAGS", type("Flags", (), flags))
-    search = tune.KERNELS[name]("tpu", pltpu.InterpretParams())
+def test_every_kernel_is_measured(name):
+    shape = tune.Shape(rows=1, tokens=64, heads=2, kv_heads=1, head_dim=8)
+    search = tune.KERNELS[name](shape, "tpu", pltpu.InterpretParams())
     assert tune.measure(search, search.start, 1) > 0
 
 
