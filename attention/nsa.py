@@ -25,13 +25,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.blocks import Blocks, Entries, best_blocks, map_queries, sees, stretches
 from attention.dense import XLA, check_heads
 from attention.selected import selected_attention
 from pallas_kernels.compressed import api as kernels
+from pallas_kernels.compressed.blocks import Selection
 from pallas_kernels.softmax import weighted_attention
 from pallas_kernels.tokens import Tokens
 
@@ -41,31 +41,17 @@ SPANS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class NSA:
-    """The settings of the paper (section 4.1): l, d, l', n, and w in its letters.
+class NSA(Selection):
+    """The settings of the paper (section 4.1): those of ``Selection``, and w in its letters."""
 
-    initial, local: blocks at the start and up to the query that are always among the ``picks``.
-    """
-
-    length: int = 32
-    stride: int = 16
-    block: int = 64
-    picks: int = 16
-    initial: int = 1
-    local: int = 2
     window: int = 512
 
     def __post_init__(self):
-        if self.length % self.stride or self.block % self.stride or self.block < self.length:
-            raise ValueError(
-                f"NSA: stride={self.stride} must divide length={self.length} and block={self.block}, and length must "
-                "not exceed block"
-            )
-        if not 0 < self.initial + self.local <= self.picks or self.local < 1:
-            raise ValueError(
-                f"NSA: initial={self.initial} + local={self.local} blocks must fit in picks={self.picks}, "
-                "local at least 1"
-            )
+        super().__post_init__()
+        if self.block < self.length:
+            raise ValueError(f"NSA: length={self.length} must not exceed block={self.block}")
+        if self.local < 1:
+            raise ValueError(f"NSA: local={self.local} must be at least 1")
         if self.window < 1:
             raise ValueError(f"NSA: window={self.window} must be at least 1")
 
@@ -132,11 +118,10 @@ def compressed_attention(
     in_xla = functools.partial(_in_chunks, q, k, v, q_tokens, blocks, stretched, config)
     if implementation == XLA or (implementation is None and stretched.ahead):
         return in_xla()
-    names = [field.name for field in dataclasses.fields(kernels.Selection)]
     return kernels.compressed_attention(
         *(q, k, v, q_tokens, blocks.own_from),
         *(stretched.tokens, stretched.starts, blocks.heads, blocks.shadows),
-        selection=kernels.Selection(**{name: getattr(config, name) for name in names}),
+        selection=config,
         implementation=implementation,
         interpret=interpret,
         fallback=in_xla,
@@ -186,12 +171,14 @@ def block_scores(
     Equations 9 and 10. With length 32, stride 16, block 64 the stretches 4j - 1 ... 4j + 3 count 1, 2, 2, 2, 1 times.
     ahead: of the entries.
     """
-    ratio, reach = config.block // config.stride, config.length // config.stride
-    shares = np.convolve(np.ones(ratio), np.ones(reach)).astype(int)  # of stretches ratio j - reach + 1 onwards
+    ratio, reach = config.ratio, config.length // config.stride
     padded = jnp.pad(weights, ((0, 0),) * 3 + ((reach - 1 - ahead, ahead),))
     count = weights.shape[-1] // ratio
     # a stretch starts in its block or up to reach - 1 before
-    terms = (share * padded[..., at : at + (count - 1) * ratio + 1 : ratio] for at, share in enumerate(shares))
+    terms = (
+        share * padded[..., at + reach - 1 : at + reach + (count - 1) * ratio : ratio]
+        for at, share in config.shares.items()
+    )
     scores = sum(terms).transpose(0, 2, 1, 3)
     if shadows is None:
         return scores

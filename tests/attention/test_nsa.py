@@ -220,9 +220,9 @@ def test_the_future_changes_no_bit():
     "settings, message",
     [
         (dict(length=30), "stride=16 must divide length=30 and block=64"),
-        (dict(length=128), "length must not exceed block"),
+        (dict(length=128), "length=128 must not exceed block=64"),
         (dict(picks=2), r"initial=1 \+ local=2 blocks must fit in picks=2"),
-        (dict(local=0), "local at least 1"),
+        (dict(local=0), "local=0 must be at least 1"),
         (dict(window=0), "window=0 must be at least 1"),
     ],
 )
