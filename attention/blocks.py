@@ -76,7 +76,7 @@ def aligned(tokens: Tokens, size: int, runs: int) -> Blocks:
     """
     count = -(-tokens.shape[1] // size) * size + 3 * size * runs
     place = jax.vmap(lambda row: _align(row, size, runs, count))
-    slots, placed, shadows, own_from = place(tokens)
+    slots, placed, shadows, own_from = jax.tree.map(lambda x: x.astype(jnp.int32), place(tokens))
     return Blocks(placed, slots, shadows, own_from, size, causal=False)
 
 

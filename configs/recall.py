@@ -14,13 +14,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """arg: "" or "smoke" (seconds)."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/recall.py:{arg}: the argument must be empty or smoke")
-    dense, window = {}, dict(window=32)
-    nsa = dict(length=8, stride=4, block=16, picks=4, initial=1, local=1, window=32)
-    moba = dict(block=32, picks=4)
+    dense, local, window = {}, dict(window=8), dict(window=32)
+    nsa = dict(length=8, stride=4, block=16, picks=8, initial=1, local=1, window=32)
+    moba = dict(block=16, picks=8)
     config = dict(
         seed=0,
         mesh=dict(data=2, tensor=1),
-        task=dict(documents=14, document_tokens=32, facts=4, asked=10, keys=256, values=64, noise=32, longer=4),
+        task=dict(documents=30, document_tokens=16, facts=4, asked=10, keys=512, values=64, noise=32, longer=4),
         model=dict(
             embed_dim=64,
             mlp_dim=128,
@@ -28,27 +28,29 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             num_heads=4,
             num_kv_heads=2,
             head_dim=32,
-            rope_theta=1e6,
-            qkv_bias=True,
+            rope_theta=1e4,
+            embed_std=0.5,
         ),
         methods=dict(
-            dense=dict(attention=(dense,)),
-            window=dict(attention=(window,)),
-            nsa=dict(attention=(nsa,)),
-            moba=dict(attention=(moba,)),
-            squid=dict(attention=(dense,), apart=True, positions="shared"),
+            dense=dict(attention=(local, dense)),
+            window=dict(attention=(local, window)),
+            nsa=dict(attention=(local, nsa)),
+            moba=dict(attention=(local, moba)),
+            squid=dict(attention=(local, dense), apart=True, positions="shared"),
         ),
         stages=(
-            dict(documents=3, rows=128, steps=400, span=0),
-            dict(documents=3, rows=128, steps=150, span=1920),
-            dict(documents=14, rows=32, steps=150, span=1920),
+            dict(documents=2, rows=128, steps=450, span=0),
+            dict(documents=2, rows=128, steps=100, span=2048),
+            dict(documents=6, rows=64, steps=100, span=2048),
+            dict(documents=14, rows=48, steps=100, span=2048),
+            dict(documents=30, rows=32, steps=200, span=2048),
         ),
         optimizer=dict(
-            learning_rate=1e-2,
-            muon_learning_rate=5e-2,
+            learning_rate=3e-3,
+            muon_learning_rate=1e-2,
             schedule="cosine",
             warmup_steps=50,
-            total_steps=700,
+            total_steps=950,
             b1=0.9,
             b2=0.98,
             eps=1e-8,

@@ -1,6 +1,7 @@
 """What the parts cost: speed as ratios of contenders measured side by side in one run, and memory.
 
 python -m launch.bench attention --device=cpu --json=runs/attention.json [--lengths=2048,4096 --heads=16 ...]
+python -m launch.bench swap --device=cpu --json=runs/swap.json [--row=16384 --documents=16 --question=64 ...]
 python -m launch.bench million --device=cpu --json=runs/million.json [--tokens=1000000 --device_mib=64 ...]
 """
 
@@ -10,12 +11,14 @@ import sys
 
 from absl import app, flags
 
-from launch import bench_attention, bench_million
+from launch import bench_attention, bench_million, bench_swap
 
-BENCHES = {"attention": bench_attention.main, "million": bench_million.main}
+BENCHES = {"attention": bench_attention.main, "swap": bench_swap.main, "million": bench_million.main}
 
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
 flags.DEFINE_string("json", None, "File for the numbers, besides the table.")
+flags.DEFINE_integer("repeats", 3, "Timed runs, after one that is not timed; of attention and swap.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "Of weights and tokens; of swap and million.")
 
 
 def main(argv: list[str]) -> None:

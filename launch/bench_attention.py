@@ -39,7 +39,6 @@ flags.DEFINE_list("lengths", ["2048", "4096", "8192", "16384", "32768"], "Tokens
 flags.DEFINE_integer("heads", 16, "Query heads.")
 flags.DEFINE_integer("kv_heads", 2, "Key/value heads.")
 flags.DEFINE_integer("head_dim", 64, "Size of a head.")
-flags.DEFINE_integer("repeats", 3, "Timed runs of each program, after one that is not timed.")
 flags.DEFINE_list("contenders", [], "Which to run; all when empty.")
 
 DOCUMENTS = 16

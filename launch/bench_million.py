@@ -44,7 +44,6 @@ flags.DEFINE_integer("document", 8_000, "Tokens of a document, likewise.", lower
 flags.DEFINE_integer("device_mib", 64, "Budget of the cache on the device.")
 flags.DEFINE_integer("host_mib", 128, "Budget of the blocks in host memory; the rest are on disk.")
 flags.DEFINE_integer("decode", 256, "Tokens decoded and timed.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Of the weights and of the tokens.")
 flags.DEFINE_integer("prefetch", 0, "Blocks on their way that a layer may not choose.", lower_bound=0)
 flags.DEFINE_integer("disk_workers", 4, "Threads that read from disk.", lower_bound=1)
 flags.DEFINE_integer("check_tokens", 8192, "Tokens of the history of the check, likewise.", lower_bound=256)

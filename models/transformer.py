@@ -42,7 +42,7 @@ class RopeScaling:
 class ModelConfig:
     """Everything that fixes parameter shapes and the forward pass. dtypes are names such as "float32".
 
-    attention: the methods of the first layers, repeated until all layers have one.
+    attention: the methods of the first layers, repeated until all layers have one. embed_std: of initial embeddings.
     """
 
     vocab_size: int
@@ -62,6 +62,7 @@ class ModelConfig:
     param_dtype: str = "float32"
     remat: bool = False
     attention: tuple[Method, ...] = (Dense(),)
+    embed_std: float = 0.02
 
     def __post_init__(self):
         if not self.attention or self.num_layers % len(self.attention):
@@ -137,7 +138,7 @@ class Embedding(nnx.Module):
     """Token embeddings."""
 
     def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
-        self.table = _parameter(rngs, (c.vocab_size, c.embed_dim), ("vocab", "embed"), 0.02, c.param_dtype)
+        self.table = _parameter(rngs, (c.vocab_size, c.embed_dim), ("vocab", "embed"), c.embed_std, c.param_dtype)
 
 
 class Layers(nnx.Module):

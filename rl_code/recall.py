@@ -65,7 +65,7 @@ class RecallModel:
     num_kv_heads: int
     head_dim: int
     rope_theta: float
-    qkv_bias: bool
+    embed_std: float
 
 
 @dataclasses.dataclass(frozen=True)

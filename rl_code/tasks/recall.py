@@ -95,7 +95,7 @@ def recall_rows(
     at = 1 + _FACT * np.sort(np.argsort(rng.random((rows, documents, room)), axis=2)[..., : c.facts], axis=2)
     for offset, part in enumerate((np.full_like(key, SET), key, value)):
         np.put_along_axis(body, at + offset, part, axis=2)
-    count = min(c.asked, facts)
+    count = min(c.asked, facts // 2)
     asked = np.argsort(rng.random((rows, facts)), axis=1)[:, :count]
     tail, mask = np.full((rows, c.tail_tokens), PAD), np.zeros((rows, length), np.float32)
     for offset, part in enumerate((GET, *(np.take_along_axis(x.reshape(rows, -1), asked, 1) for x in (key, value)))):

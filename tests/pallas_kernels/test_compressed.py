@@ -20,6 +20,7 @@ from pallas_kernels.compressed.blocks import Selection, TuningConfig
 from pallas_kernels.flash import blocks as flash
 from pallas_kernels.tokens import Tokens, sequences
 from tests.attention.rows import Piece, documents, normal, pack, relative
+from tests.pallas_kernels.judge import judge, run
 
 SMALL = Selection(length=8, stride=4, block=16, picks=3, initial=1, local=1)
 TPU = {
@@ -32,13 +33,6 @@ GPU = {
     "interpret": plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan"),
     "tuning": TuningConfig(flash.TuningConfig(128, 64, 128, 64, 64, 128), block_q=128, columns=32),
 }
-
-
-@pytest.fixture(autouse=True)
-def no_races(capsys):
-    """No kernel of the test reads what is still being written, or writes what is still being read."""
-    yield
-    assert "RACE DETECTED" not in capsys.readouterr().out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,19 +78,6 @@ def inputs(row: Row, selection: Selection, heads: int, kv_heads: int, size: int,
     return normal(0, (batch, queries, heads, size), *[(batch, keys, kv_heads, size)] * 2, dtype=dtype)
 
 
-def run(function, qkv, weights):
-    """(out, lse, picks) and the gradients of a weighted sum of out and lse, under one jit."""
-
-    def loss(*qkv):
-        out, lse, picks = function(*qkv)
-        seen = jnp.isfinite(lse)
-        loss = jnp.sum(out * weights[0]) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0))
-        return loss, (out, lse, picks)
-
-    gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
-    return results, gradients
-
-
 def scores(row: Row, selection: Selection, q, k, lse):
     """What ranks the blocks, in the dtype of q."""
     call = row.attend(selection).keywords
@@ -119,29 +100,13 @@ def check_picks(picks, ranked, rounding: float):
 
 
 def check(row: Row, selection: Selection, heads=4, kv_heads=2, size=8, dtype=jnp.float32, **options):
-    """Values, gradients and picks against the reference, within the bounds of the dtype and twice the naive error."""
+    """Values, gradients and picks against the reference."""
     wide = inputs(row, selection, heads, kv_heads, size)
-    weights = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
     naive = row.attend(selection, implementation="reference")
-    (out, lse, _), gradients = run(naive, wide, weights)
-    narrow = [x.astype(dtype) for x in wide]
-    weights = [x.astype(jnp.float32) for x in weights]
-    with jax.enable_x64(False):  # the GPU interpreter's own counters are 32 bits wide
-        found, found_gradients = run(row.attend(selection, **options), narrow, weights)
-    assert [x.dtype for x in found] == [dtype, jnp.float32, jnp.int32]
-    finite = np.isfinite(lse)
-    assert np.array_equal(np.asarray(found[1]) > -np.inf, finite)
-    bounds, exact = [1e-5, 1e-4, 1e-4, 1e-4], lse
-    if dtype != jnp.float32:  # the inputs themselves are rounded
-        (rough, _, _), rough_gradients = run(naive, narrow, weights)
-        errors = [relative(x, y) for x, y in zip((rough, *rough_gradients), (out, *gradients), strict=True)]
-        bounds = [min(most, 2 * error) for most, error in zip((5e-3, 1e-2, 1e-2, 1e-2), errors, strict=True)]
-        exact = run(naive, [x.astype(jnp.float64) for x in narrow], weights)[0][1]
-    assert np.abs(np.asarray(found[1], np.float64) - exact)[finite].max() < 1e-4
-    for one, wanted, bound in zip((found[0], *found_gradients), (out, *gradients), bounds, strict=True):
-        assert one.dtype == dtype and relative(one, wanted) < bound
-    q, k = (x.astype(jnp.float64) for x in narrow[:2])
-    check_picks(found[2], scores(row, selection, q, k, exact), 1e-4)
+    found, _, lse = judge(row.attend(selection, **options), naive, wide, dtype)
+    assert found[2].dtype == jnp.int32
+    q, k = (x.astype(dtype).astype(jnp.float64) for x in wide[:2])
+    check_picks(found[2], scores(row, selection, q, k, lse), 1e-4)
     return found
 
 

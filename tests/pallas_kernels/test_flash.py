@@ -17,7 +17,8 @@ from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import TuningConfig, visits
 from pallas_kernels.padding import pad
 from pallas_kernels.tokens import Tokens, sequences, visible
-from tests.attention.rows import Piece, documents, normal, pack, relative
+from tests.attention.rows import Piece, documents, normal, pack
+from tests.pallas_kernels.judge import judge
 
 PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]
 TPU = {
@@ -31,13 +32,6 @@ GPU = {
     "interpret": plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan"),
     "tuning": TuningConfig(128, block_kv=64, block_q_dq=128, block_kv_dq=64, block_q_dkv=64, block_kv_dkv=128),
 }
-
-
-@pytest.fixture(autouse=True)
-def no_races(capsys):
-    """No kernel of the test reads what is still being written, or writes what is still being read."""
-    yield
-    assert "RACE DETECTED" not in capsys.readouterr().out
 
 
 def rows(kind: str, scale: int = 1) -> tuple[Tokens, Tokens]:
@@ -61,42 +55,12 @@ def inputs(q_tokens: Tokens, k_tokens: Tokens, heads=4, kv_heads=2, size=8, dtyp
     return normal(0, (batch, queries, heads, size), *[(batch, keys, kv_heads, size)] * 2, dtype=dtype)
 
 
-def run(function, qkv, weights):
-    """(out, lse) and the gradients of a weighted sum of both, under one jit."""
-
-    def loss(*qkv):
-        out, lse = function(*qkv)
-        seen = jnp.isfinite(lse)
-        return jnp.sum(out * weights[0]) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0)), (out, lse)
-
-    gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*qkv)
-    return results, gradients
-
-
 def check(tokens, heads=4, kv_heads=2, size=8, window=None, dtype=jnp.float32, **options):
-    """Values and gradients against the reference, within the bounds of the dtype and twice the naive error."""
-    wide = inputs(*tokens, heads, kv_heads, size)
-    weights = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
-    naive = functools.partial(reference.attention, q_tokens=tokens[0], k_tokens=tokens[1], window=window)
-    (out, lse), gradients = run(naive, wide, weights)
-    narrow = [x.astype(dtype) for x in wide]
-    kernel = functools.partial(flash_attention, q_tokens=tokens[0], k_tokens=tokens[1], window=window, **options)
-    weights = [x.astype(jnp.float32) for x in weights]
-    with jax.enable_x64(False):  # the GPU interpreter's own counters are 32 bits wide
-        found, found_gradients = run(kernel, narrow, weights)
-    assert found[0].dtype == dtype and found[1].dtype == jnp.float32
-    finite = np.isfinite(lse)
-    assert np.array_equal(np.asarray(found[1]) > -np.inf, finite)
-    if dtype == jnp.float32:
-        bounds = [1e-5, 1e-4, 1e-4, 1e-4]
-    else:  # the inputs themselves are rounded
-        (rough, lse), rough_gradients = run(naive, narrow, weights)
-        errors = [relative(x, y) for x, y in zip((rough, *rough_gradients), (out, *gradients), strict=True)]
-        bounds = [min(most, 2 * error) for most, error in zip((5e-3, 1e-2, 1e-2, 1e-2), errors, strict=True)]
-    assert np.abs(np.asarray(found[1], np.float64) - lse)[finite].max() < 1e-4
-    results = zip((found[0], *found_gradients), (out, *gradients), bounds, strict=True)
-    for one, wanted, bound in results:
-        assert one.dtype == dtype and relative(one, wanted) < bound
+    """Values and gradients against the reference."""
+    given = {"q_tokens": tokens[0], "k_tokens": tokens[1], "window": window}
+    naive = functools.partial(reference.attention, **given)
+    kernel = functools.partial(flash_attention, **given, **options)
+    judge(kernel, naive, inputs(*tokens, heads, kv_heads, size), dtype)
 
 
 @pytest.mark.parametrize(

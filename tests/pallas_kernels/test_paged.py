@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from pallas_kernels.paged import reference
 from pallas_kernels.paged.api import paged_attention, selected_paged_attention
 from pallas_kernels.paged.lists import TuningConfig, dense_work, heuristic, selected_work
 from tests.attention.rows import normal, relative
+from tests.pallas_kernels.judge import judge
 
 TPU = {
     "implementation": "tpu",
@@ -29,13 +31,6 @@ GPU = {
 }
 
 ROWS = 5
-
-
-@pytest.fixture(autouse=True)
-def no_races(capsys):
-    """No kernel of the test reads what is still being written, or writes what is still being read."""
-    yield
-    assert "RACE DETECTED" not in capsys.readouterr().out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,46 +117,12 @@ class Case:
         return paged_attention(q, k_pages, v_pages, *rows, window=self.window, **options)
 
 
-def run(function, inputs, weights):
-    """(out, lse) and, if there are weights, the gradients of a weighted sum of both, under one jit."""
-    if weights is None:
-        return jax.jit(function)(*inputs), ()
-
-    def loss(*inputs):
-        out, lse = function(*inputs)
-        seen = jnp.isfinite(lse)
-        return jnp.sum(out * weights[0]) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0)), (out, lse)
-
-    gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*inputs)
-    return results, gradients
-
-
 def check(case: Case, dtype=jnp.float32, gradients: bool = False, **options):
-    """Values and gradients against the definition, within the bounds of the dtype and twice the reference's error."""
-    wide, weights = case.inputs(), None
-    if gradients:
-        weights = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
-    (out, lse), slopes = run(case.definition, wide, weights)
-    narrow = [x.astype(dtype) for x in wide]
-    narrow_weights = weights and [x.astype(jnp.promote_types(dtype, jnp.float32)) for x in weights]
-    if dtype == jnp.float64:
-        found, found_slopes = run(lambda *x: case.attend(*x, **options), narrow, narrow_weights)
-    else:
-        with jax.enable_x64(False):  # the GPU interpreter's own counters are 32 bits wide
-            found, found_slopes = run(lambda *x: case.attend(*x, **options), narrow, narrow_weights)
-    bounds = {jnp.float64: [1e-12, 1e-12], jnp.float32: [1e-5, 1e-4], jnp.bfloat16: [5e-3, 1e-2]}[dtype]
-    bounds = bounds[:1] + bounds[1:] * len(slopes)
-    if dtype == jnp.bfloat16:  # the inputs themselves are rounded
-        (rough, rough_lse), rough_slopes = run(lambda *x: case.attend(*x, implementation="reference"), narrow, weights)
-        errors = [relative(x, y) for x, y in zip((rough, *rough_slopes), (out, *slopes), strict=True)]
-        bounds, lse = [min(most, 2 * error) for most, error in zip(bounds, errors, strict=True)], rough_lse
-    finite = np.isfinite(lse)
-    assert 0 < finite.sum() < finite.size
-    assert np.array_equal(np.asarray(found[1]) > -np.inf, finite) and not np.asarray(found[0])[~finite].any()
-    assert np.abs(np.asarray(found[1], np.float64) - lse)[finite].max() < 1e-4
-    assert found[0].dtype == dtype and found[1].dtype == jnp.promote_types(dtype, jnp.float32)
-    for one, wanted, bound in zip((found[0], *found_slopes), (out, *slopes), bounds, strict=True):
-        assert relative(one, wanted) < bound
+    """Values and gradients against the definition."""
+    kernel, naive = (functools.partial(case.attend, **x) for x in (options, {"implementation": "reference"}))
+    _, _, lse = judge(kernel, case.definition, case.inputs(), dtype, naive=naive, gradients=gradients)
+    seen = np.isfinite(lse)
+    assert 0 < seen.sum() < seen.size
 
 
 @pytest.mark.parametrize(

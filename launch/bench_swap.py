@@ -1,0 +1,195 @@
+"""Time to the first token when one of many documents has changed: a swap in the cache against prefill.
+
+A small model with random weights and dense attention, 16 documents and a question behind them, together --row long.
+Prefill computes the whole row, either as one sequence or document by document (squid). A swap writes the new document
+into the pages of the old one and computes the question alone; the document comes from the store, from each of its
+tiers, or is encoded first. All contenders take turns, each with fresh documents, and what follows a swap is held to
+what prefill of the same documents gives.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+import rich.table
+from absl import flags
+from flax import nnx
+
+from attention.cache.document_store import TIERS, Budgets, DocumentStore
+from attention.cache.documents import assemble, document_pages, fingerprint_weights, swap
+from attention.cache.paged_attention import sequence_pages
+from attention.cache.pages import PageAllocator
+from launch.bench_attention import hardware
+from launch.workdir import WORKDIR
+from models.paged import document_encoder, forward, model_cache
+from models.transformer import ModelConfig, Transformer
+
+flags.DEFINE_integer("row", 16384, "Tokens of the documents and the question together.")
+flags.DEFINE_integer("documents", 16, "Documents, of equal length.", lower_bound=2)
+flags.DEFINE_integer("question", 64, "Tokens behind the documents.", lower_bound=1)
+
+CONFIG = ModelConfig(
+    vocab_size=4096,
+    embed_dim=256,
+    mlp_dim=768,
+    num_layers=6,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=32,
+    rope_theta=1e6,
+    norm_eps=1e-5,
+    tied_embeddings=True,
+)
+PAGE, SLOT = 16, 7
+SEQUENCE, SQUID, NEW = "prefill as one sequence", "prefill, each document alone", "swap, document encoded first"
+STORED = {tier: f"swap, document kept in the {tier} tier" for tier in TIERS}
+
+
+def main() -> None:
+    options, console = flags.FLAGS, rich.console.Console(width=110)
+    if options.device != jax.default_backend():
+        raise SystemExit(f"--device={options.device}, but jax runs on {jax.default_backend()}")
+    if options.documents <= SLOT:
+        raise SystemExit(f"--documents={options.documents} must be more than {SLOT}, the one that is swapped")
+    if options.row < options.documents + options.question:
+        raise SystemExit(f"--row={options.row} leaves no token for each of --documents={options.documents}")
+    if WORKDIR.value:
+        Path(WORKDIR.value).mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=WORKDIR.value, prefix="swap_") as folder:
+            report = measure(options, Path(folder), console)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    console.print(table(report))
+    if options.json:
+        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def measure(options, folder: Path, console: rich.console.Console) -> dict:
+    """Seconds of every contender and how far a swap's logits are from those of prefill."""
+    rng = np.random.default_rng(options.seed)
+    length = (options.row - options.question) // options.documents
+    question = rng.integers(0, CONFIG.vocab_size, options.question).tolist()
+    documents = [rng.integers(0, CONFIG.vocab_size, length).tolist() for _ in range(options.documents)]
+    bench = Bench(jax.jit(lambda: Transformer(CONFIG, nnx.Rngs(options.seed)))(), folder, documents, question)
+    seconds: dict[str, list[float]] = {}
+    differences = []
+    for turn in range(options.repeats + 1):
+        for name, run in bench.contenders.items():
+            console.print(f"round {turn} of {options.repeats}: {name}", style="dim")
+            documents[SLOT] = rng.integers(0, CONFIG.vocab_size, length).tolist()
+            bench.prepare(name, documents[SLOT])
+            start = time.perf_counter()
+            logits = jax.block_until_ready(run(documents))
+            took = time.perf_counter() - start
+            if turn:  # programs are compiled in round 0
+                seconds.setdefault(name, []).append(took)
+            if name in (NEW, *STORED.values()):
+                differences.append(float(jnp.max(jnp.abs(logits - bench.squid(documents)))))
+    return dict(
+        hardware=hardware(),
+        row=options.row,
+        documents=options.documents,
+        question=options.question,
+        contenders={
+            name: dict(seconds=statistics.median(times), fastest=min(times), slowest=max(times))
+            for name, times in seconds.items()
+        },
+        difference=max(differences),
+        largest=float(jnp.max(jnp.abs(logits))),
+    )
+
+
+class Bench:
+    """The contenders: each gives the logits of the token after the question.
+
+    A cache that holds the documents stands ready for the swaps; a document to swap in comes from ``store``.
+    """
+
+    def __init__(self, model: Transformer, folder: Path, documents: Sequence[Sequence[int]], question: list[int]):
+        self._model, self._question = model, question
+        self._encode = document_encoder(model, page=PAGE)
+        everything = sum(map(len, documents)) * 2**20
+        weights = fingerprint_weights(model, repr(model.config))
+        self._store = DocumentStore(folder, weights, Budgets(everything, everything, everything), self._encode)
+        self._pages = sum(-(-len(document) // PAGE) for document in documents) + -(-len(question) // PAGE)
+        self._next = jax.jit(self._logits, donate_argnums=1)
+        self._cache, self._allocator, self._assembly = self._assembled(documents)
+        self.contenders: dict[str, Callable[[list[list[int]]], jax.Array]] = {
+            SEQUENCE: self._sequence,
+            SQUID: self.squid,
+            NEW: self._swap,
+            **dict.fromkeys(STORED.values(), self._swap),
+        }
+
+    def prepare(self, contender: str, document: list[int]) -> None:
+        """Puts the document where the contender is to find it."""
+        for tier, name in STORED.items():
+            if name == contender:
+                self._store.put(self._encode(document), tier)
+
+    def _sequence(self, documents: list[list[int]]) -> jax.Array:
+        tokens = [*(token for document in documents for token in document), *self._question]
+        pages = -(-len(tokens) // PAGE)
+        cache, view = (
+            model_cache(CONFIG, pages, page=PAGE),
+            sequence_pages(jnp.arange(pages)[None], jnp.array([len(tokens)]), PAGE),
+        )
+        return self._next(self._model, cache, jnp.array([tokens]), jnp.arange(len(tokens))[None], view)[0]
+
+    def squid(self, documents: list[list[int]]) -> jax.Array:
+        """Encodes every document and computes the question."""
+        cache, _, assembly = self._assembled(documents)
+        return self._answer(cache, assembly)[0]
+
+    def _swap(self, documents: list[list[int]]) -> jax.Array:
+        document = self._store.get(documents[SLOT])
+        self._cache, self._assembly = swap(self._cache, self._allocator, self._assembly, SLOT, document)
+        logits, self._cache = self._answer(self._cache, self._assembly)
+        return logits
+
+    def _assembled(self, documents: Sequence[Sequence[int]]):
+        allocator = PageAllocator(self._pages, PAGE)
+        encoded = [self._encode(document) for document in documents]
+        empty = model_cache(CONFIG, self._pages, page=PAGE, rotated=False)
+        cache, assembly = assemble(empty, allocator, encoded, tail_pages=-(-len(self._question) // PAGE))
+        return cache, allocator, assembly
+
+    def _answer(self, cache, assembly):
+        view = document_pages([assembly], [len(self._question)], self._pages)
+        places = assembly.tail_place + jnp.arange(len(self._question))
+        return self._next(self._model, cache, jnp.array([self._question]), places[None], view)
+
+    @staticmethod
+    def _logits(model, cache, tokens, places, view):
+        hidden, cache = forward(model, cache, tokens, places, view)
+        return model.logits(hidden[:, -1]), cache
+
+
+def table(report: dict) -> rich.table.Table:
+    """One line per contender, against both kinds of prefill."""
+    contenders = report["contenders"]
+    view = rich.table.Table(
+        caption=f"Logits after a swap: at most {report['difference']:.1e} from prefill's, which reach "
+        f"{report['largest']:.1f}.",
+        caption_justify="left",
+        title=f"{report['documents']} documents and a question of {report['question']}, {report['row']:,} tokens",
+    )
+    view.add_column("to the first token after one document changed")
+    for name in ("seconds [range]", "x one sequence", "x document by document"):
+        view.add_column(name, justify="right")
+    for name, row in contenders.items():
+        ratios = (f"{contenders[other]['seconds'] / row['seconds']:.1f}" for other in (SEQUENCE, SQUID))
+        view.add_row(name, f"{row['seconds']:.3f} [{row['fastest']:.3f}, {row['slowest']:.3f}]", *ratios)
+    return view

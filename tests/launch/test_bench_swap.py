@@ -1,0 +1,33 @@
+"""The bench of a swap runs, and what it computes after a swap is what prefill computes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(folder: Path, *flags: str) -> subprocess.CompletedProcess:
+    start = [sys.executable, "-m", "launch.bench", "swap", "--device=cpu", f"--workdir={folder / 'documents'}"]
+    return subprocess.run([*start, *flags], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_a_small_run(tmp_path):
+    done = run(tmp_path, "--row=300", "--documents=9", "--question=12", "--repeats=2", f"--json={tmp_path / 'a.json'}")
+    assert done.returncode == 0, done.stderr
+    assert "9 documents and a question of 12, 300 tokens" in done.stdout
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert len(report["contenders"]) == 6
+    assert all(0 < row["fastest"] <= row["seconds"] <= row["slowest"] for row in report["contenders"].values())
+    assert report["difference"] < 1e-4 * report["largest"]
+    assert list((tmp_path / "documents").iterdir()) == []
+
+
+def test_wrong_sizes_are_refused(tmp_path):
+    done = run(tmp_path, "--documents=7")
+    assert done.returncode == 1 and "--documents=7 must be more than 7" in done.stderr
+    done = run(tmp_path, "--row=79")
+    assert done.returncode == 1 and "--row=79 leaves no token for each of --documents=16" in done.stderr

@@ -1,0 +1,67 @@
+"""What every attention kernel is held to: its definition in float64, in values, log-sum-exps and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.attention.rows import normal, relative
+
+# Largest relative error of the output and of a gradient, and of a log-sum-exp the absolute one.
+BOUNDS = {jnp.float64: (1e-12, 1e-12), jnp.float32: (1e-5, 1e-4), jnp.bfloat16: (5e-3, 1e-2)}
+LSE = 1e-4
+# (q, k, v) to (out [B, T, N, H], lse [B, T, N], what else there is).
+Attention = Callable[..., tuple[jax.Array, ...]]
+
+
+def judge(
+    kernel: Attention,
+    definition: Attention,
+    inputs: Sequence[jax.Array],
+    dtype,
+    *,
+    naive: Attention | None = None,
+    gradients: bool = True,
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], jax.Array]:
+    """Asserts that the kernel is right; (its results, its gradients, the exact lse of the rounded inputs).
+
+    inputs: q, k and v in float64; the kernel is given them in ``dtype``. Gradients are of a weighted sum of out and
+    lse. In bfloat16 errors may also be no more than twice those of ``naive``, by default the definition, in bfloat16.
+    """
+    weights = normal(1, inputs[0].shape, inputs[0].shape[:3], dtype=jnp.float64) if gradients else None
+    (out, *_), slopes = run(definition, inputs, weights)
+    rounded = [x.astype(dtype) for x in inputs]
+    (_, lse, *_), _ = run(definition, [x.astype(jnp.float64) for x in rounded], None)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    with jax.enable_x64(dtype == jnp.float64):  # the GPU interpreter's own counters are 32 bits wide
+        found, found_slopes = run(kernel, rounded, weights and [x.astype(wide) for x in weights])
+    bounds = BOUNDS[dtype][:1] + BOUNDS[dtype][1:] * len(slopes)
+    if dtype == jnp.bfloat16:
+        (rough, *_), rough_slopes = run(naive or definition, rounded, weights)
+        errors = [relative(x, y) for x, y in zip((rough, *rough_slopes), (out, *slopes), strict=True)]
+        bounds = [min(most, 2 * error) for most, error in zip(bounds, errors, strict=True)]
+    for one, wanted, bound in zip((found[0], *found_slopes), (out, *slopes), bounds, strict=True):
+        assert one.dtype == dtype and relative(one, wanted) < bound
+    seen = np.isfinite(lse)
+    assert found[1].dtype == wide and np.array_equal(np.asarray(found[1]) > -np.inf, seen)
+    assert np.abs(np.asarray(found[1], np.float64) - lse)[seen].max() < LSE
+    assert not np.asarray(found[0])[~seen].any()
+    return found, found_slopes, lse
+
+
+def run(function: Attention, inputs: Sequence[jax.Array], weights: Sequence[jax.Array] | None):
+    """(results, the gradients of a weighted sum of out and lse if there are weights), under one jit."""
+    if weights is None:
+        return jax.jit(function)(*inputs), ()
+
+    def loss(*inputs):
+        out, lse, *_ = results = function(*inputs)
+        seen = jnp.isfinite(lse)
+        total = jnp.sum(out * weights[0]) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0))
+        return total, results
+
+    gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*inputs)
+    return results, gradients
