@@ -38,8 +38,9 @@ from pallas_kernels.selected.tiles import tiles as index_tiles
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import MASKED
 
-# C, the query rows R G of a tile, and about how many scores are computed together, so that they stay in the cache.
-CHUNK = 4096
+# Rows C n G of a chunk, whose results are in memory together; the rows R G of a tile, and about how many scores are
+# computed together, so that they stay in the cache.
+CHUNK = 2**19
 ROWS = 128
 SCORES = 2**18
 
@@ -92,7 +93,7 @@ def _selected(q, k, v, picks, q_order, k_order, size):
 
 
 def _forward(q, k, v, picks, q_order, k_order, size):
-    wide, lists, chunk_size = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2], min(CHUNK, q.shape[1])
+    wide, lists, chunk_size = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2], _chunk_size(q, picks)
 
     def chunk(keys, xs):
         (k, v, k_order), (q, picks, q_order) = keys, xs
@@ -119,7 +120,7 @@ def _forward(q, k, v, picks, q_order, k_order, size):
 def _backward(size, residuals, cotangents):
     q, k, v, picks, q_order, k_order, out, lse = residuals
     d_out, d_lse = cotangents
-    wide, lists, chunk_size = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2], min(CHUNK, q.shape[1])
+    wide, lists, chunk_size = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2], _chunk_size(q, picks)
     scale = q.shape[-1] ** -0.5
     # gradient of a score: weight * (d_out . v - delta); a query without keys has weights exp(-inf)
     delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
@@ -154,6 +155,11 @@ def _backward(size, residuals, cotangents):
 
 
 _selected.defvjp(_forward, _backward)
+
+
+def _chunk_size(q, picks) -> int:
+    """C: the more queries, the fewer tiles are half empty."""
+    return max(1, min(q.shape[1], CHUNK // (picks.shape[3] * q.shape[2] // picks.shape[2])))
 
 
 def _tiles(picks, k, q):

@@ -15,8 +15,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/recall.py:{arg}: the argument must be empty or smoke")
     dense, local, window = {}, dict(window=8), dict(window=32)
-    nsa = dict(length=8, stride=4, block=16, picks=8, initial=1, local=1, window=32)
-    moba = dict(block=16, picks=8)
+    nsa = dict(length=8, stride=4, block=16, picks=6, initial=1, local=1, window=32)
+    moba = dict(block=8, picks=12)
     config = dict(
         seed=0,
         mesh=dict(data=2, tensor=1),
@@ -39,18 +39,17 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             squid=dict(attention=(local, dense), apart=True, positions="shared"),
         ),
         stages=(
-            dict(documents=2, rows=128, steps=450, span=0),
-            dict(documents=2, rows=128, steps=100, span=2048),
-            dict(documents=6, rows=64, steps=100, span=2048),
-            dict(documents=14, rows=48, steps=100, span=2048),
-            dict(documents=30, rows=32, steps=200, span=2048),
+            dict(documents=6, rows=64, steps=600, span=0),
+            dict(documents=6, rows=64, steps=150, span=2048),
+            dict(documents=14, rows=48, steps=150, span=2048),
+            dict(documents=30, rows=32, steps=250, span=2048),
         ),
         optimizer=dict(
             learning_rate=3e-3,
             muon_learning_rate=1e-2,
             schedule="cosine",
             warmup_steps=50,
-            total_steps=950,
+            total_steps=1150,
             b1=0.9,
             b2=0.98,
             eps=1e-8,

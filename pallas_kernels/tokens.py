@@ -28,7 +28,8 @@ class Tokens:
     segments: from 1; 0 is padding, which sees and is seen by nobody. branches: 0 for a prompt, from 1 for what follows
     it in parallel. documents: 0 for tokens that all may see, from 1 for documents, TAIL for tokens that see all of
     them. order: a token sees none of a greater order; along what a token sees, orders are distinct. It counts the
-    tokens of the sequence as the token sees it, and a document starts where no other document can reach; it is not the
+    tokens of the sequence as the token sees it, and a document starts where no other document can reach, nor, where
+    there is a window, what all may see before the documents, of which they would see unlike parts; it is not the
     position that RoPE rotates by, which documents may share. limits: None, or what keeps a branch that has copies of
     some of the prompt's keys from those keys: of a key, the order of the first token that it stands for; of a query,
     the order from which its branch has keys of its own. A branch sees none of the prompt's keys from there on.

@@ -49,8 +49,11 @@ def pack(pieces: list[Piece], size: int) -> tuple[Tokens, list[np.ndarray]]:
     return Tokens(*(jnp.asarray(x)[None] for x in fields)), slots
 
 
-def documents(lengths: list[int], tail: int, block: int, prefix: int = 0) -> Tokens:
-    """One row of a shared prefix, documents and a tail, each starting at a multiple of ``block``."""
+def documents(lengths: list[int], tail: int, block: int, prefix: int = 0, gap: int = 0) -> Tokens:
+    """One row of a shared prefix, documents and a tail, each starting at a multiple of ``block``.
+
+    gap: by which the order of what follows the prefix is greater than its slot.
+    """
     parts = [(0, prefix)] * (prefix > 0) + list(enumerate(lengths, start=1)) + [(TAIL, tail)] * (tail > 0)
     fields: list[list[int]] = [[], [], [], []]
     for document, length in parts:
@@ -59,7 +62,8 @@ def documents(lengths: list[int], tail: int, block: int, prefix: int = 0) -> Tok
         fields[0] += [1] * length + [0] * padding
         fields[1] += [0] * (length + padding)
         fields[2] += [document] * length + [0] * padding
-        fields[3] += list(range(start, start + length)) + [0] * padding
+        order = start + gap * (document != 0)
+        fields[3] += list(range(order, order + length)) + [0] * padding
     return Tokens(*(jnp.asarray(x, jnp.int32)[None] for x in fields))
 
 

@@ -35,7 +35,7 @@ def expected(q, k, v, picks, q_order, k_order):
 
 
 @pytest.mark.parametrize("heads, kv_heads, own_lists", [(4, 2, False), (4, 2, True), (16, 1, False), (3, 3, True)])
-@pytest.mark.parametrize("direct, chunk, rows, scores", [(LENGTH, 1, 1, 1), (0, 4096, 128, 2**18), (0, 16, 4, 64)])
+@pytest.mark.parametrize("direct, chunk, rows, scores", [(LENGTH, 1, 1, 1), (0, 2**19, 128, 2**18), (0, 96, 4, 64)])
 def test_values_and_gradients_equal_the_definition(
     x64, monkeypatch, heads, kv_heads, own_lists, direct, chunk, rows, scores
 ):

@@ -89,6 +89,32 @@ def test_documents_are_as_if_alone_and_the_tail_sees_them(pattern):
             assert not np.any(np.all(np.asarray(changed == clean)[0, tail], axis=-1))
 
 
+@pytest.mark.parametrize("pattern", ["dense", "window", "moba", "mixed", "gated"])
+def test_documents_behind_a_shared_prefix_do_not_depend_on_their_place(pattern):
+    prefix, lengths, block, gap = 20, (20, 33, 16), 16, 16  # a gap of no less than any window
+    parts = [np.asarray(ids(number, length)[0]) for number, length in enumerate((prefix, *lengths))]
+    found = {}
+    for order in ((0, 1, 2), (2, 0, 1)):
+        where = documents([lengths[index] for index in order], 12, block, prefix, gap)
+        documents_at, tokens = np.asarray(where.documents[0]), np.zeros((1, where.shape[1]), np.int32)
+        tokens[0, :prefix] = parts[0]
+        # a document's own places follow the prefix; those of the tail come last
+        positions = np.asarray(where.order).copy()
+        for number, index in enumerate(order, start=1):
+            at = np.flatnonzero(documents_at == number)
+            tokens[0, at], positions[0, at] = parts[1 + index], prefix + np.arange(len(at))
+        out = np.asarray(jax.jit(logits)(model(pattern), jnp.asarray(tokens), jnp.asarray(positions), where))[0]
+        for number, index in enumerate(order, start=1):
+            found.setdefault(index, []).append(out[documents_at == number])
+        without = tokens.copy()
+        without[0, :prefix] = (without[0, :prefix] + 1) % VOCABULARY
+        changed = np.asarray(jax.jit(logits)(model(pattern), jnp.asarray(without), jnp.asarray(positions), where))[0]
+        if pattern != "window":  # whose gap hides the prefix from all
+            assert not np.any(np.all(changed == out, axis=-1)[documents_at > 0])
+    for one, other in found.values():
+        assert relative(one, other) < 1e-5
+
+
 @pytest.mark.parametrize("pattern", ["moba", "mixed"])
 def test_meshes_give_equal_losses_and_gradients(pattern):
     where, _ = pack([Piece(9), Piece(40, (20, 17))], LENGTH)
