@@ -15,8 +15,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/recall.py:{arg}: the argument must be empty or smoke")
     dense, local, window = {}, dict(window=8), dict(window=32)
-    nsa = dict(length=8, stride=4, block=16, picks=6, initial=1, local=1, window=32)
-    moba = dict(block=8, picks=12)
+    nsa = dict(length=8, stride=4, block=16, picks=4, initial=1, local=1, window=32)
+    moba = dict(block=8, picks=8)
     config = dict(
         seed=0,
         mesh=dict(data=2, tensor=1),
@@ -27,8 +27,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             num_layers=2,
             num_heads=4,
             num_kv_heads=2,
-            head_dim=32,
-            rope_theta=1e4,
+            head_dim=64,
+            rope_theta=1e6,
             embed_std=0.5,
         ),
         methods=dict(
@@ -39,9 +39,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             squid=dict(attention=(local, dense), apart=True, positions="shared"),
         ),
         stages=(
-            dict(documents=6, rows=64, steps=600, span=0),
-            dict(documents=6, rows=64, steps=150, span=2048),
-            dict(documents=14, rows=48, steps=150, span=2048),
+            dict(documents=3, rows=128, steps=450, span=2048),
+            dict(documents=8, rows=64, steps=150, span=2048),
+            dict(documents=16, rows=48, steps=150, span=2048),
             dict(documents=30, rows=32, steps=250, span=2048),
         ),
         optimizer=dict(
@@ -49,7 +49,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             muon_learning_rate=1e-2,
             schedule="cosine",
             warmup_steps=50,
-            total_steps=1150,
+            total_steps=1000,
             b1=0.9,
             b2=0.98,
             eps=1e-8,
