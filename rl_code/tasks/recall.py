@@ -1,8 +1,9 @@
 """Recall over documents: which value was a key given, in one of many files, between words that mean nothing?
 
 A row is D documents of equal length and a tail. A document starts with FILE and holds facts, SET key value, between
-noise; every key of a row is given one value, once. The tail asks for some of them, GET key value; only those values are
-learned and scored, and none can be told without the document that holds it. Positions, by which RoPE rotates, may have
+noise; every key of a row is given one value, once. The tail asks for some of them, GET key value, for half of them at
+most, or else what was not yet asked for would tell; only those values are learned and scored, and none can be told
+without the document that holds it. Positions, by which RoPE rotates, may have
 gaps between documents, so that a short row knows the distances of a long one.
 """
 
@@ -43,8 +44,10 @@ class RecallConfig:
                 raise ValueError(f"recall: {field.name}={value} must be positive")
         if self.facts > (self.document_tokens - 1) // _FACT:
             raise ValueError(f"recall: facts={self.facts} of 3 tokens do not fit in {self.document_tokens} tokens")
-        if self.asked > self.documents * self.facts:
-            raise ValueError(f"recall: asked={self.asked} of {self.documents * self.facts} facts")
+        if self.facts < 2:
+            raise ValueError(f"recall: facts={self.facts} must be at least 2, of which half may be asked for")
+        if self.asked > self.documents * self.facts // 2:
+            raise ValueError(f"recall: asked={self.asked} is more than half of {self.documents * self.facts} facts")
         if self.keys < self.many * self.facts:
             raise ValueError(f"recall: keys={self.keys} must be at least the {self.many * self.facts} of a long row")
 

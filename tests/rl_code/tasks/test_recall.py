@@ -35,7 +35,7 @@ def test_every_answer_follows_from_one_fact_of_the_row(documents):
     for row, marks in zip(tokens, mask, strict=True):
         known, answers = facts(row), np.flatnonzero(marks)
         assert len(known) == documents * TASK.facts and all(len(values) == 1 for values in known.values())
-        assert len(answers) == min(TASK.asked, documents * TASK.facts)
+        assert len(answers) == min(TASK.asked, documents * TASK.facts // 2)
         assert [row[at] for at in answers] == [known[int(row[at - 1])][0] for at in answers]
         assert all(row[at - 2] == GET for at in answers) and len({row[at - 1] for at in answers}) == len(answers)
         starts = row[: documents * TASK.document_tokens : TASK.document_tokens]
@@ -85,7 +85,8 @@ def test_rows_follow_from_their_seed_and_methods_get_the_same_tokens():
     ("changes", "message"),
     [
         (dict(facts=6), "facts=6 of 3 tokens do not fit in 16 tokens"),
-        (dict(asked=16), "asked=16 of 15 facts"),
+        (dict(asked=8), "asked=8 is more than half of 15 facts"),
+        (dict(facts=1), "facts=1 must be at least 2"),
         (dict(keys=20), "keys=20 must be at least the"),
         (dict(noise=0), "noise=0 must be positive"),
     ],
