@@ -1,8 +1,8 @@
 """Recall over many documents: small models trained from scratch with dense, window, NSA, MoBA and squid attention.
 
-What: a row holds documents of facts (key, value) between noise, and a tail that asks for some of the values. The first
-  of two layers sees the last 8 tokens in every method, enough to bind a value to its key; the second is the method. They
-  learn from rows of 80 to 512 tokens, and are asked there and on rows four times as long.
+What: a row holds documents of facts (key, value) between noise, and a tail that asks for some of the values. In every
+  method the first of two layers sees the last 8 tokens, enough to bind a value to its key; the second is the method.
+  Rows of 80 to 512 tokens in training, of 512 and of four times as many in the evaluation.
 Command: python -m launch.recall --config=configs/recall.py --workdir=runs/recall
 Hardware: 2 CPU cores. Run time: see the README's table.
 Expected metric: NSA, MoBA and squid within two points of dense accuracy, window alone near chance.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 
+import jax
 from absl import app, flags
 
 from launch import bench_attention, bench_million, bench_swap
@@ -16,7 +17,6 @@ from launch import bench_attention, bench_million, bench_swap
 BENCHES = {"attention": bench_attention.main, "swap": bench_swap.main, "million": bench_million.main}
 
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
-flags.DEFINE_string("json", None, "File for the numbers, besides the table.")
 flags.DEFINE_integer("repeats", 3, "Timed runs, after one that is not timed; of attention and swap.", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "Of weights and tokens; of swap and million.")
 
@@ -24,6 +24,8 @@ flags.DEFINE_integer("seed", 0, "Of weights and tokens; of swap and million.")
 def main(argv: list[str]) -> None:
     if len(argv) != 2 or argv[1] not in BENCHES:
         sys.exit(f"expected one of {', '.join(BENCHES)} after launch.bench, found {' '.join(argv[1:]) or 'nothing'}")
+    if flags.FLAGS.device != jax.default_backend():
+        sys.exit(f"--device={flags.FLAGS.device}, but jax runs on {jax.default_backend()}")
     BENCHES[argv[1]]()
 
 

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +26,7 @@ from attention.dense import block_size
 from attention.methods import Dense, KeyValues, Method, View, Window, attend, view
 from attention.moba import MoBA
 from attention.nsa import NSA
+from launch.bench_report import hardware, save
 from launch.flops import matmul_flops
 from models.sharding import MeshConfig, make_mesh, per_shard
 from pallas_kernels.flash.blocks import visits
@@ -63,8 +61,6 @@ class Contender:
 
 def main() -> None:
     options = flags.FLAGS
-    if options.device != jax.default_backend():
-        raise SystemExit(f"--device={options.device}, but jax runs on {jax.default_backend()}")
     tensor = max(n for n in range(1, len(jax.devices()) + 1) if options.kv_heads % n == 0)
     mesh, console = make_mesh(MeshConfig(data=1, tensor=tensor)), rich.console.Console(width=150)
     rows = []
@@ -76,16 +72,9 @@ def main() -> None:
                 console.print(f"{length} tokens: {contender.name}", style="dim")
                 for gradients in (False, True):
                     rows.append(measure(contender, length, gradients, options.repeats, tensor))
-                    save(rows, options)  # a program that takes all memory ends the process
+                    # a program that takes all memory ends the process
+                    save(dict(hardware=hardware(), heads=options.heads, kv_heads=options.kv_heads, rows=rows))
     console.print(table(rows))
-
-
-def save(rows: list[dict], options) -> None:
-    """Writes the numbers so far to --json."""
-    if options.json:
-        report = dict(hardware=hardware(), heads=options.heads, kv_heads=options.kv_heads, rows=rows)
-        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
 def contenders(length: int, options) -> Iterator[Contender]:
@@ -221,9 +210,3 @@ def table(rows: list[dict]) -> rich.table.Table:
             f"{row['flops'] / row['least']:.2f}",
         )
     return view
-
-
-def hardware() -> str:
-    """The devices and the processor."""
-    kind = jax.devices()[0].device_kind
-    return f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, {platform.processor() or platform.machine()}"

@@ -12,7 +12,6 @@ tokens with tiers and without, behind a history for which both fit.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from attention.cache.documents import assemble, document_pages
 from attention.cache.pages import PageAllocator
 from attention.cache.storage import nbytes
 from attention.nsa import NSA
-from launch.bench_attention import hardware
+from launch.bench_report import hardware, save
 from launch.workdir import WORKDIR
 from models.paged import document_encoder, forward, model_cache
 from models.tiered import TieredModel
@@ -73,8 +72,6 @@ CHECKED, CHECK_DOCUMENTS = 64, 4
 
 def main() -> None:
     options, console = flags.FLAGS, rich.console.Console(width=110)
-    if options.device != jax.default_backend():
-        raise SystemExit(f"--device={options.device}, but jax runs on {jax.default_backend()}")
     for name, multiple in (("tokens", BLOCK), ("document", BLOCK), ("check_tokens", BLOCK * CHECK_DOCUMENTS)):
         if options[name].value % multiple:
             raise SystemExit(f"--{name}={options[name].value} must be a multiple of {multiple}")
@@ -87,9 +84,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     console.print(table(report))
-    if options.json:
-        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
+    save(report)
 
 
 def measure(options, folder: Path, console: rich.console.Console) -> dict[str, dict]:
