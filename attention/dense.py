@@ -65,7 +65,8 @@ def dense_attention(
 
 def block_size(keys: int, window: int | None) -> int:
     """Tokens of a block: few enough that what is computed in vain stays small, many enough for large products."""
-    return min(max(128, min(keys // 16, (window or keys) // 4)), 512)
+    least, part = (64, window // 8) if window else (128, keys // 16)
+    return min(max(least, part), 512)
 
 
 def check_heads(q: jax.Array, k: jax.Array) -> None:

@@ -17,7 +17,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         raise ValueError(f"configs/recall.py:{arg}: the argument must be empty or smoke")
     dense, local, window = {}, dict(window=8), dict(window=32)
     nsa = dict(length=8, stride=4, block=16, picks=4, initial=1, local=1, window=32)
-    moba = dict(block=8, picks=8)
+    moba = dict(block=4, picks=12)
     config = dict(
         seed=0,
         mesh=dict(data=2, tensor=1),
