@@ -105,11 +105,23 @@ def draw(experiment: RecallExperiment, results: Sequence[RecallResult], path: Pa
     bars.axhline(100 / task.values, color="grey", linewidth=1, linestyle=":", label="chance")
     bars.set_xticks(at, [r.method for r in results])
     bars.set(ylabel="right answers, %", ylim=(0, 105))
+    same: dict[float, list[RecallResult]] = {}
     for result in results:
         config = model_config(experiment, experiment.methods[result.method])
-        read = read_per_token(config, long) / 1024
-        points.plot(read, 100 * result.long, "o")
-        points.annotate(result.method, (read, 100 * result.long), xytext=(5, -12), textcoords="offset points")
+        same.setdefault(read_per_token(config, long) / 1024, []).append(result)
+    for read, group in same.items():
+        points.plot([read] * len(group), [100 * r.long for r in group], "o")
+        below = max(r.long for r in group) > 0.5
+        at = (read, 100 * (min if below else max)(r.long for r in group))
+        names = ", ".join(r.method for r in group)
+        points.annotate(
+            names,
+            at,
+            xytext=(0, -8 if below else 8),
+            textcoords="offset points",
+            ha="center" if below else "left",
+            va="top" if below else "bottom",
+        )
     points.set(xlabel=f"KiB read to decode a token at {long} tokens", ylabel="right answers, %", ylim=(0, 105))
     points.set_xlim(left=0, right=points.get_xlim()[1] * 1.15)
     for axis in (bars, points):
