@@ -157,9 +157,10 @@ def _backward(window, block, residuals, cotangents):
         return dq, *sums
 
     queries, keys = _blocks(q, k, v, q_tokens, k_tokens, window, block)
+    rows = min(block, q.shape[1])
     shape = (*queries[0].shape[:3], q.shape[2] // k.shape[2], -1, 1)  # [B, blocks, K, G, block, 1]
-    d_out = _query_blocks(d_out.astype(q.dtype), k.shape[2], block)
-    delta, lse = (_query_blocks(x[..., None], k.shape[2], block).reshape(shape) for x in (delta, lse))
+    d_out = _query_blocks(d_out.astype(q.dtype), k.shape[2], rows)
+    delta, lse = (_query_blocks(x[..., None], k.shape[2], rows).reshape(shape) for x in (delta, lse))
     dq, dk, dv = jax.lax.map(row, ((queries, d_out, delta, lse), keys))
     dq = _rows(dq.reshape(*shape[:-1], q.shape[-1]), q.shape[1])
     dk, dv = (_key_rows(x, k.shape[1]) for x in (dk, dv))
@@ -187,15 +188,16 @@ def _weighted(weights, v):
 
 def _blocks(q, k, v, q_tokens, k_tokens, window, block):
     """((q, its tokens, the key blocks each query block visits, how many), (k, v, their tokens)), cut into blocks."""
-    heads = k.shape[2]
-    q_tokens, k_tokens = (pad_tokens(tokens, block) for tokens in (q_tokens, k_tokens))
-    lists, _ = visits(q_tokens, k_tokens, block, block, window)
+    heads, rows = k.shape[2], min(block, q.shape[1])  # few queries, as of a question, are one small block
+    q_tokens, k_tokens = pad_tokens(q_tokens, rows), pad_tokens(k_tokens, block)
+    lists, _ = visits(q_tokens, k_tokens, rows, block, window)
 
-    def cut(x):
-        return x.reshape(x.shape[0], -1, block)
+    def cut(x, size):
+        return x.reshape(x.shape[0], -1, size)
 
-    queries = (_query_blocks(q, heads, block), q_tokens.map(cut), lists[..., 2:], lists[..., 0])
-    return queries, (_key_blocks(k, block), _key_blocks(v, block), k_tokens.map(cut))
+    q_cut, k_cut = q_tokens.map(lambda x: cut(x, rows)), k_tokens.map(lambda x: cut(x, block))
+    queries = (_query_blocks(q, heads, rows), q_cut, lists[..., 2:], lists[..., 0])
+    return queries, (_key_blocks(k, block), _key_blocks(v, block), k_cut)
 
 
 def _query_blocks(x, num_kv_heads, block):

@@ -62,7 +62,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         evaluation_rows=8,
     )
     if arg == "smoke":
-        config["task"] = dict(documents=3, document_tokens=16, facts=2, asked=4, keys=32, values=8, noise=8, longer=2)
+        config["task"] = dict(documents=3, document_tokens=16, facts=2, asked=3, keys=32, values=8, noise=8, longer=2)
         config["stages"] = (dict(documents=2, rows=4, steps=2, span=0), dict(documents=3, rows=4, steps=2, span=128))
         config["optimizer"].update(warmup_steps=1, total_steps=4)
         config["questions"] = 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -89,7 +90,7 @@ def test_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
     expected = naive(*wide, tokens, tokens)[0]
 
     def gradient(function, x):
-        return jax.grad(lambda *x: jnp.sum(function(*x) * weight), (0, 1, 2))(*x)
+        return jax.jit(jax.grad(lambda *x: jnp.sum(function(*x) * weight), (0, 1, 2)))(*x)
 
     def ours(q, k, v):
         return dense_attention(q, k, v, tokens, tokens, block=16)[0]
@@ -110,10 +111,11 @@ def test_packed_sequences_equal_the_sequences_apart():
     tokens, slots = pack(PIECES, 64)
     q, k, v = inputs(tokens)
     for window, block in itertools.product((None, 5), (None, 16)):
-        out, _ = dense_attention(q, k, v, tokens, tokens, window=window, block=block)
+        attend = jax.jit(functools.partial(dense_attention, window=window, block=block))
+        out, _ = attend(q, k, v, tokens, tokens)
         for at in slots:
             alone = single(len(at))
-            expected, _ = dense_attention(q[:, at], k[:, at], v[:, at], alone, alone, window=window, block=block)
+            expected, _ = attend(q[:, at], k[:, at], v[:, at], alone, alone)
             assert relative(out[:, at], expected) < 1e-6
 
 
@@ -172,9 +174,12 @@ def test_merging_parts_equals_the_whole(x64):
         ]
         return jnp.sum(merge(*zip(*found, strict=True))[0] * weight)
 
-    assert abs(whole(q, k, v) - parts(q, k, v)) < 1e-9
-    for found, wanted in zip(jax.grad(parts, (0, 1, 2))(q, k, v), jax.grad(whole, (0, 1, 2))(q, k, v), strict=True):
-        assert relative(found, wanted) < 1e-12
+    (wanted, wanted_gradients), (found, gradients) = (
+        jax.jit(jax.value_and_grad(function, (0, 1, 2)))(q, k, v) for function in (whole, parts)
+    )
+    assert abs(found - wanted) < 1e-9
+    for one, other in zip(gradients, wanted_gradients, strict=True):
+        assert relative(one, other) < 1e-12
 
 
 def test_decoding_token_by_token_equals_prefill():
