@@ -7,6 +7,7 @@ python -m launch.bench million --device=cpu --json=runs/million.json [--tokens=1
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import jax
@@ -26,7 +27,11 @@ def main(argv: list[str]) -> None:
         sys.exit(f"expected one of {', '.join(BENCHES)} after launch.bench, found {' '.join(argv[1:]) or 'nothing'}")
     if flags.FLAGS.device != jax.default_backend():
         sys.exit(f"--device={flags.FLAGS.device}, but jax runs on {jax.default_backend()}")
-    BENCHES[argv[1]]()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that what is on disk is removed
+    try:
+        BENCHES[argv[1]]()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,6 @@ tokens with tiers and without, behind a history for which both fit.
 from __future__ import annotations
 
 import contextlib
-import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,8 +29,7 @@ from attention.cache.documents import assemble, document_pages
 from attention.cache.pages import PageAllocator
 from attention.cache.storage import nbytes
 from attention.nsa import NSA
-from launch.bench_report import hardware, save
-from launch.workdir import WORKDIR
+from launch.bench_report import hardware, save, scratch
 from models.paged import document_encoder, forward, model_cache
 from models.tiered import TieredModel
 from models.transformer import ModelConfig, Transformer
@@ -75,14 +71,8 @@ def main() -> None:
     for name, multiple in (("tokens", BLOCK), ("document", BLOCK), ("check_tokens", BLOCK * CHECK_DOCUMENTS)):
         if options[name].value % multiple:
             raise SystemExit(f"--{name}={options[name].value} must be a multiple of {multiple}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that the folder is removed
-    if WORKDIR.value:
-        Path(WORKDIR.value).mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(dir=WORKDIR.value, prefix="million_") as folder:
-            report = measure(options, Path(folder), console)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    with scratch("million_") as folder:
+        report = measure(options, folder, console)
     console.print(table(report))
     save(report)
 

@@ -1,16 +1,30 @@
-"""What every bench does with its numbers: say on what they were measured, and keep them."""
+"""What benches share: a folder for what they write meanwhile, the hardware, and the file of their numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 from absl import flags
 
+from launch.workdir import WORKDIR
+
 JSON = flags.DEFINE_string("json", None, "File for the numbers, besides the table.")
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """A new folder in --workdir, or where temporary files go; it is removed in the end."""
+    if WORKDIR.value:
+        Path(WORKDIR.value).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=WORKDIR.value, prefix=prefix) as folder:
+        yield Path(folder)
 
 
 def hardware() -> str:

@@ -10,8 +10,6 @@ what prefill of the same documents gives.
 from __future__ import annotations
 
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,8 +26,7 @@ from attention.cache.document_store import TIERS, Budgets, DocumentStore
 from attention.cache.documents import assemble, document_pages, fingerprint_weights, swap
 from attention.cache.paged_attention import sequence_pages
 from attention.cache.pages import PageAllocator
-from launch.bench_report import hardware, save
-from launch.workdir import WORKDIR
+from launch.bench_report import hardware, save, scratch
 from models.paged import document_encoder, forward, model_cache
 from models.transformer import ModelConfig, Transformer
 
@@ -58,13 +55,8 @@ def main() -> None:
     options, console = flags.FLAGS, rich.console.Console(width=110)
     if options.row < options.documents + options.question:
         raise SystemExit(f"--row={options.row} leaves no token for each of --documents={options.documents}")
-    if WORKDIR.value:
-        Path(WORKDIR.value).mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(dir=WORKDIR.value, prefix="swap_") as folder:
-            report = measure(options, Path(folder), console)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    with scratch("swap_") as folder:
+        report = measure(options, folder, console)
     console.print(table(report))
     save(report)
 
