@@ -28,7 +28,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         rollout=dict(
             engine=dict(
                 slots=24,
-                prompts=4,
+                episodes=40,
+                page=16,
+                pages=520,
                 prefill_rows=8,
                 prefill_tokens=32,
                 prompt_length=96,
@@ -73,7 +75,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     )
     config = ml_collections.ConfigDict(config)
     if arg == "smoke":
-        config.rollout.engine.update(slots=8)
+        config.rollout.engine.update(slots=8, episodes=8, pages=160)
         config.sft.update(steps=4, demonstrations=100)
         config.train.update(steps=3, tasks_per_step=4, group_size=4)
         for suite in config.suites:

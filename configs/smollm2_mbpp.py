@@ -77,7 +77,9 @@ def engine(prompt_length: int, length: int, cache_dtype: str) -> dict:
     """Shapes of prefill and decoding."""
     return dict(
         slots=32,
-        prompts=4,
+        episodes=32,
+        page=32,
+        pages=32 * (length - prompt_length) // 32 + 32 + 8 * prompt_length // 32,
         prefill_rows=4,
         prefill_tokens=64,
         prompt_length=prompt_length,

@@ -2,20 +2,32 @@
 
 python -m launch.bench attention --device=cpu --json=runs/attention.json [--lengths=2048,4096 --heads=16 ...]
 python -m launch.bench swap --device=cpu --json=runs/swap.json [--row=16384 --documents=16 --question=64 ...]
+python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name --json=runs/rl_step.json]
 python -m launch.bench million --device=cpu --json=runs/million.json [--tokens=1000000 --device_mib=64 ...]
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 
-from launch import bench_attention, bench_million, bench_swap
+from launch import bench_attention, bench_million, bench_rl_step, bench_swap
+from launch.allocator import keep_memory
+from launch.flags import use_virtual_devices
+from models.sharding import MeshConfig
 
-BENCHES = {"attention": bench_attention.main, "swap": bench_swap.main, "million": bench_million.main}
+BENCHES = {
+    "attention": bench_attention.main,
+    "swap": bench_swap.main,
+    "million": bench_million.main,
+    "rl_step": bench_rl_step.main,
+}
+# Benches of a whole system, for which the CPU stands for a device per core.
+ON_ALL_CORES = ("rl_step",)
 
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
 flags.DEFINE_integer("repeats", 3, "Timed runs, after one that is not timed; of attention and swap.", lower_bound=1)
@@ -25,6 +37,10 @@ flags.DEFINE_integer("seed", 0, "Of weights and tokens; of swap and million.")
 def main(argv: list[str]) -> None:
     if len(argv) != 2 or argv[1] not in BENCHES:
         sys.exit(f"expected one of {', '.join(BENCHES)} after launch.bench, found {' '.join(argv[1:]) or 'nothing'}")
+    logging.set_verbosity(logging.WARNING)
+    keep_memory()
+    if flags.FLAGS.device == "cpu" and argv[1] in ON_ALL_CORES:
+        use_virtual_devices(MeshConfig(data=os.cpu_count() or 1, tensor=1))
     if flags.FLAGS.device != jax.default_backend():
         sys.exit(f"--device={flags.FLAGS.device}, but jax runs on {jax.default_backend()}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that what is on disk is removed

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Sequence
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\]{},:()*\s/=\"T]*?\)?) ([\w\-]+)\((.*)$")
@@ -17,15 +18,17 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 
 
-def matmul_flops(hlo: str, unknown_trips: float = 1.0) -> float:
+def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> float:
     """Operations of all matrix products in optimised HLO text (``compiled.as_text()``), a multiply-add counting 2.
 
-    unknown_trips: how often on average a loop runs whose trip count depends on data.
+    unknown_trips: how often on average a loop runs whose trip count depends on data; several where such loops stand in
+    one another, outermost first, the last for all that are deeper.
     """
     computations, entry = _parse(hlo)
+    depths = [float(unknown_trips)] if isinstance(unknown_trips, int | float) else [*unknown_trips]
 
     @functools.cache
-    def total(name: str) -> float:
+    def total(name: str, depth: int = 0) -> float:
         shapes, found = {}, 0.0
         for result, kind, opcode, rest in computations.get(name, ()):
             shapes[result] = kind
@@ -34,9 +37,10 @@ def matmul_flops(hlo: str, unknown_trips: float = 1.0) -> float:
                 found += _dot(kind, shapes, rest)
             elif opcode == "while":
                 trips = _TRIPS.search(rest)
-                found += (float(trips[1]) if trips else unknown_trips) * sum(total(body) for body in called)
+                times = float(trips[1]) if trips else depths[min(depth, len(depths) - 1)]
+                found += times * sum(total(body, depth if trips else depth + 1) for body in called)
             else:
-                found += sum(total(body) for body in called)
+                found += sum(total(body, depth) for body in called)
         return found
 
     return total(entry)

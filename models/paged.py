@@ -1,4 +1,4 @@
-"""The model over a paged cache: one function for prompts in chunks, for one token and for several, and documents.
+"""The model over a paged cache: prompts in chunks, one token or several at a time, decoding in a loop, and documents.
 
 Dimensions: B rows, T tokens, D model.
 """
@@ -9,12 +9,14 @@ import functools
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from attention.cache import view
 from attention.cache.documents import DocumentKV, encode_document, fingerprint_weights
-from attention.cache.paged import NewKeys, PagedCache, init_cache, page_size, write
-from attention.cache.paged_attention import Pages, attend
-from attention.methods import Method
+from attention.cache.paged import NewKeys, PagedCache, Tables, init_cache, page_size, write
+from attention.cache.paged_attention import Pages, attend, sequence_pages
+from attention.methods import Dense, Method
 from attention.nsa import NSA
 from models.transformer import DocumentGates, Layers, ModelConfig, NSALayers, Transformer, compress_keys, gates, rope
 
@@ -68,6 +70,56 @@ def forward(
 
         x = model.block(layer, x, attention)
     return model.finish(x), cache
+
+
+def decode_token(
+    model: Transformer,
+    cache: PagedCache,
+    views: dict[int, view.LayerView],
+    rows: view.Rows,
+    tables: Int[Array, "B P"],
+    tokens: Int[Array, " B"],
+    places: Int[Array, " B"],
+) -> tuple[Float[Array, "B D"], PagedCache, dict[int, view.LayerView]]:
+    """One token of every row: (final hidden states, the cache and the views with the token in them).
+
+    views: of the layers, from ``gather_views``, that do not read their pages; their new keys stay in the view until
+    ``put_views_back``. rows: the view's. tables: all pages of the rows. places: -1 for rows that are over.
+    """
+    pages = sequence_pages(tables, places + 1, cache.page) if len(views) < len(cache.methods) else None
+    positions = jnp.maximum(places, 0)[:, None]
+    seen = pages.at(places[:, None])[0] if pages else None
+    rotate = functools.partial(rope, config=model.config)
+    x = model.embed_tokens(tokens[:, None])
+    stacked, views = model.stacked(), dict(views)
+    for index, method in enumerate(cache.methods):
+        layer, extra = model.of_period(stacked, index)
+
+        def attention(layer, y, index=index, method=method, extra=extra):
+            nonlocal cache
+            q, new, parts = new_keys(model, layer, extra, y, positions, cache.rotated)
+            if index in views:
+                views[index] = view.write(views[index], rows, places, tuple(k[:, 0] for k in new.main))
+                return view.attend(views[index], rows, q[:, 0], places)[:, None]
+            compress = functools.partial(compress_keys, extra, method) if isinstance(method, NSA) else None
+            cache = write(cache, index, Tables.same(tables), places[:, None], new, compress=compress, rotate=rotate)
+            return attend(cache, index, q, seen, pages, gates=parts, rotate=rotate)
+
+        x = model.block(layer, x, attention)
+    return model.finish(x)[:, 0], cache, views
+
+
+def gather_views(cache: PagedCache, rows: view.Rows, block: int, reach: Int[Array, ""]) -> dict[int, view.LayerView]:
+    """The views of all dense layers; arguments as ``view.gather``."""
+    dense = [index for index, method in enumerate(cache.methods) if isinstance(method, Dense)]
+    return {index: view.gather(cache, index, rows, block, reach) for index in dense}
+
+
+def put_views_back(cache: PagedCache, views: dict[int, view.LayerView], rows: view.Rows, firsts, counts, steps: int):
+    """The cache with what was decoded into the views; arguments as ``view.put_back``."""
+    for index, own in views.items():
+        cache = view.put_back(cache, index, own, rows, firsts, counts, steps)
+    return cache
 
 
 def new_keys(

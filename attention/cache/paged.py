@@ -166,12 +166,12 @@ def write(
     """
     pages, method = cache.layers[layer], cache.methods[layer]
     at = _where(tables.main, places, cache.page)
-    changes: dict = {"main": _put(pages.main, new.main, *at)}
+    changes: dict = {"main": put(pages.main, new.main, *at)}
     if isinstance(method, NSA):
         if compress is None or new.raw is None or new.window is None:
             raise ValueError(f"{layer=} is NSA: compress, new.raw and new.window are needed")
         at = _where(tables.recent, places, cache.page)
-        changes["window"] = _put(pages.window, new.window, *at)
+        changes["window"] = put(pages.window, new.window, *at)
         changes["compressed"] = _compressed(cache, pages, method, tables, places, new.raw, compress, rotate)
         changes["recent"] = _recent(cache, pages, method, places, new.raw, *at)
     if pages.means is not None:
@@ -187,7 +187,8 @@ def _where(tables, places, page):
     return jnp.where(found < 0, _NONE, found), places % page
 
 
-def _put(pages: Pair, new: Pair, page, offset) -> Pair:
+def put(pages: Pair, new: Pair, page, offset) -> Pair:
+    """Pages with the values new [B, T, K, H] at (page, offset) [B, T]; a page past all others is not written."""
     return tuple(x.at[page, :, offset].set(y.astype(x.dtype), mode="drop") for x, y in zip(pages, new, strict=True))
 
 
@@ -200,7 +201,7 @@ def _recent(cache, pages, method, places, raw, page, offset):
     """The rings with the new keys; those which later ones of the same write would overwrite are not written."""
     _, last = _span(places)
     overwritten = (offset + method.length < cache.page) & (places + method.length <= last)
-    return _put(pages.recent, raw, jnp.where(overwritten, _NONE, page), offset % method.length)
+    return put(pages.recent, raw, jnp.where(overwritten, _NONE, page), offset % method.length)
 
 
 def _compressed(cache, pages, method, tables, places, raw, compress, rotate):
@@ -231,7 +232,7 @@ def _compressed(cache, pages, method, tables, places, raw, compress, rotate):
     if table is None:
         table = jnp.arange(tables.main.size).reshape(tables.main.shape)
     page, offset = _where(table, jnp.where(complete, ends, -1), cache.page)
-    return _put(pages.compressed, (k, v), page, offset // stride)
+    return put(pages.compressed, (k, v), page, offset // stride)
 
 
 def _means(cache, keys, means, tables, places):

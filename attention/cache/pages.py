@@ -122,15 +122,26 @@ class PageAllocator:
         self._sequences[number] = _Held(pages, held.length, held.digest, list(held.rest))
         return number
 
-    def release(self, sequence: int) -> None:
-        """Ends a sequence. Its pages can still be found by their tokens until they are used again."""
+    def release(self, sequence: int, written: int | None = None) -> None:
+        """Ends a sequence. Its pages can still be found by their tokens until they are used again.
+
+        written: of its tokens only so many were written; pages that lack some are not found any more.
+        """
         held = self._get(sequence)
         del self._sequences[sequence]
+        if written is not None:
+            for page in held.pages[written // self.page_size :]:
+                if page in self._digest_of:
+                    del self._page_of[self._digest_of.pop(page)]
         self._let_go(reversed(held.pages))  # the end of a prefix goes first: its start serves more sequences
 
     def length(self, sequence: int) -> int:
         """Tokens of a sequence."""
         return self._get(sequence).length
+
+    def pages(self, sequence: int) -> list[int]:
+        """The pages of a sequence, reserved ones last."""
+        return list(self._get(sequence).pages)
 
     def tables(self, sequences: Sequence[int], width: int) -> np.ndarray:
         """int32 [len(sequences), width]: the pages of each, then -1."""

@@ -90,16 +90,16 @@ class Episode:
         self._append_given("prompt", tokens, ())
         return tokens
 
-    def step(self, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> list[int] | None:
+    def step(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> list[int] | None:
         """Takes one assistant message and returns the ids to append after it, or None when the episode is over.
 
         tokens: as sampled, ending in a stop token unless the budget or the protocol's rule on text ended the message.
-        logprobs: the sampler's, one per token. version: of the weights that sampled them.
+        logprobs: the sampler's, one per token. versions: of the weights that sampled each.
         Raises ValueError for a message that the sampler must not produce (empty, too long, or going on after its end).
         """
         tokens, logprobs = [int(token) for token in tokens], [float(logprob) for logprob in logprobs]
-        self._check_message(tokens, logprobs)
-        calls = self._append_sampled(tokens, logprobs, version)
+        self._check_message(tokens, logprobs, versions)
+        calls = self._append_sampled(tokens, logprobs, versions)
         start = time.perf_counter()
         try:
             results = self._execute(calls)
@@ -155,13 +155,15 @@ class Episode:
         """Ends every process of the episode. May be called at any time, more than once."""
         self._workspace.close()
 
-    def _check_message(self, tokens: list[int], logprobs: list[float]) -> None:
+    def _check_message(self, tokens: list[int], logprobs: list[float], versions: Sequence[int]) -> None:
         if not self._turns or self.over:
             raise ValueError(
                 f"episode {self.index} of task {self.task.id} takes no message: {self.status or 'not started'}"
             )
-        if not 0 < len(tokens) <= self.budget or len(tokens) != len(logprobs):
-            raise ValueError(f"{len(tokens)=} must be in [1, {self.budget}] and equal {len(logprobs)=}")
+        if not 0 < len(tokens) <= self.budget or not len(tokens) == len(logprobs) == len(versions):
+            raise ValueError(
+                f"{len(tokens)=} must be in [1, {self.budget}] and equal {len(logprobs)=} and {len(versions)=}"
+            )
         if any(token in self.stop_ids for token in tokens[:-1]):
             raise ValueError(f"a stop token {set(self.stop_ids)} stands inside the message {tokens}")
 
@@ -174,13 +176,13 @@ class Episode:
         text = self._tokenizer.decode(tokens) if tokens else ""
         self._turns.append(Turn(role, start, len(self._tokens), text, results=results))
 
-    def _append_sampled(self, tokens: list[int], logprobs: list[float], version: int) -> list[ToolCall]:
+    def _append_sampled(self, tokens: list[int], logprobs: list[float], versions: Sequence[int]) -> list[ToolCall]:
         """Records a message; returns its calls, those that cannot be carried out with their error."""
         start = len(self._tokens)
         self._tokens += tokens
         self._sampled += [True] * len(tokens)
         self._logprobs += logprobs
-        self._versions += [version] * len(tokens)
+        self._versions += versions
         text = self._tokenizer.decode(tokens)
         body = self._tokenizer.decode(tokens[:-1]) if tokens[-1] in self.stop_ids else text
         if self._messages == 0:

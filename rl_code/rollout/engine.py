@@ -1,19 +1,19 @@
-"""Prefill and decode over an explicit KV cache: four jitted programs of fixed shape.
+"""Prefill and decode over a paged KV cache: jitted programs of fixed shape, for every attention method.
 
-Two caches. ``slots`` holds one row per running episode; ``prompts`` holds prompts waiting to be shared, so that a
-group's prompt is prefilled once and then copied into the slot of each of its samples. Every program is a shard_map over
-the mesh axis ``data``: each shard owns its rows and loops on its own, so decoding needs no collective; the axis
-``tensor`` is left to the compiler.
+Every program is a shard_map over the mesh axis ``data``: each shard has pages of its own and loops on its own, so that
+decoding needs no collective; the axis ``tensor`` is left to the compiler. Which page holds what is the scheduler's
+business.
 
-A row's numbers depend only on its own tokens: every shape is fixed, a prompt is cut into the same chunks whoever shares
-the batch, and random numbers are drawn per (group, sample, position). The same seed therefore gives the same tokens
-whatever else runs beside an episode.
+A row's numbers depend only on its own tokens: every shape is fixed, no sum runs over more than one row, and random
+numbers are drawn per (group, sample, position). The same seed therefore gives the same tokens whatever else runs beside
+an episode, and whatever of its prompt was in the cache already.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attention.methods import Dense
+from attention.cache import paged, view
+from attention.cache.paged import PagedCache
+from attention.cache.paged_attention import sequence_pages
+from models.paged import decode_token, forward, gather_views, model_cache, put_views_back
 from models.transformer import ModelConfig, Transformer
-from pallas_kernels.softmax import masked_attention
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
 
 
@@ -31,19 +33,30 @@ from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_un
 class EngineConfig:
     """Shapes of the engine, each per shard of the mesh axis ``data``.
 
-    slots: episodes decoded together. prompts: prompts kept for sharing. prefill_rows x prefill_tokens: one prefill.
-    prompt_length: longest prompt. length: longest trajectory. decode_steps: most tokens a row gains per dispatch.
-    cache_dtype: of keys and values.
+    slots: rows decoded together. episodes: most that are open at once, decoding, waiting for a tool or pre-empted.
+    page: tokens of a page, the block of the sparse layers where there are some. pages: of the cache.
+    prefill_rows x prefill_tokens: one prefill. prompt_length: longest prompt. length: longest trajectory.
+    decode_steps: most tokens a row gains per dispatch. cache_dtype: of keys and values.
+    decode: where dense layers find their keys while decoding: "pages", read by a kernel from where they lie, or "view",
+      laid side by side once per dispatch; None for what suits the device. Shared prefixes are read once under "view".
+    view_block: tokens after the shared prefix are laid side by side in blocks of so many; blocks that no row has
+      reached cost nothing. A multiple of ``page``.
+    tile: most rows that read a shared prefix together.
     """
 
     slots: int
-    prompts: int
+    episodes: int
+    page: int
+    pages: int
     prefill_rows: int
     prefill_tokens: int
     prompt_length: int
     length: int
     decode_steps: int
     cache_dtype: str
+    decode: Literal["pages", "view"] | None = None
+    view_block: int = 128
+    tile: int = 8
 
     def __post_init__(self):
         if self.prefill_rows < 2:
@@ -52,145 +65,111 @@ class EngineConfig:
             )
         if self.prompt_length > self.length:
             raise ValueError(f"prompt_length={self.prompt_length} must not exceed length={self.length}")
+        if self.pages * self.page < self.length + self.page:
+            raise ValueError(
+                f"pages={self.pages} of {self.page} tokens must hold length={self.length} tokens and one page more"
+            )
+        if self.view_block % self.page:
+            raise ValueError(f"view_block={self.view_block} must be a multiple of page={self.page}")
+        if min(self.slots, self.tile, self.decode_steps) < 1 or self.episodes < self.slots:
+            raise ValueError(
+                f"slots={self.slots}, tile={self.tile} and decode_steps={self.decode_steps} must be at least 1, and "
+                f"episodes={self.episodes} at least slots"
+            )
 
+    @property
+    def table(self) -> int:
+        """Pages of the longest trajectory."""
+        return -(-self.length // self.page)
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class KVCache:
-    """Keys (rotated) and values, one array [rows, K, S, H] per layer."""
-
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
-
-
-def init_cache(config: ModelConfig, rows: int, length: int, dtype: str) -> KVCache:
-    """A cache of zeros."""
-    shape = (rows, config.num_kv_heads, length, config.head_dim)
-
-    def zeros():
-        return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
-
-    return KVCache(keys=zeros(), values=zeros())
+    @property
+    def prefix_table(self) -> int:
+        """Pages of the longest shared prefix."""
+        return max(1, (self.prompt_length - 1) // self.page)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeInput:
-    """Per slot, int32 [slots] unless said: what the next decode dispatch needs to know.
+    """What a decode dispatch needs to know, per row int32 [slots] unless said.
 
-    tokens: the last token, not yet in the cache. positions: its position. active: bool. budgets: tokens the row may
-    still sample in this dispatch. groups, samples: numbers that fix the row's random stream.
+    tokens: the last token, not yet in the cache. places: its place. active: bool. budgets: tokens the row may still
+    sample in this dispatch, for which it has pages. groups, samples: numbers that fix the row's random stream.
+    tables: [slots, table] the row's pages, -1 for none. rows: the same for the view.
     """
 
     tokens: jax.Array
-    positions: jax.Array
+    places: jax.Array
     active: jax.Array
     budgets: jax.Array
     groups: jax.Array
     samples: jax.Array
+    tables: jax.Array
+    rows: view.Rows
 
 
-def _prefill(model: Transformer, cache: KVCache, rows, tokens, starts) -> KVCache:
-    """Write the keys and values of ``tokens`` [R, T] at positions starts..starts+T of cache rows ``rows`` [R].
-
-    Positions past a row's real tokens receive values that are overwritten before any query can see them. A row number
-    past the end marks padding and is dropped.
-    """
-    positions = starts[:, None] + jnp.arange(tokens.shape[1])
-    length = cache.keys[0].shape[2]
-    mask = jnp.arange(length)[None, None, :] <= positions[:, :, None]
-    x = model.embed_tokens(tokens)
-    keys, values = [], []
-    for index, (k_cache, v_cache) in enumerate(zip(cache.keys, cache.values, strict=True)):
-
-        def attend(layer, y, k_cache=k_cache, v_cache=v_cache):
-            q, k, v = model.qkv(layer, y, positions)
-            k_rows = _write_chunk(k_cache.at[rows].get(mode="clip"), k, starts)
-            v_rows = _write_chunk(v_cache.at[rows].get(mode="clip"), v, starts)
-            keys.append(k_cache.at[rows].set(k_rows, mode="drop"))
-            values.append(v_cache.at[rows].set(v_rows, mode="drop"))
-            return masked_attention(
-                q, k_rows.transpose(0, 2, 1, 3).astype(q.dtype), v_rows.transpose(0, 2, 1, 3).astype(q.dtype), mask
-            )[0]
-
-        x = model.block(model.layer(index), x, attend)
-    return KVCache(keys=tuple(keys), values=tuple(values))
+def _prefill(model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
+    """Write the keys and values of ``tokens`` [R, T] at ``places`` [R, T], -1 for padding."""
+    pages = sequence_pages(tables, jnp.max(places, axis=1) + 1, cache.page)
+    return forward(model, cache, tokens, places, pages)[1]
 
 
-def _write_chunk(rows, chunk, starts):
-    """Put ``chunk`` [R, T, K, H] into ``rows`` [R, K, S, H] at each row's start."""
-    chunk = chunk.transpose(0, 2, 1, 3).astype(rows.dtype)
-    return jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice(row, new, (0, start, 0)))(rows, chunk, starts)
-
-
-def _admit(slots: KVCache, prompts: KVCache, targets, sources) -> KVCache:
-    """Copy prompt rows ``sources`` [A] into slots ``targets`` [A]; a target past the end is dropped."""
-
-    def copy(slot, prompt):
-        return slot.at[targets, :, : prompt.shape[2]].set(prompt.at[sources].get(mode="clip"), mode="drop")
-
-    return jax.tree.map(copy, slots, prompts)
-
-
-def _decode(model: Transformer, cache: KVCache, rows: DecodeInput, key, *, steps, sampling, stop_ids):
+def _decode(model: Transformer, cache: PagedCache, inputs: DecodeInput, key, *, steps, sampling, stop_ids, view_block):
     """Up to ``steps`` tokens for every active row; a row ends at a stop token or when its budget is used.
 
+    view_block: size of the view's blocks, 0 to read pages.
     Returns (cache, tokens int32 [slots, steps], logprobs float32 [slots, steps], counts int32 [slots]).
     """
-    num_slots = rows.tokens.shape[0]
-    layers = [model.layer(index) for index in range(model.config.num_layers)]
-    slot_index = jnp.arange(num_slots)
-
-    def one_token(cache, tokens, positions):
-        mask = jnp.arange(cache.keys[0].shape[2])[None, None, :] <= positions[:, None, None]
-        x = model.embed_tokens(tokens[:, None])
-        keys, values = list(cache.keys), list(cache.values)
-        for index, layer in enumerate(layers):
-
-            def attend(layer, y, index=index):
-                q, k, v = model.qkv(layer, y, positions[:, None])
-                keys[index] = keys[index].at[slot_index, :, positions].set(k[:, 0].astype(keys[index].dtype))
-                values[index] = values[index].at[slot_index, :, positions].set(v[:, 0].astype(values[index].dtype))
-                return masked_attention(
-                    q,
-                    keys[index].transpose(0, 2, 1, 3).astype(q.dtype),
-                    values[index].transpose(0, 2, 1, 3).astype(q.dtype),
-                    mask,
-                )[0]
-
-            x = model.block(layer, x, attend)
-        return KVCache(keys=tuple(keys), values=tuple(values)), model.logits(model.finish(x)[:, 0])
+    views = {}
+    if view_block:
+        reach = jnp.max(jnp.where(inputs.active, inputs.places - inputs.rows.starts + inputs.budgets - 1, 0))
+        views = gather_views(cache, inputs.rows, view_block, reach)
 
     def cond(carry):
-        step, active = carry[0], carry[4]
+        step, active = carry[0], carry[3]
         return (step < steps) & jnp.any(active)
 
     def body(carry):
-        step, cache, tokens, positions, active, counts, out_tokens, out_logprobs = carry
-        cache, logits = one_token(cache, tokens, positions)
-        uniforms = token_uniforms(key, rows.groups, rows.samples, positions)
-        sampled, logprobs = sample(logits, uniforms, sampling)
+        step, (cache, views), tokens, active, counts, out_tokens, out_logprobs = carry
+        positions = inputs.places + counts
+        places = jnp.where(active, positions, -1)
+        hidden, cache, views = decode_token(model, cache, views, inputs.rows, inputs.tables, tokens, places)
+        uniforms = token_uniforms(key, inputs.groups, inputs.samples, positions)
+        sampled, logprobs = sample(model.logits(hidden), uniforms, sampling)
         tokens = jnp.where(active, sampled, tokens)
-        positions = positions + active
         counts = counts + active
         out_tokens = out_tokens.at[:, step].set(jnp.where(active, sampled, 0))
         out_logprobs = out_logprobs.at[:, step].set(jnp.where(active, logprobs, 0.0))
-        active = active & ~stop_mask(sampled, stop_ids) & (counts < rows.budgets)
-        return step + 1, cache, tokens, positions, active, counts, out_tokens, out_logprobs
+        active = active & (counts < inputs.budgets)
+        if stop_ids:
+            active = active & ~stop_mask(sampled, stop_ids)
+        return step + 1, (cache, views), tokens, active, counts, out_tokens, out_logprobs
 
-    out_shape = (num_slots, steps)
+    num_rows = inputs.tokens.shape[0]
     start = (
         jnp.int32(0),
-        cache,
-        rows.tokens,
-        rows.positions,
-        rows.active,
-        jnp.zeros(num_slots, jnp.int32),
-        jnp.zeros(out_shape, jnp.int32),
-        jnp.zeros(out_shape, jnp.float32),
+        (cache, views),
+        inputs.tokens,
+        inputs.active,
+        jnp.zeros(num_rows, jnp.int32),
+        jnp.zeros((num_rows, steps), jnp.int32),
+        jnp.zeros((num_rows, steps), jnp.float32),
     )
-    _, cache, _, _, _, counts, out_tokens, out_logprobs = jax.lax.while_loop(cond, body, start)
+    _, (cache, views), _, _, counts, out_tokens, out_logprobs = jax.lax.while_loop(cond, body, start)
+    cache = put_views_back(cache, views, inputs.rows, inputs.places, counts, steps)
     return cache, out_tokens, out_logprobs, counts
+
+
+def _read_pages(cache: PagedCache, pages) -> list[jax.Array]:
+    """The content of pages [C], [C, ...] each; a page past the end reads as any other."""
+    return [x.at[pages].get(mode="clip") for x in jax.tree.leaves(cache.layers)]
+
+
+def _write_pages(cache: PagedCache, pages, content: list[jax.Array]) -> PagedCache:
+    """Puts content [C, ...], as ``_read_pages`` gives it, onto pages [C]; a page past the end is not written."""
+    leaves, tree = jax.tree.flatten(cache.layers)
+    leaves = [x.at[pages].set(y, mode="drop") for x, y in zip(leaves, content, strict=True)]
+    return dataclasses.replace(cache, layers=jax.tree.unflatten(tree, leaves))
 
 
 class Engine:
@@ -204,12 +183,15 @@ class Engine:
         stop_ids: tuple[int, ...],
         mesh: Mesh,
     ):
-        if set(model_config.attention) != {Dense()}:
-            raise ValueError(f"the engine decodes dense attention only, not attention={model_config.attention}")
         self.config, self.sampling, self.mesh = config, sampling, mesh
         self.shards = mesh.shape["data"]
+        methods = model_config.attention * (model_config.num_layers // len(model_config.attention))
+        if paged.page_size(methods, config.page) != config.page:
+            raise ValueError(f"page={config.page} must be the block of attention={model_config.attention}")
         self._model_config = model_config
         self._rows = NamedSharding(mesh, P("data"))
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
+        self.viewed = config.decode == "view" or (config.decode is None and on_cpu)
 
         def sharded(function, arguments: str, donate: tuple[int, ...]):
             """arguments: one letter each, 'r' replicated (over data), 'd' split over data."""
@@ -220,41 +202,52 @@ class Engine:
             return jax.jit(mapped, donate_argnums=donate)
 
         self._prefill = sharded(_prefill, "rdddd", (1,))
-        self._admit = sharded(_admit, "dddd", (0,))
-        decode = functools.partial(_decode, steps=config.decode_steps, sampling=sampling, stop_ids=stop_ids)
+        decode = functools.partial(
+            _decode,
+            steps=config.decode_steps,
+            sampling=sampling,
+            stop_ids=stop_ids,
+            view_block=config.view_block if self.viewed else 0,
+        )
         self._decode = sharded(decode, "rddr", (1,))
+        self._copy = sharded(paged.copy_pages, "ddd", (0,))
+        self._read = sharded(_read_pages, "dd", ())
+        self._write = sharded(_write_pages, "ddr", (0,))
 
-    def init(self) -> tuple[KVCache, KVCache]:
-        """(slots, prompts), zero caches. Each row is one prefill chunk longer than it needs: chunks are padded."""
+    def init(self) -> PagedCache:
+        """A cache of zeros."""
         c = self.config
 
         @functools.partial(jax.jit, out_shardings=self._rows)
         def zeros():
-            return (
-                init_cache(self._model_config, self.shards * c.slots, c.length + c.prefill_tokens, c.cache_dtype),
-                init_cache(self._model_config, self.shards * c.prompts, self.prompt_cache_length, c.cache_dtype),
-            )
+            return model_cache(self._model_config, self.shards * c.pages, c.cache_dtype, page=c.page)
 
         return zeros()
-
-    @property
-    def prompt_cache_length(self) -> int:
-        """Positions of a row of the prompt cache: the longest prompt, rounded up to whole chunks."""
-        chunk = self.config.prefill_tokens
-        return min(-(-self.config.prompt_length // chunk) * chunk, self.config.length + chunk)
 
     def put(self, x: np.ndarray) -> jax.Array:
         """A host array [shards * n, ...] on the devices, rows split over ``data``."""
         return jax.device_put(x, self._rows)
 
-    def prefill(self, model: Transformer, cache: KVCache, rows, tokens, starts) -> KVCache:
-        """One prefill of shards * prefill_rows rows; ``rows`` are numbers within the shard. Donates the cache."""
-        return self._prefill(model, cache, self.put(rows), self.put(tokens), self.put(starts))
+    def prefill(self, model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
+        """One prefill of shards * prefill_rows rows; pages are numbered within the shard. Donates the cache."""
+        return self._prefill(model, cache, self.put(tables), self.put(tokens), self.put(places))
 
-    def admit(self, slots: KVCache, prompts: KVCache, targets, sources) -> KVCache:
-        """Copy prompts into slots, at most ``slots`` of them per shard. Donates ``slots``."""
-        return self._admit(slots, prompts, self.put(targets), self.put(sources))
+    def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput, key: jax.Array):
+        """One dispatch of up to ``decode_steps`` tokens per active row. Donates the cache. See ``_decode``."""
+        return self._decode(model, cache, jax.tree.map(self.put, inputs), key)
 
-    def decode(self, model: Transformer, cache: KVCache, rows: DecodeInput, key: jax.Array):
-        """One dispatch of up to ``decode_steps`` tokens per active slot. Donates the cache. See ``_decode``."""
-        return self._decode(model, cache, jax.tree.map(self.put, rows), key)
+    def copy_pages(self, cache: PagedCache, sources, targets) -> PagedCache:
+        """Pages ``sources`` [shards * slots] copied onto ``targets``, past the end for none. Donates the cache."""
+        return self._copy(cache, self.put(sources), self.put(targets))
+
+    def read_pages(self, cache: PagedCache, pages) -> list[jax.Array]:
+        """The content of pages [shards * table], on the devices."""
+        return self._read(cache, self.put(pages))
+
+    def write_pages(self, cache: PagedCache, pages, content: list) -> PagedCache:
+        """Puts what one shard's pages held, here or on another engine, [table, ...] each, onto pages [shards * table].
+
+        Donates the cache.
+        """
+        everywhere = NamedSharding(self.mesh, P())
+        return self._write(cache, self.put(pages), [jax.device_put(x, everywhere) for x in content])

@@ -1,8 +1,11 @@
-"""Runs groups of episodes through the engine: who decodes, who waits for a tool, who comes next.
+"""Continuous batching: which episode decodes, which waits for a tool, which pages it has, and who comes next.
 
-The host loop alternates three things and blocks on none while any row can decode: results of tools that have arrived
-are appended to their rows (only the new tokens are prefilled), waiting episodes take free slots, and one dispatch
-decodes every row that is ready. Tools and grading run in worker threads.
+Groups of episodes are handed in at any time and come back when all their episodes are graded. A round of the host loop
+takes what tools have answered, opens groups while there are pages for them, prefills one chunk of every row that has
+new tokens and decodes one dispatch of all rows that are ready, so that neither a slow tool nor a long prompt holds up
+the others. A prompt is prefilled once for its group and shared by page; an episode keeps its pages from turn to turn.
+When pages run out, the youngest episode's go to host memory and come back later; nothing fails and nothing is sampled
+twice. Prompts may be prefilled on devices of their own, from which their pages are handed over.
 """
 
 from __future__ import annotations
@@ -10,78 +13,71 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 import jax
-import numpy as np
 
+from attention.cache.pages import OutOfPages
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocol import stop_length
-from rl_code.rollout.engine import DecodeInput, Engine, KVCache
+from rl_code.rollout.dispatch import decode_input
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.page_pool import PagePool, Span
 from rl_code.types import Group, Task, Trajectory
-
-_DECODE_FIELDS = ("tokens", "positions", "budgets", "groups", "samples")
 
 
 class RolloutTimeout(RuntimeError):
     """No tool answered within the deadline; names the episodes that were waited for."""
 
 
-@dataclasses.dataclass
-class _Row:
-    """An episode and where it stands.
+@dataclasses.dataclass(eq=False)
+class _Row(Span):
+    """An episode and where it stands; ``tokens`` are all that are known of it.
 
-    cached: tokens of it that are in the cache. pending: those that follow and are not, the last of which is fed to the
-    decoder; empty while a tool runs. message, logprobs: what was sampled of the current assistant message.
+    group: it belongs to. waiting: for a tool. message, logprobs, versions: what was sampled of the current message.
     """
 
-    episode: Episode
-    number: int
-    shard: int
-    slot: int = -1
-    cached: int = 0
-    pending: list[int] = dataclasses.field(default_factory=list)
+    episode: Episode | None = None
+    group: _Group | None = None
+    waiting: bool = False
     message: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
+    versions: list[int] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass
-class _Prompt:
-    """A group's prompt in a row of the prompt cache, with the samples that have not taken a slot yet."""
+@dataclasses.dataclass(eq=False)
+class _Group(Span):
+    """A group and its prompt: ``tokens`` are the prompt but its last one, which each row feeds to the decoder itself.
 
-    rows: collections.deque[_Row]
-    pending: list[int]
-    cached: int = 0
+    rows: of all its episodes. unopened: those that have no pages yet; the prompt keeps its own until none is left.
+    decodable: whether the prompt's pages are where rows decode.
+    """
 
-
-class _Shard:
-    """The groups of one shard of the engine: waiting, with a prompt in the cache, and running in slots."""
-
-    def __init__(self, engine: Engine, groups: list[list[_Row]]):
-        self.groups = collections.deque(groups)
-        self.prompts: list[_Prompt | None] = [None] * engine.config.prompts
-        self.rows: list[_Row | None] = [None] * engine.config.slots
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.groups) or any(self.prompts) or any(self.rows)
+    number: int = 0
+    task: Task | None = None
+    rows: list[_Row] = dataclasses.field(default_factory=list)
+    unopened: list[_Row] = dataclasses.field(default_factory=list)
+    decodable: bool = False
+    trajectories: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
+    on_finished: Callable[[Trajectory], None] = lambda trajectory: None
 
 
 @dataclasses.dataclass
 class RolloutStats:
-    """Counts of one call of ``rollout``; seconds are wall-clock.
+    """Counts since they were last taken; seconds are wall-clock.
 
-    sampled_tokens; prefilled_tokens: real ones, without padding; shared_tokens: prompt tokens that were copied instead
-    of prefilled. decode_s and prefill_s: dispatch to result. wait_s: nothing could decode and a tool was waited for.
-    occupancy: mean share of slots that decoded, per dispatch.
+    sampled_tokens; prefilled_tokens: real ones, without padding; needed_tokens: context before every message, whether
+    it was prefilled for it or found in the cache. decode_s and prefill_s: dispatch to result. wait_s: nothing could
+    decode and a tool was waited for. active_rows: decoded, summed over dispatches of ``slots`` rows each. preempted:
+    episodes that gave up their pages. kv_bytes: most that the pages in use had.
     """
 
     sampled_tokens: int = 0
     prefilled_tokens: int = 0
-    shared_tokens: int = 0
+    needed_tokens: int = 0
     decode_s: float = 0.0
     prefill_s: float = 0.0
     wait_s: float = 0.0
@@ -89,29 +85,135 @@ class RolloutStats:
     dispatches: int = 0
     active_rows: int = 0
     slots: int = 0
+    preempted: int = 0
+    kv_bytes: int = 0
 
     @property
     def occupancy(self) -> float:
+        """Mean share of the slots that decoded."""
         return self.active_rows / max(1, self.dispatches * self.slots)
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the context tokens that were found in the cache."""
+        return 1.0 - self.prefilled_tokens / max(1, self.needed_tokens)
 
 
 class Scheduler:
     """Drives episodes through an engine. Owns the worker threads and the caches, which live across calls.
 
+    prefiller: an engine for prompts on other devices, of the same config; None to prefill where rows decode.
     tool_timeout_s: raises RolloutTimeout when nothing can decode and no tool answers for this long.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, workers: int, tool_timeout_s: float):
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        workers: int,
+        tool_timeout_s: float,
+        prefiller: Engine | None = None,
+    ):
         self.engine = engine
+        self._config = engine.config
         self._tokenizer = tokenizer
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="episode")
         self._timeout_s = tool_timeout_s
-        self._caches: tuple[KVCache, KVCache] | None = None
+        self._pool = PagePool(engine)
+        self._prompt_pool = PagePool(prefiller) if prefiller else self._pool
+        self._model: Transformer | None = None
+        self._prompt_model: Transformer | None = None
+        self._key: jax.Array | None = None
+        self._version = 0
+        self._reset()
 
     def close(self) -> None:
         """Waits for running tools; the scheduler cannot be used afterwards."""
         self._executor.shutdown(wait=True, cancel_futures=True)
-        self._caches = None
+        self._reset()
+
+    def load(self, model: Transformer, version: int, key: jax.Array, *, recompute: bool = False) -> None:
+        """Samples with these weights and this key from the next dispatch on, in the middle of messages too.
+
+        recompute: whether episodes in progress compute their keys anew; else those of older weights are kept. New
+        groups share prompts that the same weights (the same object) computed.
+        """
+        if self._model is not model:
+            self._model = model
+            separate = self._prompt_pool is not self._pool
+            self._prompt_model = self._prompt_pool.place(model) if separate else model
+            self._pool.new_weights()
+            self._prompt_pool.new_weights()
+            if recompute:
+                for row in self._rows:
+                    self._pool.forget(row)
+        self._version, self._key = version, key
+
+    def submit(
+        self,
+        task: Task,
+        make_episode: Callable[[Task, int, int], Episode],
+        *,
+        group: int,
+        group_size: int,
+        on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+    ) -> None:
+        """Hands in ``group_size`` episodes of a task; ``step`` returns their group when it is finished.
+
+        make_episode(task, group, index) builds an episode. The random stream of a token depends on (key, group, index,
+        position) only. on_finished runs in the thread that calls ``step``. Raises ValueError for a prompt that is
+        longer than the engine's prompt_length.
+        """
+        rows = [_Row(episode=make_episode(task, group, index)) for index in range(group_size)]
+        prompt, *_ = [row.episode.start() for row in rows]
+        if len(prompt) > self._config.prompt_length:
+            for row in rows:
+                row.episode.close()
+            raise ValueError(
+                f"task {task.id}: its prompt of {len(prompt)} tokens is longer than "
+                f"prompt_length={self._config.prompt_length}"
+            )
+        own = _Group(prompt[:-1], len(prompt), number=group, task=task, rows=rows, unopened=rows[::-1])
+        own.on_finished = on_finished
+        for row in rows:
+            row.group, row.tokens, row.prompt = own, list(prompt), len(prompt)
+        self._groups[group] = own
+        self._queue.append(own)
+
+    @property
+    def groups(self) -> int:
+        """Groups handed in and not finished."""
+        return len(self._groups)
+
+    def step(self) -> list[Group]:
+        """One round; returns the groups that were finished. Waits for a tool when there is nothing else to do."""
+        start = time.perf_counter()
+        finished = self._collect()
+        self._reopen()
+        self._open()
+        self._prefill()
+        if any(self._ready(row) for row in self._rows):
+            self._decode()
+        elif not finished and (self._stepping or self._finishing) and not self._prefill_due():
+            self._wait()
+        self.stats.total_s += time.perf_counter() - start
+        return finished
+
+    def take_stats(self) -> RolloutStats:
+        """The counts since the last call."""
+        self.stats.kv_bytes = self._pool.take_peak_bytes()
+        stats, self.stats = self.stats, RolloutStats(slots=self.engine.shards * self._config.slots)
+        return stats
+
+    def abort(self) -> None:
+        """Gives up every episode and forgets the caches."""
+        for future in (*self._stepping, *self._finishing):
+            future.cancel()
+        for group in self._groups.values():
+            for row in group.rows:
+                row.episode.close()
+        self._reset()
 
     def rollout(
         self,
@@ -127,191 +229,211 @@ class Scheduler:
     ) -> tuple[list[Group], RolloutStats]:
         """Plays ``group_size`` episodes of every task and returns the groups in the order of ``tasks``.
 
-        make_episode(task, group, index) builds an episode; groups are numbered from ``first_group`` and the random
-        stream of a token depends on (key, group, index, position) only. on_finished runs in this thread.
-        Raises ValueError for a prompt that is longer than the engine's prompt_length.
+        Groups are numbered from ``first_group``; arguments as ``load`` and ``submit`` take them.
         """
-        run = _Run(self, model, version, key, on_finished)
-        shards = self.engine.shards
-        groups = [
-            [
-                _Row(make_episode(task, first_group + g, i), number=g * group_size + i, shard=g % shards)
-                for i in range(group_size)
-            ]
-            for g, task in enumerate(tasks)
-        ]
-        start = time.perf_counter()
-        slots, prompts = self._caches or self.engine.init()
-        self._caches = None
+        self.load(model, version, key)
+        self.take_stats()
+        groups: dict[int, Group] = {}
         try:
-            slots, prompts = run.play([_Shard(self.engine, groups[s::shards]) for s in range(shards)], slots, prompts)
+            for number, task in enumerate(tasks, first_group):
+                self.submit(task, make_episode, group=number, group_size=group_size, on_finished=on_finished)
+            while self.groups:
+                groups |= {group.trajectories[0].group: group for group in self.step()}
         except BaseException:
-            for row in (row for group in groups for row in group):
-                row.episode.close()
+            self.abort()
             raise
-        self._caches = (slots, prompts)
-        run.stats.total_s = time.perf_counter() - start
-        trajectories = [run.trajectories[number] for number in range(len(tasks) * group_size)]
-        return [
-            Group(task, tuple(trajectories[g * group_size : (g + 1) * group_size])) for g, task in enumerate(tasks)
-        ], run.stats
+        return [groups[number] for number in range(first_group, first_group + len(tasks))], self.take_stats()
 
+    # --- A round -----------------------------------------------------------------------------------------------------
 
-class _Run:
-    """The state of one call of ``Scheduler.rollout``."""
-
-    def __init__(self, scheduler: Scheduler, model, version: int, key: jax.Array, on_finished):
-        self.engine = scheduler.engine
-        self.config = scheduler.engine.config
-        self.model, self.version, self.key = model, version, key
-        self.tokenizer, self.executor = scheduler._tokenizer, scheduler._executor
-        self.timeout_s = scheduler._timeout_s
-        self.on_finished = on_finished
-        self.trajectories: dict[int, Trajectory] = {}
-        self.stepping: dict[Future, _Row] = {}
-        self.finishing: dict[Future, _Row] = {}
-        self.stats = RolloutStats(slots=self.engine.shards * self.config.slots)
-
-    def play(self, shards: list[_Shard], slots: KVCache, prompts: KVCache) -> tuple[KVCache, KVCache]:
-        """Until every episode is finished; returns the caches."""
-        while True:
-            self._collect(shards)
-            for shard in shards:
-                self._open_groups(shard)
-            prompts = self._prefill(prompts, [shard.prompts for shard in shards])
-            slots = self._admit(shards, slots, prompts)
-            slots = self._prefill(slots, [shard.rows for shard in shards])
-            if any(self._ready(row) for shard in shards for row in shard.rows):
-                slots = self._decode(shards, slots)
-            elif self.stepping or self.finishing:
-                self._wait()
-            elif not any(shard.busy for shard in shards):
-                return slots, prompts
+    def _reset(self) -> None:
+        self._groups: dict[int, _Group] = {}  # not finished, by number
+        self._queue: collections.deque[_Group] = collections.deque()  # whose prompt has no pages yet
+        self._prompts: list[_Group] = []  # with episodes that are not open yet, oldest first
+        self._rows: list[_Row] = []  # open episodes, oldest first
+        self._stepping: dict[Future, _Row] = {}
+        self._finishing: dict[Future, _Row] = {}
+        self._pool.clear()
+        self._prompt_pool.clear()
+        self.stats = RolloutStats(slots=self.engine.shards * self._config.slots)
 
     @staticmethod
-    def _ready(row: _Row | None) -> bool:
-        return row is not None and len(row.pending) == 1
+    def _ready(row: _Row) -> bool:
+        return not row.waiting and row.held and row.missing == 1
+
+    def _prefill_due(self) -> bool:
+        return any(group.missing for group in self._prompts) or any(
+            row.held and not row.waiting and row.missing > 1 for row in self._rows
+        )
 
     def _wait(self) -> None:
         start = time.perf_counter()
-        done, _ = wait([*self.stepping, *self.finishing], timeout=self.timeout_s, return_when=FIRST_COMPLETED)
+        done, _ = wait([*self._stepping, *self._finishing], timeout=self._timeout_s, return_when=FIRST_COMPLETED)
         self.stats.wait_s += time.perf_counter() - start
         if not done:
-            waiting = sorted(row.episode.task.id for row in (*self.stepping.values(), *self.finishing.values()))
-            raise RolloutTimeout(f"no tool answered within {self.timeout_s} s; waiting for tasks {waiting}")
+            waiting = sorted(row.episode.task.id for row in (*self._stepping.values(), *self._finishing.values()))
+            raise RolloutTimeout(f"no tool answered within {self._timeout_s} s; waiting for tasks {waiting}")
 
-    def _collect(self, shards: list[_Shard]) -> None:
-        """Take what the worker threads have finished; an episode that is over leaves its slot and is graded."""
-        for future in [future for future in self.stepping if future.done()]:
-            row = self.stepping.pop(future)
+    def _collect(self) -> list[Group]:
+        """Take what the worker threads have finished; an episode that is over gives up its pages and is graded."""
+        for future in [future for future in self._stepping if future.done()]:
+            row = self._stepping.pop(future)
             observation = future.result()
+            row.waiting = False
             if observation is None:
-                shards[row.shard].rows[row.slot] = None
-                self.finishing[self.executor.submit(row.episode.finish)] = row
+                self._pool.release(row)
+                self._rows.remove(row)
+                self._finishing[self._executor.submit(row.episode.finish)] = row
             else:
-                row.pending = [row.message[-1], *observation]
-                row.message, row.logprobs = [], []
-        for future in [future for future in self.finishing if future.done()]:
-            row = self.finishing.pop(future)
-            self.trajectories[row.number] = future.result()
-            self.on_finished(self.trajectories[row.number])
+                row.tokens += observation
+                row.message, row.logprobs, row.versions = [], [], []
+                self.stats.needed_tokens += len(row.tokens) - 1
+        finished = []
+        for future in [future for future in self._finishing if future.done()]:
+            row = self._finishing.pop(future)
+            group, trajectory = row.group, future.result()
+            group.trajectories[row.episode.index] = trajectory
+            group.on_finished(trajectory)
+            if len(group.trajectories) == len(group.rows):
+                del self._groups[group.number]
+                trajectories = tuple(group.trajectories[index] for index in sorted(group.trajectories))
+                finished.append(Group(group.task, trajectories))
+        return finished
 
-    def _open_groups(self, shard: _Shard) -> None:
-        """Give waiting groups the free rows of the prompt cache."""
-        for place, prompt in enumerate(shard.prompts):
-            if prompt is None and shard.groups:
-                rows = shard.groups.popleft()
-                tokens, *_ = [row.episode.start() for row in rows]
-                if len(tokens) > self.config.prompt_length:
-                    raise ValueError(
-                        f"task {rows[0].episode.task.id}: its prompt of {len(tokens)} tokens is longer than "
-                        f"prompt_length={self.config.prompt_length}"
-                    )
-                shard.prompts[place] = _Prompt(collections.deque(rows), list(tokens))
+    def _reopen(self) -> None:
+        """Give pages to episodes that have none, oldest first: pre-empted ones and those to be computed anew."""
+        for row in self._rows:
+            if not row.held and not row.waiting:
+                try:
+                    self._pool.restore(row)
+                except OutOfPages:
+                    return
 
-    def _prefill(self, cache: KVCache, shards: Sequence[Sequence[_Row | _Prompt | None]]) -> KVCache:
-        """Put all pending tokens but the last into the cache, one chunk per row and dispatch."""
-        num_rows, chunk = self.config.prefill_rows, self.config.prefill_tokens
-        start = time.perf_counter()
+    def _open(self) -> None:
+        """Open episodes of prompts that are in the cache, then prompts, while there are pages and room for them."""
+        if not all(row.held or row.waiting for row in self._rows):
+            return  # those without pages come first
         while True:
-            due = [[(i, x) for i, x in enumerate(s) if x is not None and len(x.pending) > 1][:num_rows] for s in shards]
-            if not any(due):
-                break
-            places = np.full((len(shards), num_rows), len(shards[0]), np.int32)
-            tokens = np.zeros((len(shards), num_rows, chunk), np.int32)
-            starts = np.zeros((len(shards), num_rows), np.int32)
-            for s, entries in enumerate(due):
-                for r, (place, entry) in enumerate(entries):
-                    count = min(chunk, len(entry.pending) - 1)
-                    places[s, r], starts[s, r] = place, entry.cached
-                    tokens[s, r, :count] = entry.pending[:count]
-                    entry.cached, entry.pending = entry.cached + count, entry.pending[count:]
-                    self.stats.prefilled_tokens += count
-            cache = self.engine.prefill(
-                self.model, cache, places.reshape(-1), tokens.reshape(-1, chunk), starts.reshape(-1)
-            )
-        self.stats.prefill_s += time.perf_counter() - start
-        return cache
+            try:
+                self._open_while_pages_last()
+                return
+            except OutOfPages:
+                if self._rows or any(group.missing for group in self._prompts):
+                    return  # who is at work gives pages back
+                if len(self._prompts) < 2:
+                    raise
+                self._put_off(self._prompts[-1])
 
-    def _admit(self, shards: list[_Shard], slots: KVCache, prompts: KVCache) -> KVCache:
-        """Fill free slots with samples of prompts that are in the cache, by copying the prompt's keys and values."""
-        size = self.config.slots
-        targets = np.full((len(shards), size), size, np.int32)
-        sources = np.zeros((len(shards), size), np.int32)
-        for s, shard in enumerate(shards):
-            free = collections.deque(slot for slot, row in enumerate(shard.rows) if row is None)
-            entries = 0
-            for place, prompt in enumerate(shard.prompts):
-                while prompt is not None and prompt.rows and free:
-                    row = prompt.rows.popleft()
-                    row.slot, row.cached, row.pending = free.popleft(), prompt.cached, list(prompt.pending)
-                    shard.rows[row.slot] = row
-                    targets[s, entries], sources[s, entries] = row.slot, place
-                    entries += 1
-                    self.stats.shared_tokens += prompt.cached
-                if prompt is not None and not prompt.rows:
-                    shard.prompts[place] = None
-        if np.all(targets == size):
-            return slots
-        return self.engine.admit(slots, prompts, targets.reshape(-1), sources.reshape(-1))
+    def _open_while_pages_last(self) -> None:
+        room = self.engine.shards * self._config.episodes - len(self._rows)
+        for group in [group for group in self._prompts if not group.missing]:
+            if not group.decodable:
+                self._hand_over(group)
+            while group.unopened and room > 0:
+                self._pool.fork(group, group.unopened[-1])
+                self._rows.append(group.unopened.pop())
+                self.stats.needed_tokens += len(group.tokens)
+                room -= 1
+            if not group.unopened:
+                self._pool.release(group)
+                self._prompts.remove(group)
+        room -= sum(len(group.unopened) for group in self._prompts)
+        while self._queue and room > 0:
+            group = self._queue[0]
+            self._prompt_pool.open(group)
+            group.decodable = self._prompt_pool is self._pool
+            self._prompts.append(self._queue.popleft())
+            room -= len(group.unopened)
 
-    def _decode(self, shards: list[_Shard], slots: KVCache) -> KVCache:
-        """One dispatch for all rows that are ready; messages that ended go to the worker threads."""
-        rows = [row for shard in shards for row in shard.rows]
-        active = np.array([self._ready(row) for row in rows])
-        inputs = {name: np.zeros(len(rows), np.int32) for name in _DECODE_FIELDS}
-        for i, row in enumerate(rows):
-            if row is not None:
-                # Also for a row that waits: the decoder writes to every slot, and here nothing is lost.
-                inputs["positions"][i] = row.cached
-            if active[i]:
-                inputs["tokens"][i] = row.pending[0]
-                inputs["budgets"][i] = row.episode.budget - len(row.message)
-                inputs["groups"][i], inputs["samples"][i] = row.episode.group, row.episode.index
+    def _hand_over(self, group: _Group) -> None:
+        """Brings a prompt's pages from the devices that prefilled it to those that decode. Raises OutOfPages."""
+        if group.saved is None:
+            self._prompt_pool.save(group, on_device=True)
+        self._pool.restore(group)
+        group.decodable = True
+
+    def _put_off(self, group: _Group) -> None:
+        """Takes a prompt's pages; it is prefilled again later."""
+        self._prompts.remove(group)
+        (self._pool if group.decodable else self._prompt_pool).release(group)
+        self._queue.appendleft(group)
+
+    def _prefill(self) -> None:
+        """One chunk of every row with tokens to prefill, and more of them while nothing can decode."""
         start = time.perf_counter()
-        slots, tokens, logprobs, counts = self.engine.decode(
-            self.model, slots, DecodeInput(active=active, **inputs), self.key
-        )
-        tokens, logprobs, counts = jax.device_get((tokens, logprobs, counts))
+        while self._prefill_due():
+            prompts = [group for group in self._prompts if group.missing]
+            rows = [row for row in self._rows if row.held and not row.waiting and row.missing > 1]
+            rows = [row for row in rows if row.held and self._have_pages(row, len(row.tokens))]
+            prompts = [group for group in prompts if group.held]
+            if self._prompt_pool is self._pool:
+                self.stats.prefilled_tokens += self._pool.prefill(self._model, [*rows, *prompts])
+            else:
+                self.stats.prefilled_tokens += self._pool.prefill(self._model, rows)
+                self.stats.prefilled_tokens += self._prompt_pool.prefill(self._prompt_model, prompts)
+            self._open()
+            if any(self._ready(row) for row in self._rows):
+                break
+        self.stats.prefill_s += time.perf_counter() - start
+
+    def _have_pages(self, row: _Row, length: int) -> bool:
+        """Gives a row pages for ``length`` tokens, taken from younger ones if need be; False when it lost its own."""
+        while row.held:
+            try:
+                self._pool.reserve(row, length)
+                return True
+            except OutOfPages:
+                self.stats.preempted += 1
+                prompts = [group for group in self._prompts if group.decodable and group.shard == row.shard]
+                if prompts:
+                    self._put_off(prompts[-1])
+                else:
+                    youngest = [other for other in self._rows if other.held and other.shard == row.shard][-1]
+                    self._pool.save(youngest, on_device=False)
+        return False
+
+    def _decode(self) -> None:
+        """One dispatch for the rows that are ready, oldest first; messages that ended go to the worker threads."""
+        chosen: list[list[_Row]] = [[] for _ in range(self.engine.shards)]
+        for row in list(self._rows):
+            if self._ready(row) and len(chosen[row.shard]) < self._config.slots:
+                steps = min(self._config.decode_steps, self._budget(row))
+                if self._have_pages(row, len(row.tokens) - 1 + steps):
+                    chosen[row.shard].append(row)
+        if not any(chosen):
+            return
+        start = time.perf_counter()
+        inputs = decode_input(self.engine, self._pool, chosen, [[self._budget(row) for row in rows] for rows in chosen])
+        tokens, logprobs, counts = self._pool.decode(self._model, inputs, self._key)
         self.stats.decode_s += time.perf_counter() - start
         self.stats.dispatches += 1
-        self.stats.active_rows += int(active.sum())
-        for i, row in enumerate(rows):
-            if active[i]:
-                self._take(row, tokens[i, : counts[i]].tolist(), logprobs[i, : counts[i]].tolist())
-        return slots
+        for place, row in self._places(chosen):
+            self.stats.active_rows += 1
+            count = counts[place]
+            self._take(row, tokens[place, :count].tolist(), logprobs[place, :count].tolist())
+
+    def _places(self, chosen: list[list[_Row]]) -> Iterator[tuple[int, _Row]]:
+        for shard, rows in enumerate(chosen):
+            for place, row in enumerate(rows):
+                yield shard * self._config.slots + place, row
+
+    @staticmethod
+    def _budget(row: _Row) -> int:
+        return row.episode.budget - len(row.message)
 
     def _take(self, row: _Row, tokens: list[int], logprobs: list[float]) -> None:
         """Append what was sampled; cut it where the protocol's rule on text ends the message."""
         before = len(row.message)
         message = row.message + tokens
-        end = stop_length(row.episode.protocol, self.tokenizer, message)
+        end = stop_length(row.episode.protocol, self._tokenizer, message)
         over = end is not None or len(message) == row.episode.budget
         row.message = message[:end]
-        row.logprobs = (row.logprobs + logprobs)[:end]
-        row.cached += len(row.message) - before
-        row.pending = [] if over else [row.message[-1]]
-        self.stats.sampled_tokens += len(row.message) - before
+        fresh = len(row.message) - before
+        row.logprobs = (row.logprobs + logprobs)[: len(row.message)]
+        row.versions += [self._version] * fresh
+        row.tokens += row.message[before:]
+        row.cached += fresh
+        self.stats.sampled_tokens += fresh
         if over:
-            future = self.executor.submit(row.episode.step, row.message, row.logprobs, self.version)
-            self.stepping[future] = row
+            row.waiting = True
+            self._stepping[self._executor.submit(row.episode.step, row.message, row.logprobs, row.versions)] = row

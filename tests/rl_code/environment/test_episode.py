@@ -51,7 +51,7 @@ def make(task, pool, limits, tokenizer):
 def say(episode: Episode, tokenizer, text: str, version: int = 7) -> str | None:
     """Plays one assistant message; returns the observation's text."""
     tokens = tokenizer.encode(text)
-    answer = episode.step(tokens, [-0.5] * len(tokens), version)
+    answer = episode.step(tokens, [-0.5] * len(tokens), [version] * len(tokens))
     return None if answer is None else tokenizer.decode(answer)
 
 
@@ -159,7 +159,7 @@ def test_a_message_cut_by_the_budget_is_closed_by_a_token_nobody_sampled(make, l
     episode = make(limits=dataclasses.replace(limits, turn_tokens=6))
     episode.start()
     tokens = tokenizer.encode(WRITE_GOOD)[: episode.budget]
-    answer = episode.step(tokens, [0.0] * len(tokens), 0)
+    answer = episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
     assert tokenizer.decode(answer) == "<|eot|><|tool|>write has no end<|eot|>"
 
 
@@ -169,7 +169,7 @@ def test_a_full_context_ends_the_episode(make, limits, tokenizer):
     episode.start()
     while not episode.over:
         tokens = tokenizer.encode("<|call|>read<|end|><|eot|>")[-episode.budget :]
-        episode.step(tokens, [0.0] * len(tokens), 0)
+        episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
     trajectory = episode.finish()
     assert trajectory.status == "token_limit" and trajectory.reward.total == 0.0
     assert prompt < len(trajectory.tokens) <= prompt + 30 and trajectory.sampled[-1]
@@ -181,7 +181,7 @@ def test_work_submitted_with_the_last_token_counts(make, limits, tokenizer):
     episode = make(limits=dataclasses.replace(limits, tokens=prompt + len(message), turn_tokens=len(message)))
     episode.start()
     assert episode.budget == len(message)
-    assert episode.step(message, [0.0] * len(message), 0) is None
+    assert episode.step(message, [0.0] * len(message), [0] * len(message)) is None
     assert episode.finish().reward.total == 1.0
 
 
@@ -203,18 +203,18 @@ def test_a_fault_of_the_sandbox_is_flagged_and_earns_nothing(make, tokenizer, po
 def test_messages_the_sampler_must_not_produce_are_refused(make, tokenizer):
     episode = make()
     with pytest.raises(ValueError, match="not started"):
-        episode.step([1], [0.0], 0)
+        episode.step([1], [0.0], [0])
     episode.start()
     stop = tokenizer.token_id("<|eot|>")
     for tokens, logprobs in [([], []), ([1], [0.0, 0.0]), ([1] * 121, [0.0] * 121), ([stop, 1], [0.0, 0.0])]:
         with pytest.raises(ValueError, match=r"must be in|stands inside"):
-            episode.step(tokens, logprobs, 0)
+            episode.step(tokens, logprobs, [0] * len(logprobs))
     with pytest.raises(ValueError, match="not over"):
         episode.finish()
     say(episode, tokenizer, SUBMIT + "<|eot|>")
     assert episode.budget == 0
     with pytest.raises(ValueError, match="submitted"):
-        episode.step([1], [0.0], 0)
+        episode.step([1], [0.0], [0])
 
 
 def test_writing_and_submitting_opens_no_sandbox_of_its_own(make, tokenizer, pool):
@@ -332,7 +332,7 @@ def test_trajectories_are_token_in_token_out(script, tokens, turn_tokens, turns,
         logprobs = data.draw(st.lists(st.floats(-9, 0, width=32), min_size=len(ids), max_size=len(ids)))
         stream += [(token, True, logprob, version) for token, logprob in zip(ids, logprobs, strict=True)]
         texts.append(tokenizer.decode(ids))
-        answer = episode.step(ids, logprobs, version)
+        answer = episode.step(ids, logprobs, [version] * len(ids))
         stream += [(token, False, 0.0, -1) for token in answer or ()]
         counted += sum(call.error != "" for call in episode._turns[-2].calls)
         assert (answer is None) == episode.over and len(stream) <= tokens

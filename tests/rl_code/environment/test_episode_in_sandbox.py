@@ -53,7 +53,7 @@ def run(task, sandboxes, tokenizer, *messages, limits=LIMITS):
     episode.start()
     for message in messages:
         tokens = tokenizer.encode(message + "<|eot|>")
-        episode.step(tokens, [0.0] * len(tokens), 0)
+        episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
     return episode.finish()
 
 

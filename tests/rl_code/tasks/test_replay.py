@@ -61,7 +61,7 @@ def test_replayed_demonstrations_give_the_same_text_tokens_and_mask(demonstrated
         for segment in segments:
             tokens = tokenizer.encode(segment.text)
             if segment.sampled:
-                given = episode.step(tokens, [0.0] * len(tokens), 0)
+                given = episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
             else:
                 assert (tokenizer.decode(given), given) == (segment.text, tokens)
         assert given is None

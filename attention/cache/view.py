@@ -1,0 +1,188 @@
+"""Pages of a dense layer laid side by side for several decode steps, with what rows share laid once for all of them.
+
+A dispatch decodes several tokens of every row. Reading the rows' pages again for each token costs more than the
+attention itself where no kernel reads them from where they lie, so they are gathered once and new keys are put back at
+the end. Rows that begin with the same pages, as the samples of a group do, read them together: a tile is up to so many
+rows with the same prefix, whose queries meet the prefix's keys in one matrix product (as in Hydragen, 2402.05099). A
+row's prefix is a property of the row, never of who else is in the batch, and so are its numbers.
+
+A row's own part lies in blocks of a fixed size, and those that no row has reached are neither gathered nor attended
+to. Parts are merged in a fixed order in which a part without a visible key changes nothing, so that here too a row's
+numbers do not depend on how far the others are.
+
+Dimensions: B rows, M tiles, R rows of a tile, K key/value heads, G query heads of each, H head size, X places of a
+prefix, O of a block of a row's own part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attention.cache.paged import PagedCache, Pair, put
+from pallas_kernels.tokens import MASKED
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Which pages the rows of a dispatch have, int32.
+
+    own: [B, P] pages after the shared prefix, -1 for none. starts: [B] tokens of the prefix, whole pages.
+    tiles: [M, R] rows that share a prefix, -1 for none. prefixes: [M, Q] its pages. num_tiles: [1], those in use.
+    """
+
+    own: Int[Array, "B P"]
+    starts: Int[Array, " B"]
+    tiles: Int[Array, "M R"]
+    prefixes: Int[Array, "M Q"]
+    num_tiles: Int[Array, " 1"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LayerView:
+    """(k, v) of a layer: prefix [M, K, X, H], own a tuple of blocks [B, K, O, H]."""
+
+    prefix: Pair
+    own: tuple[Pair, ...]
+
+
+def gather(cache: PagedCache, layer: int, rows: Rows, block: int, reach: Int[Array, ""]) -> LayerView:
+    """A dense layer's pages side by side, in blocks of ``block`` tokens. An unwritten place holds anything finite.
+
+    reach: the furthest place of a row's own part, counted from its start, that will be attended to.
+    """
+    pages, each = cache.layers[layer].main, block // cache.page
+
+    def side_by_side(x, tables):
+        found = jnp.where((tables >= 0)[..., None, None, None], x[jnp.maximum(tables, 0)], 0)
+        return jnp.moveaxis(found, -4, -3).reshape(*tables.shape[:-1], x.shape[1], -1, x.shape[3])
+
+    def prefixes(x):
+        def put_tile(at, out):
+            return out.at[at].set(side_by_side(x, rows.prefixes[at]))
+
+        places = rows.prefixes.shape[1] * cache.page
+        empty = jnp.zeros((rows.tiles.shape[0], x.shape[1], places, x.shape[3]), x.dtype)
+        return jax.lax.fori_loop(0, rows.num_tiles[0], put_tile, empty)
+
+    def own(first: int) -> Pair:
+        tables = rows.own[:, first : first + each]
+        tables = jnp.pad(tables, ((0, 0), (0, each - tables.shape[1])), constant_values=-1)
+        shape = (tables.shape[0], pages[0].shape[1], block, pages[0].shape[3])
+        return jax.lax.cond(
+            first * cache.page <= reach,
+            lambda: tuple(side_by_side(x, tables) for x in pages),
+            lambda: tuple(jnp.zeros(shape, x.dtype) for x in pages),
+        )
+
+    return LayerView(tuple(prefixes(x) for x in pages), tuple(own(at) for at in range(0, rows.own.shape[1], each)))
+
+
+def write(view: LayerView, rows: Rows, places: Int[Array, " B"], new: Pair) -> LayerView:
+    """The view with keys and values [B, K, H] of one new token a row, at its place; place -1 is not written."""
+    index = jnp.arange(places.shape[0])
+
+    def block(number: int, pair: Pair) -> Pair:
+        size = pair[0].shape[2]
+        at = places - rows.starts - number * size
+        at = jnp.where((places < 0) | (at < 0), size, at)
+        return tuple(x.at[index, :, at].set(y.astype(x.dtype), mode="drop") for x, y in zip(pair, new, strict=True))
+
+    return dataclasses.replace(view, own=tuple(block(number, pair) for number, pair in enumerate(view.own)))
+
+
+def put_back(
+    cache: PagedCache, layer: int, view: LayerView, rows: Rows, firsts: Int[Array, " B"], counts, steps: int
+) -> PagedCache:
+    """The cache with the keys of ``counts`` [B] <= ``steps`` new tokens a row, the first at place ``firsts`` [B]."""
+    offset = firsts - rows.starts  # in the row's own part
+    step = jnp.arange(steps)
+    index = jnp.where(step < counts[:, None], offset[:, None] + step, -1)  # [B, steps]
+    page = jnp.take_along_axis(rows.own, jnp.maximum(index, 0) // cache.page, axis=1)
+    page = jnp.where(index < 0, cache.num_pages, page)
+
+    def new(blocks):
+        found = jnp.zeros((*index.shape, blocks[0].shape[1], blocks[0].shape[3]), blocks[0].dtype)
+        for number, x in enumerate(blocks):
+            size = x.shape[2]
+            inside = (index // size == number)[:, :, None, None]
+            at = jnp.where(index // size == number, index % size, 0)[:, None, :, None]
+            found = jnp.where(inside, jnp.take_along_axis(x, at, axis=2).transpose(0, 2, 1, 3), found)
+        return found
+
+    fresh = tuple(new(blocks) for blocks in zip(*view.own, strict=True))
+    pages = put(cache.layers[layer].main, fresh, page, index % cache.page)
+    layers = list(cache.layers)
+    layers[layer] = dataclasses.replace(layers[layer], main=pages)
+    return dataclasses.replace(cache, layers=tuple(layers))
+
+
+def attend(view: LayerView, rows: Rows, q: Float[Array, "B N H"], places: Int[Array, " B"]) -> Float[Array, "B N H"]:
+    """Dense attention of one query a row, rotated, to the prefix and to the row's own keys up to ``places``."""
+    batch, _, size = q.shape
+    num_kv_heads = view.prefix[0].shape[1]
+    q = q.reshape(batch, num_kv_heads, -1, size) * jnp.asarray(size**-0.5, q.dtype)
+    last = jnp.maximum(places - rows.starts, 0)  # one key at least, for rows without a token
+    parts = _nothing(q)
+    for number, pair in enumerate(view.own):
+        parts = _attend_block(q, pair, last - number * pair[0].shape[2], parts)
+    lengths = jnp.where(rows.tiles[:, 0] < 0, 0, rows.starts[jnp.maximum(rows.tiles[:, 0], 0)])
+    prefix_places = jnp.arange(view.prefix[0].shape[2])
+
+    def tile(at, parts):
+        members = rows.tiles[at]
+        queries = jnp.moveaxis(q[jnp.maximum(members, 0)], 0, 1)  # [K, R, G, H]
+        flat = queries.reshape(num_kv_heads, -1, size)
+        seen = prefix_places < lengths[at]
+        found = _attention(flat, view.prefix[0][at], view.prefix[1][at], seen[None, None])
+        index = jnp.where(members < 0, batch, members)
+
+        def scatter(part, x):
+            x = jnp.moveaxis(x.reshape(num_kv_heads, members.shape[0], -1, x.shape[-1]), 1, 0)
+            return part.at[index].set(x, mode="drop")
+
+        return jax.tree.map(scatter, parts, found)
+
+    shared = jax.lax.fori_loop(0, rows.num_tiles[0], tile, _nothing(q))
+    out, _, total = _merged(parts, shared)
+    return (out / total).reshape(batch, -1, size).astype(q.dtype)
+
+
+def _nothing(q):
+    """What attention to no key gives."""
+    shape = (*q.shape[:-1], 1)
+    return jnp.zeros(q.shape, jnp.float32), jnp.full(shape, MASKED), jnp.zeros(shape)
+
+
+def _attend_block(q, pair: Pair, last, parts):
+    """``parts`` with a block of the rows' own keys, up to place ``last`` [B] in it, which is negative for none."""
+
+    def reached():
+        seen = jnp.arange(pair[0].shape[2]) <= last[:, None]
+        return _merged(parts, _attention(q, *pair, seen[:, None, None]))
+
+    return jax.lax.cond(jnp.any(last >= 0), reached, lambda: parts)
+
+
+def _attention(q, k, v, seen):
+    """(weighted values [..., Q, H], highest score [..., Q, 1], total weight [..., Q, 1]) of scaled q [..., Q, H]."""
+    scores = jnp.einsum("...QH,...SH->...QS", q, k.astype(q.dtype), preferred_element_type=jnp.float32)
+    scores = jnp.where(seen, scores, MASKED)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
+    out = jnp.einsum(
+        "...QS,...SH->...QH", weights.astype(q.dtype), v.astype(q.dtype), preferred_element_type=jnp.float32
+    )
+    return out, top, jnp.sum(weights, axis=-1, keepdims=True)
+
+
+def _merged(a, b):
+    """The parts of attention to both sets of keys."""
+    top = jnp.maximum(a[1], b[1])
+    a_share, b_share = jnp.exp(a[1] - top), jnp.exp(b[1] - top)
+    return a[0] * a_share + b[0] * b_share, top, a[2] * a_share + b[2] * b_share

@@ -1,0 +1,133 @@
+"""What benches sample instead of real tasks: prompts of random tokens, messages of a fixed length, tools that wait."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rl_code.types import Reward, Task, Tests, Trajectory, Turn
+
+# No token ends a message.
+STOP_IDS = (-1,)
+
+
+class Letters:
+    """A tokenizer whose text is empty: nothing is told by text."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Nothing."""
+        return ""
+
+    def token_id(self, text: str) -> int:
+        """An id that no token has."""
+        return STOP_IDS[0]
+
+
+class NoProtocol:
+    """Messages end by their length alone."""
+
+    stop_tokens = ("",)
+
+    def stopped(self, text: str) -> bool:
+        """Never."""
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt(Task):
+    """A task that is its prompt's tokens."""
+
+    tokens: tuple[int, ...] = ()
+
+
+def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[Prompt]:
+    """Tasks with random prompts of ``length`` tokens."""
+    rng = np.random.default_rng(seed)
+    none = Tests()
+    return [
+        Prompt(f"random/{seed}/{i}", (), {}, "", "", (), none, none, {}, tokens=tuple(row.tolist()))
+        for i, row in enumerate(rng.integers(0, vocab_size, (count, length)))
+    ]
+
+
+class FixedEpisode:
+    """Messages of ``message`` tokens each, ``turns`` of them, the reward being the share of even ids sampled.
+
+    tool_s: seconds that the tool after a message takes; called for each, None for none. It answers with ``answer``
+    tokens.
+    """
+
+    protocol = NoProtocol()
+
+    def __init__(
+        self,
+        task: Prompt,
+        group: int,
+        index: int,
+        *,
+        message: int,
+        turns: int = 1,
+        answer: int = 4,
+        tool_s: Callable[[int, int, int], float] | None = None,
+    ):
+        self.task, self.group, self.index = task, group, index
+        self._message, self._turns, self._answer, self._tool_s = message, turns, answer, tool_s
+        self._tokens, self._sampled, self._logprobs, self._versions = [], [], [], []
+        self._messages, self._waited = 0, 0.0
+
+    @property
+    def budget(self) -> int:
+        """Tokens of the next message."""
+        return self._message
+
+    def start(self) -> list[int]:
+        """The prompt."""
+        self._add(self.task.tokens, False)
+        return list(self.task.tokens)
+
+    def step(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> list[int] | None:
+        """Takes a message, lets the tool take its time and returns its answer, or None after the last one."""
+        self._add(tokens, True, logprobs, versions)
+        if self._tool_s is not None:
+            seconds = self._tool_s(self.group, self.index, self._messages)
+            time.sleep(seconds)
+            self._waited += seconds
+        self._messages += 1
+        if self._messages == self._turns:
+            return None
+        answer = [1] * self._answer
+        self._add(answer, False)
+        return answer
+
+    def finish(self) -> Trajectory:
+        """The whole episode."""
+        sampled = np.array(self._sampled, bool)
+        tokens = np.array(self._tokens, np.int32)
+        even = float(np.mean(tokens[sampled] % 2 == 0))
+        prompt = len(self.task.tokens)
+        return Trajectory(
+            task_id=self.task.id,
+            group=self.group,
+            index=self.index,
+            tokens=tokens,
+            sampled=sampled,
+            logprobs=np.array(self._logprobs, np.float32),
+            versions=np.array(self._versions, np.int32),
+            prompt_length=prompt,
+            turns=(Turn("prompt", 0, prompt, ""), Turn("assistant", prompt, len(tokens), "")),
+            status="submitted",
+            reward=Reward(even, {"even": even}),
+            seconds={"tools": self._waited},
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _add(self, tokens, sampled: bool, logprobs=None, versions=None) -> None:
+        self._tokens += tokens
+        self._sampled += [sampled] * len(tokens)
+        self._logprobs += logprobs or [0.0] * len(tokens)
+        self._versions += versions or [-1] * len(tokens)

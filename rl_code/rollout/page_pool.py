@@ -1,0 +1,237 @@
+"""The pages of an engine and who has them: prefix sharing, copies on write, pre-emption to host memory, hand-over.
+
+Only prompts can be found by their tokens, never what was sampled: a key that decoding wrote may differ in its last bit
+from one that a prefill would have written, and whether a row finds a prefix must not change its numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from attention.cache.paged import PagedCache, page_bytes
+from attention.cache.pages import OutOfPages, PageAllocator
+from attention.cache.storage import to_host
+from models.sharding import parameter_shardings
+from models.transformer import Transformer
+from rl_code.rollout.engine import DecodeInput, Engine
+
+
+@dataclasses.dataclass(eq=False)
+class Span:
+    """Tokens on pages. tokens: known ones. prompt: how many are the prompt. cached: how many are in the cache.
+
+    sequence: its number in the shard's allocator, None where it has no pages. saved: what its pages held when it lost
+    them, one array [pages, ...] for each of the cache's.
+    """
+
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    prompt: int = 0
+    cached: int = 0
+    shard: int = 0
+    sequence: int | None = None
+    saved: list | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether it has pages."""
+        return self.sequence is not None
+
+    @property
+    def missing(self) -> int:
+        """Tokens that are not in the cache."""
+        return len(self.tokens) - self.cached
+
+
+class PagePool:
+    """An engine's cache and the pages of each of its shards."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self._config = engine.config
+        self._weights = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything; the cache is allocated when it is next needed."""
+        self._arrays: PagedCache | None = None
+        self._shards = [PageAllocator(self._config.pages, self._config.page) for _ in range(self.engine.shards)]
+        self._filling: dict[Span, None] = {}  # whose prompts are not written to their end
+        self._copies: list[list[tuple[int, int]]] = [[] for _ in self._shards]  # to be made before anything is written
+        self._peak = 0
+
+    def new_weights(self) -> None:
+        """From now on prompts are shared with those of the same weights only."""
+        self._weights += 1
+
+    def place(self, model: Transformer) -> Transformer:
+        """A model on this engine's devices."""
+        return jax.device_put(model, parameter_shardings(model, self.engine.mesh))
+
+    def take_peak_bytes(self) -> int:
+        """Bytes of the most pages that were in use at once since the last call."""
+        peak, self._peak = self._peak, 0
+        return peak * page_bytes(self._cache()) if peak else 0
+
+    def pages(self, span: Span) -> list[int]:
+        """The pages of a span, in order."""
+        return self._shards[span.shard].pages(span.sequence)
+
+    def shared_pages(self, row: Span) -> int:
+        """How many of a row's first pages hold nothing but its prompt, so that all rows of its group have them."""
+        return (row.prompt - 1) // self._config.page
+
+    # --- Taking pages and letting go ---------------------------------------------------------------------------------
+
+    def open(self, prompt: Span) -> None:
+        """Pages for a prompt, on the shard with the most free ones, and one more is free. Raises OutOfPages."""
+        self._open(prompt, prompt.tokens, len(prompt.tokens) + self._config.page)
+
+    def fork(self, prompt: Span, row: Span) -> None:
+        """Gives a row the pages of a prompt and a copy of its last one. Raises OutOfPages."""
+        allocator = self._shards[prompt.shard]
+        if not allocator.free:
+            raise OutOfPages(1, 0)
+        row.shard, row.cached, row.sequence = prompt.shard, prompt.cached, allocator.fork(prompt.sequence)
+        self.reserve(row, row.cached + 1)
+
+    def reserve(self, span: Span, length: int) -> None:
+        """Pages for ``length`` tokens. Raises OutOfPages."""
+        allocator = self._shards[span.shard]
+        more = max(0, length - allocator.length(span.sequence))
+        self._copies[span.shard] += allocator.reserve(span.sequence, more)
+        self._note_use()
+
+    def release(self, span: Span) -> None:
+        """Lets go of a span's pages, if it has some."""
+        if span.held:
+            self._make_copies()  # their pages may be somebody else's soon
+            unfinished = self._filling.pop(span, self) is None
+            self._shards[span.shard].release(span.sequence, span.cached if unfinished else None)
+        span.sequence = None
+
+    def save(self, span: Span, *, on_device: bool) -> None:
+        """Lets go of a span's pages and keeps what they hold, in host memory or where it is."""
+        pages, width = self.pages(span), self._config.table
+        content = self.engine.read_pages(self._cache(), self._padded(span.shard, pages, fill=0))
+        part = slice(span.shard * width, (span.shard + 1) * width)
+        if on_device:
+            span.saved = [x[part] for x in content]
+        else:
+            span.saved = [np.asarray(x)[part][: len(pages)] for x in to_host(content)]
+        self.release(span)
+
+    def forget(self, span: Span) -> None:
+        """Lets go of a span's pages, whose keys are to be computed anew."""
+        self.release(span)
+        span.saved, span.cached = None, 0
+
+    def restore(self, span: Span) -> None:
+        """Pages for a span without them, with what was saved, and for one more dispatch. Raises OutOfPages."""
+        cached, length = span.cached, len(span.tokens) + self._config.decode_steps
+        self._open(span, span.tokens[: span.prompt - 1], length + self._config.page)
+        self.reserve(span, len(span.tokens))
+        if span.saved is not None:
+            self._put(span)
+            span.cached, span.saved = cached, None
+            self._filling.pop(span, None)
+
+    def _open(self, span: Span, tokens: list[int], length: int) -> None:
+        """A sequence that begins with prompt tokens, where there are pages for ``length``; finds what is cached."""
+        shard = max(range(len(self._shards)), key=lambda shard: self._shards[shard].free)
+        allocator, page = self._shards[shard], self._config.page
+        needed = min(-(-length // page), self._config.table + 1)
+        if needed > allocator.free:
+            raise OutOfPages(needed, allocator.free)
+        span.sequence, cached = allocator.start(tokens, b"%d" % self._weights)
+        span.shard = shard
+        unwritten = {
+            found
+            for other in self._filling
+            if other.shard == shard
+            for found in self.pages(other)[other.cached // page :]
+        }
+        shared = self.pages(span)[: cached // page]
+        written = next((at for at, found in enumerate(shared) if found in unwritten), len(shared))
+        span.cached = written * page
+        if span.cached < len(tokens):
+            self._filling[span] = None
+        self._note_use()
+
+    def _put(self, span: Span) -> None:
+        """Puts what was saved onto the pages of a span that were not found in the cache."""
+        found, width = span.cached // self._config.page, self._config.table
+
+        def whole(x):
+            return x if len(x) == width else np.pad(x, [(0, width - len(x))] + [(0, 0)] * (x.ndim - 1))
+
+        pages = [self._config.pages] * found + self.pages(span)[found : len(span.saved[0])]
+        padded = self._padded(span.shard, pages, fill=self._config.pages)
+        self._arrays = self.engine.write_pages(self._cache(), padded, [whole(x) for x in span.saved])
+
+    def _padded(self, shard: int, pages: list[int], fill: int) -> np.ndarray:
+        padded = np.full((self.engine.shards, self._config.table), fill, np.int32)
+        padded[shard, : len(pages)] = pages
+        return padded.reshape(-1)
+
+    def _note_use(self) -> None:
+        self._peak = max(self._peak, sum(allocator.num_pages - allocator.free for allocator in self._shards))
+
+    # --- Programs ----------------------------------------------------------------------------------------------------
+
+    def prefill(self, model: Transformer, spans: Sequence[Span]) -> int:
+        """One chunk of the first spans of every shard, up to but not with a row's last token; returns how many tokens.
+
+        Rows must have pages for their tokens.
+        """
+        c, used, total = self._config, [0] * self.engine.shards, 0
+        shape = (self.engine.shards, c.prefill_rows)
+        tables = np.full((*shape, c.table), -1, np.int32)
+        tokens = np.zeros((*shape, c.prefill_tokens), np.int32)
+        places = np.full((*shape, c.prefill_tokens), -1, np.int32)
+        for span in spans:
+            at = (span.shard, used[span.shard])
+            if at[1] == c.prefill_rows:
+                continue
+            used[span.shard] += 1
+            start, last = span.cached, max(len(span.tokens) - 1, span.prompt - 1)
+            end = min(start + c.prefill_tokens, last)
+            pages = self.pages(span)
+            tables[(*at, slice(0, len(pages)))] = pages
+            tokens[(*at, slice(0, end - start))] = span.tokens[start:end]
+            places[(*at, slice(0, end - start))] = np.arange(start, end)
+            span.cached = end
+            total += end - start
+            if end >= span.prompt - 1:
+                self._filling.pop(span, None)
+        if total:
+            flat = (x.reshape(-1, x.shape[-1]) for x in (tables, tokens, places))
+            self._arrays = self.engine.prefill(model, self._cache(), *flat)
+        return total
+
+    def decode(self, model: Transformer, inputs: DecodeInput, key: jax.Array) -> tuple[np.ndarray, ...]:
+        """One dispatch; (tokens, logprobs, counts) as the engine returns them, on the host."""
+        self._arrays, *results = self.engine.decode(model, self._cache(), inputs, key)
+        return jax.device_get(tuple(results))
+
+    def _cache(self) -> PagedCache:
+        """The arrays, up to date; a call that donates them puts the new ones in their place."""
+        if self._arrays is None:
+            self._arrays = self.engine.init()
+        self._make_copies()
+        return self._arrays
+
+    def _make_copies(self) -> None:
+        size = self._config.slots
+        while any(self._copies):
+            sources = np.zeros((self.engine.shards, size), np.int32)
+            targets = np.full((self.engine.shards, size), self._config.pages, np.int32)
+            for shard, copies in enumerate(self._copies):
+                for at, (source, target) in enumerate(copies[:size]):
+                    sources[shard, at], targets[shard, at] = source, target
+            self._copies = [copies[size:] for copies in self._copies]
+            arrays = self.engine.init() if self._arrays is None else self._arrays
+            self._arrays = self.engine.copy_pages(arrays, sources.reshape(-1), targets.reshape(-1))
