@@ -42,6 +42,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             workers=4,
             tool_timeout_s=60.0,
             dtype="float32",
+            mesh=dict(data=1, tensor=1),
+            apart=False,
         ),
         sft=dict(
             steps=340,
@@ -72,6 +74,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             held_out("held_out_single", sampling, level=1, count=32),
         ),
         checkpoint=dict(every=18, keep=2),
+        asynchrony=asynchrony("sync", 0),
     )
     config = ml_collections.ConfigDict(config)
     if arg == "smoke":
@@ -105,6 +108,18 @@ def loss() -> dict:
         correction_low=0.0,
         correction_high=2.0,
         temperature=1.0,
+    )
+
+
+def asynchrony(mode: str, max_staleness: int) -> dict:
+    """How far sampling may run ahead of training, and when a process counts as lost."""
+    return dict(
+        mode=mode,
+        max_staleness=max_staleness,
+        recompute=False,
+        work=dict(heartbeat_s=1.0, heartbeat_timeout_s=15.0, stall_s=300.0, deadline_s=1800.0),
+        weights=dict(full_every=16, keep=max_staleness + 2, deadline_s=300.0),
+        host="127.0.0.1",
     )
 
 

@@ -12,7 +12,7 @@ import os
 
 import ml_collections
 
-from configs.quickstart import loss, optimizer
+from configs.quickstart import asynchrony, loss, optimizer
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -36,6 +36,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             workers=4,
             tool_timeout_s=120.0,
             dtype="bfloat16",
+            mesh=dict(data=1, tensor=1),
+            apart=False,
         ),
         sft=dict(
             steps=0,
@@ -62,6 +64,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         ),
         suites=suites(),
         checkpoint=dict(every=5, keep=2),
+        asynchrony=asynchrony("sync", 0),
     )
     config = ml_collections.ConfigDict(config)
     if arg == "smoke":

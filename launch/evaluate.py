@@ -29,7 +29,7 @@ from rl_code.evaluation import compare
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.metrics import Progress
-from rl_code.run import Run, RunConfig, SuiteConfig
+from rl_code.run import Run, RunConfig, SuiteConfig, meshes
 from rl_code.types import Trajectory
 
 START = "start"
@@ -48,7 +48,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     file, _, _ = config_flags.get_config_filename(FLAGS["config"]).partition(":")
     folder = Path(workdir or f"runs/untrained_{Path(file).stem}")
     folder.mkdir(parents=True, exist_ok=True)
-    flags.use_virtual_devices(run_config.mesh)
+    flags.use_virtual_devices(*meshes(run_config))
     with Run(run_config, folder) as run, jax.set_mesh(run.mesh):
         results = [evaluate(run, suite, workdir or START, FLAGS.step)]
         if FLAGS.against:

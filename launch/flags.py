@@ -62,13 +62,13 @@ def run(
     app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))
 
 
-def use_virtual_devices(mesh: MeshConfig) -> None:
-    """Lets the CPU stand for as many devices as the mesh has, unless XLA_FLAGS already says how many.
+def use_virtual_devices(*meshes: MeshConfig) -> None:
+    """Lets the CPU stand for as many devices as the meshes have together, unless XLA_FLAGS already says how many.
 
     Must come before anything uses a device; changes nothing where there is an accelerator.
     """
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", max(mesh.data, 1) * mesh.tensor)
+        jax.config.update("jax_num_cpu_devices", sum(max(mesh.data, 1) * mesh.tensor for mesh in meshes))
 
 
 def console() -> rich.console.Console:

@@ -14,7 +14,7 @@ from launch import flags
 from rl_code import config as config_lib
 from rl_code import sft
 from rl_code.environment.sandbox import SandboxUnavailable
-from rl_code.run import Run, RunConfig
+from rl_code.run import Run, RunConfig, meshes
 from rl_code.stop import StopRequest
 
 
@@ -22,7 +22,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = config_lib.build(RunConfig, config)
     if not run_config.sft.steps:
         raise config_lib.ConfigError("config.sft.steps = 0: this config has no warm start")
-    flags.use_virtual_devices(run_config.mesh)
+    flags.use_virtual_devices(*meshes(run_config))
     with Run(run_config, Path(workdir)) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
         sft.warm_start(run, stop)
 

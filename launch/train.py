@@ -1,14 +1,21 @@
 """Trains by reinforcement learning, then prints the evaluations and writes a report.
 
 python -m launch.train --config=configs/quickstart.py[:smoke] --workdir=runs/first [--config.seed=1 ...]
+
+Everything runs in one process by default. With --role=learner it only learns, for actors that are started with
+--role=actor --name=actor-0 and the same config and workdir, on shared storage, in any number and order, and may be
+killed and started again at any time, as the learner may. A role may consist of several hosts: each starts the same
+command with --coordinator=<host>:<port> --processes=<n> --process=<i>; under SLURM or a TPU pod --distributed alone.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import ml_collections
 import rich.console
+from absl import flags as absl_flags
 
 from launch import flags
 from rl_code import config as config_lib
@@ -16,16 +23,35 @@ from rl_code.environment.sandbox import SandboxUnavailable
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.report import ReportConfig, write_report
-from rl_code.run import RunConfig
-from rl_code.train import train
+from rl_code.rollout.scheduler import RolloutTimeout
+from rl_code.run import RunConfig, meshes
+from rl_code.store.files import StoreError
+from rl_code.train import act, train
+from rl_code.weights.versions import WeightError
 
 REPORT = ReportConfig(ks=(1, 8), trajectories_per_step=16, trajectory_steps=24, megabytes=4.8)
 
 
+ROLE = absl_flags.DEFINE_enum("role", "all", ["all", "learner", "actor"], "What this process does.")
+NAME = absl_flags.DEFINE_string("name", "actor", "Of an actor, its own among those of the run.")
+COORDINATOR = absl_flags.DEFINE_string("coordinator", None, "host:port of the first process of this role.")
+PROCESSES = absl_flags.DEFINE_integer("processes", None, "Processes of this role, with --coordinator.")
+PROCESS = absl_flags.DEFINE_integer("process", None, "Number of this one, from 0.")
+DISTRIBUTED = absl_flags.DEFINE_bool("distributed", False, "Several processes, which the cluster tells about.")
+
+
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = config_lib.build(RunConfig, config)
-    flags.use_virtual_devices(run_config.mesh)
-    results = train(run_config, workdir)
+    if COORDINATOR.value or DISTRIBUTED.value:
+        jax.distributed.initialize(COORDINATOR.value, PROCESSES.value, PROCESS.value)
+    else:
+        flags.use_virtual_devices(*meshes(run_config, ROLE.value))
+    if ROLE.value == "actor":
+        act(run_config, workdir, NAME.value)
+        return
+    results = train(run_config, workdir, ROLE.value)
+    if jax.process_index():
+        return
     console = flags.console()
     if results:
         console.print(suite.table(results, REPORT.ks))
@@ -47,4 +73,4 @@ def show_difference(console: rich.console.Console, results: list[SuiteResult]) -
 
 
 if __name__ == "__main__":
-    flags.run(main, expected=(SandboxUnavailable, FloatingPointError))
+    flags.run(main, expected=(SandboxUnavailable, FloatingPointError, StoreError, WeightError, RolloutTimeout))

@@ -31,10 +31,13 @@ from rl_code.rewards.outcome import RewardConfig
 from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
+from rl_code.schedule import AsynchronyConfig, Schedule
+from rl_code.store.store import GroupStore
 from rl_code.tasks.api import GeneratedTasks, TaskConfig, load
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate
-from rl_code.tasks.screening import ScreeningConfig
+from rl_code.tasks.screening import ScreeningConfig, TaskPool
 from rl_code.types import Limits, Task, Trajectory
+from rl_code.weights.layout import sampling_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +62,21 @@ class TokenizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """workers: threads that wait for sandboxes. tool_timeout_s: see Scheduler. dtype: of the sampling copy."""
+    """workers: threads that wait for sandboxes. tool_timeout_s: see Scheduler. dtype: of the sampling copy.
+
+    mesh: devices of an actor. apart: whether an actor in the learner's process has devices of its own, after the
+    learner's; else it samples on the learner's. prefill_mesh: devices after those that prefill prompts; None to prefill
+    where rows decode.
+    """
 
     engine: EngineConfig
     sampling: SamplingConfig
     workers: int
     tool_timeout_s: float
     dtype: str
+    mesh: MeshConfig
+    apart: bool
+    prefill_mesh: MeshConfig | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +164,7 @@ class RunConfig:
     train: TrainConfig
     suites: tuple[SuiteConfig, ...]
     checkpoint: CheckpointConfig
+    asynchrony: AsynchronyConfig
 
     def __post_init__(self):
         if self.model.preset not in PRESETS:
@@ -171,6 +183,11 @@ class RunConfig:
             raise ValueError(
                 f"limits.tokens={self.limits.tokens} must not exceed rollout.engine.length={self.rollout.engine.length}"
             )
+        if self.train.pack.max_staleness != self.asynchrony.max_staleness:
+            raise ValueError(
+                f"train.pack.max_staleness={self.train.pack.max_staleness} must equal "
+                f"asynchrony.max_staleness={self.asynchrony.max_staleness}"
+            )
         if self.train.pack.drop_uninformative and (self.train.loss.kl_coef or self.train.loss.entropy_coef):
             raise ValueError(
                 f"train.pack.drop_uninformative=True drops groups that kl_coef={self.train.loss.kl_coef} and "
@@ -184,15 +201,40 @@ class RunConfig:
 
 
 # Keys of a config that may differ between the start of a run and its continuation.
-MAY_CHANGE = ("checkpoint", "suites", "rollout.workers", "rollout.tool_timeout_s")
+MAY_CHANGE = (
+    "checkpoint",
+    "suites",
+    "rollout.workers",
+    "rollout.tool_timeout_s",
+    "asynchrony.work",
+    "asynchrony.weights",
+    "asynchrony.host",
+)
+
+
+def meshes(config: RunConfig, role: str = "all") -> list[MeshConfig]:
+    """The devices of a process one after another: those that learn, those that sample, those that prefill."""
+    rollout = config.rollout
+    sampling = [rollout.mesh] if role == "actor" or (role == "all" and rollout.apart) else []
+    prefill = [rollout.prefill_mesh] if rollout.prefill_mesh and role != "learner" else []
+    return [config.mesh] * (role != "actor") + sampling + prefill
 
 
 class Run:
-    """The parts of a run, built once. A context manager: leaving it ends the sandboxes and worker threads."""
+    """The parts of a run, built once. A context manager: leaving it ends the sandboxes and worker threads.
 
-    def __init__(self, config: RunConfig, workdir: Path):
-        self.config, self.workdir = config, workdir
-        self.mesh = make_mesh(config.mesh)
+    role: of this process, "all", "learner" or "actor"; mesh: devices that learn, which an actor lacks.
+    rollout_mesh, prefill_mesh: devices that sample, and those that prefill prompts if they are others.
+    """
+
+    def __init__(self, config: RunConfig, workdir: Path, role: str = "all"):
+        self.config, self.workdir, self.role = config, workdir, role
+        devices, made = jax.devices(), []
+        for mesh in meshes(config, role):
+            made.append(make_mesh(mesh, devices))
+            devices = devices[made[-1].size :]
+        self.prefill_mesh = made.pop() if config.rollout.prefill_mesh and role != "learner" else None
+        self.mesh, self.rollout_mesh = made[0], made[-1]
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
         self.pool = SandboxPool(config.sandbox)
         try:
@@ -261,7 +303,30 @@ class Run:
 
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
         """The copy of a model that samples, in the rollout's dtype unless another is given."""
-        return cast(model, dtype or self.config.rollout.dtype)
+        model = cast(model, dtype or self.config.rollout.dtype)
+        if self.rollout_mesh == self.mesh:
+            return model
+        with jax.set_mesh(self.rollout_mesh):
+            return jax.device_put(model, parameter_shardings(model, self.rollout_mesh))
+
+    def sampling_model(self) -> Transformer:
+        """The abstract model that actors of this process sample with."""
+        return sampling_model(self.model_config, self.config.rollout.dtype, self.rollout_mesh)
+
+    def schedule(self, store: GroupStore, pool: TaskPool, next_step: int) -> Schedule:
+        """What the steps from ``next_step`` on sample."""
+        train = self.config.train
+        return Schedule(
+            self.config.asynchrony,
+            store,
+            pool,
+            steps=train.steps,
+            next_step=next_step,
+            tasks_per_step=train.tasks_per_step,
+            group_size=train.group_size,
+            samples=train.screening.samples if train.screening else 0,
+            seed=self.config.seed,
+        )
 
     def episode(
         self, task: Task, group: int, index: int, *, protocol: str | None = None, limits: Limits | None = None
@@ -292,11 +357,13 @@ class Run:
         if way not in self._schedulers:
             model_config = dataclasses.replace(self.model_config, dtype=dtype, param_dtype=dtype)
             stops = tuple(sorted(stop_ids(PROTOCOLS[protocol], self.tokenizer)))
+            parts = model_config, engine, sampling, stops
             self._schedulers[way] = Scheduler(
-                Engine(model_config, engine, sampling, stops, self.mesh),
+                Engine(*parts, self.rollout_mesh),
                 self.tokenizer,
                 workers=rollout.workers,
                 tool_timeout_s=rollout.tool_timeout_s,
+                prefiller=Engine(*parts, self.prefill_mesh) if self.prefill_mesh else None,
             )
         return self._schedulers[way]
 

@@ -16,7 +16,7 @@ from rl_code.stop import Stopped, StopRequest
 
 FOLDER = "sft"
 # Keys of a config on which a warm start does not depend: runs that differ in nothing else may share one.
-MAY_DIFFER = (*MAY_CHANGE, "train", "rollout", "reward", "sandbox")
+MAY_DIFFER = (*MAY_CHANGE, "train", "rollout", "reward", "sandbox", "asynchrony")
 
 
 class Demonstrations:

@@ -1,12 +1,16 @@
 """Reinforcement learning of a coding agent: warm start, evaluate, then sample, grade, update, and evaluate again.
 
-The loop is synchronous: the weights that sample a batch are the weights it is trained on. Everything that decides what
-happens (which tasks, which random numbers) is a function of the config and the step, so a run that was killed and
-started again ends with the same weights, bit for bit, as one that was not.
+``train`` is the whole system in one process, or its learner; ``act`` is one of the actors that serve a learner in other
+processes. How far sampling runs ahead of training is the config's (``schedule``). What was sampled goes into a store
+before it is trained on, so a learner that was killed goes through the steps since its checkpoint again with the same
+groups. Where sampling is synchronous or exactly one step ahead, everything that decides what happens (which tasks,
+which weights, which random numbers) is a function of the config and the step, so a run that was killed and started
+again ends with the same weights, bit for bit, as one that was not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,25 +28,37 @@ from rl_code.learner.advantages import group_advantages
 from rl_code.learner.batching import pack
 from rl_code.learner.update import TrainState, init_state, make_token_logprobs, make_update
 from rl_code.metrics import CompilationCounter, MetricWriter, Progress, TrajectoryLog, write_atomically
-from rl_code.rollout.scheduler import RolloutStats
+from rl_code.rollout.actor import Actor, ActorStats
+from rl_code.rollout.supply import InThread, InTurn, Remote, Supply
 from rl_code.run import MAY_CHANGE, Run, RunConfig
+from rl_code.schedule import solved
 from rl_code.stop import Stopped, StopRequest
+from rl_code.store.files import StoreError
+from rl_code.store.store import GroupStore
+from rl_code.store.work import Work
 from rl_code.tasks.screening import TaskPool
 from rl_code.types import Group, Trajectory
+from rl_code.weights.backed import BackedWeights
+from rl_code.weights.local import LocalWeights
+from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.transfer import TransferPublisher, TransferSubscriber
+from rl_code.weights.versions import Publisher, Subscriber
 
 CONFIG_FILE = "config.json"
+STORE = "store"
 
 
-def train(config: RunConfig, workdir: str | Path) -> list[SuiteResult]:
+def train(config: RunConfig, workdir: str | Path, role: str = "all") -> list[SuiteResult]:
     """Runs a config to its end, from wherever the workdir left off; returns all evaluations.
 
-    Raises CheckpointError or ConfigError for a workdir that cannot be continued, SandboxUnavailable where code cannot
-    be run safely, FloatingPointError when the loss is not finite (the checkpoint is from before that step), Stopped
-    after Ctrl-C or SIGTERM.
+    role: "all", or "learner" where other processes sample. Raises CheckpointError or ConfigError for a workdir that
+    cannot be continued, SandboxUnavailable where code cannot be run safely, FloatingPointError when the loss is not
+    finite (the checkpoint is from before that step), StoreError or WeightError when storage fails or nobody answers
+    in time, Stopped after Ctrl-C or SIGTERM.
     """
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    with Run(config, workdir) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
+    with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
         if run.config.sft.steps:
             model = sft.warm_start(run, stop).model
         else:
@@ -54,6 +70,30 @@ def train(config: RunConfig, workdir: str | Path) -> list[SuiteResult]:
         return suite_lib.load_all(workdir)
 
 
+def act(config: RunConfig, workdir: str | Path, name: str) -> None:
+    """Samples for the learner of a workdir until its last step is trained on; raises as ``train``."""
+    workdir = Path(workdir)
+    _await_store(workdir, config.asynchrony.work.deadline_s)
+    with Run(config, workdir, "actor") as run, StopRequest() as stop, stop.deferred():
+        store = GroupStore(workdir / STORE, name)
+        weights = TransferSubscriber(StoredSubscriber(workdir, run.sampling_model(), name=name))
+        actor = make_actor(run, store, weights)
+        last = config.train.steps - 1
+        try:
+            actor.run(lambda: stop.requested or store.is_consumed(last))
+        finally:
+            actor.close()
+        if stop.requested:
+            raise Stopped(f"{name} stopped; what it held may be taken over")
+
+
+def make_actor(run: Run, store: GroupStore, weights: Subscriber) -> Actor:
+    """An actor of a run, on the devices that sample."""
+    config = run.config.asynchrony
+    scheduler = run.scheduler(run.config.rollout.sampling)
+    return Actor(scheduler, store, Work(store, config.work), weights, run.tasks, run.episode, config)
+
+
 # --- The loop --------------------------------------------------------------------------------------------------------
 
 
@@ -62,21 +102,25 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest) -> TrainState:
     config = run.config.train
     update = make_update(config.loss, config.optimizer, config.micro_batches)
     token_logprobs = make_token_logprobs(config.loss.temperature, config.micro_batches)
-    scheduler = run.scheduler(run.config.rollout.sampling)
-    sampling_key = jax.random.key(run.config.seed + 1)
     reference = jax.tree.map(lambda x: x.copy(), model) if config.loss.kl_coef else None
     checkpoint = run.config.checkpoint
 
     with Checkpoints(run.workdir, run.config, keep=checkpoint.keep, may_change=MAY_CHANGE) as checkpoints:
         state = init_state(model, config.optimizer)
         restored = checkpoints.restore(state)
-        start, position = 0, None
+        start, position = 0, {"tasks": None, "planned": 0}
         if restored is not None:
-            start, position, state = restored.step, restored.position["tasks"], restored.state
+            start, position, state = restored.step, restored.position, restored.state
         log = TrajectoryLog(run.workdir, run.tokenizer.decode, start)
-        pool = TaskPool(len(run.tasks), run.config.seed, config.screening, position)
+        store = GroupStore(run.workdir / STORE, "learner")
+        pool = TaskPool(len(run.tasks), run.config.seed, config.screening, position["tasks"])
+        schedule = run.schedule(store, pool, position["planned"])
+        publisher, supply = _connect(run, store)
+        publisher.publish(start, state.model)
 
         with (
+            contextlib.closing(publisher),
+            supply,
             MetricWriter(run.workdir, start) as writer,
             Progress("training", config.steps, start) as progress,
             CompilationCounter() as compilations,
@@ -85,24 +129,14 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest) -> TrainState:
             for step in range(start, config.steps):
                 begin = time.perf_counter()
 
-                # Choose the tasks: with screening, those that the policy solves sometimes.
-                sampler = run.sampler(state.model)
-                screened = _screen(run, pool, sampler, step, progress)
-                if screened and step == 0:
-                    checkpoints.save(0, state, {"tasks": pool.position()})
-                chosen = pool.draw(config.tasks_per_step)
-                screen_done = time.perf_counter()
+                # Plan: the tasks of every step that may begin with the weights there are now.
+                screened = schedule.plan(step, supply.wait)
+                planned = time.perf_counter()
 
-                # Sample: G episodes of each task, in the sandbox, with the current weights.
-                groups, stats = scheduler.rollout(
-                    sampler,
-                    [run.tasks[i] for i in chosen],
-                    run.episode,
-                    group_size=config.group_size,
-                    version=step,
-                    key=sampling_key,
-                    first_group=step * config.tasks_per_step,
-                )
+                # Wait: for G episodes of each task, sampled and graded by actors here or elsewhere.
+                records = supply.wait(step)
+                items = [item for item in store.items(step) if item.kind == "train"]
+                groups = [records[item.number].group for item in items]
                 sampled = time.perf_counter()
 
                 # Credit: advantages within each group, then fixed shapes with each prompt once.
@@ -115,21 +149,38 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest) -> TrainState:
                 ref = token_logprobs(reference, batch) if reference is not None else None
                 for _ in range(config.epochs):
                     state, update_metrics = update(state, batch, prox, ref)
+                update_metrics = jax.device_get(update_metrics)
+                trained = time.perf_counter()
+                if not update_metrics["train/finite"]:
+                    checkpoints.save(step, state, position)
+                    raise FloatingPointError(
+                        f"the loss or its gradient is not finite at step {step}; the weights of before it are saved"
+                    )
 
-                # Write down, while the update runs.
+                # Publish: the new weights, then that this step's groups are used up.
+                version = publisher.publish(step + 1, state.model)
+                store.consume(step, records, version=step, weights=version.checksum)
+
+                # Write down.
                 log.append(step, groups)
-                pool.record({i: _solved(group) for i, group in zip(chosen, groups, strict=True)})
-                metrics = rollout_metrics(groups, stats) | pack_metrics | jax.device_get(update_metrics)
+                pool.record({item.task: solved(group) for item, group in zip(items, groups, strict=True)})
+                position = {"tasks": pool.position(), "planned": schedule.next_step}
+                actor = supply.take_stats()
                 done = time.perf_counter()
+                metrics = episode_metrics(groups, step) | pack_metrics | update_metrics | actor_metrics(actor)
+                metrics |= publisher.published.metrics() if publisher.published else {}
+                sampled_tokens = sum(int(t.sampled.sum()) for group in groups for t in group.trajectories)
                 metrics |= {
                     "time/step_s": done - begin,
-                    "time/screening_s": screen_done - begin,
-                    "time/rollout_s": sampled - screen_done,
-                    "time/update_s": done - sampled,
+                    "time/screening_s": planned - begin,
+                    "time/rollout_s": sampled - planned,
+                    "time/update_s": trained - sampled,
+                    "time/publish_s": done - trained,
+                    "time/learner_idle": (sampled - begin) / (done - begin),
                     "time/compilations": compilations.count,
                     "tasks/screened": screened,
                     "tasks/pool": len(pool.active),
-                    "time/tokens_per_s": stats.sampled_tokens / (done - begin),
+                    "time/tokens_per_s": sampled_tokens / (done - begin),
                 }
                 writer.write(step, metrics)
                 progress.update(
@@ -138,44 +189,36 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest) -> TrainState:
                     pass_rate=metrics["reward/solved"],
                     tokens_per_s=metrics["time/tokens_per_s"],
                 )
-                if not metrics["train/finite"]:
-                    checkpoints.save(step, state, {"tasks": pool.position()})
-                    raise FloatingPointError(
-                        f"the loss or its gradient is not finite at step {step}; the weights of before it are saved"
-                    )
                 last = step + 1 == config.steps
                 if (step + 1) % checkpoint.every == 0 or last or stop.requested:
-                    checkpoints.save(step + 1, state, {"tasks": pool.position()})
+                    checkpoints.save(step + 1, state, position)
                 if stop.requested and not last:
                     raise Stopped(f"stopped after step {step + 1} of {config.steps}")
         return state
 
 
-def _screen(run: Run, pool: TaskPool, sampler: Transformer, step: int, progress: Progress) -> int:
-    """Samples tasks until the pool has enough of them that the policy solves sometimes; returns how many it sampled."""
-    screening, count = run.config.train.screening, 0
-    while tasks := pool.to_screen():
-        progress.note(
-            f"screening {len(tasks)} tasks x {screening.samples}: {len(pool.active)} of {screening.least} found"
-        )
-        groups, _ = run.scheduler(run.config.rollout.sampling).rollout(
-            sampler,
-            [run.tasks[i] for i in tasks],
-            run.episode,
-            group_size=screening.samples,
-            version=step,
-            key=jax.random.fold_in(jax.random.key(run.config.seed + 2), step),
-            first_group=count,
-        )
-        pool.screened({i: _solved(group) for i, group in zip(tasks, groups, strict=True)})
-        count += len(tasks)
-    return count
+def _connect(run: Run, store: GroupStore) -> tuple[Publisher, Supply]:
+    """How weights leave the learner, and how groups reach it."""
+    config = run.config.asynchrony
+    if run.role == "learner":
+        stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
+        return TransferPublisher(stored, host=run.config.asynchrony.host), Remote(store, config.work.deadline_s)
+    local = LocalWeights(run.sampling_model(), keep=config.weights.keep)
+    actor_store = GroupStore(run.workdir / STORE, "actor")
+    if config.mode == "sync":
+        return local, InTurn(store, make_actor(run, actor_store, local))
+    stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
+    weights = BackedWeights(local, stored, StoredSubscriber(run.workdir, run.sampling_model(), name="actor"))
+    return weights, InThread(store, make_actor(run, actor_store, weights), config.work.deadline_s)
 
 
-def _solved(group: Group) -> tuple[int, int]:
-    """(episodes solved, episodes graded) of a group."""
-    graded = [trajectory for trajectory in group.trajectories if trajectory.status != "fault"]
-    return sum(suite_lib.solved(trajectory) for trajectory in graded), len(graded)
+def _await_store(workdir: Path, deadline_s: float) -> None:
+    """Until a learner has made its store: an actor may be started first."""
+    deadline = time.monotonic() + deadline_s
+    while not (workdir / STORE / "steps").is_dir():
+        if time.monotonic() > deadline:
+            raise StoreError(f"no learner has made {workdir / STORE} within {deadline_s:g} s; is --workdir right?")
+        time.sleep(0.2)
 
 
 # --- Evaluation ------------------------------------------------------------------------------------------------------
@@ -200,10 +243,11 @@ def evaluate(run: Run, model: Transformer, label: str, step: int) -> None:
 # --- What is measured ------------------------------------------------------------------------------------------------
 
 
-def rollout_metrics(groups: Sequence[Group], stats: RolloutStats) -> dict[str, float]:
-    """Means over the episodes of one step, and how the time of sampling was spent."""
+def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Means over the episodes of one step; version: the learner's, when they were trained on."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    solved = [_solved(group) for group in groups]
+    counts = [solved(group) for group in groups]
+    ages = np.concatenate([version - t.versions[t.sampled] for t in trajectories])
 
     def mean(values) -> float:
         return float(np.mean([float(value) for value in values]))
@@ -216,22 +260,35 @@ def rollout_metrics(groups: Sequence[Group], stats: RolloutStats) -> dict[str, f
         },
         "reward/solved": mean(suite_lib.solved(t) for t in trajectories),
         "reward/first_edit": mean(t.first_edit_passed for t in trajectories),
-        "reward/mixed_groups": mean(0 < good < graded for good, graded in solved),
+        "reward/mixed_groups": mean(0 < good < graded for good, graded in counts),
         "episode/sampled_tokens": mean(t.sampled.sum() for t in trajectories),
         "episode/tokens": mean(len(t.tokens) for t in trajectories),
         "episode/turns": mean(sum(turn.role == "assistant" for turn in t.turns) for t in trajectories),
         "episode/malformed_calls": mean(t.malformed_calls for t in trajectories),
         "episode/submitted": mean(t.status == "submitted" for t in trajectories),
         "episode/faults": float(sum(t.status == "fault" for t in trajectories)),
-        "rollout/sampled_tokens": float(stats.sampled_tokens),
-        "rollout/prefilled_tokens": float(stats.prefilled_tokens),
-        "rollout/prefix_hit_rate": stats.prefix_hit_rate,
-        "rollout/occupancy": stats.occupancy,
-        "rollout/preempted": float(stats.preempted),
-        "rollout/kv_mib": stats.kv_bytes / 2**20,
-        "time/decode_s": stats.decode_s,
-        "time/prefill_s": stats.prefill_s,
-        "time/tool_wait_s": stats.wait_s,
+        "rollout/sampled_tokens": float(len(ages)),
+        **{f"staleness/{age}": float(np.mean(ages == age)) for age in range(int(ages.max(initial=0)) + 1)},
         "time/tools_s": sum(t.seconds.get("tools", 0.0) for t in trajectories),
         "time/grade_s": sum(t.seconds.get("grade", 0.0) for t in trajectories),
+    }
+
+
+def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
+    """How an actor of this process spent its time since the last step; which step that was for may differ."""
+    if stats is None:
+        return {}
+    rollout = stats.rollout
+    return {
+        "engine/prefilled_tokens": float(rollout.prefilled_tokens),
+        "engine/prefix_hit_rate": rollout.prefix_hit_rate,
+        "engine/occupancy": rollout.occupancy,
+        "engine/preempted": float(rollout.preempted),
+        "engine/kv_mib": rollout.kv_bytes / 2**20,
+        "engine/generated_per_s": rollout.sampled_tokens / max(rollout.decode_s, 1e-9),
+        "engine/prefilled_per_s": rollout.prefilled_tokens / max(rollout.prefill_s, 1e-9),
+        "time/decode_s": rollout.decode_s,
+        "time/prefill_s": rollout.prefill_s,
+        "time/tool_wait_s": rollout.wait_s,
+        "time/actor_idle": stats.idle_share,
     }

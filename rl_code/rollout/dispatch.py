@@ -16,25 +16,28 @@ def decode_input(
 ) -> DecodeInput:
     """The dispatch of ``chosen`` rows of every shard, each with pages for what it may sample.
 
-    A row has an ``episode`` with the numbers of its random stream. budgets: most tokens of each.
+    A row has the words of its random ``key``, and an ``episode`` with the other numbers of its random stream.
+    budgets: most tokens of each.
     """
     c, shards = engine.config, engine.shards
     shape = (shards, c.slots)
     fields = {name: np.zeros(shape, np.int32) for name in ("tokens", "places", "budgets", "groups", "samples")}
     active = np.zeros(shape, bool)
+    keys = np.zeros((*shape, 2), np.uint32)
     tables = np.full((*shape, c.table), -1, np.int32)
     for shard, rows in enumerate(chosen):
         for place, row in enumerate(rows):
             at = (shard, place)
             pages = pool.pages(row)
-            active[at] = True
+            active[at], keys[at] = True, row.key
             tables[(*at, slice(0, len(pages)))] = pages
             fields["tokens"][at], fields["places"][at] = row.tokens[-1], len(row.tokens) - 1
             fields["budgets"][at] = min(budgets[shard][place], c.decode_steps)
             fields["groups"][at], fields["samples"][at] = row.episode.group, row.episode.index
     rows = _view_rows(engine, pool, chosen) if engine.viewed else _no_rows(shards, c.slots)
     flat = {name: x.reshape(-1) for name, x in fields.items()}
-    return DecodeInput(active=active.reshape(-1), tables=tables.reshape(-1, c.table), rows=rows, **flat)
+    keys = keys.reshape(-1, 2)
+    return DecodeInput(active=active.reshape(-1), keys=keys, tables=tables.reshape(-1, c.table), rows=rows, **flat)
 
 
 def _view_rows(engine: Engine, pool: PagePool, chosen: Sequence[Sequence[Span]]) -> Rows:

@@ -94,7 +94,8 @@ class DecodeInput:
     """What a decode dispatch needs to know, per row int32 [slots] unless said.
 
     tokens: the last token, not yet in the cache. places: its place. active: bool. budgets: tokens the row may still
-    sample in this dispatch, for which it has pages. groups, samples: numbers that fix the row's random stream.
+    sample in this dispatch, for which it has pages. keys (uint32 [slots, 2]), groups, samples: what fixes the row's
+    random stream.
     tables: [slots, table] the row's pages, -1 for none. rows: the same for the view.
     """
 
@@ -102,6 +103,7 @@ class DecodeInput:
     places: jax.Array
     active: jax.Array
     budgets: jax.Array
+    keys: jax.Array
     groups: jax.Array
     samples: jax.Array
     tables: jax.Array
@@ -114,7 +116,7 @@ def _prefill(model: Transformer, cache: PagedCache, tables, tokens, places) -> P
     return forward(model, cache, tokens, places, pages)[1]
 
 
-def _decode(model: Transformer, cache: PagedCache, inputs: DecodeInput, key, *, steps, sampling, stop_ids, view_block):
+def _decode(model: Transformer, cache: PagedCache, inputs: DecodeInput, *, steps, sampling, stop_ids, view_block):
     """Up to ``steps`` tokens for every active row; a row ends at a stop token or when its budget is used.
 
     view_block: size of the view's blocks, 0 to read pages.
@@ -134,7 +136,7 @@ def _decode(model: Transformer, cache: PagedCache, inputs: DecodeInput, key, *, 
         positions = inputs.places + counts
         places = jnp.where(active, positions, -1)
         hidden, cache, views = decode_token(model, cache, views, inputs.rows, inputs.tables, tokens, places)
-        uniforms = token_uniforms(key, inputs.groups, inputs.samples, positions)
+        uniforms = token_uniforms(inputs.keys, inputs.groups, inputs.samples, positions)
         sampled, logprobs = sample(model.logits(hidden), uniforms, sampling)
         tokens = jnp.where(active, sampled, tokens)
         counts = counts + active
@@ -199,7 +201,13 @@ class Engine:
             mapped = jax.shard_map(
                 function, mesh=mesh, in_specs=in_specs, out_specs=P("data"), axis_names={"data"}, check_vma=False
             )
-            return jax.jit(mapped, donate_argnums=donate)
+            program = jax.jit(mapped, donate_argnums=donate)
+
+            def call(*arguments):
+                with jax.set_mesh(mesh):  # whichever one the caller has set
+                    return program(*arguments)
+
+            return call
 
         self._prefill = sharded(_prefill, "rdddd", (1,))
         decode = functools.partial(
@@ -209,7 +217,7 @@ class Engine:
             stop_ids=stop_ids,
             view_block=config.view_block if self.viewed else 0,
         )
-        self._decode = sharded(decode, "rddr", (1,))
+        self._decode = sharded(decode, "rdd", (1,))
         self._copy = sharded(paged.copy_pages, "ddd", (0,))
         self._read = sharded(_read_pages, "dd", ())
         self._write = sharded(_write_pages, "ddr", (0,))
@@ -222,7 +230,8 @@ class Engine:
         def zeros():
             return model_cache(self._model_config, self.shards * c.pages, c.cache_dtype, page=c.page)
 
-        return zeros()
+        with jax.set_mesh(self.mesh):
+            return zeros()
 
     def put(self, x: np.ndarray) -> jax.Array:
         """A host array [shards * n, ...] on the devices, rows split over ``data``."""
@@ -232,9 +241,9 @@ class Engine:
         """One prefill of shards * prefill_rows rows; pages are numbered within the shard. Donates the cache."""
         return self._prefill(model, cache, self.put(tables), self.put(tokens), self.put(places))
 
-    def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput, key: jax.Array):
+    def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
         """One dispatch of up to ``decode_steps`` tokens per active row. Donates the cache. See ``_decode``."""
-        return self._decode(model, cache, jax.tree.map(self.put, inputs), key)
+        return self._decode(model, cache, jax.tree.map(self.put, inputs))
 
     def copy_pages(self, cache: PagedCache, sources, targets) -> PagedCache:
         """Pages ``sources`` [shards * slots] copied onto ``targets``, past the end for none. Donates the cache."""

@@ -69,7 +69,8 @@ class PagePool:
 
     def place(self, model: Transformer) -> Transformer:
         """A model on this engine's devices."""
-        return jax.device_put(model, parameter_shardings(model, self.engine.mesh))
+        with jax.set_mesh(self.engine.mesh):
+            return jax.device_put(model, parameter_shardings(model, self.engine.mesh))
 
     def take_peak_bytes(self) -> int:
         """Bytes of the most pages that were in use at once since the last call."""
@@ -212,9 +213,9 @@ class PagePool:
             self._arrays = self.engine.prefill(model, self._cache(), *flat)
         return total
 
-    def decode(self, model: Transformer, inputs: DecodeInput, key: jax.Array) -> tuple[np.ndarray, ...]:
+    def decode(self, model: Transformer, inputs: DecodeInput) -> tuple[np.ndarray, ...]:
         """One dispatch; (tokens, logprobs, counts) as the engine returns them, on the host."""
-        self._arrays, *results = self.engine.decode(model, self._cache(), inputs, key)
+        self._arrays, *results = self.engine.decode(model, self._cache(), inputs)
         return jax.device_get(tuple(results))
 
     def _cache(self) -> PagedCache:

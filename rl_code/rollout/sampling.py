@@ -11,7 +11,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,16 +32,20 @@ class SamplingConfig:
 
 
 def token_uniforms(
-    key: jax.Array, groups: Int[Array, " B"], samples: Int[Array, " B"], positions: Int[Array, " B"]
+    keys: UInt32[Array, "B 2"], groups: Int[Array, " B"], samples: Int[Array, " B"], positions: Int[Array, " B"]
 ) -> Float[Array, " B"]:
-    """One uniform number in [0, 1) per row that depends only on (key, group, sample, position), never on the batch."""
+    """One uniform number in [0, 1) per row that depends only on (key, group, sample, position), never on the batch.
 
-    def one(group, sample, position):
+    keys: the words of each row's random key.
+    """
+
+    def one(key, group, sample, position):
+        key = jax.random.wrap_key_data(key, impl="threefry2x32")
         return jax.random.uniform(
             jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, group), sample), position)
         )
 
-    return jax.vmap(one)(groups, samples, positions)
+    return jax.vmap(one)(keys, groups, samples, positions)
 
 
 def sample(

@@ -15,6 +15,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import jax
 
@@ -37,11 +38,13 @@ class RolloutTimeout(RuntimeError):
 class _Row(Span):
     """An episode and where it stands; ``tokens`` are all that are known of it.
 
-    group: it belongs to. waiting: for a tool. message, logprobs, versions: what was sampled of the current message.
+    group: it belongs to. key: words of its random key. waiting: for a tool. message, logprobs, versions: what was
+    sampled of the current message.
     """
 
     episode: Episode | None = None
     group: _Group | None = None
+    key: tuple[int, ...] = (0, 0)
     waiting: bool = False
     message: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
@@ -56,7 +59,7 @@ class _Group(Span):
     decodable: whether the prompt's pages are where rows decode.
     """
 
-    number: int = 0
+    tag: Any = None
     task: Task | None = None
     rows: list[_Row] = dataclasses.field(default_factory=list)
     unopened: list[_Row] = dataclasses.field(default_factory=list)
@@ -124,8 +127,7 @@ class Scheduler:
         self._prompt_pool = PagePool(prefiller) if prefiller else self._pool
         self._model: Transformer | None = None
         self._prompt_model: Transformer | None = None
-        self._key: jax.Array | None = None
-        self._version = 0
+        self.version: int | None = None
         self._reset()
 
     def close(self) -> None:
@@ -133,8 +135,8 @@ class Scheduler:
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._reset()
 
-    def load(self, model: Transformer, version: int, key: jax.Array, *, recompute: bool = False) -> None:
-        """Samples with these weights and this key from the next dispatch on, in the middle of messages too.
+    def load(self, model: Transformer, version: int, *, recompute: bool = False) -> None:
+        """Samples with these weights from the next dispatch on, in the middle of messages too.
 
         recompute: whether episodes in progress compute their keys anew; else those of older weights are kept. New
         groups share prompts that the same weights (the same object) computed.
@@ -148,7 +150,7 @@ class Scheduler:
             if recompute:
                 for row in self._rows:
                     self._pool.forget(row)
-        self._version, self._key = version, key
+        self.version = version
 
     def submit(
         self,
@@ -157,13 +159,15 @@ class Scheduler:
         *,
         group: int,
         group_size: int,
+        key: Sequence[int],
+        tag: Any = None,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> None:
-        """Hands in ``group_size`` episodes of a task; ``step`` returns their group when it is finished.
+        """Hands in ``group_size`` episodes of a task; ``step`` returns their group, with ``tag``, when it is finished.
 
         make_episode(task, group, index) builds an episode. The random stream of a token depends on (key, group, index,
-        position) only. on_finished runs in the thread that calls ``step``. Raises ValueError for a prompt that is
-        longer than the engine's prompt_length.
+        position) only; key: the two words of a random key. on_finished runs in the thread that calls ``step``.
+        Raises ValueError for a prompt that is longer than the engine's prompt_length.
         """
         rows = [_Row(episode=make_episode(task, group, index)) for index in range(group_size)]
         prompt, *_ = [row.episode.start() for row in rows]
@@ -174,11 +178,11 @@ class Scheduler:
                 f"task {task.id}: its prompt of {len(prompt)} tokens is longer than "
                 f"prompt_length={self._config.prompt_length}"
             )
-        own = _Group(prompt[:-1], len(prompt), number=group, task=task, rows=rows, unopened=rows[::-1])
+        own = _Group(prompt[:-1], len(prompt), tag=tag, task=task, rows=rows, unopened=rows[::-1])
         own.on_finished = on_finished
         for row in rows:
-            row.group, row.tokens, row.prompt = own, list(prompt), len(prompt)
-        self._groups[group] = own
+            row.group, row.tokens, row.prompt, row.key = own, list(prompt), len(prompt), tuple(key)
+        self._groups[own] = None
         self._queue.append(own)
 
     @property
@@ -186,8 +190,14 @@ class Scheduler:
         """Groups handed in and not finished."""
         return len(self._groups)
 
-    def step(self) -> list[Group]:
-        """One round; returns the groups that were finished. Waits for a tool when there is nothing else to do."""
+    @property
+    def room(self) -> int:
+        """Episodes that could be handed in and opened at once, if there were pages for them."""
+        queued = sum(len(group.unopened) for group in (*self._queue, *self._prompts))
+        return self.engine.shards * self._config.episodes - len(self._rows) - queued
+
+    def step(self) -> list[tuple[Any, Group]]:
+        """One round; returns (tag, group) of those that were finished. Waits for a tool if there is nothing to do."""
         start = time.perf_counter()
         finished = self._collect()
         self._reopen()
@@ -210,7 +220,7 @@ class Scheduler:
         """Gives up every episode and forgets the caches."""
         for future in (*self._stepping, *self._finishing):
             future.cancel()
-        for group in self._groups.values():
+        for group in self._groups:
             for row in group.rows:
                 row.episode.close()
         self._reset()
@@ -231,14 +241,16 @@ class Scheduler:
 
         Groups are numbered from ``first_group``; arguments as ``load`` and ``submit`` take them.
         """
-        self.load(model, version, key)
+        self.load(model, version)
         self.take_stats()
+        words = jax.random.key_data(key).tolist()
         groups: dict[int, Group] = {}
         try:
             for number, task in enumerate(tasks, first_group):
-                self.submit(task, make_episode, group=number, group_size=group_size, on_finished=on_finished)
+                way = dict(group=number, group_size=group_size, key=words, tag=number, on_finished=on_finished)
+                self.submit(task, make_episode, **way)
             while self.groups:
-                groups |= {group.trajectories[0].group: group for group in self.step()}
+                groups |= self.step()
         except BaseException:
             self.abort()
             raise
@@ -247,7 +259,7 @@ class Scheduler:
     # --- A round -----------------------------------------------------------------------------------------------------
 
     def _reset(self) -> None:
-        self._groups: dict[int, _Group] = {}  # not finished, by number
+        self._groups: dict[_Group, None] = {}  # not finished
         self._queue: collections.deque[_Group] = collections.deque()  # whose prompt has no pages yet
         self._prompts: list[_Group] = []  # with episodes that are not open yet, oldest first
         self._rows: list[_Row] = []  # open episodes, oldest first
@@ -274,7 +286,7 @@ class Scheduler:
             waiting = sorted(row.episode.task.id for row in (*self._stepping.values(), *self._finishing.values()))
             raise RolloutTimeout(f"no tool answered within {self._timeout_s} s; waiting for tasks {waiting}")
 
-    def _collect(self) -> list[Group]:
+    def _collect(self) -> list[tuple[Any, Group]]:
         """Take what the worker threads have finished; an episode that is over gives up its pages and is graded."""
         for future in [future for future in self._stepping if future.done()]:
             row = self._stepping.pop(future)
@@ -295,9 +307,9 @@ class Scheduler:
             group.trajectories[row.episode.index] = trajectory
             group.on_finished(trajectory)
             if len(group.trajectories) == len(group.rows):
-                del self._groups[group.number]
+                del self._groups[group]
                 trajectories = tuple(group.trajectories[index] for index in sorted(group.trajectories))
-                finished.append(Group(group.task, trajectories))
+                finished.append((group.tag, Group(group.task, trajectories)))
         return finished
 
     def _reopen(self) -> None:
@@ -404,7 +416,7 @@ class Scheduler:
             return
         start = time.perf_counter()
         inputs = decode_input(self.engine, self._pool, chosen, [[self._budget(row) for row in rows] for rows in chosen])
-        tokens, logprobs, counts = self._pool.decode(self._model, inputs, self._key)
+        tokens, logprobs, counts = self._pool.decode(self._model, inputs)
         self.stats.decode_s += time.perf_counter() - start
         self.stats.dispatches += 1
         for place, row in self._places(chosen):
@@ -430,7 +442,7 @@ class Scheduler:
         row.message = message[:end]
         fresh = len(row.message) - before
         row.logprobs = (row.logprobs + logprobs)[: len(row.message)]
-        row.versions += [self._version] * fresh
+        row.versions += [self.version] * fresh
         row.tokens += row.message[before:]
         row.cached += fresh
         self.stats.sampled_tokens += fresh

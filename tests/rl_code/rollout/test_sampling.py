@@ -60,12 +60,12 @@ def test_impossible_tokens_are_never_drawn():
 
 
 def test_random_numbers_depend_on_the_sequence_and_not_on_its_row():
-    key = jax.random.key(3)
-    groups, samples, positions = jnp.array([5, 6, 5]), jnp.array([0, 0, 1]), jnp.array([9, 9, 9])
-    together = token_uniforms(key, groups, samples, positions)
-    turned = token_uniforms(key, groups[::-1], samples[::-1], positions[::-1])
+    keys = jnp.array([[0, 3], [0, 3], [0, 3], [0, 4]], jnp.uint32)
+    groups, samples, positions = jnp.array([5, 6, 5, 5]), jnp.array([0, 0, 1, 1]), jnp.array([9, 9, 9, 9])
+    together = token_uniforms(keys, groups, samples, positions)
+    turned = token_uniforms(keys[::-1], groups[::-1], samples[::-1], positions[::-1])
     assert (together == turned[::-1]).all()
-    assert len(set(together.tolist())) == 3
+    assert len(set(together.tolist())) == 4
 
 
 def test_stop_tokens_are_recognised():

@@ -294,11 +294,11 @@ def test_tasks_with_a_common_prefix_share_its_pages_under_the_same_weights_only(
 
 def test_a_long_prompt_does_not_hold_up_the_others():
     scheduler = _scheduler(dataclasses.replace(ENGINE, episodes=8))
-    scheduler.load(_model(scheduler.engine.mesh), 0, jax.random.key(0))
+    scheduler.load(_model(scheduler.engine.mesh), 0)
     short, long = _task(0), types.SimpleNamespace(id="long", prompt=[2] * 16)
-    scheduler.submit(short, functools.partial(_Episode, turns=1), group=0, group_size=1)
+    scheduler.submit(short, functools.partial(_Episode, turns=1), group=0, group_size=1, key=(0, 0))
     scheduler.step()
-    scheduler.submit(long, functools.partial(_Episode, turns=1), group=1, group_size=1)
+    scheduler.submit(long, functools.partial(_Episode, turns=1), group=1, group_size=1, key=(0, 0))
     before = scheduler.stats.sampled_tokens
     scheduler.step()  # one chunk of four of the long prompt's tokens, and a dispatch for the short one
     assert scheduler.stats.prefilled_tokens < len(short.prompt) + 15
@@ -311,7 +311,7 @@ def test_a_long_prompt_does_not_hold_up_the_others():
 @pytest.mark.parametrize("recompute", [False, True])
 def test_weights_change_in_the_middle_of_a_message_and_every_token_says_whose_it_is(recompute):
     scheduler = _scheduler(dataclasses.replace(ENGINE, decode_steps=2))
-    mesh, key = scheduler.engine.mesh, jax.random.key(7)
+    mesh = scheduler.engine.mesh
     old, new = _model(mesh), jax.tree.map(lambda x: -x, _model(mesh))
     episodes = []
 
@@ -319,10 +319,10 @@ def test_weights_change_in_the_middle_of_a_message_and_every_token_says_whose_it
         episodes.append(_Episode(task, group, index, turns=1))
         return episodes[-1]
 
-    scheduler.load(old, 3, key)
-    scheduler.submit(_task(1), make, group=0, group_size=3)
+    scheduler.load(old, 3)
+    scheduler.submit(_task(1), make, group=0, group_size=3, key=(0, 7))
     scheduler.step()
-    scheduler.load(new, 4, key, recompute=recompute)
+    scheduler.load(new, 4, recompute=recompute)
     while scheduler.groups:
         scheduler.step()
     scheduler.close()

@@ -1,0 +1,141 @@
+"""The actor: claims planned groups, samples them with the weights they are planned for, and delivers them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from rl_code.environment.episode import Episode
+from rl_code.rollout.scheduler import RolloutStats, Scheduler
+from rl_code.schedule import AsynchronyConfig
+from rl_code.store.steps import Item
+from rl_code.store.store import GroupStore
+from rl_code.store.work import Work
+from rl_code.types import Task
+from rl_code.weights.versions import Subscriber
+
+# Most groups claimed in one turn, so that actors which start together share a step, and seconds between two looks.
+_PORTION, _POLL_S = 4, 0.01
+
+
+@dataclasses.dataclass
+class ActorStats:
+    """Since they were last taken. idle_s: no group was open; total_s: wall clock. rollout: the scheduler's."""
+
+    idle_s: float
+    total_s: float
+    rollout: RolloutStats
+
+    @property
+    def idle_share(self) -> float:
+        """Of the time, how much nothing could be sampled."""
+        return self.idle_s / max(self.total_s, 1e-9)
+
+
+class Actor:
+    """Plays items of a store, a little with every ``turn``.
+
+    tasks: by index.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        store: GroupStore,
+        work: Work,
+        weights: Subscriber,
+        tasks: Sequence[Task],
+        make_episode: Callable[[Task, int, int], Episode],
+        config: AsynchronyConfig,
+    ):
+        self._scheduler, self._store, self._work, self._weights = scheduler, store, work, weights
+        self._tasks, self._make_episode = tasks, make_episode
+        self._config = config
+        self._claimed: collections.deque[Item] = collections.deque()  # not begun
+        self._loaded: int | None = None
+        self._idle_since: float | None = None
+        self._idle_s = 0.0
+        self._since = time.perf_counter()
+        self._lock = threading.Lock()
+
+    def turn(self) -> bool:
+        """Claims, begins, samples and delivers as far as it can at once; False when there is nothing to do.
+
+        Raises StoreError, WeightError or RolloutTimeout; episodes in progress stay open until ``close``.
+        """
+        self._work.progress()
+        self._claim()
+        self._begin()
+        self._note_idle(not self._scheduler.groups)
+        if not self._scheduler.groups:
+            return bool(self._claimed)
+        for item, group in self._scheduler.step():
+            self._store.deliver(item, group)
+        return True
+
+    def run(self, over: Callable[[], bool]) -> None:
+        """Turn after turn until ``over``."""
+        while not over():
+            if not self.turn():
+                time.sleep(_POLL_S)
+
+    def take_stats(self) -> ActorStats:
+        """Since the last call, from any thread."""
+        with self._lock:
+            now = time.perf_counter()
+            if self._idle_since is not None:
+                self._idle_s, self._idle_since = self._idle_s + now - self._idle_since, now
+            stats = ActorStats(self._idle_s, now - self._since, self._scheduler.take_stats())
+            self._idle_s, self._since = 0.0, now
+            return stats
+
+    def close(self) -> None:
+        """Gives up what is in progress; others may take it over."""
+        self._scheduler.abort()
+        self._work.close()
+
+    def _claim(self) -> None:
+        held = sum(item.group_size for item in self._claimed)
+        room = self._scheduler.room - held
+        if not self._claimed and (room > 0 or not self._scheduler.groups):
+            self._claimed += self._work.claim(_PORTION)
+
+    def _begin(self) -> None:
+        """Begins the claimed items whose weights are loaded, or can be."""
+        if self._config.mode == "in_flight" and (self._claimed or self._scheduler.groups):
+            oldest = max((item.step - self._config.max_staleness for item in self._claimed), default=0)
+            self._load(at_least=max(oldest, self._weights.newest() or 0))
+        while self._claimed:
+            wanted = self._claimed[0].version
+            if wanted is not None and wanted != self._loaded:
+                if self._scheduler.groups:
+                    return  # these are finished with the weights they began with
+                self._load(exactly=wanted)
+            self._submit(self._claimed.popleft())
+
+    def _load(self, **wanted: int) -> None:
+        if self._loaded in wanted.values():
+            return
+        self._loaded, model = self._weights.wait(**wanted, deadline_s=self._config.weights.deadline_s)
+        self._scheduler.load(model, self._loaded, recompute=self._config.recompute)
+
+    def _submit(self, item: Item) -> None:
+        self._scheduler.submit(
+            self._tasks[item.task],
+            self._make_episode,
+            group=item.group,
+            group_size=item.group_size,
+            key=item.seed,
+            tag=item,
+        )
+
+    def _note_idle(self, idle: bool) -> None:
+        with self._lock:
+            if idle and self._idle_since is None:
+                self._idle_since = time.perf_counter()
+            elif not idle and self._idle_since is not None:
+                self._idle_s += time.perf_counter() - self._idle_since
+                self._idle_since = None

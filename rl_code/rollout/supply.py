@@ -1,0 +1,112 @@
+"""Where the learner gets its groups from: an actor that takes turns with it, one in a thread, or other processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rl_code.rollout.actor import Actor, ActorStats
+from rl_code.store.records import Record
+from rl_code.store.store import GroupStore, StoreTimeout
+
+
+class Supply(Protocol):
+    """The groups of planned steps. A context manager, which ends what it began."""
+
+    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
+        """The groups of a step, or of some of its items, as soon as all are there.
+
+        Raises StoreTimeout after the deadline, and whatever an actor of this process raised.
+        """
+
+    def take_stats(self) -> ActorStats | None:
+        """Of the actor of this process, since the last call; None when there is none."""
+
+    def __enter__(self) -> Supply: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Remote:
+    """Other processes sample."""
+
+    def __init__(self, store: GroupStore, deadline_s: float):
+        self._store, self._deadline_s = store, deadline_s
+
+    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
+        return self._store.wait(step, self._deadline_s, numbers)
+
+    def take_stats(self) -> None:
+        return None
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class InTurn:
+    """The learner's thread samples while the learner waits."""
+
+    def __init__(self, store: GroupStore, actor: Actor):
+        self._store, self._actor = store, actor
+
+    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
+        wanted = None if numbers is None else set(numbers)
+        while any(wanted is None or item.number in wanted for item in self._store.missing(step)):
+            if not self._actor.turn():
+                time.sleep(0.01)
+        return self._store.wait(step, 0.0, numbers)
+
+    def take_stats(self) -> ActorStats:
+        return self._actor.take_stats()
+
+    def __enter__(self) -> InTurn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._actor.close()
+
+
+class InThread:
+    """An actor in a thread of this process, on devices of its own or on the learner's."""
+
+    def __init__(self, store: GroupStore, actor: Actor, deadline_s: float):
+        self._store, self._actor, self._deadline_s = store, actor, deadline_s
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="actor", daemon=True)
+
+    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
+        deadline = time.monotonic() + self._deadline_s
+        while True:
+            if self._error is not None:
+                raise self._error
+            left = deadline - time.monotonic()
+            try:
+                return self._store.wait(step, max(0.0, min(1.0, left)), numbers)
+            except StoreTimeout:
+                if left <= 1.0:
+                    raise
+
+    def take_stats(self) -> ActorStats:
+        return self._actor.take_stats()
+
+    def __enter__(self) -> InThread:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        over: Callable[[], bool] = self._stop.is_set
+        try:
+            self._actor.run(over)
+        except BaseException as error:  # raised where the learner waits
+            self._error = error
+        finally:
+            self._actor.close()

@@ -1,0 +1,136 @@
+"""Whether other processes are alive, without synchronised clocks.
+
+A process shows that it lives by changing its heartbeat file. An observer remembers what it saw and, on its own
+monotonic clock, for how long it has not changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import logging
+
+from rl_code.store import files
+from rl_code.store.files import StoreError, explain
+from rl_code.store.members import Identity, Member, incarnations
+
+
+class Heartbeat:
+    """A thread that changes this process's heartbeat file every ``heartbeat_s`` while its main loop makes progress.
+
+    When ``progress`` has not been called for ``stall_s`` the file stays as it is, so a main loop that hangs looks dead
+    to others. A file that cannot be written is logged and tried again.
+    """
+
+    def __init__(self, member: Member, *, heartbeat_s: float, stall_s: float):
+        self._member = member
+        self._heartbeat_s, self._stall_s = heartbeat_s, stall_s
+        self._count = 0
+        self._progress_at = time.monotonic()
+        self._replaced: StoreError | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def progress(self) -> None:
+        """Called by the main loop. Raises StoreError when another process has taken this one's place."""
+        if self._replaced is not None:
+            raise self._replaced
+        self._progress_at = time.monotonic()
+
+    def close(self) -> None:
+        """Ends the thread and tells the others that this process has left. Raises StoreError."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._thread.join()
+        if self._replaced is None:
+            self._member.beat(self._count + 1, left=True)
+
+    def _run(self) -> None:
+        trouble = ""
+        while not self._closing.wait(self._heartbeat_s):
+            before, trouble = trouble, self._beat()
+            if trouble and not before:
+                logging.warning("%s has stopped its heartbeat: %s", self._member.identity, trouble)
+            elif before and not trouble:
+                logging.warning("%s has a heartbeat again", self._member.identity)
+
+    def _beat(self) -> str:
+        """Changes the file if this process may; returns what is in the way, "" for nothing."""
+        idle_s = time.monotonic() - self._progress_at
+        if idle_s > self._stall_s:
+            return f"its main loop has made no progress for {idle_s:.1f} s"
+        try:
+            newest = self._member.newest()
+            if newest != self._member.identity:
+                self._replaced = StoreError(f"{self._member.identity} has been replaced by {newest}")
+                return str(self._replaced)
+            self._count += 1
+            self._member.beat(self._count)
+        except StoreError as error:
+            return str(error)
+        return ""
+
+
+class Sighting(NamedTuple):
+    """silent_s: how long the heartbeat has been seen not to change. gone: why the process cannot be alive, or ""."""
+
+    silent_s: float
+    gone: str
+
+
+@dataclasses.dataclass
+class _Seen:
+    content: bytes
+    looked: float
+    silent_s: float = 0.0
+
+
+class Observer:
+    """Watches heartbeats. The time between two looks counts as silence up to ``longest_gap_s`` only.
+
+    With a ``longest_gap_s`` below the timeout that the caller applies, an observer that was itself stopped for a while
+    does not take everybody else for dead on its first look.
+    """
+
+    def __init__(self, store: Path, *, longest_gap_s: float = math.inf, clock: Callable[[], float] = time.monotonic):
+        self._members = store / "members"
+        self._longest_gap_s, self._clock = longest_gap_s, clock
+        self._seen: dict[Identity, _Seen] = {}
+
+    def look(self, who: Identity) -> Sighting:
+        """What is known of a process now. Raises StoreError when the store cannot be read."""
+        folder = self._members / who.name
+        path = folder / f"{who.incarnation}.json"
+        with explain("read the heartbeat", path):
+            try:
+                newest = max(incarnations(folder), default=-1)
+                content = path.read_bytes() if newest <= who.incarnation else b""
+            except FileNotFoundError:  # a newer incarnation deletes it
+                return Sighting(math.inf, "has no heartbeat any more")
+        if newest > who.incarnation:
+            return Sighting(math.inf, f"was restarted as {who._replace(incarnation=newest)}")
+        if _left(content, path):
+            return Sighting(math.inf, "has left")
+        now = self._clock()
+        seen = self._seen.get(who)
+        if seen is None or seen.content != content:
+            self._seen[who] = _Seen(content, now)
+            return Sighting(0.0, "")
+        seen.silent_s += min(now - seen.looked, self._longest_gap_s)
+        seen.looked = now
+        return Sighting(seen.silent_s, "")
+
+
+def _left(content: bytes, path: Path) -> bool:
+    try:
+        return files.unseal(content, path)["left"]
+    except StoreError:  # the empty file of a process that is just starting, or one that a crash of its host cut short
+        return False

@@ -1,0 +1,93 @@
+"""Who takes part: every process that writes to the store has a name, and each of its starts a number.
+
+members/actor-0/3.json     heartbeat of the third restart (incarnation 3) of "actor-0"
+members/actor-0/aside.3.17   what incarnation 3 is writing; deleted by a later incarnation of the same name
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from rl_code.store import files
+from rl_code.store.files import explain
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_HEARTBEAT = re.compile(r"(\d+)\.json")
+_ASIDE = re.compile(r"aside\.(\d+)\.\d+")
+
+
+class Identity(NamedTuple):
+    """A process: the name it was given, and the number of this start of it."""
+
+    name: str
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.incarnation}"
+
+
+class Member:
+    """This process as a member of a store. Creating one starts a new incarnation of the name.
+
+    Raises StoreError when the store cannot be written, ValueError for a name that cannot be a file's.
+    """
+
+    def __init__(self, store: Path, name: str):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name=}: expected letters, digits, '_', '.' and '-', at most 100 of them")
+        self._folder = store / "members" / name
+        self._writes = itertools.count()
+        with explain("join the store at", self._folder):
+            self._folder.mkdir(exist_ok=True)
+            self.identity = Identity(name, _start(self._folder))
+            _clean(self._folder, self.identity.incarnation)
+        self.beat(0)
+
+    def publish(self, path: Path, data: bytes, what: str, *, sync: bool = True) -> bool:
+        """As ``files.publish``; ``what`` is written, for the message of the StoreError it raises."""
+        with explain(f"write {what} to", path):
+            return files.publish(path, data, self._aside(), sync=sync)
+
+    def beat(self, count: int, *, left: bool = False) -> None:
+        """Writes the heartbeat. left: this process has ended in order. Raises StoreError."""
+        content = {"count": count, "left": left, "host": socket.gethostname(), "pid": os.getpid(), "when": time.time()}
+        path = self._folder / f"{self.identity.incarnation}.json"
+        with explain("write the heartbeat to", path):
+            files.replace(path, files.seal(content), self._aside())
+
+    def newest(self) -> Identity:
+        """The latest start of this name, another one than ``identity`` once that is replaced. Raises StoreError."""
+        with explain("list", self._folder):
+            found = incarnations(self._folder)
+        return self.identity._replace(incarnation=max(found, default=self.identity.incarnation))
+
+    def _aside(self) -> Path:
+        return self._folder / f"aside.{self.identity.incarnation}.{next(self._writes)}"
+
+
+def incarnations(folder: Path) -> list[int]:
+    """The incarnations that have a heartbeat in a member's folder; the newest always has. Raises OSError."""
+    return [int(match[1]) for name in os.listdir(folder) if (match := _HEARTBEAT.fullmatch(name))]
+
+
+def _start(folder: Path) -> int:
+    """The number of a new incarnation: creating its heartbeat, still empty, makes it this process's own."""
+    for number in itertools.count(max(incarnations(folder), default=-1) + 1):
+        with contextlib.suppress(FileExistsError), open(folder / f"{number}.json", "xb"):
+            return number
+    raise AssertionError("unreachable")
+
+
+def _clean(folder: Path, incarnation: int) -> None:
+    """Deletes the heartbeats of earlier incarnations and what they were writing."""
+    for name in os.listdir(folder):
+        match = _HEARTBEAT.fullmatch(name) or _ASIDE.fullmatch(name)
+        if match and int(match[1]) < incarnation:
+            (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,96 @@
+"""A finished group as one file: who sampled it, when, with which weights, and all of it.
+
+    magic "RLGROUP\\n", schema, size of the header, size of the group, CRC-32 of everything but itself
+    header: {step, number, actor, incarnation, when}
+    group: the Group, its Task included
+
+Header and group are bytes of ``values.dumps``. Plain framed files, one per group, rather than ArrayRecord: a group is
+delivered whole by one process and read whole by number, so there is nothing to chunk or to index; the link that gives
+the file its name makes delivery atomic and exactly once; and ArrayRecord pads each file to blocks of 64 KiB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+import zlib
+
+import numpy as np
+
+from rl_code.store import values
+from rl_code.store.files import StoreError
+from rl_code.store.members import Identity
+from rl_code.types import Group
+
+SCHEMA = 1
+_MAGIC = b"RLGROUP\n"
+_PREAMBLE = struct.Struct("<8sIIQ")
+_CRC = struct.Struct("<I")
+_START = _PREAMBLE.size + _CRC.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A group as it was delivered for item ``number`` of training step ``step``.
+
+    actor: the process that sampled it. when: that host's clock, seconds since 1970. versions: of the weights that
+    sampled its tokens, oldest first. digest: hexadecimal SHA-256 of the group's bytes, header left out.
+    """
+
+    step: int
+    number: int
+    actor: Identity
+    when: float
+    versions: tuple[int, ...]
+    group: Group
+    digest: str
+
+
+def encode(step: int, number: int, actor: Identity, when: float, group: Group) -> bytes:
+    """The file of a group. Raises TypeError for a value that ``values`` does not understand."""
+    fields = {"step": step, "number": number, "actor": actor.name, "incarnation": actor.incarnation, "when": when}
+    header, body = values.dumps(fields), values.dumps(group)
+    preamble = _PREAMBLE.pack(_MAGIC, SCHEMA, len(header), len(body))
+    return b"".join([preamble, _CRC.pack(_checksum(preamble, header + body)), header, body])
+
+
+def decode(data: bytes, name: object) -> Record:
+    """The record in a file. Raises StoreError, saying ``name``, for a file that is damaged or of another schema."""
+    if len(data) < _START or data[: len(_MAGIC)] != _MAGIC:
+        raise _damaged(name, f"{len(data)} bytes that start with {data[: len(_MAGIC)]!r}")
+    preamble, content = data[: _PREAMBLE.size], data[_START:]
+    _, schema, header_size, group_size = _PREAMBLE.unpack(preamble)
+    if len(content) != header_size + group_size:
+        raise _damaged(name, f"{len(content)} bytes of content instead of {header_size + group_size}")
+    if _CRC.unpack(data[_PREAMBLE.size : _START]) != (_checksum(preamble, content),):
+        raise _damaged(name, "it has changed since it was written")
+    if schema != SCHEMA:
+        raise StoreError(f"{name} has schema {schema}; this code reads schema {SCHEMA}")
+    try:
+        header, group = values.loads(content[:header_size]), values.loads(content[header_size:])
+    except ValueError as error:
+        raise StoreError(f"{name} cannot be read by this code: {error}") from error
+    return Record(
+        step=header["step"],
+        number=header["number"],
+        actor=Identity(header["actor"], header["incarnation"]),
+        when=header["when"],
+        versions=versions(group),
+        group=group,
+        digest=hashlib.sha256(content[header_size:]).hexdigest(),
+    )
+
+
+def versions(group: Group) -> tuple[int, ...]:
+    """The versions of the weights that sampled the group's tokens, oldest first; () when nothing was sampled."""
+    sampled = [np.unique(trajectory.versions[trajectory.sampled]) for trajectory in group.trajectories]
+    return tuple(np.unique(np.concatenate(sampled)).tolist()) if sampled else ()
+
+
+def _damaged(name: object, how: str) -> StoreError:
+    return StoreError(f"{name} is damaged: {how}. Delete it and the claims on its item to have it sampled again")
+
+
+def _checksum(preamble: bytes, content: bytes) -> int:
+    return zlib.crc32(content, zlib.crc32(preamble))

@@ -1,0 +1,185 @@
+"""The folder of one training step: what is planned, who has claimed it, what is there, whether it is consumed.
+
+    steps/00000012/plan_000000.json         the items from number 0 on
+    steps/00000012/plan_000008.json         those planned later, when the first eight had been looked at
+    steps/00000012/claim_000003_000.json    who claimed item 3 first
+    steps/00000012/claim_000003_001.json    who took it over
+    steps/00000012/group_000003.record      what was delivered for it
+    steps/00000012/consumed.json            what the learner took, written last
+
+Every file is written once and never changed, so a folder's names say almost all, and a step that is consumed need not
+be looked at again: polling costs one listing per open step, however long the run is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_code.store import files
+from rl_code.store.files import StoreError, explain
+from rl_code.store.members import Identity
+from rl_code.store.records import versions
+from rl_code.types import Group
+
+CONSUMED = "consumed.json"
+_NAME = re.compile(r"(?:(plan)_(\d{6,})\.json|(claim)_(\d{6,})_(\d{3,})\.json|(group)_(\d{6,})\.record)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One group that a training step needs.
+
+    step, number: its place; the items of a step are numbered from 0. task: index of the task. group_size: episodes.
+    kind: whether it is trained on or only tells which tasks to train on.
+    version: of the weights that must sample it, which are published before it is planned: an actor that waits for
+      weights takes no older item over. None where any weights may sample it, also several in turn.
+    group: number of the group, carried by its trajectories; with ``seed``, the words of the random key, it decides the
+      random streams, so that another actor can make the same samples.
+    """
+
+    step: int
+    number: int
+    task: int
+    group_size: int
+    kind: Literal["train", "screen"]
+    version: int | None
+    group: int
+    seed: tuple[int, ...]
+
+    def __post_init__(self):
+        numbers = (self.step, self.number, self.task, self.group, self.group_size - 1, self.version or 0, *self.seed)
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError(f"{self!r}: numbers must be ints, none negative, and group_size positive")
+        if self.kind not in ("train", "screen"):
+            raise ValueError(f"{self!r}: kind must be 'train' or 'screen'")
+
+    def __str__(self) -> str:
+        return f"({self.step}, {self.number})"
+
+    def mismatch(self, group: Group) -> str:
+        """What makes ``group`` no answer to this item; "" when it is one."""
+        members = group.trajectories
+        if len(members) != self.group_size:
+            return f"{len(members)} trajectories instead of {self.group_size}"
+        for index, trajectory in enumerate(members):
+            found = trajectory.task_id, trajectory.group, trajectory.index
+            if found != (group.task.id, self.group, index):
+                return f"(task_id, group, index) = {found} instead of {(group.task.id, self.group, index)}"
+        if self.version is not None and not set(versions(group)) <= {self.version}:
+            return f"sampled by versions {versions(group)} instead of {self.version}"
+        return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """The names in a step's folder.
+
+    parts: the first numbers of the parts of the plan, in order. claims: item -> its latest claim. groups: the items
+    delivered.
+    """
+
+    parts: tuple[int, ...] = ()
+    claims: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    groups: frozenset[int] = frozenset()
+    consumed: bool = False
+
+    @property
+    def takeovers(self) -> int:
+        return sum(self.claims.values())
+
+
+def steps(store: Path) -> list[int]:
+    """The steps that have a folder, in order. Raises StoreError."""
+    folder = store / "steps"
+    with explain("list", folder):
+        return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
+
+
+def step_folder(store: Path, step: int) -> Path:
+    return store / "steps" / f"{step:08}"
+
+
+def group_path(store: Path, step: int, number: int) -> Path:
+    return step_folder(store, step) / f"group_{number:06}.record"
+
+
+def claim_path(store: Path, item: Item, turn: int) -> Path:
+    return step_folder(store, item.step) / f"claim_{item.number:06}_{turn:03}.json"
+
+
+def list_step(store: Path, step: int) -> Listing | None:
+    """What is in the folder of a step; None when it has none. Raises StoreError."""
+    folder = step_folder(store, step)
+    with explain("list", folder):
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            os.stat(folder.parent)  # there is no such step, or there is no store
+            return None
+    parts, claims, groups = [], {}, set()
+    for match in filter(None, map(_NAME.fullmatch, names)):
+        if match[1]:
+            parts.append(int(match[2]))
+        elif match[3]:
+            number = int(match[4])
+            claims[number] = max(int(match[5]), claims.get(number, 0))
+        else:
+            groups.add(int(match[7]))
+    return Listing(tuple(sorted(parts)), claims, frozenset(groups), CONSUMED in names)
+
+
+def read_claim(path: Path) -> Identity | None:
+    """Who made a claim; None when the claim did not survive a crash of its writer's host. Raises StoreError."""
+    with explain("read the claim", path):
+        data = path.read_bytes()
+    try:
+        content = files.unseal(data, path)
+    except StoreError:
+        return None
+    return Identity(content["actor"], content["incarnation"])
+
+
+# --- The plan --------------------------------------------------------------------------------------------------------
+
+
+def part_path(store: Path, step: int, first: int) -> Path:
+    return step_folder(store, step) / f"plan_{first:06}.json"
+
+
+def part_bytes(items: Sequence[Item]) -> bytes:
+    return files.seal([dataclasses.asdict(item) for item in items])
+
+
+def read_part(path: Path) -> tuple[Item, ...]:
+    """The items of one part of a plan. Raises StoreError."""
+    with explain("read the plan", path):
+        data = path.read_bytes()
+    content: list[dict[str, Any]] = files.unseal(data, path)
+    return tuple(Item(**(item | {"seed": tuple(item["seed"])})) for item in content)
+
+
+def check_plan(items: Sequence[Item]) -> None:
+    """Raises ValueError unless these are items of one step with consecutive numbers."""
+    if not items:
+        raise ValueError("a plan needs items")
+    first = items[0]
+    for offset, item in enumerate(items):
+        if (item.step, item.number) != (first.step, first.number + offset):
+            raise ValueError(f"item {item} follows {items[offset - 1]}: a plan has one step and consecutive numbers")
+
+
+def differences(there: Sequence[Item], here: Sequence[Item]) -> list[str]:
+    """Where two plans of the same numbers differ, in words."""
+    if len(there) != len(here):
+        return [f"{len(there)} items there, {len(here)} here"]
+    return [
+        f"item {a}: {field.name} = {getattr(a, field.name)} there, {getattr(b, field.name)} here"
+        for a, b in zip(there, here, strict=True)
+        for field in dataclasses.fields(Item)
+        if getattr(a, field.name) != getattr(b, field.name)
+    ]

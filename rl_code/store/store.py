@@ -1,0 +1,282 @@
+"""The groups that actors sample and a learner trains on, in a folder that they share.
+
+Step s consumes exactly the groups (s, 0), (s, 1), ... of its plan. The learner plans, waits, trains and marks the step
+consumed; actors claim items (``work.Work``) and deliver groups. Any of these processes may be killed at any moment:
+
+- a plan, a delivery and a consumption are each one link(2), so they have happened or have not;
+- the first delivery of an item is the one that counts, so a learner that consumes a step again gets the same groups;
+- a step is consumed by writing down the digests of its groups, and consuming it again must find the same ones.
+
+Records of consumed steps stay as they are, one file per group; nothing is compacted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_code.store import files, records
+from rl_code.store import steps as steps_lib
+from rl_code.store.files import StoreError, explain
+from rl_code.store.heartbeat import Observer
+from rl_code.store.members import Identity, Member
+from rl_code.store.records import Record
+from rl_code.store.steps import Item, Listing
+from rl_code.types import Group
+
+_POLL_S = 0.05
+_LOOK_S = 0.5  # between two looks at the heartbeats of those who are waited for
+_NAMED = 20  # missing items that a message names
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """An item without a group. holder: who has claimed it last; None for nobody.
+
+    silent_s: how long the holder has been seen silent. gone: why it cannot be alive, or "".
+    """
+
+    item: Item
+    holder: Identity | None
+    silent_s: float = 0.0
+    gone: str = ""
+
+    def __str__(self) -> str:
+        if self.holder is None:
+            return f"{self.item} unclaimed"
+        return f"{self.item} held by {self.holder}, " + (
+            f"which {self.gone}" if self.gone else f"last seen {self.silent_s:.1f} s ago"
+        )
+
+
+class StoreTimeout(StoreError):
+    """Groups did not arrive in time. missing: which, and who holds them."""
+
+    def __init__(self, message: str, missing: Sequence[Missing]):
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class GroupStore:
+    """A process's view of the store in ``folder``.
+
+    name: of this process among those that write (``members.Member``); the store is made when there is none. None opens
+    an existing store for reading.
+    duplicates: deliveries that came after another one's.
+    Every method raises StoreError when the storage fails or a file is damaged.
+    """
+
+    def __init__(self, folder: str | Path, name: str | None = None):
+        self.folder = Path(folder).absolute()
+        self.duplicates = 0
+        self._member: Member | None = None
+        if name is not None:
+            # The parent must be there: a folder made where storage is not mounted would be shared with nobody.
+            for made in (self.folder, self.folder / "steps", self.folder / "members"):
+                with explain("make the store's folder", made):
+                    made.mkdir(exist_ok=True)
+            self._member = Member(self.folder, name)
+        steps_lib.steps(self.folder)
+        self._read_part = functools.lru_cache(maxsize=64)(steps_lib.read_part)
+        self._read_claim = functools.lru_cache(maxsize=4096)(steps_lib.read_claim)
+
+    @property
+    def member(self) -> Member:
+        """This process as a member. Raises ValueError for a store that was opened for reading."""
+        if self._member is None:
+            raise ValueError(f"{self.folder} was opened without a name, for reading")
+        return self._member
+
+    # --- For the learner ---------------------------------------------------------------------------------------------
+
+    def plan(self, items: Sequence[Item]) -> bool:
+        """Writes what a step samples; returns False when that was written before.
+
+        A step may be planned in several parts, each going on where the one before ended. Steps are planned in order.
+        Raises StoreError when another plan stands there, naming the differences.
+        """
+        steps_lib.check_plan(items)
+        step, first = items[0].step, items[0].number
+        folder = steps_lib.step_folder(self.folder, step)
+        listing = steps_lib.list_step(self.folder, step)
+        if listing is None:
+            self._check_next(step)
+            with explain("make the folder of a step", folder):
+                folder.mkdir(exist_ok=True)
+                files.sync_folder(folder.parent)
+            listing = Listing()
+        path = steps_lib.part_path(self.folder, step, first)
+        if first not in listing.parts:
+            if listing.consumed:
+                raise StoreError(f"step {step} is consumed; items from {items[0]} on cannot be added in {folder}")
+            if first != len(self.items(step, listing)):
+                raise ValueError(f"the plan of step {step} has {len(self.items(step, listing))} items, not {first}")
+            if self.member.publish(path, steps_lib.part_bytes(items), f"the plan of step {step}"):
+                return True
+        if found := steps_lib.differences(self._read_part(path), items):
+            raise StoreError(f"another plan of step {step} stands in {path}: {'; '.join(found[:_NAMED])}")
+        return False
+
+    def wait(self, step: int, deadline_s: float, numbers: Sequence[int] | None = None) -> list[Record]:
+        """The groups of a planned step, or of some of its ``numbers``, in order, as soon as all are there.
+
+        Raises StoreTimeout after ``deadline_s`` seconds; it says what is missing, who holds it, and for how long that
+        process has been silent.
+        """
+        deadline = time.monotonic() + deadline_s
+        observer, next_look = Observer(self.folder), -math.inf
+        found: dict[int, Record] = {}
+        while True:
+            listing = self._listing(step)
+            items = self.items(step, listing)
+            if numbers is not None and not set(numbers) <= set(range(len(items))):
+                raise ValueError(f"{numbers=} of step {step} must be in [0, {len(items)})")
+            wanted = items if numbers is None else [items[number] for number in numbers]
+            for item in wanted:
+                if item.number in listing.groups and item.number not in found:
+                    found[item.number] = self.record(step, item.number)
+            if all(item.number in found for item in wanted):
+                return [found[item.number] for item in wanted]
+            now = time.monotonic()
+            if now >= next_look or now >= deadline:
+                missing = self._missing(listing, [item for item in wanted if item.number not in found], observer)
+                next_look = now + _LOOK_S
+            if now >= deadline:
+                raise StoreTimeout(_timeout_message(step, missing, len(wanted), deadline_s, self.folder), missing)
+            time.sleep(min(_POLL_S, deadline - now))
+
+    def consume(self, step: int, groups: Sequence[Record], *, version: int, weights: str | None = None) -> bool:
+        """Marks a step consumed; returns False when it was, by the same groups.
+
+        groups: what was trained on, every item of the plan in order. version: of the learner's weights before.
+        weights: a checksum of those after.
+        Raises StoreError when the step was consumed otherwise, or when the one before it is not consumed.
+        """
+        listing = self._listing(step)
+        planned = [(item.step, item.number) for item in self.items(step, listing)]
+        if [(record.step, record.number) for record in groups] != planned:
+            raise ValueError(f"step {step} consists of {planned}, not {[(r.step, r.number) for r in groups]}")
+        before = steps_lib.list_step(self.folder, step - 1)
+        if before is not None and not before.consumed:
+            raise StoreError(f"step {step} cannot be consumed before step {step - 1}, in {self.folder}")
+        content = {"version": version, "weights": weights, "digests": [record.digest for record in groups]}
+        by = {"by": str(self.member.identity), "when": time.time()}
+        path = steps_lib.step_folder(self.folder, step) / steps_lib.CONSUMED
+        if self.member.publish(path, files.seal(content | by), f"the consumption of step {step}"):
+            return True
+        there = self.consumption(step)
+        changed = [
+            f"{k} = {there[k]} there, {content[k]} here" for k in ("version", "weights") if there[k] != content[k]
+        ]
+        if there["digests"] != content["digests"]:
+            pairs = zip(there["digests"], content["digests"], strict=False)
+            changed.append(f"groups {[number for number, (a, b) in enumerate(pairs) if a != b]} are others")
+        if changed:
+            raise StoreError(f"step {step} was consumed otherwise by {there['by']}, in {path}: {'; '.join(changed)}")
+        return False
+
+    # --- For actors --------------------------------------------------------------------------------------------------
+
+    def deliver(self, item: Item, group: Group) -> bool:
+        """Hands in the group of an item; returns False, and drops it, when another one was first.
+
+        Raises ValueError for a group that does not answer the item, TypeError for a value that cannot be recorded.
+        """
+        if problem := item.mismatch(group):
+            raise ValueError(f"this is no group of item {item}: {problem}")
+        path = steps_lib.group_path(self.folder, item.step, item.number)
+        data = records.encode(item.step, item.number, self.member.identity, time.time(), group)
+        if self.member.publish(path, data, f"the group of item {item}"):
+            return True
+        self.duplicates += 1
+        return False
+
+    # --- For everyone ------------------------------------------------------------------------------------------------
+
+    def items(self, step: int, listing: Listing | None = None) -> list[Item]:
+        """What is planned for a step so far. listing: of its folder, when the caller has just made it."""
+        listing = listing or self._listing(step)
+        parts = [self._read_part(steps_lib.part_path(self.folder, step, first)) for first in listing.parts]
+        return [item for part in parts for item in part]
+
+    def missing(self, step: int) -> list[Item]:
+        """The items of a step that have no group yet."""
+        listing = self._listing(step)
+        return [item for item in self.items(step, listing) if item.number not in listing.groups]
+
+    def holder(self, item: Item, listing: Listing) -> Identity | None:
+        """Who has an item by its latest claim; None when nobody has, or the claim is damaged."""
+        turn = listing.claims.get(item.number)
+        return None if turn is None else self._read_claim(steps_lib.claim_path(self.folder, item, turn))
+
+    def record(self, step: int, number: int) -> Record:
+        """What was delivered for an item, verified."""
+        return read_record(self.folder, step, number)
+
+    def read(self, step: int) -> list[Record]:
+        """All groups of a step. Raises StoreError naming the items that are missing."""
+        if missing := self.missing(step):
+            raise StoreError(f"step {step} lacks {', '.join(map(str, missing[:_NAMED]))} in {self.folder}")
+        return [self.record(step, item.number) for item in self.items(step)]
+
+    def takeovers(self, step: int) -> int:
+        """How often an item of a step was taken over from an actor that was lost."""
+        return self._listing(step).takeovers
+
+    def consumed(self) -> list[int]:
+        """The steps that are consumed, in order."""
+        listings = ((step, steps_lib.list_step(self.folder, step)) for step in steps_lib.steps(self.folder))
+        return [step for step, listing in listings if listing is not None and listing.consumed]
+
+    def is_consumed(self, step: int) -> bool:
+        """Whether a step is planned and consumed."""
+        listing = steps_lib.list_step(self.folder, step)
+        return listing is not None and listing.consumed
+
+    def consumption(self, step: int) -> dict[str, Any]:
+        """What ``consume`` wrote: version, weights, digests (of the groups, in order), by and when."""
+        path = steps_lib.step_folder(self.folder, step) / steps_lib.CONSUMED
+        with explain("read", path):
+            data = path.read_bytes()
+        return files.unseal(data, path)
+
+    def _listing(self, step: int) -> Listing:
+        listing = steps_lib.list_step(self.folder, step)
+        if listing is None or not listing.parts:
+            raise StoreError(f"step {step} is not planned in {self.folder}")
+        return listing
+
+    def _check_next(self, step: int) -> None:
+        if steps_lib.list_step(self.folder, step - 1) is not None:
+            return
+        if planned := steps_lib.steps(self.folder):
+            raise StoreError(
+                f"step {step} cannot be planned after steps {planned[0]} to {planned[-1]}, in {self.folder}"
+            )
+
+    def _missing(self, listing: Listing, items: Sequence[Item], observer: Observer) -> list[Missing]:
+        look = functools.cache(observer.look)
+        holders = [(item, self.holder(item, listing)) for item in items]
+        return [Missing(item, who, *(() if who is None else look(who))) for item, who in holders]
+
+
+def read_record(folder: Path, step: int, number: int) -> Record:
+    """What was delivered for an item to the store in ``folder``, verified. Raises StoreError."""
+    path = steps_lib.group_path(folder, step, number)
+    with explain("read the group", path):
+        data = path.read_bytes()
+    record = records.decode(data, path)
+    if (record.step, record.number) != (step, number):
+        raise StoreError(f"{path} holds the group of item ({record.step}, {record.number})")
+    return record
+
+
+def _timeout_message(step: int, missing: Sequence[Missing], wanted: int, deadline_s: float, folder: Path) -> str:
+    named = "; ".join(map(str, missing[:_NAMED]))
+    more = f"; and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    return f"step {step} lacks {len(missing)} of {wanted} groups after {deadline_s:g} s in {folder}: {named}{more}"

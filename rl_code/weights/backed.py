@@ -1,0 +1,50 @@
+"""Weights within one process with storage behind: a restarted learner's actor may need versions from before."""
+
+from __future__ import annotations
+
+from models.transformer import Transformer
+from rl_code.weights.local import LocalWeights
+from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.versions import TransferStats, Version, WeightError, WeightTimeout
+
+
+class BackedWeights:
+    """Publisher and subscriber in one: versions stay in memory as ``LocalWeights`` keeps them, and all are stored."""
+
+    def __init__(self, local: LocalWeights, publisher: StoredPublisher, subscriber: StoredSubscriber):
+        self._local, self._publisher, self._subscriber = local, publisher, subscriber
+        self.fetched: TransferStats | None = None
+
+    @property
+    def published(self) -> TransferStats | None:
+        """As ``Publisher.published``: of the newest version that is stored."""
+        return self._publisher.published
+
+    def publish(self, version: int, model: Transformer) -> Version:
+        """As ``Publisher.publish``."""
+        self._publisher.publish(version, model)
+        return self._local.publish(version, model)
+
+    def newest(self) -> int | None:
+        """As ``Subscriber.newest``."""
+        return self._local.newest()
+
+    def wait(
+        self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
+    ) -> tuple[int, Transformer]:
+        """As ``Subscriber.wait``; what memory does not keep any more comes from storage."""
+        source = self._local
+        try:
+            found = source.wait(at_least=at_least, exactly=exactly, deadline_s=deadline_s)
+        except WeightTimeout:
+            raise
+        except WeightError:
+            source = self._subscriber
+            found = source.wait(at_least=at_least, exactly=exactly, deadline_s=deadline_s)
+        self.fetched = source.fetched
+        return found
+
+    def close(self) -> None:
+        """As ``Publisher.close``."""
+        self._local.close()
+        self._publisher.close()

@@ -1,0 +1,88 @@
+"""Weights within one process: from the learner's devices and dtype to the actor's."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import jax
+
+from models.transformer import Transformer
+from rl_code import arrays
+from rl_code.weights.layout import detached
+from rl_code.weights.versions import TransferStats, Version, Wanted, WeightError, check, refuse_other
+from rl_code.weights.waiting import timed_out
+
+
+class LocalWeights:
+    """Publisher and subscriber in one; any number of threads may wait, and are called by their names in errors.
+
+    Args:
+      abstract: the actor's model, leaves with shape, dtype and sharding (``layout.sampling_model``).
+      keep: how many of the newest versions stay in the memory of the actor's devices.
+    """
+
+    def __init__(self, abstract: Transformer, *, keep: int):
+        if keep < 1:
+            raise ValueError(f"{keep=} must be at least 1")
+        self._abstract = abstract
+        self._targets = arrays.targets(abstract)
+        self._keep = keep
+        self._changed = threading.Condition()
+        self._kept: dict[int, tuple[Version, Transformer, float]] = {}
+        self._closed = False
+        self.published: TransferStats | None = None
+        self.fetched: TransferStats | None = None
+
+    def publish(self, version: int, model: Transformer) -> Version:
+        """As ``Publisher.publish``: the copy shares no memory with the model, which may be donated afterwards."""
+        begin = time.perf_counter()
+        copies = detached(model, self._abstract.config.dtype)
+        made = Version.of(version, copies)
+        with self._changed:
+            if known := self._kept.get(version):
+                refuse_other(known[0], made, "this process")
+                return made
+        moved = {name: jax.device_put(x, self._targets[name].sharding) for name, x in copies.items()}
+        check(made, moved, "the learner's devices")
+        with self._changed:
+            self._kept[version] = made, arrays.rebuild(self._abstract, moved), time.monotonic()
+            self._kept = {number: self._kept[number] for number in sorted(self._kept)[-self._keep :]}
+            seconds = time.perf_counter() - begin
+            length = sum(x.nbytes for x in moved.values())
+            self.published = TransferStats("publish", version, seconds, live_bytes=length, live_s=seconds)
+            self._changed.notify_all()
+        return made
+
+    def newest(self) -> int | None:
+        """As ``Subscriber.newest``."""
+        with self._changed:
+            return max(self._kept, default=None)
+
+    def wait(
+        self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
+    ) -> tuple[int, Transformer]:
+        """As ``Subscriber.wait``; WeightError also when the learner closes before the version comes."""
+        wanted = Wanted(at_least, exactly)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or wanted.choose(self._kept) is not None or wanted.gone(self._kept), deadline_s
+            )
+            number = wanted.choose(self._kept)
+            if number is not None:
+                self.fetched = TransferStats("fetch", number)
+                return number, self._kept[number][1]
+            if wanted.gone(self._kept):
+                raise WeightError(f"{wanted} is not kept any more; there are {sorted(self._kept)}")
+            newest = max(self._kept, default=None)
+            if self._closed:
+                raise WeightError(f"{wanted} will not come: the learner closed after version {newest}")
+            seen = None if newest is None else (newest, time.monotonic() - self._kept[newest][2])
+            who = threading.current_thread().name
+            raise timed_out(who, deadline_s, wanted, "the learner", seen, "this process")
+
+    def close(self) -> None:
+        """No more versions will come; those that are here stay."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

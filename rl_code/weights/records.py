@@ -1,0 +1,206 @@
+"""What storage holds: one folder and one record per version, and the ways that lead to a version.
+
+    weights/v_00000012/full/<name>    zarr arrays of the version's bits
+    weights/v_00000012/delta/<name>   what changed since its base, the version published before it
+    weights/v_00000012.json           the record: checksums, base, sizes
+
+A version has either or both. The record is written last and deleted first: a version without a record never happened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_code.weights.versions import Version, WeightError
+
+_RECORD = re.compile(r"v_(\d{8,})\.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """full_bytes, delta_bytes: compressed, 0 for what is not there. base: number and checksum of the delta's base."""
+
+    version: Version
+    publisher: str
+    full_bytes: int
+    delta_bytes: int
+    base: tuple[int, str] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """A way to a version: all of ``full``, or the version that the reader holds (None), then the deltas of others.
+
+    full_bytes, delta_bytes: to read.
+    """
+
+    full: int | None
+    deltas: tuple[int, ...]
+    full_bytes: int
+    delta_bytes: int
+
+    @property
+    def length(self) -> int:
+        """Bytes to read."""
+        return self.full_bytes + self.delta_bytes
+
+    @property
+    def start(self) -> int:
+        """Tells the routes to one version apart."""
+        return -1 if self.full is None else self.full
+
+    def folders(self, folder: Path) -> list[Path]:
+        """Whose exclusive or is the version, or its difference to the one that is held."""
+        whole = [] if self.full is None else [data_folder(folder, self.full) / "full"]
+        return whole + [data_folder(folder, number) / "delta" for number in self.deltas]
+
+    def __str__(self) -> str:
+        start = "the version held" if self.full is None else f"version {self.full} in full"
+        return f"{start}{''.join(f' + {number}' for number in self.deltas)}"
+
+
+def data_folder(folder: Path, number: int) -> Path:
+    """Where the arrays of a version are."""
+    return folder / f"v_{number:08d}"
+
+
+def draft_folder(folder: Path, number: int) -> Path:
+    """Where they are while they are written."""
+    return folder / f".v_{number:08d}.draft"
+
+
+def record_path(folder: Path, number: int) -> Path:
+    """Where the record of a version is."""
+    return folder / f"v_{number:08d}.json"
+
+
+def numbers(folder: Path) -> list[int]:
+    """The versions that have a record, oldest first."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted(int(match.group(1)) for match in map(_RECORD.fullmatch, names) if match)
+
+
+def read_record(folder: Path, number: int) -> Record:
+    """The record of a version; WeightError when there is none or it is damaged."""
+    data = read_json(record_path(folder, number))
+    base = None if data["base"] is None else tuple(data["base"])
+    return Record(**{**data, "version": Version.from_json(data["version"]), "base": base})
+
+
+def readable_record(folder: Path, number: int) -> Record | None:
+    """The record of a version, None when there is none that can be read."""
+    try:
+        return read_record(folder, number)
+    except WeightError:
+        return None
+
+
+def routes(folder: Path, record: Record, held: Version | None) -> list[Route]:
+    """The ways to a version, those first that read the least. held: what the reader has already."""
+    found: list[Route] = []
+    deltas: tuple[int, ...] = ()
+    length = 0
+    node, at = (record.version.number, record.version.checksum), record
+    while True:
+        if held is not None and (held.number, held.checksum) == node:
+            found.append(Route(None, deltas, 0, length))
+        if at is None or at.version.checksum != node[1]:  # deleted, or not the one that the delta was made from
+            break
+        if at.full_bytes:
+            found.append(Route(node[0], deltas, at.full_bytes, length))
+        if at.base is None:
+            break
+        deltas, length = (node[0], *deltas), length + at.delta_bytes
+        node, at = at.base, readable_record(folder, at.base[0])
+    return sorted(found, key=lambda route: route.length)
+
+
+def needed(records: Mapping[int, Record], keep: int) -> set[int]:
+    """The newest versions and those without which they cannot be read."""
+    found: set[int] = set()
+    for number in sorted(records)[-keep:]:
+        while number in records and number not in found:
+            found.add(number)
+            if not records[number].full_bytes and records[number].base is not None:
+                number = records[number].base[0]
+    return found
+
+
+def commit(folder: Path, version: Version, publisher: str, base: Version | None, keep: int) -> Record:
+    """Makes the version of a complete draft a stored one, and deletes what is not needed any more."""
+    draft, data = draft_folder(folder, version.number), data_folder(folder, version.number)
+    for path in (*draft.glob("*/"), draft):  # what is below is synced when it is written
+        sync(path)
+    shutil.rmtree(data, ignore_errors=True)  # of a commit that failed
+    os.replace(draft, data)
+    sync(folder)
+    identity = None if base is None else (base.number, base.checksum)
+    record = Record(version, publisher, size(data / "full"), size(data / "delta"), identity)
+    content = dataclasses.asdict(dataclasses.replace(record, version=None))
+    write_json(record_path(folder, version.number), content | {"version": version.to_json()})
+    prune(folder, keep)
+    return record
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Deletes the versions that are not needed: their records first, changes before what they are made from."""
+    there = numbers(folder)
+    readable = {number: record for number in there if (record := readable_record(folder, number))}
+    kept = needed(readable, keep)
+    for number in reversed(there):
+        if number not in kept and (number in readable or number < min(kept)):
+            record_path(folder, number).unlink(missing_ok=True)
+            shutil.rmtree(data_folder(folder, number), ignore_errors=True)
+
+
+def delete_incomplete(folder: Path) -> None:
+    """Deletes what a killed or failed publication left."""
+    complete = {data_folder(folder, number).name for number in numbers(folder)}
+    for path in [*folder.glob("v_*"), *folder.glob(".v_*")]:
+        if path.is_dir() and path.name not in complete:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.suffix == ".tmp":
+            path.unlink(missing_ok=True)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes a small file, with its CRC, atomically and to the disk."""
+    text = json.dumps(data, sort_keys=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(f"{text}\n{zlib.crc32(text.encode()):08x}\n")
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def read_json(path: Path) -> Any:
+    """What ``write_json`` wrote; WeightError when it is missing or damaged."""
+    try:
+        text, crc = path.read_text().splitlines()
+        if f"{zlib.crc32(text.encode()):08x}" != crc:
+            raise ValueError("its content does not match its CRC")
+        return json.loads(text)
+    except (OSError, ValueError) as error:
+        raise WeightError(f"{path} cannot be read: {error}") from error
+
+
+def sync(path: Path) -> None:
+    """Forces a file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files in a folder, 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

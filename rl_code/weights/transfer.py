@@ -1,0 +1,327 @@
+"""Weights from device to device between processes, with storage behind: ``jax.experimental.transfer``.
+
+Small files in ``<workdir>/weights/live`` say who serves what; the arrays go from device to device:
+
+    publisher_<p>.json   process p of the learner: its address, the version it serves, which parts of the arrays it has
+    request_<p>_<id>     of an actor to process p: the parts that it wants
+    answer_<p>_<id>      the number under which they can be pulled, once; or why not
+
+An actor asks every process of the learner for what its own devices need of that process's parts, so both sides may
+consist of several processes and have any layout, and neither computes together with the other. What is not pulled is
+let go after the learner's deadline. Whatever goes wrong (nobody answers at an old address, the learner dies in the
+middle, the bits are wrong), the actor says so in its log and takes the version from storage.
+
+Only the newest version is served; it takes the memory of one more copy in the sampling dtype on the learner's devices.
+The connection is neither encrypted nor authenticated: use it inside one cluster.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import logging
+from jax.experimental import transfer
+from jax.sharding import SingleDeviceSharding
+
+from models.transformer import Transformer
+from rl_code.weights.layout import Box, assemble, detached, join, overlap, own_parts, to_slices, wanted_parts
+from rl_code.weights.records import read_json, write_json
+from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.versions import TransferStats, Version, Wanted, WeightError, WeightTimeout, check
+from rl_code.weights.waiting import GRACE_S, POLL_S, Deadline, agree
+
+FOLDER = "live"
+# What transfers, files and malformed files raise; WeightError and JaxRuntimeError are RuntimeErrors.
+_TRANSFER_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
+
+
+class TransferPublisher:
+    """Serves the newest version from the learner's devices and has every version stored.
+
+    Args:
+      stored: where versions are stored; closed with this one.
+      host: address of this machine, in numbers, by which the actors reach it.
+    """
+
+    def __init__(self, stored: StoredPublisher, *, host: str):
+        self._stored = stored
+        self._folder = stored.folder / FOLDER
+        self._process = jax.process_index()
+        self._uuids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._live: tuple[Version, dict[str, dict[Box, jax.Array]]] | None = None
+        if self._process == 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
+        deadline_s = stored.config.deadline_s
+        # also a barrier: from here on the folder is this learner's
+        self._session = agree(deadline_s, "starting to serve weights", secrets.randbits(30) + 1)[0][0]
+        self._server = start_server(host)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._answer_requests, name="weights-server", daemon=True)
+        self._thread.start()
+
+    @property
+    def published(self) -> TransferStats | None:
+        """As ``Publisher.published``: of the newest version that is stored."""
+        return self._stored.published
+
+    def publish(self, version: int, model: Transformer) -> Version:
+        """As ``Publisher.publish``."""
+        begin = time.perf_counter()
+        named = detached(model, self._stored.dtype)
+        made = Version.of(version, named)
+        self._stored.write(made, named, begin)
+        parts = {name: dict(own_parts(x)) for name, x in named.items()}
+        with self._lock:
+            self._live = made, parts
+        offer = {
+            "publisher": self._stored.name,
+            "session": self._session,
+            "processes": jax.process_count(),
+            "address": self._server.address(),
+            "version": made.to_json(),
+            "boxes": {name: list(boxes) for name, boxes in parts.items()},
+        }
+        write_json(_offer_path(self._folder, self._process), offer)
+        return made
+
+    def close(self) -> None:
+        """As ``Publisher.close``; nothing is served any more."""
+        self._closing.set()
+        self._thread.join(self._stored.config.deadline_s)
+        _offer_path(self._folder, self._process).unlink(missing_ok=True)
+        self._stored.close()
+
+    def _answer_requests(self) -> None:
+        """In the background, until closed."""
+        prefix = f"request_{self._process}_"
+        while not self._closing.wait(POLL_S):
+            try:
+                names = os.listdir(self._folder)
+                for path in (self._folder / name for name in names if name.startswith(prefix)):
+                    if path.suffix != ".tmp":
+                        self._answer(path)
+            except OSError as error:
+                logging.log_every_n_seconds(
+                    logging.WARNING, "%s cannot serve weights: %s", 60, self._stored.name, error
+                )
+
+    def _answer(self, path: Path) -> None:
+        try:
+            answer = self._arm(read_json(path))
+        except Exception as error:  # whatever one request holds, others are to be served
+            answer = {"refused": f"{type(error).__name__}: {error}"}
+        path.unlink(missing_ok=True)
+        write_json(_answer_path(path), answer)
+
+    def _arm(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Makes the wanted parts ready to be pulled."""
+        with self._lock:
+            version, parts = self._live or (None, {})
+        if version is None or (request["session"], request["version"]) != (self._session, version.number):
+            return {"refused": f"serves version {version and version.number} now"}
+        pieces = []
+        for name, wanted in request["wants"]:
+            piece = _to_box(wanted)
+            box = next(box for box in parts[name] if overlap(box, piece) == piece)
+            pieces.append(parts[name][box] if box == piece else parts[name][box][to_slices(piece, box)])
+        uuid = next(self._uuids)
+        until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self._stored.config.deadline_s)
+        self._server.await_pull(uuid, pieces, timeout=until)
+        return {"uuid": uuid}
+
+
+class TransferSubscriber:
+    """Pulls versions from the learner's devices, and reads from storage those that it cannot pull.
+
+    Args:
+      stored: reads from the learner's storage, in the layout that the actor wants.
+      host: address of this machine, in numbers.
+      pull_s: how long a version may take to be pulled before storage is tried.
+    """
+
+    def __init__(self, stored: StoredSubscriber, *, host: str, pull_s: float):
+        if not pull_s > 0:
+            raise ValueError(f"{pull_s=} must be positive")
+        self._stored = stored
+        self._folder = stored.folder / FOLDER
+        self._pull_s = pull_s
+        self._server = start_server(host)
+        self._connections: dict[str, transfer.TransferConnection] = {}
+        self._failed: tuple[int, int] | None = None  # session and version of an offer that did not hold
+        self.fetched: TransferStats | None = None
+
+    def newest(self) -> int | None:
+        """As ``Subscriber.newest``."""
+        return max(self._announced(), default=None)
+
+    def wait(
+        self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
+    ) -> tuple[int, Transformer]:
+        """As ``Subscriber.wait``; pulling and reading have ``pull_s`` and ``deadline_s`` once more."""
+        wanted, deadline = Wanted(at_least, exactly), Deadline(deadline_s)
+        while True:
+            number = self._stored.choose(wanted, deadline, self._announced)
+            model = self._pull(number)
+            if model is None:
+                model = self._stored.read(number, deadline_s)
+                self.fetched = self._stored.fetched
+            if model is not None:
+                return number, model
+
+    def _announced(self) -> dict[int, Path]:
+        """The versions that are served or stored, and which file says so."""
+        offers = self._offers()
+        live = {offers[0]["version"]["number"]: _offer_path(self._folder, 0)} if offers else {}
+        return live | self._stored.announced()
+
+    def _offers(self) -> list[dict[str, Any]]:
+        """What each process of the learner serves; nothing unless all serve the same and it has not failed before."""
+        try:
+            first = read_json(_offer_path(self._folder, 0))
+            offers = [read_json(_offer_path(self._folder, process)) for process in range(first["processes"])]
+        except WeightError:
+            return []
+        same = all(_identity(offer) == _identity(first) for offer in offers)
+        return offers if same and _identity(first) != self._failed else []
+
+    def _pull(self, number: int) -> Transformer | None:
+        """The checked model of a version from the learner's devices, None if it is not served or that failed."""
+        begin, deadline = time.perf_counter(), Deadline(self._pull_s)
+        doing = f"{self._stored.name} pulling version {number}"
+        offers = self._offers()
+        session = offers[0]["session"] if offers and _identity(offers[0])[1] == number else 0
+        session = agree(GRACE_S, doing, session)[0][0]
+        if not session:
+            return None
+        pulled, failure = None, "another process could not pull it"
+        try:
+            pulled = self._fetch(self._await_offers((session, number), deadline), deadline)
+        except _TRANSFER_ERRORS as error:
+            self._connections.clear()
+            failure = str(error) or type(error).__name__
+        if all(fine for (fine,) in agree(deadline.left() + GRACE_S, doing, pulled is not None)):
+            version, parts = pulled
+            named = {name: assemble(target, parts[name]) for name, target in self._stored.targets.items()}
+            try:
+                check(version, named, "the learner's devices")
+                length = sum(part.nbytes for boxes in parts.values() for part in boxes.values())
+                seconds = time.perf_counter() - begin
+                self.fetched = TransferStats("fetch", number, seconds, live_bytes=length, live_s=seconds)
+                return self._stored.hold(version, named)
+            except WeightError as error:
+                failure = str(error)
+        self._failed = session, number
+        logging.warning("%s failed: %s; trying storage", doing, failure)
+        return None
+
+    def _await_offers(self, identity: tuple[int, int], deadline: Deadline) -> list[dict[str, Any]]:
+        """The offers that the first process has seen, which shared storage may show this one later."""
+        offers: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            offers[:] = self._offers()
+            return bool(offers) and _identity(offers[0]) == identity
+
+        if not deadline.wait(there):
+            raise WeightTimeout(f"its offer did not appear in {self._folder} within {self._pull_s:g} s")
+        return offers
+
+    def _fetch(
+        self, offers: list[dict[str, Any]], deadline: Deadline
+    ) -> tuple[Version, dict[str, dict[Box, jax.Array]]]:
+        """The version and, by name, the parts that this process's devices want, each on one of its devices."""
+        version = Version.from_json(offers[0]["version"])
+        version.check_kinds(self._stored.targets)
+        wants: dict[int, list[tuple[str, Box, Box, jax.Device]]] = {}
+        for name, target in self._stored.targets.items():
+            for box, devices in wanted_parts(target).items():
+                for process, offer in enumerate(offers):
+                    pieces = (overlap(box, _to_box(own)) for own in offer["boxes"][name])
+                    found = [(name, box, piece, devices[0]) for piece in pieces if piece is not None]
+                    if found:
+                        wants.setdefault(process, []).extend(found)
+        arrived = self._pull_pieces(offers, wants, deadline)
+        grouped: dict[tuple[str, Box], dict[Box, jax.Array]] = {}
+        for (name, box, piece, _), array in zip(itertools.chain(*wants.values()), arrived, strict=True):
+            grouped.setdefault((name, box), {})[piece] = array
+        targets = self._stored.targets.items()
+        return version, {
+            name: {box: join(box, grouped[name, box]) for box in wanted_parts(target)} for name, target in targets
+        }
+
+    def _pull_pieces(
+        self,
+        offers: list[dict[str, Any]],
+        wants: Mapping[int, list[tuple[str, Box, Box, jax.Device]]],
+        deadline: Deadline,
+    ) -> list[jax.Array]:
+        """What is wanted of each process, in the order of the wants."""
+        session, number = _identity(offers[0])
+        requests = {process: self._folder / f"request_{process}_{secrets.token_hex(8)}" for process in wants}
+        for process, path in requests.items():
+            asked = [(name, piece) for name, _, piece, _ in wants[process]]
+            write_json(path, {"session": session, "version": number, "wants": asked})
+        arrived: list[jax.Array] = []
+        for process, path in requests.items():
+            address = offers[process]["address"]
+            uuid = self._await_answer(path, f"process {process} of {offers[0]['publisher']} at {address}", deadline)
+            shapes = [
+                jax.ShapeDtypeStruct(
+                    tuple(stop - start for start, stop in piece),
+                    self._stored.targets[name].dtype,
+                    sharding=SingleDeviceSharding(device),
+                )
+                for name, _, piece, device in wants[process]
+            ]
+            if address not in self._connections:
+                self._connections[address] = self._server.connect(address)
+            arrived += self._connections[address].pull(uuid, shapes)
+        # the timeouts of pull itself have no effect with jax 0.11: without this a dead learner is waited for for ever
+        if not deadline.wait(lambda: all(x.is_ready() for x in arrived), poll_s=0.005):
+            raise WeightTimeout(f"the arrays did not arrive within {self._pull_s:g} s")
+        return jax.block_until_ready(arrived)
+
+    def _await_answer(self, path: Path, server: str, deadline: Deadline) -> int:
+        """The number under which a request's arrays can be pulled."""
+        answer = _answer_path(path)
+        if not deadline.wait(answer.exists):
+            path.unlink(missing_ok=True)
+            raise WeightTimeout(f"{server} did not answer within {self._pull_s:g} s")
+        content = read_json(answer)
+        answer.unlink()
+        if "refused" in content:
+            raise WeightError(f"{server} refused: {content['refused']}")
+        return content["uuid"]
+
+
+def start_server(host: str) -> transfer.TransferServer:
+    """A transfer server at a free port of this machine."""
+    return transfer.start_transfer_server(jax.local_devices()[0].client, f"{host}:0", [f"{host}:0"])
+
+
+def _identity(offer: Mapping[str, Any]) -> tuple[int, int]:
+    return offer["session"], offer["version"]["number"]
+
+
+def _to_box(data: list[list[int]]) -> Box:
+    return tuple((start, stop) for start, stop in data)
+
+
+def _offer_path(folder: Path, process: int) -> Path:
+    return folder / f"publisher_{process}.json"
+
+
+def _answer_path(request: Path) -> Path:
+    return request.with_name(request.name.replace("request", "answer", 1))

@@ -1,0 +1,278 @@
+"""Versions of the weights: a number, and a checksum of the bits of all parameters.
+
+Version v is the model after v updates, in the dtype it samples in. Its checksum is computed where the arrays live:
+every element's bits, mixed with its position, are summed modulo 2**32, twice with different mixes. A sum does not
+depend on its order, so the result is the same for every sharding, mesh and number of processes. For a given position
+each mix is a bijection of the bits, so a change of one element always changes both sums; any other change, such as two
+elements that swap places, goes unseen with a probability of about 2**-64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Shaped, UInt32
+
+from rl_code.weights.layout import any_mesh
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+class WeightError(RuntimeError):
+    """Weights could not be published or read; the message says which version, from where, and why."""
+
+
+class WeightTimeout(WeightError):
+    """A wait for weights reached its deadline; the message says who waited for whom."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsConfig:
+    """How versions are kept.
+
+    full_every: versions whose number is a multiple of it are stored in full, the others as changes. keep: how many of
+    the newest versions stay available. deadline_s: how long processes of the learner wait for each other and for
+    storage, and how long a version that an actor asked for stays ready to be pulled.
+    """
+
+    full_every: int
+    keep: int
+    deadline_s: float
+
+    def __post_init__(self):
+        if self.full_every < 1:
+            raise ValueError(f"full_every={self.full_every} must be at least 1")
+        if self.keep < 1:
+            raise ValueError(f"keep={self.keep} must be at least 1")
+        if not self.deadline_s > 0:
+            raise ValueError(f"deadline_s={self.deadline_s} must be positive")
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+    """number: updates made. arrays: by name (dtype and shape in words, checksum of 16 hex digits)."""
+
+    number: int
+    arrays: Mapping[str, tuple[str, str]]
+
+    @classmethod
+    def of(cls, number: int, named: Mapping[str, jax.Array]) -> Self:
+        """The version that these arrays are; every process that holds a part of them has to call."""
+        sums = checksums(named)
+        return cls(number, {name: (in_words(x), sums[name]) for name, x in sorted(named.items())})
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Of what ``to_json`` gave."""
+        return cls(data["number"], {name: tuple(pair) for name, pair in data["arrays"].items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """For records."""
+        return {"number": self.number, "checksum": self.checksum, "arrays": dict(self.arrays)}
+
+    @functools.cached_property
+    def checksum(self) -> str:
+        """One checksum of names, dtypes, shapes and bits, 16 hex digits."""
+        lines = (f"{name} {kind} {sums}\n" for name, (kind, sums) in sorted(self.arrays.items()))
+        return hashlib.blake2b("".join(lines).encode(), digest_size=8).hexdigest()
+
+    def check_kinds(self, targets: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+        """Raises WeightError, which names them, if the arrays have other names, dtypes or shapes than the targets."""
+        here = {name: in_words(target) for name, target in targets.items()}
+        there = {name: kind for name, (kind, _) in self.arrays.items()}
+        if names := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
+            name = names[0]
+            raise WeightError(
+                f"version {self.number} is not of this model: {name} is {there.get(name, 'missing')} there and "
+                f"{here.get(name, 'missing')} here"
+            )
+
+    def differing(self, other: Version) -> list[str]:
+        """Names of the arrays that are not the same in both."""
+        names = self.arrays.keys() | other.arrays.keys()
+        return sorted(name for name in names if self.arrays.get(name) != other.arrays.get(name))
+
+
+def check(expected: Version, named: Mapping[str, jax.Array], source: str) -> None:
+    """Raises WeightError if the arrays are not the version that they should be; source: where they came from."""
+    found = Version.of(expected.number, named)
+    if expected.differing(found):
+        raise WeightError(
+            f"version {expected.number} from {source} has checksum {found.checksum} instead of {expected.checksum}; "
+            f"different: {_some(expected, found)}"
+        )
+
+
+def refuse_other(known: Version, made: Version, where: str) -> None:
+    """Raises WeightError if a number that was published before is published with other bits."""
+    if known.differing(made):
+        raise WeightError(
+            f"version {made.number} was published to {where} with checksum {known.checksum}, and now again with "
+            f"{made.checksum}: the learner did not repeat its updates exactly; different: {_some(known, made)}"
+        )
+
+
+def _some(one: Version, other: Version) -> str:
+    names = one.differing(other)
+    return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+
+
+def in_words(x: Any) -> str:
+    """dtype and shape, as in ``bfloat16[2, 3]``."""
+    return f"{x.dtype}{list(x.shape)}"
+
+
+def unsigned(dtype: Any) -> np.dtype:
+    """The unsigned integer that holds the bits of a number of 1, 2 or 4 bytes; TypeError for other dtypes."""
+    dtype = np.dtype(dtype)
+    if dtype.itemsize not in _UNSIGNED or jax.dtypes.itemsize_bits(dtype) != 8 * dtype.itemsize or dtype.kind == "b":
+        raise TypeError(f"weights of dtype {dtype} are not supported; they must be numbers of 1, 2 or 4 bytes")
+    return np.dtype(_UNSIGNED[dtype.itemsize])
+
+
+@any_mesh()
+def checksums(named: Mapping[str, jax.Array]) -> dict[str, str]:
+    """Checksum of each array's bits, 16 hex digits."""
+    if not named:
+        return {}
+    sharding = next(iter(named.values())).sharding
+    if isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(sharding.mesh, PartitionSpec())
+    words = np.asarray(_compiled(sharding)(dict(named)))
+    return {name: f"{first:08x}{second:08x}" for name, (first, second) in zip(sorted(named), words, strict=True)}
+
+
+@functools.cache
+def _compiled(sharding: jax.sharding.Sharding) -> Callable[[dict[str, jax.Array]], jax.Array]:
+    """The sums of all arrays, uint32 [arrays, 2], in the order of their names, with a copy on every device."""
+    return jax.jit(lambda named: jnp.stack([_sums(named[name]) for name in sorted(named)]), out_shardings=sharding)
+
+
+def _sums(x: Shaped[Array, " ..."]) -> UInt32[Array, " 2"]:
+    """The two sums of one array."""
+    bits = jax.lax.bitcast_convert_type(x, unsigned(x.dtype)).astype(jnp.uint32)
+    return jnp.stack([jnp.sum(mix(bits + _positions(x.shape, mix)), dtype=jnp.uint32) for mix in (_murmur, _lowbias)])
+
+
+def _positions(shape: tuple[int, ...], mix: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """A number for each position: the sum of one random-looking number per coordinate."""
+    total = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape):
+        numbers = mix(jnp.arange(size, dtype=jnp.uint32) + jnp.uint32(0x9E3779B9 * (axis + 1) % 2**32))
+        total += jnp.expand_dims(numbers, [other for other in range(len(shape)) if other != axis])
+    return total
+
+
+def _murmur(x: jax.Array) -> jax.Array:
+    """MurmurHash3's finaliser, a bijection of 32 bits."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _lowbias(x: jax.Array) -> jax.Array:
+    """Another bijection of 32 bits, found by C. Wellons' search for low bias."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x21F0AAAD)
+    x = (x ^ (x >> 15)) * jnp.uint32(0xD35A2D97)
+    return x ^ (x >> 15)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Which version a subscriber asks for: the newest from ``at_least`` on, or ``exactly`` one."""
+
+    at_least: int | None = None
+    exactly: int | None = None
+
+    def __post_init__(self):
+        if (self.at_least is None) == (self.exactly is None):
+            raise ValueError(f"give one of at_least={self.at_least} and exactly={self.exactly}")
+
+    def choose(self, available: Iterable[int]) -> int | None:
+        """The version to take of those that there are."""
+        fitting = (v for v in available if (v >= self.at_least if self.exactly is None else v == self.exactly))
+        return max(fitting, default=None)
+
+    def gone(self, available: Iterable[int]) -> bool:
+        """Whether later versions are there, so that the one asked for will not come any more."""
+        return self.exactly is not None and max(available, default=-1) > self.exactly
+
+    def __str__(self) -> str:
+        return f"version {self.at_least if self.exactly is None else self.exactly}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferStats:
+    """What publishing or fetching one version took; bytes and seconds of one process, 0 where nothing moved that way.
+
+    seconds: for a publication how long the learner was held up, for a fetch from the choice of the version to checked
+    weights. full, delta: files written or read, compressed. live: from device to device.
+    """
+
+    action: Literal["publish", "fetch"]
+    version: int
+    seconds: float = 0.0
+    full_bytes: int = 0
+    full_s: float = 0.0
+    delta_bytes: int = 0
+    delta_s: float = 0.0
+    live_bytes: int = 0
+    live_s: float = 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """``weights/publish_s``, ``weights/publish_full_bytes`` and so on, for the metric writer."""
+        values = dataclasses.asdict(self)
+        moved = {name: float(values[name]) for name in values if name.startswith(("full", "delta", "live"))}
+        named = {f"weights/{self.action}_{name}": value for name, value in moved.items()}
+        return {
+            f"weights/{self.action}_s": self.seconds,
+            f"weights/{self.action}_version": float(self.version),
+            **named,
+        }
+
+
+class Publisher(Protocol):
+    """The learner's side; all processes of the learner call alike."""
+
+    @property
+    def published(self) -> TransferStats | None:
+        """Of the newest publication that is complete."""
+
+    def publish(self, version: int, model: Any) -> Version:
+        """Makes the model version ``version``, and returns it once its arrays may be donated.
+
+        A number that was published before, as after a restart from a checkpoint, is accepted if the bits are the same.
+
+        Raises:
+          WeightError: this number was published with other bits, or the publication before this one failed.
+        """
+
+    def close(self) -> None:
+        """Waits until what was published is there. Raises WeightError if it failed."""
+
+
+class Subscriber(Protocol):
+    """The actor's side; all processes of the actor call alike. The arrays it returns must not be donated."""
+
+    @property
+    def fetched(self) -> TransferStats | None:
+        """Of the last version that ``wait`` returned."""
+
+    def newest(self) -> int | None:
+        """Number of the newest version that can be seen, None before the first."""
+
+    def wait(self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float) -> tuple[int, Any]:
+        """(number, model) of the newest version from ``at_least`` on, or of ``exactly`` one; its checksum is checked.
+
+        Raises:
+          WeightTimeout: it did not come within ``deadline_s``.
+          WeightError: the version is damaged, or no longer kept.
+        """

@@ -1,0 +1,233 @@
+"""Processes that share a store and are killed. Run as ``python -m tests.rl_code.store.processes <what> <folder>``.
+
+The parent imports once and forks its children before it has any thread; it prints what it found as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rl_code.store.files import StoreError
+from rl_code.store.store import GroupStore
+from rl_code.store.work import Work, WorkConfig
+from tests.rl_code.store.groups import make_group, make_items
+
+CONFIG = WorkConfig(heartbeat_s=0.05, heartbeat_timeout_s=1.0, stall_s=20.0, deadline_s=60.0)
+PER_STEP = 6
+_PR_SET_PDEATHSIG = 1
+
+
+def spawn(role: Callable[..., None], *args: Any) -> int:
+    """Runs a role in a child process that does not outlive this one; returns its id."""
+    child = os.fork()
+    if child:
+        return child
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        role(*args)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def end(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def message(use: Callable[[], Any]) -> str:
+    """What a use of the store complains of."""
+    try:
+        use()
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+# --- Racing ----------------------------------------------------------------------------------------------------------
+
+
+def claim_all(folder: Path, name: str) -> None:
+    with Work(GroupStore(folder, name), CONFIG) as work:
+        got = []
+        while items := work.claim(2):
+            got += [(item.step, item.number) for item in items]
+        folder.with_name(f"{name}.json").write_text(json.dumps(got))
+        while len(list(folder.parent.glob("actor-*.json"))) < 4:  # an actor that leaves gives its items back
+            work.progress()
+            time.sleep(0.01)
+
+
+def race(folder: Path) -> list[list[tuple[int, int]]]:
+    """What each of four processes claimed of 300 items."""
+    learner = GroupStore(folder, "learner")
+    for step in range(3):
+        learner.plan(make_items(step, 100))
+    children = [spawn(claim_all, folder, f"actor-{i}") for i in range(4)]
+    assert [end(child) for child in children] == [0] * 4
+    return [json.loads(folder.with_name(f"actor-{i}.json").read_text()) for i in range(4)]
+
+
+# --- Killed before each thing that it does to the disk ---------------------------------------------------------------
+
+
+def play(folder: Path, step: int, kill_at: int) -> None:
+    """All that happens to one step, from wherever it was left; SIGKILL when the disk is used for the nth time."""
+    uses = itertools.count(1)
+
+    def count(event: str, args: tuple) -> None:
+        if event in ("open", "os.link", "os.remove", "os.rename", "os.listdir", "os.mkdir") and next(uses) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    store = GroupStore(folder, "all")
+    with Work(store, CONFIG) as work:
+        store.plan(make_items(step, 2, version=step))
+        while store.missing(step):
+            for item in work.claim(1):
+                assert store.deliver(item, make_group(item))
+        store.consume(step, store.wait(step, 1.0), version=step)
+
+
+def kill_points(folder: Path) -> dict[str, int]:
+    """Plays a step of its own for each kill point, and plays it to its end after the kill; returns how many there are.
+
+    begun, delivered: after how many kills the step was planned, and had all its groups.
+    """
+    begun = delivered = 0
+    for point in itertools.count():
+        code = end(spawn(play, folder, point, point + 1))
+        if code == 0:
+            return {"points": point, "begun": begun, "delivered": delivered}
+        assert code == -signal.SIGKILL, code
+        planned = message(lambda step=point: GroupStore(folder).items(step)) == ""
+        begun += planned
+        delivered += planned and not GroupStore(folder).missing(point)
+        assert end(spawn(play, folder, point, -1)) == 0, point
+
+
+# --- A learner and actors, killed at random --------------------------------------------------------------------------
+
+
+def act(folder: Path, name: str, chance: random.Random) -> None:
+    store = GroupStore(folder, name)
+    with Work(store, CONFIG) as work:
+        while True:
+            for item in work.claim(2):
+                time.sleep(chance.uniform(0, 0.02))
+                work.progress()
+                store.deliver(item, make_group(item, length=20_000, seconds=chance.random()))
+            time.sleep(0.005)
+
+
+def learn(folder: Path, steps: int) -> None:
+    """Plans one step ahead of the one it consumes, as one-step-off training does. A restart begins at the beginning."""
+    store = GroupStore(folder, "learner")
+    store.plan(make_items(0, PER_STEP, version=0))
+    for step in range(steps):
+        if step + 1 < steps:
+            store.plan(make_items(step + 1, PER_STEP, version=step))
+        store.consume(step, store.wait(step, CONFIG.deadline_s), version=step)
+
+
+def hold(folder: Path) -> None:
+    """Claims two items and does nothing about them."""
+    work = Work(GroupStore(folder, "doomed"), CONFIG)
+    while not work.claim(2):
+        time.sleep(0.01)
+    folder.with_name("held").touch()
+    while True:
+        work.progress()
+        time.sleep(0.01)
+
+
+def fleet(folder: Path, seed: int, steps: int = 30, kills: int = 25) -> dict[str, Any]:
+    """A learner and actors until ``steps`` are consumed, with ``kills`` at random moments.
+
+    Who is killed is started again, but for a first actor: others must take over what it held.
+    """
+    chance = random.Random(seed)
+    GroupStore(folder, "learner")
+    roles = {"learner": (learn, folder, steps)}
+    roles |= {f"actor-{i}": (act, folder, f"actor-{i}", random.Random(seed + i)) for i in range(3)}
+    doomed, children = spawn(hold, folder), {"learner": spawn(*roles["learner"])}
+    while not folder.with_name("held").exists():
+        time.sleep(0.01)
+    os.kill(doomed, signal.SIGKILL)
+    end(doomed)
+    children |= {name: spawn(*role) for name, role in roles.items() if name != "learner"}
+    for _ in range(kills):
+        time.sleep(chance.uniform(0, 0.2))
+        name = chance.choice(list(children))
+        os.kill(children[name], signal.SIGKILL)
+        end(children[name])
+        children[name] = spawn(*roles[name])
+    code = end(children.pop("learner"))
+    for child in children.values():
+        os.kill(child, signal.SIGKILL)
+        end(child)
+    left = [path for path in folder.glob("members/*/aside.*") if path.name.split(".")[1] != _newest(path.parent)]
+    return {"code": code, "left": len(left), "starts": sum(int(_newest(p)) + 1 for p in folder.glob("members/*"))}
+
+
+def _newest(folder: Path) -> str:
+    return str(max(int(path.stem) for path in folder.glob("*.json")))
+
+
+# --- A disk that is full, then read-only -----------------------------------------------------------------------------
+
+
+def fill(path: Path) -> None:
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def full(folder: Path) -> dict[str, Any]:
+    """``folder`` is on a disk of its own, a few MiB large."""
+    store, filler = GroupStore(folder, "learner"), folder.with_name("filler")
+    items = make_items(0, 400)
+    store.plan(items)
+    work = Work(GroupStore(folder, "actor"), CONFIG)
+    messages, delivered = {}, 0
+    while not messages.get("deliver"):
+        item = items[delivered]
+        messages["deliver"] = message(lambda item=item: store.deliver(item, make_group(item, length=5000)))
+        delivered += not messages["deliver"]
+    fill(filler)
+    messages["claim"] = message(lambda: work.claim(1))
+    messages["plan"] = message(lambda: store.plan(make_items(0, 100, first=400)))
+    result = {
+        "delivered": delivered,
+        "verified": len([store.record(0, n) for n in range(400) if items[n] not in store.missing(0)]),
+        "left": [path.name for path in (folder / "members" / "learner").glob("aside.*")],
+    }
+    filler.unlink()
+    again = work.claim(1)
+    result["again"] = store.deliver(again[0], make_group(again[0], length=500))
+    subprocess.run(["mount", "-o", "remount,ro", str(folder.parent)], check=True)
+    messages["read-only"] = message(lambda: store.deliver(items[-1], make_group(items[-1])))
+    result["readable"] = len(GroupStore(folder).items(0))
+    return result | {"messages": messages}
+
+
+if __name__ == "__main__":
+    what, where, *numbers = sys.argv[1:]
+    print(json.dumps({"race": race, "kill_points": kill_points, "fleet": fleet, "full": full}[what](
+        Path(where), *map(int, numbers)
+    )))  # fmt: skip

@@ -1,0 +1,312 @@
+"""Plans, deliveries and consumptions happen once; what is missing, different or damaged is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import pickle
+import shutil
+import threading
+import time
+
+import grain
+import pytest
+
+from rl_code.store.files import StoreError
+from rl_code.store.source import RecordSource, dataset
+from rl_code.store.steps import group_path, step_folder
+from rl_code.store.store import GroupStore, StoreTimeout
+from tests.rl_code.store.groups import identical, make_group, make_items
+
+
+@pytest.fixture
+def store(tmp_path):
+    return GroupStore(tmp_path / "store", "learner")
+
+
+def run_steps(store, steps, per_step=2):
+    """Plans, delivers and consumes."""
+    for step in steps:
+        items = make_items(step, per_step, version=step)
+        store.plan(items)
+        for item in items:
+            store.deliver(item, make_group(item))
+        store.consume(step, store.read(step), version=step)
+
+
+# --- Plans -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_written_once_and_accepted_again(store):
+    items = make_items(0, 3, version=4)
+    assert store.plan(items) and not store.plan(items)
+    assert GroupStore(store.folder).items(0) == items
+    assert not GroupStore(store.folder, "learner").plan(items)
+
+
+def test_another_plan_is_refused_and_the_difference_named(store):
+    store.plan(make_items(0, 3, version=4))
+    with pytest.raises(StoreError, match=r"item \(0, 0\): version = 4 there, 5 here; item \(0, 1\)"):
+        store.plan(make_items(0, 3, version=5))
+    with pytest.raises(StoreError, match="3 items there, 2 here"):
+        store.plan(make_items(0, 2, version=4))
+    assert store.items(0) == make_items(0, 3, version=4)
+
+
+def test_a_plan_may_grow_while_its_step_is_open(store):
+    screen, train = make_items(0, 2, kind="screen"), make_items(0, 2, first=2)
+    store.plan(screen)
+    for item in screen:
+        store.deliver(item, make_group(item))
+    assert len(store.wait(0, 5.0)) == 2
+    with pytest.raises(ValueError, match="has 2 items, not 3"):
+        store.plan(make_items(0, 1, first=3))
+    store.plan(train)
+    for item in train:
+        store.deliver(item, make_group(item))
+    assert [record.number for record in store.wait(0, 5.0, range(2, 4))] == [2, 3]
+    store.consume(0, store.wait(0, 5.0), version=0)
+    with pytest.raises(StoreError, match="step 0 is consumed"):
+        store.plan(make_items(0, 1, first=4))
+    assert not store.plan(screen) and not store.plan(train)  # as a learner does that repeats the step
+
+
+def test_steps_are_planned_in_order_from_anywhere(store):
+    store.plan(make_items(40, 1))
+    store.plan(make_items(41, 1))
+    for step in (39, 43):
+        with pytest.raises(StoreError, match=f"step {step} cannot be planned after steps 40 to 41"):
+            store.plan(make_items(step, 1))
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": -1}, {"group_size": 0}, {"seed": (0.5,)}, {"version": -1}, {"kind": "test"}, {"task": True}]
+)
+def test_items_that_make_no_sense_are_refused(change):
+    with pytest.raises(ValueError, match="Item"):
+        dataclasses.replace(make_items(0, 1)[0], **change)
+
+
+def test_a_plan_has_one_step_and_consecutive_numbers(store):
+    one, two, three = make_items(0, 3)
+    for items in ([], [one, three], [two, one], [one, dataclasses.replace(two, step=1)]):
+        with pytest.raises(ValueError, match="plan"):
+            store.plan(items)
+
+
+# --- Deliveries ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_delivery_counts_and_the_loser_knows(store):
+    (item,) = make_items(0, 1)
+    store.plan([item])
+    others = [GroupStore(store.folder, f"actor-{i}") for i in range(8)]
+    won = []
+
+    def deliver(i, other):
+        if other.deliver(item, make_group(item, seconds=float(i))):
+            won.append(i)
+
+    threads = [threading.Thread(target=deliver, args=pair, daemon=True) for pair in enumerate(others)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (record,) = store.read(0)
+    assert won == [int(record.group.trajectories[0].seconds["tools"])]
+    assert record.actor == others[won[0]].member.identity
+    assert sum(other.duplicates for other in others) == 7
+    assert list(store.folder.rglob("aside*")) == []
+
+
+def test_a_group_that_does_not_answer_its_item_is_refused(store):
+    item, other = make_items(0, 2, version=3)
+    store.plan([item, other])
+    group = make_group(item)
+    for wrong, words in (
+        (make_group(other), r"\(task_id, group, index\)"),
+        (dataclasses.replace(group, trajectories=group.trajectories[:1]), "1 trajectories instead of 2"),
+        (dataclasses.replace(group, trajectories=group.trajectories[::-1]), r"\(task_id, group, index\)"),
+        (make_group(dataclasses.replace(item, version=2)), r"versions \(2,\) instead of 3"),
+    ):
+        with pytest.raises(ValueError, match=rf"item \(0, 0\): .*{words}"):
+            store.deliver(item, wrong)
+    assert store.missing(0) == [item, other]
+
+
+def test_a_damaged_group_is_named_and_can_be_sampled_again(store):
+    items = make_items(0, 2)
+    store.plan(items)
+    for item in items:
+        store.deliver(item, make_group(item))
+    path = group_path(store.folder, 0, 1)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    for read in (lambda: store.read(0), lambda: store.wait(0, 1.0), lambda: store.record(0, 1)):
+        with pytest.raises(StoreError, match=r"00000000/group_000001\.record is damaged"):
+            read()
+    path.unlink()
+    assert store.deliver(items[1], make_group(items[1]))
+    assert len(store.wait(0, 1.0)) == 2
+
+
+def test_a_group_under_another_ones_name_is_noticed(store):
+    items = make_items(0, 2)
+    store.plan(items)
+    store.deliver(items[0], make_group(items[0]))
+    shutil.copy(group_path(store.folder, 0, 0), group_path(store.folder, 0, 1))
+    with pytest.raises(StoreError, match=r"group_000001\.record holds the group of item \(0, 0\)"):
+        store.read(0)
+
+
+def test_a_link_whose_answer_was_lost_counts_as_made(store, monkeypatch):
+    items = make_items(0, 2)
+    store.plan(items)
+    link = os.link
+
+    def answer_lost(source, target):
+        link(source, target)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(os, "link", answer_lost)
+    assert store.deliver(items[0], make_group(items[0]))
+    assert store.duplicates == 0 and store.missing(0) == items[1:]
+
+
+# --- Waiting and consuming -------------------------------------------------------------------------------------------
+
+
+def test_waiting_ends_when_the_last_group_arrives(store):
+    items = make_items(0, 3)
+    store.plan(items)
+
+    def deliver():
+        for item in reversed(items):
+            time.sleep(0.1)
+            store.deliver(item, make_group(item))
+
+    thread = threading.Thread(target=deliver, daemon=True)
+    thread.start()
+    records = store.wait(0, 30.0)
+    thread.join()
+    assert [record.number for record in records] == [0, 1, 2]
+    for item, record in zip(items, records, strict=True):
+        assert identical(record.group, make_group(item))
+
+
+def test_waiting_and_reading_name_what_is_missing(store):
+    items = make_items(0, 3)
+    store.plan(items)
+    store.deliver(items[1], make_group(items[1]))
+    with pytest.raises(StoreTimeout, match=r"step 0 lacks 2 of 3 groups after 0.1 s .*\(0, 0\) unclaimed") as caught:
+        store.wait(0, 0.1)
+    assert [missing.item for missing in caught.value.missing] == [items[0], items[2]]
+    with pytest.raises(StoreError, match=r"step 0 lacks \(0, 0\), \(0, 2\)"):
+        store.read(0)
+    step_folder(store.folder, 1).mkdir()  # killed before the plan was in it
+    for use in (lambda: store.wait(1, 0.1), lambda: store.read(2), lambda: store.consume(1, [], version=1)):
+        with pytest.raises(StoreError, match=r"step [12] is not planned"):
+            use()
+    with pytest.raises(ValueError, match=r"numbers=\[3\] of step 0 must be in \[0, 3\)"):
+        store.wait(0, 0.1, [3])
+
+
+def test_a_step_is_consumed_again_only_by_the_same(store):
+    run_steps(store, range(1))
+    records = store.read(0)
+    again = GroupStore(store.folder, "learner")
+    assert not again.consume(0, records, version=0)
+    with pytest.raises(StoreError, match=r"consumed otherwise by learner/0, in .*: version = 0 there, 1 here"):
+        again.consume(0, records, version=1)
+    with pytest.raises(StoreError, match="weights = None there, abc here"):
+        again.consume(0, records, version=0, weights="abc")
+    with pytest.raises(StoreError, match=r"groups \[1\] are others"):
+        again.consume(0, [records[0], dataclasses.replace(records[1], digest="0")], version=0)
+    with pytest.raises(ValueError, match="step 0 consists of"):
+        again.consume(0, records[::-1], version=0)
+    with pytest.raises(ValueError, match="step 0 consists of"):
+        again.consume(0, records[:1], version=0)
+
+
+def test_steps_are_consumed_in_order(store):
+    items = {step: make_items(step, 1) for step in (7, 8)}
+    for step in items:
+        store.plan(items[step])
+        store.deliver(items[step][0], make_group(items[step][0]))
+    with pytest.raises(StoreError, match="step 8 cannot be consumed before step 7"):
+        store.consume(8, store.read(8), version=8)
+    for step in items:
+        assert store.consume(step, store.read(step), version=step)
+    assert store.consumed() == [7, 8]
+
+
+# --- The folder ------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(StoreError, match=r"could not list .*gone/steps: there is no such .*MiB free"):
+        GroupStore(tmp_path / "gone")
+    with pytest.raises(StoreError, match="could not make the store's folder"):
+        GroupStore(tmp_path / "not mounted" / "store", "learner")
+
+
+def test_a_store_that_is_deleted_under_its_users_is_named(store):
+    (item,) = make_items(0, 1)
+    store.plan([item])
+    shutil.rmtree(store.folder)
+    for use in (
+        lambda: store.deliver(item, make_group(item)),
+        lambda: store.plan(make_items(1, 1)),
+        lambda: store.wait(0, 1.0),
+        lambda: store.consume(0, [], version=0),
+        lambda: store.consumed(),
+    ):
+        with pytest.raises(StoreError, match="was the store deleted or unmounted"):
+            use()
+    assert not store.folder.exists()
+
+
+def test_what_an_earlier_incarnation_was_writing_is_deleted_and_nothing_else(store):
+    folder = store.folder / "members"
+    GroupStore(store.folder, "actor")
+    for name in ("learner/aside.0.7", "actor/aside.0.7"):
+        (folder / name).write_bytes(b"half")
+    assert GroupStore(store.folder, "learner").member.identity == ("learner", 1)
+    assert GroupStore(store.folder, "learner").member.identity == ("learner", 2)
+    assert sorted(str(path.relative_to(folder)) for path in folder.glob("*/*")) == [
+        "actor/0.json",
+        "actor/aside.0.7",
+        "learner/2.json",
+    ]
+
+
+def test_writing_needs_a_name_that_can_be_a_file(store):
+    with pytest.raises(ValueError, match="opened without a name"):
+        GroupStore(store.folder).plan(make_items(0, 1))
+    for name in ("", "a/b", "..", "x" * 101):
+        with pytest.raises(ValueError, match="name="):
+            GroupStore(store.folder, name)
+
+
+# --- Grain -----------------------------------------------------------------------------------------------------------
+
+
+def test_consumed_groups_are_a_grain_dataset_in_order(store):
+    for step, count in enumerate((2, 3, 1)):
+        run_steps(store, [step], count)
+    store.plan(make_items(3, 1))
+    places = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
+    data = dataset(store.folder)
+    assert [(data[i].step, data[i].number) for i in range(len(data))] == places
+    shuffled = data.shuffle(seed=1).to_iter_dataset(grain.ReadOptions(num_threads=2))
+    assert sorted((record.step, record.number) for record in shuffled) == places
+    assert [record.number for record in dataset(store.folder, [1])] == [0, 1, 2]
+    source = pickle.loads(pickle.dumps(RecordSource(store.folder, [2, 0])))
+    assert [source[i].step for i in range(3)] == [2, 0, 0]
+    for index in (-1, 3):
+        with pytest.raises(IndexError):
+            source[index]
+    with pytest.raises(StoreError, match=r"consumed\.json"):
+        dataset(store.folder, [3])

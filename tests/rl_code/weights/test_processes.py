@@ -1,0 +1,115 @@
+"""Properties of a learner and an actor that consist of several processes, and of waits for each other."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+import jax
+import pytest
+
+from rl_code.weights import records
+from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.versions import WeightError, WeightsConfig, WeightTimeout
+from rl_code.weights.waiting import Deadline, agree, within
+from tests.rl_code.weights.learner import Learner
+from tests.rl_code.weights.small import DTYPE, KEPT, assert_is, mesh, model_of, wanted
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def ask(learners: list[Learner], *lines: str) -> list[str]:
+    """Sends all processes a line, the same unless several are given, and returns their answers."""
+    for index, learner in enumerate(learners):
+        learner.send(lines[index % len(lines)])
+    return [learner.answer() for learner in learners]
+
+
+def test_two_processes_publish_and_read_one_model(tmp_path):
+    port = free_port()
+    learners = [Learner(tmp_path, port, index, 2) for index in range(2)]
+    folder = tmp_path / "weights"
+    try:
+        assert [learner.answer() for learner in learners] == ["ready"] * 2
+        for version in (0, 1):
+            assert ask(learners, f"serve {version}") == ["served"] * 2
+        # each reads what both wrote, in full and by its change, and pulls from both what both hold
+        assert ask(learners, "fetch 0 stored") == ["True False False"] * 2
+        assert ask(learners, "fetch 1 stored") == ["False True False"] * 2
+        assert ask(learners, "fetch 1 live") == ["False False True"] * 2
+
+        # a third program reads it, and a learner of another shape finds the same checksums
+        for version in (0, 1):
+            alone = StoredSubscriber(tmp_path, wanted(mesh()), name="actor-2")
+            assert_is(alone.wait(exactly=version, deadline_s=30.0)[1], version, mesh())
+        again = StoredPublisher(tmp_path, DTYPE, KEPT)
+        again.publish(1, model_of(1, mesh(1, 2)))
+        again.close()
+
+        # what one of them cannot read none of them uses
+        assert ask(learners, "serve 2") == ["served"] * 2
+        assert ask(learners, "cut 0", "cut 1")[1] == "cut"
+        answers = ask(learners, "fetch 2 stored")
+        assert all("version 2 cannot be read from" in answer for answer in answers)
+        assert "another process could not read it" in answers[0] and "unplugged" in answers[1]
+
+        # all stop when one publishes other bits under a known number, or another number
+        answers = ask(learners, "publish 2 3")
+        assert "and now again with" in answers[0] and "process 0 could not publish version 2" in answers[1]
+        answers = ask(learners, "publish 4", "publish 5")
+        assert all("the learner's processes publish different versions: [4, 5]" in answer for answer in answers)
+        assert records.numbers(folder) == [0, 1, 2]
+    finally:
+        for learner in learners:
+            learner.kill()
+
+
+def test_a_process_that_does_not_write_its_parts_is_named(tmp_path, monkeypatch):
+    publisher = StoredPublisher(tmp_path, DTYPE, WeightsConfig(full_every=1, keep=1, deadline_s=0.3))
+    real = publisher._await_others
+
+    def with_another(*args) -> None:
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        real(*args)
+
+    monkeypatch.setattr(publisher, "_await_others", with_another)
+    publisher.publish(0, model_of(0, mesh()))
+    with pytest.raises(
+        WeightError, match=r"process 0 of learner waited 0.3 s for processes \[1\] to write their parts of version 0"
+    ):
+        publisher._pending[1].result(30.0)
+    monkeypatch.undo()
+    assert records.numbers(tmp_path / "weights") == []
+
+
+def test_a_wait_for_something_that_never_returns_ends():
+    begin = time.monotonic()
+    with pytest.raises(WeightTimeout, match=r"^the actor waited 0\.1 s$"):
+        within(0.1, lambda: time.sleep(5.0), "the actor")
+    assert time.monotonic() - begin < 5.0
+    with pytest.raises(ZeroDivisionError):
+        within(5.0, lambda: 1 // 0, "the actor")
+    assert within(5.0, lambda: 3, "the actor") == 3
+
+
+def test_a_process_that_waits_for_others_in_vain_says_so(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", lambda _: time.sleep(5.0))
+    with pytest.raises(WeightTimeout, match=r"^process 0 of 2, which reads version 3, for the others waited 0\.1 s$"):
+        agree(0.1, "which reads version 3", 1)
+
+
+def test_one_process_agrees_with_itself():
+    assert agree(1.0, "", 3, True) == [(3, True)]
+
+
+def test_a_deadline_counts_down():
+    deadline = Deadline(0.1)
+    assert 0 < deadline.left() <= 0.1
+    assert not deadline.wait(lambda: False, poll_s=0.01) and deadline.left() == 0
+    assert deadline.wait(lambda: True)
