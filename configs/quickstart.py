@@ -119,7 +119,6 @@ def asynchrony(mode: str, max_staleness: int) -> dict:
         recompute=False,
         work=dict(heartbeat_s=1.0, heartbeat_timeout_s=15.0, stall_s=300.0, deadline_s=1800.0),
         weights=dict(full_every=16, keep=max_staleness + 2, deadline_s=300.0),
-        host="127.0.0.1",
     )
 
 

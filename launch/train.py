@@ -34,6 +34,7 @@ REPORT = ReportConfig(ks=(1, 8), trajectories_per_step=16, trajectory_steps=24, 
 
 ROLE = absl_flags.DEFINE_enum("role", "all", ["all", "learner", "actor"], "What this process does.")
 NAME = absl_flags.DEFINE_string("name", "actor", "Of an actor, its own among those of the run.")
+HOST = absl_flags.DEFINE_string("host", "127.0.0.1", "Address of this machine in numbers, for the other roles.")
 COORDINATOR = absl_flags.DEFINE_string("coordinator", None, "host:port of the first process of this role.")
 PROCESSES = absl_flags.DEFINE_integer("processes", None, "Processes of this role, with --coordinator.")
 PROCESS = absl_flags.DEFINE_integer("process", None, "Number of this one, from 0.")
@@ -47,9 +48,9 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     else:
         flags.use_virtual_devices(*meshes(run_config, ROLE.value))
     if ROLE.value == "actor":
-        act(run_config, workdir, NAME.value)
+        act(run_config, workdir, NAME.value, HOST.value)
         return
-    results = train(run_config, workdir, ROLE.value)
+    results = train(run_config, workdir, ROLE.value, HOST.value)
     if jax.process_index():
         return
     console = flags.console()

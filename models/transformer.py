@@ -15,27 +15,19 @@ import functools
 import math
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from attention.methods import Dense, KeyValues, Method, View, attend, stretch_positions, view
+from attention.methods import Before, Dense, KeyValues, Method, View, attend, stretch_positions, view
 from attention.nsa import NSA, compress
 from attention.squid import GatedDocuments
+from models.rope import RopeScaling, rope
 from models.sharding import constrain, per_shard
 from pallas_kernels.tokens import Tokens
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3.1's stretch of low frequencies."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_positions: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,27 +83,6 @@ def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float) ->
     return (x32 * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-def rope_frequencies(config: ModelConfig) -> Float[Array, " H/2"]:
-    """Radians per position of each rotated pair, with Llama 3.1's scaling where configured."""
-    exponents = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    scaling = config.rope_scaling
-    if scaling is None:
-        return frequencies
-    turns = scaling.original_max_positions * frequencies / (2 * jnp.pi)
-    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    smooth = jnp.clip(smooth, 0.0, 1.0)
-    return frequencies * (smooth + (1.0 - smooth) / scaling.factor)
-
-
-def rope(x: Float[Array, "B T N H"], positions: Int[Array, "B T"], config: ModelConfig) -> Float[Array, "B T N H"]:
-    """Rotary position embedding (2104.09864) in the half-split layout of Hugging Face checkpoints."""
-    angles = positions[..., None, None].astype(jnp.float32) * rope_frequencies(config)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
 def project(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
     """Contract the last ``contract`` axes of x with the first of weight, as one matrix product over all tokens.
 
@@ -132,6 +103,11 @@ def _parameter(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], st
     else:
         value = std * jax.random.truncated_normal(rngs.params(), -3, 3, shape, jnp.float32)
     return nnx.Param(value.astype(dtype), logical_axes=axes)
+
+
+def _join(first: Any, second: Any) -> Any:
+    """Two pytrees of arrays of tokens as one, [B, P, ...] before [B, T, ...]."""
+    return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), first, second)
 
 
 class Embedding(nnx.Module):
@@ -251,38 +227,53 @@ class Transformer(nnx.Module):
         positions: Int[Array, "B T"],
         where: Tokens,
         runs: int | None = None,
+        before: Before | None = None,
     ) -> Float[Array, "B T D"]:
-        """Final hidden states of rows of tokens.
+        """Final hidden states of rows of tokens, perhaps of those that follow others.
 
-        positions: those that RoPE rotates by. where: who sees whom. runs: see ``attention.methods.view``.
+        positions: those that RoPE rotates by. where: who sees whom. runs: see ``attention.methods.view``; they count
+        what stands ``before`` a row too.
         """
-        return self.finish(self._scan(tokens, positions, where, runs, keep=False)[0])
+        return self.finish(self._scan(tokens, positions, where, runs, before)[0])
+
+    def prefill(
+        self, tokens: Int[Array, "B P"], positions: Int[Array, "B P"], where: Tokens, runs: int | None = None
+    ) -> list[KeyValues]:
+        """``Before.keys`` of tokens that others will follow; arguments as ``hidden``."""
+        _, kept = self._scan(tokens, positions, where, runs, keep=True)
+        return [dataclasses.replace(keys, compressed=None) for keys in kept]
 
     def keys_values(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], where: Tokens
     ) -> tuple[KeyValues, ...]:
         """The keys, not rotated, and values of every layer, for a cache of documents; arguments as ``hidden``."""
         _, kept = self._scan(tokens, positions, where, None, keep=True)
+        kept = [dataclasses.replace(keys, raw=None) for keys in kept]
         periods = range(self.config.num_layers // len(kept))
         return tuple(jax.tree.map(operator.itemgetter(period), keys) for period in periods for keys in kept)
 
-    def _scan(self, tokens, positions, where: Tokens, runs: int | None, keep: bool):
+    def _scan(self, tokens, positions, where: Tokens, runs: int | None, before: Before | None = None, keep=False):
         """(hidden states of the last layer, per layer of a period the stacked KeyValues if they are to be kept)."""
         methods = self.config.attention
-        seen = view(methods, where, runs)
+        earlier, asking = [None] * len(methods), None
+        if before is not None:
+            asking, earlier = tokens.shape[1], before.keys
+            where, positions = _join((before.tokens, before.positions), (where, positions))
+        seen = view(methods, where, runs, asking)
 
-        def step(x, period):
-            kept: list[KeyValues] = []
+        def step(x, xs):
+            (period, earlier), kept = xs, []
             for index, method in enumerate(methods):
                 layer, extra = self.of_period(period, index)
-                x = self.block(layer, x, functools.partial(self._attend, method, extra, positions, seen, kept))
+                attention = functools.partial(self._attend, method, extra, positions, seen, earlier[index], kept)
+                x = self.block(layer, x, attention)
             return constrain(x, "batch", None, None), kept if keep else None
 
         if self.config.remat:
             step = jax.checkpoint(step)
         periods = self.config.num_layers // len(methods)
         stacked = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), self.stacked())
-        return jax.lax.scan(step, self.embed_tokens(tokens), stacked)
+        return jax.lax.scan(step, self.embed_tokens(tokens), (stacked, earlier))
 
     def stacked(self) -> Stacked:
         """The parameters of all layers."""
@@ -299,24 +290,28 @@ class Transformer(nnx.Module):
                 return layer, jax.tree.map(operator.itemgetter(count), stacked[1][name])
         return layer, None
 
-    def _attend(self, method: Method, extra, positions, seen: View, kept: list, layer: Layers, y):
+    def _attend(self, method: Method, extra, positions, seen: View, earlier, kept: list, layer: Layers, y):
         """Attention of one layer of packed rows, each device to its own rows and heads; appends the keys to kept."""
-        c = self.config
         q, k, v = self.qkv(layer, y)
-        q, turned = rope(q, positions, c), rope(k, positions, c)
+        keys, at = KeyValues((k, v)), {"main": positions}
+        if isinstance(method, NSA):
+            raw, window = self.nsa_keys(layer, extra, y)
+            keys = KeyValues((k, v), raw=raw, window=window)
+            at |= {"window": positions, "compressed": stretch_positions(method, positions, seen)}
+        if earlier is not None:
+            keys = _join(earlier, keys)
+        if isinstance(method, NSA):
+            placed = (seen.blocks[method.block].place(x) for x in keys.raw)
+            keys = dataclasses.replace(keys, compressed=compress_keys(extra, method, *placed))
+        kept.append(keys)
+        turned = {}
+        for name, places in at.items():
+            k, v = getattr(keys, name)
+            turned[name] = rope(k, places, self.config), v
+        parts = (gates(extra, y),) if extra else ()
         heads, rows = ("batch", None, "heads", None), ("batch",)
-        if not isinstance(method, NSA):
-            kept.append(KeyValues((k, v)))
-            parts = (gates(extra, y),) if extra else ()
-            mapped = per_shard(functools.partial(attend, method), (heads, heads, rows, *(heads for _ in parts)), heads)
-            return mapped(q, KeyValues((turned, v)), seen, *parts)
-        raw, (wk, wv) = self.nsa_keys(layer, extra, y)
-        ck, cv = compress_keys(extra, method, *(seen.blocks[method.block].place(x) for x in raw))
-        kept.append(KeyValues((k, v), (ck, cv), (wk, wv)))
-        ck = rope(ck, stretch_positions(method, positions, seen), c)
-        keys = KeyValues((turned, v), (ck, cv), (rope(wk, positions, c), wv))
-        mapped = per_shard(functools.partial(attend, method), (heads, heads, rows, heads), heads)
-        return mapped(q, keys, seen, gates(extra, y))
+        mapped = per_shard(functools.partial(attend, method), (heads, heads, rows, *(heads for _ in parts)), heads)
+        return mapped(rope(q, positions[:, -q.shape[1] :], self.config), KeyValues(**turned), seen, *parts)
 
     def nsa_keys(self, layer: Layers, nsa: NSALayers, y: Float[Array, "B T D"]):
         """((k, v) to be compressed, (window k, v)) of an NSA layer, [B, T, K, H] each, keys not rotated."""

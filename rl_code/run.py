@@ -208,7 +208,6 @@ MAY_CHANGE = (
     "rollout.tool_timeout_s",
     "asynchrony.work",
     "asynchrony.weights",
-    "asynchrony.host",
 )
 
 

@@ -38,8 +38,7 @@ class AsynchronyConfig:
     """How far sampling may run ahead of training.
 
     mode: see above. max_staleness: k. recompute: "in_flight" only; whether the keys of episodes in progress are
-    computed anew with new weights, or kept. work: between processes. weights: how versions are kept. host: address in
-    numbers by which actors in other processes reach this learner's devices.
+    computed anew with new weights, or kept. work: between processes. weights: how versions are kept.
     """
 
     mode: Literal["sync", "one_step", "in_flight"]
@@ -47,7 +46,6 @@ class AsynchronyConfig:
     recompute: bool
     work: WorkConfig
     weights: WeightsConfig
-    host: str = "127.0.0.1"
 
     def __post_init__(self):
         least, most = MODES[self.mode]

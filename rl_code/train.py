@@ -29,7 +29,7 @@ from rl_code.learner.batching import pack
 from rl_code.learner.update import TrainState, init_state, make_token_logprobs, make_update
 from rl_code.metrics import CompilationCounter, MetricWriter, Progress, TrajectoryLog, write_atomically
 from rl_code.rollout.actor import Actor, ActorStats
-from rl_code.rollout.supply import InThread, InTurn, Remote, Supply
+from rl_code.rollout.supply import InThread, InTurn, Remote, StopWaiting, Supply
 from rl_code.run import MAY_CHANGE, Run, RunConfig
 from rl_code.schedule import solved
 from rl_code.stop import Stopped, StopRequest
@@ -48,13 +48,13 @@ CONFIG_FILE = "config.json"
 STORE = "store"
 
 
-def train(config: RunConfig, workdir: str | Path, role: str = "all") -> list[SuiteResult]:
+def train(config: RunConfig, workdir: str | Path, role: str = "all", host: str = "127.0.0.1") -> list[SuiteResult]:
     """Runs a config to its end, from wherever the workdir left off; returns all evaluations.
 
-    role: "all", or "learner" where other processes sample. Raises CheckpointError or ConfigError for a workdir that
-    cannot be continued, SandboxUnavailable where code cannot be run safely, FloatingPointError when the loss is not
-    finite (the checkpoint is from before that step), StoreError or WeightError when storage fails or nobody answers
-    in time, Stopped after Ctrl-C or SIGTERM.
+    role: "all", or "learner" where other processes sample, which reach this one's devices at ``host``.
+    Raises CheckpointError or ConfigError for a workdir that cannot be continued, SandboxUnavailable where code cannot
+    be run safely, FloatingPointError when the loss is not finite (the checkpoint is from before that step), StoreError
+    or WeightError when storage fails or nobody answers in time, Stopped after Ctrl-C or SIGTERM.
     """
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -65,18 +65,22 @@ def train(config: RunConfig, workdir: str | Path, role: str = "all") -> list[Sui
             model = run.init_model()
         write_atomically(workdir / CONFIG_FILE, config_lib.to_json(config).encode())
         evaluate(run, model, "before", 0)
-        state = _reinforce(run, model, stop)
+        state = _reinforce(run, model, stop, host)
         evaluate(run, state.model, "after", config.train.steps)
         return suite_lib.load_all(workdir)
 
 
-def act(config: RunConfig, workdir: str | Path, name: str) -> None:
-    """Samples for the learner of a workdir until its last step is trained on; raises as ``train``."""
+def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.1") -> None:
+    """Samples for the learner of a workdir until its last step is trained on; raises as ``train``.
+
+    name: among the actors of the run. host: address of this machine in numbers.
+    """
     workdir = Path(workdir)
     _await_store(workdir, config.asynchrony.work.deadline_s)
     with Run(config, workdir, "actor") as run, StopRequest() as stop, stop.deferred():
         store = GroupStore(workdir / STORE, name)
-        weights = TransferSubscriber(StoredSubscriber(workdir, run.sampling_model(), name=name))
+        stored = StoredSubscriber(workdir, run.sampling_model(), name=name)
+        weights = TransferSubscriber(stored, host=host, pull_s=min(30.0, config.asynchrony.weights.deadline_s))
         actor = make_actor(run, store, weights)
         last = config.train.steps - 1
         try:
@@ -97,7 +101,7 @@ def make_actor(run: Run, store: GroupStore, weights: Subscriber) -> Actor:
 # --- The loop --------------------------------------------------------------------------------------------------------
 
 
-def _reinforce(run: Run, model: Transformer, stop: StopRequest) -> TrainState:
+def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> TrainState:
     """The RL steps that are still to be done."""
     config = run.config.train
     update = make_update(config.loss, config.optimizer, config.micro_batches)
@@ -115,7 +119,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest) -> TrainState:
         store = GroupStore(run.workdir / STORE, "learner")
         pool = TaskPool(len(run.tasks), run.config.seed, config.screening, position["tasks"])
         schedule = run.schedule(store, pool, position["planned"])
-        publisher, supply = _connect(run, store)
+        publisher, supply = _connect(run, store, stop, host)
         publisher.publish(start, state.model)
 
         with (
@@ -130,11 +134,14 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest) -> TrainState:
                 begin = time.perf_counter()
 
                 # Plan: the tasks of every step that may begin with the weights there are now.
-                screened = schedule.plan(step, supply.wait)
-                planned = time.perf_counter()
-
-                # Wait: for G episodes of each task, sampled and graded by actors here or elsewhere.
-                records = supply.wait(step)
+                # Then wait for G episodes of each task of this one, sampled and graded by actors here or elsewhere.
+                try:
+                    screened = schedule.plan(step, supply.wait)
+                    planned = time.perf_counter()
+                    records = supply.wait(step)
+                except StopWaiting:
+                    checkpoints.save(step, state, position)
+                    raise Stopped(f"stopped before step {step} of {config.steps}") from None
                 items = [item for item in store.items(step) if item.kind == "train"]
                 groups = [records[item.number].group for item in items]
                 sampled = time.perf_counter()
@@ -197,19 +204,19 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest) -> TrainState:
         return state
 
 
-def _connect(run: Run, store: GroupStore) -> tuple[Publisher, Supply]:
+def _connect(run: Run, store: GroupStore, stop: StopRequest, host: str) -> tuple[Publisher, Supply]:
     """How weights leave the learner, and how groups reach it."""
     config = run.config.asynchrony
     if run.role == "learner":
         stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
-        return TransferPublisher(stored, host=run.config.asynchrony.host), Remote(store, config.work.deadline_s)
+        return TransferPublisher(stored, host=host), Remote(store, config.work.deadline_s, stop)
     local = LocalWeights(run.sampling_model(), keep=config.weights.keep)
     actor_store = GroupStore(run.workdir / STORE, "actor")
     if config.mode == "sync":
         return local, InTurn(store, make_actor(run, actor_store, local))
     stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
     weights = BackedWeights(local, stored, StoredSubscriber(run.workdir, run.sampling_model(), name="actor"))
-    return weights, InThread(store, make_actor(run, actor_store, weights), config.work.deadline_s)
+    return weights, InThread(store, make_actor(run, actor_store, weights), config.work.deadline_s, stop)
 
 
 def _await_store(workdir: Path, deadline_s: float) -> None:

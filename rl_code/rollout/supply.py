@@ -8,8 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rl_code.rollout.actor import Actor, ActorStats
+from rl_code.stop import StopRequest
 from rl_code.store.records import Record
 from rl_code.store.store import GroupStore, StoreTimeout
+
+# Seconds between two looks at whether to go on.
+_LOOK_S = 0.5
 
 
 class Supply(Protocol):
@@ -28,16 +32,42 @@ class Supply(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
+class StopWaiting(Exception):
+    """The run was asked to stop while the learner waited for groups."""
+
+
+def _patiently(
+    store: GroupStore, step: int, numbers: Sequence[int] | None, deadline_s: float, look: Callable[[], None]
+) -> list[Record]:
+    """``GroupStore.wait`` that calls ``look`` every second, which may raise."""
+    deadline = time.monotonic() + deadline_s
+    while True:
+        look()
+        left = deadline - time.monotonic()
+        try:
+            return store.wait(step, max(0.0, min(_LOOK_S, left)), numbers)
+        except StoreTimeout:
+            if left <= _LOOK_S:
+                raise
+
+
 class Remote:
     """Other processes sample."""
 
-    def __init__(self, store: GroupStore, deadline_s: float):
-        self._store, self._deadline_s = store, deadline_s
+    def __init__(self, store: GroupStore, deadline_s: float, stop: StopRequest):
+        self._store, self._deadline_s, self._stop = store, deadline_s, stop
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
-        return self._store.wait(step, self._deadline_s, numbers)
+        """As ``Supply.wait``; StopWaiting when the run is to stop."""
+
+        def look() -> None:
+            if self._stop.requested:
+                raise StopWaiting
+
+        return _patiently(self._store, step, numbers, self._deadline_s, look)
 
     def take_stats(self) -> None:
+        """None."""
         return None
 
     def __enter__(self) -> Remote:
@@ -54,6 +84,7 @@ class InTurn:
         self._store, self._actor = store, actor
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
+        """As ``Supply.wait``, without a deadline but that of tools."""
         wanted = None if numbers is None else set(numbers)
         while any(wanted is None or item.number in wanted for item in self._store.missing(step)):
             if not self._actor.turn():
@@ -61,6 +92,7 @@ class InTurn:
         return self._store.wait(step, 0.0, numbers)
 
     def take_stats(self) -> ActorStats:
+        """As ``Supply.take_stats``."""
         return self._actor.take_stats()
 
     def __enter__(self) -> InTurn:
@@ -73,25 +105,25 @@ class InTurn:
 class InThread:
     """An actor in a thread of this process, on devices of its own or on the learner's."""
 
-    def __init__(self, store: GroupStore, actor: Actor, deadline_s: float):
-        self._store, self._actor, self._deadline_s = store, actor, deadline_s
+    def __init__(self, store: GroupStore, actor: Actor, deadline_s: float, stop: StopRequest):
+        self._store, self._actor, self._deadline_s, self._asked = store, actor, deadline_s, stop
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="actor", daemon=True)
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
-        deadline = time.monotonic() + self._deadline_s
-        while True:
+        """As ``Supply.wait``; StopWaiting when the run is to stop."""
+
+        def look() -> None:
             if self._error is not None:
                 raise self._error
-            left = deadline - time.monotonic()
-            try:
-                return self._store.wait(step, max(0.0, min(1.0, left)), numbers)
-            except StoreTimeout:
-                if left <= 1.0:
-                    raise
+            if self._asked.requested:
+                raise StopWaiting
+
+        return _patiently(self._store, step, numbers, self._deadline_s, look)
 
     def take_stats(self) -> ActorStats:
+        """As ``Supply.take_stats``."""
         return self._actor.take_stats()
 
     def __enter__(self) -> InThread:

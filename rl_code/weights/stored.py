@@ -44,6 +44,8 @@ _NONE, _GONE = -2, -3
 class StoredPublisher:
     """Writes versions to storage; one learner at a time may use a workdir.
 
+    Each process keeps the bits of its parts of the newest version in host memory, to tell the next change.
+
     Args:
       workdir: the run's folder.
       dtype: in which the actors sample.
@@ -316,7 +318,8 @@ class StoredSubscriber:
         except _STORAGE_ERRORS as error:
             failures.append(f"{route}: {str(error) or 'it took too long'}")
         if not all(self._agree(deadline, record.version.number if record else _NONE, parts is not None)):
-            failures.append(f"{route}: another process could not read it") if parts is not None else None
+            if parts is not None:
+                failures.append(f"{route}: another process could not read it")
             return None
         held = held if route.full is None else None
         named = codec.place(self.targets, parts, held) if route.length else held

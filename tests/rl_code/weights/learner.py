@@ -71,6 +71,7 @@ def main(workdir: str, port: str = "", process: str = "0", processes: str = "1")
     from tests.rl_code.weights.small import DTYPE, KEPT, assert_is, mesh, model_of, wanted
 
     where = mesh(1, len(jax.devices()))
+    jax.set_mesh(where)
     actor = mesh(2, len(jax.devices()) // 2)
     stored = StoredPublisher(workdir, DTYPE, KEPT)
     live = TransferPublisher(stored, host="127.0.0.1")

@@ -206,7 +206,7 @@ def test_a_learner_killed_at_any_moment_leaves_only_complete_versions(tmp_path):
     process = Learner(tmp_path)
     try:
         assert process.answer() == "ready"
-        for version in range(40):
+        for version in range(400):
             process.send(f"publish {version}")
         deadline = time.monotonic() + 60
         while len(found := records.numbers(tmp_path / "weights")) == 0 or found[-1] < 4:
@@ -216,7 +216,7 @@ def test_a_learner_killed_at_any_moment_leaves_only_complete_versions(tmp_path):
     finally:
         process.kill()
     found = records.numbers(tmp_path / "weights")
-    assert 4 <= found[-1] < 39
+    assert 4 <= found[-1] < 399
     for version in found:
         assert_is(actor(tmp_path).wait(exactly=version, deadline_s=30.0)[1], version, mesh())
     newest = found[-1]
@@ -326,7 +326,9 @@ def test_a_wait_that_is_too_long_says_who_waits_for_whom(tmp_path):
         actor(tmp_path).wait(at_least=12, deadline_s=0.1)
     publish(tmp_path, 10)
     os.utime(records.record_path(folder, 10), times=(time.time() - 75,) * 2)
-    message = rf"^actor-1 waited 0.1 s for version 12 from learner \(newest seen: 10, written 75 s ago, in {folder}\)$"
+    message = (
+        rf"^actor-1 waited 0.1 s for version 12 from learner \(newest seen: 10, written 7[5-9] s ago, in {folder}\)$"
+    )
     with pytest.raises(WeightTimeout, match=message):
         actor(tmp_path).wait(at_least=12, deadline_s=0.1)
 

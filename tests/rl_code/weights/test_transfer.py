@@ -44,7 +44,7 @@ def serving(tmp_path_factory) -> Iterator[tuple[Path, Learner]]:
 
 def test_actors_of_any_layout_pull_what_another_process_serves(serving):
     workdir, learner = serving
-    layouts = [mesh(), mesh(1, 2), mesh(2, 2)]
+    layouts = [mesh(), mesh(1, 2), mesh(2, 4)]
     actors = [actor(workdir, where, name=f"actor-{index}") for index, where in enumerate(layouts)]
     for version in (0, 1):
         assert learner.ask(f"serve {version}") == "served"
@@ -101,23 +101,45 @@ def test_a_request_that_cannot_be_served_is_answered(serving, caplog):
     assert "refused: serves version 7 now; trying storage" in caplog.text
 
 
-def test_a_learner_that_dies_in_the_middle_leaves_the_actor_to_storage(tmp_path, monkeypatch, caplog):
+def once_armed(follower: TransferSubscriber, action) -> None:
+    """Does something when the arrays are ready to be pulled, and before they are."""
+    real = follower._await_answer
+
+    def answered(*args) -> int:
+        uuid = real(*args)
+        action()
+        return uuid
+
+    follower._await_answer = answered
+
+
+def test_a_learner_that_hangs_in_the_middle_is_waited_for_only_so_long(serving, caplog):
+    workdir, learner = serving
+    assert learner.ask("serve 8") == "served"
+    StoredSubscriber(workdir, wanted(mesh()), name="").wait(exactly=8, deadline_s=30.0)
+    follower = actor(workdir, pull_s=2.0)
+    once_armed(follower, lambda: learner.process.send_signal(signal.SIGSTOP))
+    try:
+        assert_is(follower.wait(exactly=8, deadline_s=30.0)[1], 8, mesh())
+        assert follower.fetched.live_bytes == 0
+        assert "pulling version 8 failed: the arrays did not arrive within 2 s; trying storage" in caplog.text
+    finally:
+        learner.process.send_signal(signal.SIGCONT)
+    assert learner.ask("serve 9") == "served"
+    patient = actor(workdir)
+    assert_is(patient.wait(exactly=9, deadline_s=30.0)[1], 9, mesh())
+    assert patient.fetched.live_bytes > 0
+
+
+def test_a_learner_that_dies_in_the_middle_leaves_the_actor_to_storage(tmp_path, caplog):
     learner = Learner(tmp_path)
     try:
         assert learner.answer() == "ready"
         assert learner.ask("serve 0") == "served"
         assert learner.ask("serve 1") == "served"  # so that 0 is stored
         StoredSubscriber(tmp_path, wanted(mesh()), name="").wait(exactly=1, deadline_s=30.0)
-        follower = actor(tmp_path, pull_s=1.0)
-        real = follower._await_answer
-
-        def die(*args):
-            uuid = real(*args)
-            os.kill(learner.process.pid, signal.SIGKILL)  # armed, and never to be delivered
-            learner.process.wait(30)
-            return uuid
-
-        monkeypatch.setattr(follower, "_await_answer", die)
+        follower = actor(tmp_path, pull_s=3.0)
+        once_armed(follower, lambda: (learner.process.kill(), learner.process.wait(30)))
         assert_is(follower.wait(at_least=1, deadline_s=30.0)[1], 1, mesh())
         assert follower.fetched.live_bytes == 0 and follower.fetched.full_bytes > 0
         assert "actor-1 pulling version 1 failed: " in caplog.text
