@@ -14,6 +14,7 @@ import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -98,16 +99,41 @@ def make_actor(run: Run, store: GroupStore, weights: Subscriber) -> Actor:
     return Actor(scheduler, store, Work(store, config.work), weights, run.tasks, run.episode, config)
 
 
+class Learner:
+    """From the groups of a step to the next weights.
+
+    model: the one that training begins with, which a penalty on divergence refers to.
+    """
+
+    def __init__(self, run: Run, model: Transformer):
+        self._config, self._rows = run.config.train, run.rows_sharding
+        config = self._config
+        self._update = make_update(config.loss, config.optimizer, config.micro_batches)
+        self._token_logprobs = make_token_logprobs(config.loss.temperature, config.micro_batches)
+        self._reference = jax.tree.map(lambda x: x.copy(), model) if config.loss.kl_coef else None
+
+    def __call__(self, state: TrainState, groups: Sequence[Group], version: int) -> tuple[TrainState, dict[str, Any]]:
+        """The state after the step and its metrics; donates ``state``, whose weights have this version."""
+        # Credit: advantages within each group, then fixed shapes with each prompt once.
+        advantages = group_advantages(groups, self._config.advantage, self._config.advantage_eps)
+        batch, pack_metrics = pack(groups, advantages, self._config.pack, version=version)
+        batch = jax.device_put(batch, self._rows)
+
+        # Update. With one epoch the policy of the first pass is the proximal policy.
+        prox = self._token_logprobs(state.model, batch) if self._config.epochs > 1 else None
+        ref = self._token_logprobs(self._reference, batch) if self._reference is not None else None
+        for _ in range(self._config.epochs):
+            state, metrics = self._update(state, batch, prox, ref)
+        return state, pack_metrics | jax.device_get(metrics)
+
+
 # --- The loop --------------------------------------------------------------------------------------------------------
 
 
 def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> TrainState:
     """The RL steps that are still to be done."""
-    config = run.config.train
-    update = make_update(config.loss, config.optimizer, config.micro_batches)
-    token_logprobs = make_token_logprobs(config.loss.temperature, config.micro_batches)
-    reference = jax.tree.map(lambda x: x.copy(), model) if config.loss.kl_coef else None
-    checkpoint = run.config.checkpoint
+    config, checkpoint = run.config.train, run.config.checkpoint
+    learn = Learner(run, model)
 
     with Checkpoints(run.workdir, run.config, keep=checkpoint.keep, may_change=MAY_CHANGE) as checkpoints:
         state = init_state(model, config.optimizer)
@@ -146,19 +172,10 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 groups = [records[item.number].group for item in items]
                 sampled = time.perf_counter()
 
-                # Credit: advantages within each group, then fixed shapes with each prompt once.
-                advantages = group_advantages(groups, config.advantage, config.advantage_eps)
-                batch, pack_metrics = pack(groups, advantages, config.pack, version=step)
-                batch = jax.device_put(batch, run.rows_sharding)
-
-                # Update. With one epoch the policy of the first pass is the proximal policy.
-                prox = token_logprobs(state.model, batch) if config.epochs > 1 else None
-                ref = token_logprobs(reference, batch) if reference is not None else None
-                for _ in range(config.epochs):
-                    state, update_metrics = update(state, batch, prox, ref)
-                update_metrics = jax.device_get(update_metrics)
+                # Learn: advantages, batch, update.
+                state, learner_metrics = learn(state, groups, step)
                 trained = time.perf_counter()
-                if not update_metrics["train/finite"]:
+                if not learner_metrics["train/finite"]:
                     checkpoints.save(step, state, position)
                     raise FloatingPointError(
                         f"the loss or its gradient is not finite at step {step}; the weights of before it are saved"
@@ -174,7 +191,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
                 actor = supply.take_stats()
                 done = time.perf_counter()
-                metrics = episode_metrics(groups, step) | pack_metrics | update_metrics | actor_metrics(actor)
+                metrics = episode_metrics(groups, step) | learner_metrics | actor_metrics(actor)
                 metrics |= publisher.published.metrics() if publisher.published else {}
                 sampled_tokens = sum(int(t.sampled.sum()) for group in groups for t in group.trajectories)
                 metrics |= {

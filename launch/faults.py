@@ -1,0 +1,196 @@
+"""Kills a learner and its actors at random moments, then proves that nothing was lost, repeated or changed.
+
+python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 [--actors=2 --seed=0 --json=...]
+
+Each role runs under launch/supervise.sh, which starts it again. Every kill is a SIGKILL of one role's whole process
+group at a random moment, sandboxes included; one in four strikes the learner. One in ten does not kill but stops the
+process (SIGSTOP), as if it hung, until another actor has taken over or the heartbeat's timeout has passed twice. When
+the run has ended, its store is audited and replayed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_collections
+from absl import flags as absl_flags
+from ml_collections import config_flags
+
+from launch import flags
+from launch.bench_report import JSON
+from rl_code import config as config_lib
+from rl_code.metrics import write_atomically
+from rl_code.run import RunConfig
+from rl_code.store import audit
+from rl_code.store import steps as steps_lib
+from rl_code.train import STORE
+
+ROOT = Path(__file__).resolve().parents[1]
+FLAGS = absl_flags.FLAGS
+absl_flags.DEFINE_integer("kills", 30, "How many.", 0)
+absl_flags.DEFINE_integer("actors", 2, "Actors beside the learner.", 1)
+absl_flags.DEFINE_integer("seed", None, "Of the moments and the victims; random by default.")
+absl_flags.DEFINE_float("pause_s", 8.0, "Mean seconds between two kills.", 0.0)
+absl_flags.DEFINE_integer("minutes", 60, "Gives up after so many.", 1)
+
+
+class FaultsError(RuntimeError):
+    """The run did not end, or a check failed."""
+
+
+@dataclasses.dataclass
+class Role:
+    """One role under its supervisor. pid: of the process itself, 0 while there is none."""
+
+    name: str
+    supervisor: subprocess.Popen
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's child that runs Python."""
+        path = Path(f"/proc/{self.supervisor.pid}/task/{self.supervisor.pid}/children")
+        try:
+            children = [int(pid) for pid in path.read_text().split()]
+        except OSError:
+            return 0
+        for pid in children:
+            try:
+                if b"launch.train" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    return pid
+            except OSError:
+                continue
+        return 0
+
+
+def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
+    run_config = config_lib.build(RunConfig, config)
+    if run_config.asynchrony.mode == "sync":
+        raise config_lib.ConfigError("asynchrony.mode = 'sync': a learner and actors apart are not synchronous")
+    path = config_flags.get_config_filename(FLAGS["config"])
+    given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
+    command = [f"--config={path}", *given, f"--workdir={workdir}"]
+    folder = Path(workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    seed = random.randrange(1 << 32) if FLAGS.seed is None else FLAGS.seed
+    print(f"{FLAGS.kills} kills, --seed={seed}", flush=True)
+    begin = time.monotonic()
+    log = play(run_config, command, folder, random.Random(seed))
+    report = audit.check(folder / STORE, run_config.asynchrony.max_staleness)
+    print(
+        f"{len(log)} faults in {time.monotonic() - begin:.0f} s; {report.consumed} of {run_config.train.steps} steps, "
+        f"{report.groups} groups each used once, {report.takeovers} taken over, oldest token "
+        f"{report.staleness_max} versions old (bound {run_config.asynchrony.max_staleness})"
+    )
+    problems = list(report.problems)
+    if report.consumed != run_config.train.steps:
+        problems.append(f"{report.consumed} steps were consumed, not {run_config.train.steps}")
+    replayed = subprocess.run([sys.executable, "-m", "launch.replay", *command], cwd=ROOT, env=_environment(folder))
+    if replayed.returncode:
+        problems.append("the replay differs")
+    summary = {"seed": seed, "faults": log, "audit": dataclasses.asdict(report), "problems": problems}
+    write_atomically(folder / "faults.json", json.dumps(summary, indent=1).encode())
+    if JSON.value:
+        write_atomically(Path(JSON.value), json.dumps(summary, indent=1).encode())
+    if problems:
+        raise FaultsError("; ".join(problems))
+    print("every check passed")
+
+
+def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random) -> list[dict]:
+    """Runs the roles to the end of training and strikes meanwhile; returns what was done when."""
+    names = ["learner", *(f"actor-{i}" for i in range(FLAGS.actors))]
+    roles = [_start(name, command, folder) for name in names]
+    log: list[dict] = []
+    deadline = time.monotonic() + 60 * FLAGS.minutes
+    begin = next_strike = time.monotonic()
+    try:
+        while any(role.supervisor.poll() is None for role in roles):
+            if time.monotonic() > deadline:
+                raise FaultsError(f"the run did not end within {FLAGS.minutes} minutes; see {folder}/*.log")
+            for role in roles:
+                if role.supervisor.poll() not in (None, 0):
+                    raise FaultsError(f"{role.name} gave up; see {folder / role.name}.log")
+            left = FLAGS.kills - len(log)
+            alive = [role for role in roles if role.supervisor.poll() is None and role.pid]
+            if left and alive and time.monotonic() >= next_strike:
+                log.append(_strike(rng, alive, config) | {"after_s": round(time.monotonic() - begin, 1)})
+                print(f"{len(log)}/{FLAGS.kills} {log[-1]}; {_progress(folder, config)}", flush=True)
+                next_strike = time.monotonic() + rng.uniform(0.0, 2.0 * FLAGS.pause_s)
+            time.sleep(0.05)
+    finally:
+        for role in roles:
+            if role.supervisor.poll() is None:
+                os.killpg(role.supervisor.pid, signal.SIGKILL)
+                role.supervisor.wait()
+    return log
+
+
+def _start(name: str, command: list[str], folder: Path) -> Role:
+    role = ["--role=learner"] if name == "learner" else ["--role=actor", f"--name={name}"]
+    with open(folder / f"{name}.log", "ab") as log:
+        supervised = ["bash", "launch/supervise.sh", sys.executable, "-m", "launch.train", *role, *command]
+        environment = _environment(folder) | {"SUPERVISE_PAUSE_S": "0.2"}
+        started = subprocess.Popen(
+            supervised, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    return Role(name, started)
+
+
+def _strike(rng: random.Random, alive: list[Role], config: RunConfig) -> dict:
+    """Kills or stops one of them."""
+    learners = [role for role in alive if role.name == "learner"]
+    actors = [role for role in alive if role.name != "learner"]
+    victim = rng.choice(learners if learners and (not actors or rng.random() < 0.25) else actors)
+    pid = victim.pid
+    if not pid:
+        return {"role": victim.name, "what": "was starting"}
+    if victim.name != "learner" and rng.random() < 0.1:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(2.0 * config.asynchrony.work.heartbeat_timeout_s)
+        os.kill(pid, signal.SIGCONT)
+        return {"role": victim.name, "what": "hung"}
+    for child in _descendants(pid):
+        try:
+            os.kill(child, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return {"role": victim.name, "what": "killed"}
+
+
+def _descendants(pid: int) -> list[int]:
+    """A process and all below it, itself first."""
+    found, index = [pid], 0
+    while index < len(found):
+        path = Path(f"/proc/{found[index]}/task/{found[index]}/children")
+        try:
+            found += [int(child) for child in path.read_text().split()]
+        except OSError:
+            pass
+        index += 1
+    return found
+
+
+def _progress(folder: Path, config: RunConfig) -> str:
+    steps = folder / STORE / "steps"
+    if not steps.is_dir():
+        return "warm start"
+    done = [step for step in steps_lib.steps(folder / STORE) if (steps / f"{step:08}" / steps_lib.CONSUMED).exists()]
+    return f"{len(done)} of {config.train.steps} steps"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Restarts find what they compiled before."""
+    kept = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"} | kept
+
+
+if __name__ == "__main__":
+    flags.run(main, expected=(FaultsError,))

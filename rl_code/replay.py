@@ -1,0 +1,62 @@
+"""Training once more from what a run's store holds: the same groups must give the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from rl_code import checkpoint, sft
+from rl_code.learner.update import TrainState, init_state
+from rl_code.run import Run
+from rl_code.stop import StopRequest
+from rl_code.store.store import GroupStore
+from rl_code.train import STORE, Learner
+from rl_code.weights.layout import in_dtype
+from rl_code.weights.versions import Version
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """A step: checksum of the weights after it then and now, and the state now."""
+
+    step: int
+    then: str
+    now: str
+    state: TrainState
+
+    @property
+    def same(self) -> bool:
+        """Whether the weights are."""
+        return self.then == self.now
+
+
+def replay(run: Run, stop: StopRequest, start: int = 0, end: int | None = None) -> Iterator[Replayed]:
+    """Every consumed step from ``start`` to before ``end``.
+
+    start: 0, where the model that training began with is made again, or the step of a checkpoint that is kept. The
+    state of a step is only good until the next. Raises CheckpointError when there is no such checkpoint, StoreError
+    for a group that is damaged.
+    """
+    model = sft.warm_start(run, stop).model if run.config.sft.steps else run.init_model()
+    learn = Learner(run, model)
+    state = init_state(model, run.config.train.optimizer)
+    if start:
+        state = checkpoint.load(run.workdir, state, step=start).state
+    store = GroupStore(run.workdir / STORE)
+    for step in store.consumed():
+        if step < start or (end is not None and step >= end):
+            continue
+        items = [item.number for item in store.items(step) if item.kind == "train"]
+        records = store.read(step)
+        state, _ = learn(state, [records[number].group for number in items], step)
+        now = Version.of(step + 1, in_dtype(state.model, run.config.rollout.dtype)).checksum
+        yield Replayed(step, store.consumption(step)["weights"], now, state)
+
+
+def same_bits(one: TrainState, other: TrainState) -> bool:
+    """Whether two states are equal, bit for bit."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
