@@ -3,6 +3,8 @@
 python -m launch.bench attention --device=cpu --json=runs/attention.json [--lengths=2048,4096 --heads=16 ...]
 python -m launch.bench swap --device=cpu --json=runs/swap.json [--row=16384 --documents=16 --question=64 ...]
 python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name --json=runs/rl_step.json]
+python -m launch.bench async [--steps=5 --json=runs/async.json]
+python -m launch.bench engine [--batches=1,8,64 --prompt=1024 --json=runs/engine.json]
 python -m launch.bench million --device=cpu --json=runs/million.json [--tokens=1000000 --device_mib=64 ...]
 """
 
@@ -15,7 +17,7 @@ import sys
 import jax
 from absl import app, flags, logging
 
-from launch import bench_attention, bench_million, bench_rl_step, bench_swap
+from launch import bench_async, bench_attention, bench_engine, bench_million, bench_rl_step, bench_swap
 from launch.allocator import keep_memory
 from launch.flags import use_virtual_devices
 from models.sharding import MeshConfig
@@ -25,13 +27,15 @@ BENCHES = {
     "swap": bench_swap.main,
     "million": bench_million.main,
     "rl_step": bench_rl_step.main,
+    "async": bench_async.main,
+    "engine": bench_engine.main,
 }
 # Benches of a whole system, for which the CPU stands for a device per core.
-ON_ALL_CORES = ("rl_step",)
+ON_ALL_CORES = ("rl_step", "async", "engine")
 
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
-flags.DEFINE_integer("repeats", 3, "Timed runs, after one that is not timed; of attention and swap.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "Of weights and tokens; of swap and million.")
+flags.DEFINE_integer("repeats", 3, "Timed runs, after one that is not timed; of attention, swap and engine.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "Of weights and tokens; of all but attention.")
 
 
 def main(argv: list[str]) -> None:

@@ -2,8 +2,8 @@
 
 8 prompts x 8 completions, no reference model, AdamW at 1e-5, temperature 1, reward the share of even token ids, no
 end of sequence. The engine samples as in training: prompts prefilled once a group, keys on pages; the update has each
-prompt once. FLOPs are those of the compiled programs; the rate they are held against is that of a large float32 product
-on all devices, measured in the same process. Prints one line of JSON.
+prompt once. FLOPs are those of the compiled programs; the rate they are held against is that of a large product on all
+devices, measured in the same process. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -14,72 +14,25 @@ import statistics
 import time
 
 import jax
-import numpy as np
 from absl import flags
-from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.bench_episodes import STOP_IDS, FixedEpisode, Letters, prompts
+from launch import bench_model
+from launch.bench_episodes import FixedEpisode, prompts
 from launch.bench_report import hardware, save
 from launch.flops import matmul_flops
-from models.sharding import MeshConfig, make_mesh, parameter_shardings
-from models.transformer import ModelConfig, Transformer, abstract_model
+from models.transformer import cast
 from rl_code.learner.advantages import group_advantages
 from rl_code.learner.batching import PackConfig, pack
-from rl_code.learner.losses import LossConfig
-from rl_code.learner.update import OptimizerConfig, init_state, make_update
-from rl_code.rollout.engine import Engine, EngineConfig
-from rl_code.rollout.sampling import SamplingConfig
-from rl_code.rollout.scheduler import Scheduler
+from rl_code.learner.update import init_state, make_update
+from rl_code.rollout.scheduler import RolloutStats, Scheduler
 
 WORKLOADS = {"W1": (256, 128), "W2": (1024, 64)}  # tokens of a prompt, of a completion
 PROMPTS, SAMPLES = 8, 8
 
 flags.DEFINE_enum("workload", "W1", list(WORKLOADS), "W1: prompts of 256 tokens, completions of 128. W2: 1024 and 64.")
-flags.DEFINE_integer("steps", 5, "Timed steps.", lower_bound=1)
-flags.DEFINE_integer("warmup", 2, "Steps before them, in which programs are compiled.", lower_bound=1)
-flags.DEFINE_string("tag", "", "Goes into the line that is printed.")
-
-MODEL = ModelConfig(
-    vocab_size=4096,
-    embed_dim=256,
-    mlp_dim=768,
-    num_layers=6,
-    num_heads=8,
-    num_kv_heads=2,
-    head_dim=32,
-    rope_theta=1e6,
-    norm_eps=1e-6,
-    tied_embeddings=True,
-    qkv_bias=True,
-)
-LOSS = LossConfig(
-    loss="ppo",
-    clip_low=0.2,
-    clip_high=0.2,
-    aggregation="token",
-    constant_length=128,
-    kl_coef=0.0,
-    kl_estimator="k3",
-    entropy_coef=0.0,
-    correction="none",
-    correction_low=0.0,
-    correction_high=2.0,
-    temperature=1.0,
-)
-OPTIMIZER = OptimizerConfig(
-    learning_rate=1e-5,
-    muon_learning_rate=None,
-    schedule="constant",
-    warmup_steps=0,
-    total_steps=1,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-8,
-    weight_decay=0.0,
-    clip_norm=1.0,
-)
+flags.DEFINE_string("tag", "", "Goes into the line that rl_step prints.")
 
 
 def main() -> None:
@@ -89,33 +42,12 @@ def main() -> None:
     save(report)
 
 
-def engine_config(prompt: int, completion: int, shards: int, samples: int = SAMPLES) -> EngineConfig:
-    """All episodes of a step decode together."""
-    rows = PROMPTS * samples // shards
-    page = 32
-    return EngineConfig(
-        slots=rows,
-        episodes=rows,
-        page=page,
-        pages=(PROMPTS // shards) * (-(-prompt // page)) + rows * (-(-completion // page) + 2) + 1,
-        prefill_rows=max(2, PROMPTS // shards),
-        prefill_tokens=min(prompt, 256),
-        prompt_length=prompt,
-        length=prompt + completion,
-        decode_steps=min(completion, 32),
-        cache_dtype="float32",
-        view_block=64,
-    )
-
-
 def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict:
     """Runs the steps; returns the line."""
     prompt, completion = WORKLOADS[workload]
-    shards = len(jax.devices())
-    mesh = make_mesh(MeshConfig(data=shards, tensor=1))
-    config = engine_config(prompt, completion, shards)
-    engine = Engine(MODEL, config, SamplingConfig(1.0, 0, 1.0), STOP_IDS, mesh)
-    scheduler = Scheduler(engine, Letters(), workers=2, tool_timeout_s=60.0)
+    mesh, config = bench_model.all_devices(), bench_model.model_config()
+    engine = bench_model.engine_config(PROMPTS * SAMPLES, PROMPTS, prompt, completion, mesh.size, config.dtype)
+    scheduler = bench_model.make_scheduler(config, engine, mesh)
     packing = PackConfig(
         rows=PROMPTS,
         slots=prompt + SAMPLES * (completion - 1),
@@ -123,18 +55,15 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
         max_staleness=0,
         drop_uninformative=False,
     )
-    update = make_update(LOSS, OPTIMIZER, 1)
-    rows = NamedSharding(mesh, P("data"))
+    update = make_update(bench_model.LOSS, bench_model.OPTIMIZER, 1)
     seconds: dict[str, list[float]] = {"step": [], "generation": [], "update": []}
     with jax.set_mesh(mesh):
-        shardings = parameter_shardings(abstract_model(MODEL), mesh)
-        model = jax.jit(lambda: Transformer(MODEL, nnx.Rngs(seed)), out_shardings=shardings)()
-        state = init_state(model, OPTIMIZER)
+        state = init_state(bench_model.random_model(config, mesh, seed), bench_model.OPTIMIZER)
         for step in range(warmup + steps):
-            tasks = prompts(PROMPTS, prompt, MODEL.vocab_size, seed + step)
+            tasks = prompts(PROMPTS, prompt, config.vocab_size, seed + step)
             begin = time.perf_counter()
-            groups, _ = scheduler.rollout(
-                state.model,
+            groups, stats = scheduler.rollout(
+                cast(state.model, config.dtype),
                 tasks,
                 lambda *a: FixedEpisode(*a, message=completion),
                 group_size=SAMPLES,
@@ -144,7 +73,7 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
             )
             sampled = time.perf_counter()
             batch, _ = pack(groups, group_advantages(groups, "grpo", 1e-4), packing, version=step)
-            batch = jax.device_put(batch, rows)
+            batch = jax.device_put(batch, NamedSharding(mesh, P("data")))
             state, metrics = update(state, batch)
             metrics = jax.device_get(metrics)
             done = time.perf_counter()
@@ -152,10 +81,11 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
                 for name, took in (("step", done - begin), ("generation", sampled - begin), ("update", done - sampled)):
                     seconds[name].append(took)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        flops = step_flops(engine, update, state, batch, completion, shards)
+        learn = matmul_flops(update.lower(state, batch).compile().as_text()) * mesh.size
+        sample = generation_flops(scheduler, cast(state.model, config.dtype), stats, completion)
     scheduler.close()
     median = {name: statistics.median(times) for name, times in seconds.items()}
-    rate = matmul_rate(mesh)
+    rate = bench_model.matmul_rate(mesh, config.dtype)
     return dict(
         peer="ours",
         workload=workload,
@@ -168,29 +98,24 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
         steps=steps,
         peak_rss_mib=round(peak),
         gen_tokens_per_s=round(PROMPTS * SAMPLES * completion / median["generation"]),
-        gflop=round(flops / 1e9, 1),
+        gflop=round((learn + sample) / 1e9, 1),
+        gflop_update=round(learn / 1e9, 1),
         matmul_gflop_per_s=round(rate / 1e9),
-        share_of_matmul_rate=round(flops / median["step"] / rate, 3),
-        loss=float(metrics["train/loss"]),
+        share_of_matmul_rate=round((learn + sample) / median["step"] / rate, 3),
+        occupancy=round(stats.occupancy, 3),
+        prefix_hit_rate=round(stats.prefix_hit_rate, 3),
+        model=flags.FLAGS.model,
+        dtype=config.dtype,
         hardware=hardware(),
     )
 
 
-def step_flops(engine: Engine, update, state, batch, completion: int, shards: int) -> float:
-    """Floating-point operations of the matrix products of one step, from the compiled programs."""
-    return 0.0 * len((engine, update, state, batch, completion, shards, matmul_flops))
-
-
-def matmul_rate(mesh, size: int = 2048, repeats: int = 5) -> float:
-    """Floating-point operations per second of a float32 product of ``size`` squared matrices on every device."""
-    rows = NamedSharding(mesh, P("data"))
-    devices = mesh.shape["data"]
-    a = jax.device_put(np.ones((devices, size, size), np.float32), rows)
-    product = jax.jit(jax.shard_map(lambda x: x @ x, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
-    jax.block_until_ready(product(a))
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(product(a))
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * devices * size**3 / best
+def generation_flops(scheduler: Scheduler, model, stats: RolloutStats, completion: int) -> float:
+    """Floating-point operations of the matrix products of one step's sampling, from the compiled programs."""
+    engine = scheduler.engine
+    config = engine.config
+    prefills = stats.prefilled_tokens / (engine.shards * config.prefill_rows * config.prefill_tokens)
+    tiles = PROMPTS * SAMPLES / engine.shards / config.tile
+    prefill, decode = (program.as_text() for program in engine.compiled(model))
+    decoding = matmul_flops(decode, (config.decode_steps, tiles)) * completion / config.decode_steps
+    return engine.shards * (prefills * matmul_flops(prefill) + decoding)

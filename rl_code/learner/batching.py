@@ -2,6 +2,10 @@
 
 A completion's slots end before its last sampled token, which nothing after it is predicted from. Trajectories that end
 in a fault, and those in which nothing was sampled, take no slots and no targets: their weight is 0.
+
+For two-phase updates prompts stand in rows of their own (``Prompts``), which need no trajectories, and a row of the
+Batch holds the completions of the prompts in the same row. There a prompt lacks its last token, with which each of its
+completions begins instead, so that all targets are predicted from the Batch's own slots.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.tokens import Tokens
-from rl_code.types import Batch, Group, Trajectory
+from pallas_kernels.tokens import Tokens, packed_rows
+from rl_code.learner.completions import Completion, RowWriter, completions_of
+from rl_code.types import Batch, Group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +30,9 @@ class PackConfig:
     costs nothing. slots: tokens of a row. targets: sampled tokens of a row. max_staleness: learner's version minus
     sampler's. drop_uninformative: leaves out groups whose advantages are all 0, which have no policy gradient, as DAPO
     (2503.14476) does; neither metrics nor the averages of the loss then count them.
+    runs: prompts and completions of a row, at most, 0 for any number; models whose layers choose blocks need it, see
+    ``update.batch_logprobs``. prompt_slots: of two-phase updates, tokens of a row of prompts, beside ``slots`` for the
+    completions; 0 where there is one phase.
     """
 
     rows: int
@@ -31,26 +40,19 @@ class PackConfig:
     targets: int
     max_staleness: int
     drop_uninformative: bool
+    runs: int = 0
+    prompt_slots: int = 0
 
     def __post_init__(self):
         if self.rows < 1:
             raise ValueError(f"rows={self.rows} must be at least 1")
+        if self.runs == 1 or min(self.runs, self.prompt_slots) < 0:
+            raise ValueError(
+                f"runs={self.runs} must be 0 or at least 2, a prompt and a completion, and prompt_slots="
+                f"{self.prompt_slots} at least 0"
+            )
         if self.slots < 2 or not 1 <= self.targets:
             raise ValueError(f"slots={self.slots} must be at least 2 and targets={self.targets} at least 1")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Completion:
-    """A trajectory's part after the prompt, as it goes into a row; sequence: its number in the batch."""
-
-    trajectory: Trajectory
-    sequence: int
-    advantage: float
-    indices: np.ndarray  # of the sampled tokens in the trajectory
-
-    @property
-    def slots(self) -> int:
-        return int(self.indices[-1]) - self.trajectory.prompt_length
 
 
 @dataclasses.dataclass
@@ -58,7 +60,7 @@ class _Piece:
     """A prompt and the completions that stand behind it in one row."""
 
     prompt: np.ndarray
-    completions: list[_Completion]
+    completions: list[Completion]
 
     @property
     def slots(self) -> int:
@@ -67,6 +69,20 @@ class _Piece:
     @property
     def targets(self) -> int:
         return sum(len(completion.indices) for completion in self.completions)
+
+    @property
+    def runs(self) -> int:
+        return 1 + sum(completion.slots > 0 for completion in self.completions)
+
+    @property
+    def needs(self) -> np.ndarray:
+        """Slots, targets and runs."""
+        return np.array([self.slots, self.targets, self.runs])
+
+
+def _room(config: PackConfig) -> np.ndarray:
+    """Slots, targets and runs of a row."""
+    return np.array([config.slots, config.targets, config.runs or np.iinfo(np.int64).max])
 
 
 def pack(
@@ -86,35 +102,14 @@ def pack(
         disagree, a log-probability or an advantage is not finite, or a token is older than max_staleness or newer
         than ``version``. Each names task, index and numbers.
     """
-    if len(advantages) != len(groups):
-        raise ValueError(f"{len(groups)} groups but advantages for {len(advantages)}")
-    pieces, counts, sequence = [], {"pack/faults": 0, "pack/empty": 0, "pack/uninformative": 0}, 0
-    for group, values in zip(groups, advantages, strict=True):
-        size, completions = len(group.trajectories), []
-        if len(values) != size:
-            raise ValueError(f"task {group.task.id!r}: {size} trajectories but {len(values)} advantages")
-        if config.drop_uninformative and not np.any(values):
-            counts["pack/uninformative"] += size
-            sequence += size
-            continue
-        for trajectory, advantage in zip(group.trajectories, values, strict=True):
-            indices = np.flatnonzero(trajectory.sampled)
-            if trajectory.status == "fault":
-                counts["pack/faults"] += 1
-            elif indices.size == 0:
-                counts["pack/empty"] += 1
-            else:
-                completion = _Completion(trajectory, sequence, float(advantage), indices)
-                completions.append(completion)
-                _check(completion, completions[0].trajectory, config, version)
-            sequence += 1
-        pieces += _pieces(completions, config)
+    members, sequence, counts = _members(groups, advantages, config, version)
+    pieces = [piece for completions in members for piece in _pieces(completions, config)]
     rows = _first_fit(pieces, config)
     used, targets = sum(piece.slots for piece in pieces), sum(piece.targets for piece in pieces)
     if len(rows) > config.rows:
         raise ValueError(
             f"the batch needs {len(rows)} rows ({used} slots, {targets} targets in {len(pieces)} pieces); "
-            f"rows={config.rows} of slots={config.slots} and targets={config.targets}"
+            f"rows={config.rows} of slots={config.slots}, targets={config.targets} and runs={config.runs}"
         )
     batch = empty_batch(config, config.rows, sequence)
     for row, members in enumerate(rows):
@@ -126,7 +121,7 @@ def pack(
         "pack/rows": float(len(rows)),
         "pack/saved": 1.0 - used / unshared if unshared else 0.0,
     }
-    return batch, metrics | {name: float(count) for name, count in counts.items()}
+    return batch, metrics | counts
 
 
 def empty_batch(config: PackConfig, rows: int, num_sequences: int = 0) -> Batch:
@@ -154,98 +149,134 @@ def empty_batch(config: PackConfig, rows: int, num_sequences: int = 0) -> Batch:
     )
 
 
-def _check(completion: _Completion, first: Trajectory, config: PackConfig, version: int) -> None:
-    """Raises ValueError for a trajectory that must not be trained on; ``first`` is its group's first to train on."""
-    t, indices = completion.trajectory, completion.indices
-    name = f"task {t.task_id!r} trajectory {t.index}"
-    lengths = {field: len(getattr(t, field)) for field in ("tokens", "sampled", "logprobs", "versions")}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"{name}: lengths differ: {lengths}")
-    if not 1 <= t.prompt_length <= indices[0]:
-        raise ValueError(f"{name}: prompt_length={t.prompt_length}, but the first sampled token is at {indices[0]}")
-    shared = slice(0, t.prompt_length)
-    if t.prompt_length != first.prompt_length or not np.array_equal(t.tokens[shared], first.tokens[shared]):
-        raise ValueError(f"{name}: its prompt of {t.prompt_length} tokens is not that of its group")
-    if not np.isfinite(t.logprobs[indices]).all() or not np.isfinite(completion.advantage):
-        raise ValueError(f"{name}: a log-probability or the advantage ({completion.advantage}) is not finite")
-    ages = version - t.versions[indices]
-    if ages.min() < 0 or ages.max() > config.max_staleness:
-        raise ValueError(
-            f"{name}: tokens are {ages.min()} to {ages.max()} versions old at version {version}; "
-            f"allowed is 0 to {config.max_staleness}"
-        )
-    slots = t.prompt_length + completion.slots
-    if slots > config.slots or len(indices) > config.targets:
-        raise ValueError(
-            f"{name} needs {slots} slots and {len(indices)} targets; a row has slots={config.slots} "
-            f"and targets={config.targets}"
-        )
-
-
-def _pieces(completions: list[_Completion], config: PackConfig) -> list[_Piece]:
-    """One group as few pieces that each fit a row; each completion fits a row with its prompt."""
+def _pieces(completions: list[Completion], config: PackConfig) -> list[_Piece]:
+    """One group as few pieces that each fit a row. Raises ValueError for a completion that fits none."""
     pieces: list[_Piece] = []
     for completion in completions:
         t = completion.trajectory
-        last = pieces[-1] if pieces else None
-        if (
-            last is None
-            or last.slots + completion.slots > config.slots
-            or last.targets + len(completion.indices) > config.targets
-        ):
-            last = _Piece(t.tokens[: t.prompt_length], [])
-            pieces.append(last)
-        last.completions.append(completion)
+        piece = _Piece(t.tokens[: t.prompt_length], [completion])
+        if np.any(piece.needs > _room(config)):
+            raise ValueError(
+                f"task {t.task_id!r} trajectory {t.index} needs {piece.slots} slots and {piece.targets} targets; a row "
+                f"has slots={config.slots} and targets={config.targets}"
+            )
+        if pieces and np.all(_Piece(piece.prompt, [*pieces[-1].completions, completion]).needs <= _room(config)):
+            pieces[-1].completions.append(completion)
+        else:
+            pieces.append(piece)
     return pieces
 
 
 def _first_fit(pieces: list[_Piece], config: PackConfig) -> list[list[_Piece]]:
     """Pieces by row: first fit, largest first, equals in the order given."""
     rows: list[list[_Piece]] = []
-    free: list[list[int]] = []
+    free: list[np.ndarray] = []
     for piece in sorted(pieces, key=lambda piece: -piece.slots):
-        fitting = (i for i, (slots, targets) in enumerate(free) if piece.slots <= slots and piece.targets <= targets)
-        row = next(fitting, len(rows))
+        row = next((i for i, room in enumerate(free) if np.all(piece.needs <= room)), len(rows))
         if row == len(rows):
             rows.append([])
-            free.append([config.slots, config.targets])
+            free.append(_room(config))
         rows[row].append(piece)
-        free[row][0] -= piece.slots
-        free[row][1] -= piece.targets
+        free[row] -= piece.needs
     return rows
 
 
 def _fill_row(batch: Batch, row: int, pieces: list[_Piece], version: int) -> None:
     """Writes one row of the batch in place."""
-    slot = target = 0
+    writer = RowWriter(batch, row)
     for segment, piece in enumerate(pieces, start=1):
-        prompt_slot, prompt_length = slot, len(piece.prompt)
-        _fill_slots(batch, row, slot, piece.prompt, 0, segment, 0)
-        slot += prompt_length
+        start, length = writer.slot, len(piece.prompt)
+        writer.write(piece.prompt, 0, segment, 0)
         for branch, completion in enumerate(piece.completions, start=1):
-            t, indices = completion.trajectory, completion.indices
-            tokens = t.tokens[prompt_length : indices[-1]]
-            _fill_slots(batch, row, slot, tokens, prompt_length, segment, branch)
-            span = (row, slice(target, target + len(indices)))
-            before = indices - 1  # index in the trajectory of the token each target is predicted from
-            batch.sources[span] = np.where(before < prompt_length, prompt_slot, slot - prompt_length) + before
-            batch.targets[span] = t.tokens[indices]
-            batch.logprobs[span] = t.logprobs[indices]
-            batch.advantages[span] = completion.advantage
-            batch.mask[span] = 1.0
-            batch.sequences[span] = completion.sequence
-            batch.lengths[span] = len(indices)
-            batch.staleness[span] = version - t.versions[indices]
-            slot += len(tokens)
-            target += len(indices)
+            writer.write_completion(completion, segment, branch, version, first=length, prompt_slot=start)
 
 
-def _fill_slots(batch: Batch, row: int, slot: int, tokens: np.ndarray, position: int, segment: int, branch: int):
-    span = (row, slice(slot, slot + len(tokens)))
-    batch.tokens[span] = tokens
-    batch.positions[span] = np.arange(position, position + len(tokens))
-    batch.segments[span] = segment
-    batch.branches[span] = branch
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """Rows of prompts for a two-phase update, int32 [R, P]: tokens, positions, segments (0 for padding).
+
+    Prompt i of n stands in row i % R as segment 1 + i // R, without its last token.
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    segments: jax.Array
+
+    @property
+    def where(self) -> Tokens:
+        """Who sees whom."""
+        return packed_rows(self.segments, jnp.zeros_like(self.segments), self.positions)
+
+
+def pack_prompts(prompts: Sequence[Sequence[int]], config: PackConfig) -> Prompts:
+    """Lays out the prompts of a step, one per group, before anything is sampled; numpy arrays.
+
+    Raises:
+      ValueError: a prompt is empty, or the prompts of a row exceed ``prompt_slots``.
+    """
+    shape = (config.rows, config.prompt_slots)
+    packed, used = Prompts(*(np.zeros(shape, np.int32) for _ in range(3))), [0] * config.rows
+    for number, prompt in enumerate(prompts):
+        row, size = number % config.rows, len(prompt) - 1
+        span = (row, slice(used[row], used[row] + size))
+        if size < 0 or span[1].stop > config.prompt_slots:
+            raise ValueError(
+                f"prompt {number} of {len(prompt)} tokens does not fit row {row}, in which {used[row]} of prompt_slots="
+                f"{config.prompt_slots} are used"
+            )
+        packed.tokens[span], packed.positions[span] = prompt[:-1], np.arange(size)
+        packed.segments[span] = 1 + number // config.rows
+        used[row] += size
+    return packed
+
+
+def pack_completions(
+    groups: Sequence[Group], advantages: Sequence[np.ndarray], prompts: Prompts, config: PackConfig, *, version: int
+) -> tuple[Batch, dict[str, float]]:
+    """Packs the completions of the prompts that ``pack_prompts`` laid out, group i those of prompt i; else as ``pack``.
+
+    Raises:
+      ValueError: as ``pack``; a group's prompt is not the one laid out, or a row of completions does not fit.
+    """
+    members, sequence, metrics = _members(groups, advantages, config, version)
+    batch = empty_batch(config, config.rows, sequence)
+    writers, runs = [RowWriter(batch, row) for row in range(config.rows)], np.zeros(config.rows, int)
+    laid_out, segments = np.asarray(prompts.tokens), np.asarray(prompts.segments)
+    unshared = 0
+    for number, (group, completions) in enumerate(zip(groups, members, strict=True)):
+        row, segment = number % config.rows, 1 + number // config.rows
+        here = laid_out[row, segments[row] == segment]
+        first = len(here)
+        runs[row] += 1 + len(completions)
+        needs = np.array([writers[row].slot, writers[row].target, runs[row]])
+        needs[:2] += np.sum([(c.slots + 1, len(c.indices)) for c in completions], axis=0, dtype=int)
+        if np.any(needs > _room(config)):
+            raise ValueError(
+                f"row {row} needs {needs[0]} slots, {needs[1]} targets and {needs[2]} runs for task {group.task.id!r} "
+                f"and those before; it has slots={config.slots}, targets={config.targets} and runs={config.runs}"
+            )
+        for branch, completion in enumerate(completions, start=1):
+            t = completion.trajectory
+            if t.prompt_length != first + 1 or not np.array_equal(t.tokens[:first], here):
+                raise ValueError(f"task {t.task_id!r}: its prompt is not prompt {number} of those laid out")
+            writers[row].write_completion(completion, segment, branch, version, first=first)
+            unshared += first + completion.slots + 1
+    filled = [writer for writer in writers if writer.target]
+    used = int(np.sum(segments > 0)) + sum(writer.slot for writer in filled)
+    size = len(filled) * config.slots + config.rows * config.prompt_slots
+    return batch, metrics | {
+        "pack/fill": used / size,
+        "pack/target_fill": sum(writer.target for writer in filled) / max(len(filled) * config.targets, 1),
+        "pack/rows": float(len(filled)),
+        "pack/saved": 1.0 - used / unshared if unshared else 0.0,
+    }
+
+
+def _members(groups: Sequence[Group], advantages: Sequence[np.ndarray], config: PackConfig, version: int):
+    """``completions_of`` with the limits of the config."""
+    limits = dict(drop_uninformative=config.drop_uninformative, max_staleness=config.max_staleness)
+    return completions_of(groups, advantages, **limits, version=version)
 
 
 @jax.tree_util.register_dataclass

@@ -19,8 +19,9 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from attention.methods import Before
 from models.sharding import constrain
-from pallas_kernels.tokens import packed_rows
+from pallas_kernels.tokens import Tokens, packed_rows
 from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.losses import Denominators, LossConfig, Terms, policy_loss, policy_metrics
 from rl_code.types import Batch
@@ -29,8 +30,10 @@ from rl_code.types import Batch
 class Model(Protocol):
     """What the learner needs of a model, a pytree of parameters."""
 
-    def hidden(self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, branches: jax.Array) -> jax.Array:
-        """Int32 [B, T] each -> hidden states [B, T, D]."""
+    def hidden(
+        self, tokens: jax.Array, positions: jax.Array, where: Tokens, runs: int | None, before: Before | None
+    ) -> jax.Array:
+        """Int32 [B, T] each -> hidden states [B, T, D]; as ``models.transformer.Transformer.hidden``."""
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> float32 [..., V]."""
@@ -138,7 +141,7 @@ def init_state(model: Model, config: OptimizerConfig) -> TrainState:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _init(model: Model, config: OptimizerConfig) -> tuple[Any, jax.Array]:
-    return _pin((make_optimizer(config).init(_float32(model)), jnp.zeros((), jnp.int32)))
+    return _pin((make_optimizer(config).init(float32(model)), jnp.zeros((), jnp.int32)))
 
 
 def target_logprobs(
@@ -164,73 +167,99 @@ def target_logprobs(
 
 
 def batch_logprobs(
-    model: Model, batch: Batch, temperature: float, entropy_gradient: bool = False
+    model: Model,
+    batch: Batch,
+    temperature: float,
+    entropy_gradient: bool = False,
+    runs: int = 0,
+    before: Before | None = None,
 ) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
-    """``target_logprobs`` of a batch's targets, differentiable in the model."""
-    hidden = model.hidden(batch.tokens, batch.positions, packed_rows(batch.segments, batch.branches, batch.positions))
+    """``target_logprobs`` of a batch's targets, differentiable in the model and in ``before.keys``.
+
+    runs: ``PackConfig.runs``. By it layers that choose blocks number those of a completion from the start of its own
+    prompt, whatever stands beside it in the row, so that sharing a prompt changes nothing for them either. before: what
+    a two-phase update computed earlier; ``runs`` counts it too.
+
+    Raises:
+      ValueError: ``runs`` is 0 and a layer chooses blocks.
+    """
+    where = packed_rows(batch.segments, batch.branches, batch.positions)
+    hidden = model.hidden(batch.tokens, batch.positions, where, runs, before)
     hidden = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
     return target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
 
 
-def make_token_logprobs(temperature: float, micro_batches: int) -> Callable[[Model, Batch], jax.Array]:
+def make_token_logprobs(temperature: float, micro_batches: int, runs: int = 0) -> Callable[[Model, Batch], jax.Array]:
     """A jitted (model, batch) -> log-probabilities of its targets, float32 [R, M], for reference and prox.
 
-    0 in micro-batches without targets.
+    0 in micro-batches without targets. runs: as for ``batch_logprobs``.
     """
 
     @jax.jit
     def token_logprobs(model: Model, batch: Batch) -> jax.Array:
-        micro = _split(batch, micro_batches)
+        micro = split(batch, micro_batches)
 
         def body(i: jax.Array, logp: jax.Array) -> jax.Array:
-            return logp.at[i].set(batch_logprobs(model, _take(micro, i), temperature)[0])
+            return logp.at[i].set(batch_logprobs(model, take(micro, i), temperature, runs=runs)[0])
 
-        logp = jax.lax.fori_loop(0, _used(micro.mask), body, jnp.zeros(micro.mask.shape))
+        logp = jax.lax.fori_loop(0, used(micro.mask), body, jnp.zeros(micro.mask.shape))
         return constrain(logp.reshape(batch.targets.shape), "batch", None)
 
     return token_logprobs
 
 
-def make_update(loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int) -> Callable[..., tuple]:
+def make_update(
+    loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int, runs: int = 0
+) -> Callable[..., tuple]:
     """An update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is donated.
 
     prox, ref: float32 [R, M], as ``losses.policy_loss`` takes them. Metrics are float32 scalars. When the loss or a
-    gradient is not finite the state comes back as it was and train/finite is 0.
+    gradient is not finite the state comes back as it was and train/finite is 0. runs: as for ``batch_logprobs``.
 
     Raises (at the first call with such a batch):
-      ValueError: the rows do not divide into micro-batches, or kl_coef is not 0 without ref.
+      ValueError: the rows do not divide into micro-batches, kl_coef is not 0 without ref, or as ``batch_logprobs``.
     """
-
-    def share(model: Model, micro: tuple, total: Denominators) -> tuple[jax.Array, Terms]:
-        batch, prox, ref = micro
-        logp, entropy = batch_logprobs(model, batch, loss.temperature, loss.entropy_coef != 0.0)
-        return policy_loss(
-            loss,
-            logp=logp,
-            prox=prox,
-            sampler=batch.logprobs,
-            ref=ref,
-            entropy=entropy,
-            advantages=batch.advantages,
-            mask=batch.mask,
-            sequences=batch.sequences,
-            lengths=batch.lengths,
-            staleness=batch.staleness,
-            denominators=total,
-        )
 
     def update(
         state: TrainState, batch: Batch, prox: jax.Array | None = None, ref: jax.Array | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         total = Denominators.of(batch.mask, batch.lengths)
-        micro = _split((batch, prox, ref), micro_batches)
-        used = _used(micro[0].mask)
-        value, terms, grads = _accumulate(lambda model, m: share(model, m, total), state.model, micro, used)
-        state, metrics = _apply(state, grads, value, optimizer)
-        counts = {"train/tokens": jnp.sum(batch.mask), "train/trajectories": total.trajectories}
-        return state, metrics | policy_metrics(terms) | counts
+        micro = split((batch, prox, ref), micro_batches)
 
-    return _jit_step(update)
+        def share(model: Model, _: None, i: jax.Array) -> tuple[jax.Array, Terms]:
+            return loss_share(loss, runs, total, model, take(micro, i))
+
+        value, terms, grads, _ = accumulate(share, state.model, None, used(micro[0].mask))
+        return apply(state, grads, value, optimizer, policy_metrics(terms) | counts(batch, total))
+
+    return jit_step(update)
+
+
+def loss_share(
+    loss: LossConfig, runs: int, total: Denominators, model: Model, micro: tuple, before: Before | None = None
+) -> tuple[jax.Array, Terms]:
+    """What a micro-batch (Batch, prox, ref) adds to the loss of the whole batch and to its metrics."""
+    batch, prox, ref = micro
+    logp, entropy = batch_logprobs(model, batch, loss.temperature, loss.entropy_coef != 0.0, runs, before)
+    return policy_loss(
+        loss,
+        logp=logp,
+        prox=prox,
+        sampler=batch.logprobs,
+        ref=ref,
+        entropy=entropy,
+        advantages=batch.advantages,
+        mask=batch.mask,
+        sequences=batch.sequences,
+        lengths=batch.lengths,
+        staleness=batch.staleness,
+        denominators=total,
+    )
+
+
+def counts(batch: Batch, total: Denominators) -> dict[str, jax.Array]:
+    """Metrics of what the batch holds."""
+    return {"train/tokens": jnp.sum(batch.mask), "train/trajectories": total.trajectories}
 
 
 def supervised_loss(model: Model, batch: SupervisedBatch, tokens: jax.Array | None = None) -> tuple[jax.Array, Terms]:
@@ -251,16 +280,18 @@ def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[
 
     def update(state: TrainState, batch: SupervisedBatch) -> tuple[TrainState, dict[str, jax.Array]]:
         tokens = jnp.maximum(jnp.sum(_predicted(batch)), 1.0)
-        micro = _split(batch, micro_batches)
-        used = _used(micro.mask)
-        value, terms, grads = _accumulate(lambda model, m: supervised_loss(model, m, tokens), state.model, micro, used)
-        state, metrics = _apply(state, grads, value, optimizer)
-        return state, metrics | terms.means | {"train/tokens": tokens}
+        micro = split(batch, micro_batches)
 
-    return _jit_step(update)
+        def share(model: Model, _: None, i: jax.Array) -> tuple[jax.Array, Terms]:
+            return supervised_loss(model, take(micro, i), tokens)
+
+        value, terms, grads, _ = accumulate(share, state.model, None, used(micro.mask))
+        return apply(state, grads, value, optimizer, terms.means | {"train/tokens": tokens})
+
+    return jit_step(update)
 
 
-def _jit_step(step: Callable[..., tuple]) -> Callable[..., tuple]:
+def jit_step(step: Callable[..., tuple]) -> Callable[..., tuple]:
     """Jits (state, ...) -> (state, metrics), donates the state and lays the new one out exactly like it.
 
     The layouts are named, because a layout that XLA infers may be the same and yet spelled differently, and then the
@@ -285,56 +316,60 @@ def _predicted(batch: SupervisedBatch) -> Float[Array, "R S-1"]:
     return jnp.where(same, batch.mask[:, 1:], 0.0)
 
 
-def _split(tree: Any, micro_batches: int) -> Any:
+def split(tree: Any, micro_batches: int) -> Any:
     """Leaves [R, ...] -> [micro_batches, R / micro_batches, ...]."""
 
-    def split(x: jax.Array) -> jax.Array:
+    def cut(x: jax.Array) -> jax.Array:
         rows = x.shape[0]
         if rows % micro_batches:
             raise ValueError(f"{rows=} must be divisible by {micro_batches=}")
         x = x.reshape(micro_batches, rows // micro_batches, *x.shape[1:])
         return constrain(x, None, "batch", *(None,) * (x.ndim - 2))
 
-    return jax.tree.map(split, tree)
+    return jax.tree.map(cut, tree)
 
 
-def _take(micro: Any, i: jax.Array) -> Any:
+def take(micro: Any, i: jax.Array) -> Any:
     """Micro-batch i."""
     return jax.tree.map(lambda x: x[i], micro)
 
 
-def _used(mask: jax.Array) -> jax.Array:
+def used(mask: jax.Array) -> jax.Array:
     """How many micro-batches there are up to the last one whose mask selects anything; mask: [micro_batches, ...]."""
     filled = jnp.any(mask > 0, axis=tuple(range(1, mask.ndim)))
     return jnp.max(jnp.where(filled, jnp.arange(1, mask.shape[0] + 1), 0))
 
 
-def _accumulate(
-    loss: Callable[[Model, Any], tuple[jax.Array, Terms]], model: Model, micro: Any, used: jax.Array
-) -> tuple[jax.Array, Terms, Any]:
-    """Sums loss, terms and float32 gradients over the first ``used`` micro-batches."""
+def accumulate(
+    loss: Callable[[Model, Any, jax.Array], tuple[jax.Array, Terms]], model: Model, parts: Any, count: jax.Array
+) -> tuple[jax.Array, Terms, Any, Any]:
+    """Sums loss(model, part, i), its terms and its float32 gradients over the first ``count`` micro-batches.
+
+    parts: what else the loss is differentiated by, [micro_batches, ...]; the last result is the gradient of each.
+    """
+    gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
 
     def body(i: jax.Array, carry: tuple) -> tuple:
-        value, terms, grads = carry
-        (more, more_terms), more_grads = jax.value_and_grad(loss, has_aux=True)(model, _take(micro, i))
-        return value + more, terms.merge(more_terms), jax.tree.map(jnp.add, grads, _float32(more_grads))
+        value, terms, grads, part_grads = carry
+        (more, more_terms), (more_grads, one) = gradient(model, take(parts, i), i)
+        part_grads = jax.tree.map(lambda whole, x: whole.at[i].set(x), part_grads, one)
+        return value + more, terms.merge(more_terms), jax.tree.map(jnp.add, grads, float32(more_grads)), part_grads
 
-    shapes = jax.eval_shape(loss, model, _take(micro, 0))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    start = (*zeros, jax.tree.map(jnp.zeros_like, _float32(model)))
-    return jax.lax.fori_loop(0, used, body, start)
+    shapes = jax.eval_shape(loss, model, take(parts, 0), jnp.int32(0))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes, jax.eval_shape(float32, model), parts))
+    return jax.lax.fori_loop(0, count, body, (*zeros[0], *zeros[1:]))
 
 
-def _apply(
-    state: TrainState, grads: Any, value: jax.Array, config: OptimizerConfig
+def apply(
+    state: TrainState, grads: Any, value: jax.Array, config: OptimizerConfig, metrics: dict[str, jax.Array]
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One optimizer step, or none when the loss or the gradient is not finite."""
+    """One optimizer step, or none when the loss or the gradient is not finite; its metrics are added to the others."""
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
-    updates, opt_state = make_optimizer(config).update(grads, state.opt_state, _float32(state.model))
+    updates, opt_state = make_optimizer(config).update(grads, state.opt_state, float32(state.model))
     new = TrainState(optax.apply_updates(state.model, updates), opt_state, state.step + 1)
     new = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
-    metrics = {
+    metrics = metrics | {
         "train/loss": value,
         "train/grad_norm": norm,
         "train/learning_rate": learning_rate(config, state.step),
@@ -343,7 +378,8 @@ def _apply(
     return new, metrics
 
 
-def _float32(tree: Any) -> Any:
+def float32(tree: Any) -> Any:
+    """The same pytree with float32 leaves."""
     return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 

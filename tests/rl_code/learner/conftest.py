@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from attention.methods import Dense, Window
+from attention.moba import MoBA
+from attention.nsa import NSA
+from attention.squid import GatedDocuments
 from models.transformer import ModelConfig, Transformer
 from pallas_kernels.tokens import visible
 from rl_code.types import Group, Reward, Task, Tests, Trajectory
@@ -69,6 +73,39 @@ def make_groups(sizes, *, seed=0, prompt=(4, 8), completion=(5, 12), version=0):
     return groups
 
 
+def make_turns(sizes, *, seed=0, prompt=(20, 40)):
+    """Random groups whose completions have one to three sampled spans with observations before, between and after."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for number, size in enumerate(sizes):
+        shared = rng.integers(0, VOCAB, rng.integers(*prompt))
+        members = []
+        for index in range(size):
+            spans = [rng.integers(0, 3)]  # an observation of so many tokens, a sampled span, an observation, ...
+            for _ in range(rng.integers(1, 4)):
+                spans += [rng.integers(1, 7), rng.integers(0, 5)]
+            sampled = np.concatenate([np.zeros(len(shared), bool), np.repeat(np.arange(len(spans)) % 2 == 1, spans)])
+            tokens = np.concatenate([shared, rng.integers(0, VOCAB, len(sampled) - len(shared))])
+            members.append(make_trajectory(tokens, sampled, prompt_length=len(shared), group=number, index=index))
+        groups.append(make_group(members, number))
+    return groups
+
+
+SPARSE = NSA(length=4, stride=2, block=8, picks=3, initial=1, local=1, window=10)
+METHODS = {
+    "dense": (Dense(),),
+    "window": (Window(7),),
+    "moba": (MoBA(block=8, picks=2),),
+    "mixed": (Window(9), SPARSE),
+    "gated": (GatedDocuments(), SPARSE),
+}
+
+
+def make_attending(name):
+    """A small model of two layers with the methods of that name and grouped queries."""
+    return make_model(attention=METHODS[name], num_heads=4)
+
+
 @functools.cache
 def make_model(**changes):
     """A small model, the same for the same arguments; norms and biases are off their initial ones and zeros."""
@@ -106,10 +143,16 @@ class Toy:
     mix: jax.Array
     norm: jax.Array
 
-    def hidden(self, tokens, positions, where, runs=None):
-        mask = visible(where, where)
-        x = self.table[tokens] * jnp.sin(positions[..., None] + jnp.arange(1.0, 9.0)).astype(self.table.dtype)
-        seen = jnp.einsum("BTS,BSD->BTD", mask, x) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
+    def prefill(self, tokens, positions, where, runs=None):
+        return [self.table[tokens] * jnp.sin(positions[..., None] + jnp.arange(1.0, 9.0)).astype(self.table.dtype)]
+
+    def hidden(self, tokens, positions, where, runs=None, before=None):
+        (x,), earlier = self.prefill(tokens, positions, where), before.keys if before else []
+        keys = jnp.concatenate([*earlier, x], axis=1)
+        mask = visible(
+            where, jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *([before.tokens] if before else []), where)
+        )
+        seen = jnp.einsum("BTS,BSD->BTD", mask, keys) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
         return self.norm * jnp.tanh((x + seen).astype(x.dtype) @ self.mix)
 
     def logits(self, hidden):
@@ -131,7 +174,9 @@ def build():
         trajectory=make_trajectory,
         group=make_group,
         groups=make_groups,
+        turns=make_turns,
         model=make_model,
+        attending=make_attending,
         toy=make_toy,
     )
 

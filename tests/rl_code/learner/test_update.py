@@ -17,47 +17,25 @@ from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
 from pallas_kernels.tokens import packed_rows, sequences
 from rl_code.learner.batching import PackConfig, SupervisedBatch, empty_batch, pack, pack_supervised
-from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import (
-    OptimizerConfig,
     batch_logprobs,
     decayed,
     init_state,
     learning_rate,
     make_sft_update,
     make_token_logprobs,
-    make_update,
     supervised_loss,
 )
 from rl_code.metrics import CompilationCounter
-
-PACK = PackConfig(32, 40, 32, 0, False)
-LOSS = LossConfig(
-    loss="gspo",
-    clip_low=0.2,
-    clip_high=0.3,
-    aggregation="sequence",
-    constant_length=16,
-    kl_coef=0.1,
-    kl_estimator="k3",
-    entropy_coef=0.05,
-    correction="masked_geometric",
-    correction_low=0.2,
-    correction_high=5.0,
-    temperature=0.8,
-)
-# b1 = 0 makes the first moment the gradient itself.
-OPTIMIZER = OptimizerConfig(
-    learning_rate=1e-2,
-    muon_learning_rate=None,
-    schedule="constant",
-    warmup_steps=0,
-    total_steps=10,
-    b1=0.0,
-    b2=0.9,
-    eps=1e-8,
-    weight_decay=0.1,
-    clip_norm=None,
+from tests.rl_code.learner.steps import (
+    LOSS,
+    OPTIMIZER,
+    PACK,
+    assert_close,
+    first_step,
+    fresh,
+    shuffled_rows,
+    update_for,
 )
 
 
@@ -69,39 +47,9 @@ def packed(build, config=PACK, groups=None):
 
 
 # One compilation per configuration and shape.
-update_for, sft_update_for = functools.cache(make_update), functools.cache(make_sft_update)
+sft_update_for = functools.cache(make_sft_update)
 token_logprobs_for = functools.cache(make_token_logprobs)
 jit_logprobs, jit_supervised = jax.jit(batch_logprobs, static_argnums=(2, 3)), jax.jit(supervised_loss)
-
-
-def fresh(model):
-    """A copy that may be donated."""
-    return jax.tree.map(jnp.copy, model)
-
-
-def first_step(model, batch, loss=LOSS, micro_batches=1, prox="sampler", optimizer=OPTIMIZER):
-    """(gradient, metrics, state) of one update; prox and ref are functions of the batch, aligned with any packing."""
-    prox = batch.logprobs + 0.1 * np.cos(batch.targets) if prox == "sampler" else prox
-    state = init_state(fresh(model), optimizer)
-    ref = batch.logprobs - 0.2 * np.sin(batch.targets)
-    state, metrics = update_for(loss, optimizer, micro_batches)(state, batch, prox, ref)
-    return optax.tree.get(state.opt_state, "mu"), metrics, state
-
-
-def shuffled_rows(batch):
-    """Rows in an order that gives every device and micro-batch some."""
-    order = np.random.default_rng(4).permutation(len(batch.tokens))
-    return jax.tree.map(lambda x: x[order], batch)
-
-
-def assert_close(a, b, rtol=1e-5, skip=()):
-    """Leaves agree relative to the largest number of each leaf."""
-    flat = zip(jax.tree_util.tree_leaves_with_path(a), jax.tree_util.tree_leaves_with_path(b), strict=True)
-    for (path, x), (_, y) in flat:
-        name = jax.tree_util.keystr(path)
-        if not any(word in name for word in skip):
-            x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-            np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * max(np.abs(y).max(), 1e-6), err_msg=name)
 
 
 @pytest.fixture(scope="module")

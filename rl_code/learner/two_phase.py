@@ -1,0 +1,135 @@
+"""The update in two phases: prompts while the rollouts are still going, completions once they have arrived.
+
+The first phase needs the parameters and the prompts: it computes the prompts' keys and values, and keeps what the
+gradient through them needs. The second computes the loss over the completions given those keys and values, its
+gradient with respect to the parameters and to them, and turns the latter into gradients of the parameters by what the
+first phase kept. The update is that of ``update.make_update`` to rounding; jax dispatches the first phase and returns
+before it is done, so it runs beside whatever the host does next.
+
+What is kept is memory that is taken while rollouts go on (``residual_bytes``). With ``ModelConfig.remat`` it is the
+layers' inputs instead of everything inside of them, and the second phase computes the prompts' layers again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention.methods import Before
+from models.sharding import constrain
+from rl_code.learner.batching import Prompts
+from rl_code.learner.losses import Denominators, LossConfig, policy_metrics
+from rl_code.learner.update import (
+    Model,
+    OptimizerConfig,
+    TrainState,
+    accumulate,
+    apply,
+    batch_logprobs,
+    counts,
+    float32,
+    jit_step,
+    loss_share,
+    split,
+    take,
+    used,
+)
+from rl_code.types import Batch
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prefilled:
+    """What the first phase leaves: the prompts, their keys and values, and how to go back from those to parameters.
+
+    keys: per micro-batch what the model's ``prefill`` returns, [micro_batches, ...]. backward: the vjp of the keys, a
+    pytree whose leaves are what it keeps beside the parameters.
+    """
+
+    prompts: Prompts
+    keys: Any
+    backward: Any
+
+
+def residual_bytes(prefilled: Prefilled) -> int:
+    """Bytes of arrays, or shapes, that wait for the second phase, on all devices together; not of the parameters."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((prefilled.keys, prefilled.backward)))
+
+
+def make_two_phase_update(
+    loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int, runs: int = 0
+) -> tuple[Callable[[Model, Prompts], Prefilled], Callable[..., tuple]]:
+    """(prefill(model, prompts) -> Prefilled, update(state, prefilled, batch, prox=None, ref=None) -> (state, metrics)).
+
+    ``state.model`` must be the model that prefilled; the state passed in is donated. batch: of
+    ``batching.pack_completions``. Everything else is as of ``update.make_update``, with one metric more:
+    train/residual_mib, of ``residual_bytes``.
+    """
+
+    @jax.jit
+    def prefill(model: Model, prompts: Prompts) -> Prefilled:
+        micro = split(prompts, micro_batches)
+
+        def keys_of(wide: Model) -> Any:
+            narrow = jax.tree.map(lambda x, like: x.astype(like.dtype), wide, model)
+            return jax.lax.map(lambda rows: _keys(narrow, rows, runs), micro)
+
+        # float32 parameters, so that gradients of micro-batches are added in float32; they come back with the state
+        keys, backward = jax.vjp(keys_of, float32(model), saveable_args=False)
+        return Prefilled(prompts, keys, backward)
+
+    def update(
+        state: TrainState,
+        prefilled: Prefilled,
+        batch: Batch,
+        prox: jax.Array | None = None,
+        ref: jax.Array | None = None,
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        total = Denominators.of(batch.mask, batch.lengths)
+        micro = split((batch, prox, ref), micro_batches)
+        prompts = split(prefilled.prompts, micro_batches)
+
+        def share(model: Model, keys: Any, i: jax.Array) -> tuple:
+            return loss_share(loss, runs, total, model, take(micro, i), _before(take(prompts, i), keys))
+
+        value, terms, grads, d_keys = accumulate(share, state.model, prefilled.keys, used(micro[0].mask))
+        backward = prefilled.backward
+        backward.args_res = [float32(state.model)]
+        grads = jax.tree.map(jnp.add, grads, *backward(d_keys))
+        metrics = policy_metrics(terms) | counts(batch, total)
+        metrics["train/residual_mib"] = jnp.float32(residual_bytes(prefilled) / 2**20)
+        return apply(state, grads, value, optimizer, metrics)
+
+    return prefill, jit_step(update)
+
+
+def make_two_phase_logprobs(
+    temperature: float, micro_batches: int, runs: int = 0
+) -> Callable[[Model, Prompts, Batch], jax.Array]:
+    """A jitted (model, prompts, batch) -> log-probabilities; as ``update.make_token_logprobs``."""
+
+    @jax.jit
+    def token_logprobs(model: Model, prompts: Prompts, batch: Batch) -> jax.Array:
+        micro = split((prompts, batch), micro_batches)
+
+        def body(i: jax.Array, logp: jax.Array) -> jax.Array:
+            rows, part = take(micro, i)
+            before = _before(rows, _keys(model, rows, runs))
+            return logp.at[i].set(batch_logprobs(model, part, temperature, runs=runs, before=before)[0])
+
+        logp = jax.lax.fori_loop(0, used(micro[1].mask), body, jnp.zeros(micro[1].mask.shape))
+        return constrain(logp.reshape(batch.targets.shape), "batch", None)
+
+    return token_logprobs
+
+
+def _keys(model: Model, prompts: Prompts, runs: int) -> Any:
+    return model.prefill(prompts.tokens, prompts.positions, prompts.where, runs)
+
+
+def _before(prompts: Prompts, keys: Any) -> Before:
+    return Before(prompts.where, prompts.positions, keys)

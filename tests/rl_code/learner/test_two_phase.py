@@ -1,0 +1,179 @@
+"""The update in two phases equals the one in one phase, whatever the method, the loss, the cut and the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from rl_code.learner.batching import PackConfig, pack, pack_completions, pack_prompts
+from rl_code.learner.two_phase import make_two_phase_logprobs, make_two_phase_update, residual_bytes
+from rl_code.learner.update import init_state, make_token_logprobs
+from rl_code.metrics import CompilationCounter
+from tests.rl_code.learner.steps import LOSS, OPTIMIZER, assert_close, first_step, fresh
+
+SIZES = [3, 4, 1, 4, 2, 3, 2, 5, 1, 2]
+ONE = PackConfig(rows=8, slots=160, targets=120, max_staleness=0, drop_uninformative=False, runs=12)
+TWO = dataclasses.replace(ONE, prompt_slots=80)  # two prompts in the first two rows, one in the others
+
+
+def layouts(build, sizes=SIZES):
+    """(Batch of one phase, Prompts, Batch of completions) of the same multi-turn groups."""
+    groups = build.turns(sizes, seed=1)
+    rng = np.random.default_rng(2)
+    advantages = [rng.standard_normal(size) for size in sizes]
+    prompts = pack_prompts(
+        [group.trajectories[0].tokens[: group.trajectories[0].prompt_length] for group in groups], TWO
+    )
+    return (
+        pack(groups, advantages, ONE, version=0)[0],
+        prompts,
+        pack_completions(groups, advantages, prompts, TWO, version=0)[0],
+    )
+
+
+def assert_equal_steps(one, two):
+    """Gradients and metrics agree; the second is of an update in two phases."""
+    assert_close(one[0], two[0])
+    metrics = dict(two[1])
+    assert metrics.pop("train/residual_mib") > 0
+    assert_close(one[1], metrics)
+
+
+@pytest.mark.parametrize("method", ["dense", "window", "moba", "mixed", "gated"])
+def test_losses_and_gradients_of_one_phase_and_two_are_equal(build, method):
+    batch, prompts, completions = layouts(build)
+    model = build.attending(method)
+    one = first_step(model, batch, runs=ONE.runs)
+    assert_equal_steps(one, first_step(model, completions, runs=TWO.runs, prompts=prompts))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(loss="ppo", aggregation="token", correction="none", kl_estimator="k1"),
+        dict(loss="ppo", aggregation="sequence", correction="decoupled", kl_estimator="k2"),
+        dict(loss="gspo", aggregation="constant", correction="truncated"),
+        dict(loss="gspo", aggregation="token", correction="masked_geometric", kl_coef=0.0),
+        dict(loss="cispo", aggregation="sequence", correction="masked_token", entropy_coef=0.0),
+        dict(loss="cispo", aggregation="constant", correction="masked_sequence", temperature=1.0),
+    ],
+    ids=lambda changes: "-".join(str(value) for value in changes.values()),
+)
+def test_every_loss_aggregation_and_correction(build, changes):
+    loss = dataclasses.replace(LOSS, **changes)
+    batch, prompts, completions = layouts(build)
+    model = build.toy()
+    prox = None if loss.correction == "none" else "sampler"
+    one = first_step(model, batch, loss, prox=prox)
+    assert_equal_steps(one, first_step(model, completions, loss, prox=prox, prompts=prompts))
+
+
+@pytest.fixture(scope="module")
+def whole(build):
+    """The update of one phase in one piece on one device."""
+    return first_step(build.toy(), layouts(build)[0])
+
+
+@pytest.mark.parametrize("data, micro_batches", [(1, 2), (1, 8), (2, 2), (8, 1)])
+def test_neither_micro_batches_nor_devices_change_anything(build, whole, data, micro_batches):
+    _, prompts, completions = layouts(build)
+    mesh = make_mesh(MeshConfig(data, 1))
+    with jax.set_mesh(mesh):
+        model = jax.device_put(fresh(build.toy()), NamedSharding(mesh, PartitionSpec()))
+        rows = NamedSharding(mesh, PartitionSpec("data"))
+        prompts, completions = jax.device_put((prompts, completions), rows)
+        assert_equal_steps(whole, first_step(model, completions, micro_batches=micro_batches, prompts=prompts))
+
+
+def test_groups_that_are_left_out_and_rows_without_completions_change_nothing(build):
+    groups = build.turns(SIZES, seed=1)
+    prompts = pack_prompts(
+        [group.trajectories[0].tokens[: group.trajectories[0].prompt_length] for group in groups], TWO
+    )
+    advantages = [np.ones(size) * (2 <= number < 5) for number, size in enumerate(SIZES)]  # of rows 2 to 4
+    one, two = (dataclasses.replace(config, drop_uninformative=True) for config in (ONE, TWO))
+    batch, _ = pack(groups, advantages, one, version=0)
+    completions, metrics = pack_completions(groups, advantages, prompts, two, version=0)
+    assert metrics["pack/rows"] == 3 and metrics["pack/uninformative"] == sum(SIZES) - sum(SIZES[2:5])
+    for micro_batches in (1, 4):
+        step = first_step(build.toy(), completions, micro_batches=micro_batches, prompts=prompts)
+        assert_equal_steps(first_step(build.toy(), batch), step)
+
+
+def test_a_transformer_on_a_mesh_of_data_and_tensor_steps_as_on_one_device_and_compiles_once(build):
+    batch, prompts, completions = layouts(build)
+    alone = first_step(build.model(), batch)
+    mesh = make_mesh(MeshConfig(2, 2))
+    prefill, update = make_two_phase_update(LOSS, dataclasses.replace(OPTIMIZER, learning_rate=0.0), 2)
+    with jax.set_mesh(mesh), CompilationCounter() as compilations:
+        model = fresh(build.model())
+        state = init_state(jax.device_put(model, parameter_shardings(model, mesh)), OPTIMIZER)
+        rows, counts = NamedSharding(mesh, PartitionSpec("data")), []
+        ref = completions.logprobs - 0.2 * np.sin(completions.targets)
+        prox = completions.logprobs + 0.1 * np.cos(completions.targets)
+        prompts, completions, prox, ref = jax.device_put((prompts, completions, prox, ref), rows)
+        for _ in range(3):
+            state, metrics = update(state, prefill(state.model, prompts), completions, prox, ref)
+            counts.append(compilations.count)
+        assert counts[0] == counts[1] == counts[2]
+        assert_equal_steps(alone, (optax.tree.get(state.opt_state, "mu"), metrics))
+
+
+def test_log_probabilities_are_those_of_one_phase(build):
+    batch, prompts, completions = layouts(build)
+    model = build.model()
+    one = np.asarray(make_token_logprobs(0.8, 1)(model, batch))[batch.mask > 0]
+    two = np.asarray(make_two_phase_logprobs(0.8, 4)(model, prompts, completions))[completions.mask > 0]
+    orders = [np.argsort(x.sequences[x.mask > 0], kind="stable") for x in (batch, completions)]
+    np.testing.assert_allclose(one[orders[0]], two[orders[1]], rtol=1e-5)
+
+
+def test_rematerialisation_keeps_less_and_changes_nothing(build):
+    _, prompts, completions = layouts(build)
+    kept, steps = {}, {}
+    for remat in (False, True):
+        model = build.model(remat=remat)
+        prefill, _ = make_two_phase_update(LOSS, OPTIMIZER, 1)
+        kept[remat] = residual_bytes(jax.eval_shape(prefill, model, prompts))
+        steps[remat] = first_step(model, completions, prompts=prompts)
+        assert steps[remat][1]["train/residual_mib"] == pytest.approx(kept[remat] / 2**20)
+    assert kept[True] < kept[False] / 2
+    assert_close(steps[False][0], steps[True][0])
+
+
+def test_a_prompt_of_one_token_leaves_nothing_to_prefill(build):
+    members = [build.trajectory([7, 3 + i, 5], [0, 1, 1], prompt_length=1, index=i) for i in range(2)]
+    groups, advantages = [build.group(members)], [np.array([1.0, -0.5])]
+    two = PackConfig(1, 8, 4, 0, False, prompt_slots=4)
+    prompts = pack_prompts([members[0].tokens[:1]], two)
+    assert not np.any(prompts.segments)
+    completions, _ = pack_completions(groups, advantages, prompts, two, version=0)
+    np.testing.assert_array_equal(completions.tokens[0], [7, 3, 7, 4, 0, 0, 0, 0])
+    np.testing.assert_array_equal(completions.sources[0], [0, 1, 2, 3])
+    batch, _ = pack(groups, advantages, PackConfig(1, 8, 4, 0, False), version=0)
+    assert_equal_steps(first_step(build.toy(), batch), first_step(build.toy(), completions, prompts=prompts))
+
+
+def test_what_does_not_fit_or_belong_is_named(build):
+    members = [build.trajectory([1, 2, 3, 4 + i, 5], [0, 0, 0, 1, 1], prompt_length=3, index=i) for i in range(2)]
+    group, config = build.group(members), PackConfig(1, 6, 4, 0, False, prompt_slots=2)
+    with pytest.raises(ValueError, match=r"prompt 1 of 2 tokens does not fit row 0, in which 2 of prompt_slots=2"):
+        pack_prompts([[1, 2, 3], [4, 5]], config)
+    with pytest.raises(ValueError, match=r"prompt 0 of 0 tokens"):
+        pack_prompts([[]], config)
+    prompts, values = pack_prompts([[1, 2, 3]], config), [np.ones(2)]
+    pack_completions([group], values, prompts, config, version=0)
+    for name, found in (("slots", "4 slots"), ("targets", "4 targets"), ("runs", "3 runs")):
+        with pytest.raises(ValueError, match=f"row 0 needs .*{found}.* for task 'task0'.*{name}=[23]"):
+            small = dataclasses.replace(config, **{name: 3 if name != "runs" else 2})
+            pack_completions([group], values, prompts, small, version=0)
+    with pytest.raises(ValueError, match="task 'task0': its prompt is not prompt 0 of those laid out"):
+        pack_completions([group], values, pack_prompts([[1, 9, 3]], config), config, version=0)
+    with pytest.raises(ValueError, match="runs=1 must be 0 or at least 2"):
+        dataclasses.replace(config, runs=1)
