@@ -34,7 +34,7 @@ BENCHES = {
 ON_ALL_CORES = ("rl_step", "async", "engine")
 
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
-flags.DEFINE_integer("repeats", 3, "Timed runs, after one that is not timed; of attention, swap and engine.", lower_bound=1)
+flags.DEFINE_integer("repeats", 3, "Timed runs; of attention, swap, engine and async.", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "Of weights and tokens; of all but attention.")
 
 

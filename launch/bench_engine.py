@@ -75,7 +75,9 @@ def sharing(config) -> dict:
         found[name] = _play(scheduler, config, mesh, groups=groups, samples=samples, prompt=options.prompt)
         scheduler.close()
     shared, alone = found["groups of 8"], found["alone"]
-    gain = {f"gain_{part}": round(alone[f"{part}_s"] / shared[f"{part}_s"], 2) for part in ("total", "decode", "prefill")}
+    gain = {
+        f"gain_{part}": round(alone[f"{part}_s"] / shared[f"{part}_s"], 2) for part in ("total", "decode", "prefill")
+    }
     return found | gain | {"gain_kv_bytes": round(alone["kv_mib"] / shared["kv_mib"], 2)}
 
 

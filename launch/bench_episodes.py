@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
@@ -36,19 +35,12 @@ class NoProtocol:
         return False
 
 
-@dataclasses.dataclass(frozen=True)
-class Prompt(Task):
-    """A task that is its prompt's tokens."""
-
-    tokens: tuple[int, ...] = ()
-
-
-def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[Prompt]:
-    """Tasks with random prompts of ``length`` tokens."""
+def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[Task]:
+    """Tasks that are random prompts of ``length`` tokens."""
     rng = np.random.default_rng(seed)
     none = Tests()
     return [
-        Prompt(f"random/{seed}/{i}", (), {}, "", "", (), none, none, {}, tokens=tuple(row.tolist()))
+        Task(f"random/{seed}/{i}", (), {}, "", "", (), none, none, {}, meta={"tokens": row.tolist()})
         for i, row in enumerate(rng.integers(0, vocab_size, (count, length)))
     ]
 
@@ -64,7 +56,7 @@ class FixedEpisode:
 
     def __init__(
         self,
-        task: Prompt,
+        task: Task,
         group: int,
         index: int,
         *,
@@ -85,8 +77,8 @@ class FixedEpisode:
 
     def start(self) -> list[int]:
         """The prompt."""
-        self._add(self.task.tokens, False)
-        return list(self.task.tokens)
+        self._add(self.task.meta["tokens"], False)
+        return list(self.task.meta["tokens"])
 
     def step(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> list[int] | None:
         """Takes a message, lets the tool take its time and returns its answer, or None after the last one."""
@@ -107,7 +99,7 @@ class FixedEpisode:
         sampled = np.array(self._sampled, bool)
         tokens = np.array(self._tokens, np.int32)
         even = float(np.mean(tokens[sampled] % 2 == 0))
-        prompt = len(self.task.tokens)
+        prompt = len(self.task.meta["tokens"])
         return Trajectory(
             task_id=self.task.id,
             group=self.group,

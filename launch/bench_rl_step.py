@@ -116,6 +116,7 @@ def generation_flops(scheduler: Scheduler, model, stats: RolloutStats, completio
     config = engine.config
     prefills = stats.prefilled_tokens / (engine.shards * config.prefill_rows * config.prefill_tokens)
     tiles = PROMPTS * SAMPLES / engine.shards / config.tile
-    prefill, decode = (program.as_text() for program in engine.compiled(model))
-    decoding = matmul_flops(decode, (config.decode_steps, tiles)) * completion / config.decode_steps
-    return engine.shards * (prefills * matmul_flops(prefill) + decoding)
+    programs = engine.compiled(model)
+    decoding = matmul_flops(programs["decode"].as_text(), (config.decode_steps, tiles))
+    decoding *= completion / config.decode_steps
+    return engine.shards * (prefills * matmul_flops(programs["prefill"].as_text()) + decoding)

@@ -5,12 +5,13 @@ python -m launch.sweep --config=configs/ablation.py[:smoke] --workdir=runs/ablat
 The config file also defines
 
   get_sweep(arg) -> iterable of {dotted key: value}, the overrides of one run each; runs that differ in nothing but the
-    key ``seed`` are one variant, shown as a mean with the range over seeds.
-  get_figure(arg) -> names of the metrics to draw against the step (optional; no figure without it).
+    key ``seed`` are one variant, shown as a mean with the range over seeds. A key ``variant`` names it; without one its
+    overrides do.
+  get_figure(arg) -> the panels of a figure, as launch/sweep_figure.py says (optional; no figure without it).
 
 Finished runs are skipped and unfinished ones continue, so the same command can be started again at any time. A run that
 starts like one that has finished takes over its warm start. The sweep leaves in the workdir one folder per run,
-sweep.txt (the table) and sweep.png (the figure).
+sweep.txt (the table, and the numbers of the figure) and sweep.png (the figure).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,17 @@ import rich.table
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
-from launch import flags
+from launch import flags, sweep_figure
+from launch.sweep_figure import Panel
 from rl_code import config as config_lib
 from rl_code import sft
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
-from rl_code.metrics import read_metrics, write_atomically
+from rl_code.metrics import write_atomically
 from rl_code.run import RunConfig
 
 SEED = "seed"
+VARIANT = "variant"
 DONE = "sweep_done.json"
 LOG = "log.txt"
 TRAIN = (sys.executable, "-m", "launch.train")
@@ -59,16 +62,12 @@ class SweepError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class SweepRun:
-    """One run: its overrides, the config they make, and its folder."""
+    """One run: the name it shares with other seeds, its overrides, the config they make, and its folder."""
 
+    variant: str
     overrides: Mapping[str, Any]
     config: RunConfig
     workdir: Path
-
-    @property
-    def variant(self) -> str:
-        """The overrides in words, without the seed."""
-        return describe(self.overrides, without=SEED) or "base"
 
     def finished(self) -> bool:
         """Whether the run has ended well; raises ConfigError when that was with another config."""
@@ -87,13 +86,13 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     if "get_sweep" not in module:
         raise config_lib.ConfigError(f"{path} defines no get_sweep(), which says what to run")
     runs = plan(config, module["get_sweep"](*arguments), Path(workdir))
+    panels = sweep_figure.panels(module["get_figure"](*arguments) if "get_figure" in module else ())
     given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
     failed = []
     try:
         failed = execute(runs, [*TRAIN, f"--config={path}{colon}{argument}", *given], FLAGS.jobs)
     finally:
-        metrics = module["get_figure"](*arguments) if "get_figure" in module else ()
-        report([run for run in runs if run.finished()], metrics, Path(workdir))
+        report([run for run in runs if run.finished()], panels, Path(workdir))
     if failed:
         logs = ", ".join(str(run.workdir) for run in failed)
         raise SweepError(f"{len(failed)} of {len(runs)} runs failed: {logs}; the same command tries them again")
@@ -102,32 +101,49 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 # --- What to run -----------------------------------------------------------------------------------------------------
 
 
-def plan(config: ml_collections.ConfigDict, sweep: Iterator[Mapping[str, Any]], workdir: Path) -> list[SweepRun]:
-    """The runs of a sweep, each in a folder named by its overrides. Raises ConfigError for a wrong override."""
+def plan(config: ml_collections.ConfigDict, sweep: Iterable[Mapping[str, Any]], workdir: Path) -> list[SweepRun]:
+    """The runs of a sweep, each in a folder named by its overrides, or by its variant and seed where that has a name.
+
+    Raises ConfigError for a wrong override, for the same run twice, and for one name of several variants.
+    """
     runs: dict[Path, SweepRun] = {}
-    for overrides in sweep:
-        changed = config.copy_and_resolve_references()
-        for key, value in overrides.items():
-            section, _, name = key.rpartition(".")
-            target = changed
-            for part in filter(None, section.split(".")):
-                target = target.get(part) if isinstance(target, ml_collections.ConfigDict) else None
-            if not isinstance(target, ml_collections.ConfigDict) or name not in target:
-                raise config_lib.ConfigError(f"get_sweep() overrides config.{key}, which the config does not have")
-            with target.ignore_type():
-                target[name] = value
-        folder = workdir / (re.sub(r"[^\w.=,+-]+", "_", describe(overrides)) or "base")
+    variants: dict[str, dict[str, Any]] = {}
+    for given in sweep:
+        overrides = {key: value for key, value in given.items() if key != VARIANT}
+        without_seed = {key: value for key, value in overrides.items() if key != SEED}
+        variant = given.get(VARIANT) or describe(without_seed) or "base"
+        if variants.setdefault(variant, without_seed) != without_seed:
+            raise config_lib.ConfigError(
+                f"get_sweep() calls {variant!r} both {describe(variants[variant])} and {describe(without_seed)}"
+            )
+        name = describe({key: given[key] for key in (VARIANT, SEED) if key in given} if VARIANT in given else given)
+        folder = workdir / (re.sub(r"[^\w.=,+-]+", "_", name) or "base")
         if folder in runs:
-            raise config_lib.ConfigError(f"get_sweep() gives {describe(overrides) or 'no overrides'} twice")
-        runs[folder] = SweepRun(dict(overrides), config_lib.build(RunConfig, changed), folder)
+            raise config_lib.ConfigError(f"get_sweep() gives {name or 'no overrides'} twice")
+        runs[folder] = SweepRun(variant, overrides, config_lib.build(RunConfig, changed(config, overrides)), folder)
     return list(runs.values())
 
 
-def describe(overrides: Mapping[str, Any], without: str = "") -> str:
+def changed(config: ml_collections.ConfigDict, overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """A copy of a config with overrides. Raises ConfigError for a key that the config does not have."""
+    copy = config.copy_and_resolve_references()
+    for key, value in overrides.items():
+        section, _, name = key.rpartition(".")
+        target = copy
+        for part in filter(None, section.split(".")):
+            target = target.get(part) if isinstance(target, ml_collections.ConfigDict) else None
+        if not isinstance(target, ml_collections.ConfigDict) or name not in target:
+            raise config_lib.ConfigError(f"get_sweep() overrides config.{key}, which the config does not have")
+        with target.ignore_type():
+            target[name] = value
+    return copy
+
+
+def describe(overrides: Mapping[str, Any]) -> str:
     """Overrides as ``advantage=rloo,seed=1``; keys in full where their last part would not tell them apart."""
     last = [key.rpartition(".")[2] for key in overrides]
-    short = {key: name if last.count(name) == 1 else key for key, name in zip(overrides, last, strict=True)}
-    return ",".join(f"{short[key]}={value}" for key, value in overrides.items() if key != without)
+    names = [name if last.count(name) == 1 else key for key, name in zip(overrides, last, strict=True)]
+    return ",".join(f"{name}={value}" for name, value in zip(names, overrides.values(), strict=True))
 
 
 # --- Running ---------------------------------------------------------------------------------------------------------
@@ -215,25 +231,31 @@ def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 # --- Comparing -------------------------------------------------------------------------------------------------------
 
 
-def report(runs: Sequence[SweepRun], metrics: Sequence[str], workdir: Path) -> None:
-    """Prints the table of the finished runs and writes it and the figure into the workdir."""
+def report(runs: Sequence[SweepRun], panels: Sequence[Panel], workdir: Path) -> None:
+    """Prints the table of the finished runs and the numbers of the figure, writes both and the figure into the workdir.
+
+    Raises ConfigError for a metric that a run did not write.
+    """
     if not runs:
         return
-    variants: dict[str, list[SweepRun]] = {}
+    variants: dict[str, list[Path]] = {}
     for run in runs:
-        variants.setdefault(run.variant, []).append(run)
-    view = table(variants)
-    flags.console().print(view)
+        variants.setdefault(run.variant, []).append(run.workdir)
+    views = [table(variants), *(sweep_figure.table(panel, variants) for panel in panels)]
     with open(workdir / "sweep.txt", "w") as file:
-        rich.console.Console(file=file, width=160).print(view)
-    if metrics:
-        draw(variants, metrics, workdir / "sweep.png")
+        for console in (flags.console(), rich.console.Console(file=file, width=160)):
+            console.print(*views)
+    if panels:
+        sweep_figure.draw(variants, panels, workdir / "sweep.png")
         print(f"Figure: {workdir / 'sweep.png'}")
 
 
-def table(variants: Mapping[str, Sequence[SweepRun]]) -> rich.table.Table:
-    """One row per variant: pass@1 of every suite before and after, and what training gained, over the seeds."""
-    evaluations = {run.workdir: suite.load_all(run.workdir) for runs in variants.values() for run in runs}
+def table(variants: Mapping[str, Sequence[Path]]) -> rich.table.Table:
+    """One row per variant: pass@1 of every suite before and after, and what training gained, over the seeds.
+
+    variants: the folders of each variant's runs.
+    """
+    evaluations = {workdir: suite.load_all(workdir) for workdirs in variants.values() for workdir in workdirs}
     names = list(dict.fromkeys(result.suite for results in evaluations.values() for result in results))
     view = rich.table.Table(
         caption=rich.markup.escape("pass@1 in %: mean [lowest, highest] over seeds, or [95 % interval] of one seed"),
@@ -242,13 +264,13 @@ def table(variants: Mapping[str, Sequence[SweepRun]]) -> rich.table.Table:
     view.add_column("variant", overflow="fold")
     for column in ("seeds", *(f"{name} {what}" for name in names for what in ("before", "after", "gain")), "minutes"):
         view.add_column(column, justify="right", overflow="fold")
-    for variant, runs in variants.items():
+    for variant, workdirs in variants.items():
         cells = []
         for name in names:
-            found = [[r for r in evaluations[run.workdir] if r.suite == name] for run in runs]
+            found = [[r for r in evaluations[workdir] if r.suite == name] for workdir in workdirs]
             cells += _suite_cells([results for results in found if len(results) > 1])
-        minutes = [json.loads((run.workdir / DONE).read_text())["seconds"] / 60 for run in runs]
-        view.add_row(variant, str(len(runs)), *cells, f"{np.mean(minutes):.1f}")
+        minutes = [json.loads((workdir / DONE).read_text())["seconds"] / 60 for workdir in workdirs]
+        view.add_row(rich.markup.escape(variant), str(len(workdirs)), *cells, f"{np.mean(minutes):.1f}")
     return view
 
 
@@ -262,43 +284,6 @@ def _suite_cells(results: Sequence[Sequence[SuiteResult]]) -> list[str]:
     values = 100 * np.array([[seed[0].interval(1).mean, seed[-1].interval(1).mean] for seed in results])
     columns = (values[:, 0], values[:, 1], values[:, 1] - values[:, 0])
     return [f"{column.mean():.1f} [{column.min():.1f}, {column.max():.1f}]" for column in columns]
-
-
-def draw(variants: Mapping[str, Sequence[SweepRun]], metrics: Sequence[str], path: Path) -> None:
-    """One panel per metric: the mean of each variant against the step, with the range over its seeds.
-
-    Raises ConfigError for a metric that a run did not write.
-    """
-    import matplotlib  # slow to import, and only a sweep draws
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(metrics), figsize=(5.5 * len(metrics), 4), squeeze=False)
-    for metric, axis in zip(metrics, axes[0], strict=True):
-        for variant, runs in variants.items():
-            curves = [curve(run.workdir, metric) for run in runs]
-            steps = sorted(set.intersection(*(set(points) for points in curves)))
-            values = np.array([[points[step] for step in steps] for points in curves])
-            (line,) = axis.plot(steps, values.mean(0), label=f"{variant} ({len(runs)})", linewidth=1.6)
-            axis.fill_between(steps, values.min(0), values.max(0), color=line.get_color(), alpha=0.18, linewidth=0)
-        axis.set(xlabel="step", title=metric)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(title="variant (seeds)", frameon=False, fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def curve(workdir: Path, metric: str) -> dict[int, float]:
-    """Step -> value of one metric of a run."""
-    rows = read_metrics(workdir)
-    points = {row["step"]: row[metric] for row in rows if metric in row}
-    if not points:
-        names = sorted({name for row in rows for name in row})
-        raise config_lib.ConfigError(f"get_figure(): {workdir} has no metric {metric!r}; it has {', '.join(names)}")
-    return points
 
 
 if __name__ == "__main__":

@@ -74,6 +74,7 @@ class Actor:
             return bool(self._claimed)
         for item, group in self._scheduler.step():
             self._store.deliver(item, group)
+        self._note_idle(not self._scheduler.groups)
         return True
 
     def run(self, over: Callable[[], bool]) -> None:
@@ -107,7 +108,8 @@ class Actor:
         """Begins the claimed items whose weights are loaded, or can be."""
         if self._config.mode == "in_flight" and (self._claimed or self._scheduler.groups):
             oldest = max((item.step - self._config.max_staleness for item in self._claimed), default=0)
-            self._load(at_least=max(oldest, self._weights.newest() or 0))
+            # Never back, whatever can be seen now: what is open may need what is loaded.
+            self._load(at_least=max(oldest, self._weights.newest() or 0, self._loaded or 0))
         while self._claimed:
             wanted = self._claimed[0].version
             if wanted is not None and wanted != self._loaded:

@@ -110,6 +110,29 @@ class DecodeInput:
     rows: view.Rows
 
 
+def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
+    """Numpy arrays for a dispatch in which no row is active."""
+    rows = shards * config.slots
+
+    def ints(*shape: int, fill: int = -1) -> np.ndarray:
+        return np.full(shape, fill, np.int32)
+
+    zeros = {name: ints(rows, fill=0) for name in ("tokens", "places", "budgets", "groups", "samples")}
+    return DecodeInput(
+        **zeros,
+        active=np.zeros(rows, bool),
+        keys=np.zeros((rows, 2), np.uint32),
+        tables=ints(rows, config.table),
+        rows=view.Rows(
+            own=ints(rows, config.table),
+            starts=ints(rows, fill=0),
+            tiles=ints(rows, config.tile),
+            prefixes=ints(rows, config.prefix_table),
+            num_tiles=ints(shards, fill=0),
+        ),
+    )
+
+
 def _prefill(model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
     """Write the keys and values of ``tokens`` [R, T] at ``places`` [R, T], -1 for padding."""
     pages = sequence_pages(tables, jnp.max(places, axis=1) + 1, cache.page)
@@ -230,8 +253,7 @@ class Engine:
         def zeros():
             return model_cache(self._model_config, self.shards * c.pages, c.cache_dtype, page=c.page)
 
-        with jax.set_mesh(self.mesh):
-            return zeros()
+        return self._run(zeros)
 
     def put(self, x: np.ndarray) -> jax.Array:
         """A host array [shards * n, ...] on the devices, rows split over ``data``."""
@@ -239,19 +261,19 @@ class Engine:
 
     def prefill(self, model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
         """One prefill of shards * prefill_rows rows; pages are numbered within the shard. Donates the cache."""
-        return self._prefill(model, cache, self.put(tables), self.put(tokens), self.put(places))
+        return self._run(self._prefill, model, cache, self.put(tables), self.put(tokens), self.put(places))
 
     def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
         """One dispatch of up to ``decode_steps`` tokens per active row. Donates the cache. See ``_decode``."""
-        return self._decode(model, cache, jax.tree.map(self.put, inputs))
+        return self._run(self._decode, model, cache, jax.tree.map(self.put, inputs))
 
     def copy_pages(self, cache: PagedCache, sources, targets) -> PagedCache:
         """Pages ``sources`` [shards * slots] copied onto ``targets``, past the end for none. Donates the cache."""
-        return self._copy(cache, self.put(sources), self.put(targets))
+        return self._run(self._copy, cache, self.put(sources), self.put(targets))
 
     def read_pages(self, cache: PagedCache, pages) -> list[jax.Array]:
         """The content of pages [shards * table], on the devices."""
-        return self._read(cache, self.put(pages))
+        return self._run(self._read, cache, self.put(pages))
 
     def write_pages(self, cache: PagedCache, pages, content: list) -> PagedCache:
         """Puts what one shard's pages held, here or on another engine, [table, ...] each, onto pages [shards * table].
@@ -259,4 +281,19 @@ class Engine:
         Donates the cache.
         """
         everywhere = NamedSharding(self.mesh, P())
-        return self._write(cache, self.put(pages), [jax.device_put(x, everywhere) for x in content])
+        return self._run(self._write, cache, self.put(pages), [jax.device_put(x, everywhere) for x in content])
+
+    def compiled(self, model: Transformer) -> dict[str, jax.stages.Compiled]:
+        """The programs "prefill" and "decode" for a look at them; nothing is run."""
+        c, ints = self.config, functools.partial(jnp.zeros, dtype=jnp.int32)
+        rows = self.shards * c.prefill_rows
+        cache = jax.eval_shape(self.init)
+        inputs = jax.tree.map(jnp.asarray, empty_input(c, self.shards))
+        chunk = (rows, c.prefill_tokens)
+        with jax.set_mesh(self.mesh):
+            prefill = self._prefill.lower(model, cache, ints((rows, c.table)), ints(chunk), ints(chunk))
+            return {"prefill": prefill.compile(), "decode": self._decode.lower(model, cache, inputs).compile()}
+
+    def _run(self, program, *arguments):
+        with jax.set_mesh(self.mesh):  # whichever one the caller has set
+            return program(*arguments)

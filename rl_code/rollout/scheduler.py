@@ -29,6 +29,9 @@ from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool, Span
 from rl_code.types import Group, Task, Trajectory
 
+# Most prefills in a row while any row can decode and a quarter of the slots is free.
+_PREFILLS = 4
+
 
 class RolloutTimeout(RuntimeError):
     """No tool answered within the deadline; names the episodes that were waited for."""
@@ -371,8 +374,8 @@ class Scheduler:
         self._queue.appendleft(group)
 
     def _prefill(self) -> None:
-        """One chunk of every row with tokens to prefill, and more of them while nothing can decode."""
-        start = time.perf_counter()
+        """A chunk of rows with tokens to prefill, and more while few can decode: a dispatch costs almost the same."""
+        start, dispatches = time.perf_counter(), 0
         while self._prefill_due():
             prompts = [group for group in self._prompts if group.missing]
             rows = [row for row in self._rows if row.held and not row.waiting and row.missing > 1]
@@ -384,7 +387,9 @@ class Scheduler:
                 self.stats.prefilled_tokens += self._pool.prefill(self._model, rows)
                 self.stats.prefilled_tokens += self._prompt_pool.prefill(self._prompt_model, prompts)
             self._open()
-            if any(self._ready(row) for row in self._rows):
+            ready, dispatches = sum(self._ready(row) for row in self._rows), dispatches + 1
+            full = 4 * ready >= 3 * self.engine.shards * self._config.slots
+            if full or (ready and dispatches == _PREFILLS):
                 break
         self.stats.prefill_s += time.perf_counter() - start
 

@@ -1,0 +1,173 @@
+"""One step ahead against synchronous: the same training, with the tools' waiting hidden behind the updates or not.
+
+The real schedule, store, weights, actor and update; episodes without a sandbox, whose tools wait. Both modes use all
+devices for both halves of a step. The tools' waits are chosen so that sampling takes about as long as an update, and
+then modes take turns, --steps steps each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import rich.console
+import rich.table
+from absl import flags
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from launch import bench_model
+from launch.bench_episodes import FixedEpisode, prompts
+from launch.bench_report import hardware, save, scratch
+from rl_code.learner.advantages import group_advantages
+from rl_code.learner.batching import PackConfig, pack
+from rl_code.learner.update import init_state, make_update
+from rl_code.rollout.actor import Actor
+from rl_code.rollout.scheduler import Scheduler
+from rl_code.rollout.supply import InThread, InTurn
+from rl_code.schedule import AsynchronyConfig, Schedule
+from rl_code.stop import StopRequest
+from rl_code.store.store import GroupStore
+from rl_code.store.work import Work, WorkConfig
+from rl_code.tasks.screening import TaskPool
+from rl_code.types import Task
+from rl_code.weights.layout import sampling_model
+from rl_code.weights.local import LocalWeights
+from rl_code.weights.versions import WeightsConfig
+
+MODES = {"sync": 0, "one_step": 1}
+GROUPS, SAMPLES, PROMPT, TURNS, MESSAGE, ANSWER = 8, 8, 768, 3, 12, 4
+_WORK = WorkConfig(heartbeat_s=1.0, heartbeat_timeout_s=30.0, stall_s=300.0, deadline_s=600.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What both modes use."""
+
+    scheduler: Scheduler
+    update: object
+    packing: PackConfig
+    tasks: list[Task]
+    mesh: jax.sharding.Mesh
+
+
+def main() -> None:
+    console = rich.console.Console(width=110)
+    with scratch("async_") as folder:
+        report = measure(folder, console)
+    console.print(table(report))
+    save(report)
+
+
+def measure(folder: Path, console: rich.console.Console) -> dict:
+    """Seconds per step of both modes, and how idle the halves were."""
+    options = flags.FLAGS
+    mesh, config = bench_model.all_devices(), bench_model.model_config()
+    after = TURNS * (MESSAGE + ANSWER)
+    engine = bench_model.engine_config(GROUPS * SAMPLES, GROUPS, PROMPT, after, mesh.size, config.dtype)
+    engine = dataclasses.replace(engine, decode_steps=MESSAGE)
+    parts = Parts(
+        scheduler=bench_model.make_scheduler(config, engine, mesh, workers=GROUPS * SAMPLES),
+        update=make_update(bench_model.LOSS, bench_model.OPTIMIZER, 1),
+        packing=PackConfig(GROUPS, PROMPT + SAMPLES * after, SAMPLES * TURNS * MESSAGE, 1, False),
+        tasks=prompts(64, PROMPT, config.vocab_size, options.seed),
+        mesh=mesh,
+    )
+    play = functools.partial(_play, parts, config)
+    warm = play(folder / "warm", "sync", options.warmup + 1, 0.0)
+    sampling, update = (statistics.median(warm[name][options.warmup :]) for name in ("sample", "update"))
+    wait = max(0.0, (update - sampling) / TURNS)
+    console.print(
+        f"sampling {sampling:.2f} s without tools, update {update:.2f} s: tools wait {wait:.3f} s", style="dim"
+    )
+    found: dict[str, dict[str, list[float]]] = {mode: {} for mode in MODES}
+    for turn in range(options.repeats):
+        for mode in MODES:
+            console.print(f"round {turn + 1} of {options.repeats}: {mode}", style="dim")
+            steps = play(folder / f"{mode}_{turn}", mode, options.steps + options.warmup, wait)
+            for name, values in steps.items():
+                found[mode].setdefault(name, []).extend(values[options.warmup :])
+    parts.scheduler.close()
+    modes = {mode: {name: statistics.median(values) for name, values in steps.items()} for mode, steps in found.items()}
+    spread = {mode: [min(steps["step"]), max(steps["step"])] for mode, steps in found.items()}
+    return dict(
+        hardware=hardware(),
+        model=options.model,
+        dtype=config.dtype,
+        tool_wait_s=round(wait, 4),
+        modes=modes,
+        spread=spread,
+        speedup=round(modes["sync"]["step"] / modes["one_step"]["step"], 3),
+    )
+
+
+def _play(parts: Parts, config, folder: Path, mode: str, steps: int, wait: float) -> dict[str, list[float]]:
+    """Trains from the start; per step, seconds in all, sampling (waiting for it), updating, and idle shares."""
+    bound = MODES[mode]
+    asynchrony = AsynchronyConfig(mode, bound, False, _WORK, WeightsConfig(full_every=1, keep=2, deadline_s=60.0))
+    folder.mkdir()
+    store, own = GroupStore(folder, "learner"), GroupStore(folder, "actor")
+    weights = LocalWeights(sampling_model(config, config.dtype, parts.mesh), keep=2)
+    episode = functools.partial(FixedEpisode, message=MESSAGE, turns=TURNS, answer=ANSWER, tool_s=_tool(wait))
+    actor = Actor(parts.scheduler, own, Work(own, _WORK), weights, parts.tasks, episode, asynchrony)
+    deadline, stop = _WORK.deadline_s, StopRequest()
+    supply = InThread(store, actor, deadline, stop) if bound else InTurn(store, actor)
+    pool = TaskPool(len(parts.tasks), flags.FLAGS.seed, None, None)
+    counts = dict(steps=steps, next_step=0, tasks_per_step=GROUPS, group_size=SAMPLES, samples=0)
+    schedule = Schedule(asynchrony, store, pool, **counts, seed=flags.FLAGS.seed)
+    rows = NamedSharding(parts.mesh, P("data"))
+    taken: dict[str, list[float]] = {name: [] for name in ("step", "sample", "update", "learner_idle", "actor_idle")}
+    with jax.set_mesh(parts.mesh), supply:
+        state = init_state(bench_model.random_model(config, parts.mesh, flags.FLAGS.seed), bench_model.OPTIMIZER)
+        weights.publish(0, state.model)
+        for step in range(steps):
+            begin = time.perf_counter()
+            schedule.plan(step, supply.wait)
+            records = supply.wait(step)
+            sampled = time.perf_counter()
+            groups = [record.group for record in records]
+            advantages = group_advantages(groups, "grpo", 1e-4)
+            batch, _ = pack(groups, advantages, parts.packing, version=step)
+            state, metrics = parts.update(state, jax.device_put(batch, rows))
+            jax.device_get(metrics)
+            version = weights.publish(step + 1, state.model)
+            store.consume(step, records, version=step, weights=version.checksum)
+            done = time.perf_counter()
+            values = (done - begin, sampled - begin, done - sampled, (sampled - begin) / (done - begin))
+            for name, value in zip(taken, (*values, supply.take_stats().idle_share), strict=True):
+                taken[name].append(value)
+    return taken
+
+
+def _tool(wait: float):
+    """Waits of ``wait`` seconds, give or take a half, the same in every run."""
+
+    def seconds(group: int, index: int, message: int) -> float:
+        return wait * random.Random(f"{group}/{index}/{message}").uniform(0.5, 1.5)
+
+    return seconds
+
+
+def table(report: dict) -> rich.table.Table:
+    """One line per mode."""
+    view = rich.table.Table(
+        title=f"{GROUPS} x {SAMPLES} episodes of {TURNS} turns, tools that wait {report['tool_wait_s']:.2f} s, "
+        f"{report['model']} in {report['dtype']}",
+        caption=f"one step ahead is {report['speedup']:.2f} times as fast",
+    )
+    for name in ("mode", "seconds a step [range]", "waiting for groups", "update", "learner idle", "actor idle"):
+        view.add_column(name, justify="right")
+    for mode, row in report["modes"].items():
+        low, high = report["spread"][mode]
+        view.add_row(
+            mode,
+            f"{row['step']:.2f} [{low:.2f}, {high:.2f}]",
+            *(f"{row[name]:.2f}" for name in ("sample", "update")),
+            *(f"{100 * row[name]:.0f} %" for name in ("learner_idle", "actor_idle")),
+        )
+    return view

@@ -1,0 +1,270 @@
+"""The panels of a sweep's figure, drawn and in numbers.
+
+A config names a panel by a tuple, its kind first:
+
+  ("curve", metric, "step", n)     the metric against the step, both as means of n steps in a row
+  ("curve", metric, "minutes", n)  the same against the minutes that steps took, from the beginning of the first one on
+  ("bars", metric, ...)            the means of metrics over the steps
+  ("histogram", prefix)            the means over the steps of all metrics that begin so; what a step lacks is 0 there
+
+Wherever a variant has several seeds, its mean is shown with the range from the lowest to the highest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import rich.markup
+import rich.table
+
+from rl_code.config import ConfigError
+from rl_code.metrics import read_metrics
+
+Variants = Mapping[str, Sequence[Path]]  # the runs' folders of every variant
+Numbers = dict[str, dict[str, list[float]]]  # what is measured -> variant -> one number per run
+
+_COLUMNS = 2
+_SPANS = 4
+
+
+class Panel(Protocol):
+    """One plot of the figure."""
+
+    @property
+    def title(self) -> str: ...
+
+    def draw(self, axis, variants: Variants, colours: Mapping[str, str]) -> None:
+        """Draws on a matplotlib axis. Raises ConfigError for a metric that a run did not write."""
+
+    def numbers(self, variants: Variants) -> Numbers:
+        """What is drawn, in a few numbers. Raises as ``draw``."""
+
+
+def steps(workdir: Path) -> dict[int, float]:
+    """Step -> step of a run."""
+    return {row["step"]: row["step"] for row in read_metrics(workdir)}
+
+
+def minutes(workdir: Path) -> dict[int, float]:
+    """Step -> minutes that the steps of a run took up to its end; what went on between two steps does not count."""
+    seconds = series(workdir, "time/step_s")
+    return dict(zip(seconds, np.cumsum(list(seconds.values())) / 60, strict=True))
+
+
+def series(workdir: Path, metric: str) -> dict[int, float]:
+    """Step -> value of one metric of a run. Raises ConfigError when no step has it."""
+    rows = read_metrics(workdir)
+    points = {row["step"]: row[metric] for row in rows if metric in row}
+    if not points:
+        names = sorted({name for row in rows for name in row})
+        raise ConfigError(f"get_figure(): {workdir} has no metric {metric!r}; it has {', '.join(names)}")
+    return points
+
+
+X: dict[str, Callable[[Path], dict[int, float]]] = {"step": steps, "minutes": minutes}
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A metric against ``x``, a key of X, both as means of ``window`` steps in a row.
+
+    Runs of a variant are put together step by step: where they differ in x, its mean is shown too.
+    """
+
+    metric: str
+    x: str
+    window: int
+
+    def __post_init__(self):
+        if self.x not in X:
+            raise ValueError(f"x={self.x!r} is not one of {', '.join(X)}")
+        if self.window < 1:
+            raise ValueError(f"window={self.window} must be at least 1")
+
+    @property
+    def title(self) -> str:
+        return f"{self.metric} against {self.x}"
+
+    def draw(self, axis, variants: Variants, colours: Mapping[str, str]) -> None:
+        """As ``Panel.draw``."""
+        for variant, workdirs in variants.items():
+            points = [self._points(workdir) for workdir in workdirs]
+            common = sorted(set.intersection(*(set(run) for run in points)))
+            values = np.array([[run[step] for step in common] for run in points])
+            windows = np.lib.stride_tricks.sliding_window_view(values, min(self.window, len(common)), axis=1)
+            x, y = np.moveaxis(windows.mean(-1), 2, 0)
+            axis.plot(x.mean(0), y.mean(0), color=colours[variant], linewidth=1.6)
+            axis.fill_between(x.mean(0), y.min(0), y.max(0), color=colours[variant], alpha=0.12, linewidth=0)
+        axis.set(xlabel=self.x + f" (means of {self.window} steps)" * (self.window > 1))
+        axis.set_xlim(left=0)
+        axis.grid(alpha=0.3)
+
+    def numbers(self, variants: Variants) -> Numbers:
+        """Means over quarters of the range of x that all runs have gone through, of the points joined by lines."""
+        points = {variant: [[*self._points(w).values()] for w in workdirs] for variant, workdirs in variants.items()}
+        ends = np.linspace(0, min(run[-1][0] for runs in points.values() for run in runs), _SPANS + 1)
+        found: Numbers = {}
+        for begin, end in itertools.pairwise(ends):
+            grid = np.linspace(begin, end, 101)
+            found[f"{self.x} {begin:.3g} to {end:.3g}"] = {
+                variant: [_mean(np.interp(grid, *zip(*run, strict=True), left=np.nan)) for run in runs]
+                for variant, runs in points.items()
+            }
+        return found
+
+    def _points(self, workdir: Path) -> dict[int, tuple[float, float]]:
+        x = X[self.x](workdir)
+        return {step: (x[step], y) for step, y in series(workdir, self.metric).items() if step in x}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bars:
+    """The means of some metrics over the steps."""
+
+    metrics: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{', '.join(self.metrics)}: mean over steps"
+
+    def draw(self, axis, variants: Variants, colours: Mapping[str, str]) -> None:
+        """As ``Panel.draw``."""
+        _draw_bars(axis, self.numbers(variants), colours)
+
+    def numbers(self, variants: Variants) -> Numbers:
+        """The height of every bar."""
+        return {
+            metric: {v: [_mean([*series(w, metric).values()]) for w in workdirs] for v, workdirs in variants.items()}
+            for metric in self.metrics
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """The means over the steps of all metrics that begin with ``prefix``."""
+
+    prefix: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.prefix.rstrip('/')}: mean over steps"
+
+    def draw(self, axis, variants: Variants, colours: Mapping[str, str]) -> None:
+        """As ``Panel.draw``."""
+        _draw_bars(axis, self.numbers(variants), colours)
+        axis.set(xlabel=self.prefix.rstrip("/"))
+
+    def numbers(self, variants: Variants) -> Numbers:
+        """The height of every bar."""
+        rows = {variant: [read_metrics(workdir) for workdir in workdirs] for variant, workdirs in variants.items()}
+        every = (row for runs in rows.values() for run in runs for row in run)
+        metrics = sorted({name for row in every for name in row if name.startswith(self.prefix)})
+        if not metrics:
+            raise ConfigError(f"get_figure(): no run has a metric that begins with {self.prefix!r}")
+        return {
+            metric.removeprefix(self.prefix): {
+                variant: [_mean([row.get(metric, 0.0) for row in run]) for run in runs]
+                for variant, runs in rows.items()
+            }
+            for metric in sorted(metrics, key=lambda metric: (len(metric), metric))
+        }
+
+
+PANELS: dict[str, Callable[..., Panel]] = {
+    "curve": Curve,
+    "bars": lambda *metrics: Bars(metrics),
+    "histogram": Histogram,
+}
+
+
+def panels(figure: Iterable[Sequence[str]]) -> list[Panel]:
+    """The panels that a config's get_figure() names. Raises ConfigError for one that cannot be."""
+    found = []
+    for kind, *what in figure:
+        if kind not in PANELS:
+            raise ConfigError(f"get_figure(): {kind!r} is not one of {', '.join(PANELS)}")
+        try:
+            found.append(PANELS[kind](*what))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"get_figure(): {(kind, *what)}: {error}") from error
+    return found
+
+
+def table(panel: Panel, variants: Variants) -> rich.table.Table:
+    """The numbers of a panel, one row per variant."""
+    numbers = panel.numbers(variants)
+    view = rich.table.Table(title=rich.markup.escape(panel.title), title_justify="left")
+    view.add_column("variant", no_wrap=True)
+    for name in numbers:
+        view.add_column(rich.markup.escape(name), justify="right", overflow="fold")
+    for variant in variants:
+        view.add_row(rich.markup.escape(variant), *(_cell(numbers[name][variant]) for name in numbers))
+    return view
+
+
+def draw(variants: Variants, panels: Sequence[Panel], path: Path) -> None:
+    """Draws the panels, two in a row, with one colour per variant in all of them.
+
+    Raises ConfigError for a metric that a run did not write.
+    """
+    import matplotlib  # slow to import, and only a sweep draws
+
+    matplotlib.use("Agg")
+    from matplotlib import patches, pyplot
+
+    palette = matplotlib.color_sequences["tab10" if len(variants) <= 10 else "tab20"]
+    colours = {variant: palette[i % len(palette)] for i, variant in enumerate(variants)}
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    size = (6.5 * columns, 4.2 * rows + 0.7)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    for panel, axis in zip(panels, axes.flat, strict=False):
+        panel.draw(axis, variants, colours)
+        axis.set_title(panel.title)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        handles=[
+            patches.Patch(color=colours[variant], label=f"{variant} ({len(workdirs)})")
+            for variant, workdirs in variants.items()
+        ],
+        title="variant (seeds); shades and black lines reach from the lowest seed to the highest",
+        loc="outside lower center",
+        ncols=2 * columns,
+        frameon=False,
+    )
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _draw_bars(axis, numbers: Numbers, colours: Mapping[str, str]) -> None:
+    """A group of bars per number, in it a bar per variant."""
+    width = 0.8 / len(colours)
+    for i, (variant, colour) in enumerate(colours.items()):
+        values = [numbers[name][variant] for name in numbers]
+        x = np.arange(len(values)) + (i - (len(colours) - 1) / 2) * width
+        axis.bar(x, [_mean(runs) for runs in values], 0.9 * width, color=colour)
+        axis.vlines(x, [min(runs) for runs in values], [max(runs) for runs in values], color="black", linewidth=0.8)
+    axis.set_xticks(range(len(numbers)), numbers)
+    axis.grid(alpha=0.3, axis="y")
+    axis.set_axisbelow(True)
+
+
+def _cell(values: Sequence[float]) -> str:
+    mean, low, high = (f"{value:.3f}" for value in (_mean(values), min(values), max(values)))
+    if mean == "nan":
+        return "-"
+    return mean if low == high else f"{mean} [{low}, {high}]"
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Without NaN; NaN where nothing is left."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
