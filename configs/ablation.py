@@ -30,6 +30,6 @@ def get_sweep(arg: str = "") -> Iterator[dict]:
             yield variant | {"seed": seed}
 
 
-def get_figure(arg: str = "") -> tuple[str, ...]:
-    """Metrics to draw against the step."""
-    return ("reward/solved", "policy/entropy")
+def get_figure(arg: str = "") -> tuple[tuple, ...]:
+    """Panels of the figure."""
+    return ("curve", "reward/solved", "step", 5), ("curve", "policy/entropy", "step", 5)

@@ -86,7 +86,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     if "get_sweep" not in module:
         raise config_lib.ConfigError(f"{path} defines no get_sweep(), which says what to run")
     runs = plan(config, module["get_sweep"](*arguments), Path(workdir))
-    panels = sweep_figure.panels(module["get_figure"](*arguments) if "get_figure" in module else ())
+    panels = sweep_figure.parse(module["get_figure"](*arguments) if "get_figure" in module else ())
     given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
     failed = []
     try:

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import rich.markup
@@ -39,7 +39,7 @@ class Panel(Protocol):
     @property
     def title(self) -> str: ...
 
-    def draw(self, axis, variants: Variants, colours: Mapping[str, str]) -> None:
+    def draw(self, axis, variants: Variants, colours: Mapping[str, Any]) -> None:
         """Draws on a matplotlib axis. Raises ConfigError for a metric that a run did not write."""
 
     def numbers(self, variants: Variants) -> Numbers:
@@ -91,7 +91,7 @@ class Curve:
     def title(self) -> str:
         return f"{self.metric} against {self.x}"
 
-    def draw(self, axis, variants: Variants, colours: Mapping[str, str]) -> None:
+    def draw(self, axis, variants: Variants, colours: Mapping[str, Any]) -> None:
         """As ``Panel.draw``."""
         for variant, workdirs in variants.items():
             points = [self._points(workdir) for workdir in workdirs]
@@ -133,7 +133,7 @@ class Bars:
     def title(self) -> str:
         return f"{', '.join(self.metrics)}: mean over steps"
 
-    def draw(self, axis, variants: Variants, colours: Mapping[str, str]) -> None:
+    def draw(self, axis, variants: Variants, colours: Mapping[str, Any]) -> None:
         """As ``Panel.draw``."""
         _draw_bars(axis, self.numbers(variants), colours)
 
@@ -155,7 +155,7 @@ class Histogram:
     def title(self) -> str:
         return f"{self.prefix.rstrip('/')}: mean over steps"
 
-    def draw(self, axis, variants: Variants, colours: Mapping[str, str]) -> None:
+    def draw(self, axis, variants: Variants, colours: Mapping[str, Any]) -> None:
         """As ``Panel.draw``."""
         _draw_bars(axis, self.numbers(variants), colours)
         axis.set(xlabel=self.prefix.rstrip("/"))
@@ -183,7 +183,7 @@ PANELS: dict[str, Callable[..., Panel]] = {
 }
 
 
-def panels(figure: Iterable[Sequence[str]]) -> list[Panel]:
+def parse(figure: Iterable[tuple]) -> list[Panel]:
     """The panels that a config's get_figure() names. Raises ConfigError for one that cannot be."""
     found = []
     for kind, *what in figure:
@@ -244,7 +244,7 @@ def draw(variants: Variants, panels: Sequence[Panel], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _draw_bars(axis, numbers: Numbers, colours: Mapping[str, str]) -> None:
+def _draw_bars(axis, numbers: Numbers, colours: Mapping[str, Any]) -> None:
     """A group of bars per number, in it a bar per variant."""
     width = 0.8 / len(colours)
     for i, (variant, colour) in enumerate(colours.items()):

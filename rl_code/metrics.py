@@ -238,9 +238,14 @@ class Progress:
     """
 
     def __init__(self, title: str, total: int, start: int = 0, file: IO[str] | None = None) -> None:
-        """``total``: steps of the whole run. ``start``: steps already done. ``file``: standard error unless given."""
+        """``total``: steps of the whole run. ``start``: steps already done.
+
+        ``file``: unless given standard error, and nothing in all but the first of several processes.
+        """
+        if file is None:
+            file = open(os.devnull, "w") if jax.process_index() else sys.stderr
         self._title, self._total, self._done = title, total, start
-        self._console = rich.console.Console(file=file or sys.stderr, highlight=False)
+        self._console = rich.console.Console(file=file, highlight=False)
         self._plain_every = max(1, total // 100)
         self._recent = [(start, time.monotonic())]  # (steps done, when), of about the last minute
         self._bar = rich.progress.Progress(

@@ -224,10 +224,15 @@ class Run:
 
     role: of this process, "all", "learner" or "actor"; mesh: devices that learn, which an actor lacks.
     rollout_mesh, prefill_mesh: devices that sample, and those that prefill prompts if they are others.
+    journal: folder for metrics and the like, the workdir in the first of several processes.
     """
 
     def __init__(self, config: RunConfig, workdir: Path, role: str = "all"):
         self.config, self.workdir, self.role = config, workdir, role
+        self.journal = workdir / f"process_{jax.process_index()}" if jax.process_index() else workdir
+        self.journal.mkdir(parents=True, exist_ok=True)
+        if jax.process_count() > 1:
+            self._check_several_processes()
         devices, made = jax.devices(), []
         for mesh in meshes(config, role):
             made.append(make_mesh(mesh, devices))
@@ -255,6 +260,18 @@ class Run:
         for scheduler in self._schedulers.values():
             scheduler.close()
         self.pool.close()
+
+    def _check_several_processes(self) -> None:
+        if self.role != "learner":
+            raise ConfigError(
+                f"role {self.role!r} in {jax.process_count()} processes: only a learner spans several; start as many "
+                "actors as there are hosts, each with a name of its own"
+            )
+        if self.config.suites:
+            raise ConfigError(
+                f"suites = {[suite.name for suite in self.config.suites]}: a learner in {jax.process_count()} "
+                "processes plays none; set suites=() and use launch.evaluate on its checkpoints"
+            )
 
     @functools.cached_property
     def tasks(self) -> Sequence[Task]:

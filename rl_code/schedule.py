@@ -48,6 +48,8 @@ class AsynchronyConfig:
     weights: WeightsConfig
 
     def __post_init__(self):
+        if self.mode not in MODES:
+            raise ValueError(f"mode={self.mode!r} is not one of {', '.join(MODES)}")
         least, most = MODES[self.mode]
         if self.max_staleness < least or (most is not None and self.max_staleness > most):
             wanted = f"at least {least}" if most is None else str(most)
@@ -108,18 +110,25 @@ class Schedule:
                 Item(step, number + i, task, self._samples, "screen", version, number + i, words)
                 for i, task in enumerate(tasks)
             ]
-            self._store.plan(items)
+            self._announce(items)
             records = wait(step, range(number, number + len(items)))
             self._pool.screened({item.task: solved(r.group) for item, r in zip(items, records, strict=True)})
             number += len(items)
         first = step * self._tasks
-        self._store.plan(
+        self._announce(
             [
                 Item(step, number + i, task, self._group_size, "train", version, first + i, self._words)
                 for i, task in enumerate(self._pool.draw(self._tasks))
             ]
         )
         return number
+
+    def _announce(self, items: Sequence[Item]) -> None:
+        """Writes a part of a plan, or where another process of the learner writes waits until it has."""
+        if self._store.writes:
+            self._store.plan(items)
+        else:
+            self._store.await_plan(items, self._config.work.deadline_s)
 
 
 def solved(group: Group) -> tuple[int, int]:

@@ -67,7 +67,7 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
         if restored is not None:
             start, position, state = restored.step, restored.position["example"], restored.state
         with (
-            MetricWriter(workdir, start) as writer,
+            MetricWriter(run.journal / FOLDER, start) as writer,
             Progress("warm start", config.steps, start) as progress,
             stop.deferred(),
         ):
@@ -84,9 +84,9 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
                 speed = float(batch.mask.size) / seconds
                 writer.write(step, {**metrics, "time/step_s": seconds, "time/tokens_per_s": speed})
                 progress.update(step + 1, loss=float(metrics["train/loss"]), tokens_per_s=speed)
-                last = step + 1 == config.steps
-                if (step + 1) % config.checkpoint_every == 0 or last or stop.requested:
+                last, stopping = step + 1 == config.steps, stop.agreed
+                if (step + 1) % config.checkpoint_every == 0 or last or stopping:
                     checkpoints.save(step + 1, state, {"example": position})
-                if stop.requested:
+                if stopping:
                     raise Stopped(f"stopped after step {step + 1} of {config.steps} of the warm start")
     return state

@@ -7,6 +7,10 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
 
 class Stopped(KeyboardInterrupt):
     """The run was asked to stop and did so after a whole step; its checkpoint is written."""
@@ -38,6 +42,13 @@ class StopRequest:
             yield
         finally:
             self._deferring = False
+
+    @property
+    def agreed(self) -> bool:
+        """Whether any process of this program was asked; all of them have to call."""
+        if jax.process_count() == 1:
+            return self.requested
+        return bool(np.any(multihost_utils.process_allgather(np.int32(self.requested))))
 
     def _request(self, number: int, frame: Any) -> None:
         if self.requested or not self._deferring:

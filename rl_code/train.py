@@ -64,7 +64,7 @@ def train(config: RunConfig, workdir: str | Path, role: str = "all", host: str =
             model = sft.warm_start(run, stop).model
         else:
             model = run.init_model()
-        write_atomically(workdir / CONFIG_FILE, config_lib.to_json(config).encode())
+        write_atomically(run.journal / CONFIG_FILE, config_lib.to_json(config).encode())
         evaluate(run, model, "before", 0)
         state = _reinforce(run, model, stop, host)
         evaluate(run, state.model, "after", config.train.steps)
@@ -141,17 +141,17 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
         start, position = 0, {"tasks": None, "planned": 0}
         if restored is not None:
             start, position, state = restored.step, restored.position, restored.state
-        log = TrajectoryLog(run.workdir, run.tokenizer.decode, start)
-        store = GroupStore(run.workdir / STORE, "learner")
+        log = TrajectoryLog(run.journal, run.tokenizer.decode, start)
+        store = _open_store(run)
         pool = TaskPool(len(run.tasks), run.config.seed, config.screening, position["tasks"])
         schedule = run.schedule(store, pool, position["planned"])
         publisher, supply = _connect(run, store, stop, host)
         publisher.publish(start, state.model)
 
         with (
-            contextlib.closing(publisher),
             supply,
-            MetricWriter(run.workdir, start) as writer,
+            contextlib.closing(publisher),  # before the supply, whose actor may be waiting for weights
+            MetricWriter(run.journal, start) as writer,
             Progress("training", config.steps, start) as progress,
             CompilationCounter() as compilations,
             stop.deferred(),
@@ -183,7 +183,8 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
 
                 # Publish: the new weights, then that this step's groups are used up.
                 version = publisher.publish(step + 1, state.model)
-                store.consume(step, records, version=step, weights=version.checksum)
+                if store.writes:
+                    store.consume(step, records, version=step, weights=version.checksum)
 
                 # Write down.
                 log.append(step, groups)
@@ -213,12 +214,20 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                     pass_rate=metrics["reward/solved"],
                     tokens_per_s=metrics["time/tokens_per_s"],
                 )
-                last = step + 1 == config.steps
-                if (step + 1) % checkpoint.every == 0 or last or stop.requested:
+                last, stopping = step + 1 == config.steps, stop.agreed
+                if (step + 1) % checkpoint.every == 0 or last or stopping:
                     checkpoints.save(step + 1, state, position)
-                if stop.requested and not last:
+                if stopping and not last:
                     raise Stopped(f"stopped after step {step + 1} of {config.steps}")
         return state
+
+
+def _open_store(run: Run) -> GroupStore:
+    """The learner's store; of several processes the first one writes."""
+    if jax.process_index() == 0:
+        return GroupStore(run.workdir / STORE, "learner")
+    _await_store(run.workdir, run.config.asynchrony.work.deadline_s)
+    return GroupStore(run.workdir / STORE)
 
 
 def _connect(run: Run, store: GroupStore, stop: StopRequest, host: str) -> tuple[Publisher, Supply]:

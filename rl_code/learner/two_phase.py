@@ -97,11 +97,11 @@ def make_two_phase_update(
             return loss_share(loss, runs, total, model, take(micro, i), _before(take(prompts, i), keys))
 
         value, terms, grads, d_keys = accumulate(share, state.model, prefilled.keys, used(micro[0].mask))
+        metrics = policy_metrics(terms) | counts(batch, total)
+        metrics["train/residual_mib"] = jnp.float32(residual_bytes(prefilled) / 2**20)
         backward = prefilled.backward
         backward.args_res = [float32(state.model)]
         grads = jax.tree.map(jnp.add, grads, *backward(d_keys))
-        metrics = policy_metrics(terms) | counts(batch, total)
-        metrics["train/residual_mib"] = jnp.float32(residual_bytes(prefilled) / 2**20)
         return apply(state, grads, value, optimizer, metrics)
 
     return prefill, jit_step(update)

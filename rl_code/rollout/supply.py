@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import jax
+
 from rl_code.rollout.actor import Actor, ActorStats
 from rl_code.stop import StopRequest
 from rl_code.store.records import Record
-from rl_code.store.store import GroupStore, StoreTimeout
-
-# Seconds between two looks at whether to go on.
-_LOOK_S = 0.5
+from rl_code.store.store import GroupStore
 
 
 class Supply(Protocol):
@@ -36,21 +35,6 @@ class StopWaiting(Exception):
     """The run was asked to stop while the learner waited for groups."""
 
 
-def _patiently(
-    store: GroupStore, step: int, numbers: Sequence[int] | None, deadline_s: float, look: Callable[[], None]
-) -> list[Record]:
-    """``GroupStore.wait`` that calls ``look`` every second, which may raise."""
-    deadline = time.monotonic() + deadline_s
-    while True:
-        look()
-        left = deadline - time.monotonic()
-        try:
-            return store.wait(step, max(0.0, min(_LOOK_S, left)), numbers)
-        except StoreTimeout:
-            if left <= _LOOK_S:
-                raise
-
-
 class Remote:
     """Other processes sample."""
 
@@ -60,11 +44,12 @@ class Remote:
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
         """As ``Supply.wait``; StopWaiting when the run is to stop."""
 
-        def look() -> None:
-            if self._stop.requested:
+        def check() -> None:
+            # several processes stop together, after a step
+            if self._stop.requested and jax.process_count() == 1:
                 raise StopWaiting
 
-        return _patiently(self._store, step, numbers, self._deadline_s, look)
+        return self._store.wait(step, self._deadline_s, numbers, check)
 
     def take_stats(self) -> None:
         """None."""
@@ -114,13 +99,13 @@ class InThread:
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
         """As ``Supply.wait``; StopWaiting when the run is to stop."""
 
-        def look() -> None:
+        def check() -> None:
             if self._error is not None:
                 raise self._error
             if self._asked.requested:
                 raise StopWaiting
 
-        return _patiently(self._store, step, numbers, self._deadline_s, look)
+        return self._store.wait(step, self._deadline_s, numbers, check)
 
     def take_stats(self) -> ActorStats:
         """As ``Supply.take_stats``."""

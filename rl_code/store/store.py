@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,11 @@ class GroupStore:
             raise ValueError(f"{self.folder} was opened without a name, for reading")
         return self._member
 
+    @property
+    def writes(self) -> bool:
+        """Whether it was opened with a name."""
+        return self._member is not None
+
     # --- For the learner ---------------------------------------------------------------------------------------------
 
     def plan(self, items: Sequence[Item]) -> bool:
@@ -122,9 +127,27 @@ class GroupStore:
             raise StoreError(f"another plan of step {step} stands in {path}: {'; '.join(found[:_NAMED])}")
         return False
 
-    def wait(self, step: int, deadline_s: float, numbers: Sequence[int] | None = None) -> list[Record]:
+    def await_plan(self, items: Sequence[Item], deadline_s: float) -> None:
+        """Returns when another process has written this plan; StoreError after ``deadline_s``, or if it is another."""
+        step, first = items[0].step, items[0].number
+        path, deadline = steps_lib.part_path(self.folder, step, first), time.monotonic() + deadline_s
+        while not path.exists():
+            if time.monotonic() >= deadline:
+                raise StoreError(f"nobody planned item {items[0]} within {deadline_s:g} s, in {self.folder}")
+            time.sleep(_POLL_S)
+        if found := steps_lib.differences(self._read_part(path), items):
+            raise StoreError(f"another plan of step {step} stands in {path}: {'; '.join(found[:_NAMED])}")
+
+    def wait(
+        self,
+        step: int,
+        deadline_s: float,
+        numbers: Sequence[int] | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Record]:
         """The groups of a planned step, or of some of its ``numbers``, in order, as soon as all are there.
 
+        check: called before every look; what it raises ends the wait.
         Raises StoreTimeout after ``deadline_s`` seconds; it says what is missing, who holds it, and for how long that
         process has been silent.
         """
@@ -132,6 +155,7 @@ class GroupStore:
         observer, next_look = Observer(self.folder), -math.inf
         found: dict[int, Record] = {}
         while True:
+            check()
             listing = self._listing(step)
             items = self.items(step, listing)
             if numbers is not None and not set(numbers) <= set(range(len(items))):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from models.transformer import Transformer
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
-from rl_code.weights.versions import TransferStats, Version, WeightError, WeightTimeout
+from rl_code.weights.versions import TransferStats, Version, Wanted
 
 
 class BackedWeights:
@@ -32,15 +32,11 @@ class BackedWeights:
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:
-        """As ``Subscriber.wait``; what memory does not keep any more comes from storage."""
-        source = self._local
-        try:
-            found = source.wait(at_least=at_least, exactly=exactly, deadline_s=deadline_s)
-        except WeightTimeout:
-            raise
-        except WeightError:
+        """As ``Subscriber.wait``; what memory does not have comes from storage, or is waited for in memory."""
+        wanted, source = Wanted(at_least, exactly), self._local
+        if wanted.choose(source.kept()) is None and wanted.choose(self._subscriber.announced()) is not None:
             source = self._subscriber
-            found = source.wait(at_least=at_least, exactly=exactly, deadline_s=deadline_s)
+        found = source.wait(at_least=at_least, exactly=exactly, deadline_s=deadline_s)
         self.fetched = source.fetched
         return found
 

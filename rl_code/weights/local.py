@@ -59,6 +59,11 @@ class LocalWeights:
         with self._changed:
             return max(self._kept, default=None)
 
+    def kept(self) -> list[int]:
+        """The versions that are there."""
+        with self._changed:
+            return list(self._kept)
+
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:

@@ -9,12 +9,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 import ml_collections
 import pytest
 import rich.console
+from matplotlib import figure
 
-from launch import sweep
+from launch import sweep, sweep_figure
 from rl_code.config import ConfigError
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 
@@ -72,6 +74,15 @@ def test_runs_are_named_by_their_overrides_and_grouped_without_the_seed(tmp_path
     assert sweep.describe({"a.kind": 1, "b.kind": 2, "c.x": 3}) == "a.kind=1,b.kind=2,x=3"
 
 
+def test_a_variant_may_have_a_name(tmp_path):
+    named = [{"variant": "REINFORCE, leave one out", "loss.kind": "rloo", "seed": seed} for seed in (0, 1)]
+    runs = make_runs(tmp_path, [*named, {"loss.kind": "grpo"}])
+    folders = [f"variant=REINFORCE,_leave_one_out,seed={seed}" for seed in (0, 1)]
+    assert [run.workdir.name for run in runs] == [*folders, "kind=grpo"]
+    assert [run.variant for run in runs] == ["REINFORCE, leave one out"] * 2 + ["kind=grpo"]
+    assert runs[1].overrides == {"loss.kind": "rloo", "seed": 1}
+
+
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
@@ -79,6 +90,7 @@ def test_runs_are_named_by_their_overrides_and_grouped_without_the_seed(tmp_path
         ([{"seed.x": 1}], r"config\.seed\.x, which the config does not have"),
         ([{"steps": "many"}], r"config\.steps = 'many': expected int"),
         ([{"seed": 1}, {"seed": 1}], "seed=1 twice"),
+        ([{"variant": "a", "steps": 1}, {"variant": "a", "steps": 3}], "'a' both steps=1 and steps=3"),
     ],
 )
 def test_a_wrong_override_is_refused_before_anything_runs(tmp_path, overrides, complaint):
@@ -102,7 +114,7 @@ def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(tmp
     monkeypatch.setattr(sweep.sft, "MAY_DIFFER", ("loss",))
     runs, command = make_runs(tmp_path), [sys.executable, "-c", TRAINER]
     for run in runs[:2]:  # as if these had been trained before, each with its own warm start
-        write_results(run, before=1, after=2, reward=1.0)
+        write_results(run, before=1, after=2)
         (run.workdir / "sft").mkdir()
         (run.workdir / "sft" / "weights").write_text(run.workdir.name)
     (tmp_path / "kind=rloo,seed=1" / "sft").mkdir(parents=True)  # has begun its own
@@ -113,7 +125,7 @@ def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(tmp
 
 
 def test_a_run_finished_with_another_config_is_not_taken_for_this_one(tmp_path):
-    write_results(make_runs(tmp_path)[0], before=1, after=2, reward=1.0)
+    write_results(make_runs(tmp_path)[0], before=1, after=2)
     changed = config()
     changed.steps = 9
     with pytest.raises(ConfigError, match="finished with another config; steps differ"):
@@ -142,47 +154,118 @@ def test_a_stop_reaches_the_runs_and_leaves_none_behind(tmp_path, monkeypatch):
     assert not any(run.finished() for run in runs)
 
 
-def write_results(run: sweep.SweepRun, before: int, after: int, reward: float) -> None:
-    """A finished run with ``before`` and ``after`` of 4 tasks solved."""
+def write_results(run: sweep.SweepRun, before: int, after: int, rows: Sequence[dict] = ()) -> None:
+    """A finished run with ``before`` and ``after`` of 4 tasks solved, and metrics."""
     run.workdir.mkdir(parents=True)
     for label, step, solved in (("before", 0, before), ("after", 2, after)):
         tasks = tuple(TaskResult(f"t{i}", 1, int(i < solved), 0, 0, 5.0) for i in range(4))
         SuiteResult("held_out", label, step, {}, tasks).save(run.workdir)
-    rows = [{"step": step, "reward/total": reward * step} for step in range(3)]
-    (run.workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [json.dumps({"step": step, **row}) + "\n" for step, row in enumerate(rows)]
+    (run.workdir / "metrics.jsonl").write_text("".join(lines))
     sweep.record(run, 0, seconds=120.0)
 
 
-def test_the_table_and_the_figure_put_the_seeds_of_a_variant_together(tmp_path, capsys):
+def row(reward: float, seconds: float, age: int) -> dict[str, float]:
+    """Metrics of a step; ``age`` of all its tokens."""
+    ages = {f"staleness/{other}": float(other == age) for other in range(age + 1)}
+    return {"reward/total": reward, "time/step_s": seconds, "time/idle": 1 / seconds, **ages}
+
+
+FIGURE = (
+    ("curve", "reward/total", "step", 1),
+    ("curve", "reward/total", "minutes", 1),
+    ("bars", "time/idle", "reward/total"),
+    ("histogram", "staleness/"),
+)
+
+
+def cells(lines: Sequence[str], variant: str) -> list[list[str]]:
+    """The row of a variant in each table."""
+    return [[cell.strip() for cell in line.split("│")[2:-1]] for line in lines if f" {variant} " in line]
+
+
+def test_the_tables_and_the_figure_put_the_seeds_of_a_variant_together(tmp_path, capsys):
     runs = make_runs(tmp_path)
     for run, after in zip(runs, (3, 4, 2, 2), strict=True):
-        write_results(run, before=1, after=after, reward=0.1 * after)
-    sweep.report(runs, ("reward/total",), tmp_path)
-    lines = (tmp_path / "sweep.txt").read_text().splitlines()
-    assert "mean [lowest, highest] over seeds" in lines[-1]
-    (grpo,) = (line for line in lines if "kind=grpo" in line)
-    assert [cell.strip() for cell in grpo.split("│")[2:-1]] == [
-        "2",
-        "25.0 [25.0, 25.0]",
-        "87.5 [75.0, 100.0]",
-        "62.5 [50.0, 75.0]",
-        "2.0",
-    ]
+        write_results(run, before=1, after=after, rows=[row(0.1 * after * step, 60.0, 0) for step in range(3)])
+    sweep.report(runs, sweep_figure.parse(FIGURE), tmp_path)
+    text = (tmp_path / "sweep.txt").read_text()
+    assert "mean [lowest, highest] over seeds" in text
+    passed, steps, minutes, bars, ages = cells(text.splitlines(), "kind=grpo")
+    assert passed == ["2", "25.0 [25.0, 25.0]", "87.5 [75.0, 100.0]", "62.5 [50.0, 75.0]", "2.0"]
+    assert steps[1] == "0.263 [0.225, 0.300]"  # from 0.5 to 1 step
+    assert minutes[0] == "-"  # the first value is known after a minute
+    assert bars == ["0.017", "0.350 [0.300, 0.400]"]
+    assert ages == ["1.000"]
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert "sweep.png" in capsys.readouterr().out
 
 
+def test_a_curve_shows_means_of_steps_in_a_row_and_of_seeds(tmp_path):
+    runs = make_runs(tmp_path, [{"seed": 0}, {"seed": 1}])
+    write_results(runs[0], 1, 2, [row(reward, 60.0, 0) for reward in (1.0, 2.0, 3.0, 4.0)])
+    write_results(runs[1], 1, 2, [row(reward, 120.0, 0) for reward in (3.0, 4.0, 5.0)])
+    axis = figure.Figure().subplots()
+    sweep_figure.Curve("reward/total", "minutes", 2).draw(
+        axis, {"base": [run.workdir for run in runs]}, {"base": "red"}
+    )
+    (line,) = axis.lines
+    assert line.get_xydata().tolist() == [[2.25, 2.5], [3.75, 3.5]]
+
+
+def test_curves_are_compared_where_all_runs_have_been(tmp_path):
+    slow, fast = make_runs(tmp_path, [{"seed": 0}, {"loss.kind": "rloo"}])
+    write_results(slow, 1, 2, [row(reward, 120.0, 0) for reward in (1.0, 2.0, 3.0)])
+    write_results(fast, 1, 2, [row(reward, 60.0, 0) for reward in (1.0, 2.0, 3.0, 4.0)])
+    numbers = sweep_figure.Curve("reward/total", "minutes", 1).numbers({"slow": [slow.workdir], "fast": [fast.workdir]})
+    assert list(numbers) == [f"minutes {i} to {i + 1}" for i in range(4)]
+    assert [numbers[span]["fast"][0] for span in list(numbers)[1:]] == pytest.approx([1.5, 2.5, 3.5])
+    assert [numbers[span]["slow"][0] for span in list(numbers)[2:]] == pytest.approx([1.25, 1.75])
+
+
+def test_a_histogram_counts_what_a_step_lacks_as_nothing(tmp_path):
+    young, old = make_runs(tmp_path, [{"seed": 0}, {"loss.kind": "rloo"}])
+    write_results(young, 1, 2, [row(1.0, 60.0, 0)] * 4)
+    write_results(old, 1, 2, [row(1.0, 60.0, age) for age in (0, 1, 10, 10)])
+    numbers = sweep_figure.Histogram("staleness/").numbers({"young": [young.workdir], "old": [old.workdir]})
+    assert list(numbers) == [str(age) for age in range(11)]
+    assert [numbers[age]["old"][0] for age in ("0", "1", "2", "10")] == [0.25, 0.25, 0.0, 0.5]
+    assert sum(share["young"][0] for share in numbers.values()) == numbers["0"]["young"][0] == 1.0
+
+
 def test_a_single_seed_shows_the_interval_over_tasks(tmp_path):
     (run,) = make_runs(tmp_path, [{"loss.kind": "rloo"}])
-    write_results(run, before=1, after=3, reward=1.0)
+    write_results(run, before=1, after=3)
     console = rich.console.Console(width=200)
     with console.capture() as capture:
-        console.print(sweep.table({run.variant: [run]}))
+        console.print(sweep.table({run.variant: [run.workdir]}))
     assert "+50.0" in capture.get() and "25.0 [0.0, 75.0]" in capture.get()
 
 
-def test_a_metric_that_was_not_written_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("panel", "complaint"),
+    [
+        (("curve", "reward/totl", "step", 1), "no metric 'reward/totl'; it has reward/total, staleness/0, step, time/"),
+        (("bars", "time/idle", "time/busy"), "no metric 'time/busy'"),
+        (("histogram", "age/"), "begins with 'age/'"),
+    ],
+)
+def test_a_metric_that_was_not_written_is_named(tmp_path, panel, complaint):
     (run,) = make_runs(tmp_path, [{"seed": 1}])
-    write_results(run, before=1, after=3, reward=1.0)
-    with pytest.raises(ConfigError, match="no metric 'reward/totl'; it has reward/total, step"):
-        sweep.draw({run.variant: [run]}, ("reward/totl",), tmp_path / "x.png")
+    write_results(run, before=1, after=3, rows=[row(1.0, 60.0, 0)])
+    with pytest.raises(ConfigError, match=complaint):
+        sweep_figure.draw({run.variant: [run.workdir]}, sweep_figure.parse([panel]), tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("panel", "complaint"),
+    [
+        (("curves", "reward/total"), "'curves' is not one of curve, bars, histogram"),
+        (("curve", "reward/total", "hours", 1), "x='hours' is not one of step, minutes"),
+        (("curve", "reward/total", "step", 0), "window=0 must be at least 1"),
+        (("curve", "reward/total", "step"), "missing 1 required positional argument: 'window'"),
+    ],
+)
+def test_a_panel_that_cannot_be_is_refused(panel, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        sweep_figure.parse([panel])
