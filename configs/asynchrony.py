@@ -1,12 +1,13 @@
 """Synchronous against asynchronous training on the embedded tasks, with and without correction, 3 seeds each.
 
-What: the quickstart with fewer steps, sampled in turn with learning, one step ahead, or while weights change in the
-  middle of messages, at most 2 or 4 versions behind. Stale data are weighted by the decoupled loss, or not. The two
-  devices learn and sample together in turn (sync), or one learns while the other samples. One table and one figure.
+What: the quickstart with 24 steps, sampled in turn with learning (sync), one step ahead, or while weights change in the
+  middle of messages, at most 2 or 4 versions behind. Stale data are weighted by the decoupled loss or, "uncorrected",
+  not at all. In sync both devices sample and then both learn; in the others one samples while the other learns.
 Command: python -m launch.sweep --config=configs/asynchrony.py --workdir=runs/asynchrony
-Hardware: 2 CPU cores with nothing else running, for the times. Run time: about an hour; 21 runs, 6 of them with a warm
-  start, which sync cannot take over from the others: its sums run over two devices.
-Expected metric: reward per step as in sync within the range of the seeds; no order is expected in time.
+Hardware: 2 CPU cores with nothing else on them, for the times. Run time: about an hour (estimated) for 21 runs, of
+  which 15 take over a warm start; sync makes its own, as sums over two devices round differently.
+Expected metric: per step, rewards within the seeds of sync; per minute, no order is expected. The first step compiles,
+  which its time includes, and while it does asynchronous variants sample up to k steps.
 """
 
 from collections.abc import Iterator

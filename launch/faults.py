@@ -1,6 +1,6 @@
 """Kills a learner and its actors at random moments, then proves that nothing was lost, repeated or changed.
 
-python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 [--actors=2 --seed=0 --json=...]
+python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 [--actors=2 --strike_seed=0 --json=...]
 
 Each role runs under launch/supervise.sh, which starts it again. Every kill is a SIGKILL of one role's whole process
 group at a random moment, sandboxes included; one in four strikes the learner. One in ten does not kill but stops the
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLAGS = absl_flags.FLAGS
 absl_flags.DEFINE_integer("kills", 30, "How many.", 0)
 absl_flags.DEFINE_integer("actors", 2, "Actors beside the learner.", 1)
-absl_flags.DEFINE_integer("seed", None, "Of the moments and the victims; random by default.")
+absl_flags.DEFINE_integer("strike_seed", None, "Of the moments and the victims; random by default.")
 absl_flags.DEFINE_float("pause_s", 8.0, "Mean seconds between two kills.", 0.0)
 absl_flags.DEFINE_integer("minutes", 60, "Gives up after so many.", 1)
 
@@ -79,8 +79,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     command = [f"--config={path}", *given, f"--workdir={workdir}"]
     folder = Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
-    seed = random.randrange(1 << 32) if FLAGS.seed is None else FLAGS.seed
-    print(f"{FLAGS.kills} kills, --seed={seed}", flush=True)
+    seed = random.randrange(1 << 32) if FLAGS.strike_seed is None else FLAGS.strike_seed
+    print(f"{FLAGS.kills} kills, --strike_seed={seed}", flush=True)
     begin = time.monotonic()
     log = play(run_config, command, folder, random.Random(seed))
     report = audit.check(folder / STORE, run_config.asynchrony.max_staleness)

@@ -295,17 +295,21 @@ def jit_step(step: Callable[..., tuple]) -> Callable[..., tuple]:
     """Jits (state, ...) -> (state, metrics), donates the state and lays the new one out exactly like it.
 
     The layouts are named, because a layout that XLA infers may be the same and yet spelled differently, and then the
-    next call would compile again.
+    next call would compile again. ``lower`` of what it returns is that of ``jax.jit``.
     """
 
     @functools.cache
     def compiled(layouts: tuple, tree: Any) -> Callable[..., tuple]:
         return jax.jit(step, donate_argnums=0, out_shardings=(jax.tree.unflatten(tree, layouts), None))
 
-    def call(state: TrainState, *args: Any, **named: Any) -> tuple:
+    def program(state: TrainState) -> Callable[..., tuple]:
         leaves, tree = jax.tree.flatten(state)
-        return compiled(tuple(leaf.sharding for leaf in leaves), tree)(state, *args, **named)
+        return compiled(tuple(leaf.sharding for leaf in leaves), tree)
 
+    def call(state: TrainState, *args: Any, **named: Any) -> tuple:
+        return program(state)(state, *args, **named)
+
+    call.lower = lambda state, *args, **named: program(state).lower(state, *args, **named)
     return call
 
 

@@ -287,7 +287,9 @@ class Engine:
         """The programs "prefill" and "decode" for a look at them; nothing is run."""
         c, ints = self.config, functools.partial(jnp.zeros, dtype=jnp.int32)
         rows = self.shards * c.prefill_rows
-        cache = jax.eval_shape(self.init)
+        cache = jax.eval_shape(
+            lambda: model_cache(self._model_config, self.shards * c.pages, c.cache_dtype, page=c.page)
+        )
         inputs = jax.tree.map(jnp.asarray, empty_input(c, self.shards))
         chunk = (rows, c.prefill_tokens)
         with jax.set_mesh(self.mesh):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import random
 import threading
 import time
@@ -34,6 +35,14 @@ from tests.rl_code.weights.small import assert_is, mesh, model_of, wanted
 
 TASKS, PER_STEP, GROUP_SIZE = 8, 5, 2
 ALL_TASKS = 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_sync():
+    """Nobody cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 def make_schedule(store: GroupStore, mode: str, k: int, pool: TaskPool, steps: int, next_step: int = 0, **changes):

@@ -1,0 +1,254 @@
+"""The store of a run gives its weights again, bit for bit, and a changed token shows.
+
+The runs here train for real and sample with a stand-in, whose tokens and rewards are a function of the item.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs import quickstart
+from rl_code import checkpoint
+from rl_code import run as run_lib
+from rl_code import train as train_lib
+from rl_code.checkpoint import CheckpointError
+from rl_code.config import build
+from rl_code.learner.update import init_state
+from rl_code.metrics import read_metrics
+from rl_code.replay import Replayed, replay, same_bits
+from rl_code.run import Run, RunConfig
+from rl_code.stop import Stopped, StopRequest
+from rl_code.store import audit, records
+from rl_code.store.files import StoreError
+from rl_code.store.steps import group_path
+from rl_code.store.store import GroupStore
+from rl_code.train import STORE, Learner, train
+from rl_code.types import Group
+from rl_code.weights.local import LocalWeights
+from tests.rl_code.rollout.test_actor import FakeScheduler
+
+STEPS = 5
+VOCAB = 64
+
+
+def make_config(mode: str, k: int) -> RunConfig:
+    """The quickstart's smoke config with a smaller model, a batch of a few tokens and nothing else to do."""
+    settings = quickstart.get_config("smoke")
+    settings.suites = ()
+    settings.sft.steps = 0
+    settings.tokenizer.update(texts=20, vocab_size=300)
+    settings.train.update(steps=STEPS, tasks_per_step=2, group_size=4, micro_batches=1)
+    settings.train.pack.update(rows=2, slots=48, targets=32, max_staleness=k)
+    settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
+    settings.rollout.dtype = "bfloat16"
+    settings.checkpoint.update(every=2, keep=3)
+    settings.asynchrony = quickstart.asynchrony(mode, k)
+    return build(RunConfig, settings)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small():
+    """Replaces the model and what samples; nothing is compiled twice, and nobody cuts the power."""
+    tiny = dataclasses.replace(
+        run_lib.PRESETS["tiny"], embed_dim=32, mlp_dim=32, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=16
+    )
+    run_init, made = Run.init_model, []
+
+    def init_model(run: Run):
+        made.extend([] if made else [run_init(run)])
+        return jax.tree.map(lambda x: x.copy(), made[0])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(run_lib.PRESETS, "tiny", tiny)
+        patch.setattr(Run, "init_model", init_model)
+        patch.setattr(Run, "scheduler", lambda run, sampling: FakeScheduler(vocab=VOCAB))
+        patch.setattr(train_lib, "make_update", functools.cache(train_lib.make_update))
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    """The workdir of a run one step off."""
+    workdir = tmp_path_factory.mktemp("recorded")
+    train(make_config("one_step", 1), workdir)
+    return workdir
+
+
+@pytest.fixture
+def copy(recorded, tmp_path) -> Path:
+    """Another workdir with the same run."""
+    return shutil.copytree(recorded, tmp_path / "copy")
+
+
+def replayed(workdir: Path, start: int = 0, end: int | None = None, config: RunConfig | None = None) -> list[Replayed]:
+    """What a replay finds; the states are good until the next step, so only the last one is kept."""
+    with Run(config or make_config("one_step", 1), workdir, "learner") as run, jax.set_mesh(run.mesh):
+        steps = list(replay(run, StopRequest(), start, end))
+        assert steps and same_bits(steps[-1].state, steps[-1].state)
+        return steps
+
+
+def final_state(workdir: Path):
+    """The state in the newest checkpoint."""
+    config = make_config("one_step", 1)
+    with Run(config, workdir, "learner") as run, jax.set_mesh(run.mesh):
+        restored = checkpoint.load(workdir, init_state(run.init_model(), config.train.optimizer))
+    assert restored.step == STEPS
+    return restored.state
+
+
+def deterministic(workdir: Path) -> list[dict]:
+    names = ("time/", "engine/", "weights/", "tasks/")
+    return [{k: v for k, v in row.items() if not k.startswith(names)} for row in read_metrics(workdir)]
+
+
+# --- Replay ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_recorded_groups_give_the_recorded_weights(recorded):
+    store = GroupStore(recorded / STORE)
+    steps = replayed(recorded)
+    assert [step.step for step in steps] == list(range(STEPS))
+    assert all(step.same for step in steps), steps
+    assert [step.then for step in steps] == [store.consumption(step)["weights"] for step in range(STEPS)]
+    assert len({step.now for step in steps}) == STEPS  # every step moved the weights
+    assert same_bits(steps[-1].state, final_state(recorded))
+    report = audit.check(recorded / STORE, 1)
+    assert report.problems == [] and report.consumed == STEPS and report.staleness_max == 1
+
+
+@pytest.mark.parametrize(("start", "end"), [(2, None), (4, None), (2, 4), (0, 1)])
+def test_a_replay_may_begin_at_a_checkpoint_and_end_early(recorded, start, end):
+    steps = replayed(recorded, start, end)
+    assert [step.step for step in steps] == list(range(start, STEPS if end is None else end))
+    assert all(step.same for step in steps), steps
+
+
+def test_a_replay_cannot_begin_where_there_is_no_checkpoint(recorded):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step=3"):
+        replayed(recorded, 3)
+
+
+def change_token(workdir: Path, step: int) -> None:
+    """Changes one sampled token of a group that is learned from; the record stays valid."""
+    store = GroupStore(workdir / STORE)
+    record = next(r for r in store.read(step) if len({t.reward.total for t in r.group.trajectories}) > 1)
+    first, *others = record.group.trajectories
+    tokens, place = first.tokens.copy(), np.flatnonzero(first.sampled)[0]
+    tokens[place] = (tokens[place] + 1) % VOCAB
+    group = Group(record.group.task, (dataclasses.replace(first, tokens=tokens), *others))
+    data = records.encode(step, record.number, record.actor, record.when, group)
+    group_path(store.folder, step, record.number).write_bytes(data)
+
+
+def test_a_changed_token_shows_at_its_step(copy):
+    change_token(copy, 3)
+    assert [step.same for step in replayed(copy)] == [True, True, True, False, False]
+    (problem,) = audit.check(copy / STORE, 1).problems
+    assert "the group consumed is another one than the group that is there" in problem and "item (3, " in problem
+
+
+def test_a_damaged_group_is_an_error(copy):
+    path = group_path(copy / STORE, 2, 1)
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"group_000001\.record is damaged"):
+        replayed(copy)
+
+
+# --- The runs that are replayed --------------------------------------------------------------------------------------
+
+
+def strike(patch: pytest.MonkeyPatch, at: int, blow) -> None:
+    """blow() instead of, or before, the learner's update of a step, once."""
+    call, done = Learner.__call__, []
+
+    def struck(learner, state, groups, version):
+        if version == at and not done:
+            done.append(version)
+            blow()
+        return call(learner, state, groups, version)
+
+    patch.setattr(Learner, "__call__", struck)
+
+
+def fail() -> None:
+    raise OSError("struck")
+
+
+def ask_to_stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("at", "blow", "raised", "saved"),
+    [(1, fail, OSError, []), (3, fail, OSError, [2]), (2, ask_to_stop, Stopped, [2, 3])],
+)
+def test_an_interrupted_run_ends_as_one_that_was_not(recorded, tmp_path, monkeypatch, at, blow, raised, saved):
+    config = make_config("one_step", 1)
+    strike(monkeypatch, at, blow)
+    with pytest.raises(raised):
+        train(config, tmp_path)
+    assert checkpoint.steps(tmp_path) == saved
+    train(config, tmp_path)
+    assert same_bits(final_state(tmp_path), final_state(recorded))
+    assert deterministic(tmp_path) == deterministic(recorded)
+    assert audit.check(tmp_path / STORE, 1).problems == []
+    assert all(step.same for step in replayed(tmp_path))
+
+
+@pytest.mark.parametrize(("mode", "k"), [("sync", 0), ("in_flight", 2)])
+def test_every_mode_keeps_its_bound_and_can_be_replayed(tmp_path, monkeypatch, mode, k):
+    config = make_config(mode, k)
+    strike(monkeypatch, 3, fail)
+    with pytest.raises(OSError, match="struck"):
+        train(config, tmp_path)
+    train(config, tmp_path)
+    report = audit.check(tmp_path / STORE, k)
+    assert report.problems == [] and report.consumed == STEPS and report.staleness_max <= k
+    assert all(step.same for step in replayed(tmp_path, config=config))
+    for row in read_metrics(tmp_path):
+        shares = [row.get(f"staleness/{age}", 0.0) for age in range(k + 1)]
+        assert sum(shares) == pytest.approx(1.0) and 0.0 <= row["time/actor_idle"] <= 1.0
+
+
+@pytest.mark.timeout(120)
+def test_a_learner_that_ends_does_not_wait_for_an_actor_that_waits_for_weights(tmp_path, monkeypatch):
+    """The deadline of that wait is longer than this test's."""
+    config = make_config("one_step", 1)
+    with monkeypatch.context() as patch:
+        strike(patch, 3, fail)
+        with pytest.raises(OSError, match="struck"):
+            train(config, tmp_path)
+    # As if version 3 had not reached storage before its learner was killed, nor the groups of step 4 that it samples.
+    shutil.rmtree(tmp_path / "weights")
+    for path in (tmp_path / STORE / "steps" / "00000004").glob("group_*"):
+        path.unlink()
+    waiting, wait = threading.Event(), LocalWeights.wait
+
+    def seen(weights, **wanted):
+        if wanted.get("exactly") == 3:
+            waiting.set()
+        return wait(weights, **wanted)
+
+    def fail_when_it_waits() -> None:
+        assert waiting.wait(60)
+        fail()
+
+    monkeypatch.setattr(LocalWeights, "wait", seen)
+    strike(monkeypatch, 2, fail_when_it_waits)
+    with pytest.raises(OSError, match="struck"):
+        train(config, tmp_path)
+    assert "actor" not in {thread.name for thread in threading.enumerate()}
