@@ -1,6 +1,6 @@
 """Kills a learner and its actors at random moments, then proves that nothing was lost, repeated or changed.
 
-python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 [--actors=2 --strike_seed=0 --json=...]
+python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 [--actors=2 --strike_seed=0]
 
 Each role runs under launch/supervise.sh, which starts it again. Every kill is a SIGKILL of one role's whole process
 group at a random moment, sandboxes included; one in four strikes the learner. One in ten does not kill but stops the
@@ -25,7 +25,6 @@ from absl import flags as absl_flags
 from ml_collections import config_flags
 
 from launch import flags
-from launch.bench_report import JSON
 from rl_code import config as config_lib
 from rl_code.metrics import write_atomically
 from rl_code.run import RunConfig
@@ -97,8 +96,6 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         problems.append("the replay differs")
     summary = {"seed": seed, "faults": log, "audit": dataclasses.asdict(report), "problems": problems}
     write_atomically(folder / "faults.json", json.dumps(summary, indent=1).encode())
-    if JSON.value:
-        write_atomically(Path(JSON.value), json.dumps(summary, indent=1).encode())
     if problems:
         raise FaultsError("; ".join(problems))
     print("every check passed")

@@ -224,13 +224,7 @@ class Engine:
             mapped = jax.shard_map(
                 function, mesh=mesh, in_specs=in_specs, out_specs=P("data"), axis_names={"data"}, check_vma=False
             )
-            program = jax.jit(mapped, donate_argnums=donate)
-
-            def call(*arguments):
-                with jax.set_mesh(mesh):  # whichever one the caller has set
-                    return program(*arguments)
-
-            return call
+            return jax.jit(mapped, donate_argnums=donate)
 
         self._prefill = sharded(_prefill, "rdddd", (1,))
         decode = functools.partial(

@@ -22,6 +22,7 @@ from rl_code.rollout.supply import Remote, StopWaiting
 from rl_code.run import RunConfig
 from rl_code.schedule import Schedule, solved
 from rl_code.store import audit
+from rl_code.store import store as store_lib
 from rl_code.store.records import Record
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
@@ -38,10 +39,11 @@ ALL_TASKS = 40
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_sync():
-    """Nobody cuts the power."""
+def _quick():
+    """Nobody cuts the power, and the learner looks often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(store_lib, "_POLL_S", 0.005)
         yield
 
 
@@ -110,13 +112,13 @@ class RandomScheduler(FakeScheduler):
         fault, self._fault = self._fault, "none"
         if fault == "killed":
             raise Killed
-        time.sleep(0.6 if fault == "hung" else self._rng.choice([0.0, 0.001, 0.003, 0.01]))
+        time.sleep(0.45 if fault == "hung" else self._rng.choice([0.0, 0.001, 0.003, 0.01]))
 
 
 def play(folder: Path, mode: str, k: int, seed: int) -> Played:
     """A run of a learner and two or three actors, in threads of this process, with random delays."""
     rng, fault = random.Random(f"{mode} {k} {seed}"), FAULTS[seed % len(FAULTS)]
-    steps, count = k + 5, rng.choice([2, 3])
+    steps, count = k + 4, rng.choice([2, 3])
     played, errors, stop = Played(), [], threading.Event()
     store = GroupStore(folder, "learner")
     late = rng.random() < 0.5
@@ -189,7 +191,7 @@ def test_staleness_is_bounded_and_every_planned_group_is_used_once(mode, k, tmp_
     for seed in range(SEEDS):
         run = play(tmp_path / str(seed), mode, k, seed)
         played.append(run)
-        report, steps = run.report, k + 5
+        report, steps = run.report, k + 4
         assert report.problems == [], seed
         assert (report.steps, report.consumed, report.groups, report.waiting) == (steps, steps, steps * PER_STEP, 0)
         assert max(map(max, run.ages)) == report.staleness_max <= k and min(map(min, run.ages)) >= 0, seed
@@ -287,7 +289,7 @@ def test_a_step_is_planned_as_soon_as_its_oldest_weights_are_there_and_not_befor
 
 def test_items_that_choose_the_tasks_come_before_those_that_are_trained_on(tmp_path):
     learner = Learner(tmp_path / "store", "one_step", 1, SCREENING, 6)
-    screened, seeds = 0, set()
+    screened, seeds, mixed = 0, set(), set()
     for step in range(6):
         learner.step(step)
         items = learner.store.items(step)
@@ -296,6 +298,8 @@ def test_items_that_choose_the_tasks_come_before_those_that_are_trained_on(tmp_p
         trained = items[len(chosen) :]
         assert len(trained) == PER_STEP and {item.kind for item in trained} == {"train"}
         assert len({item.task for item in trained}) == PER_STEP
+        mixed |= {item.task for item in chosen if 0 < solved(outcome(item).group)[0] < SCREENING.samples}
+        assert {item.task for item in trained} <= mixed
         assert [item.group for item in chosen] == list(range(len(chosen)))
         assert [item.group for item in trained] == [PER_STEP * step + i for i in range(PER_STEP)]
         assert {item.group_size for item in chosen} <= {SCREENING.samples}

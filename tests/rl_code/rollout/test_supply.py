@@ -154,8 +154,8 @@ def test_a_request_to_stop_ends_the_wait(site, kind):
 def test_a_deadline_names_the_items_that_are_missing_and_who_holds_them(site, kind):
     items = site.plan(0, 3, version=0)
     deliver(site, items[:1])
-    with make(kind, site, 1.2, StopRequest()) as supply:
-        with pytest.raises(StoreTimeout, match=r"step 0 lacks 2 of 3 groups after 1\.2 s") as caught:
+    with make(kind, site, 0.6, StopRequest()) as supply:
+        with pytest.raises(StoreTimeout, match=r"step 0 lacks 2 of 3 groups after 0\.6 s") as caught:
             supply.wait(0)
         assert [missing.item for missing in caught.value.missing] == items[1:]
         held = r"\(0, 1\) held by a/0, last seen 0\.\d s ago" if kind == "thread" else r"\(0, 1\) unclaimed"
@@ -172,9 +172,9 @@ def test_a_deadline_says_for_how_long_the_holder_has_been_silent(site):
     work._heartbeat._closing.set()
     work._heartbeat._thread.join()
     with pytest.raises(StoreTimeout) as caught:
-        Remote(site.store, 1.6, StopRequest()).wait(0)
+        Remote(site.store, 1.2, StopRequest()).wait(0)
     (missing,) = caught.value.missing
-    assert missing.holder.name == "lost" and missing.silent_s > 1.0
+    assert missing.holder.name == "lost" and missing.silent_s > 0.8
 
 
 def test_what_arrives_late_is_returned(site):
