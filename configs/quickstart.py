@@ -64,7 +64,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             advantage_eps=1e-4,
             loss=loss(),
             optimizer=optimizer(4e-4, "cosine", warmup_steps=5, total_steps=72),
-            pack=dict(rows=128, slots=288, targets=224, max_staleness=0, drop_uninformative=True),
+            pack=dict(
+                rows=128, slots=288, targets=224, max_staleness=0, drop_uninformative=True, runs=0, prompt_slots=0
+            ),
             micro_batches=8,
             screening=None,
         ),

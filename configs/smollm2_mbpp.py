@@ -58,7 +58,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             advantage_eps=0.0,
             loss=loss() | dict(aggregation="constant", constant_length=64),
             optimizer=optimizer(1e-5, "constant", warmup_steps=2, total_steps=40),
-            pack=dict(rows=8, slots=704, targets=512, max_staleness=0, drop_uninformative=True),
+            pack=dict(rows=8, slots=704, targets=512, max_staleness=0, drop_uninformative=True, runs=0, prompt_slots=0),
             micro_batches=4,
             screening=dict(samples=8, chunk=64, least=24, retire=3),
         ),

@@ -183,6 +183,11 @@ class RunConfig:
             raise ValueError(
                 f"limits.tokens={self.limits.tokens} must not exceed rollout.engine.length={self.rollout.engine.length}"
             )
+        if self.train.pack.prompt_slots and self.train.epochs > 1:
+            raise ValueError(
+                f"train.pack.prompt_slots={self.train.pack.prompt_slots} means two phases, whose first is good for one "
+                f"update: train.epochs={self.train.epochs} must be 1"
+            )
         if self.train.pack.max_staleness != self.asynchrony.max_staleness:
             raise ValueError(
                 f"train.pack.max_staleness={self.train.pack.max_staleness} must equal "
@@ -409,8 +414,12 @@ class Run:
             logging.info("%d of %d tasks have prompts of at most %d tokens", len(kept), len(tasks), prompt_length)
         return kept
 
+    def prompt(self, task: Task, protocol: str | None = None) -> list[int]:
+        """Ids of a task's prompt, by the protocol of training unless another is given."""
+        return self.tokenizer.encode(PROTOCOLS[protocol or self.config.protocol].prompt(task))
+
     def _prompt_tokens(self, protocol: str, task: Task) -> int:
-        return len(self.tokenizer.encode(PROTOCOLS[protocol].prompt(task)))
+        return len(self.prompt(task, protocol))
 
     def evaluate(
         self,

@@ -26,7 +26,8 @@ from rl_code.checkpoint import Checkpoints
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.learner.advantages import group_advantages
-from rl_code.learner.batching import pack
+from rl_code.learner.batching import pack, pack_completions, pack_prompts
+from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
 from rl_code.learner.update import TrainState, init_state, make_token_logprobs, make_update
 from rl_code.metrics import CompilationCounter, MetricWriter, Progress, TrajectoryLog, write_atomically
 from rl_code.rollout.actor import Actor, ActorStats
@@ -100,30 +101,59 @@ def make_actor(run: Run, store: GroupStore, weights: Subscriber) -> Actor:
 
 
 class Learner:
-    """From the groups of a step to the next weights.
+    """From the groups of a step to the next weights, in one phase or, where ``pack.prompt_slots`` is not 0, in two.
 
     model: the one that training begins with, which a penalty on divergence refers to.
     """
 
     def __init__(self, run: Run, model: Transformer):
         self._config, self._rows = run.config.train, run.rows_sharding
-        config = self._config
-        self._update = make_update(config.loss, config.optimizer, config.micro_batches)
-        self._token_logprobs = make_token_logprobs(config.loss.temperature, config.micro_batches)
-        self._reference = jax.tree.map(lambda x: x.copy(), model) if config.loss.kl_coef else None
+        self._reference = jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None
+        config, runs = self._config, self._config.pack.runs
+        way = (config.loss, config.optimizer, config.micro_batches, runs)
+        logprobs = (config.loss.temperature, config.micro_batches, runs)
+        self._two_phase = config.pack.prompt_slots > 0
+        if self._two_phase:
+            self._prefill, self._update = make_two_phase_update(*way)
+            self._token_logprobs = make_two_phase_logprobs(*logprobs)
+        else:
+            self._update, self._token_logprobs = make_update(*way), make_token_logprobs(*logprobs)
 
-    def __call__(self, state: TrainState, groups: Sequence[Group], version: int) -> tuple[TrainState, dict[str, Any]]:
-        """The state after the step and its metrics; donates ``state``, whose weights have this version."""
+    def begin(self, state: TrainState, prompts: Sequence[Sequence[int]]) -> Prefilled | None:
+        """The first of two phases, which needs the prompts of the step alone; returns before it is done."""
+        if not self._two_phase:
+            return None
+        packed = pack_prompts(prompts, self._config.pack)
+        return self._prefill(state.model, jax.device_put(packed, self._rows))
+
+    def __call__(
+        self, state: TrainState, groups: Sequence[Group], version: int, begun: Prefilled | None = None
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """The state after the step and its metrics; donates ``state``, whose weights have this version.
+
+        begun: what ``begin`` returned for this step, or None.
+        """
+        config = self._config
+
         # Credit: advantages within each group, then fixed shapes with each prompt once.
-        advantages = group_advantages(groups, self._config.advantage, self._config.advantage_eps)
-        batch, pack_metrics = pack(groups, advantages, self._config.pack, version=version)
+        advantages = group_advantages(groups, config.advantage, config.advantage_eps)
+        if self._two_phase:
+            begun = begun or self.begin(
+                state, [g.trajectories[0].tokens[: g.trajectories[0].prompt_length] for g in groups]
+            )
+            batch, pack_metrics = pack_completions(groups, advantages, begun.prompts, config.pack, version=version)
+            before = (begun.prompts,)
+        else:
+            batch, pack_metrics = pack(groups, advantages, config.pack, version=version)
+            before = ()
         batch = jax.device_put(batch, self._rows)
 
         # Update. With one epoch the policy of the first pass is the proximal policy.
-        prox = self._token_logprobs(state.model, batch) if self._config.epochs > 1 else None
-        ref = self._token_logprobs(self._reference, batch) if self._reference is not None else None
-        for _ in range(self._config.epochs):
-            state, metrics = self._update(state, batch, prox, ref)
+        prox = self._token_logprobs(state.model, *before, batch) if config.epochs > 1 else None
+        ref = self._token_logprobs(self._reference, *before, batch) if self._reference is not None else None
+        for _ in range(config.epochs):
+            parts = (begun, batch) if self._two_phase else (batch,)
+            state, metrics = self._update(state, *parts, prox, ref)
         return state, pack_metrics | jax.device_get(metrics)
 
 
@@ -164,16 +194,17 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 try:
                     screened = schedule.plan(step, supply.wait)
                     planned = time.perf_counter()
+                    items = [item for item in store.items(step) if item.kind == "train"]
+                    begun = learn.begin(state, [run.prompt(run.tasks[item.task]) for item in items])
                     records = supply.wait(step)
                 except StopWaiting:
                     checkpoints.save(step, state, position)
                     raise Stopped(f"stopped before step {step} of {config.steps}") from None
-                items = [item for item in store.items(step) if item.kind == "train"]
                 groups = [records[item.number].group for item in items]
                 sampled = time.perf_counter()
 
                 # Learn: advantages, batch, update.
-                state, learner_metrics = learn(state, groups, step)
+                state, learner_metrics = learn(state, groups, step, begun)
                 trained = time.perf_counter()
                 if not learner_metrics["train/finite"]:
                     checkpoints.save(step, state, position)

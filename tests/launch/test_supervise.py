@@ -101,6 +101,7 @@ def test_a_signal_reaches_the_command_and_nothing_is_started_again(supervise, tm
     process.send_signal(number)
     assert process.wait(LONG_S) == 7  # after the command's own end
     assert (tmp_path / "ended").exists() and starts(tmp_path) == 1
+    assert process.communicate()[1] == ""
 
 
 def test_a_command_that_needs_a_second_signal_gets_it(supervise, tmp_path):

@@ -23,6 +23,7 @@ from rl_code.run import RunConfig
 from rl_code.schedule import Schedule, solved
 from rl_code.store import audit
 from rl_code.store import store as store_lib
+from rl_code.store.files import StoreError
 from rl_code.store.records import Record
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
@@ -30,7 +31,7 @@ from rl_code.store.work import Work, WorkConfig
 from rl_code.tasks.screening import ScreeningConfig, TaskPool
 from rl_code.types import Group, Reward
 from rl_code.weights.local import LocalWeights
-from tests.rl_code.rollout.test_actor import FakeScheduler, LateWeights, kill, make_asynchrony, make_tasks
+from tests.rl_code.rollout.test_actor import WORK, FakeScheduler, LateWeights, kill, make_asynchrony, make_tasks
 from tests.rl_code.rollout.test_actor import make_group as sampled_group
 from tests.rl_code.weights.small import assert_is, mesh, model_of, wanted
 
@@ -48,8 +49,9 @@ def _quick():
 
 
 def make_schedule(store: GroupStore, mode: str, k: int, pool: TaskPool, steps: int, next_step: int = 0, **changes):
+    config = make_asynchrony(mode, k, changes.pop("work", WORK))
     sizes = dict(tasks_per_step=PER_STEP, group_size=GROUP_SIZE, samples=3, seed=5) | changes
-    return Schedule(make_asynchrony(mode, k), store, pool, steps=steps, next_step=next_step, **sizes)
+    return Schedule(config, store, pool, steps=steps, next_step=next_step, **sizes)
 
 
 # --- The bound -------------------------------------------------------------------------------------------------------
@@ -312,6 +314,28 @@ def test_items_that_choose_the_tasks_come_before_those_that_are_trained_on(tmp_p
     # no two groups of a run share a random stream: each step chooses its tasks with a key of its own
     assert len(seeds) == len([1 for step in range(6) if learner.store.items(step)[0].kind == "screen"]) > 1
     assert tuple(key) not in seeds
+
+
+def test_another_process_of_the_learner_plans_nothing_and_checks_what_is_planned(tmp_path):
+    first = Learner(tmp_path / "store", "in_flight", 2, SCREENING, 5)
+    plans = [first.step(step) or first.store.items(step) for step in range(5)]
+    reading = GroupStore(tmp_path / "store")
+
+    def follow(steps: int, **changes) -> Schedule:
+        pool = TaskPool(ALL_TASKS, 3, SCREENING, None)
+        schedule = make_schedule(reading, "in_flight", 2, pool, steps, **changes)
+        for step in range(steps):
+            schedule.plan(step, first.wait)
+            trained = [item for item in plans[step] if item.kind == "train"]
+            pool.record({item.task: solved(outcome(item).group) for item in trained})
+        return schedule
+
+    assert follow(5).next_step == 5
+    with pytest.raises(StoreError, match=r"another plan of step 0 stands in .* group_size = 2 there, 4 here"):
+        follow(5, group_size=4)
+    hasty = dataclasses.replace(WORK, stall_s=0.1, heartbeat_timeout_s=0.1, deadline_s=0.3)
+    with pytest.raises(StoreError, match=r"nobody planned item \(5, 0\) within 0\.3 s"):
+        follow(6, work=hasty)
 
 
 def test_faults_of_the_sandbox_are_no_graded_episodes():

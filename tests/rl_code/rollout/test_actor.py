@@ -31,10 +31,11 @@ def make_tasks(count: int) -> list[Task]:
     return [Task(f"t/{i}", (), {}, "a.py", "f", (), Tests(), Tests(), {}) for i in range(count)]
 
 
-def make_asynchrony(mode: str, max_staleness: int, work: WorkConfig = WORK, **changes: Any) -> AsynchronyConfig:
+def make_asynchrony(
+    mode: str, max_staleness: int, work: WorkConfig = WORK, recompute: bool = False
+) -> AsynchronyConfig:
     weights = WeightsConfig(full_every=2, keep=max_staleness + 1, deadline_s=20.0)
-    return AsynchronyConfig(**(dict(mode=mode, max_staleness=max_staleness, recompute=False) | changes), work=work,
-                            weights=weights)  # fmt: skip
+    return AsynchronyConfig(mode, max_staleness, recompute, work, weights)
 
 
 def make_group(task: Task, group: int, key: Sequence[int], versions: Sequence[Sequence[int]], vocab: int = 32) -> Group:
@@ -191,7 +192,13 @@ class Site:
         return items
 
     def actor(
-        self, mode: str, max_staleness: int, scheduler: FakeScheduler, name: str = "a", weights: Any = None, **changes
+        self,
+        mode: str,
+        max_staleness: int,
+        scheduler: FakeScheduler,
+        name: str = "a",
+        weights: Any = None,
+        **changes: Any,
     ) -> Actor:
         store = GroupStore(self.store.folder, name)
         self.works.append(Work(store, WORK))

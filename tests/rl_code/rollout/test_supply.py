@@ -15,7 +15,7 @@ from rl_code.store.store import GroupStore, StoreTimeout
 from rl_code.store.work import Work
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.versions import WeightError
-from tests.rl_code.rollout.test_actor import WORK, FakeScheduler, Site, make_group, make_tasks
+from tests.rl_code.rollout.test_actor import WORK, FakeScheduler, Site, kill, make_group, make_tasks
 from tests.rl_code.weights.small import mesh, wanted
 
 LONG_S = 30.0
@@ -68,10 +68,9 @@ def test_in_turn_what_the_actor_raises_reaches_the_learner(site):
         raise RolloutTimeout("no tool answered")
 
     scheduler = FakeScheduler(before_round=fail)
-    with pytest.raises(RolloutTimeout, match="no tool answered"), InTurn(
-        site.store, site.actor("sync", 0, scheduler)
-    ) as supply:  # fmt: skip
-        supply.wait(0)
+    with InTurn(site.store, site.actor("sync", 0, scheduler)) as supply:
+        with pytest.raises(RolloutTimeout, match="no tool answered"):
+            supply.wait(0)
     assert scheduler.aborted == 1
 
 
@@ -169,8 +168,7 @@ def test_a_deadline_says_for_how_long_the_holder_has_been_silent(site):
     site.plan(0, 1, version=0)
     work = Work(GroupStore(site.store.folder, "lost"), WORK)
     work.claim(1)
-    work._heartbeat._closing.set()
-    work._heartbeat._thread.join()
+    kill(work)
     with pytest.raises(StoreTimeout) as caught:
         Remote(site.store, 1.2, StopRequest()).wait(0)
     (missing,) = caught.value.missing
