@@ -153,6 +153,8 @@ class Scheduler:
             if recompute:
                 for row in self._rows:
                     self._pool.forget(row)
+                for group in reversed(list(self._prompts)):
+                    self._put_off(group)
         self.version = version
 
     def submit(
