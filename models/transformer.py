@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +24,7 @@ from jaxtyping import Array, Float, Int
 from attention.methods import Before, Dense, KeyValues, Method, View, attend, stretch_positions, view
 from attention.nsa import NSA, compress
 from attention.squid import GatedDocuments
-from models.rope import RopeScaling, rope
+from models.functions import RopeScaling, project, rms_norm, rope, swiglu
 from models.sharding import constrain, per_shard
 from pallas_kernels.tokens import Tokens
 
@@ -74,24 +73,6 @@ class ModelConfig:
 Stacked = tuple["Layers", dict[str, "NSALayers | DocumentGates"]]
 # How a layer attends: (its parameters, normalised hidden states [B, T, D]) -> [B, T, N, H].
 Attend = Callable[["Layers", jax.Array], jax.Array]
-
-
-def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "... D"]:
-    """Root-mean-square normalisation over the last axis (1910.07467), in float32, result in x's dtype."""
-    x32 = x.astype(jnp.float32)
-    x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return (x32 * scale.astype(jnp.float32)).astype(x.dtype)
-
-
-def project(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
-    """Contract the last ``contract`` axes of x with the first of weight, as one matrix product over all tokens.
-
-    An einsum that keeps the token axes apart has a weight gradient that contracts two axes at once, which XLA on CPU
-    runs two to four times slower than the same product on flattened tokens.
-    """
-    batch, inner, outer = x.shape[: x.ndim - contract], weight.shape[:contract], weight.shape[contract:]
-    size = math.prod(inner)
-    return (x.reshape(-1, size) @ weight.reshape(size, -1)).reshape(*batch, *outer)
 
 
 def _parameter(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float | None, dtype: str):
@@ -357,7 +338,7 @@ class Transformer(nnx.Module):
         x = x + project(attended, layer.o[...].astype(dtype), contract=2)
         y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
         gate, up = (project(y, w[...].astype(dtype)) for w in (layer.gate, layer.up))
-        return x + project(jax.nn.silu(gate) * up, layer.down[...].astype(dtype))
+        return x + project(swiglu(gate, up), layer.down[...].astype(dtype))
 
     def layer(self, index: int) -> Layers:
         """The parameters of one layer, for code that unrolls the layers."""

@@ -32,7 +32,8 @@ class PackConfig:
     (2503.14476) does; neither metrics nor the averages of the loss then count them.
     runs: prompts and completions of a row, at most, 0 for any number; models whose layers choose blocks need it, see
     ``update.batch_logprobs``. prompt_slots: of two-phase updates, tokens of a row of prompts, beside ``slots`` for the
-    completions; 0 where there is one phase.
+    completions; 0 where there is one phase. align: prompts and completions start at slots that are multiples of it;
+    at 64, a block of attention in XLA, fewer blocks hold parts of two completions, for some empty slots between them.
     """
 
     rows: int
@@ -42,10 +43,13 @@ class PackConfig:
     drop_uninformative: bool
     runs: int = 0
     prompt_slots: int = 0
+    align: int = 1
 
     def __post_init__(self):
         if self.rows < 1:
             raise ValueError(f"rows={self.rows} must be at least 1")
+        if self.align < 1:
+            raise ValueError(f"align={self.align} must be at least 1")
         if self.runs == 1 or min(self.runs, self.prompt_slots) < 0:
             raise ValueError(
                 f"runs={self.runs} must be 0 or at least 2, a prompt and a completion, and prompt_slots="
@@ -63,21 +67,27 @@ class _Piece:
     completions: list[Completion]
 
     @property
-    def slots(self) -> int:
+    def tokens(self) -> int:
         return len(self.prompt) + sum(completion.slots for completion in self.completions)
 
     @property
     def targets(self) -> int:
         return sum(len(completion.indices) for completion in self.completions)
 
-    @property
-    def runs(self) -> int:
-        return 1 + sum(completion.slots > 0 for completion in self.completions)
-
-    @property
-    def needs(self) -> np.ndarray:
+    def needs(self, config: PackConfig) -> np.ndarray:
         """Slots, targets and runs."""
-        return np.array([self.slots, self.targets, self.runs])
+        lengths = [len(self.prompt), *(completion.slots for completion in self.completions)]
+        return np.array([_aligned(lengths, config), self.targets, _runs(lengths, config)])
+
+
+def _aligned(lengths: Sequence[int], config: PackConfig) -> int:
+    """Slots that runs of these lengths take."""
+    return sum(-(-length // config.align) * config.align for length in lengths)
+
+
+def _runs(lengths: Sequence[int], config: PackConfig) -> int:
+    """Runs that these are, with the empty slots behind them."""
+    return sum((length > 0) + (length % config.align > 0) for length in lengths)
 
 
 def _room(config: PackConfig) -> np.ndarray:
@@ -105,7 +115,7 @@ def pack(
     members, sequence, counts = _members(groups, advantages, config, version)
     pieces = [piece for completions in members for piece in _pieces(completions, config)]
     rows = _first_fit(pieces, config)
-    used, targets = sum(piece.slots for piece in pieces), sum(piece.targets for piece in pieces)
+    used, targets = sum(piece.tokens for piece in pieces), sum(piece.targets for piece in pieces)
     if len(rows) > config.rows:
         raise ValueError(
             f"the batch needs {len(rows)} rows ({used} slots, {targets} targets in {len(pieces)} pieces); "
@@ -113,7 +123,7 @@ def pack(
         )
     batch = empty_batch(config, config.rows, sequence)
     for row, members in enumerate(rows):
-        _fill_row(batch, row, members, version)
+        _fill_row(RowWriter(batch, row, config.align), members, version)
     unshared = sum(len(piece.prompt) * len(piece.completions) - len(piece.prompt) for piece in pieces) + used
     metrics = {
         "pack/fill": used / max(len(rows) * config.slots, 1),
@@ -155,13 +165,15 @@ def _pieces(completions: list[Completion], config: PackConfig) -> list[_Piece]:
     for completion in completions:
         t = completion.trajectory
         piece = _Piece(t.tokens[: t.prompt_length], [completion])
-        if np.any(piece.needs > _room(config)):
+        needs = piece.needs(config)
+        if np.any(needs > _room(config)):
             raise ValueError(
-                f"task {t.task_id!r} trajectory {t.index} needs {piece.slots} slots and {piece.targets} targets; a row "
-                f"has slots={config.slots} and targets={config.targets}"
+                f"task {t.task_id!r} trajectory {t.index} needs {needs[0]} slots and {needs[1]} targets; a row has "
+                f"slots={config.slots} and targets={config.targets}"
             )
-        if pieces and np.all(_Piece(piece.prompt, [*pieces[-1].completions, completion]).needs <= _room(config)):
-            pieces[-1].completions.append(completion)
+        longer = _Piece(piece.prompt, [*(pieces[-1].completions if pieces else []), completion])
+        if pieces and np.all(longer.needs(config) <= _room(config)):
+            pieces[-1] = longer
         else:
             pieces.append(piece)
     return pieces
@@ -171,19 +183,19 @@ def _first_fit(pieces: list[_Piece], config: PackConfig) -> list[list[_Piece]]:
     """Pieces by row: first fit, largest first, equals in the order given."""
     rows: list[list[_Piece]] = []
     free: list[np.ndarray] = []
-    for piece in sorted(pieces, key=lambda piece: -piece.slots):
-        row = next((i for i, room in enumerate(free) if np.all(piece.needs <= room)), len(rows))
+    for piece in sorted(pieces, key=lambda piece: -piece.tokens):
+        needs = piece.needs(config)
+        row = next((i for i, room in enumerate(free) if np.all(needs <= room)), len(rows))
         if row == len(rows):
             rows.append([])
             free.append(_room(config))
         rows[row].append(piece)
-        free[row] -= piece.needs
+        free[row] -= needs
     return rows
 
 
-def _fill_row(batch: Batch, row: int, pieces: list[_Piece], version: int) -> None:
-    """Writes one row of the batch in place."""
-    writer = RowWriter(batch, row)
+def _fill_row(writer: RowWriter, pieces: list[_Piece], version: int) -> None:
+    """Writes one row of a batch in place."""
     for segment, piece in enumerate(pieces, start=1):
         start, length = writer.slot, len(piece.prompt)
         writer.write(piece.prompt, 0, segment, 0)
@@ -241,35 +253,34 @@ def pack_completions(
     """
     members, sequence, metrics = _members(groups, advantages, config, version)
     batch = empty_batch(config, config.rows, sequence)
-    writers, runs = [RowWriter(batch, row) for row in range(config.rows)], np.zeros(config.rows, int)
+    writers = [RowWriter(batch, row, config.align) for row in range(config.rows)]
+    needs = np.zeros((config.rows, 3), int)
     laid_out, segments = np.asarray(prompts.tokens), np.asarray(prompts.segments)
-    unshared = 0
+    tokens, unshared = int(np.sum(segments > 0)), 0
     for number, (group, completions) in enumerate(zip(groups, members, strict=True)):
         row, segment = number % config.rows, 1 + number // config.rows
-        here = laid_out[row, segments[row] == segment]
-        first = len(here)
-        runs[row] += 1 + len(completions)
-        needs = np.array([writers[row].slot, writers[row].target, runs[row]])
-        needs[:2] += np.sum([(c.slots + 1, len(c.indices)) for c in completions], axis=0, dtype=int)
-        if np.any(needs > _room(config)):
+        prompt = laid_out[row, segments[row] == segment]
+        lengths = [completion.slots + 1 for completion in completions]
+        targets = sum(len(completion.indices) for completion in completions)
+        needs[row] += [_aligned(lengths, config), targets, 1 + _runs(lengths, config)]
+        if np.any(needs[row] > _room(config)):
             raise ValueError(
-                f"row {row} needs {needs[0]} slots, {needs[1]} targets and {needs[2]} runs for task {group.task.id!r} "
-                f"and those before; it has slots={config.slots}, targets={config.targets} and runs={config.runs}"
+                f"row {row} needs {needs[row, 0]} slots, {needs[row, 1]} targets and {needs[row, 2]} runs for task "
+                f"{group.task.id!r} and those before; it has slots={config.slots}, targets={config.targets} and "
+                f"runs={config.runs}"
             )
         for branch, completion in enumerate(completions, start=1):
             t = completion.trajectory
-            if t.prompt_length != first + 1 or not np.array_equal(t.tokens[:first], here):
+            if t.prompt_length != len(prompt) + 1 or not np.array_equal(t.tokens[: len(prompt)], prompt):
                 raise ValueError(f"task {t.task_id!r}: its prompt is not prompt {number} of those laid out")
-            writers[row].write_completion(completion, segment, branch, version, first=first)
-            unshared += first + completion.slots + 1
-    filled = [writer for writer in writers if writer.target]
-    used = int(np.sum(segments > 0)) + sum(writer.slot for writer in filled)
-    size = len(filled) * config.slots + config.rows * config.prompt_slots
+            writers[row].write_completion(completion, segment, branch, version, first=len(prompt))
+        tokens, unshared = tokens + sum(lengths), unshared + sum(lengths) + len(prompt) * len(lengths)
+    filled = int(np.sum(needs[:, 1] > 0))
     return batch, metrics | {
-        "pack/fill": used / size,
-        "pack/target_fill": sum(writer.target for writer in filled) / max(len(filled) * config.targets, 1),
-        "pack/rows": float(len(filled)),
-        "pack/saved": 1.0 - used / unshared if unshared else 0.0,
+        "pack/fill": tokens / (filled * config.slots + config.rows * config.prompt_slots),
+        "pack/target_fill": needs[:, 1].sum() / max(filled * config.targets, 1),
+        "pack/rows": float(filled),
+        "pack/saved": 1.0 - tokens / unshared if unshared else 0.0,
     }
 
 

@@ -87,10 +87,14 @@ def _check(completion: Completion, first: Trajectory, max_staleness: int, versio
 
 @dataclasses.dataclass
 class RowWriter:
-    """Fills row ``index`` of a batch of numpy arrays in place, from ``slot`` and ``target`` on."""
+    """Fills row ``index`` of a batch of numpy arrays in place, from ``slot`` and ``target`` on.
+
+    align: slots are left empty so that whatever comes next starts at a multiple of it.
+    """
 
     batch: Batch
     index: int
+    align: int
     slot: int = 0
     target: int = 0
 
@@ -101,7 +105,7 @@ class RowWriter:
         self.batch.positions[span] = np.arange(position, position + len(tokens))
         self.batch.segments[span] = segment
         self.batch.branches[span] = branch
-        self.slot += len(tokens)
+        self.slot += -(-len(tokens) // self.align) * self.align
 
     def write_completion(
         self, completion: Completion, segment: int, branch: int, version: int, *, first: int, prompt_slot: int = 0

@@ -55,12 +55,22 @@ def expected(groups, advantages, version):
     return wanted
 
 
-@settings(deadline=None, max_examples=15)
-@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6), seed=st.integers(0, 1000), slots=st.integers(24, 90))
-def test_every_sampled_token_sees_its_own_trajectory_and_keeps_its_numbers(build, sizes, seed, slots):
+@settings(deadline=None, max_examples=20)
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+    slots=st.integers(24, 90),
+    runs=st.sampled_from([0, 5, 9]),
+    align=st.sampled_from([1, 4]),
+)
+def test_every_sampled_token_sees_its_own_trajectory_and_keeps_its_numbers(build, sizes, seed, slots, runs, align):
     groups = build.groups(sizes, seed=seed, version=6)
     advantages = advantages_for(groups)
-    batch, metrics = pack(groups, advantages, PackConfig(64, slots, 40, 1, False), version=7)
+    config = PackConfig(64, slots, 40, 1, False, runs=runs, align=align)
+    batch, metrics = pack(groups, advantages, config, version=7)
+    starts = np.pad(np.diff(100 * batch.segments + batch.branches, axis=1) != 0, ((0, 0), (1, 0)), constant_values=True)
+    assert (np.nonzero(starts & (batch.segments > 0))[1] % align == 0).all()
+    assert (starts[batch.mask.any(axis=1)].sum(axis=1) - 1).max() <= (runs or np.inf)  # but for empty slots at the end
     assert read_back(batch) == expected(groups, advantages, 7)
     assert batch.mask.sum() == sum(t.sampled.sum() for group in groups for t in group.trajectories)
     rows = (batch.mask.sum(axis=1) > 0).sum()
@@ -180,6 +190,8 @@ def test_a_batch_that_does_not_fit_is_named_with_its_numbers(build):
         pack(groups[:1], [np.array([np.inf, 0.0])], PackConfig(1, 40, 100, 0, False), version=0)
     with pytest.raises(ValueError, match="rows=0 must be at least 1"):
         PackConfig(0, 20, 20, 0, False)
+    with pytest.raises(ValueError, match="align=0 must be at least 1"):
+        PackConfig(1, 20, 20, 0, False, align=0)
 
 
 def test_demonstrations_are_packed_in_order_until_one_does_not_fit():

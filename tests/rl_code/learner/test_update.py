@@ -17,11 +17,10 @@ from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
 from pallas_kernels.tokens import packed_rows, sequences
 from rl_code.learner.batching import PackConfig, SupervisedBatch, empty_batch, pack, pack_supervised
+from rl_code.learner.optimizer import decayed, learning_rate
 from rl_code.learner.update import (
     batch_logprobs,
-    decayed,
     init_state,
-    learning_rate,
     make_sft_update,
     make_token_logprobs,
     supervised_loss,
