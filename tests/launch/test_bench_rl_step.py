@@ -23,4 +23,4 @@ def test_a_short_run(tmp_path):
     assert report["s_per_step"] >= max(report["generation_s"], report["update_s"]) > 0
     assert report["peak_rss_mib"] > 0 and report["gen_tokens_per_s"] > 0
     # every prompt once: 2 FLOPs a parameter and token forward, three times that with gradients; attention on top
-    assert 600 < report["gflop"] < 900
+    assert 450 < report["gflop"] < 900

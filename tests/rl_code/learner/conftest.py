@@ -91,18 +91,15 @@ def make_turns(sizes, *, seed=0, prompt=(20, 40)):
     return groups
 
 
-SPARSE = NSA(length=4, stride=2, block=8, picks=3, initial=1, local=1, window=10)
 METHODS = {
-    "dense": (Dense(),),
-    "window": (Window(7),),
-    "moba": (MoBA(block=8, picks=2),),
-    "mixed": (Window(9), SPARSE),
-    "gated": (GatedDocuments(), SPARSE),
+    "dense-window": (Dense(), Window(7)),
+    "moba-documents": (MoBA(block=8, picks=2), GatedDocuments()),
+    "nsa": (NSA(length=4, stride=2, block=8, picks=3, initial=1, local=1, window=10),),
 }
 
 
 def make_attending(name):
-    """A small model of two layers with the methods of that name and grouped queries."""
+    """A small model of two layers with these methods and grouped queries."""
     return make_model(attention=METHODS[name], num_heads=4)
 
 

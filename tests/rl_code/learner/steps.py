@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rl_code.learner.batching import PackConfig
+from rl_code.learner.batching import PackConfig, pack_prompts
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.two_phase import make_two_phase_update
 from rl_code.learner.update import OptimizerConfig, init_state, make_update
@@ -29,6 +30,10 @@ LOSS = LossConfig(
     correction_high=5.0,
     temperature=0.8,
 )
+# Multi-turn groups of these sizes, their shapes in one phase and in two: two prompts in the first two of eight rows.
+SIZES = (3, 4, 1, 4, 2, 3, 2, 5, 1, 2)
+ONE = PackConfig(rows=8, slots=160, targets=120, max_staleness=0, drop_uninformative=False, runs=12)
+TWO = dataclasses.replace(ONE, prompt_slots=80)
 # b1 = 0 makes the first moment the gradient itself.
 OPTIMIZER = OptimizerConfig(
     learning_rate=1e-2,
@@ -46,6 +51,18 @@ OPTIMIZER = OptimizerConfig(
 # One compilation per configuration and shape.
 update_for = functools.cache(make_update)
 two_phase_for = functools.cache(make_two_phase_update)
+
+
+def advantages_of(sizes):
+    """Random, the same for the same sizes."""
+    rng = np.random.default_rng(2)
+    return [rng.standard_normal(size) for size in sizes]
+
+
+def laid_out(groups):
+    """The prompts of the groups in rows of their own."""
+    firsts = [group.trajectories[0] for group in groups]
+    return pack_prompts([t.tokens[: t.prompt_length] for t in firsts], TWO)
 
 
 def fresh(model):
