@@ -1,4 +1,4 @@
-"""Under every attention method, prompts shared in a row, repeated for every completion, and computed first are equal."""
+"""Under any attention, prompts shared, prompts repeated per completion and prompts computed first are equal."""
 
 from __future__ import annotations
 

@@ -26,16 +26,8 @@ from rl_code.learner.update import (
     supervised_loss,
 )
 from rl_code.metrics import CompilationCounter
-from tests.rl_code.learner.steps import (
-    LOSS,
-    OPTIMIZER,
-    PACK,
-    assert_close,
-    first_step,
-    fresh,
-    shuffled_rows,
-    update_for,
-)
+from tests.rl_code.learner import steps
+from tests.rl_code.learner.steps import LOSS, OPTIMIZER, PACK, assert_close, first_step, fresh, shuffled_rows
 
 
 def packed(build, config=PACK, groups=None):
@@ -120,7 +112,7 @@ def test_layouts_stay_so_the_second_step_does_not_compile(build):
         state, counts, layouts = init_state(model, OPTIMIZER), [], []
         for _ in range(3):
             layouts.append([leaf.sharding for leaf in jax.tree.leaves(state)])
-            state, _ = update_for(LOSS, OPTIMIZER, 2)(state, batch, batch.logprobs, batch.logprobs)
+            state, _ = steps.update_for(LOSS, OPTIMIZER, 2)(state, batch, batch.logprobs, batch.logprobs)
             counts.append(compilations.count)
         assert counts[0] == counts[1] == counts[2]
         assert layouts[0] == layouts[1] == layouts[2]
@@ -283,7 +275,7 @@ def test_muon_moves_matrices_by_orthogonal_steps_and_leaves_the_rest_to_adamw(bu
     muon = dataclasses.replace(plain, muon_learning_rate=0.1)
     gradient, _, _ = first_step(model, batch, optimizer=plain)
     prox, ref = batch.logprobs + 0.1 * np.cos(batch.targets), batch.logprobs - 0.2 * np.sin(batch.targets)
-    state, _ = update_for(LOSS, muon, 1)(init_state(fresh(model), muon), batch, prox, ref)
+    state, _ = steps.update_for(LOSS, muon, 1)(init_state(fresh(model), muon), batch, prox, ref)
     for name in ("q", "k", "v", "o", "gate", "up", "down"):
         before, after, slope = (getattr(m.layers, name)[...] for m in (model, state.model, gradient))
         embed_first = name not in ("o", "down")
@@ -336,7 +328,7 @@ def test_moments_are_float32_and_parameters_keep_their_dtype(build):
 def test_the_state_is_donated(build):
     state = init_state(fresh(build.toy()), OPTIMIZER)
     table, batch = state.model.table, packed(build)
-    update_for(LOSS, OPTIMIZER, 1)(state, batch, batch.logprobs, batch.logprobs)
+    steps.update_for(LOSS, OPTIMIZER, 1)(state, batch, batch.logprobs, batch.logprobs)
     assert table.is_deleted()
 
 

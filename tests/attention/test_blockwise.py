@@ -1,0 +1,85 @@
+"""Dense attention in blocks laid out keys by queries equals the naive definition, in values and gradients."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import reference
+from attention.blockwise import block_size, blockwise_attention
+from attention.dense import dense_attention
+from pallas_kernels.tokens import Tokens, sequences, visible
+from tests.attention.rows import Piece, documents, normal, pack, relative
+
+ROWS = {
+    "single": sequences(jnp.array([61]), 61),
+    "packed": pack([Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))], 64)[0],
+    "documents": documents([9, 0, 17, 8], 6, block=4, prefix=3),
+}
+
+
+def inputs(tokens: Tokens, queries: int, heads=4, kv_heads=2, size=8, dtype=jnp.float64):
+    (batch, length), keys = tokens.shape, (*tokens.shape, kv_heads, size)
+    q, k, v = normal(0, (batch, length, heads, size), keys, keys, dtype=dtype)
+    return (q[:, -queries:], k, v), tokens.map(lambda x: x[:, -queries:])
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("block, queries", [(8, 64), (16, 64), (16, 5), (64, 30)])
+def test_values_and_gradients_equal_the_definition(x64, kind, window, block, queries):
+    tokens = ROWS[kind]
+    wide, asking = inputs(tokens, queries)
+    weight, weight_lse = normal(1, wide[0].shape, wide[0].shape[:3], dtype=jnp.float64)
+
+    def ours(q, k, v):
+        return blockwise_attention(q, k, v, asking, tokens, window, block)
+
+    def theirs(q, k, v):
+        mask = visible(asking, tokens, window)
+        return jax.vmap(lambda q, k, v, m: reference.attention(q, k, v, m[None])[:2])(q, k, v, mask)
+
+    def loss(function, *qkv):
+        out, lse = function(*qkv)
+        seen = jnp.isfinite(lse)
+        return jnp.sum(out * weight) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0))
+
+    out, lse = jax.jit(ours)(*wide)
+    expected, expected_lse = theirs(*wide)
+    assert relative(out, expected) < 1e-12
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-12)
+    found = jax.jit(jax.grad(lambda *x: loss(ours, *x), (0, 1, 2)))(*wide)
+    for one, other in zip(found, jax.grad(lambda *x: loss(theirs, *x), (0, 1, 2))(*wide), strict=True):
+        assert relative(one, other) < 1e-12
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 1), (4, 4), (6, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_group_sizes_and_precision_are_those_of_dense_attention(heads, kv_heads, dtype):
+    tokens = ROWS["packed"]
+    qkv, _ = inputs(tokens, 64, heads, kv_heads, dtype=dtype)
+
+    def gradient(function):
+        return jax.jit(jax.grad(lambda *x: jnp.sum(jnp.sin(function(*x)[0].astype(jnp.float32))), (0, 1, 2)))(*qkv)
+
+    ours = gradient(lambda *x: blockwise_attention(*x, tokens, tokens, None, 16))
+    theirs = gradient(lambda *x: dense_attention(*x, tokens, tokens, block=16))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == other.dtype and relative(one, other) < (1e-5 if dtype == "float32" else 1e-2)
+
+
+def test_blocks_that_are_not_seen_are_not_read():
+    tokens = ROWS["packed"]
+    qkv, _ = inputs(tokens, 64, dtype=jnp.float32)
+    clean = blockwise_attention(*qkv, tokens, tokens, None, 8)
+    poisoned = blockwise_attention(qkv[0], *(x.at[0, :8].set(jnp.nan) for x in qkv[1:]), tokens, tokens, None, 8)
+    blocks = np.repeat(np.any(np.asarray(visible(tokens, tokens))[0].reshape(8, 8, 64)[:, :, :8], axis=(1, 2)), 8)
+    for one, other in zip(clean, poisoned, strict=True):
+        assert np.array_equal(np.asarray(one)[0, ~blocks], np.asarray(other)[0, ~blocks])
+        assert np.isnan(np.asarray(other)[0, :8]).all()
+
+
+def test_short_rows_have_small_blocks():
+    assert block_size(1000, None) == 64 and block_size(4096, None) == 256 and block_size(4096, 512) == 64
