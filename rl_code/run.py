@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 from absl import logging
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from models import gguf_weights, huggingface
 from models.presets import PRESETS
@@ -29,6 +29,7 @@ from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import OptimizerConfig
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.rollout.engine import Engine, EngineConfig
+from rl_code.rollout.lockstep import Channel, LeadingEngine
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.schedule import AsynchronyConfig, Schedule
@@ -230,10 +231,11 @@ class Run:
     role: of this process, "all", "learner" or "actor"; mesh: devices that learn, which an actor lacks.
     rollout_mesh, prefill_mesh: devices that sample, and those that prefill prompts if they are others.
     journal: folder for metrics and the like, the workdir in the first of several processes.
+    channel: between the processes of an actor that has several.
     """
 
-    def __init__(self, config: RunConfig, workdir: Path, role: str = "all"):
-        self.config, self.workdir, self.role = config, workdir, role
+    def __init__(self, config: RunConfig, workdir: Path, role: str = "all", channel: Channel | None = None):
+        self.config, self.workdir, self.role, self._channel = config, workdir, role, channel
         self.journal = workdir / f"process_{jax.process_index()}" if jax.process_index() else workdir
         self.journal.mkdir(parents=True, exist_ok=True)
         if jax.process_count() > 1:
@@ -267,12 +269,14 @@ class Run:
         self.pool.close()
 
     def _check_several_processes(self) -> None:
-        if self.role != "learner":
+        if self.role == "all":
+            raise ConfigError(f"role 'all' in {jax.process_count()} processes: start a learner and actors apart")
+        if self.role == "actor" and self.config.rollout.prefill_mesh:
             raise ConfigError(
-                f"role {self.role!r} in {jax.process_count()} processes: only a learner spans several; start as many "
-                "actors as there are hosts, each with a name of its own"
+                f"rollout.prefill_mesh={self.config.rollout.prefill_mesh}: an actor in {jax.process_count()} processes "
+                "prefills where rows decode; set it to None"
             )
-        if self.config.suites:
+        if self.role == "learner" and self.config.suites:
             raise ConfigError(
                 f"suites = {[suite.name for suite in self.config.suites]}: a learner in {jax.process_count()} "
                 "processes plays none; set suites=() and use launch.evaluate on its checkpoints"
@@ -373,20 +377,25 @@ class Run:
     ) -> Scheduler:
         """The Scheduler that samples this way; its programs are compiled once per way."""
         rollout = self.config.rollout
-        engine, protocol, dtype = engine or rollout.engine, protocol or self.config.protocol, dtype or rollout.dtype
-        way = (sampling, engine, protocol, dtype)
-        if way not in self._schedulers:
-            model_config = dataclasses.replace(self.model_config, dtype=dtype, param_dtype=dtype)
-            stops = tuple(sorted(stop_ids(PROTOCOLS[protocol], self.tokenizer)))
-            parts = model_config, engine, sampling, stops
-            self._schedulers[way] = Scheduler(
-                Engine(*parts, self.rollout_mesh),
+        way = engine or rollout.engine, protocol or self.config.protocol, dtype or rollout.dtype
+        key = (sampling, *way)
+        if key not in self._schedulers:
+            self._schedulers[key] = Scheduler(
+                self.engine(sampling, *way, self.rollout_mesh),
                 self.tokenizer,
                 workers=rollout.workers,
                 tool_timeout_s=rollout.tool_timeout_s,
-                prefiller=Engine(*parts, self.prefill_mesh) if self.prefill_mesh else None,
+                prefiller=self.engine(sampling, *way, self.prefill_mesh) if self.prefill_mesh else None,
             )
-        return self._schedulers[way]
+        return self._schedulers[key]
+
+    def engine(self, sampling: SamplingConfig, config: EngineConfig, protocol: str, dtype: str, mesh: Mesh) -> Engine:
+        """A new Engine; of an actor of several processes one that the others follow, in the first of them."""
+        model_config = dataclasses.replace(self.model_config, dtype=dtype, param_dtype=dtype)
+        stops = tuple(sorted(stop_ids(PROTOCOLS[protocol], self.tokenizer)))
+        if self._channel is not None and self._channel.leads:
+            return LeadingEngine(model_config, config, sampling, stops, mesh, channel=self._channel)
+        return Engine(model_config, config, sampling, stops, mesh)
 
     def suite_tasks(self, suite: SuiteConfig) -> list[Task]:
         """The tasks of a suite."""

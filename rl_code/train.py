@@ -31,6 +31,7 @@ from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_t
 from rl_code.learner.update import TrainState, init_state, make_token_logprobs, make_update
 from rl_code.metrics import CompilationCounter, MetricWriter, Progress, TrajectoryLog, write_atomically
 from rl_code.rollout.actor import Actor, ActorStats
+from rl_code.rollout.lockstep import Channel, LeadingWeights, follow
 from rl_code.rollout.supply import InThread, InTurn, Remote, StopWaiting, Supply
 from rl_code.run import MAY_CHANGE, Run, RunConfig
 from rl_code.schedule import solved
@@ -77,18 +78,31 @@ def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.
 
     name: among the actors of the run. host: address of this machine in numbers.
     """
-    workdir = Path(workdir)
+    workdir, deadline_s = Path(workdir), config.asynchrony.weights.deadline_s
     _await_store(workdir, config.asynchrony.work.deadline_s)
-    with Run(config, workdir, "actor") as run, StopRequest() as stop, stop.deferred():
-        store = GroupStore(workdir / STORE, name)
+    with contextlib.ExitStack() as stack:
+        channel = (
+            stack.enter_context(contextlib.closing(Channel(host, deadline_s))) if jax.process_count() > 1 else None
+        )
+        run, stop = stack.enter_context(Run(config, workdir, "actor", channel)), stack.enter_context(StopRequest())
+        stack.enter_context(stop.deferred())
         stored = StoredSubscriber(workdir, run.sampling_model(), name=name)
-        weights = TransferSubscriber(stored, host=host, pull_s=min(30.0, config.asynchrony.weights.deadline_s))
+        weights = TransferSubscriber(stored, host=host, pull_s=min(30.0, deadline_s))
+        if channel is not None and not channel.leads:
+            rollout = config.rollout
+            engine = run.engine(rollout.sampling, rollout.engine, config.protocol, rollout.dtype, run.rollout_mesh)
+            follow(engine, weights, channel)
+            return
+        if channel is not None:
+            weights = LeadingWeights(weights, channel)
+        store, last = GroupStore(workdir / STORE, name), config.train.steps - 1
         actor = make_actor(run, store, weights)
-        last = config.train.steps - 1
         try:
             actor.run(lambda: stop.requested or store.is_consumed(last))
         finally:
             actor.close()
+        if channel is not None:
+            channel.tell("stop")
         if stop.requested:
             raise Stopped(f"{name} stopped; what it held may be taken over")
 

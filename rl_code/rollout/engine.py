@@ -214,17 +214,20 @@ class Engine:
         if paged.page_size(methods, config.page) != config.page:
             raise ValueError(f"page={config.page} must be the block of attention={model_config.attention}")
         self._model_config = model_config
-        self._rows = NamedSharding(mesh, P("data"))
+        self._rows, self._everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
         on_cpu = mesh.devices.flat[0].platform == "cpu"
         self.viewed = config.decode == "view" or (config.decode is None and on_cpu)
 
-        def sharded(function, arguments: str, donate: tuple[int, ...]):
-            """arguments: one letter each, 'r' replicated (over data), 'd' split over data."""
+        # Of several processes each has all that comes to the host; of one process every device keeps its part.
+        on_host = None if self._rows.is_fully_addressable else self._everywhere
+
+        def sharded(function, arguments: str, donate: tuple[int, ...], out=None):
+            """arguments: a letter each, "r" replicated (over data), "d" split over data. out: shardings of results."""
             in_specs = tuple(P() if kind == "r" else P("data") for kind in arguments)
             mapped = jax.shard_map(
                 function, mesh=mesh, in_specs=in_specs, out_specs=P("data"), axis_names={"data"}, check_vma=False
             )
-            return jax.jit(mapped, donate_argnums=donate)
+            return jax.jit(mapped, donate_argnums=donate, out_shardings=out)
 
         self._prefill = sharded(_prefill, "rdddd", (1,))
         decode = functools.partial(
@@ -234,9 +237,9 @@ class Engine:
             stop_ids=stop_ids,
             view_block=config.view_block if self.viewed else 0,
         )
-        self._decode = sharded(decode, "rdd", (1,))
+        self._decode = sharded(decode, "rdd", (1,), (None, on_host, on_host, on_host))
         self._copy = sharded(paged.copy_pages, "ddd", (0,))
-        self._read = sharded(_read_pages, "dd", ())
+        self._read = sharded(_read_pages, "dd", (), on_host)
         self._write = sharded(_write_pages, "ddr", (0,))
 
     def init(self) -> PagedCache:
@@ -251,7 +254,7 @@ class Engine:
 
     def put(self, x: np.ndarray) -> jax.Array:
         """A host array [shards * n, ...] on the devices, rows split over ``data``."""
-        return jax.device_put(x, self._rows)
+        return self._place(x, self._rows)
 
     def prefill(self, model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
         """One prefill of shards * prefill_rows rows; pages are numbered within the shard. Donates the cache."""
@@ -274,8 +277,8 @@ class Engine:
 
         Donates the cache.
         """
-        everywhere = NamedSharding(self.mesh, P())
-        return self._run(self._write, cache, self.put(pages), [jax.device_put(x, everywhere) for x in content])
+        content = [self._place(x, self._everywhere) for x in content]
+        return self._run(self._write, cache, self.put(pages), content)
 
     def compiled(self, model: Transformer) -> dict[str, jax.stages.Compiled]:
         """The programs "prefill" and "decode" for a look at them; nothing is run."""
@@ -289,6 +292,12 @@ class Engine:
         with jax.set_mesh(self.mesh):
             prefill = self._prefill.lower(model, cache, ints((rows, c.table)), ints(chunk), ints(chunk))
             return {"prefill": prefill.compile(), "decode": self._decode.lower(model, cache, inputs).compile()}
+
+    @staticmethod
+    def _place(x, sharding: NamedSharding) -> jax.Array:
+        if sharding.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        return jax.make_array_from_callback(x.shape, sharding, lambda part: x[part])  # the same in every process
 
     def _run(self, program, *arguments):
         with jax.set_mesh(self.mesh):  # whichever one the caller has set

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
 
 import jax
@@ -13,14 +11,9 @@ from rl_code.weights import records
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.versions import WeightError, WeightsConfig, WeightTimeout
 from rl_code.weights.waiting import Deadline, agree, within
+from tests.ports import free_port
 from tests.rl_code.weights.learner import Learner
 from tests.rl_code.weights.small import DTYPE, KEPT, assert_is, mesh, model_of, wanted
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def ask(learners: list[Learner], *lines: str) -> list[str]:

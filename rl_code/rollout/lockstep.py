@@ -1,0 +1,162 @@
+"""An actor on several hosts: the first process decides, and the others make every call that it makes on its devices.
+
+A program over the devices of several processes runs when each of them calls it, with the same arguments and in the same
+order. Episodes, tools, pages and the store are therefore the first process's alone (the leader); it tells the others
+which program comes next and what the host puts into it, and they follow, with weights that they fetch at the same
+moments. They are connected by a stream of their own: a leader may be silent for as long as it has nothing to sample,
+and a stream tells at once when either end has died.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+import jax
+from absl import logging
+
+from attention.cache.paged import PagedCache
+from models.transformer import Transformer
+from rl_code.rollout.engine import DecodeInput, Engine
+from rl_code.weights.versions import Subscriber
+from rl_code.weights.waiting import agree, within
+
+_KEY_WORDS = 4  # of 31 random bits
+
+
+class ProcessLost(RuntimeError):
+    """Another process of this actor has ended; says which."""
+
+
+class Channel:
+    """From the leader to each follower; made by all processes together.
+
+    host: address of this machine in numbers (IPv4). Raises WeightTimeout when the others do not come.
+    """
+
+    def __init__(self, host: str, deadline_s: float):
+        try:
+            address = [*ipaddress.IPv4Address(host).packed]
+        except ValueError:
+            raise ValueError(f"host={host!r} must be an IPv4 address in numbers, as in 10.0.0.7") from None
+        self.leads = jax.process_index() == 0
+        listener, port, key = None, 0, [0] * _KEY_WORDS
+        if self.leads:
+            key = [secrets.randbits(31) for _ in range(_KEY_WORDS)]
+            listener = Listener((host, 0), backlog=jax.process_count(), authkey=_to_bytes(key))
+            port = listener.address[1]
+        first = agree(deadline_s, "joining the actor", *address, port, *key)[0]
+        address, port, key = bytes(first[:4]), first[4], first[5:]
+        followers = jax.process_count() - 1
+        if listener is not None:
+            accept = lambda: [listener.accept() for _ in range(followers)]  # noqa: E731
+            self._ends: list[Connection] = within(deadline_s, accept, f"the actor's first process for {followers} more")
+            listener.close()
+        else:
+            self._ends = [Client((str(ipaddress.IPv4Address(address)), port), authkey=_to_bytes(key))]
+
+    def tell(self, call: str, *arguments: Any) -> None:
+        """Of the leader: what it is about to do. Raises ProcessLost."""
+        for end in self._ends:
+            try:
+                end.send((call, arguments))
+            except OSError as error:
+                raise ProcessLost(f"a process of this actor has ended before {call!r}: {error}") from error
+
+    def hear(self) -> tuple[str, tuple[Any, ...]]:
+        """Of a follower: what to do next. Raises ProcessLost."""
+        try:
+            return self._ends[0].recv()
+        except (EOFError, OSError) as error:
+            raise ProcessLost("the first process of this actor has ended") from error
+
+    def close(self) -> None:
+        """Ends the followers' loops."""
+        for end in self._ends:
+            end.close()
+
+
+class LeadingEngine(Engine):
+    """An engine whose calls the followers make too."""
+
+    def __init__(self, *arguments, channel: Channel):
+        super().__init__(*arguments)
+        self._channel = channel
+
+    def init(self) -> PagedCache:
+        self._channel.tell("init")
+        return super().init()
+
+    def prefill(self, model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
+        self._channel.tell("prefill", tables, tokens, places)
+        return super().prefill(model, cache, tables, tokens, places)
+
+    def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
+        self._channel.tell("decode", inputs)
+        return super().decode(model, cache, inputs)
+
+    def copy_pages(self, cache: PagedCache, sources, targets) -> PagedCache:
+        self._channel.tell("copy_pages", sources, targets)
+        return super().copy_pages(cache, sources, targets)
+
+    def read_pages(self, cache: PagedCache, pages) -> list[jax.Array]:
+        self._channel.tell("read_pages", pages)
+        return super().read_pages(cache, pages)
+
+    def write_pages(self, cache: PagedCache, pages, content: list) -> PagedCache:
+        self._channel.tell("write_pages", pages, content)
+        return super().write_pages(cache, pages, content)
+
+
+class LeadingWeights:
+    """A Subscriber whose waits the followers join, so that all processes have the same weights."""
+
+    def __init__(self, weights: Subscriber, channel: Channel):
+        self._weights, self._channel = weights, channel
+
+    @property
+    def fetched(self):
+        """As ``Subscriber.fetched``."""
+        return self._weights.fetched
+
+    def newest(self) -> int | None:
+        """As ``Subscriber.newest``."""
+        return self._weights.newest()
+
+    def wait(self, **wanted) -> tuple[int, Transformer]:
+        """As ``Subscriber.wait``."""
+        self._channel.tell("wait", wanted)
+        return self._weights.wait(**wanted)
+
+
+def follow(engine: Engine, weights: Subscriber, channel: Channel) -> None:
+    """Makes the leader's calls until it says "stop"; raises ProcessLost when it has ended without."""
+    model: Transformer | None = None
+    cache: PagedCache | None = None
+    while True:
+        call, arguments = channel.hear()
+        match call:
+            case "wait":
+                _, model = weights.wait(**arguments[0])
+            case "init":
+                cache = None  # its memory first
+                cache = engine.init()
+            case "prefill":
+                cache = engine.prefill(model, cache, *arguments)
+            case "decode":
+                cache, *_ = engine.decode(model, cache, *arguments)
+            case "copy_pages":
+                cache = engine.copy_pages(cache, *arguments)
+            case "read_pages":
+                engine.read_pages(cache, *arguments)
+            case "write_pages":
+                cache = engine.write_pages(cache, *arguments)
+            case "stop":
+                logging.info("the first process of this actor has no more to do")
+                return
+
+
+def _to_bytes(words) -> bytes:
+    return b"".join(int(word).to_bytes(4, "little") for word in words)

@@ -1,0 +1,165 @@
+"""A small engine and what it plays in tests: a model that depends on its context, tasks, episodes, a tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+
+import jax
+import numpy as np
+from flax import nnx
+
+from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from models.transformer import ModelConfig, Transformer
+from rl_code.rollout.engine import Engine, EngineConfig
+from rl_code.rollout.sampling import SamplingConfig
+from rl_code.rollout.scheduler import Scheduler
+
+STOP, VOCAB = 0, 40
+MODEL = ModelConfig(
+    vocab_size=VOCAB,
+    embed_dim=32,
+    mlp_dim=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rope_theta=1e4,
+    norm_eps=1e-6,
+    tied_embeddings=True,
+)
+ENGINE = EngineConfig(
+    slots=3,
+    episodes=8,
+    page=4,
+    pages=64,
+    prefill_rows=2,
+    prefill_tokens=4,
+    prompt_length=16,
+    length=64,
+    decode_steps=5,
+    cache_dtype="float32",
+    view_block=8,
+    tile=3,
+)
+SCARCE = dataclasses.replace(ENGINE, pages=18)  # episodes lose their pages
+SAMPLING = SamplingConfig(temperature=1.0, top_k=0, top_p=1.0)
+
+
+class Letters:
+    """A tokenizer of one character per token."""
+
+    def decode(self, tokens):
+        return "".join(chr(65 + token) for token in tokens)
+
+    def token_id(self, text):
+        return STOP
+
+
+class Protocol:
+    """Ends a message at the stop token or, where ``rule`` is set, at the first token 7."""
+
+    stop_tokens = ("stop",)
+
+    def __init__(self, rule=False):
+        self.rule = rule
+
+    def stopped(self, text):
+        return self.rule and chr(65 + 7) in text
+
+
+class Episode:
+    """Answers every message with its own tokens turned around; over after ``turns`` messages."""
+
+    def __init__(self, task, group, index, turns=3, protocol=None, wait=None):
+        self.task, self.group, self.index, self.turns = task, group, index, turns
+        self.protocol = protocol or Protocol()
+        self.tokens, self.sampled, self.logprobs, self.versions, self.messages = [], [], [], [], 0
+        self.wait, self.closed = wait, False
+
+    @property
+    def budget(self):
+        return min(7, 60 - len(self.tokens))
+
+    def start(self):
+        self.tokens = list(self.task.prompt)
+        self.sampled, self.logprobs = [False] * len(self.tokens), [0.0] * len(self.tokens)
+        return list(self.tokens)
+
+    def step(self, tokens, logprobs, versions):
+        if self.wait is not None:
+            self.wait()
+        assert 0 < len(tokens) <= self.budget
+        assert STOP not in tokens[:-1]
+        self._add(tokens, logprobs, True)
+        self.versions += versions
+        self.messages += 1
+        if self.messages == self.turns:
+            return None
+        answer = [STOP, *reversed(tokens)]
+        self._add(answer, [0.0] * len(answer), False)
+        return answer
+
+    def _add(self, tokens, logprobs, sampled):
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.sampled += [sampled] * len(tokens)
+
+    def finish(self):
+        return types.SimpleNamespace(
+            index=self.index,
+            group=self.group,
+            tokens=np.array(self.tokens),
+            sampled=np.array(self.sampled),
+            logprobs=np.array(self.logprobs),
+        )
+
+    def close(self):
+        self.closed = True
+
+    @property
+    def all_versions(self):
+        given = iter(self.versions)
+        return [next(given) if sampled else -1 for sampled in self.sampled]
+
+
+def task_of(seed: int):
+    prompt = np.random.default_rng(seed).integers(1, VOCAB, 3 + seed % 9)
+    return types.SimpleNamespace(id=f"task{seed}", prompt=prompt.tolist())
+
+
+def model_on(mesh, config=MODEL) -> Transformer:
+    return jax.device_put(initial(config), parameter_shardings(initial(config), mesh))
+
+
+@functools.cache
+def initial(config) -> Transformer:
+    """Larger weights than at initialisation, so that the distribution depends on the context."""
+    return jax.jit(lambda: jax.tree.map(lambda x: 3.0 * x, Transformer(config, nnx.Rngs(0))))()
+
+
+def make_scheduler(engine=ENGINE, model=MODEL, shards=1, timeout_s=30.0) -> Scheduler:
+    return Scheduler(engine_of(model, engine, shards), Letters(), workers=4, tool_timeout_s=timeout_s)
+
+
+@functools.cache
+def engine_of(model, engine, shards=1) -> Engine:
+    """One for all tests, which holds no arrays but has its programs compiled."""
+    return Engine(model, engine, SAMPLING, (STOP,), make_mesh(MeshConfig(data=shards, tensor=1)))
+
+
+def play(tasks, *, group_size=4, shards=1, make=Episode, engine=ENGINE, model=MODEL, scheduler=None):
+    own = scheduler or make_scheduler(engine, model, shards)
+    try:
+        weights = model_on(own.engine.mesh, model)
+        return own.rollout(weights, tasks, make, group_size=group_size, version=1, key=jax.random.key(7))
+    finally:
+        if scheduler is None:
+            own.close()
+
+
+def assert_same(these, those):
+    for a, b in zip(these, those, strict=True):
+        for x, y in zip(a.trajectories, b.trajectories, strict=True):
+            assert (x.tokens == y.tokens).all() and (x.logprobs == y.logprobs).all()

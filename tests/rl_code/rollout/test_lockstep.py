@@ -1,0 +1,62 @@
+"""An actor of two processes samples what one process samples; the loss of either is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.sharding import MeshConfig, make_mesh
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.scheduler import Scheduler
+from tests.ports import free_port
+from tests.rl_code.rollout.small import MODEL, SAMPLING, SCARCE, STOP, Letters, play, task_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def start(out: Path, *arguments: int) -> list[subprocess.Popen]:
+    """Both processes, with a device each."""
+    flags = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
+    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.rl_code.rollout.lockstep_process", str(out), str(free_port())]
+    return [
+        subprocess.Popen(
+            [*command, str(process), *map(str, arguments)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for process in range(2)
+    ]
+
+
+@pytest.mark.parametrize("data, tensor", [(2, 1), (1, 2)])
+def test_two_processes_sample_what_one_does(tmp_path, data, tensor):
+    processes = start(tmp_path / "played.npz", data, tensor)
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    played = np.load(tmp_path / "played.npz")
+    assert played["preempted"] > 0  # their pages came to the host and went back to all devices
+
+    mesh = make_mesh(MeshConfig(data=data, tensor=tensor))
+    scheduler = Scheduler(Engine(MODEL, SCARCE, SAMPLING, (STOP,), mesh), Letters(), workers=4, tool_timeout_s=30.0)
+    groups, _ = play([task_of(seed) for seed in range(5)], scheduler=scheduler)
+    scheduler.close()
+    for i, t in enumerate(t for group in groups for t in group.trajectories):
+        np.testing.assert_array_equal(played[f"tokens{i}"], t.tokens)
+        np.testing.assert_array_equal(played[f"logprobs{i}"], t.logprobs)
+
+
+def test_a_follower_says_when_the_first_process_has_ended(tmp_path):
+    leader, follower = start(tmp_path / "played.npz", 2, 1, 3)
+    output = follower.communicate(timeout=120)[0]
+    leader.communicate(timeout=120)
+    assert (leader.returncode, follower.returncode) == (9, 3), output
+    assert "raised: the first process of this actor has ended" in output
