@@ -28,7 +28,9 @@ from pallas_kernels.tokens import MASKED, Tokens, sees
 
 def block_size(keys: int, window: int | None) -> int:
     """Tokens of a block: for short rows fewer than elsewhere, since they are mostly edges of what is seen."""
-    return 64 if keys < 2048 else dense.block_size(keys, window)
+    if keys >= 2048:
+        return dense.block_size(keys, window)
+    return 64 if keys < 1024 else 128
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -46,20 +48,20 @@ def blockwise_attention(
 
 
 def _forward(q, k, v, q_tokens, k_tokens, window, block):
-    wide = jnp.promote_types(jnp.float32, q.dtype)
+    wide, scale = jnp.promote_types(jnp.float32, q.dtype), q.shape[-1] ** -0.5
 
     def query_block(xs, keys):
         q, q_tok, visit = xs
-        k, v, _ = keys
+        k, v_t, _ = keys
 
-        def key_block(at, masks, carry):
+        def key_block(at, mask, carry):
             top, total, acc = carry
-            scores = _scores(q, k[at], masks)
+            scores = _scores(q, k[at], mask)
             new_top = jnp.maximum(top, jnp.max(scores, axis=1))
-            weights = jnp.exp(scores - new_top[:, None])
-            shrink = jnp.exp(top - new_top)
+            weights = jnp.exp((scores - new_top[:, None]) * scale)
+            shrink = jnp.exp((top - new_top) * scale)
             total = total * shrink + jnp.sum(weights, axis=1)
-            out = jnp.einsum("KSH,KSM->KHM", v[at], weights.astype(v.dtype), preferred_element_type=wide)
+            out = jnp.einsum("KHS,KSM->KHM", v_t[at], weights.astype(v_t.dtype), preferred_element_type=wide)
             return new_top, total, acc * shrink[:, None] + out
 
         # above MASKED, so that a masked score weighs nothing even before a visible key was met
@@ -68,11 +70,11 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
         top, total, acc = _visit(key_block, q, q_tok, visit, keys, window, start)
         blind = total == 0.0  # and not total > 0, by which NaN would pass for nothing seen
         out = acc * jnp.where(blind, 0.0, 1.0 / total)[:, None]
-        return out.astype(v.dtype), jnp.where(blind, -jnp.inf, jnp.log(total) + top)
+        return out.astype(v.dtype), jnp.where(blind, -jnp.inf, jnp.log(total) + top * scale)
 
     def row(xs):
-        queries, keys = xs
-        return jax.lax.map(lambda x: query_block(x, keys), queries)
+        queries, (k, v, k_tok) = xs
+        return jax.lax.map(lambda x: query_block(x, (k, v.swapaxes(2, 3), k_tok)), queries)
 
     queries, keys = _blocks(q, k, v, q_tokens, k_tokens, window, block)
     out, lse = jax.lax.map(row, (queries, keys))
@@ -88,16 +90,16 @@ def _backward(window, block, residuals, cotangents):
     delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
     lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
 
-    def query_block(sums, xs, keys):
+    def query_block(sums, xs, keys, k_t):
         (q, q_tok, visit), d_out, delta, lse = xs
         k, v, _ = keys
 
-        def key_block(at, masks, carry):
+        def key_block(at, mask, carry):
             dq, dk, dv = carry
-            weights = jnp.exp(_scores(q, k[at], masks) - lse[:, None])
+            weights = jnp.exp(_scores(q, k[at], mask) * scale - lse[:, None])
             d_weights = jnp.einsum("KSH,KMH->KSM", v[at], d_out, preferred_element_type=wide)
             d_scores = (weights * (d_weights - delta[:, None])).astype(q.dtype)
-            dq = dq + jnp.einsum("KSH,KSM->KHM", k[at], d_scores, preferred_element_type=wide)
+            dq = dq + jnp.einsum("KHS,KSM->KHM", k_t[at], d_scores, preferred_element_type=wide)
             dk = dk.at[at].add(jnp.einsum("KSM,KMH->KSH", d_scores, q, preferred_element_type=wide))
             weights = weights.astype(q.dtype)
             dv = dv.at[at].add(jnp.einsum("KSM,KMH->KSH", weights, d_out, preferred_element_type=wide))
@@ -110,7 +112,8 @@ def _backward(window, block, residuals, cotangents):
     def row(xs):
         queries, keys = xs
         start = (jnp.zeros(keys[0].shape, wide), jnp.zeros(keys[1].shape, wide))
-        sums, dq = jax.lax.scan(lambda sums, x: query_block(sums, x, keys), start, queries)
+        k_t = keys[0].swapaxes(2, 3)
+        sums, dq = jax.lax.scan(lambda sums, x: query_block(sums, x, keys, k_t), start, queries)
         return dq, *sums
 
     queries, keys = _blocks(q, k, v, q_tokens, k_tokens, window, block)
@@ -129,25 +132,28 @@ blockwise_attention.defvjp(_forward, _backward)
 def _visit(step: Callable, q, q_tok: Tokens, visit, keys, window: int | None, carry):
     """``step(number of a key block, its mask, carry)`` for the blocks to visit. A mask is 0 or MASKED, [S, M].
 
-    Behind the barriers it is an array that the heads share, not a rule that every score works out again.
+    Blocks that are seen whole come first and have None for a mask. Behind the barriers a mask is an array that the
+    heads share, not a rule that every score works out again.
     """
-    count, order = visit[0], visit[2:]
+    count, whole, order = visit[0], visit[1], visit[2:]
     wide = jnp.promote_types(jnp.float32, q.dtype)
     groups = q.shape[1] // q_tok.order.shape[0]
 
-    def body(index, carry):
+    def masked(index, carry):
         k_tok = keys[2].map(lambda x: x[order[index], :, None])
         seen = sees(q_tok.map(lambda x: x[None]), k_tok, window)
         mask = jax.lax.optimization_barrier(jnp.where(seen, 0.0, MASKED).astype(wide))
         return step(order[index], jax.lax.optimization_barrier(jnp.tile(mask, (1, groups))), carry)
 
-    return jax.lax.fori_loop(0, count, body, carry)
+    carry = jax.lax.fori_loop(0, whole, lambda index, carry: step(order[index], None, carry), carry)
+    return jax.lax.fori_loop(whole, count, masked, carry)
 
 
 def _scores(q, k, mask):
-    """Scores [K, S, M] of k [K, S, H] and q [K, M, H] under a mask [S, M]."""
+    """Products [K, S, M] of k [K, S, H] and q [K, M, H], not scaled, under a mask [S, M] or under none."""
     wide = jnp.promote_types(jnp.float32, q.dtype)
-    return jnp.einsum("KSH,KMH->KSM", k, q, preferred_element_type=wide) * q.shape[-1] ** -0.5 + mask
+    scores = jnp.einsum("KSH,KMH->KSM", k, q, preferred_element_type=wide)
+    return scores if mask is None else scores + mask
 
 
 def _blocks(q, k, v, q_tokens, k_tokens, window, block):

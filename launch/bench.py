@@ -4,6 +4,7 @@ python -m launch.bench attention --device=cpu --json=runs/attention.json [--leng
 python -m launch.bench swap --device=cpu --json=runs/swap.json [--row=16384 --documents=16 --question=64 ...]
 python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name --json=runs/rl_step.json]
 python -m launch.bench async [--steps=5 --json=runs/async.json]
+python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile --json=runs/overlap.json]
 python -m launch.bench engine [--batches=1,8,64 --prompt=1024 --json=runs/engine.json]
 python -m launch.bench million --device=cpu --json=runs/million.json [--tokens=1000000 --device_mib=64 ...]
 """
@@ -17,7 +18,7 @@ import sys
 import jax
 from absl import app, flags, logging
 
-from launch import bench_async, bench_attention, bench_engine, bench_million, bench_rl_step, bench_swap
+from launch import bench_async, bench_attention, bench_engine, bench_million, bench_overlap, bench_rl_step, bench_swap
 from launch.allocator import keep_memory
 from launch.flags import use_virtual_devices
 from models.sharding import MeshConfig
@@ -28,10 +29,11 @@ BENCHES = {
     "million": bench_million.main,
     "rl_step": bench_rl_step.main,
     "async": bench_async.main,
+    "overlap": bench_overlap.main,
     "engine": bench_engine.main,
 }
 # Benches of a whole system, for which the CPU stands for a device per core.
-ON_ALL_CORES = ("rl_step", "async", "engine")
+ON_ALL_CORES = ("rl_step", "async", "overlap", "engine")
 
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
 flags.DEFINE_integer("repeats", 3, "Timed runs; of attention, swap, engine and async.", lower_bound=1)

@@ -24,9 +24,13 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 
 SMALL = "small"
-flags.DEFINE_enum("model", SMALL, [SMALL, *PRESETS], "Architecture, with random weights; of rl_step, async and engine.")
-flags.DEFINE_string("dtype", "float32", "Of computation, sampling weights and keys; of rl_step, async and engine.")
-flags.DEFINE_integer("steps", 5, "Timed training steps; of rl_step and async.", lower_bound=1)
+flags.DEFINE_enum(
+    "model", SMALL, [SMALL, *PRESETS], "Architecture, with random weights; of rl_step, async, overlap and engine."
+)
+flags.DEFINE_string(
+    "dtype", "float32", "Of computation, sampling weights and keys; of rl_step, async, overlap and engine."
+)
+flags.DEFINE_integer("steps", 5, "Timed training steps; of rl_step, async and overlap.", lower_bound=1)
 flags.DEFINE_integer("warmup", 2, "Steps before them, in which programs are compiled.", lower_bound=1)
 
 # A Qwen2 architecture of 5.6 M parameters.

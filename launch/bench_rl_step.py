@@ -50,10 +50,11 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
     scheduler = bench_model.make_scheduler(config, engine, mesh)
     packing = PackConfig(
         rows=PROMPTS,
-        slots=prompt + SAMPLES * (completion - 1),
+        slots=prompt + SAMPLES * completion,
         targets=SAMPLES * completion,
         max_staleness=0,
         drop_uninformative=False,
+        align=64,
     )
     update = make_update(bench_model.LOSS, bench_model.OPTIMIZER, 1)
     seconds: dict[str, list[float]] = {"step": [], "generation": [], "update": []}

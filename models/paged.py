@@ -57,9 +57,7 @@ def forward(
     seen, positions = pages.at(places)
     rotate = functools.partial(rope, config=model.config)
     x = model.embed_tokens(tokens)
-    stacked = model.stacked()
-    for index, method in enumerate(cache.methods):
-        layer, extra = model.of_period(stacked, index)
+    for index, (method, (layer, extra)) in enumerate(zip(cache.methods, model.unstacked(), strict=True)):
 
         def attention(layer, y, index=index, method=method, extra=extra):
             nonlocal cache
@@ -80,20 +78,21 @@ def decode_token(
     tables: Int[Array, "B P"],
     tokens: Int[Array, " B"],
     places: Int[Array, " B"],
+    layers: Sequence[tuple[Layers, NSALayers | DocumentGates | None]],
 ) -> tuple[Float[Array, "B D"], PagedCache, dict[int, view.LayerView]]:
     """One token of every row: (final hidden states, the cache and the views with the token in them).
 
     views: of the layers, from ``gather_views``, that do not read their pages; their new keys stay in the view until
-    ``put_views_back``. rows: the view's. tables: all pages of the rows. places: -1 for rows that are over.
+    ``put_views_back``. rows: the view's. tables: all pages of the rows. places: -1 for rows that are over. layers: the
+    model's, unstacked.
     """
     pages = sequence_pages(tables, places + 1, cache.page) if len(views) < len(cache.methods) else None
     positions = jnp.maximum(places, 0)[:, None]
     seen = pages.at(places[:, None])[0] if pages else None
     rotate = functools.partial(rope, config=model.config)
     x = model.embed_tokens(tokens[:, None])
-    stacked, views = model.stacked(), dict(views)
-    for index, method in enumerate(cache.methods):
-        layer, extra = model.of_period(stacked, index)
+    views = dict(views)
+    for index, (method, (layer, extra)) in enumerate(zip(cache.methods, layers, strict=True)):
 
         def attention(layer, y, index=index, method=method, extra=extra):
             nonlocal cache

@@ -38,7 +38,7 @@ class TieredModel:
         self._before, self._after, compress, rotate = _programs(c)
         self.cache = TieredCache(method, TierConfig(**shapes, **sizes), directory, compress, rotate)
         self._model = model
-        self._layers = [model.of_period(model.stacked(), index) for index in range(c.num_layers)]
+        self._layers = model.unstacked()
 
     def forward(self, tokens: np.ndarray, places: np.ndarray) -> Float[Array, "B T D"]:
         """Final hidden states of new tokens, which the cache holds afterwards.

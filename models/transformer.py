@@ -260,6 +260,10 @@ class Transformer(nnx.Module):
         """The parameters of all layers."""
         return self.layers, {name: getattr(self, name) for name in EXTRA if hasattr(self, name)}
 
+    def unstacked(self) -> list[tuple[Layers, NSALayers | DocumentGates | None]]:
+        """The parameters of each layer, for code that goes through them one by one."""
+        return [self.of_period(self.stacked(), index) for index in range(self.config.num_layers)]
+
     def of_period(self, stacked: Stacked, index: int) -> tuple[Layers, NSALayers | DocumentGates | None]:
         """The parameters of a layer from those of consecutive layers: all layers' own, and what its method has more."""
         methods = self.config.attention
@@ -339,10 +343,6 @@ class Transformer(nnx.Module):
         y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
         gate, up = (project(y, w[...].astype(dtype)) for w in (layer.gate, layer.up))
         return x + project(swiglu(gate, up), layer.down[...].astype(dtype))
-
-    def layer(self, index: int) -> Layers:
-        """The parameters of one layer, for code that unrolls the layers."""
-        return jax.tree.map(lambda x: x[index], self.layers)
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The last normalisation."""

@@ -145,8 +145,11 @@ def _decode(model: Transformer, cache: PagedCache, inputs: DecodeInput, *, steps
     view_block: size of the view's blocks, 0 to read pages.
     Returns (cache, tokens int32 [slots, steps], logprobs float32 [slots, steps], counts int32 [slots]).
     """
-    views = {}
+    views, unstacked = {}, model.unstacked
     if view_block:
+        # on CPU a slice is a copy, so not anew for every token
+        layers = jax.lax.optimization_barrier(model.unstacked())
+        unstacked = lambda: layers  # noqa: E731
         reach = jnp.max(jnp.where(inputs.active, inputs.places - inputs.rows.starts + inputs.budgets - 1, 0))
         views = gather_views(cache, inputs.rows, view_block, reach)
 
@@ -158,7 +161,9 @@ def _decode(model: Transformer, cache: PagedCache, inputs: DecodeInput, *, steps
         step, (cache, views), tokens, active, counts, out_tokens, out_logprobs = carry
         positions = inputs.places + counts
         places = jnp.where(active, positions, -1)
-        hidden, cache, views = decode_token(model, cache, views, inputs.rows, inputs.tables, tokens, places)
+        hidden, cache, views = decode_token(
+            model, cache, views, inputs.rows, inputs.tables, tokens, places, unstacked()
+        )
         uniforms = token_uniforms(inputs.keys, inputs.groups, inputs.samples, positions)
         sampled, logprobs = sample(model.logits(hidden), uniforms, sampling)
         tokens = jnp.where(active, sampled, tokens)

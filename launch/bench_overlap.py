@@ -1,0 +1,188 @@
+"""What a two-phase update gains: steps with a wait in place of the rollouts, in one phase and in two.
+
+In one phase nothing can begin before the rollouts are there; in two the prompts are computed while they go on. The wait
+sleeps, as for tools, tests or samplers on other devices; rollouts on the learner's own cores would compete with it. The
+groups are those of rl_step's --workload. Once more with rematerialisation, which keeps less between the phases. A
+profile of one step of each kind says how much of the wait the devices worked; --trace keeps it, for XProf or Perfetto.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import rich.console
+import rich.table
+from absl import flags
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from launch import bench_model
+from launch.bench_episodes import FixedEpisode, prompts
+from launch.bench_report import hardware, save
+from launch.bench_rl_step import PROMPTS, SAMPLES, WORKLOADS
+from models.transformer import ModelConfig
+from rl_code.learner.advantages import group_advantages
+from rl_code.learner.batching import PackConfig, pack, pack_completions, pack_prompts
+from rl_code.learner.two_phase import make_two_phase_update, residual_bytes
+from rl_code.learner.update import init_state, make_update
+from rl_code.types import Group
+
+flags.DEFINE_float("wait_s", 1.0, "Seconds that the rollouts of overlap take.", lower_bound=0.0)
+flags.DEFINE_string("trace", None, "Folder for the profile of overlap.")
+
+KINDS = ("one phase", "two phases")
+_WAIT = "rollouts"  # the name of the wait in the profile
+
+
+def main() -> None:
+    options, console = flags.FLAGS, rich.console.Console(width=120)
+    report = dict(hardware=hardware(), workload=options.workload, wait_s=options.wait_s, model=options.model)
+    config = bench_model.model_config()
+    report["rows"] = {
+        name: measure(dataclasses.replace(config, remat=remat))
+        for name, remat in (("everything kept", False), ("rematerialised", True))
+    }
+    console.print(table(report))
+    save(report)
+
+
+def measure(config: ModelConfig) -> dict[str, float]:
+    """Medians over --steps steps of each kind, in turn, after --warmup that are not timed.
+
+    one_phase_s, two_phase_s: wait and update. prompts_s: the first phase alone. residual_mib: kept between the phases.
+    busy_one_phase, busy_two_phases: share of the wait in which a device worked.
+    """
+    options, mesh = flags.FLAGS, bench_model.all_devices()
+    prompt, completion = WORKLOADS[options.workload]
+    groups = _groups(prompt, completion, config.vocab_size)
+    advantages = group_advantages(groups, "grpo", 1e-4)
+    whole = PackConfig(PROMPTS, prompt + SAMPLES * (completion - 1), SAMPLES * completion, 0, False)
+    apart = dataclasses.replace(whole, slots=SAMPLES * completion, prompt_slots=prompt)
+    packed = pack_prompts([group.trajectories[0].tokens[:prompt] for group in groups], apart)
+    batch, _ = pack(groups, advantages, whole, version=0)
+    completions, _ = pack_completions(groups, advantages, packed, apart, version=0)
+    batch, packed, completions = jax.device_put((batch, packed, completions), NamedSharding(mesh, P("data")))
+
+    update = make_update(bench_model.LOSS, bench_model.OPTIMIZER, 1)
+    prefill, finish = make_two_phase_update(bench_model.LOSS, bench_model.OPTIMIZER, 1)
+
+    def one_phase(state):
+        _wait()
+        return update(state, batch)[0]
+
+    def two_phases(state):
+        begun = prefill(state.model, packed)
+        _wait()
+        return finish(state, begun, completions)[0]
+
+    seconds: dict[str, list[float]] = {"one_phase_s": [], "two_phases_s": [], "prompts_s": []}
+    with jax.set_mesh(mesh):
+        state = init_state(bench_model.random_model(config, mesh, options.seed), bench_model.OPTIMIZER)
+        for step in range(options.warmup + options.steps):
+            state, first = _timed(one_phase, state)
+            state, second = _timed(two_phases, state)
+            begun, alone = _timed(lambda state: prefill(state.model, packed), state)
+            kept = residual_bytes(begun) / 2**20
+            del begun
+            if step >= options.warmup:
+                for name, value in zip(seconds, (first, second, alone), strict=True):
+                    seconds[name].append(value)
+        busy = {}
+        for name, kind in zip(KINDS, (one_phase, two_phases), strict=True):
+            state, busy["busy_" + name.replace(" ", "_")] = _profiled(name, kind, state)
+    medians = {name: round(statistics.median(values), 3) for name, values in seconds.items()}
+    spread = {f"{name}_range": [round(min(values), 3), round(max(values), 3)] for name, values in seconds.items()}
+    return medians | spread | busy | {"residual_mib": round(kept, 1)}
+
+
+def _wait() -> None:
+    with jax.profiler.TraceAnnotation(_WAIT):
+        time.sleep(flags.FLAGS.wait_s)
+
+
+def _timed(step: Callable[[Any], Any], state: Any) -> tuple[Any, float]:
+    """(what the step returns once it is done, seconds)."""
+    start = time.perf_counter()
+    result = jax.block_until_ready(step(state))
+    return result, time.perf_counter() - start
+
+
+def _groups(prompt: int, completion: int, vocab: int) -> list[Group]:
+    """Random completions of random prompts."""
+    rng, groups = np.random.default_rng(flags.FLAGS.seed), []
+    for number, task in enumerate(prompts(PROMPTS, prompt, vocab, flags.FLAGS.seed)):
+        episodes = [FixedEpisode(task, number, index, message=completion) for index in range(SAMPLES)]
+        for episode in episodes:
+            episode.start()
+            logprobs = [-float(np.log(vocab))] * completion
+            episode.step(rng.integers(0, vocab, completion).tolist(), logprobs, [0] * completion)
+        groups.append(Group(task, tuple(episode.finish() for episode in episodes)))
+    return groups
+
+
+# --- The profile -----------------------------------------------------------------------------------------------------
+
+
+def _profiled(name: str, step: Callable[[Any], Any], state: Any) -> tuple[Any, float]:
+    """(the state after a step, the share of its wait in which a device worked)."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(flags.FLAGS.trace or scratch) / name.replace(" ", "_")
+        with jax.profiler.trace(folder):
+            state = jax.block_until_ready(step(state))
+        (newest,) = sorted(glob.glob(f"{folder}/**/*.xplane.pb", recursive=True))[-1:]
+        return state, round(_busy_share(jax.profiler.ProfileData.from_file(newest)), 3)
+
+
+def _busy_share(profile: jax.profiler.ProfileData) -> float:
+    """Of the wait, the share in which at least one device ran an operation of a program."""
+    wait, work = None, []
+    for plane in profile.planes:
+        for line in plane.lines:
+            for event in line.events:
+                if event.name == _WAIT:
+                    wait = event.start_ns, event.start_ns + event.duration_ns
+                elif any(key == "hlo_op" for key, _ in event.stats):
+                    work.append((event.start_ns, event.start_ns + event.duration_ns))
+    begin, end = wait
+    inside = ((max(start, begin), min(stop, end)) for start, stop in work)
+    return _length((start, stop) for start, stop in inside if start < stop) / (end - begin)
+
+
+def _length(intervals: Iterable[tuple[float, float]]) -> float:
+    """Of the union of intervals."""
+    total, reached = 0.0, float("-inf")
+    for start, stop in sorted(intervals):
+        total += max(0.0, stop - max(start, reached))
+        reached = max(reached, stop)
+    return total
+
+
+def table(report: dict) -> rich.table.Table:
+    """One line per way of keeping."""
+    view = rich.table.Table(
+        title=f"{report['workload']}: {PROMPTS} x {SAMPLES} completions after a wait of {report['wait_s']:g} s, "
+        f"{report['model']}"
+    )
+    columns = ("", "one phase, s", "two phases, s", "prompts alone, s", "kept, MiB", "wait used in one", "in two")
+    for name in columns:
+        view.add_column(name, justify="right")
+    for name, row in report["rows"].items():
+        view.add_row(
+            name,
+            *(
+                f"{row[key]:.2f} [{row[f'{key}_range'][0]:.2f}, {row[f'{key}_range'][1]:.2f}]"
+                for key in ("one_phase_s", "two_phases_s", "prompts_s")
+            ),
+            f"{row['residual_mib']:.0f}",
+            *(f"{100 * row[f'busy_{name}']:.0f} %" for name in ("one_phase", "two_phases")),
+        )
+    return view
