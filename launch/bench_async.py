@@ -1,8 +1,9 @@
 """One step ahead against synchronous: the same training, with the tools' waiting hidden behind the updates or not.
 
-The real schedule, store, weights, actor and update; episodes without a sandbox, whose tools wait. Both modes use all
-devices for both halves of a step. The tools' waits are chosen so that sampling takes about as long as an update, and
-then modes take turns, --steps steps each.
+The real schedule, store, weights, actor and update; episodes without a sandbox, whose tools wait. In one arrangement
+all devices do both halves of a step, so that only the tools' waits can be hidden; in the other half of the devices
+sample and half of them learn. The waits are chosen so that sampling takes about as long as an update, and then the
+modes take turns, --steps steps each.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import jax
 import rich.console
 import rich.table
 from absl import flags
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch import bench_model
 from launch.bench_episodes import FixedEpisode, prompts
 from launch.bench_report import hardware, save, scratch
+from models.sharding import MeshConfig, make_mesh
 from rl_code.learner.advantages import group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update
@@ -47,13 +49,14 @@ _WORK = WorkConfig(heartbeat_s=1.0, heartbeat_timeout_s=30.0, stall_s=300.0, dea
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What both modes use."""
+    """What both modes use; meshes: that which learns, and that which samples."""
 
     scheduler: Scheduler
     update: object
     packing: PackConfig
     tasks: list[Task]
-    mesh: jax.sharding.Mesh
+    mesh: Mesh
+    sampling_mesh: Mesh
 
 
 def main() -> None:
@@ -65,54 +68,63 @@ def main() -> None:
 
 
 def measure(folder: Path, console: rich.console.Console) -> dict:
-    """Seconds per step of both modes, and how idle the halves were."""
-    options = flags.FLAGS
-    mesh, config = bench_model.all_devices(), bench_model.model_config()
+    """Both arrangements of the devices."""
+    half = len(jax.devices()) // 2
+    if not half:
+        raise SystemExit(f"async needs 2 devices or more, found {len(jax.devices())}")
+    everything = bench_model.all_devices()
+    learner, actor = (make_mesh(MeshConfig(half, 1), jax.devices()[at : at + half]) for at in (0, half))
+    found = {
+        "shared": arrange(folder / "shared", console, everything, everything),
+        "apart": arrange(folder / "apart", console, learner, actor),
+    }
+    config = bench_model.model_config()
+    return dict(hardware=hardware(), model=flags.FLAGS.model, dtype=config.dtype, arrangements=found)
+
+
+def arrange(folder: Path, console: rich.console.Console, mesh: Mesh, sampling_mesh: Mesh) -> dict:
+    """Seconds per step of both modes on these devices, and how idle the halves were."""
+    options, config = flags.FLAGS, bench_model.model_config()
     after = TURNS * (MESSAGE + ANSWER)
-    engine = bench_model.engine_config(GROUPS * SAMPLES, GROUPS, PROMPT, after, mesh.size, config.dtype)
+    engine = bench_model.engine_config(GROUPS * SAMPLES, GROUPS, PROMPT, after, sampling_mesh.size, config.dtype)
     engine = dataclasses.replace(engine, decode_steps=MESSAGE)
     parts = Parts(
-        scheduler=bench_model.make_scheduler(config, engine, mesh, workers=GROUPS * SAMPLES),
+        scheduler=bench_model.make_scheduler(config, engine, sampling_mesh, workers=GROUPS * SAMPLES),
         update=make_update(bench_model.LOSS, bench_model.OPTIMIZER, 1),
         packing=PackConfig(GROUPS, PROMPT + SAMPLES * after, SAMPLES * TURNS * MESSAGE, 1, False),
         tasks=prompts(64, PROMPT, config.vocab_size, options.seed),
         mesh=mesh,
+        sampling_mesh=sampling_mesh,
     )
     play = functools.partial(_play, parts, config)
-    warm = play(folder / "warm", "sync", options.warmup + 1, 0.0)
-    sampling, update = (statistics.median(warm[name][options.warmup :]) for name in ("sample", "update"))
+    warm = play(folder / "warm", "sync", options.warmup + 2, 0.0)
+    sampling, update = (min(warm[name][options.warmup :]) for name in ("sample", "update"))
     wait = max(0.0, (update - sampling) / TURNS)
     console.print(
-        f"sampling {sampling:.2f} s without tools, update {update:.2f} s: tools wait {wait:.3f} s", style="dim"
+        f"{folder.name}: sampling {sampling:.2f} s without tools, update {update:.2f} s: tools wait {wait:.3f} s",
+        style="dim",
     )
     found: dict[str, dict[str, list[float]]] = {mode: {} for mode in MODES}
     for turn in range(options.repeats):
         for mode in MODES:
-            console.print(f"round {turn + 1} of {options.repeats}: {mode}", style="dim")
+            console.print(f"{folder.name}, round {turn + 1} of {options.repeats}: {mode}", style="dim")
             steps = play(folder / f"{mode}_{turn}", mode, options.steps + options.warmup, wait)
             for name, values in steps.items():
                 found[mode].setdefault(name, []).extend(values[options.warmup :])
     parts.scheduler.close()
     modes = {mode: {name: statistics.median(values) for name, values in steps.items()} for mode, steps in found.items()}
     spread = {mode: [min(steps["step"]), max(steps["step"])] for mode, steps in found.items()}
-    return dict(
-        hardware=hardware(),
-        model=options.model,
-        dtype=config.dtype,
-        tool_wait_s=round(wait, 4),
-        modes=modes,
-        spread=spread,
-        speedup=round(modes["sync"]["step"] / modes["one_step"]["step"], 3),
-    )
+    speedup = round(modes["sync"]["step"] / modes["one_step"]["step"], 3)
+    return dict(tool_wait_s=round(wait, 4), modes=modes, spread=spread, speedup=speedup)
 
 
 def _play(parts: Parts, config, folder: Path, mode: str, steps: int, wait: float) -> dict[str, list[float]]:
     """Trains from the start; per step, seconds in all, sampling (waiting for it), updating, and idle shares."""
     bound = MODES[mode]
     asynchrony = AsynchronyConfig(mode, bound, False, _WORK, WeightsConfig(full_every=1, keep=2, deadline_s=60.0))
-    folder.mkdir()
+    folder.mkdir(parents=True)
     store, own = GroupStore(folder, "learner"), GroupStore(folder, "actor")
-    weights = LocalWeights(sampling_model(config, config.dtype, parts.mesh), keep=2)
+    weights = LocalWeights(sampling_model(config, config.dtype, parts.sampling_mesh), keep=2)
     episode = functools.partial(FixedEpisode, message=MESSAGE, turns=TURNS, answer=ANSWER, tool_s=_tool(wait))
     actor = Actor(parts.scheduler, own, Work(own, _WORK), weights, parts.tasks, episode, asynchrony)
     deadline, stop = _WORK.deadline_s, StopRequest()
@@ -154,20 +166,25 @@ def _tool(wait: float):
 
 
 def table(report: dict) -> rich.table.Table:
-    """One line per mode."""
+    """One line per arrangement and mode."""
+    arrangements = report["arrangements"]
+    ahead = ", ".join(f"{found['speedup']:.2f} {name}" for name, found in arrangements.items())
     view = rich.table.Table(
-        title=f"{GROUPS} x {SAMPLES} episodes of {TURNS} turns, tools that wait {report['tool_wait_s']:.2f} s, "
-        f"{report['model']} in {report['dtype']}",
-        caption=f"one step ahead is {report['speedup']:.2f} times as fast",
+        title=f"{GROUPS} x {SAMPLES} episodes of {TURNS} turns, {report['model']} in {report['dtype']}",
+        caption=f"one step ahead is this many times as fast as synchronous on the same devices: {ahead}",
     )
-    for name in ("mode", "seconds a step [range]", "waiting for groups", "update", "learner idle", "actor idle"):
+    columns = ("devices", "tools wait, s", "mode", "seconds a step [range]", "for groups", "update", "learner idle")
+    for name in (*columns, "actor idle"):
         view.add_column(name, justify="right")
-    for mode, row in report["modes"].items():
-        low, high = report["spread"][mode]
-        view.add_row(
-            mode,
-            f"{row['step']:.2f} [{low:.2f}, {high:.2f}]",
-            *(f"{row[name]:.2f}" for name in ("sample", "update")),
-            *(f"{100 * row[name]:.0f} %" for name in ("learner_idle", "actor_idle")),
-        )
+    for name, found in arrangements.items():
+        for mode, row in found["modes"].items():
+            low, high = found["spread"][mode]
+            view.add_row(
+                name,
+                f"{found['tool_wait_s']:.2f}",
+                mode,
+                f"{row['step']:.2f} [{low:.2f}, {high:.2f}]",
+                *(f"{row[name]:.2f}" for name in ("sample", "update")),
+                *(f"{100 * row[name]:.0f} %" for name in ("learner_idle", "actor_idle")),
+            )
     return view

@@ -110,6 +110,8 @@ def engine_config(rows: int, groups: int, prompt: int, after: int, shards: int, 
         decode_steps=min(after, 32),
         cache_dtype=dtype,
         view_block=64,
+        answer_rows=max(2, rows),
+        answer_tokens=16,
     )
 
 

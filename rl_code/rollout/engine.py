@@ -35,7 +35,9 @@ class EngineConfig:
 
     slots: rows decoded together. episodes: most that are open at once, decoding, waiting for a tool or pre-empted.
     page: tokens of a page, the block of the sparse layers where there are some. pages: of the cache.
-    prefill_rows x prefill_tokens: one prefill. prompt_length: longest prompt. length: longest trajectory.
+    prefill_rows x prefill_tokens: one prefill. answer_rows x answer_tokens: one of what tools answered, for answers of
+      at most answer_tokens, which would fill little of the other shape; 0 for none.
+    prompt_length: longest prompt. length: longest trajectory.
     decode_steps: most tokens a row gains per dispatch. cache_dtype: of keys and values.
     decode: where dense layers find their keys while decoding: "pages", read by a kernel from where they lie, or "view",
       laid side by side once per dispatch; None for what suits the device. Shared prefixes are read once under "view".
@@ -57,11 +59,17 @@ class EngineConfig:
     decode: Literal["pages", "view"] | None = None
     view_block: int = 128
     tile: int = 8
+    answer_rows: int = 0
+    answer_tokens: int = 0
 
     def __post_init__(self):
         if self.prefill_rows < 2:
             raise ValueError(
                 f"prefill_rows={self.prefill_rows} must be at least 2: a product with one row may round differently"
+            )
+        if (self.answer_rows or self.answer_tokens) and min(self.answer_rows, self.answer_tokens) < 2:
+            raise ValueError(
+                f"answer_rows={self.answer_rows} and answer_tokens={self.answer_tokens} must be at least 2, or both 0"
             )
         if self.prompt_length > self.length:
             raise ValueError(f"prompt_length={self.prompt_length} must not exceed length={self.length}")
@@ -262,7 +270,10 @@ class Engine:
         return self._place(x, self._rows)
 
     def prefill(self, model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
-        """One prefill of shards * prefill_rows rows; pages are numbered within the shard. Donates the cache."""
+        """One prefill of shards * prefill_rows rows, or answer_rows; pages are numbered within the shard.
+
+        Donates the cache.
+        """
         return self._run(self._prefill, model, cache, self.put(tables), self.put(tokens), self.put(places))
 
     def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):

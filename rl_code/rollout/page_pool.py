@@ -184,22 +184,33 @@ class PagePool:
     # --- Programs ----------------------------------------------------------------------------------------------------
 
     def prefill(self, model: Transformer, spans: Sequence[Span]) -> int:
-        """One chunk of the first spans of every shard, up to but not with a row's last token; returns how many tokens.
+        """A chunk of the first spans of every shard, up to but not with a row's last token; returns how many tokens.
 
+        Short answers of tools have a dispatch of their own; which one a span is in depends on its own tokens alone.
         Rows must have pages for their tokens.
         """
+        c = self._config
+        answers = [span for span in spans if self._is_answer(span)]
+        others = [span for span in spans if not self._is_answer(span)]
+        total = self._prefill(model, others, c.prefill_rows, c.prefill_tokens) if others else 0
+        return total + (self._prefill(model, answers, c.answer_rows, c.answer_tokens) if answers else 0)
+
+    def _is_answer(self, span: Span) -> bool:
+        return span.cached >= span.prompt - 1 and span.missing - 1 <= self._config.answer_tokens
+
+    def _prefill(self, model: Transformer, spans: Sequence[Span], rows: int, length: int) -> int:
         c, used, total = self._config, [0] * self.engine.shards, 0
-        shape = (self.engine.shards, c.prefill_rows)
+        shape = (self.engine.shards, rows)
         tables = np.full((*shape, c.table), -1, np.int32)
-        tokens = np.zeros((*shape, c.prefill_tokens), np.int32)
-        places = np.full((*shape, c.prefill_tokens), -1, np.int32)
+        tokens = np.zeros((*shape, length), np.int32)
+        places = np.full((*shape, length), -1, np.int32)
         for span in spans:
             at = (span.shard, used[span.shard])
-            if at[1] == c.prefill_rows:
+            if at[1] == rows:
                 continue
             used[span.shard] += 1
             start, last = span.cached, max(len(span.tokens) - 1, span.prompt - 1)
-            end = min(start + c.prefill_tokens, last)
+            end = min(start + length, last)
             pages = self.pages(span)
             tables[(*at, slice(0, len(pages)))] = pages
             tokens[(*at, slice(0, end - start))] = span.tokens[start:end]
@@ -212,6 +223,10 @@ class PagePool:
             flat = (x.reshape(-1, x.shape[-1]) for x in (tables, tokens, places))
             self._arrays = self.engine.prefill(model, self._cache(), *flat)
         return total
+
+    def wait(self) -> None:
+        """Until what was dispatched is done."""
+        jax.block_until_ready(self._arrays)
 
     def decode(self, model: Transformer, inputs: DecodeInput) -> tuple[np.ndarray, ...]:
         """One dispatch; (tokens, logprobs, counts) as the engine returns them, on the host."""

@@ -76,7 +76,8 @@ class RolloutStats:
     """Counts since they were last taken; seconds are wall-clock.
 
     sampled_tokens; prefilled_tokens: real ones, without padding; needed_tokens: context before every message, whether
-    it was prefilled for it or found in the cache. decode_s and prefill_s: dispatch to result. wait_s: nothing could
+    it was prefilled for it or found in the cache. decode_s and prefill_s: dispatch to result; on devices of their own
+    prefills are not waited for. wait_s: nothing could
     decode and a tool was waited for. active_rows: decoded, summed over dispatches of ``slots`` rows each. preempted:
     episodes that gave up their pages. kv_bytes: most that the pages in use had.
     """
@@ -393,6 +394,8 @@ class Scheduler:
             full = 4 * ready >= 3 * self.engine.shards * self._config.slots
             if full or (ready and dispatches == _PREFILLS):
                 break
+        if dispatches and self._prompt_pool is self._pool:
+            self._pool.wait()  # decoding would, and its time would count the prefill's
         self.stats.prefill_s += time.perf_counter() - start
 
     def _have_pages(self, row: _Row, length: int) -> bool:
