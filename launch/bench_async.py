@@ -43,7 +43,7 @@ from rl_code.weights.local import LocalWeights
 from rl_code.weights.versions import WeightsConfig
 
 MODES = {"sync": 0, "one_step": 1}
-GROUPS, SAMPLES, PROMPT, TURNS, MESSAGE, ANSWER = 8, 8, 768, 3, 12, 4
+GROUPS, SAMPLES, PROMPT, TURNS, MESSAGE, ANSWER = 8, 8, 512, 2, 8, 32
 _WORK = WorkConfig(heartbeat_s=1.0, heartbeat_timeout_s=30.0, stall_s=300.0, deadline_s=600.0)
 
 

@@ -111,7 +111,7 @@ def engine_config(rows: int, groups: int, prompt: int, after: int, shards: int, 
         cache_dtype=dtype,
         view_block=64,
         answer_rows=max(2, rows),
-        answer_tokens=16,
+        answer_tokens=32,
     )
 
 
