@@ -3,7 +3,8 @@
 python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 [--actors=2 --strike_seed=0]
 
 Each role runs under launch/supervise.sh, which starts it again. Every kill is a SIGKILL of one role's whole process
-group at a random moment, sandboxes included; one in four strikes the learner. One in ten does not kill but stops the
+group, sandboxes included, at a random moment: some seconds after a random step, also while that role or another is just
+starting; one in four strikes the learner. One in ten does not kill but stops the
 process (SIGSTOP), as if it hung, until another actor has taken over or the heartbeat's timeout has passed twice. When
 the run has ended, its store is audited and replayed.
 """
@@ -37,7 +38,7 @@ FLAGS = absl_flags.FLAGS
 absl_flags.DEFINE_integer("kills", 30, "How many.", 0)
 absl_flags.DEFINE_integer("actors", 2, "Actors beside the learner.", 1)
 absl_flags.DEFINE_integer("strike_seed", None, "Of the moments and the victims; random by default.")
-absl_flags.DEFINE_float("pause_s", 8.0, "Mean seconds between two kills.", 0.0)
+absl_flags.DEFINE_float("delay_s", 5.0, "Most seconds from the step after which a kill is due until it falls.", 0.0)
 absl_flags.DEFINE_integer("minutes", 60, "Gives up after so many.", 1)
 
 
@@ -89,6 +90,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         f"{report.staleness_max} versions old (bound {run_config.asynchrony.max_staleness})"
     )
     problems = list(report.problems)
+    if len(log) != FLAGS.kills:
+        problems.append(f"the run was over after {len(log)} of {FLAGS.kills} kills")
     if report.consumed != run_config.train.steps:
         problems.append(f"{report.consumed} steps were consumed, not {run_config.train.steps}")
     replayed = subprocess.run([sys.executable, "-m", "launch.replay", *command], cwd=ROOT, env=_environment(folder))
@@ -106,21 +109,28 @@ def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random
     names = ["learner", *(f"actor-{i}" for i in range(FLAGS.actors))]
     roles = [_start(name, command, folder) for name in names]
     log: list[dict] = []
-    deadline = time.monotonic() + 60 * FLAGS.minutes
-    begin = next_strike = time.monotonic()
+    begin = time.monotonic()
+    deadline = begin + 60 * FLAGS.minutes
+    # the last before the last step but one, so that no kill comes too late
+    steps = sorted(rng.uniform(-1.0, config.train.steps - 2) for _ in range(FLAGS.kills))
+    due: float | None = None  # when the next kill falls, once its step is reached
     try:
         while any(role.supervisor.poll() is None for role in roles):
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise FaultsError(f"the run did not end within {FLAGS.minutes} minutes; see {folder}/*.log")
             for role in roles:
                 if role.supervisor.poll() not in (None, 0):
                     raise FaultsError(f"{role.name} gave up; see {folder / role.name}.log")
-            left = FLAGS.kills - len(log)
+            if len(log) < FLAGS.kills and due is None and _consumed(folder) >= steps[len(log)]:
+                due = now + rng.uniform(0.0, FLAGS.delay_s)
             alive = [role for role in roles if role.supervisor.poll() is None and role.pid]
-            if left and alive and time.monotonic() >= next_strike:
-                log.append(_strike(rng, alive, config) | {"after_s": round(time.monotonic() - begin, 1)})
-                print(f"{len(log)}/{FLAGS.kills} {log[-1]}; {_progress(folder, config)}", flush=True)
-                next_strike = time.monotonic() + rng.uniform(0.0, 2.0 * FLAGS.pause_s)
+            if due is not None and now >= due and alive and (fault := _strike(rng, alive, config)):
+                log.append(fault | {"after_s": round(time.monotonic() - begin, 1)})
+                print(
+                    f"{len(log)}/{FLAGS.kills} {log[-1]}; {_consumed(folder)} of {config.train.steps} steps", flush=True
+                )
+                due = None
             time.sleep(0.05)
     finally:
         for role in roles:
@@ -141,14 +151,14 @@ def _start(name: str, command: list[str], folder: Path) -> Role:
     return Role(name, started)
 
 
-def _strike(rng: random.Random, alive: list[Role], config: RunConfig) -> dict:
-    """Kills or stops one of them."""
+def _strike(rng: random.Random, alive: list[Role], config: RunConfig) -> dict | None:
+    """Kills or stops one of them; None if it has just ended."""
     learners = [role for role in alive if role.name == "learner"]
     actors = [role for role in alive if role.name != "learner"]
     victim = rng.choice(learners if learners and (not actors or rng.random() < 0.25) else actors)
     pid = victim.pid
     if not pid:
-        return {"role": victim.name, "what": "was starting"}
+        return None
     if victim.name != "learner" and rng.random() < 0.1:
         os.kill(pid, signal.SIGSTOP)
         time.sleep(2.0 * config.asynchrony.work.heartbeat_timeout_s)
@@ -175,12 +185,12 @@ def _descendants(pid: int) -> list[int]:
     return found
 
 
-def _progress(folder: Path, config: RunConfig) -> str:
+def _consumed(folder: Path) -> int:
+    """Steps whose groups are used up."""
     steps = folder / STORE / "steps"
     if not steps.is_dir():
-        return "warm start"
-    done = [step for step in steps_lib.steps(folder / STORE) if (steps / f"{step:08}" / steps_lib.CONSUMED).exists()]
-    return f"{len(done)} of {config.train.steps} steps"
+        return 0
+    return sum((steps / f"{step:08}" / steps_lib.CONSUMED).exists() for step in steps_lib.steps(folder / STORE))
 
 
 def _environment(folder: Path) -> dict[str, str]:
