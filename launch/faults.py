@@ -111,8 +111,8 @@ def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random
     log: list[dict] = []
     begin = time.monotonic()
     deadline = begin + 60 * FLAGS.minutes
-    # the last before the last step but one, so that no kill comes too late
-    steps = sorted(rng.uniform(-1.0, config.train.steps - 2) for _ in range(FLAGS.kills))
+    # none in the last quarter, which the run must not be through before the last one falls
+    steps = sorted(rng.uniform(-1.0, 0.75 * config.train.steps) for _ in range(FLAGS.kills))
     due: float | None = None  # when the next kill falls, once its step is reached
     try:
         while any(role.supervisor.poll() is None for role in roles):
