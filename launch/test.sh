@@ -3,4 +3,4 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/set_up.sh"
 
-exec python -m pytest -n 2 --dist loadfile "$@"
+exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

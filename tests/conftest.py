@@ -20,8 +20,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files that run for a minute or more, in processes of their own: first, so that no worker is left alone with one.
+LONG = ("test_kill.py", "test_faults.py", "test_shared_prompt.py", "test_scheduler.py", "test_nsa.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what is marked slow unless RUN_SLOW=1."""
+    """Puts long files first and skips what is marked slow unless RUN_SLOW=1."""
+    items.sort(key=lambda item: item.path.name not in LONG)
     if os.environ.get("RUN_SLOW") == "1":
         return
     for item in items:

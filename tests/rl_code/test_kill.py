@@ -22,7 +22,7 @@ from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics, read_trajectories
 from rl_code.run import Run, RunConfig
 
-KILLS = 10
+KILLS = 10 if os.environ.get("RUN_SLOW") == "1" else 5
 STEPS = 6
 FLAGS = (
     "--config=configs/quickstart.py:smoke",
