@@ -28,9 +28,7 @@ from pallas_kernels.tokens import MASKED, Tokens, sees
 
 def block_size(keys: int, window: int | None) -> int:
     """Tokens of a block: for short rows fewer than elsewhere, since they are mostly edges of what is seen."""
-    if keys >= 2048:
-        return dense.block_size(keys, window)
-    return 64 if keys < 1024 else 128
+    return 64 if keys < 2048 else dense.block_size(keys, window)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
