@@ -154,10 +154,10 @@ def _busy_share(profile: jax.profiler.ProfileData) -> float:
                     work.append((event.start_ns, event.start_ns + event.duration_ns))
     begin, end = wait
     inside = ((max(start, begin), min(stop, end)) for start, stop in work)
-    return _length((start, stop) for start, stop in inside if start < stop) / (end - begin)
+    return union_length((start, stop) for start, stop in inside if start < stop) / (end - begin)
 
 
-def _length(intervals: Iterable[tuple[float, float]]) -> float:
+def union_length(intervals: Iterable[tuple[float, float]]) -> float:
     """Of the union of intervals."""
     total, reached = 0.0, float("-inf")
     for start, stop in sorted(intervals):

@@ -31,7 +31,12 @@ from rl_code.rollout.scheduler import RolloutStats, Scheduler
 WORKLOADS = {"W1": (256, 128), "W2": (1024, 64), "smoke": (64, 64)}  # tokens of a prompt, of a completion
 PROMPTS, SAMPLES = 8, 8
 
-flags.DEFINE_enum("workload", "W1", list(WORKLOADS), "W1: prompts of 256 tokens, completions of 128. W2: 1024 and 64. smoke: 64 and 64.")
+flags.DEFINE_enum(
+    "workload",
+    "W1",
+    list(WORKLOADS),
+    "W1: prompts of 256 tokens, completions of 128. W2: 1024 and 64. smoke: 64 and 64.",
+)
 flags.DEFINE_string("tag", "", "Goes into the line that rl_step prints.")
 
 

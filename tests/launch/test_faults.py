@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.timeout(900)
 def test_killed_roles_lose_repeat_and_change_nothing(tmp_path):
     command = [sys.executable, "-m", "launch.faults", "--config=configs/faults.py:smoke", f"--workdir={tmp_path}"]
-    done = subprocess.run([*command, "--kills=3", "--delay_s=2", "--minutes=14"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--kills=3", "--delay_s=2", "--minutes=14"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "replayed: equal, bit for bit" in done.stdout and done.stdout.endswith("every check passed\n")
     report = json.loads((tmp_path / "faults.json").read_text())

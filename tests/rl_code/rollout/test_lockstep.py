@@ -12,6 +12,7 @@ import pytest
 
 from models.sharding import MeshConfig, make_mesh
 from rl_code.rollout.engine import Engine
+from rl_code.rollout.lockstep import Channel
 from rl_code.rollout.scheduler import Scheduler
 from tests.ports import free_port
 from tests.rl_code.rollout.small import MODEL, SAMPLING, SCARCE, STOP, Letters, play, task_of
@@ -60,3 +61,8 @@ def test_a_follower_says_when_the_first_process_has_ended(tmp_path):
     leader.communicate(timeout=120)
     assert (leader.returncode, follower.returncode) == (9, 3), output
     assert "raised: the first process of this actor has ended" in output
+
+
+def test_a_host_that_is_no_address_is_named():
+    with pytest.raises(ValueError, match="host='node7' must be an IPv4 address in numbers"):
+        Channel("node7", 1.0)

@@ -114,6 +114,18 @@ def test_running_out_of_pages_changes_no_token():
     assert_same(scarce, plenty)
 
 
+def test_short_answers_of_tools_have_a_shape_of_their_own_that_changes_no_token():
+    tasks = [task_of(seed) for seed in range(5)]
+    engine = dataclasses.replace(ENGINE, answer_rows=3, answer_tokens=5)  # some answers are longer
+    together, _ = play(tasks, engine=engine)
+    alone, _ = play(tasks[:1], engine=engine)
+    scarce, stats = play(tasks, engine=dataclasses.replace(engine, pages=SCARCE.pages))
+    assert stats.preempted > 5
+    assert_same(together[:1], alone)
+    assert_same(together, scarce)
+    assert_same(together, play(tasks)[0])
+
+
 def test_a_cache_that_cannot_hold_one_trajectory_is_refused():
     with pytest.raises(ValueError, match=r"pages=16 of 4 tokens must hold length=64 tokens and one page more"):
         dataclasses.replace(ENGINE, pages=16)
