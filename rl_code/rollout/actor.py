@@ -99,9 +99,7 @@ class Actor:
         self._work.close()
 
     def _claim(self) -> None:
-        held = sum(item.group_size for item in self._claimed)
-        room = self._scheduler.room - held
-        if not self._claimed and (room > 0 or not self._scheduler.groups):
+        if not self._claimed and (self._scheduler.room > 0 or not self._scheduler.groups):
             self._claimed += self._work.claim(_PORTION)
 
     def _begin(self) -> None:
