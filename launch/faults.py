@@ -187,10 +187,10 @@ def _descendants(pid: int) -> list[int]:
 
 def _consumed(folder: Path) -> int:
     """Steps whose groups are used up."""
-    steps = folder / STORE / "steps"
-    if not steps.is_dir():
+    store = folder / STORE
+    if not (store / "steps").is_dir():
         return 0
-    return sum((steps / f"{step:08}" / steps_lib.CONSUMED).exists() for step in steps_lib.steps(folder / STORE))
+    return sum(steps_lib.list_step(store, step).consumed for step in steps_lib.steps(store))
 
 
 def _environment(folder: Path) -> dict[str, str]:

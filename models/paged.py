@@ -78,13 +78,13 @@ def decode_token(
     tables: Int[Array, "B P"],
     tokens: Int[Array, " B"],
     places: Int[Array, " B"],
-    layers: Sequence[tuple[Layers, NSALayers | DocumentGates | None]],
+    layers: Sequence[tuple[Layers, NSALayers | DocumentGates | None]] | None = None,
 ) -> tuple[Float[Array, "B D"], PagedCache, dict[int, view.LayerView]]:
     """One token of every row: (final hidden states, the cache and the views with the token in them).
 
     views: of the layers, from ``gather_views``, that do not read their pages; their new keys stay in the view until
     ``put_views_back``. rows: the view's. tables: all pages of the rows. places: -1 for rows that are over. layers: the
-    model's, unstacked.
+    model's, unstacked, where that costs a copy which several tokens can share.
     """
     pages = sequence_pages(tables, places + 1, cache.page) if len(views) < len(cache.methods) else None
     positions = jnp.maximum(places, 0)[:, None]
@@ -92,7 +92,7 @@ def decode_token(
     rotate = functools.partial(rope, config=model.config)
     x = model.embed_tokens(tokens[:, None])
     views = dict(views)
-    for index, (method, (layer, extra)) in enumerate(zip(cache.methods, layers, strict=True)):
+    for index, (method, (layer, extra)) in enumerate(zip(cache.methods, layers or model.unstacked(), strict=True)):
 
         def attention(layer, y, index=index, method=method, extra=extra):
             nonlocal cache

@@ -11,6 +11,7 @@ again ends with the same weights, bit for bit, as one that was not.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -235,22 +236,13 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 log.append(step, groups)
                 pool.record({item.task: solved(group) for item, group in zip(items, groups, strict=True)})
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
-                actor = supply.take_stats()
-                done = time.perf_counter()
-                metrics = episode_metrics(groups, step) | learner_metrics | actor_metrics(actor)
+                times = StepTimes(begin, planned, sampled, trained, time.perf_counter())
+                metrics = episode_metrics(groups, step) | learner_metrics | actor_metrics(supply.take_stats())
                 metrics |= publisher.published.metrics() if publisher.published else {}
-                sampled_tokens = sum(int(t.sampled.sum()) for group in groups for t in group.trajectories)
-                metrics |= {
-                    "time/step_s": done - begin,
-                    "time/screening_s": planned - begin,
-                    "time/rollout_s": sampled - planned,
-                    "time/update_s": trained - sampled,
-                    "time/publish_s": done - trained,
-                    "time/learner_idle": (sampled - begin) / (done - begin),
+                metrics |= times.metrics(metrics["rollout/sampled_tokens"]) | {
                     "time/compilations": compilations.count,
                     "tasks/screened": screened,
                     "tasks/pool": len(pool.active),
-                    "time/tokens_per_s": sampled_tokens / (done - begin),
                 }
                 writer.write(step, metrics)
                 progress.update(
@@ -350,6 +342,30 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         "time/tools_s": sum(t.seconds.get("tools", 0.0) for t in trajectories),
         "time/grade_s": sum(t.seconds.get("grade", 0.0) for t in trajectories),
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """When a step began, was planned, had its groups, had its update and was published; of time.perf_counter."""
+
+    begin: float
+    planned: float
+    sampled: float
+    trained: float
+    done: float
+
+    def metrics(self, sampled_tokens: float) -> dict[str, float]:
+        """Seconds of the parts, the learner's share without work, and tokens per second of the whole."""
+        whole = self.done - self.begin
+        return {
+            "time/step_s": whole,
+            "time/screening_s": self.planned - self.begin,
+            "time/rollout_s": self.sampled - self.planned,
+            "time/update_s": self.trained - self.sampled,
+            "time/publish_s": self.done - self.trained,
+            "time/learner_idle": (self.sampled - self.begin) / whole,
+            "time/tokens_per_s": sampled_tokens / whole,
+        }
 
 
 def actor_metrics(stats: ActorStats | None) -> dict[str, float]:

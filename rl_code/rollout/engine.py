@@ -153,11 +153,9 @@ def _decode(model: Transformer, cache: PagedCache, inputs: DecodeInput, *, steps
     view_block: size of the view's blocks, 0 to read pages.
     Returns (cache, tokens int32 [slots, steps], logprobs float32 [slots, steps], counts int32 [slots]).
     """
-    views, unstacked = {}, model.unstacked
+    views, layers = {}, None
     if view_block:
-        # on CPU a slice is a copy, so not anew for every token
-        layers = jax.lax.optimization_barrier(model.unstacked())
-        unstacked = lambda: layers  # noqa: E731
+        layers = jax.lax.optimization_barrier(model.unstacked())  # on CPU a slice is a copy, so not for every token
         reach = jnp.max(jnp.where(inputs.active, inputs.places - inputs.rows.starts + inputs.budgets - 1, 0))
         views = gather_views(cache, inputs.rows, view_block, reach)
 
@@ -169,9 +167,7 @@ def _decode(model: Transformer, cache: PagedCache, inputs: DecodeInput, *, steps
         step, (cache, views), tokens, active, counts, out_tokens, out_logprobs = carry
         positions = inputs.places + counts
         places = jnp.where(active, positions, -1)
-        hidden, cache, views = decode_token(
-            model, cache, views, inputs.rows, inputs.tables, tokens, places, unstacked()
-        )
+        hidden, cache, views = decode_token(model, cache, views, inputs.rows, inputs.tables, tokens, places, layers)
         uniforms = token_uniforms(inputs.keys, inputs.groups, inputs.samples, positions)
         sampled, logprobs = sample(model.logits(hidden), uniforms, sampling)
         tokens = jnp.where(active, sampled, tokens)

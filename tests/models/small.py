@@ -11,8 +11,8 @@ from models.transformer import ModelConfig, Transformer
 VOCABULARY = 32
 
 
-def small_model(methods: tuple[Method, ...], *, seed: int = 0, **changes) -> Transformer:
-    """Four layers, or what ``changes`` says, with random parameters that are the same for a seed."""
+def small_config(**changes) -> ModelConfig:
+    """Four layers, or what ``changes`` says."""
     settings = dict(
         vocab_size=VOCABULARY,
         embed_dim=16,
@@ -24,8 +24,11 @@ def small_model(methods: tuple[Method, ...], *, seed: int = 0, **changes) -> Tra
         rope_theta=1e4,
         norm_eps=1e-5,
         tied_embeddings=True,
-        qk_norm=True,
-        attention=methods,
     )
-    config = ModelConfig(**settings | changes)
+    return ModelConfig(**settings | changes)
+
+
+def small_model(methods: tuple[Method, ...], *, seed: int = 0, **changes) -> Transformer:
+    """A ``small_config`` with norms of q and k, with random parameters that are the same for a seed."""
+    config = small_config(**dict(qk_norm=True, attention=methods) | changes)
     return jax.jit(lambda: Transformer(config, nnx.Rngs(seed)))()

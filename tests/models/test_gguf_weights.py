@@ -19,21 +19,11 @@ from models.chat import render
 from models.presets import PRESETS
 from models.sharding import MESHES, MeshConfig, make_mesh
 from models.tokenizer import Tokenizer
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
+from tests.models.small import small_config
 from tests.models.test_huggingface import assert_same, logits, random_model
 
-CONFIG = ModelConfig(
-    vocab_size=24,
-    embed_dim=32,
-    mlp_dim=64,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_theta=1e5,
-    norm_eps=1e-5,
-    tied_embeddings=True,
-)
+CONFIG = small_config(vocab_size=24, embed_dim=32, mlp_dim=64, num_layers=2, rope_theta=1e5)
 KINDS = {
     "llama": {},
     "qwen2": {"qkv_bias": True, "tied_embeddings": False},

@@ -16,9 +16,10 @@ from attention.methods import Dense, Window
 from attention.moba import MoBA
 from attention.nsa import NSA
 from attention.squid import GatedDocuments
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
 from pallas_kernels.tokens import visible
 from rl_code.types import Group, Reward, Task, Tests, Trajectory
+from tests.models.small import small_config
 
 VOCAB = 32
 
@@ -106,23 +107,12 @@ def make_attending(name):
 @functools.cache
 def make_model(**changes):
     """A small model, the same for the same arguments; norms and biases are off their initial ones and zeros."""
-    config = dict(
-        vocab_size=VOCAB,
-        embed_dim=16,
-        mlp_dim=32,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=8,
-        rope_theta=1e4,
-        norm_eps=1e-5,
-        tied_embeddings=True,
-        qkv_bias=True,
-    )
+    own = dict(vocab_size=VOCAB, mlp_dim=32, num_layers=2, num_heads=2, qkv_bias=True)
+    config = small_config(**own | changes)
 
     @jax.jit
     def init():
-        model = Transformer(ModelConfig(**(config | changes)), nnx.Rngs(0))
+        model = Transformer(config, nnx.Rngs(0))
         leaves, tree = jax.tree.flatten(model)
         keys = jax.random.split(jax.random.key(1), len(leaves))
         leaves = [x + 0.2 * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]

@@ -11,24 +11,14 @@ import numpy as np
 from flax import nnx
 
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
 from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
+from tests.models.small import small_config
 
 STOP, VOCAB = 0, 40
-MODEL = ModelConfig(
-    vocab_size=VOCAB,
-    embed_dim=32,
-    mlp_dim=64,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    rope_theta=1e4,
-    norm_eps=1e-6,
-    tied_embeddings=True,
-)
+MODEL = small_config(vocab_size=VOCAB, embed_dim=32, mlp_dim=64, num_layers=2, norm_eps=1e-6)
 ENGINE = EngineConfig(
     slots=3,
     episodes=8,

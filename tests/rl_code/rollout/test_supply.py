@@ -15,6 +15,7 @@ from rl_code.store.store import GroupStore, StoreTimeout
 from rl_code.store.work import Work
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.versions import WeightError
+from rl_code.weights.waiting import Deadline
 from tests.rl_code.rollout.test_actor import WORK, FakeScheduler, Site, kill, make_group, make_tasks
 from tests.rl_code.weights.small import mesh, wanted
 
@@ -80,8 +81,7 @@ def test_a_thread_samples_while_the_learner_does_something_else(site):
     scheduler = FakeScheduler()
     with InThread(site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest()) as supply:
         assert numbers(supply.wait(0, [1])) == [(0, 1)]
-        while site.store.missing(1):
-            time.sleep(0.01)
+        assert Deadline(LONG_S).wait(lambda: not site.store.missing(1))
         assert numbers(supply.wait(1)) == [(1, 0), (1, 1)]
         assert supply.take_stats().rollout.sampled_tokens > 0
     assert scheduler.aborted == 1
@@ -112,8 +112,7 @@ def test_the_thread_ends_with_the_learner_whatever_it_was_doing(site, busy):
     scheduler = FakeScheduler(rounds=lambda item: 10**9, before_round=lambda scheduler: time.sleep(0.001))
     supply = InThread(site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest())
     with supply:
-        while busy and not scheduler.groups:
-            time.sleep(0.01)
+        assert not busy or Deadline(LONG_S).wait(lambda: bool(scheduler.groups))
     assert not supply._thread.is_alive() and scheduler.aborted == 1
     heir = Work(GroupStore(site.store.folder, "heir"), WORK)
     site.works.append(heir)
@@ -124,8 +123,7 @@ def test_a_thread_that_waits_for_weights_ends_when_they_are_closed(site):
     site.plan(0, 1, version=1)
     supply = InThread(site.store, site.actor("one_step", 1, FakeScheduler()), LONG_S, StopRequest())
     with supply:
-        while not site.works[0].claimed:
-            time.sleep(0.01)
+        assert Deadline(LONG_S).wait(lambda: bool(site.works[0].claimed))
         site.weights.close()
     assert not supply._thread.is_alive()
 
