@@ -87,7 +87,8 @@ def arrange(folder: Path, console: rich.console.Console, mesh: Mesh, sampling_me
     options, config = flags.FLAGS, bench_model.model_config()
     after = TURNS * (MESSAGE + ANSWER)
     engine = bench_model.engine_config(GROUPS * SAMPLES, GROUPS, PROMPT, after, sampling_mesh.size, config.dtype)
-    engine = dataclasses.replace(engine, decode_steps=MESSAGE)
+    # answers come one by one: a dispatch for few of them must not take as long as one for all
+    engine = dataclasses.replace(engine, decode_steps=MESSAGE, answer_rows=16)
     parts = Parts(
         scheduler=bench_model.make_scheduler(config, engine, sampling_mesh, workers=GROUPS * SAMPLES),
         update=make_update(bench_model.LOSS, bench_model.OPTIMIZER, 1),

@@ -22,15 +22,13 @@ import rich.console
 import rich.table
 from absl import flags
 
-from attention.dense import block_size
+from attention.blockwise import block_size, mean_trips
 from attention.methods import Dense, KeyValues, Method, View, Window, attend, view
 from attention.moba import MoBA
 from attention.nsa import NSA
 from launch.bench_report import hardware, save
 from launch.flops import matmul_flops
 from models.sharding import MeshConfig, make_mesh, per_shard
-from pallas_kernels.flash.blocks import visits
-from pallas_kernels.padding import pad_tokens
 from pallas_kernels.tokens import TAIL, Tokens, sequences
 
 flags.DEFINE_list("lengths", ["2048", "4096", "8192", "16384", "32768"], "Tokens of the sequence.")
@@ -49,14 +47,14 @@ SHARE = 0.5
 class Contender:
     """A way to attend: ``run(q, k, v, ...) -> out`` and its arguments; least: FLOPs of its definition, forward.
 
-    visits: of a loop whose trip count depends on data, how many it makes on average.
+    trips: of a loop whose trip count depends on data, how many it makes on average.
     """
 
     name: str
     run: Callable
     arguments: tuple
     least: float
-    visits: float = 1.0
+    trips: float = 1.0
 
 
 def main() -> None:
@@ -93,7 +91,7 @@ def contenders(length: int, options) -> Iterator[Contender]:
     def ours(name: str, method: Method, tokens: Tokens, least: float, extra: tuple = ()) -> Contender:
         """extra: of NSA, its compressed and window keys and values, and its gates."""
         seen = view((method,), tokens)
-        return Contender(name, _sharded(method, seen), (q, k, v, *extra), least, _visits(method, tokens))
+        return Contender(name, _sharded(method, seen), (q, k, v, *extra), least, _trips(method, tokens))
 
     single = sequences(jnp.array([length]), length)
     yield ours("dense", Dense(), single, dense)
@@ -133,14 +131,12 @@ def _sharded(method: Method, seen: View) -> Callable:
     return run
 
 
-def _visits(method: Method, tokens: Tokens) -> float:
-    """Key blocks that a block of queries visits on average in ``dense_attention``; only there it depends on data."""
+def _trips(method: Method, tokens: Tokens) -> float:
+    """``mean_trips`` of a method's loops over key blocks; those of MoBA do not depend on data."""
     if isinstance(method, MoBA):
         return 1.0
     window = getattr(method, "window", None)
-    block = block_size(tokens.shape[1], window)
-    tokens = pad_tokens(tokens, block)
-    return float(jnp.mean(visits(tokens, tokens, block, block, window)[0][..., 0]))
+    return mean_trips(tokens, window, block_size(tokens.shape[1], window))
 
 
 def measure(contender: Contender, length: int, gradients: bool, repeats: int, devices: int) -> dict:
@@ -156,7 +152,7 @@ def measure(contender: Contender, length: int, gradients: bool, repeats: int, de
     memory = compiled.memory_analysis()
     row["bytes"] = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     row["bytes"] *= devices
-    row["flops"] = matmul_flops(compiled.as_text(), contender.visits) * devices
+    row["flops"] = matmul_flops(compiled.as_text(), contender.trips) * devices
     free = available_memory()
     if jax.default_backend() == "cpu" and row["bytes"] > SHARE * free:
         return row | dict(error=f"needs {row['bytes'] / 2**30:.0f} GiB and as much again, {free / 2**30:.0f} are free")

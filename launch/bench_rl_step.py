@@ -18,15 +18,18 @@ from absl import flags
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from attention.blockwise import block_size, mean_trips
 from launch import bench_model
 from launch.bench_episodes import FixedEpisode, prompts
 from launch.bench_report import hardware, save
 from launch.flops import matmul_flops
 from models.transformer import cast
+from pallas_kernels.tokens import packed_rows
 from rl_code.learner.advantages import group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update
 from rl_code.rollout.scheduler import RolloutStats, Scheduler
+from rl_code.types import Batch
 
 WORKLOADS = {"W1": (256, 128), "W2": (1024, 64), "smoke": (64, 64)}  # tokens of a prompt, of a completion
 PROMPTS, SAMPLES = 8, 8
@@ -87,7 +90,7 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
                 for name, took in (("step", done - begin), ("generation", sampled - begin), ("update", done - sampled)):
                     seconds[name].append(took)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        learn = matmul_flops(update.lower(state, batch).compile().as_text()) * mesh.size
+        learn = update_flops(update.lower(state, batch).compile().as_text(), batch) * mesh.size
         sample = generation_flops(scheduler, cast(state.model, config.dtype), stats, completion)
     scheduler.close()
     median = {name: statistics.median(times) for name, times in seconds.items()}
@@ -114,6 +117,12 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
         dtype=config.dtype,
         hardware=hardware(),
     )
+
+
+def update_flops(hlo: str, batch: Batch) -> float:
+    """Floating-point operations of one device's matrix products: in one micro-batch, over the key blocks it visits."""
+    rows = packed_rows(batch.segments, batch.branches, batch.positions)
+    return matmul_flops(hlo, (1.0, mean_trips(rows, None, block_size(rows.shape[1], None))))
 
 
 def generation_flops(scheduler: Scheduler, model, stats: RolloutStats, completion: int) -> float:

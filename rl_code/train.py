@@ -86,7 +86,8 @@ def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.
             stack.enter_context(contextlib.closing(Channel(host, deadline_s))) if jax.process_count() > 1 else None
         )
         run, stop = stack.enter_context(Run(config, workdir, "actor", channel)), stack.enter_context(StopRequest())
-        stack.enter_context(stop.deferred())
+        if channel is not None:  # all processes stop between the same two calls; one alone stops at once
+            stack.enter_context(stop.deferred())
         stored = StoredSubscriber(workdir, run.sampling_model(), name=name)
         weights = TransferSubscriber(stored, host=host, pull_s=min(30.0, deadline_s))
         if channel is not None and not channel.leads:
@@ -97,14 +98,16 @@ def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.
         if channel is not None:
             weights = LeadingWeights(weights, channel)
         store, last = GroupStore(workdir / STORE, name), config.train.steps - 1
-        actor = make_actor(run, store, weights)
+        actor, stopped = make_actor(run, store, weights), False
         try:
             actor.run(lambda: stop.requested or store.is_consumed(last))
+        except KeyboardInterrupt:
+            stopped = True
         finally:
             actor.close()
         if channel is not None:
             channel.tell("stop")
-        if stop.requested:
+        if stopped or stop.requested:
             raise Stopped(f"{name} stopped; what it held may be taken over")
 
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from attention import reference
-from attention.blockwise import block_size, blockwise_attention
+from attention.blockwise import block_size, blockwise_attention, mean_trips
 from attention.dense import dense_attention
+from launch.flops import matmul_flops
 from pallas_kernels.tokens import Tokens, sequences, visible
 from tests.attention.rows import Piece, documents, normal, pack, relative
 
 ROWS = {
-    "single": sequences(jnp.array([61]), 61),
+    "single": sequences(jnp.array([317]), 317),  # long enough for blocks that are taken together
     "packed": pack([Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))], 64)[0],
     "documents": documents([9, 0, 17, 8], 6, block=4, prefix=3),
 }
@@ -79,6 +80,16 @@ def test_blocks_that_are_not_seen_are_not_read():
     for one, other in zip(clean, poisoned, strict=True):
         assert np.array_equal(np.asarray(one)[0, ~blocks], np.asarray(other)[0, ~blocks])
         assert np.isnan(np.asarray(other)[0, :8]).all()
+
+
+@pytest.mark.parametrize("block", [16, 128])
+def test_mean_trips_count_the_products_that_are_made(block):
+    tokens = ROWS["single"]
+    qkv, _ = inputs(tokens, 317, dtype=jnp.float32)
+    hlo = jax.jit(lambda *x: blockwise_attention(*x, tokens, tokens, None, block)).lower(*qkv).compile().as_text()
+    blocks = -(-317 // block)
+    made = blocks * (blocks + 1) / 2 * block**2
+    assert matmul_flops(hlo, mean_trips(tokens, None, block)) == pytest.approx(2 * 2 * 4 * 8 * made)
 
 
 def test_short_rows_have_small_blocks():

@@ -5,26 +5,20 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import programs
+
 SMALL = ("--document=1024", "--device_mib=2", "--host_mib=0", "--decode=5", "--check_tokens=1024")
 
 
 def command(folder: Path, *flags: str) -> list[str]:
-    start = [sys.executable, "-m", "launch.bench", "million", "--device=cpu", f"--workdir={folder / 'blocks'}"]
-    return [*start, *SMALL, *flags]
+    return ["launch.bench", "million", "--device=cpu", f"--workdir={folder / 'blocks'}", *SMALL, *flags]
 
 
 def test_a_small_run(tmp_path):
-    done = subprocess.run(
-        command(tmp_path, "--tokens=4096", f"--json={tmp_path / 'out' / 'million.json'}"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = programs.run(*command(tmp_path, "--tokens=4096", f"--json={tmp_path / 'out' / 'million.json'}"))
     assert done.returncode == 0, done.stderr
     assert "4,096 tokens in documents of 1,024" in done.stdout
     report = json.loads((tmp_path / "out" / "million.json").read_text())
@@ -42,13 +36,13 @@ def test_a_small_run(tmp_path):
 
 
 def test_a_budget_that_is_too_small_is_refused(tmp_path):
-    done = subprocess.run(command(tmp_path, "--tokens=512000"), cwd=ROOT, capture_output=True, text=True)
+    done = programs.run(*command(tmp_path, "--tokens=512000"))
     assert done.returncode == 1 and "device_bytes=2097152 hold no block" in done.stderr.splitlines()[-1]
 
 
 def test_what_is_on_disk_goes_when_the_bench_is_stopped(tmp_path):
     long = command(tmp_path, "--tokens=512000", "--device_mib=32")
-    process = subprocess.Popen(long, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = programs.start(*long, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while not list(tmp_path.glob("blocks/million_*/blocks")):
             assert process.poll() is None

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from launch.bench_overlap import union_length
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests import programs
 
 
 @pytest.mark.parametrize(
@@ -24,9 +20,7 @@ def test_the_length_of_a_union(intervals, length):
 
 def test_a_short_run(tmp_path):
     flags = ["--workload=smoke", "--steps=1", "--warmup=1", "--wait_s=0.2", f"--json={tmp_path / 'a.json'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.bench", "overlap", *flags], cwd=ROOT, capture_output=True, text=True
-    )
+    done = programs.run("launch.bench", "overlap", *flags)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert rows["rematerialised"]["residual_mib"] < rows["everything kept"]["residual_mib"] / 2

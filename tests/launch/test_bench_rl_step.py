@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import programs
 
 
 def test_a_short_run(tmp_path):
     flags = ["--workload=smoke", "--steps=1", "--warmup=1", "--tag=short", f"--json={tmp_path / 'a.json'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.bench", "rl_step", *flags], cwd=ROOT, capture_output=True, text=True
-    )
+    done = programs.run("launch.bench", "rl_step", *flags)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"peer": "ours"')]
     report = json.loads(line)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import programs
 
 
-def run(folder: Path, *flags: str) -> subprocess.CompletedProcess:
-    start = [sys.executable, "-m", "launch.bench", "swap", "--device=cpu", f"--workdir={folder / 'documents'}"]
-    return subprocess.run([*start, *flags], cwd=ROOT, capture_output=True, text=True)
+def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return programs.run("launch.bench", "swap", "--device=cpu", f"--workdir={folder / 'documents'}", *flags)
 
 
 def test_a_small_run(tmp_path):

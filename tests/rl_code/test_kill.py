@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,8 +20,9 @@ from rl_code.config import build
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics, read_trajectories
 from rl_code.run import Run, RunConfig
+from tests import programs
 
-KILLS = 10 if os.environ.get("RUN_SLOW") == "1" else 5
+KILLS = 10 if os.environ.get("RUN_SLOW") == "1" else 3
 STEPS = 6
 FLAGS = (
     "--config=configs/quickstart.py:smoke",
@@ -34,14 +34,9 @@ FLAGS = (
 
 
 def _start(workdir: Path, cache: Path) -> subprocess.Popen:
-    environment = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-    }
-    log = open(workdir.with_suffix(".log"), "ab")
-    command = [sys.executable, "-m", "launch.train", *FLAGS, f"--workdir={workdir}"]
-    return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    with open(workdir.with_suffix(".log"), "ab") as log:
+        settings = dict(cache=cache, stdout=log, stderr=log, start_new_session=True)
+        return programs.start("launch.train", *FLAGS, f"--workdir={workdir}", **settings)
 
 
 def _finish(workdir: Path, cache: Path) -> None:

@@ -32,9 +32,11 @@ from rl_code.store import audit, records
 from rl_code.store.files import StoreError
 from rl_code.store.steps import group_path
 from rl_code.store.store import GroupStore
-from rl_code.train import STORE, Learner, train
+from rl_code.store.work import Work
+from rl_code.train import STORE, Learner, act, train
 from rl_code.types import Group
 from rl_code.weights.local import LocalWeights
+from rl_code.weights.transfer import TransferSubscriber
 from tests.rl_code.rollout.test_actor import FakeScheduler
 
 STEPS = 5
@@ -225,31 +227,57 @@ def test_every_mode_keeps_its_bound_and_can_be_replayed(tmp_path, monkeypatch, m
         assert sum(shares) == pytest.approx(1.0) and 0.0 <= row["time/actor_idle"] <= 1.0
 
 
-@pytest.mark.timeout(120)
-def test_a_learner_that_ends_does_not_wait_for_an_actor_that_waits_for_weights(tmp_path, monkeypatch):
-    """The deadline of that wait is longer than this test's."""
-    config = make_config("one_step", 1)
+@pytest.fixture
+def version_missing(tmp_path, monkeypatch) -> Path:
+    """A run interrupted as if version 3 had not reached storage, nor the groups of step 4, which it samples."""
     with monkeypatch.context() as patch:
         strike(patch, 3, fail)
         with pytest.raises(OSError, match="struck"):
-            train(config, tmp_path)
-    # As if version 3 had not reached storage before its learner was killed, nor the groups of step 4 that it samples.
+            train(make_config("one_step", 1), tmp_path)
     shutil.rmtree(tmp_path / "weights")
     for path in (tmp_path / STORE / "steps" / "00000004").glob("group_*"):
         path.unlink()
-    waiting, wait = threading.Event(), LocalWeights.wait
+    return tmp_path
+
+
+def report_wait(patch: pytest.MonkeyPatch, subscriber: type) -> threading.Event:
+    """Set when version 3 is waited for; the deadline of that wait is longer than a test's."""
+    waiting, wait = threading.Event(), subscriber.wait
 
     def seen(weights, **wanted):
         if wanted.get("exactly") == 3:
             waiting.set()
         return wait(weights, **wanted)
 
+    patch.setattr(subscriber, "wait", seen)
+    return waiting
+
+
+@pytest.mark.timeout(120)
+def test_a_learner_that_ends_does_not_wait_for_an_actor_that_waits_for_weights(version_missing, monkeypatch):
+    waiting = report_wait(monkeypatch, LocalWeights)
+
     def fail_when_it_waits() -> None:
         assert waiting.wait(60)
         fail()
 
-    monkeypatch.setattr(LocalWeights, "wait", seen)
     strike(monkeypatch, 2, fail_when_it_waits)
     with pytest.raises(OSError, match="struck"):
-        train(config, tmp_path)
+        train(make_config("one_step", 1), version_missing)
     assert "actor" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.timeout(120)
+def test_an_actor_that_waits_for_weights_stops_when_it_is_asked_to(version_missing, monkeypatch):
+    waiting = report_wait(monkeypatch, TransferSubscriber)
+
+    def stop_when_it_waits() -> None:
+        assert waiting.wait(60)
+        ask_to_stop()
+
+    threading.Thread(target=stop_when_it_waits).start()
+    with pytest.raises(Stopped, match="actor-0 stopped; what it held may be taken over"):
+        act(make_config("one_step", 1), version_missing, "actor-0")
+    config = make_config("one_step", 1).asynchrony.work
+    with Work(GroupStore(version_missing / STORE, "actor-1"), config) as work:
+        assert {item.step for item in work.claim(100)} == {4}  # at once, without the heartbeat's timeout

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,28 +12,15 @@ from models.sharding import MeshConfig, make_mesh
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.lockstep import Channel
 from rl_code.rollout.scheduler import Scheduler
-from tests.ports import free_port
+from tests import programs
 from tests.rl_code.rollout.small import MODEL, SAMPLING, SCARCE, STOP, Letters, play, task_of
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def start(out: Path, *arguments: int) -> list[subprocess.Popen]:
     """Both processes, with a device each."""
-    flags = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
-    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.rl_code.rollout.lockstep_process", str(out), str(free_port())]
-    return [
-        subprocess.Popen(
-            [*command, str(process), *map(str, arguments)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for process in range(2)
-    ]
+    shared = [str(out), programs.free_port()]
+    module = "tests.rl_code.rollout.lockstep_process"
+    return [programs.start(module, *shared, process, *arguments, devices=1) for process in range(2)]
 
 
 @pytest.mark.parametrize("data, tensor", [(2, 1), (1, 2)])

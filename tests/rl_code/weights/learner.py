@@ -9,28 +9,21 @@ cut 1: storage cannot be read any more. With a port it is one of several process
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+from tests import programs
+
 MARK = "answer: "
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Learner:
     """The other end: starts a learner and sends it lines."""
 
     def __init__(self, workdir: Path, *arguments: int):
-        environment = os.environ | {
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
-            "PYTHONPATH": str(ROOT),
-            "JAX_PLATFORMS": "cpu",
-        }
-        command = [sys.executable, "-m", "tests.rl_code.weights.learner", str(workdir), *map(str, arguments)]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        module = "tests.rl_code.weights.learner"
+        self.process = programs.start(module, workdir, *arguments, stdin=subprocess.PIPE, stderr=None)
 
     def send(self, line: str) -> None:
         """Without waiting for the answer."""

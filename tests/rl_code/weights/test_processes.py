@@ -11,7 +11,7 @@ from rl_code.weights import records
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.versions import WeightError, WeightsConfig, WeightTimeout
 from rl_code.weights.waiting import Deadline, agree, within
-from tests.ports import free_port
+from tests.programs import free_port
 from tests.rl_code.weights.learner import Learner
 from tests.rl_code.weights.small import DTYPE, KEPT, assert_is, mesh, model_of, wanted
 

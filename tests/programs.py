@@ -1,0 +1,42 @@
+"""Programs of this project in processes of their own, compiled as quickly as the tests themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def start(module: str, *arguments: object, devices: int = 2, cache: Path | None = None, **popen) -> subprocess.Popen:
+    """``python -m module`` on so many virtual devices. cache: a folder that keeps what was compiled.
+
+    Output comes through one pipe unless ``popen`` says otherwise.
+    """
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+        "PYTHONPATH": str(ROOT),
+    }
+    if cache is not None:
+        environment |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    settings = dict(cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, **settings | popen)
+
+
+def run(module: str, *arguments: object, **settings) -> subprocess.CompletedProcess[str]:
+    """As ``start``, to its end, with standard output and error apart."""
+    process = start(module, *arguments, stderr=subprocess.PIPE, **settings)
+    output, error = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, error)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
