@@ -40,6 +40,8 @@ flags.DEFINE_float("wait_s", 1.0, "Seconds that the rollouts of overlap take.", 
 flags.DEFINE_string("trace", None, "Folder for the profile of overlap.")
 
 KINDS = ("one phase", "two phases")
+RESIDUALS = {"everything kept": False, "rematerialised": True}  # whether layers are computed again
+flags.DEFINE_multi_enum("residuals", list(RESIDUALS), list(RESIDUALS), "What overlap keeps between the phases.")
 _WAIT = "rollouts"  # the name of the wait in the profile
 
 
@@ -47,10 +49,7 @@ def main() -> None:
     options, console = flags.FLAGS, rich.console.Console(width=120)
     report = dict(hardware=hardware(), workload=options.workload, wait_s=options.wait_s, model=options.model)
     config = bench_model.model_config()
-    report["rows"] = {
-        name: measure(dataclasses.replace(config, remat=remat))
-        for name, remat in (("everything kept", False), ("rematerialised", True))
-    }
+    report["rows"] = {name: measure(dataclasses.replace(config, remat=RESIDUALS[name])) for name in options.residuals}
     console.print(table(report))
     save(report)
 

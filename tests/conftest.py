@@ -1,6 +1,7 @@
 """Shared test set-up, before anything imports jax: eight virtual CPU devices, and quick compilation.
 
-Tests compile many small programs and run each a few times, so the compiler's optimisation is switched off.
+Tests compile many small programs and run each a few times, so the compiler's optimisation is switched off, and fusions
+come from XLA's older emitters, which compile a program in less than half the time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import signal
 import jax
 import pytest
 
-FLAGS = {"--xla_force_host_platform_device_count": "8", "--xla_backend_optimization_level": "0"}
+from tests.programs import QUICKLY
+
+FLAGS = {"--xla_force_host_platform_device_count": "8"} | QUICKLY
 
 kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] not in FLAGS]
 os.environ["XLA_FLAGS"] = " ".join(kept + [f"{name}={value}" for name, value in FLAGS.items()])
@@ -21,7 +24,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of
 
 
 # Files that run for a minute or more, in processes of their own: first, so that no worker is left alone with one.
-LONG = ("test_kill.py", "test_faults.py", "test_shared_prompt.py", "test_scheduler.py", "test_nsa.py")
+LONG = ("test_kill.py", "test_faults.py", "test_roles.py", "test_shared_prompt.py", "test_scheduler.py", "test_nsa.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

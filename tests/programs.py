@@ -10,6 +10,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# Flags of XLA with which programs compile in a fraction of the time; they run slower.
+QUICKLY = {
+    "--xla_backend_optimization_level": "0",
+    "--xla_backend_extra_options": "xla_cpu_disable_new_fusion_emitters",
+}
 
 
 def start(module: str, *arguments: object, devices: int = 2, cache: Path | None = None, **popen) -> subprocess.Popen:
@@ -17,8 +22,9 @@ def start(module: str, *arguments: object, devices: int = 2, cache: Path | None 
 
     Output comes through one pipe unless ``popen`` says otherwise.
     """
+    flags = {"--xla_force_host_platform_device_count": devices} | QUICKLY
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
+        "XLA_FLAGS": " ".join(f"{name}={value}" for name, value in flags.items()),
         "PYTHONPATH": str(ROOT),
     }
     if cache is not None:

@@ -19,12 +19,12 @@ def test_the_length_of_a_union(intervals, length):
 
 
 def test_a_short_run(tmp_path):
-    flags = ["--workload=smoke", "--steps=1", "--warmup=1", "--wait_s=0.2", f"--json={tmp_path / 'a.json'}"]
-    done = programs.run("launch.bench", "overlap", *flags)
+    small = ["--model=tiny", "--workload=smoke", "--residuals=everything kept", "--steps=1", "--warmup=1"]
+    done = programs.run("launch.bench", "overlap", *small, "--wait_s=0.1", f"--json={tmp_path / 'a.json'}")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
-    assert rows["rematerialised"]["residual_mib"] < rows["everything kept"]["residual_mib"] / 2
-    for row in rows.values():
-        # nothing works while one phase waits; the prompts are computed while two do
-        assert row["busy_one_phase"] < 0.05 < row["busy_two_phases"] <= 1.0
-        assert row["one_phase_s"] > 0.2 and row["two_phases_s"] > 0.2
+    assert set(rows) == {"everything kept"}
+    row = rows["everything kept"]
+    # nothing works while one phase waits; the prompts are computed while two do
+    assert row["busy_one_phase"] < 0.05 < row["busy_two_phases"] <= 1.0
+    assert row["one_phase_s"] > 0.1 and row["two_phases_s"] > 0.1 and row["residual_mib"] > 0
