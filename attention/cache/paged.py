@@ -141,7 +141,7 @@ def init_cache(
 
 def page_bytes(cache: PagedCache) -> int:
     """Bytes of one page in all layers."""
-    return sum(x.nbytes for x in jax.tree.leaves(cache.layers)) // cache.num_pages
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.layers)) // cache.num_pages
 
 
 def copy_pages(cache: PagedCache, sources: Int[Array, " C"], targets: Int[Array, " C"]) -> PagedCache:

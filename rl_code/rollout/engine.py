@@ -253,13 +253,15 @@ class Engine:
 
     def init(self) -> PagedCache:
         """A cache of zeros."""
+        return self._run(jax.jit(self._zeros, out_shardings=self._rows))
+
+    def cache_shape(self) -> PagedCache:
+        """The shapes and dtypes of a cache."""
+        return jax.eval_shape(self._zeros)
+
+    def _zeros(self) -> PagedCache:
         c = self.config
-
-        @functools.partial(jax.jit, out_shardings=self._rows)
-        def zeros():
-            return model_cache(self._model_config, self.shards * c.pages, c.cache_dtype, page=c.page)
-
-        return self._run(zeros)
+        return model_cache(self._model_config, self.shards * c.pages, c.cache_dtype, page=c.page)
 
     def put(self, x: np.ndarray) -> jax.Array:
         """A host array [shards * n, ...] on the devices, rows split over ``data``."""
@@ -296,9 +298,7 @@ class Engine:
         """The programs "prefill" and "decode" for a look at them; nothing is run."""
         c, ints = self.config, functools.partial(jnp.zeros, dtype=jnp.int32)
         rows = self.shards * c.prefill_rows
-        cache = jax.eval_shape(
-            lambda: model_cache(self._model_config, self.shards * c.pages, c.cache_dtype, page=c.page)
-        )
+        cache = self.cache_shape()
         inputs = jax.tree.map(jnp.asarray, empty_input(c, self.shards))
         chunk = (rows, c.prefill_tokens)
         with jax.set_mesh(self.mesh):

@@ -52,6 +52,7 @@ class PagePool:
     def __init__(self, engine: Engine):
         self.engine = engine
         self._config = engine.config
+        self._page_bytes = page_bytes(engine.cache_shape())
         self._weights = 0
         self.clear()
 
@@ -73,9 +74,9 @@ class PagePool:
             return jax.device_put(model, parameter_shardings(model, self.engine.mesh))
 
     def take_peak_bytes(self) -> int:
-        """Bytes of the most pages that were in use at once since the last call."""
+        """Bytes of the most pages that were in use at once since the last call; from any thread."""
         peak, self._peak = self._peak, 0
-        return peak * page_bytes(self._cache()) if peak else 0
+        return peak * self._page_bytes
 
     def pages(self, span: Span) -> list[int]:
         """The pages of a span, in order."""

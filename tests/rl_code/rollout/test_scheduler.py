@@ -106,6 +106,28 @@ def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_
     _assert_trained_alike([t for group in together for t in group.trajectories], model)
 
 
+def test_statistics_are_taken_without_a_program_on_the_cache(monkeypatch):
+    """The learner's thread takes them at any moment, also while the actor's is giving the cache to a program."""
+    scheduler = make_scheduler()
+    fork, run, taken, counting = scheduler._pool.fork, Engine._run, [], []
+
+    def fork_and_count(*spans):
+        fork(*spans)  # a page is to be copied now
+        counting.append(True)
+        taken.append(scheduler.take_stats().kv_bytes)
+        counting.clear()
+
+    def watched(*arguments):
+        assert not counting, "counting ran a program"
+        return run(*arguments)
+
+    monkeypatch.setattr(scheduler._pool, "fork", fork_and_count)
+    monkeypatch.setattr(Engine, "_run", watched)
+    play([task_of(seed) for seed in range(3)], scheduler=scheduler)
+    scheduler.close()
+    assert len(taken) == 12 and max(taken) > 0
+
+
 def test_running_out_of_pages_changes_no_token():
     tasks = [task_of(seed) for seed in range(5)]
     plenty, _ = play(tasks)
