@@ -1,4 +1,4 @@
-"""Programs of this project in processes of their own, compiled as quickly as the tests themselves."""
+"""Programs of this project in processes of their own."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ QUICKLY = {
 }
 
 
-def start(module: str, *arguments: object, devices: int = 2, cache: Path | None = None, **popen) -> subprocess.Popen:
-    """``python -m module`` on so many virtual devices. cache: a folder that keeps what was compiled.
+def start(
+    module: str, *arguments: object, devices: int = 2, quickly: bool = True, cache: Path | None = None, **popen
+) -> subprocess.Popen:
+    """``python -m module`` on so many virtual devices.
 
-    Output comes through one pipe unless ``popen`` says otherwise.
+    quickly: compile as the tests do, instead of as users do. cache: a folder that keeps what was compiled. Output comes
+    through one pipe unless ``popen`` says otherwise.
     """
-    flags = {"--xla_force_host_platform_device_count": devices} | QUICKLY
+    flags = {"--xla_force_host_platform_device_count": devices} | (QUICKLY if quickly else {})
     environment = os.environ | {
         "XLA_FLAGS": " ".join(f"{name}={value}" for name, value in flags.items()),
         "PYTHONPATH": str(ROOT),

@@ -35,7 +35,7 @@ FLAGS = (
 
 def _start(workdir: Path, cache: Path) -> subprocess.Popen:
     with open(workdir.with_suffix(".log"), "ab") as log:
-        settings = dict(cache=cache, stdout=log, stderr=log, start_new_session=True)
+        settings = dict(quickly=False, cache=cache, stdout=log, stderr=log, start_new_session=True)
         return programs.start("launch.train", *FLAGS, f"--workdir={workdir}", **settings)
 
 

@@ -92,11 +92,11 @@ def shuffled_rows(batch):
     return jax.tree.map(lambda x: x[order], batch)
 
 
-def assert_close(a, b, rtol=1e-5, skip=()):
-    """Leaves agree relative to the largest number of each leaf."""
+def assert_close(a, b, rtol=1e-5, skip=(), floor=1e-6):
+    """Leaves agree relative to the largest number of each leaf, or to ``floor`` where that is larger."""
     flat = zip(jax.tree_util.tree_leaves_with_path(a), jax.tree_util.tree_leaves_with_path(b), strict=True)
     for (path, x), (_, y) in flat:
         name = jax.tree_util.keystr(path)
         if not any(word in name for word in skip):
             x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-            np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * max(np.abs(y).max(), 1e-6), err_msg=name)
+            np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * max(np.abs(y).max(), floor), err_msg=name)
