@@ -22,12 +22,11 @@ import rich.console
 import rich.table
 from absl import flags
 
-from attention.blockwise import block_size, mean_trips
 from attention.methods import Dense, KeyValues, Method, View, Window, attend, view
 from attention.moba import MoBA
 from attention.nsa import NSA
 from launch.bench_report import hardware, save
-from launch.flops import matmul_flops
+from launch.flops import attention_trips, matmul_flops
 from models.sharding import MeshConfig, make_mesh, per_shard
 from pallas_kernels.tokens import TAIL, Tokens, sequences
 
@@ -91,7 +90,7 @@ def contenders(length: int, options) -> Iterator[Contender]:
     def ours(name: str, method: Method, tokens: Tokens, least: float, extra: tuple = ()) -> Contender:
         """extra: of NSA, its compressed and window keys and values, and its gates."""
         seen = view((method,), tokens)
-        return Contender(name, _sharded(method, seen), (q, k, v, *extra), least, _trips(method, tokens))
+        return Contender(name, _sharded(method, seen), (q, k, v, *extra), least, attention_trips((method,), tokens))
 
     single = sequences(jnp.array([length]), length)
     yield ours("dense", Dense(), single, dense)
@@ -129,14 +128,6 @@ def _sharded(method: Method, seen: View) -> Callable:
         return mapped(q, KeyValues((k, v), (ck, cv), (wk, wv)), seen, gates)
 
     return run
-
-
-def _trips(method: Method, tokens: Tokens) -> float:
-    """``mean_trips`` of a method's loops over key blocks; those of MoBA do not depend on data."""
-    if isinstance(method, MoBA):
-        return 1.0
-    window = getattr(method, "window", None)
-    return mean_trips(tokens, window, block_size(tokens.shape[1], window))
 
 
 def measure(contender: Contender, length: int, gradients: bool, repeats: int, devices: int) -> dict:

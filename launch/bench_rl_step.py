@@ -18,11 +18,11 @@ from absl import flags
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attention.blockwise import block_size, mean_trips
+from attention.methods import Dense
 from launch import bench_model
 from launch.bench_episodes import FixedEpisode, prompts
 from launch.bench_report import hardware, save
-from launch.flops import matmul_flops
+from launch.flops import attention_trips, matmul_flops
 from models.transformer import cast
 from pallas_kernels.tokens import packed_rows
 from rl_code.learner.advantages import group_advantages
@@ -120,9 +120,9 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
 
 
 def update_flops(hlo: str, batch: Batch) -> float:
-    """Floating-point operations of one device's matrix products: in one micro-batch, over the key blocks it visits."""
+    """Floating-point operations of one device's matrix products: of one micro-batch, of the key blocks it visits."""
     rows = packed_rows(batch.segments, batch.branches, batch.positions)
-    return matmul_flops(hlo, (1.0, mean_trips(rows, None, block_size(rows.shape[1], None))))
+    return matmul_flops(hlo, (1.0, attention_trips((Dense(),), rows)))
 
 
 def generation_flops(scheduler: Scheduler, model, stats: RolloutStats, completion: int) -> float:

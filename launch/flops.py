@@ -8,7 +8,13 @@ from __future__ import annotations
 import functools
 import math
 import re
+import statistics
 from collections.abc import Sequence
+
+from attention.blockwise import block_size, mean_trips
+from attention.methods import Dense, Method, Window
+from attention.nsa import NSA
+from pallas_kernels.tokens import Tokens
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\]{},:()*\s/=\"T]*?\)?) ([\w\-]+)\((.*)$")
@@ -44,6 +50,16 @@ def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> floa
         return found
 
     return total(entry)
+
+
+def attention_trips(methods: Sequence[Method], tokens: Tokens) -> float:
+    """How often the loops over key blocks run in layers of these methods on CPU, on average, for ``matmul_flops``.
+
+    Exact where these layers' blocks have one size. MoBA's loops do not depend on data.
+    """
+    windows = [getattr(method, "window", None) for method in methods if isinstance(method, Dense | Window | NSA)]
+    sizes = [block_size(tokens.shape[1], window) for window in windows]
+    return statistics.mean(map(mean_trips, [tokens] * len(windows), windows, sizes)) if windows else 1.0
 
 
 def _parse(hlo: str) -> tuple[dict[str, list[tuple[str, str, str, str]]], str]:

@@ -20,7 +20,7 @@ from flax import nnx
 
 from attention.methods import decode_bytes
 from launch import flags
-from launch.flops import matmul_flops
+from launch.flops import attention_trips, matmul_flops
 from models.transformer import ModelConfig, Transformer
 from rl_code import config as config_lib
 from rl_code.learner.update import supervised_loss
@@ -73,12 +73,14 @@ def table(experiment: RecallExperiment, results: Sequence[RecallResult]) -> rich
 def training_flops(experiment: RecallExperiment, name: str) -> float:
     """Of the matrix products of all updates, counted in the compiled gradient of one row of each stage."""
     method = experiment.methods[name]
-    model = jax.eval_shape(lambda: Transformer(model_config(experiment, method), nnx.Rngs(0)))
+    config = model_config(experiment, method)
+    model = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
     total = 0.0
     for stage in experiment.stages:
         row = rows(experiment, method, 0, 1, stage.documents)
         compiled = jax.jit(jax.grad(lambda model, row: supervised_loss(model, row)[0])).lower(model, row).compile()
-        total += stage.steps * stage.rows * matmul_flops(compiled.as_text())
+        trips = attention_trips(config.attention, row.where)
+        total += stage.steps * stage.rows * matmul_flops(compiled.as_text(), trips)
     return total
 
 
