@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import jax
+from absl import logging
 
 from rl_code.rollout.actor import Actor, ActorStats
 from rl_code.stop import StopRequest
 from rl_code.store.records import Record
 from rl_code.store.store import GroupStore
+
+# How long groups of other processes may take before the learner says that it waits for them.
+_SILENT_S = 60.0
 
 
 class Supply(Protocol):
@@ -44,10 +48,16 @@ class Remote:
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
         """As ``Supply.wait``; StopWaiting when the run is to stop."""
 
+        begin = time.monotonic()
+
         def check() -> None:
             # several processes stop together, after a step
             if self._stop.requested and jax.process_count() == 1:
                 raise StopWaiting
+            if time.monotonic() - begin > _SILENT_S:
+                logging.log_every_n_seconds(
+                    logging.WARNING, "waiting for the groups of step %d; is an actor running?", 60, step
+                )
 
         return self._store.wait(step, self._deadline_s, numbers, check)
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from rl_code.rollout import supply as supply_lib
 from rl_code.rollout.actor import ActorStats
 from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.rollout.supply import InThread, InTurn, Remote, StopWaiting
@@ -185,3 +186,11 @@ def test_what_arrives_late_is_returned(site):
 def test_groups_that_are_there_are_returned_without_a_wait(site):
     deliver(site, site.plan(0, 2, version=0))
     assert numbers(Remote(site.store, 0.0, StopRequest()).wait(0)) == [(0, 0), (0, 1)]
+
+
+def test_a_learner_that_waits_long_for_other_processes_says_so(site, monkeypatch, caplog):
+    site.plan(0, 1, version=0)
+    monkeypatch.setattr(supply_lib, "_SILENT_S", 0.0)
+    with pytest.raises(StoreTimeout):
+        Remote(site.store, 0.2, StopRequest()).wait(0)
+    assert "waiting for the groups of step 0; is an actor running?" in caplog.text
