@@ -4,10 +4,10 @@ What: the quickstart with 24 steps, sampled in turn with learning (sync), one st
   middle of messages, at most 2 or 4 versions behind. Stale data are weighted by the decoupled loss or, "uncorrected",
   not at all. In sync both devices sample and then both learn; in the others one samples while the other learns.
 Command: python -m launch.sweep --config=configs/asynchrony.py --workdir=runs/asynchrony
-Hardware: 2 CPU cores with nothing else on them, for the times. Run time: about an hour for 21 runs, of
-  which 15 take over a warm start; sync makes its own, as sums over two devices round differently.
-Expected metric: per step, corrected, rewards within the seeds of sync; uncorrected, less at k=4. Per minute, no order. The first step compiles,
-  which its time includes, and while it does asynchronous variants sample up to k steps.
+Hardware: 2 CPU cores with nothing else on them, for the times. Run time: about an hour for 21 runs, of which 15 take
+  over a warm start; sync makes its own, as sums over two devices round differently.
+Expected metric: per step, corrected, rewards within the seeds of sync; uncorrected, less at k=4. Per minute, no order:
+  the first step compiles, which its time includes, and while it does asynchronous variants sample up to k steps.
 """
 
 from collections.abc import Iterator
