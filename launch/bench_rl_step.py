@@ -120,9 +120,12 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
 
 
 def update_flops(hlo: str, batch: Batch) -> float:
-    """Floating-point operations of one device's matrix products: of one micro-batch, of the key blocks it visits."""
+    """Floating-point operations of one device's matrix products: of the key blocks that it visits.
+
+    The compiler has no loop over a single micro-batch, so the loops over key blocks are the outermost.
+    """
     rows = packed_rows(batch.segments, batch.branches, batch.positions)
-    return matmul_flops(hlo, (1.0, attention_trips((Dense(),), rows)))
+    return matmul_flops(hlo, attention_trips((Dense(),), rows))
 
 
 def generation_flops(scheduler: Scheduler, model, stats: RolloutStats, completion: int) -> float:
