@@ -47,7 +47,6 @@ class Remote:
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
         """As ``Supply.wait``; StopWaiting when the run is to stop."""
-
         begin = time.monotonic()
 
         def check() -> None:

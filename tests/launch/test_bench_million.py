@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
+from rl_code.weights.waiting import Deadline
 from tests import programs
 
 SMALL = ("--document=1024", "--device_mib=2", "--host_mib=0", "--decode=5", "--check_tokens=1024")
@@ -44,9 +44,8 @@ def test_what_is_on_disk_goes_when_the_bench_is_stopped(tmp_path):
     long = command(tmp_path, "--tokens=512000", "--device_mib=32")
     process = programs.start(*long, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while not list(tmp_path.glob("blocks/million_*/blocks")):
-            assert process.poll() is None
-            time.sleep(0.1)
+        begun = lambda: any(tmp_path.glob("blocks/million_*/blocks"))  # noqa: E731
+        assert Deadline(240).wait(lambda: begun() or process.poll() is not None) and process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) == 130
     finally:
