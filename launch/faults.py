@@ -188,7 +188,7 @@ def _descendants(pid: int) -> list[int]:
 def _consumed(folder: Path) -> int:
     """Steps whose groups are used up."""
     store = folder / STORE
-    if not (store / "steps").is_dir():
+    if not steps_lib.exists(store):
         return 0
     return sum(steps_lib.list_step(store, step).consumed for step in steps_lib.steps(store))
 

@@ -37,6 +37,7 @@ from rl_code.rollout.supply import InThread, InTurn, Remote, StopWaiting, Supply
 from rl_code.run import MAY_CHANGE, Run, RunConfig
 from rl_code.schedule import solved
 from rl_code.stop import Stopped, StopRequest
+from rl_code.store import steps as steps_lib
 from rl_code.store.files import StoreError
 from rl_code.store.store import GroupStore
 from rl_code.store.work import Work
@@ -47,6 +48,7 @@ from rl_code.weights.local import LocalWeights
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.transfer import TransferPublisher, TransferSubscriber
 from rl_code.weights.versions import Publisher, Subscriber
+from rl_code.weights.waiting import Deadline
 
 CONFIG_FILE = "config.json"
 STORE = "store"
@@ -287,11 +289,8 @@ def _connect(run: Run, store: GroupStore, stop: StopRequest, host: str) -> tuple
 
 def _await_store(workdir: Path, deadline_s: float) -> None:
     """Until a learner has made its store: an actor may be started first."""
-    deadline = time.monotonic() + deadline_s
-    while not (workdir / STORE / "steps").is_dir():
-        if time.monotonic() > deadline:
-            raise StoreError(f"no learner has made {workdir / STORE} within {deadline_s:g} s; is --workdir right?")
-        time.sleep(0.2)
+    if not Deadline(deadline_s).wait(lambda: steps_lib.exists(workdir / STORE), poll_s=0.2):
+        raise StoreError(f"no learner has made {workdir / STORE} within {deadline_s:g} s; is --workdir right?")
 
 
 # --- Evaluation ------------------------------------------------------------------------------------------------------

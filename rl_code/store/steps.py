@@ -26,6 +26,7 @@ from rl_code.store.members import Identity
 from rl_code.store.records import versions
 from rl_code.types import Group
 
+STEPS = "steps"
 CONSUMED = "consumed.json"
 _NAME = re.compile(r"(?:(plan)_(\d{6,})\.json|(claim)_(\d{6,})_(\d{3,})\.json|(group)_(\d{6,})\.record)")
 
@@ -93,15 +94,20 @@ class Listing:
         return sum(self.claims.values())
 
 
+def exists(store: Path) -> bool:
+    """Whether a learner has made the store."""
+    return (store / STEPS).is_dir()
+
+
 def steps(store: Path) -> list[int]:
     """The steps that have a folder, in order. Raises StoreError."""
-    folder = store / "steps"
+    folder = store / STEPS
     with explain("list", folder):
         return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
 
 
 def step_folder(store: Path, step: int) -> Path:
-    return store / "steps" / f"{step:08}"
+    return store / STEPS / f"{step:08}"
 
 
 def group_path(store: Path, step: int, number: int) -> Path:

@@ -77,7 +77,7 @@ class GroupStore:
         self._member: Member | None = None
         if name is not None:
             # The parent must be there: a folder made where storage is not mounted would be shared with nobody.
-            for made in (self.folder, self.folder / "steps", self.folder / "members"):
+            for made in (self.folder, self.folder / steps_lib.STEPS, self.folder / "members"):
                 with explain("make the store's folder", made):
                     made.mkdir(exist_ok=True)
             self._member = Member(self.folder, name)
