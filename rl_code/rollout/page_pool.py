@@ -25,7 +25,7 @@ class Span:
     """Tokens on pages. tokens: known ones. prompt: how many are the prompt. cached: how many are in the cache.
 
     sequence: its number in the shard's allocator, None where it has no pages. saved: what its pages held when it lost
-    them, one array [pages, ...] for each of the cache's.
+    them, one array [pages, ...] for each of the cache's. weights: a number for those that its first keys are of.
     """
 
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -34,6 +34,7 @@ class Span:
     shard: int = 0
     sequence: int | None = None
     saved: list | None = None
+    weights: int = 0
 
     @property
     def held(self) -> bool:
@@ -75,7 +76,7 @@ class PagePool:
 
     def take_peak_bytes(self) -> int:
         """Bytes of the most pages that were in use at once since the last call; from any thread."""
-        peak, self._peak = self._peak, 0
+        peak, self._peak = self._peak, self._used()
         return peak * self._page_bytes
 
     def pages(self, span: Span) -> list[int]:
@@ -90,6 +91,7 @@ class PagePool:
 
     def open(self, prompt: Span) -> None:
         """Pages for a prompt, on the shard with the most free ones, and one more is free. Raises OutOfPages."""
+        prompt.weights = self._weights
         self._open(prompt, prompt.tokens, len(prompt.tokens) + self._config.page)
 
     def fork(self, prompt: Span, row: Span) -> None:
@@ -98,6 +100,7 @@ class PagePool:
         if not allocator.free:
             raise OutOfPages(1, 0)
         row.shard, row.cached, row.sequence = prompt.shard, prompt.cached, allocator.fork(prompt.sequence)
+        row.weights = prompt.weights
         self.reserve(row, row.cached + 1)
 
     def reserve(self, span: Span, length: int) -> None:
@@ -134,6 +137,8 @@ class PagePool:
     def restore(self, span: Span) -> None:
         """Pages for a span without them, with what was saved, and for one more dispatch. Raises OutOfPages."""
         cached, length = span.cached, len(span.tokens) + self._config.decode_steps
+        if span.saved is None:
+            span.weights = self._weights
         self._open(span, span.tokens[: span.prompt - 1], length + self._config.page)
         self.reserve(span, len(span.tokens))
         if span.saved is not None:
@@ -148,7 +153,7 @@ class PagePool:
         needed = min(-(-length // page), self._config.table + 1)
         if needed > allocator.free:
             raise OutOfPages(needed, allocator.free)
-        span.sequence, cached = allocator.start(tokens, b"%d" % self._weights)
+        span.sequence, cached = allocator.start(tokens, b"%d" % span.weights)
         span.shard = shard
         unwritten = {
             found
@@ -180,7 +185,11 @@ class PagePool:
         return padded.reshape(-1)
 
     def _note_use(self) -> None:
-        self._peak = max(self._peak, sum(allocator.num_pages - allocator.free for allocator in self._shards))
+        self._peak = max(self._peak, self._used())
+
+    def _used(self) -> int:
+        """Pages in use."""
+        return sum(allocator.num_pages - allocator.free for allocator in self._shards)
 
     # --- Programs ----------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Continuous batching: which episode decodes, which waits for a tool, which pages it has, and who comes next.
 
 Groups of episodes are handed in at any time and come back when all their episodes are graded. A round of the host loop
-takes what tools have answered, opens groups while there are pages for them, prefills one chunk of every row that has
-new tokens and decodes one dispatch of all rows that are ready, so that neither a slow tool nor a long prompt holds up
-the others. A prompt is prefilled once for its group and shared by page; an episode keeps its pages from turn to turn.
+takes what tools have answered, opens groups while there are pages for them, prefills a chunk of every row that has new
+tokens (a few chunks while many slots are free) and decodes one dispatch of all rows that are ready, so that neither a
+slow tool nor a long prompt holds up the others. A prompt is prefilled once for its group and shared by page; an episode keeps its pages from turn to turn.
 When pages run out, the youngest episode's go to host memory and come back later; nothing fails and nothing is sampled
 twice. Prompts may be prefilled on devices of their own, from which their pages are handed over.
 """
@@ -59,7 +59,7 @@ class _Group(Span):
     """A group and its prompt: ``tokens`` are the prompt but its last one, which each row feeds to the decoder itself.
 
     rows: of all its episodes. unopened: those that have no pages yet; the prompt keeps its own until none is left.
-    decodable: whether the prompt's pages are where rows decode.
+    decodable: whether the prompt's pages are where rows decode. found: prompt tokens that another group had computed.
     """
 
     tag: Any = None
@@ -67,6 +67,7 @@ class _Group(Span):
     rows: list[_Row] = dataclasses.field(default_factory=list)
     unopened: list[_Row] = dataclasses.field(default_factory=list)
     decodable: bool = False
+    found: int | None = None
     trajectories: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None
 
@@ -75,35 +76,38 @@ class _Group(Span):
 class RolloutStats:
     """Counts since they were last taken; seconds are wall-clock.
 
-    sampled_tokens; prefilled_tokens: real ones, without padding; needed_tokens: context before every message, whether
-    it was prefilled for it or found in the cache. decode_s and prefill_s: dispatch to result; on devices of their own
-    prefills are not waited for. wait_s: nothing could
-    decode and a tool was waited for. active_rows: decoded, summed over dispatches of ``slots`` rows each. preempted:
-    episodes that gave up their pages. kv_bytes: most that the pages in use had.
+    sampled_tokens; prefilled_tokens: real ones, without padding. needed_tokens: context before every message, of which
+    were in the cache found_in_tasks (prompts, from another group), found_in_groups (prompts, from the group's first
+    episode) and found_in_turns (an episode's own from before). decode_s and prefill_s: dispatch to result; on devices of
+    their own prefills are not waited for. wait_s: nothing could decode and a tool was waited for. slot_steps: slots
+    times decoding steps run; row_steps: those in which a row gained a token. preempted: episodes that gave up their
+    pages. kv_bytes: most that the pages in use had.
     """
 
     sampled_tokens: int = 0
     prefilled_tokens: int = 0
     needed_tokens: int = 0
+    found_in_tasks: int = 0
+    found_in_groups: int = 0
+    found_in_turns: int = 0
     decode_s: float = 0.0
     prefill_s: float = 0.0
     wait_s: float = 0.0
     total_s: float = 0.0
-    dispatches: int = 0
-    active_rows: int = 0
-    slots: int = 0
+    slot_steps: int = 0
+    row_steps: int = 0
     preempted: int = 0
     kv_bytes: int = 0
 
     @property
     def occupancy(self) -> float:
-        """Mean share of the slots that decoded."""
-        return self.active_rows / max(1, self.dispatches * self.slots)
+        """Mean share of the slots that gained a token in a decoding step."""
+        return self.row_steps / max(1, self.slot_steps)
 
     @property
     def prefix_hit_rate(self) -> float:
         """Share of the context tokens that were found in the cache."""
-        return 1.0 - self.prefilled_tokens / max(1, self.needed_tokens)
+        return (self.found_in_tasks + self.found_in_groups + self.found_in_turns) / max(1, self.needed_tokens)
 
 
 class Scheduler:
@@ -218,9 +222,9 @@ class Scheduler:
 
     def take_stats(self) -> RolloutStats:
         """The counts since the last call."""
-        self.stats.kv_bytes = self._pool.take_peak_bytes()
-        stats, self.stats = self.stats, RolloutStats(slots=self.engine.shards * self._config.slots)
-        return stats
+        stats, self.stats = self.stats, RolloutStats()
+        pools = {self._pool, self._prompt_pool}
+        return dataclasses.replace(stats, kv_bytes=sum(pool.take_peak_bytes() for pool in pools))
 
     def abort(self) -> None:
         """Gives up every episode and forgets the caches."""
@@ -273,7 +277,7 @@ class Scheduler:
         self._finishing: dict[Future, _Row] = {}
         self._pool.clear()
         self._prompt_pool.clear()
-        self.stats = RolloutStats(slots=self.engine.shards * self._config.slots)
+        self.stats = RolloutStats()
 
     @staticmethod
     def _ready(row: _Row) -> bool:
@@ -306,6 +310,7 @@ class Scheduler:
                 row.tokens += observation
                 row.message, row.logprobs, row.versions = [], [], []
                 self.stats.needed_tokens += len(row.tokens) - 1
+                self.stats.found_in_turns += row.cached
         finished = []
         for future in [future for future in self._finishing if future.done()]:
             row = self._finishing.pop(future)
@@ -349,8 +354,11 @@ class Scheduler:
                 self._hand_over(group)
             while group.unopened and room > 0:
                 self._pool.fork(group, group.unopened[-1])
+                first = len(group.unopened) == len(group.rows)
                 self._rows.append(group.unopened.pop())
                 self.stats.needed_tokens += len(group.tokens)
+                self.stats.found_in_tasks += group.found if first else 0
+                self.stats.found_in_groups += 0 if first else len(group.tokens)
                 room -= 1
             if not group.unopened:
                 self._pool.release(group)
@@ -359,6 +367,7 @@ class Scheduler:
         while self._queue and room > 0:
             group = self._queue[0]
             self._prompt_pool.open(group)
+            group.found = group.cached if group.found is None else group.found
             group.decodable = self._prompt_pool is self._pool
             self._prompts.append(self._queue.popleft())
             room -= len(group.unopened)
@@ -373,7 +382,7 @@ class Scheduler:
     def _put_off(self, group: _Group) -> None:
         """Takes a prompt's pages; it is prefilled again later."""
         self._prompts.remove(group)
-        (self._pool if group.decodable else self._prompt_pool).release(group)
+        (self._pool if group.decodable else self._prompt_pool).forget(group)
         self._queue.appendleft(group)
 
     def _prefill(self) -> None:
@@ -385,10 +394,11 @@ class Scheduler:
             rows = [row for row in rows if row.held and self._have_pages(row, len(row.tokens))]
             prompts = [group for group in prompts if group.held]
             if self._prompt_pool is self._pool:
-                self.stats.prefilled_tokens += self._pool.prefill(self._model, [*rows, *prompts])
+                count = self._pool.prefill(self._model, [*rows, *prompts])
             else:
-                self.stats.prefilled_tokens += self._pool.prefill(self._model, rows)
-                self.stats.prefilled_tokens += self._prompt_pool.prefill(self._prompt_model, prompts)
+                count = self._pool.prefill(self._model, rows)
+                count += self._prompt_pool.prefill(self._prompt_model, prompts)
+            self.stats.prefilled_tokens += count
             self._open()
             ready, dispatches = sum(self._ready(row) for row in self._rows), dispatches + 1
             full = 4 * ready >= 3 * self.engine.shards * self._config.slots
@@ -428,9 +438,9 @@ class Scheduler:
         inputs = decode_input(self.engine, self._pool, chosen, [[self._budget(row) for row in rows] for rows in chosen])
         tokens, logprobs, counts = self._pool.decode(self._model, inputs)
         self.stats.decode_s += time.perf_counter() - start
-        self.stats.dispatches += 1
+        self.stats.slot_steps += len(counts) * int(counts.max())
+        self.stats.row_steps += int(counts.sum())
         for place, row in self._places(chosen):
-            self.stats.active_rows += 1
             count = counts[place]
             self._take(row, tokens[place, :count].tolist(), logprobs[place, :count].tolist())
 

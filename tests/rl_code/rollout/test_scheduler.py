@@ -45,8 +45,8 @@ def test_sampler_log_probabilities_equal_the_trainers():
     assert stats.sampled_tokens == sum(t.sampled.sum() for t in trajectories)
 
 
-def _assert_trained_alike(trajectories, config):
-    model = model_on(make_mesh(MeshConfig(data=1, tensor=1)), config)
+def _assert_trained_alike(trajectories, config, model=None):
+    model = model or model_on(make_mesh(MeshConfig(data=1, tensor=1)), config)
     for row, t in zip(_trainer_logprobs(trajectories, model), trajectories, strict=True):
         predicted = row[np.arange(len(t.tokens) - 1), t.tokens[1:]]
         np.testing.assert_allclose(t.logprobs[1:][t.sampled[1:]], predicted[t.sampled[1:]], rtol=1e-3, atol=1e-4)
@@ -196,17 +196,22 @@ def test_tasks_with_a_common_prefix_share_its_pages_under_the_same_weights_only(
         assert a.sampled.sum() == b.sampled.sum()
 
 
-def test_a_long_prompt_does_not_hold_up_the_others():
-    scheduler = make_scheduler(dataclasses.replace(ENGINE, episodes=8))
+@pytest.mark.parametrize(("decoding", "chunks"), [(1, 4), (3, 1)])
+def test_a_long_prompt_does_not_hold_up_the_others(decoding, chunks):
+    """Few chunks of 4 tokens between two dispatches while slots are free, one while nearly none is."""
+    scheduler = make_scheduler(dataclasses.replace(ENGINE, decode_steps=1, prompt_length=48))
     scheduler.load(model_on(scheduler.engine.mesh), 0)
-    short, long = task_of(0), types.SimpleNamespace(id="long", prompt=[2] * 16)
-    scheduler.submit(short, functools.partial(Episode, turns=1), group=0, group_size=1, key=(0, 0))
+    once = functools.partial(Episode, turns=1)
+    short, long = (types.SimpleNamespace(id=f"{count}", prompt=[2] * count) for count in (3, 42))
+    scheduler.submit(short, once, group=0, group_size=decoding, key=(0, 0))
     scheduler.step()
-    scheduler.submit(long, functools.partial(Episode, turns=1), group=1, group_size=1, key=(0, 0))
-    before = scheduler.stats.sampled_tokens
-    scheduler.step()  # one chunk of four of the long prompt's tokens, and a dispatch for the short one
-    assert scheduler.stats.prefilled_tokens < len(short.prompt) + 15
-    assert scheduler.stats.sampled_tokens > before
+    scheduler.submit(long, once, group=1, group_size=1, key=(0, 0))
+    scheduler.take_stats()
+    for _ in range(2):
+        scheduler.step()
+        stats = scheduler.take_stats()
+        assert stats.prefilled_tokens == 4 * chunks
+        assert stats.sampled_tokens == decoding
     while scheduler.groups:
         scheduler.step()
     scheduler.close()
@@ -245,6 +250,79 @@ def test_weights_change_in_the_middle_of_a_message_and_every_token_says_whose_it
         assert exact == recompute  # keys of the old weights are kept, or not
 
 
+@pytest.fixture
+def handed_over():
+    """A scheduler whose prompts are prefilled on other devices, with few pages where they are decoded."""
+    prefill, decode = (make_mesh(MeshConfig(data=1, tensor=1), [device]) for device in jax.devices()[:2])
+    decoder, prefiller = (
+        Engine(MODEL, SCARCE if mesh is decode else ENGINE, SAMPLING, (STOP,), mesh) for mesh in (decode, prefill)
+    )
+    scheduler = Scheduler(decoder, Letters(), workers=4, tool_timeout_s=30.0, prefiller=prefiller)
+    yield scheduler
+    scheduler.close()
+
+
+def test_prompts_that_wait_for_pages_to_be_handed_over_leave_no_page_behind(handed_over):
+    tasks = [task_of(seed) for seed in range(5)]
+    scarce, stats = play(tasks, scheduler=handed_over)
+    assert stats.preempted
+    assert_same(scarce, play(tasks)[0])
+    _assert_all_free(handed_over)
+
+
+def _assert_all_free(scheduler):
+    for pool in (scheduler._pool, scheduler._prompt_pool):
+        for allocator in pool._shards:
+            allocator.check()
+            assert allocator.free == allocator.num_pages
+
+
+def test_a_prompt_that_waits_to_be_handed_over_is_computed_anew_with_new_weights(handed_over):
+    mesh, episodes = handed_over.engine.mesh, []
+    new = jax.tree.map(lambda x: -x, model_on(mesh))
+
+    def make(*which):
+        episodes.append(Episode(*which, turns=2))
+        return episodes[-1]
+
+    handed_over.load(model_on(mesh), 0)
+    for seed in range(5):
+        handed_over.submit(task_of(seed), make, group=seed, group_size=4, key=(0, seed))
+    while not any(group.saved for group in handed_over._prompts):
+        assert handed_over.groups
+        handed_over.step()
+    handed_over.load(new, 1, recompute=True)
+    while handed_over.groups:
+        handed_over.step()
+    _assert_all_free(handed_over)
+    late = [episode.finish() for episode in episodes if set(episode.versions) == {1}]
+    assert late
+    _assert_trained_alike(late, MODEL, jax.device_put(new, jax.devices()[0]))
+
+
+def test_a_new_group_shares_no_prompt_that_older_weights_computed():
+    """Also not one that came back, with its keys kept, after its row had lost its pages."""
+    common = types.SimpleNamespace(id="common", prompt=[*range(1, 14)])
+    scheduler = make_scheduler(SCARCE)
+    old, new = model_on(scheduler.engine.mesh), jax.tree.map(lambda x: -x, model_on(scheduler.engine.mesh))
+    key = jax.random.key_data(jax.random.key(7)).tolist()
+    scheduler.load(old, 0)
+    scheduler.submit(common, Episode, group=0, group_size=4, key=key)
+    while not any(row.saved for row in scheduler._rows):
+        assert scheduler.groups
+        scheduler.step()
+    scheduler.load(new, 1)
+    scheduler.submit(common, Episode, group=9, group_size=2, key=key, tag="new")
+    finished = {}
+    while scheduler.groups:
+        finished |= scheduler.step()
+    scheduler.close()
+    fresh = make_scheduler(SCARCE)
+    alone, _ = fresh.rollout(new, [common], Episode, group_size=2, version=1, key=jax.random.key(7), first_group=9)
+    fresh.close()
+    assert_same([finished["new"]], alone)
+
+
 def test_samples_of_a_group_differ_and_keep_their_order():
     (group,), _ = play([task_of(1)], group_size=6)
     assert [t.index for t in group.trajectories] == list(range(6))
@@ -257,6 +335,30 @@ def test_a_prompt_is_prefilled_once_for_its_group():
     _, many = play([task], group_size=6, make=lambda *a: Episode(*a, turns=1))
     assert one.prefilled_tokens == many.prefilled_tokens == len(task.prompt) - 1
     assert many.needed_tokens == 6 * (len(task.prompt) - 1)
+    assert many.found_in_groups == 5 * (len(task.prompt) - 1)
+
+
+def test_what_is_found_in_the_cache_is_what_is_not_prefilled():
+    tasks = [task_of(seed) for seed in (0, 8, 8)]  # the last begins with the pages of the one before
+    scheduler = make_scheduler()
+    model, way = model_on(scheduler.engine.mesh), dict(group_size=4, version=1, key=jax.random.key(7))
+    for number, task in enumerate(tasks):
+        groups, stats = scheduler.rollout(model, [task], Episode, **way)
+        found = (stats.found_in_tasks, stats.found_in_groups, stats.found_in_turns)
+        assert stats.prefilled_tokens + sum(found) == stats.needed_tokens
+        assert stats.prefix_hit_rate == sum(found) / stats.needed_tokens
+        assert found[:2] == (8 if number == 2 else 0, 3 * (len(task.prompt) - 1))
+        # a context is kept but for the token that was sampled last
+        turns = [np.flatnonzero(np.diff(t.sampled.astype(int)) == -1) for t in groups[0].trajectories]
+        assert found[2] == sum(ends[:2].sum() for ends in turns)
+    scheduler.close()
+
+
+def test_occupancy_is_the_share_of_slots_that_gain_a_token():
+    _, stats = play([task_of(1)], group_size=1)
+    assert stats.occupancy == pytest.approx(1 / ENGINE.slots)
+    _, stats = play([task_of(1)], group_size=1, shards=2)
+    assert stats.occupancy == pytest.approx(1 / (2 * ENGINE.slots))
 
 
 def test_nothing_is_compiled_after_the_first_rollout():
