@@ -18,14 +18,13 @@ from configs import quickstart
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
-    """One step ahead, decoupled. arg: "" or "smoke" (seconds)."""
+    """One step ahead. arg: "" or "smoke" (seconds)."""
     config = quickstart.get_config(arg)
     steps = 6 if arg == "smoke" else 24
     config.mesh.update(data=1)
     config.rollout.update(apart=True)
     config.train.update(steps=steps)
     config.train.optimizer.update(total_steps=steps)
-    config.train.loss.update(correction="decoupled")
     config.train.pack.update(max_staleness=1)
     config.suites = config.suites[:1]
     if arg != "smoke":
@@ -58,6 +57,6 @@ def get_figure(arg: str = "") -> tuple[tuple, ...]:
     return (
         ("curve", "reward/solved", "step", 5),
         ("curve", "reward/solved", "minutes", 5),
-        ("bars", "time/learner_idle", "time/actor_idle"),
+        ("bars", "time/learner_idle", "time/actor_idle", "time/actor_waits"),
         ("histogram", "staleness/"),
     )

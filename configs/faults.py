@@ -22,7 +22,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.train.optimizer.update(total_steps=steps)
     config.train.pack.update(rows=8, max_staleness=1)
     config.train.update(micro_batches=4)
-    config.train.loss.update(correction="decoupled")
     config.checkpoint.update(every=3)
     config.suites = ()
     config.asynchrony = quickstart.asynchrony("one_step", 1)

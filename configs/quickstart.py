@@ -106,7 +106,7 @@ def loss() -> dict:
         kl_coef=0.0,
         kl_estimator="k3",
         entropy_coef=0.0,
-        correction="none",
+        correction="auto",
         correction_low=0.0,
         correction_high=2.0,
         temperature=1.0,

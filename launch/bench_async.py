@@ -129,7 +129,7 @@ def _play(parts: Parts, config, folder: Path, mode: str, steps: int, wait: float
     episode = functools.partial(FixedEpisode, message=MESSAGE, turns=TURNS, answer=ANSWER, tool_s=_tool(wait))
     actor = Actor(parts.scheduler, own, Work(own, _WORK), weights, parts.tasks, episode, asynchrony)
     deadline, stop = _WORK.deadline_s, StopRequest()
-    supply = InThread(store, actor, deadline, stop) if bound else InTurn(store, actor)
+    supply = InThread(store, actor, deadline, stop) if bound else InTurn(store, actor, deadline)
     pool = TaskPool(len(parts.tasks), flags.FLAGS.seed, None, None)
     counts = dict(steps=steps, next_step=0, tasks_per_step=GROUPS, group_size=SAMPLES, samples=0)
     schedule = Schedule(asynchrony, store, pool, **counts, seed=flags.FLAGS.seed)

@@ -29,7 +29,8 @@ from rl_code.evaluation import compare
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.metrics import Progress
-from rl_code.run import Run, RunConfig, SuiteConfig, meshes
+from rl_code.run import Run
+from rl_code.run_config import RunConfig, SuiteConfig, meshes
 from rl_code.types import Trajectory
 
 START = "start"

@@ -1,12 +1,11 @@
 """Kills a learner and its actors at random moments, then proves that nothing was lost, repeated or changed.
 
-python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 [--actors=2 --strike_seed=0]
+python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 --hangs=3 [--actors=2]
 
-Each role runs under launch/supervise.sh, which starts it again. Every kill is a SIGKILL of one role's whole process
-group, sandboxes included, at a random moment: some seconds after a random step, also while that role or another is just
-starting; one in four strikes the learner. One in ten does not kill but stops the
-process (SIGSTOP), as if it hung, until another actor has taken over or the heartbeat's timeout has passed twice. When
-the run has ended, its store is audited and replayed.
+Each role runs under launch/supervise.sh, which starts it again. Every kill is a SIGKILL of one role and all its
+children, sandboxes included, at a random moment: some seconds after a random step, also while that role or another is
+just starting; one in four strikes the learner. Between them actors are hung (SIGSTOP) until others have taken over all
+that they held. When the run has ended, its store is audited and replayed.
 """
 
 from __future__ import annotations
@@ -28,17 +27,21 @@ from ml_collections import config_flags
 from launch import flags
 from rl_code import config as config_lib
 from rl_code.metrics import write_atomically
-from rl_code.run import RunConfig
+from rl_code.run_config import RunConfig, refuse_sync
 from rl_code.store import audit
 from rl_code.store import steps as steps_lib
+from rl_code.store.store import GroupStore
 from rl_code.train import STORE
+from rl_code.weights.waiting import Deadline
 
 ROOT = Path(__file__).resolve().parents[1]
+_TAKEOVER_S = 120.0  # in which others must have what a hung actor held, also while they are starting
 FLAGS = absl_flags.FLAGS
 absl_flags.DEFINE_integer("kills", 30, "How many.", 0)
+absl_flags.DEFINE_integer("hangs", 3, "Actors that are stopped for a while, beside those that are killed.", 0)
 absl_flags.DEFINE_integer("actors", 2, "Actors beside the learner.", 1)
 absl_flags.DEFINE_integer("strike_seed", None, "Of the moments and the victims; random by default.")
-absl_flags.DEFINE_float("delay_s", 5.0, "Most seconds from the step after which a kill is due until it falls.", 0.0)
+absl_flags.DEFINE_float("delay_s", 5.0, "Most seconds from the step after which a fault is due until it falls.", 0.0)
 absl_flags.DEFINE_integer("minutes", 60, "Gives up after so many.", 1)
 
 
@@ -72,26 +75,30 @@ class Role:
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = config_lib.build(RunConfig, config)
-    if run_config.asynchrony.mode == "sync":
-        raise config_lib.ConfigError("asynchrony.mode = 'sync': a learner and actors apart are not synchronous")
+    refuse_sync(run_config)
+    if FLAGS.hangs and FLAGS.actors < 2:
+        raise config_lib.ConfigError(f"--hangs={FLAGS.hangs} --actors={FLAGS.actors}: nobody could take over")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the roles end with this program, however it is stopped
     path = config_flags.get_config_filename(FLAGS["config"])
     given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
     command = [f"--config={path}", *given, f"--workdir={workdir}"]
     folder = Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
     seed = random.randrange(1 << 32) if FLAGS.strike_seed is None else FLAGS.strike_seed
-    print(f"{FLAGS.kills} kills, --strike_seed={seed}", flush=True)
+    print(f"{FLAGS.kills} kills and {FLAGS.hangs} hangs, --strike_seed={seed}", flush=True)
     begin = time.monotonic()
     log = play(run_config, command, folder, random.Random(seed))
     report = audit.check(folder / STORE, run_config.asynchrony.max_staleness)
+    kills, hangs = (sum(fault["what"] == what for fault in log) for what in ("killed", "hung"))
     print(
-        f"{len(log)} faults in {time.monotonic() - begin:.0f} s; {report.consumed} of {run_config.train.steps} steps, "
-        f"{report.groups} groups each used once, {report.takeovers} taken over, oldest token "
-        f"{report.staleness_max} versions old (bound {run_config.asynchrony.max_staleness})"
+        f"{kills} kills and {hangs} hangs in {time.monotonic() - begin:.0f} s; {report.consumed} of "
+        f"{run_config.train.steps} steps, {report.groups} groups each used once, {report.takeovers} taken over, "
+        f"oldest token {report.staleness_max} versions old (bound {run_config.asynchrony.max_staleness})"
     )
     problems = list(report.problems)
-    if len(log) != FLAGS.kills:
-        problems.append(f"the run was over after {len(log)} of {FLAGS.kills} kills")
+    if (kills, hangs) != (FLAGS.kills, FLAGS.hangs):
+        problems.append(f"the run was over after {kills} of {FLAGS.kills} kills, {hangs} of {FLAGS.hangs} hangs")
+    problems += [f"nobody took over all from {fault['role']}" for fault in log if fault.get("left")]
     if report.consumed != run_config.train.steps:
         problems.append(f"{report.consumed} steps were consumed, not {run_config.train.steps}")
     replayed = subprocess.run([sys.executable, "-m", "launch.replay", *command], cwd=ROOT, env=_environment(folder))
@@ -111,9 +118,12 @@ def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random
     log: list[dict] = []
     begin = time.monotonic()
     deadline = begin + 60 * FLAGS.minutes
+    victims = ["learner"] * -(-FLAGS.kills // 4) + ["actor"] * (FLAGS.kills - -(-FLAGS.kills // 4))
+    faults = [("kill", victim) for victim in victims] + [("hang", "actor")] * FLAGS.hangs
+    rng.shuffle(faults)
     # none in the last quarter, which the run must not be through before the last one falls
-    steps = sorted(rng.uniform(-1.0, 0.75 * config.train.steps) for _ in range(FLAGS.kills))
-    due: float | None = None  # when the next kill falls, once its step is reached
+    steps = sorted(rng.uniform(-1.0, 0.75 * config.train.steps) for _ in faults)
+    due: float | None = None  # when the next fault falls, once its step is reached
     try:
         while any(role.supervisor.poll() is None for role in roles):
             now = time.monotonic()
@@ -122,15 +132,16 @@ def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random
             for role in roles:
                 if role.supervisor.poll() not in (None, 0):
                     raise FaultsError(f"{role.name} gave up; see {folder / role.name}.log")
-            if len(log) < FLAGS.kills and due is None and _consumed(folder) >= steps[len(log)]:
+            if len(log) < len(faults) and due is None and _consumed(folder) >= steps[len(log)]:
                 due = now + rng.uniform(0.0, FLAGS.delay_s)
-            alive = [role for role in roles if role.supervisor.poll() is None and role.pid]
-            if due is not None and now >= due and alive and (fault := _strike(rng, alive, config)):
-                log.append(fault | {"after_s": round(time.monotonic() - begin, 1)})
-                print(
-                    f"{len(log)}/{FLAGS.kills} {log[-1]}; {_consumed(folder)} of {config.train.steps} steps", flush=True
-                )
-                due = None
+            if due is not None and now >= due:
+                what, kind = faults[len(log)]
+                alive = [role for role in roles if role.name.startswith(kind) and role.pid]
+                if alive and (fault := _kill(rng.choice(alive)) if what == "kill" else _hang(alive, folder)):
+                    log.append(fault | {"after_s": round(time.monotonic() - begin, 1)})
+                    done = f"{_consumed(folder)} of {config.train.steps} steps"
+                    print(f"{len(log)}/{len(faults)} {log[-1]}; {done}", flush=True)
+                    due = None
             time.sleep(0.05)
     finally:
         for role in roles:
@@ -151,25 +162,53 @@ def _start(name: str, command: list[str], folder: Path) -> Role:
     return Role(name, started)
 
 
-def _strike(rng: random.Random, alive: list[Role], config: RunConfig) -> dict | None:
-    """Kills or stops one of them; None if it has just ended."""
-    learners = [role for role in alive if role.name == "learner"]
-    actors = [role for role in alive if role.name != "learner"]
-    victim = rng.choice(learners if learners and (not actors or rng.random() < 0.25) else actors)
-    pid = victim.pid
+def _kill(role: Role) -> dict | None:
+    """Kills a role at once, with all that it has started; None if it has just ended."""
+    pid = role.pid
     if not pid:
         return None
-    if victim.name != "learner" and rng.random() < 0.1:
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(2.0 * config.asynchrony.work.heartbeat_timeout_s)
-        os.kill(pid, signal.SIGCONT)
-        return {"role": victim.name, "what": "hung"}
     for child in _descendants(pid):
         try:
             os.kill(child, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    return {"role": victim.name, "what": "killed"}
+    return {"role": role.name, "what": "killed"}
+
+
+def _hang(actors: list[Role], folder: Path) -> dict | None:
+    """Stops the actor that holds most until others have taken that over; None while nobody holds anything."""
+    held = {role.name: _held(folder, role.name) for role in actors}
+    victim = max(actors, key=lambda role: len(held[role.name]))
+    if not held[victim.name]:
+        return None
+    os.kill(victim.pid, signal.SIGSTOP)
+    try:
+        held, begin = _held(folder, victim.name), time.monotonic()
+        deadline = Deadline(_TAKEOVER_S)
+        deadline.wait(lambda: not held & _held(folder, victim.name))
+        left = held & _held(folder, victim.name)
+    finally:
+        os.kill(victim.pid, signal.SIGCONT)
+    if not held:  # it has just delivered
+        return None
+    seconds = round(time.monotonic() - begin, 1)
+    return {"role": victim.name, "what": "hung", "held": len(held), "left": len(left), "seconds": seconds}
+
+
+def _held(folder: Path, actor: str) -> set[tuple[int, int]]:
+    """The items that an actor has claimed and not delivered, by step and number."""
+    if not steps_lib.exists(folder / STORE):
+        return set()
+    store, found = GroupStore(folder / STORE), set()
+    for step in steps_lib.steps(store.folder):
+        listing = steps_lib.list_step(store.folder, step)
+        if listing is None or listing.consumed:
+            continue
+        for item in store.items(step, listing):
+            holder = store.holder(item, listing)
+            if item.number not in listing.groups and holder is not None and holder.name == actor:
+                found.add((step, item.number))
+    return found
 
 
 def _descendants(pid: int) -> list[int]:

@@ -37,19 +37,22 @@ def run(
     *,
     needs_workdir: bool = True,
     expected: tuple[type[Exception], ...] = (),
+    lasting: tuple[type[Exception], ...] = (),
 ) -> NoReturn:
     """Parses the command line, calls ``main(config, workdir)`` and exits.
 
-    A wrong command line (exit code 2), a ConfigError, a CheckpointError, a TaskFileError, a full disk and the errors in
-    ``expected`` (exit code 1) end in one paragraph on standard error; any other exception is a bug and keeps its
-    traceback.
+    A wrong command line, a ConfigError, a TaskFileError and the errors in ``lasting`` (exit code 2: starting again does
+    not help), a CheckpointError, a full disk and the errors in ``expected`` (exit code 1) end in one paragraph on
+    standard error; any other exception is a bug and keeps its traceback.
     """
 
     def guarded(_: Sequence[str]) -> int:
         absl_logging.get_absl_handler().addFilter(_is_ours)
         try:
             main(flags.FLAGS.config, WORKDIR.value)
-        except (ConfigError, CheckpointError, TaskFileError, *expected) as error:
+        except (ConfigError, TaskFileError, *lasting) as error:
+            return _complain(str(error), 2)
+        except (CheckpointError, *expected) as error:
             return _complain(str(error), 1)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -21,7 +21,8 @@ from rl_code import config as config_lib
 from rl_code.environment.sandbox import SandboxUnavailable
 from rl_code.metrics import Progress
 from rl_code.replay import replay, same_bits
-from rl_code.run import Run, RunConfig, meshes
+from rl_code.run import Run
+from rl_code.run_config import RunConfig, check, meshes
 from rl_code.stop import StopRequest
 from rl_code.store import audit
 from rl_code.store.files import StoreError
@@ -34,6 +35,7 @@ END = absl_flags.DEFINE_integer("end", None, "Step to stop before; the newest by
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = config_lib.build(RunConfig, config)
     flags.use_virtual_devices(*meshes(run_config, "learner"))
+    check(Path(workdir), run_config)
     with Run(run_config, Path(workdir), "learner") as run, jax.set_mesh(run.mesh), StopRequest() as stop:
         report = audit.check(run.workdir / STORE, run_config.asynchrony.max_staleness)
         print(

@@ -14,7 +14,8 @@ from launch import flags
 from rl_code import config as config_lib
 from rl_code import sft
 from rl_code.environment.sandbox import SandboxUnavailable
-from rl_code.run import Run, RunConfig, meshes
+from rl_code.run import Run
+from rl_code.run_config import RunConfig, meshes
 from rl_code.stop import StopRequest
 
 

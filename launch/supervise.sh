@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Starts a command again whenever it dies, until it ends well or its command line or config is wrong.
+# Starts a command again whenever it dies, until it ends well or says that starting again does not help (exit code 2).
 #   bash launch/supervise.sh python -m launch.train --role=actor --name=actor-0 --config=... --workdir=...
-# SUPERVISE_MAX (default 1000) bounds the restarts, SUPERVISE_PAUSE_S (default 1) is waited before each.
+# SUPERVISE_MAX (default 1000) bounds the restarts, SUPERVISE_PAUSE_S (default 1) is waited before each, and after
+# SUPERVISE_QUICK (default 10) ends in a row with an error within a minute of the start it is given up: the error lasts.
 set -u
 child=
 stopping=
+quick=0
 trap 'stopping=1; [ -n "$child" ] && kill -TERM "$child" 2>/dev/null' TERM INT
 for ((restarts = 0; ; restarts++)); do
+    started=$SECONDS
     "$@" &
     child=$!
     [ -n "$stopping" ] && kill -TERM "$child" # the signal came before there was anyone to pass it on to
@@ -20,7 +23,12 @@ for ((restarts = 0; ; restarts++)); do
     if [ "$code" -eq 0 ] || [ "$code" -eq 2 ] || [ -n "$stopping" ]; then
         exit "$code"
     fi
-    if ((restarts >= ${SUPERVISE_MAX:-1000})); then
+    if ((code < 128 && SECONDS - started < 60)); then # above, a signal killed it
+        ((quick++))
+    else
+        quick=0
+    fi
+    if ((restarts >= ${SUPERVISE_MAX:-1000} || quick >= ${SUPERVISE_QUICK:-10})); then
         echo "supervise: exit code $code, given up after $restarts restarts" >&2
         exit 1
     fi

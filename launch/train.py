@@ -23,17 +23,19 @@ from rl_code.environment.sandbox import SandboxUnavailable
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.report import ReportConfig, write_report
+from rl_code.rollout.lockstep import ProcessLost
 from rl_code.rollout.scheduler import RolloutTimeout
-from rl_code.run import RunConfig, meshes
+from rl_code.run_config import RunConfig, meshes
 from rl_code.store.files import StoreError
-from rl_code.train import act, train
+from rl_code.store.heartbeat import Replaced
+from rl_code.train import RESERVED, act, train
 from rl_code.weights.versions import WeightError
 
 REPORT = ReportConfig(ks=(1, 8), trajectories_per_step=16, trajectory_steps=24, megabytes=4.8)
 
 
 ROLE = absl_flags.DEFINE_enum("role", "all", ["all", "learner", "actor"], "What this process does.")
-NAME = absl_flags.DEFINE_string("name", "actor", "Of an actor, its own among those of the run.")
+NAME = absl_flags.DEFINE_string("name", None, "Of an actor, its own among those of the run, as in actor-0.")
 HOST = absl_flags.DEFINE_string("host", "127.0.0.1", "Address of this machine in numbers, for the other roles.")
 COORDINATOR = absl_flags.DEFINE_string("coordinator", None, "host:port of the first process of this role.")
 PROCESSES = absl_flags.DEFINE_integer("processes", None, "Processes of this role, with --coordinator.")
@@ -43,6 +45,10 @@ DISTRIBUTED = absl_flags.DEFINE_bool("distributed", False, "Several processes, w
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = config_lib.build(RunConfig, config)
+    if ROLE.value == "actor" and NAME.value in (None, *RESERVED):
+        raise config_lib.ConfigError(
+            f"--name={NAME.value or ''}: an actor needs a name of its own among those of the run, as in --name=actor-0"
+        )
     if COORDINATOR.value or DISTRIBUTED.value:
         jax.distributed.initialize(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     else:
@@ -74,4 +80,8 @@ def show_difference(console: rich.console.Console, results: list[SuiteResult]) -
 
 
 if __name__ == "__main__":
-    flags.run(main, expected=(SandboxUnavailable, FloatingPointError, StoreError, WeightError, RolloutTimeout))
+    flags.run(
+        main,
+        expected=(SandboxUnavailable, StoreError, WeightError, RolloutTimeout, ProcessLost),
+        lasting=(FloatingPointError, Replaced),  # steps repeat exactly, so the same loss would not be finite again
+    )

@@ -283,15 +283,7 @@ def _check_config(folder: Path, config: Mapping[str, Any], may_change: Collectio
             stored = json.loads((folder / f"step_{step:08d}.json").read_text())["config"]
         except (OSError, ValueError):
             continue  # a damaged record is reported when it is restored
-        changes = [
-            f"{key} = {config_lib.lookup(stored, key)!r} there, {config_lib.lookup(config, key)!r} here"
-            for key in config_lib.diff(stored, config, without=may_change)
-        ]
-        if changes:
-            raise config_lib.ConfigError(
-                f"{folder.parent} holds a run of another config: {'; '.join(changes)}. "
-                "Use another --workdir, or the same config."
-            )
+        config_lib.check_same(stored, config, folder.parent, may_change)
         return
 
 
@@ -301,7 +293,9 @@ def _lock(path: Path) -> int:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        raise CheckpointError(f"another process is running in {path.parent.parent}: {error.strerror}") from error
+        busy = error.errno in (errno.EACCES, errno.EAGAIN)
+        why = "another process is running in" if busy else "a file system that can lock files is needed for"
+        raise CheckpointError(f"{why} {path.parent.parent}: {error.strerror}") from error
     return descriptor
 
 

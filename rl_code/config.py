@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
 import json
 import types
 import typing
@@ -64,11 +63,6 @@ def to_json(config: Any) -> str:
     return json.dumps(plain, sort_keys=True, indent=2)
 
 
-def fingerprint(config: Any) -> str:
-    """Hexadecimal SHA-256 of ``to_json``: equal exactly when every value is."""
-    return hashlib.sha256(to_json(config).encode()).hexdigest()
-
-
 def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
     """Sorted dotted keys (without the leading ``config.``) at which two configs differ.
 
@@ -77,6 +71,21 @@ def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
     """
     found = _diff(to_dict(a), to_dict(b), "")
     return sorted(key for key in found if not any(f"{key}.".startswith(f"{other}.") for other in without))
+
+
+def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] = ()) -> None:
+    """Raises ConfigError, with both values of every differing key, unless a folder's config is the one given.
+
+    may_change: keys, and whole sections, that may differ.
+    """
+    changes = [
+        f"{key} = {lookup(there, key)!r} there, {lookup(here, key)!r} here"
+        for key in diff(there, here, without=may_change)
+    ]
+    if changes:
+        raise ConfigError(
+            f"{folder} holds a run of another config: {'; '.join(changes)}. Use another --workdir, or the same config."
+        )
 
 
 def lookup(config: Any, key: str) -> Any:

@@ -47,7 +47,8 @@ _LONGEST_CHARACTER = 4  # bytes of one UTF-8 character: byte-level tokens that c
 class MetricWriter:
     """Appends one row of numbers per step to metrics.jsonl and to TensorBoard.
 
-    Rows of steps >= ``resume_step`` and a torn last line are removed when the writer opens.
+    Rows of steps >= ``resume_step`` and a torn last line are removed when the writer opens. last_step: of the last row,
+    -1 before the first.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], resume_step: int = 0):
@@ -56,7 +57,7 @@ class MetricWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for row in read_metrics(workdir) if row["step"] < resume_step]
         write_atomically(self._path, "".join(_json_line(row) for row in kept).encode())
-        self._last_step = kept[-1]["step"] if kept else -1
+        self.last_step = kept[-1]["step"] if kept else -1
         self._file = open(self._path, "ab", buffering=0)
         folder = self._path.parent / "tensorboard"
         with _explain_full_disk(folder):
@@ -78,15 +79,15 @@ class MetricWriter:
           ValueError: the step does not grow, or a value is not one number.
           OSError: the disk is full; no partial row is left behind.
         """
-        if step <= self._last_step:
-            raise ValueError(f"{step=} must be greater than the last written step {self._last_step}")
+        if step <= self.last_step:
+            raise ValueError(f"{step=} must be greater than the last written step {self.last_step}")
         numbers = {name: _number(name, value) for name, value in values.items()}
         _append(self._file, self._path, _json_line({"step": step, **numbers}).encode())
         scalars = [Summary.Value(tag=name, simple_value=float(number)) for name, number in numbers.items()]
         with _explain_full_disk(self._path.parent / "tensorboard"):
             self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
             self._events.flush()
-        self._last_step = step
+        self.last_step = step
 
     def close(self) -> None:
         self._file.close()
@@ -385,14 +386,17 @@ def _append(file: IO[bytes], path: Path, data: bytes) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that readers see the old content or all of the new, never a part.
+    """Writes a file so that readers see the old content or all of the new, never a part, also after a loss of power.
 
     Raises OSError, leaving the old content, when the disk is full.
     """
     partial = path.with_name(f".{path.name}.partial")
     with _explain_full_disk(path):
         try:
-            partial.write_bytes(data)
+            with open(partial, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(partial, path)
         except OSError:
             partial.unlink(missing_ok=True)

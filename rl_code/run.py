@@ -1,4 +1,4 @@
-"""What a run is made of: the config of everything, and the parts that training, evaluation and warm start share."""
+"""What a run is made of: the parts that training, evaluation and warm start share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import jax
 from absl import logging
@@ -16,213 +15,26 @@ from jax.sharding import Mesh, NamedSharding
 
 from models import gguf_weights, huggingface
 from models.presets import PRESETS
-from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
+from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
 from rl_code.config import ConfigError
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocol import PROTOCOLS, Compact, stop_ids
-from rl_code.environment.sandbox import SandboxConfig, SandboxPool
+from rl_code.environment.sandbox import SandboxPool
 from rl_code.evaluation.suite import SuiteResult, from_groups
-from rl_code.learner.batching import PackConfig
-from rl_code.learner.losses import LossConfig
-from rl_code.learner.update import OptimizerConfig
-from rl_code.rewards.outcome import RewardConfig
 from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.lockstep import Channel, LeadingEngine
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
-from rl_code.schedule import AsynchronyConfig, Schedule
+from rl_code.run_config import RunConfig, SuiteConfig, meshes
+from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
-from rl_code.tasks.api import GeneratedTasks, TaskConfig, load
-from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate
-from rl_code.tasks.screening import ScreeningConfig, TaskPool
+from rl_code.tasks.api import GeneratedTasks, load
+from rl_code.tasks.demonstrations import Segment, demonstrate
+from rl_code.tasks.screening import TaskPool
 from rl_code.types import Limits, Task, Trajectory
 from rl_code.weights.layout import sampling_model
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelSpec:
-    """preset: a key of models.presets. weights: a .gguf file or a Hugging Face directory; "" for random ones."""
-
-    preset: str
-    weights: str
-    dtype: str
-    remat: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenizerConfig:
-    """source "train": byte-level BPE of vocab_size entries from ``texts`` demonstrations; else read from ``path``."""
-
-    source: Literal["train", "gguf", "file"]
-    path: str
-    vocab_size: int
-    texts: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RolloutConfig:
-    """workers: threads that wait for sandboxes. tool_timeout_s: see Scheduler. dtype: of the sampling copy.
-
-    mesh: devices of an actor. apart: whether an actor in the learner's process has devices of its own, after the
-    learner's; else it samples on the learner's. prefill_mesh: devices after those that prefill prompts; None to prefill
-    where rows decode.
-    """
-
-    engine: EngineConfig
-    sampling: SamplingConfig
-    workers: int
-    tool_timeout_s: float
-    dtype: str
-    mesh: MeshConfig
-    apart: bool
-    prefill_mesh: MeshConfig | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class SftConfig:
-    """Warm start on demonstrations; steps 0 skips it.
-
-    demonstrations: distinct ones, gone through again and again; they are cut to ``slots`` tokens.
-    rows x slots: tokens of one batch. checkpoint_every: steps between checkpoints.
-    """
-
-    steps: int
-    demonstrations: int
-    demonstration: DemonstrationConfig
-    rows: int
-    slots: int
-    micro_batches: int
-    checkpoint_every: int
-    optimizer: OptimizerConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """Reinforcement learning.
-
-    tasks_per_step groups of group_size episodes make a batch, on which ``epochs`` updates are made. advantage: a key of
-    learner.advantages.ADVANTAGES. screening: trains only on tasks that the policy solves sometimes; None on all.
-    """
-
-    steps: int
-    tasks_per_step: int
-    group_size: int
-    epochs: int
-    advantage: str
-    advantage_eps: float
-    loss: LossConfig
-    optimizer: OptimizerConfig
-    pack: PackConfig
-    micro_batches: int
-    screening: ScreeningConfig | None
-
-
-@dataclasses.dataclass(frozen=True)
-class SuiteConfig:
-    """One held-out suite: the first ``count`` tasks (0 for all) whose prompt fits, ``samples`` episodes each.
-
-    shortest: the ``count`` with the shortest prompts instead of the first. protocol, limits, engine, dtype (of the
-    sampling copy): None for those of training.
-    """
-
-    name: str
-    tasks: TaskConfig
-    count: int
-    samples: int
-    sampling: SamplingConfig
-    shortest: bool = False
-    protocol: str | None = None
-    limits: Limits | None = None
-    engine: EngineConfig | None = None
-    dtype: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
-    """every: steps between checkpoints. keep: how many stay."""
-
-    every: int
-    keep: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Everything a run needs. suites are evaluated before and after training."""
-
-    seed: int
-    mesh: MeshConfig
-    model: ModelSpec
-    tokenizer: TokenizerConfig
-    protocol: str
-    tasks: TaskConfig
-    limits: Limits
-    sandbox: SandboxConfig
-    reward: RewardConfig
-    rollout: RolloutConfig
-    sft: SftConfig
-    train: TrainConfig
-    suites: tuple[SuiteConfig, ...]
-    checkpoint: CheckpointConfig
-    asynchrony: AsynchronyConfig
-
-    def __post_init__(self):
-        if self.model.preset not in PRESETS:
-            raise ValueError(f"model.preset={self.model.preset!r} is not one of {', '.join(PRESETS)}")
-        for protocol in (self.protocol, *(suite.protocol for suite in self.suites if suite.protocol)):
-            if protocol not in PROTOCOLS:
-                raise ValueError(f"{protocol=} is not one of {', '.join(PROTOCOLS)}")
-        if self.tokenizer.source == "train" and self.tasks.source != "generated":
-            raise ValueError(
-                f"tokenizer.source='train' trains on demonstrations, which tasks.source={self.tasks.source!r} lacks"
-            )
-        for suite in self.suites:
-            if suite.shortest and suite.tasks.source == "generated":
-                raise ValueError(f"suite {suite.name}: shortest=True sorts all tasks, and generated ones are endless")
-        if self.limits.tokens > self.rollout.engine.length:
-            raise ValueError(
-                f"limits.tokens={self.limits.tokens} must not exceed rollout.engine.length={self.rollout.engine.length}"
-            )
-        if self.train.pack.prompt_slots and self.train.epochs > 1:
-            raise ValueError(
-                f"train.pack.prompt_slots={self.train.pack.prompt_slots} means two phases, whose first is good for one "
-                f"update: train.epochs={self.train.epochs} must be 1"
-            )
-        if self.train.pack.max_staleness != self.asynchrony.max_staleness:
-            raise ValueError(
-                f"train.pack.max_staleness={self.train.pack.max_staleness} must equal "
-                f"asynchrony.max_staleness={self.asynchrony.max_staleness}"
-            )
-        if self.train.pack.drop_uninformative and (self.train.loss.kl_coef or self.train.loss.entropy_coef):
-            raise ValueError(
-                f"train.pack.drop_uninformative=True drops groups that kl_coef={self.train.loss.kl_coef} and "
-                f"entropy_coef={self.train.loss.entropy_coef} would learn from"
-            )
-        if self.train.loss.temperature != (self.rollout.sampling.temperature or 1.0):
-            raise ValueError(
-                f"train.loss.temperature={self.train.loss.temperature} must equal the sampler's, "
-                f"rollout.sampling.temperature={self.rollout.sampling.temperature}"
-            )
-
-
-# Keys of a config that may differ between the start of a run and its continuation.
-MAY_CHANGE = (
-    "checkpoint",
-    "suites",
-    "rollout.workers",
-    "rollout.tool_timeout_s",
-    "asynchrony.work",
-    "asynchrony.weights",
-)
-
-
-def meshes(config: RunConfig, role: str = "all") -> list[MeshConfig]:
-    """The devices of a process one after another: those that learn, those that sample, those that prefill."""
-    rollout = config.rollout
-    sampling = [rollout.mesh] if role == "actor" or (role == "all" and rollout.apart) else []
-    prefill = [rollout.prefill_mesh] if rollout.prefill_mesh and role != "learner" else []
-    return [config.mesh] * (role != "actor") + sampling + prefill
 
 
 class Run:

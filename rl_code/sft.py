@@ -11,7 +11,8 @@ from rl_code.checkpoint import Checkpoints
 from rl_code.learner.batching import SupervisedBatch, pack_supervised
 from rl_code.learner.update import TrainState, init_state, make_sft_update
 from rl_code.metrics import MetricWriter, Progress
-from rl_code.run import MAY_CHANGE, Run
+from rl_code.run import Run
+from rl_code.run_config import MAY_CHANGE
 from rl_code.stop import Stopped, StopRequest
 
 FOLDER = "sft"

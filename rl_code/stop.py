@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+_SAME_S = 1.0
 
 
 class Stopped(KeyboardInterrupt):
@@ -19,11 +22,13 @@ class Stopped(KeyboardInterrupt):
 class StopRequest:
     """Turns the first Ctrl-C or SIGTERM inside ``deferred`` into ``requested``; any other ends the program at once.
 
-    A context manager for the main thread, which puts the previous handlers back.
+    What comes within a second of the first counts as the same request: a terminal, a launcher and a supervisor may each
+    pass it on. A context manager for the main thread, which puts the previous handlers back.
     """
 
     def __init__(self):
         self.requested = False
+        self._requested_at = 0.0
         self._deferring = False
 
     def __enter__(self) -> StopRequest:
@@ -51,7 +56,9 @@ class StopRequest:
         return bool(np.any(multihost_utils.process_allgather(np.int32(self.requested))))
 
     def _request(self, number: int, frame: Any) -> None:
+        if self.requested and time.monotonic() - self._requested_at < _SAME_S:
+            return
         if self.requested or not self._deferring:
             raise KeyboardInterrupt
-        self.requested = True
+        self.requested, self._requested_at = True, time.monotonic()
         print("\nstopping after this step; once more to stop at once", flush=True)

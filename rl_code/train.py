@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,7 @@ import jax
 import numpy as np
 
 from models.transformer import Transformer
-from rl_code import config as config_lib
-from rl_code import sft
+from rl_code import run_config, sft
 from rl_code.checkpoint import Checkpoints
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
@@ -30,19 +29,21 @@ from rl_code.learner.advantages import group_advantages
 from rl_code.learner.batching import pack, pack_completions, pack_prompts
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
 from rl_code.learner.update import TrainState, init_state, make_token_logprobs, make_update
-from rl_code.metrics import CompilationCounter, MetricWriter, Progress, TrajectoryLog, write_atomically
+from rl_code.metrics import CompilationCounter, MetricWriter, Progress, TrajectoryLog, read_metrics
 from rl_code.rollout.actor import Actor, ActorStats
 from rl_code.rollout.lockstep import Channel, LeadingWeights, follow
 from rl_code.rollout.supply import InThread, InTurn, Remote, StopWaiting, Supply
-from rl_code.run import MAY_CHANGE, Run, RunConfig
+from rl_code.run import Run
+from rl_code.run_config import MAY_CHANGE, RunConfig
 from rl_code.schedule import solved
 from rl_code.stop import Stopped, StopRequest
 from rl_code.store import steps as steps_lib
 from rl_code.store.files import StoreError
+from rl_code.store.records import Record
 from rl_code.store.store import GroupStore
 from rl_code.store.work import Work
 from rl_code.tasks.screening import TaskPool
-from rl_code.types import Group, Trajectory
+from rl_code.types import Group, Task, Trajectory
 from rl_code.weights.backed import BackedWeights
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
@@ -50,8 +51,10 @@ from rl_code.weights.transfer import TransferPublisher, TransferSubscriber
 from rl_code.weights.versions import Publisher, Subscriber
 from rl_code.weights.waiting import Deadline
 
-CONFIG_FILE = "config.json"
 STORE = "store"
+ACTORS = "actors"
+# Names that the processes of a run have of themselves: the learner, and the actor within its process.
+RESERVED = LEARNER, ACTOR = "learner", "actor"
 
 
 def train(config: RunConfig, workdir: str | Path, role: str = "all", host: str = "127.0.0.1") -> list[SuiteResult]:
@@ -63,13 +66,16 @@ def train(config: RunConfig, workdir: str | Path, role: str = "all", host: str =
     or WeightError when storage fails or nobody answers in time, Stopped after Ctrl-C or SIGTERM.
     """
     workdir = Path(workdir)
+    if role == "learner":
+        run_config.refuse_sync(config)
     workdir.mkdir(parents=True, exist_ok=True)
+    if jax.process_index() == 0:
+        run_config.own(workdir, config)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
         if run.config.sft.steps:
             model = sft.warm_start(run, stop).model
         else:
             model = run.init_model()
-        write_atomically(run.journal / CONFIG_FILE, config_lib.to_json(config).encode())
         evaluate(run, model, "before", 0)
         state = _reinforce(run, model, stop, host)
         evaluate(run, state.model, "after", config.train.steps)
@@ -79,10 +85,13 @@ def train(config: RunConfig, workdir: str | Path, role: str = "all", host: str =
 def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.1") -> None:
     """Samples for the learner of a workdir until its last step is trained on; raises as ``train``.
 
-    name: among the actors of the run. host: address of this machine in numbers.
+    name: among the actors of the run. host: address of this machine in numbers. What it did for each version of the
+    weights goes into the folder ``actors/<name>`` of the workdir.
     """
     workdir, deadline_s = Path(workdir), config.asynchrony.weights.deadline_s
+    run_config.refuse_sync(config)
     _await_store(workdir, config.asynchrony.work.deadline_s)
+    run_config.check(workdir, config)
     with contextlib.ExitStack() as stack:
         channel = (
             stack.enter_context(contextlib.closing(Channel(host, deadline_s))) if jax.process_count() > 1 else None
@@ -100,9 +109,16 @@ def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.
         if channel is not None:
             weights = LeadingWeights(weights, channel)
         store, last = GroupStore(workdir / STORE, name), config.train.steps - 1
-        actor, stopped = make_actor(run, store, weights), False
+        writer = stack.enter_context(_resumed_writer(workdir / ACTORS / name))
+
+        def write(version: int) -> None:
+            if version > writer.last_step:
+                writer.write(version, actor_metrics(actor.take_stats()) | weights.fetched.metrics())
+
+        actor, stopped = make_actor(run, store, weights, write), False
         try:
             actor.run(lambda: stop.requested or store.is_consumed(last))
+            write(config.train.steps)
         except KeyboardInterrupt:
             stopped = True
         finally:
@@ -113,11 +129,19 @@ def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.
             raise Stopped(f"{name} stopped; what it held may be taken over")
 
 
-def make_actor(run: Run, store: GroupStore, weights: Subscriber) -> Actor:
+def make_actor(
+    run: Run, store: GroupStore, weights: Subscriber, on_loaded: Callable[[int], None] = lambda version: None
+) -> Actor:
     """An actor of a run, on the devices that sample."""
     config = run.config.asynchrony
     scheduler = run.scheduler(run.config.rollout.sampling)
-    return Actor(scheduler, store, Work(store, config.work), weights, run.tasks, run.episode, config)
+    return Actor(scheduler, store, Work(store, config.work), weights, run.tasks, run.episode, config, on_loaded)
+
+
+def _resumed_writer(folder: Path) -> MetricWriter:
+    """Goes on behind the last row."""
+    rows = read_metrics(folder)
+    return MetricWriter(folder, rows[-1]["step"] + 1 if rows else 0)
 
 
 class Learner:
@@ -128,10 +152,11 @@ class Learner:
 
     def __init__(self, run: Run, model: Transformer):
         self._config, self._rows = run.config.train, run.rows_sharding
+        loss = self._config.loss.for_staleness(self._config.pack.max_staleness)
         self._reference = jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None
         config, runs = self._config, self._config.pack.runs
-        way = (config.loss, config.optimizer, config.micro_batches, runs)
-        logprobs = (config.loss.temperature, config.micro_batches, runs)
+        way = (loss, config.optimizer, config.micro_batches, runs)
+        logprobs = (loss.temperature, config.micro_batches, runs)
         self._two_phase = config.pack.prompt_slots > 0
         if self._two_phase:
             self._prefill, self._update = make_two_phase_update(*way)
@@ -171,10 +196,13 @@ class Learner:
         # Update. With one epoch the policy of the first pass is the proximal policy.
         prox = self._token_logprobs(state.model, *before, batch) if config.epochs > 1 else None
         ref = self._token_logprobs(self._reference, *before, batch) if self._reference is not None else None
+        finite = True
         for _ in range(config.epochs):
             parts = (begun, batch) if self._two_phase else (batch,)
             state, metrics = self._update(state, *parts, prox, ref)
-        return state, pack_metrics | jax.device_get(metrics)
+            metrics = jax.device_get(metrics)
+            finite = finite and metrics["train/finite"]
+        return state, pack_metrics | metrics | {"train/finite": finite}
 
 
 # --- The loop --------------------------------------------------------------------------------------------------------
@@ -192,8 +220,9 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
         if restored is not None:
             start, position, state = restored.step, restored.position, restored.state
         log = TrajectoryLog(run.journal, run.tokenizer.decode, start)
+        tasks = run.tasks  # before the store: actors that wait for it then find what was prepared
         store = _open_store(run)
-        pool = TaskPool(len(run.tasks), run.config.seed, config.screening, position["tasks"])
+        pool = TaskPool(len(tasks), run.config.seed, config.screening, position["tasks"])
         schedule = run.schedule(store, pool, position["planned"])
         publisher, supply = _connect(run, store, stop, host)
         publisher.publish(start, state.model)
@@ -215,22 +244,22 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                     screened = schedule.plan(step, supply.wait)
                     planned = time.perf_counter()
                     items = [item for item in store.items(step) if item.kind == "train"]
-                    begun = learn.begin(state, [run.prompt(run.tasks[item.task]) for item in items])
+                    begun = learn.begin(state, [run.prompt(tasks[item.task]) for item in items])
                     records = supply.wait(step)
                 except StopWaiting:
                     checkpoints.save(step, state, position)
                     raise Stopped(f"stopped before step {step} of {config.steps}") from None
-                groups = [records[item.number].group for item in items]
+                groups = [_group_of(tasks[item.task], records[item.number]) for item in items]
                 sampled = time.perf_counter()
 
                 # Learn: advantages, batch, update.
                 state, learner_metrics = learn(state, groups, step, begun)
                 trained = time.perf_counter()
                 if not learner_metrics["train/finite"]:
-                    checkpoints.save(step, state, position)
-                    raise FloatingPointError(
-                        f"the loss or its gradient is not finite at step {step}; the weights of before it are saved"
-                    )
+                    if config.epochs == 1:  # else some of the step's updates may have been made
+                        checkpoints.save(step, state, position)
+                    there = f"checkpoints of steps {checkpoints.steps()} are in {run.workdir}"
+                    raise FloatingPointError(f"the loss or its gradient is not finite at step {step}; {there}")
 
                 # Publish: the new weights, then that this step's groups are used up.
                 version = publisher.publish(step + 1, state.model)
@@ -259,15 +288,25 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 last, stopping = step + 1 == config.steps, stop.agreed
                 if (step + 1) % checkpoint.every == 0 or last or stopping:
                     checkpoints.save(step + 1, state, position)
-                if stopping and not last:
+                if stopping:
                     raise Stopped(f"stopped after step {step + 1} of {config.steps}")
         return state
+
+
+def _group_of(task: Task, record: Record) -> Group:
+    """The group of a record. Raises StoreError if its actor has another task at that place."""
+    if record.group.task.id != task.id:
+        raise StoreError(
+            f"{record.actor} sampled {record.group.task.id!r} for item ({record.step}, {record.number}), which is "
+            f"{task.id!r} here: do both read the same files of tasks?"
+        )
+    return record.group
 
 
 def _open_store(run: Run) -> GroupStore:
     """The learner's store; of several processes the first one writes."""
     if jax.process_index() == 0:
-        return GroupStore(run.workdir / STORE, "learner")
+        return GroupStore(run.workdir / STORE, LEARNER)
     _await_store(run.workdir, run.config.asynchrony.work.deadline_s)
     return GroupStore(run.workdir / STORE)
 
@@ -279,11 +318,11 @@ def _connect(run: Run, store: GroupStore, stop: StopRequest, host: str) -> tuple
         stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
         return TransferPublisher(stored, host=host), Remote(store, config.work.deadline_s, stop)
     local = LocalWeights(run.sampling_model(), keep=config.weights.keep)
-    actor_store = GroupStore(run.workdir / STORE, "actor")
+    actor_store = GroupStore(run.workdir / STORE, ACTOR)
     if config.mode == "sync":
-        return local, InTurn(store, make_actor(run, actor_store, local))
+        return local, InTurn(store, make_actor(run, actor_store, local), config.work.deadline_s)
     stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
-    weights = BackedWeights(local, stored, StoredSubscriber(run.workdir, run.sampling_model(), name="actor"))
+    weights = BackedWeights(local, stored, StoredSubscriber(run.workdir, run.sampling_model(), name=ACTOR))
     return weights, InThread(store, make_actor(run, actor_store, weights), config.work.deadline_s, stop)
 
 
@@ -371,20 +410,30 @@ class StepTimes:
 
 
 def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
-    """How an actor of this process spent its time since the last step; which step that was for may differ."""
+    """How an actor spent its time since it was last asked; which step that was for may differ.
+
+    engine/hits_*: shares of the context that were found in the cache. engine/*_per_s: tokens per second of wall clock.
+    """
     if stats is None:
         return {}
-    rollout = stats.rollout
+    rollout, needed, seconds = stats.rollout, max(stats.rollout.needed_tokens, 1), max(stats.total_s, 1e-9)
     return {
+        "engine/generated_tokens": float(rollout.sampled_tokens),
         "engine/prefilled_tokens": float(rollout.prefilled_tokens),
+        "engine/generated_per_s": rollout.sampled_tokens / seconds,
+        "engine/prefilled_per_s": rollout.prefilled_tokens / seconds,
         "engine/prefix_hit_rate": rollout.prefix_hit_rate,
+        "engine/hits_groups": rollout.found_in_groups / needed,
+        "engine/hits_turns": rollout.found_in_turns / needed,
+        "engine/hits_tasks": rollout.found_in_tasks / needed,
         "engine/occupancy": rollout.occupancy,
         "engine/preempted": float(rollout.preempted),
         "engine/kv_mib": rollout.kv_bytes / 2**20,
-        "engine/generated_per_s": rollout.sampled_tokens / max(rollout.decode_s, 1e-9),
-        "engine/prefilled_per_s": rollout.prefilled_tokens / max(rollout.prefill_s, 1e-9),
-        "time/decode_s": rollout.decode_s,
-        "time/prefill_s": rollout.prefill_s,
-        "time/tool_wait_s": rollout.wait_s,
+        "actor/decode_s": rollout.decode_s,
+        "actor/prefill_s": rollout.prefill_s,
+        "actor/tool_wait_s": rollout.wait_s,
+        "actor/idle_s": stats.idle_s,
+        "actor/total_s": stats.total_s,
         "time/actor_idle": stats.idle_share,
+        "time/actor_waits": rollout.wait_s / seconds,
     }

@@ -17,7 +17,7 @@ import pytest
 from launch import sweep
 from rl_code import config as config_lib
 from rl_code.recall import RecallExperiment
-from rl_code.run import RunConfig
+from rl_code.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "def get_config" in path.read_text())

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from absl import logging
 
 from models.tokenizer import Tokenizer
 from rl_code.environment.grader import grade
@@ -104,7 +105,7 @@ class Episode:
         try:
             results = self._execute(calls)
         except SandboxFault as fault:
-            self.status = "fault"
+            self._note(fault)
             results = [ToolResult("", f"sandbox fault: {fault}", ok=False)]
         self._seconds["tools"] += time.perf_counter() - start
         self._messages += 1
@@ -120,6 +121,11 @@ class Episode:
         self._append_given("tool", observation, tuple(results))
         return None if self.over else observation
 
+    def _note(self, fault: SandboxFault) -> None:
+        """The episode is over, through no fault of the policy's."""
+        self.status = "fault"
+        logging.warning("%s ended in a fault of the sandbox: %s", self._name, fault)
+
     def finish(self) -> Trajectory:
         """Grades what was submitted, in a fresh sandbox, and returns the whole episode; ValueError before its end."""
         if not self.over:
@@ -127,8 +133,8 @@ class Episode:
         start = time.perf_counter()
         try:
             reward, first_edit_passed = self._graded()
-        except SandboxFault:
-            self.status = "fault"
+        except SandboxFault as fault:
+            self._note(fault)
         finally:
             self.close()
         if self.status == "fault":

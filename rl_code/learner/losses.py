@@ -34,7 +34,8 @@ class LossConfig:
     clip_low, clip_high: r (GSPO: s) is clipped to [1 - clip_low, 1 + clip_high].
     aggregation: "token" sum / sampled tokens; "sequence" mean over trajectories of the mean over their tokens;
       "constant" sum / (constant_length * trajectories). Counts are those of the whole batch.
-    correction: see ``correction_weights``. correction_high bounds "truncated"; both bound the "masked_*".
+    correction: see ``correction_weights``; "auto" is "decoupled" where data may be stale, else "none"
+      (``for_staleness``). correction_high bounds "truncated"; both bound the "masked_*".
     temperature: the logits are divided by it, as the sampler did.
     """
 
@@ -46,13 +47,18 @@ class LossConfig:
     kl_coef: float
     kl_estimator: Literal["k1", "k2", "k3"]
     entropy_coef: float
-    correction: Literal["none", "decoupled", "truncated", "masked_token", "masked_sequence", "masked_geometric"]
+    correction: Literal["auto", "none", "decoupled", "truncated", "masked_token", "masked_sequence", "masked_geometric"]
     correction_low: float
     correction_high: float
     temperature: float
 
     def __post_init__(self):
-        choices = {"loss": LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KL, "correction": CORRECTIONS}
+        choices = {
+            "loss": LOSSES,
+            "aggregation": AGGREGATIONS,
+            "kl_estimator": KL,
+            "correction": ("auto", *CORRECTIONS),
+        }
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {sorted(allowed)}")
@@ -66,6 +72,11 @@ class LossConfig:
             )
         if self.temperature <= 0.0:
             raise ValueError(f"temperature={self.temperature} must be positive")
+
+    def for_staleness(self, max_staleness: int) -> LossConfig:
+        """With the correction that is meant for data of so many versions before."""
+        automatic = "decoupled" if max_staleness else "none"
+        return dataclasses.replace(self, correction=automatic) if self.correction == "auto" else self
 
 
 @jax.tree_util.register_dataclass
@@ -162,6 +173,8 @@ def correction_weights(
       over the trajectory; each replaced by 0 outside [correction_low, correction_high].
     """
     kind, log_w = config.correction, jax.lax.stop_gradient(log_w)
+    if kind not in CORRECTIONS:
+        raise ValueError(f"correction={kind!r} is to be decided first, by for_staleness")
     nowhere = jnp.zeros(log_w.shape, bool)
     if kind == "none":
         return jnp.ones_like(log_w), nowhere

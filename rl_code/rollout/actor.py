@@ -8,7 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from absl import logging
+
 from rl_code.environment.episode import Episode
+from rl_code.environment.sandbox import SandboxUnavailable
 from rl_code.rollout.scheduler import RolloutStats, Scheduler
 from rl_code.schedule import AsynchronyConfig
 from rl_code.store.steps import Item
@@ -17,8 +20,12 @@ from rl_code.store.work import Work
 from rl_code.types import Task
 from rl_code.weights.versions import Subscriber
 
-# Most groups claimed in one turn, so that actors which start together share a step, and seconds between two looks.
-_PORTION, _POLL_S = 4, 0.01
+# Most groups claimed in one turn, so that actors which start together share a step.
+_PORTION = 4
+# Seconds between two looks for work, more and more of them: shared storage is not to be asked for ever in haste.
+_POLL_S, _LONGEST_POLL_S = 0.01, 0.25
+# How long there may be no work before that is said.
+_SILENT_S = 60.0
 
 
 @dataclasses.dataclass
@@ -38,7 +45,7 @@ class ActorStats:
 class Actor:
     """Plays items of a store, a little with every ``turn``.
 
-    tasks: by index.
+    tasks: by index. on_loaded: called with the version of weights that were just loaded.
     """
 
     def __init__(
@@ -50,11 +57,13 @@ class Actor:
         tasks: Sequence[Task],
         make_episode: Callable[[Task, int, int], Episode],
         config: AsynchronyConfig,
+        on_loaded: Callable[[int], None] = lambda version: None,
     ):
         self._scheduler, self._store, self._work, self._weights = scheduler, store, work, weights
         self._tasks, self._make_episode = tasks, make_episode
-        self._config = config
+        self._config, self._on_loaded = config, on_loaded
         self._claimed: collections.deque[Item] = collections.deque()  # not begun
+        self._faulted: set[Item] = set()  # whose episodes all ended in a fault of the sandbox
         self._loaded: int | None = None
         self._idle_since: float | None = None
         self._idle_s = 0.0
@@ -64,7 +73,8 @@ class Actor:
     def turn(self) -> bool:
         """Claims, begins, samples and delivers as far as it can at once; False when there is nothing to do.
 
-        Raises StoreError, WeightError or RolloutTimeout; episodes in progress stay open until ``close``.
+        Raises StoreError, WeightError, RolloutTimeout or SandboxUnavailable; episodes in progress stay open until
+        ``close``.
         """
         self._work.progress()
         self._claim()
@@ -73,15 +83,24 @@ class Actor:
         if not self._scheduler.groups:
             return bool(self._claimed)
         for item, group in self._scheduler.step():
-            self._store.deliver(item, group)
+            if all(trajectory.status == "fault" for trajectory in group.trajectories):
+                self._play_again(item)
+            else:
+                self._store.deliver(item, group)
         self._note_idle(not self._scheduler.groups)
         return True
 
     def run(self, over: Callable[[], bool]) -> None:
         """Turn after turn until ``over``."""
+        pause, worked = _POLL_S, time.monotonic()
         while not over():
-            if not self.turn():
-                time.sleep(_POLL_S)
+            if self.turn():
+                pause, worked = _POLL_S, time.monotonic()
+                continue
+            if time.monotonic() - worked > _SILENT_S:
+                logging.log_every_n_seconds(logging.WARNING, "nothing to sample; is the learner running?", 60)
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST_POLL_S)
 
     def take_stats(self) -> ActorStats:
         """Since the last call, from any thread."""
@@ -105,22 +124,42 @@ class Actor:
     def _begin(self) -> None:
         """Begins the claimed items whose weights are loaded, or can be."""
         if self._config.mode == "in_flight" and (self._claimed or self._scheduler.groups):
-            oldest = max((item.step - self._config.max_staleness for item in self._claimed), default=0)
-            # Never back, whatever can be seen now: what is open may need what is loaded.
-            self._load(at_least=max(oldest, self._weights.newest() or 0, self._loaded or 0))
+            # Never back, whatever can be seen now: what is open may need what is loaded. The newest is taken if it is
+            # there, but not waited for: whoever announced it may have died.
+            loaded = -1 if self._loaded is None else self._loaded
+            needed = max((item.step - self._config.max_staleness for item in self._claimed), default=0)
+            if max(needed, self._weights.newest() or 0) > loaded:
+                self._load(at_least=max(needed, loaded, 0))
         while self._claimed:
             wanted = self._claimed[0].version
             if wanted is not None and wanted != self._loaded:
                 if self._scheduler.groups:
                     return  # these are finished with the weights they began with
+                if self._store.is_consumed(self._claimed[0].step):
+                    self._claimed.popleft()  # taken over while this actor was stopped; its weights may be gone
+                    continue
                 self._load(exactly=wanted)
             self._submit(self._claimed.popleft())
 
     def _load(self, **wanted: int) -> None:
-        if self._loaded in wanted.values():
+        version, model = self._weights.wait(**wanted, deadline_s=self._config.weights.deadline_s)
+        if version == self._loaded:
             return
-        self._loaded, model = self._weights.wait(**wanted, deadline_s=self._config.weights.deadline_s)
-        self._scheduler.load(model, self._loaded, recompute=self._config.recompute)
+        self._loaded = version
+        self._scheduler.load(model, version, recompute=self._config.recompute)
+        self._on_loaded(version)
+
+    def _play_again(self, item: Item) -> None:
+        """Instead of delivering a group that nothing can be learned from; raises SandboxUnavailable the second time."""
+        task = self._tasks[item.task].id
+        if item in self._faulted:
+            raise SandboxUnavailable(
+                f"all {item.group_size} episodes of task {task!r} ended in a fault of the sandbox, twice; does this "
+                "machine have memory and processes to spare?"
+            )
+        logging.warning("all %d episodes of task %r ended in a fault of the sandbox: again", item.group_size, task)
+        self._faulted.add(item)
+        self._submit(item)
 
     def _submit(self, item: Item) -> None:
         self._scheduler.submit(

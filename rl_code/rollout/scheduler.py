@@ -3,9 +3,10 @@
 Groups of episodes are handed in at any time and come back when all their episodes are graded. A round of the host loop
 takes what tools have answered, opens groups while there are pages for them, prefills a chunk of every row that has new
 tokens (a few chunks while many slots are free) and decodes one dispatch of all rows that are ready, so that neither a
-slow tool nor a long prompt holds up the others. A prompt is prefilled once for its group and shared by page; an episode keeps its pages from turn to turn.
-When pages run out, the youngest episode's go to host memory and come back later; nothing fails and nothing is sampled
-twice. Prompts may be prefilled on devices of their own, from which their pages are handed over.
+slow tool nor a long prompt holds up the others. A prompt is prefilled once for its group and shared by page; an episode
+keeps its pages from turn to turn. When pages run out, the youngest episode's go to host memory and come back later;
+nothing fails and nothing is sampled twice. Prompts may be prefilled on devices of their own, from which their pages are
+handed over.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class RolloutStats:
 
     sampled_tokens; prefilled_tokens: real ones, without padding. needed_tokens: context before every message, of which
     were in the cache found_in_tasks (prompts, from another group), found_in_groups (prompts, from the group's first
-    episode) and found_in_turns (an episode's own from before). decode_s and prefill_s: dispatch to result; on devices of
-    their own prefills are not waited for. wait_s: nothing could decode and a tool was waited for. slot_steps: slots
+    episode) and found_in_turns (an episode's own from before). decode_s and prefill_s: dispatch to result; on devices
+    of their own prefills are not waited for. wait_s: nothing could decode and a tool was waited for. slot_steps: slots
     times decoding steps run; row_steps: those in which a row gained a token. preempted: episodes that gave up their
     pages. kv_bytes: most that the pages in use had.
     """

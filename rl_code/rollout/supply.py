@@ -74,14 +74,18 @@ class Remote:
 class InTurn:
     """The learner's thread samples while the learner waits."""
 
-    def __init__(self, store: GroupStore, actor: Actor):
-        self._store, self._actor = store, actor
+    def __init__(self, store: GroupStore, actor: Actor, deadline_s: float):
+        self._store, self._actor, self._deadline_s = store, actor, deadline_s
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
-        """As ``Supply.wait``, without a deadline but that of tools."""
-        wanted = None if numbers is None else set(numbers)
+        """As ``Supply.wait``; the deadline is for what another process holds, as its own actor has that of tools."""
+        wanted, worked = None if numbers is None else set(numbers), time.monotonic()
         while any(wanted is None or item.number in wanted for item in self._store.missing(step)):
-            if not self._actor.turn():
+            if self._actor.turn():
+                worked = time.monotonic()
+            elif time.monotonic() - worked > self._deadline_s:
+                break
+            else:
                 time.sleep(0.01)
         return self._store.wait(step, 0.0, numbers)
 
@@ -126,7 +130,7 @@ class InThread:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(self._deadline_s)  # a tool's own deadline is shorter
 
     def _run(self) -> None:
         over: Callable[[], bool] = self._stop.is_set

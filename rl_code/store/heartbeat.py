@@ -21,6 +21,10 @@ from rl_code.store.files import StoreError, explain
 from rl_code.store.members import Identity, Member, incarnations
 
 
+class Replaced(StoreError):
+    """Another process has been started under the name of this one."""
+
+
 class Heartbeat:
     """A thread that changes this process's heartbeat file every ``heartbeat_s`` while its main loop makes progress.
 
@@ -70,7 +74,10 @@ class Heartbeat:
         try:
             newest = self._member.newest()
             if newest != self._member.identity:
-                self._replaced = StoreError(f"{self._member.identity} has been replaced by {newest}")
+                self._replaced = Replaced(
+                    f"{self._member.identity} has been replaced by {newest}: another process was started as "
+                    f"{newest.name!r}; each needs a --name of its own"
+                )
                 return str(self._replaced)
             self._count += 1
             self._member.beat(self._count)

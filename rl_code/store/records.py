@@ -89,7 +89,10 @@ def versions(group: Group) -> tuple[int, ...]:
 
 
 def _damaged(name: object, how: str) -> StoreError:
-    return StoreError(f"{name} is damaged: {how}. Delete it and the claims on its item to have it sampled again")
+    return StoreError(
+        f"{name} is damaged: {how}. Restore it; or, if its step is not consumed, "
+        "delete it and the claims on its item to have it sampled again"
+    )
 
 
 def _checksum(preamble: bytes, content: bytes) -> int:

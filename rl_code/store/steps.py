@@ -125,7 +125,8 @@ def list_step(store: Path, step: int) -> Listing | None:
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
-            os.stat(folder.parent)  # there is no such step, or there is no store
+            # There is no such step, or there is no store. Opening also makes a client of NFS look again next time.
+            os.close(os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY))
             return None
     parts, claims, groups = [], {}, set()
     for match in filter(None, map(_NAME.fullmatch, names)):

@@ -131,7 +131,7 @@ class GroupStore:
         """Returns when another process has written this plan; StoreError after ``deadline_s``, or if it is another."""
         step, first = items[0].step, items[0].number
         path, deadline = steps_lib.part_path(self.folder, step, first), time.monotonic() + deadline_s
-        while not path.exists():
+        while (listing := steps_lib.list_step(self.folder, step)) is None or first not in listing.parts:
             if time.monotonic() >= deadline:
                 raise StoreError(f"nobody planned item {items[0]} within {deadline_s:g} s, in {self.folder}")
             time.sleep(_POLL_S)

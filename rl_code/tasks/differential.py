@@ -15,7 +15,7 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import json
-import os
+import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -291,6 +291,6 @@ def _read_cache(cache: Path) -> dict[str, dict]:
 def _write_cache(cache: Path, entries: Mapping[str, dict]) -> None:
     """Replaces the file in one step, so that a killed run leaves the old one."""
     cache.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cache.with_name(f"{cache.name}.{os.getpid()}")
+    temporary = cache.with_name(f"{cache.name}.{secrets.token_hex(8)}")
     temporary.write_text(json.dumps(entries, sort_keys=True))
     temporary.replace(cache)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+
 from models.transformer import Transformer
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
@@ -17,8 +20,11 @@ class BackedWeights:
 
     @property
     def published(self) -> TransferStats | None:
-        """As ``Publisher.published``: of the newest version that is stored."""
-        return self._publisher.published
+        """As ``Publisher.published``: of the newest version that is stored, and what the newest moved in memory."""
+        stored, live = self._publisher.published, self._local.published
+        if stored is None:
+            return live
+        return dataclasses.replace(stored, live_bytes=live.live_bytes, live_s=live.live_s)
 
     def publish(self, version: int, model: Transformer) -> Version:
         """As ``Publisher.publish``."""
@@ -32,10 +38,16 @@ class BackedWeights:
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:
-        """As ``Subscriber.wait``; what memory does not have comes from storage, or is waited for in memory."""
+        """As ``Subscriber.wait``; what memory does not have comes from storage, or is waited for in memory.
+
+        The wait in memory has no deadline: a learner that makes the steps since its checkpoint once more may take as
+        long as it did, and closes this object when it ends.
+        """
         wanted, source = Wanted(at_least, exactly), self._local
         if wanted.choose(source.kept()) is None and wanted.choose(self._subscriber.announced()) is not None:
             source = self._subscriber
+        else:
+            deadline_s = threading.TIMEOUT_MAX
         found = source.wait(at_least=at_least, exactly=exactly, deadline_s=deadline_s)
         self.fetched = source.fetched
         return found

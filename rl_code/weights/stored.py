@@ -135,8 +135,10 @@ class StoredPublisher:
             return False, changed
         known = records.numbers(self.folder)
         if version.number in known:
-            refuse_other(records.read_record(self.folder, version.number).version, version, str(self.folder))
-            return False, changed
+            there = records.readable_record(self.folder, version.number)
+            if there is not None:
+                refuse_other(there.version, version, str(self.folder))
+                return False, changed
         if known and version.number < known[-1]:  # a restarted learner on its way; this one was deleted before
             return False, changed
         if base is not None:
@@ -175,7 +177,11 @@ class StoredPublisher:
     def _await_others(self, number: int, deadline: Deadline) -> None:
         """Until all processes of the learner have written their parts of a version."""
         draft = records.draft_folder(self.folder, number)
-        missing = lambda: [p for p in range(jax.process_count()) if not _marker(draft, p).exists()]  # noqa: E731
+
+        def missing() -> list[int]:
+            there = os.listdir(draft)  # a client of NFS may remember for long that a file was not there
+            return [process for process in range(jax.process_count()) if _marker(draft, process).name not in there]
+
         if not deadline.wait(lambda: not missing()):
             raise WeightTimeout(
                 f"process 0 of {self.name} waited {deadline.seconds:g} s for processes {missing()} to write their "

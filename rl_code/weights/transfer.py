@@ -17,6 +17,7 @@ The connection is neither encrypted nor authenticated: use it inside one cluster
 
 from __future__ import annotations
 
+import collections
 import datetime
 import itertools
 import os
@@ -41,6 +42,7 @@ from rl_code.weights.versions import TransferStats, Version, Wanted, WeightError
 from rl_code.weights.waiting import GRACE_S, POLL_S, Deadline, agree
 
 FOLDER = "live"
+_MOST_FAILURES = 3  # in a row, before a learner is not asked any more
 # What transfers, files and malformed files raise; WeightError and JaxRuntimeError are RuntimeErrors.
 _TRANSFER_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
 
@@ -62,7 +64,7 @@ class TransferPublisher:
         self._live: tuple[Version, dict[str, dict[Box, jax.Array]]] | None = None
         if self._process == 0:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder.mkdir(parents=True)
+            self._folder.mkdir(parents=True, exist_ok=True)  # an actor may be asking
         deadline_s = stored.config.deadline_s
         # also a barrier: from here on the folder is this learner's
         self._session = agree(deadline_s, "starting to serve weights", secrets.randbits(30) + 1)[0][0]
@@ -137,7 +139,9 @@ class TransferPublisher:
             box = next(box for box in parts[name] if overlap(box, piece) == piece)
             pieces.append(parts[name][box] if box == piece else parts[name][box][to_slices(piece, box)])
         uuid = next(self._uuids)
-        until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=self._stored.config.deadline_s)
+        # not for longer than the actor waits: what is ready to be pulled keeps an old version on the devices
+        ready_s = min(self._stored.config.deadline_s, request["within_s"] + GRACE_S)
+        until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=ready_s)
         self._server.await_pull(uuid, pieces, timeout=until)
         return {"uuid": uuid}
 
@@ -160,6 +164,7 @@ class TransferSubscriber:
         self._server = start_server(host)
         self._connections: dict[str, transfer.TransferConnection] = {}
         self._failed: tuple[int, int] | None = None  # session and version of an offer that did not hold
+        self._failures: collections.Counter[int] = collections.Counter()  # in a row, by session
         self.fetched: TransferStats | None = None
 
     def newest(self) -> int | None:
@@ -194,7 +199,8 @@ class TransferSubscriber:
         except WeightError:
             return []
         same = all(_identity(offer) == _identity(first) for offer in offers)
-        return offers if same and _identity(first) != self._failed else []
+        given_up = _identity(first) == self._failed or self._failures[first["session"]] == _MOST_FAILURES
+        return offers if same and not given_up else []
 
     def _pull(self, number: int) -> Transformer | None:
         """The checked model of a version from the learner's devices, None if it is not served or that failed."""
@@ -219,11 +225,21 @@ class TransferSubscriber:
                 length = sum(part.nbytes for boxes in parts.values() for part in boxes.values())
                 seconds = time.perf_counter() - begin
                 self.fetched = TransferStats("fetch", number, seconds, live_bytes=length, live_s=seconds)
+                self._failures.clear()
                 return self._stored.hold(version, named)
             except WeightError as error:
                 failure = str(error)
         self._failed = session, number
+        self._failures[session] += 1
         logging.warning("%s failed: %s; trying storage", doing, failure)
+        if self._failures[session] == _MOST_FAILURES:
+            logging.warning(
+                "pulling failed %d times in a row: %s reads from storage from now on; can this machine reach %s, and "
+                "the learner the --host that this actor was given?",
+                _MOST_FAILURES,
+                self._stored.name,
+                offers[0]["address"] if offers else "the learner",
+            )
         return None
 
     def _await_offers(self, identity: tuple[int, int], deadline: Deadline) -> list[dict[str, Any]]:
@@ -272,7 +288,8 @@ class TransferSubscriber:
         requests = {process: self._folder / f"request_{process}_{secrets.token_hex(8)}" for process in wants}
         for process, path in requests.items():
             asked = [(name, piece) for name, _, piece, _ in wants[process]]
-            write_json(path, {"session": session, "version": number, "wants": asked})
+            request = {"session": session, "version": number, "wants": asked, "within_s": deadline.left()}
+            write_json(path, request)
         arrived: list[jax.Array] = []
         for process, path in requests.items():
             address = offers[process]["address"]
@@ -296,7 +313,8 @@ class TransferSubscriber:
     def _await_answer(self, path: Path, server: str, deadline: Deadline) -> int:
         """The number under which a request's arrays can be pulled."""
         answer = _answer_path(path)
-        if not deadline.wait(answer.exists):
+        # by listing: a client of NFS may remember for long that a file was not there
+        if not deadline.wait(lambda: answer.name in os.listdir(self._folder)):
             path.unlink(missing_ok=True)
             raise WeightTimeout(f"{server} did not answer within {self._pull_s:g} s")
         content = read_json(answer)

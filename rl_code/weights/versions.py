@@ -116,7 +116,9 @@ def refuse_other(known: Version, made: Version, where: str) -> None:
     if known.differing(made):
         raise WeightError(
             f"version {made.number} was published to {where} with checksum {known.checksum}, and now again with "
-            f"{made.checksum}: the learner did not repeat its updates exactly; different: {_some(known, made)}"
+            f"{made.checksum}: the learner did not repeat its updates exactly, as after a change of code, or "
+            "on a GPU without XLA_FLAGS=--xla_gpu_deterministic_ops=true. Undo that, or go on in another --workdir. "
+            f"Different: {_some(known, made)}"
         )
 
 

@@ -69,7 +69,7 @@ COMPLAINTS = {
     "--config=c.py --workdir=w steps=3": "'steps=3' is not a flag",
 }
 ENDINGS = {
-    "--config=c.py --workdir=w --config.steps=100": "config.steps = 100: expected less\nEXIT 1",
+    "--config=c.py --workdir=w --config.steps=100": "config.steps = 100: expected less\nEXIT 2",
     "--config=c.py --workdir=w --config.steps=101": "no checkpoint can be read\nEXIT 1",
     "--config=c.py --workdir=w --config.steps=102": "RAISED ValueError",
     "--config=c.py --workdir=w --config.steps=104": "continues from the last checkpoint\nEXIT 130",

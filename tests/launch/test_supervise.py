@@ -24,7 +24,9 @@ def supervise(tmp_path):
             subprocess.Popen(
                 ["bash", str(SCRIPT), "bash", "-c", command, "command", "an argument", "*"],
                 cwd=tmp_path,
-                env=os.environ | {"SUPERVISE_PAUSE_S": "0", "SUPERVISE_MAX": "100"} | environment,
+                env=os.environ
+                | {"SUPERVISE_PAUSE_S": "0", "SUPERVISE_MAX": "100", "SUPERVISE_QUICK": "100"}
+                | environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -92,6 +94,15 @@ def test_it_gives_up_after_so_many_restarts(supervise, tmp_path, restarts):
     _, errors = process.communicate(timeout=LONG_S)
     assert process.returncode == 1 and starts(tmp_path) == restarts + 1
     assert f"given up after {restarts} restarts" in errors and errors.count("starting again") == restarts
+
+
+@pytest.mark.parametrize(("code", "starts_made"), [(1, 3), (5, 3), (137, 8)])
+def test_it_gives_up_soon_when_an_error_lasts_but_not_when_it_is_killed(supervise, tmp_path, code, starts_made):
+    process = supervise(COUNT.format(times=8, first=code, last=0), SUPERVISE_QUICK="3")
+    _, errors = process.communicate(timeout=LONG_S)
+    assert starts(tmp_path) == starts_made
+    assert process.returncode == (0 if code == 137 else 1)
+    assert ("given up" in errors) == (code != 137)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -158,11 +158,10 @@ def test_a_full_disk_leaves_no_partial_trajectories(tmp_path, monkeypatch):
     log = TrajectoryLog(tmp_path, _bytes_of)
     log.append(0, [_group()])
 
-    def no_room(self, data):
-        Path(self).touch()
+    def no_room(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(rl_code.metrics.Path, "write_bytes", no_room)
+    monkeypatch.setattr(rl_code.metrics.os, "fsync", no_room)
     with pytest.raises(OSError, match=r"disk is full.*step_000001"):
         log.append(1, [_group()])
     assert [path.name for path in (tmp_path / "trajectories").iterdir()] == ["step_000000.jsonl.gz"]

@@ -26,7 +26,8 @@ from rl_code.config import build
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics
 from rl_code.replay import Replayed, replay, same_bits
-from rl_code.run import Run, RunConfig
+from rl_code.run import Run
+from rl_code.run_config import RunConfig
 from rl_code.stop import Stopped, StopRequest
 from rl_code.store import audit, records
 from rl_code.store.files import StoreError
@@ -114,7 +115,7 @@ def final_state(workdir: Path):
 
 
 def deterministic(workdir: Path) -> list[dict]:
-    names = ("time/", "engine/", "weights/", "tasks/")
+    names = ("time/", "engine/", "actor/", "weights/", "tasks/")
     return [{k: v for k, v in row.items() if not k.startswith(names)} for row in read_metrics(workdir)]
 
 

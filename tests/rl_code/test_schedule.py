@@ -19,7 +19,7 @@ from configs import quickstart
 from rl_code.config import build
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.supply import Remote, StopWaiting
-from rl_code.run import RunConfig
+from rl_code.run_config import RunConfig
 from rl_code.schedule import Schedule, solved
 from rl_code.store import audit
 from rl_code.store import store as store_lib

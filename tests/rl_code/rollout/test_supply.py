@@ -49,7 +49,7 @@ def stop_after(request: StopRequest, seconds: float) -> None:
 def test_in_turn_the_learner_drives_the_actor_until_it_has_what_it_waits_for(site):
     site.plan(0, 5, version=0)
     scheduler = FakeScheduler(rounds=lambda item: 1 + 4 * item.number)
-    with InTurn(site.store, site.actor("sync", 0, scheduler)) as supply:
+    with InTurn(site.store, site.actor("sync", 0, scheduler), LONG_S) as supply:
         assert scheduler.log == []  # nothing happens but in the learner's own turns
         assert numbers(supply.wait(0, [1, 0])) == [(0, 1), (0, 0)]
         assert [item.number for item in site.store.missing(0)] == [2, 3, 4]
@@ -63,6 +63,16 @@ def test_in_turn_the_learner_drives_the_actor_until_it_has_what_it_waits_for(sit
     assert {thread.name for thread in threading.enumerate()} & {"actor"} == set()
 
 
+def test_in_turn_what_another_process_holds_has_a_deadline(site):
+    site.plan(0, 2, version=0)
+    other = Work(GroupStore(site.store.folder, "other"), WORK)
+    site.works.append(other)
+    other.claim(1)
+    with InTurn(site.store, site.actor("sync", 0, FakeScheduler()), 0.3) as supply:
+        with pytest.raises(StoreTimeout, match=r"step 0 lacks 1 of 2 groups .* held by other/0"):
+            supply.wait(0)
+
+
 def test_in_turn_what_the_actor_raises_reaches_the_learner(site):
     site.plan(0, 1, version=0)
 
@@ -70,7 +80,7 @@ def test_in_turn_what_the_actor_raises_reaches_the_learner(site):
         raise RolloutTimeout("no tool answered")
 
     scheduler = FakeScheduler(before_round=fail)
-    with InTurn(site.store, site.actor("sync", 0, scheduler)) as supply:
+    with InTurn(site.store, site.actor("sync", 0, scheduler), LONG_S) as supply:
         with pytest.raises(RolloutTimeout, match="no tool answered"):
             supply.wait(0)
     assert scheduler.aborted == 1
