@@ -12,6 +12,7 @@ from rl_code import checkpoint, sft
 from rl_code.learner.update import TrainState, init_state
 from rl_code.run import Run
 from rl_code.stop import StopRequest
+from rl_code.store.source import by_step
 from rl_code.store.store import GroupStore
 from rl_code.train import STORE, Learner
 from rl_code.weights.layout import in_dtype
@@ -46,11 +47,9 @@ def replay(run: Run, stop: StopRequest, start: int = 0, end: int | None = None) 
     if start:
         state = checkpoint.load(run.workdir, state, step=start).state
     store = GroupStore(run.workdir / STORE)
-    for step in store.consumed():
-        if step < start or (end is not None and step >= end):
-            continue
+    steps = [step for step in store.consumed() if step >= start and (end is None or step < end)]
+    for step, records in by_step(store.folder, steps):
         items = [item.number for item in store.items(step) if item.kind == "train"]
-        records = store.read(step)
         state, _ = learn(state, [records[number].group for number in items], step)
         now = Version.of(step + 1, in_dtype(state.model, run.config.rollout.dtype)).checksum
         yield Replayed(step, store.consumption(step)["weights"], now, state)

@@ -36,22 +36,30 @@ CHARTS = (
     ("Turns and malformed calls per episode", False, r"episode/(turns|malformed_calls)$"),
     ("Entropy, nats per token", False, r"policy/entropy"),
     ("KL divergence", False, r"policy/(step_)?kl"),
+    ("Sampler against trainer, KL divergence", False, r"policy/mismatch_k"),
     ("Sampler against trainer, |Δ log p|", False, r"policy/mismatch"),
-    ("Clipped and truncated share", True, r"policy/(clip_fraction|truncated_fraction|masked_fraction)"),
+    ("Clipped and truncated share", True, r"policy/(clip_fraction|truncated_fraction)"),
     ("Effective sample size", True, r"policy/ess"),
     ("Staleness, versions", False, r"rollout/staleness"),
+    ("Share of tokens that were sampled so many versions ago", True, r"staleness/"),
     ("Loss", False, r"(train|sft)/(.*_)?loss"),
     ("Gradient norm", False, r"train/grad_norm"),
-    ("Tokens per second", False, r".*tokens_per_s$"),
-    ("Tokens per step", False, r"rollout/.*_tokens$"),
-    ("Slots in use", True, r"(rollout/occupancy|pack/(target_)?fill)$"),
+    ("Tokens per second", False, r"(.*tokens_per_s|engine/.*_per_s)$"),
+    ("Tokens per step", False, r"(rollout|engine)/.*_tokens$"),
+    ("Slots in use", True, r"(engine/occupancy|pack/(target_)?fill)$"),
+    ("Context found in the cache", True, r"engine/(prefix_hit_rate|hits_)"),
+    ("Idle, waiting for tools", True, r"time/(learner_idle|actor_idle|actor_waits)$"),
+    ("Bytes of weights per version", False, r"weights/.*_bytes$"),
+    ("Seconds for weights per version", False, r"weights/.*_s$"),
     ("Sandbox seconds per step, summed over episodes that run at once", False, r"time/(tools|grade)_s$"),
 )
 
-# Wall-clock times of a step add up to its length. Some are parts of another, of which the rest is shown.
-TIME_PARTS = {"time/rollout_s": ("time/prefill_s", "time/decode_s", "time/tool_wait_s")}
-_TIME = r"time/.*(?<!_per)_s$"
-_STEP_TIME = "time/step_s"
+# Wall-clock times that add up to one of them: of a step, and of the actor of the same process between two steps, which
+# in asynchronous runs works beside the learner. What is missing is shown as "other".
+TIMES = (
+    ("Seconds per step", "time/step_s", r"time/.*(?<!_per)_s$"),
+    ("Seconds of the actor meanwhile", "actor/total_s", r"actor/.*_s$"),
+)
 _MOST_POINTS = 1000
 
 
@@ -80,7 +88,7 @@ def write_report(
 
     Raises ValueError for damaged files of the run, or when curves alone exceed the size; OSError when the disk is full.
     """
-    rows = read_metrics(workdir)
+    rows = _with_actors(Path(workdir), read_metrics(workdir))
     results = suite.load_all(workdir)
     limit = int(config.megabytes * 1e6)
     tables = {"tiles": _tiles(rows, results), "suites": _suites(results, config.ks), "ks": config.ks}
@@ -133,7 +141,7 @@ def _tiles(rows: Sequence[Mapping[str, Any]], results: Sequence[SuiteResult]) ->
             tiles.append((f"{found[0].suite} pass@1", numbers, change))
     if rows:
         tiles.append(("steps", f"{len(rows):,}", f"{rows[0]['step']} to {rows[-1]['step']}"))
-    seconds = [row[_STEP_TIME] for row in rows if _STEP_TIME in row]
+    seconds = [row["time/step_s"] for row in rows if "time/step_s" in row]
     if seconds:
         hours, minutes = divmod(round(sum(seconds) / 60), 60)
         total = f"{hours} h {minutes} min" if hours else f"{sum(seconds) / 60:.1f} min"
@@ -218,43 +226,59 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         left = [name for name in left if name not in shown]
         if shown:
             charts.append({"title": title, "fraction": fraction, "names": shown})
-    times = {name: series[name] for name in left if re.match(_TIME, name)}
-    rest = [{"title": name, "fraction": False, "names": [name]} for name in left if name not in times]
+    stacks = []
+    for title, whole, pattern in TIMES:
+        times = {name: series[name] for name in left if re.match(pattern, name)}
+        left = [name for name in left if name not in times]
+        if times:
+            stacks.append({"title": title, "layers": _layers(times, whole)})
+    rest = [{"title": name, "fraction": False, "names": [name]} for name in left]
     return {
         "steps": [bucket[-1]["step"] for bucket in buckets],
         "every": every,
         "series": series,
         "charts": charts,
         "rest": rest,
-        "time": _time(times),
+        "times": stacks,
     }
 
 
-def _time(times: Mapping[str, Sequence[float | None]]) -> list[dict[str, Any]]:
-    """The layers of a step's time: metrics as they are, but of a time with parts only what its parts leave."""
-    parts = {name: [part for part in TIME_PARTS.get(name, ()) if part in times] for name in times}
-    inner = {part for found in parts.values() for part in found}
-    outer = [name for name in times if name != _STEP_TIME and name not in inner]
-    layers = []
-    for name in outer:
-        layers += [_layer(times, part, _time_label(part), ()) for part in parts[name]]
-        layers.append(_layer(times, name, _time_label(name) + (", rest" if parts[name] else ""), parts[name]))
-    return layers + ([_layer(times, _STEP_TIME, "other", outer)] if _STEP_TIME in times else [])
-
-
-def _layer(
-    times: Mapping[str, Sequence[float | None]], name: str, label: str, without: Sequence[str]
-) -> dict[str, Any]:
-    """A time minus others, step by step, never below 0."""
-    values = [
-        None if whole is None else max(0.0, whole - sum(times[other][i] or 0.0 for other in without))
-        for i, whole in enumerate(times[name])
-    ]
-    return {"name": name, "label": label, "values": values}
+def _layers(times: Mapping[str, Sequence[float | None]], whole: str) -> list[dict[str, Any]]:
+    """The parts of a time as they are, and what they leave of the whole, never below 0."""
+    parts = {name: values for name, values in times.items() if name != whole}
+    layers = [{"name": name, "label": _time_label(name), "values": list(values)} for name, values in parts.items()]
+    if whole in times:
+        left = [
+            None if value is None else max(0.0, value - sum(values[i] or 0.0 for values in parts.values()))
+            for i, value in enumerate(times[whole])
+        ]
+        layers.append({"name": whole, "label": "other", "values": left})
+    return layers
 
 
 def _time_label(name: str) -> str:
-    return name.removeprefix("time/").removesuffix("_s").replace("_", " ")
+    return name.partition("/")[2].removesuffix("_s").replace("_", " ")
+
+
+def _with_actors(workdir: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a learner with what actors of other processes did for each step.
+
+    Rates and counts of tokens are of all actors together, the rest are means.
+    """
+    found: dict[int, list[dict[str, Any]]] = {}
+    for folder in sorted((workdir / "actors").glob("*")):
+        for row in read_metrics(folder):
+            found.setdefault(row["step"], []).append(row)
+
+    def joined(name: str, values: list[float]) -> float:
+        return sum(values) / (1 if name.endswith(("_tokens", "_per_s")) else len(values))
+
+    def of_actors(step: int) -> dict[str, Any]:
+        actors = found.get(step, [])
+        names = dict.fromkeys(name for row in actors for name in row if name != "step")
+        return {name: joined(name, [row[name] for row in actors if name in row]) for name in names}
+
+    return [of_actors(row["step"]) | row for row in rows]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

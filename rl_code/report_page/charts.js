@@ -223,15 +223,16 @@ function drawCurves() {
 }
 
 function drawTime() {
-  const { time } = DATA.curves;
-  document.getElementById("time").hidden = !time.length;
-  if (!time.length) return;
-  const sums = time.map(({ values }) => values.reduce((a, b) => a + (b || 0), 0)), all = sums.reduce((a, b) => a + b, 0) || 1;
-  const labels = time.map(({ label }, i) => `${label} (${Math.round((100 * sums[i]) / all)} %)`);
-  new Chart(document.getElementById("time-chart"), {
-    title: "Seconds per step, and share of the run", names: time.map(({ name }) => name), labels,
-    series: time.map(({ values }) => values), stacked: true,
-  });
+  const { times } = DATA.curves, parent = document.getElementById("time-charts");
+  document.getElementById("time").hidden = !times.length;
+  for (const { title, layers } of times) {
+    const sums = layers.map(({ values }) => values.reduce((a, b) => a + (b || 0), 0)), all = sums.reduce((a, b) => a + b, 0) || 1;
+    const labels = layers.map(({ label }, i) => `${label} (${Math.round((100 * sums[i]) / all)} %)`);
+    new Chart(parent, {
+      title: `${title}, and share of the run`, names: layers.map(({ name }) => name), labels,
+      series: layers.map(({ values }) => values), stacked: true,
+    });
+  }
 }
 
 let redraw = 0;

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grain
@@ -39,3 +40,11 @@ class RecordSource:
 def dataset(folder: str | Path, steps: Sequence[int] | None = None) -> grain.MapDataset:
     """The records of consumed steps (all those there are now, unless given) as a dataset of ``Record``."""
     return grain.MapDataset.source(RecordSource(folder, GroupStore(folder).consumed() if steps is None else steps))
+
+
+def by_step(folder: str | Path, steps: Sequence[int]) -> Iterator[tuple[int, list[Record]]]:
+    """Consumed steps with their records, which are read ahead in threads. Raises StoreError for a damaged one."""
+    read_ahead = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
+    records = dataset(folder, steps).to_iter_dataset(read_ahead)
+    for step, found in itertools.groupby(records, key=lambda record: record.step):
+        yield step, list(found)

@@ -74,7 +74,9 @@ def _state(workdir: Path):
 
 def _deterministic(row: dict) -> dict:
     """Without what depends on when it ran: groups that were there already are not sampled again."""
-    return {name: value for name, value in row.items() if not name.startswith(("time/", "engine/", "actor/", "weights/"))}
+    return {
+        name: value for name, value in row.items() if not name.startswith(("time/", "engine/", "actor/", "weights/"))
+    }
 
 
 @pytest.mark.timeout(3600)

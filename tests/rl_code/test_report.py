@@ -89,7 +89,8 @@ def test_the_page_shows_what_the_run_left(tmp_path):
     text, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
     assert data["curves"]["series"]["reward/total"] == [0.0, 0.1, 0.2]
     assert data["curves"]["series"]["policy/kl"] == [None] * 3
-    assert [layer["values"] for layer in data["curves"]["time"]] == [[1] * 3, [1] * 3]
+    (stack,) = data["curves"]["times"]
+    assert [layer["values"] for layer in stack["layers"]] == [[1] * 3, [1] * 3]
     assert [step["step"] for step in data["trajectories"]["steps"]] == [0, 1, 2]
     assert "50.0% → 100.0%" in text and "after − before, pass@1: +50.0 points [+50.0, +50.0]" in text
     assert "going on after the first edit is worth +50.0 points" in text
@@ -166,24 +167,46 @@ def test_long_runs_are_shown_as_means(tmp_path):
 
 def test_every_metric_is_in_exactly_one_place(tmp_path):
     names = ["reward/total", "reward/solved", "policy/kl", "odd/one", "time/step_s", "time/tools_s"]
+    names += ["policy/mismatch_mean", "policy/mismatch_k1", "engine/occupancy", "actor/total_s", "actor/decode_s"]
     with MetricWriter(tmp_path) as writer:
         writer.write(0, dict.fromkeys(names, 1.0))
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
     curves = data["curves"]
     shown = [name for chart in curves["charts"] + curves["rest"] for name in chart["names"]]
-    assert sorted([*shown, *(layer["name"] for layer in curves["time"])]) == sorted(names)
+    layers = [layer["name"] for stack in curves["times"] for layer in stack["layers"]]
+    assert sorted([*shown, *layers]) == sorted(names)
     assert [chart["names"] for chart in curves["rest"]] == [["odd/one"]]
 
 
-def test_layers_of_time_add_up_to_the_step(tmp_path):
-    times = {"step": 10, "screening": 1, "rollout": 6, "prefill": 1, "decode": 3, "tool_wait": 0.5, "update": 2}
-    concurrent = {"time/tools_s": 40.0, "time/grade_s": 20.0, "time/tokens_per_s": 1000.0}
+def test_layers_of_time_add_up_to_the_step_and_to_the_actors_time(tmp_path):
+    step = {"step": 10, "screening": 1, "rollout": 6, "update": 2}
+    actor = {"total": 9, "prefill": 1, "decode": 3, "tool_wait": 2.5, "idle": 2}  # beside the update too
+    concurrent = {"time/tools_s": 40.0, "time/grade_s": 20.0, "time/tokens_per_s": 1000.0, "time/actor_idle": 0.2}
     with MetricWriter(tmp_path) as writer:
-        writer.write(0, {f"time/{name}_s": value for name, value in times.items()} | concurrent)
+        times = {
+            f"{part}/{name}_s": value
+            for part, found in (("time", step), ("actor", actor))
+            for name, value in found.items()
+        }
+        writer.write(0, times | concurrent)
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
-    layers = {layer["label"]: layer["values"] for layer in data["curves"]["time"]}
-    assert sum(values[0] for values in layers.values()) == 10
-    assert layers["rollout, rest"] == [1.5] and layers["other"] == [1] and layers["decode"] == [3]
+    of_step, of_actor = ({x["label"]: x["values"][0] for x in stack["layers"]} for stack in data["curves"]["times"])
+    assert of_step == {"screening": 1, "rollout": 6, "update": 2, "other": 1}
+    assert of_actor == {"prefill": 1, "decode": 3, "tool wait": 2.5, "idle": 2, "other": 0.5}
+
+
+def test_actors_of_other_processes_are_shown_together(tmp_path):
+    with MetricWriter(tmp_path) as writer:
+        for step in range(3):
+            writer.write(step, {"reward/total": 1.0})
+    for name, steps in (("actor-0", (0, 1, 2, 3)), ("actor-1", (1, 3))):
+        with MetricWriter(tmp_path / "actors" / name) as writer:
+            for step in steps:
+                writer.write(step, {"engine/generated_per_s": 100.0, "engine/occupancy": 0.25 * (1 + len(steps) // 4)})
+    _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
+    assert data["curves"]["steps"] == [0, 1, 2]
+    assert data["curves"]["series"]["engine/generated_per_s"] == [100, 200, 100]
+    assert data["curves"]["series"]["engine/occupancy"] == [0.5, 0.375, 0.5]
 
 
 def test_any_beginning_of_the_steps_covers_the_run():
