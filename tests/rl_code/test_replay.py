@@ -22,10 +22,11 @@ from rl_code import checkpoint
 from rl_code import run as run_lib
 from rl_code import train as train_lib
 from rl_code.checkpoint import CheckpointError
-from rl_code.config import build
+from rl_code.config import ConfigError, build
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics
 from rl_code.replay import Replayed, replay, same_bits
+from rl_code.rollout.supply import InThread
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import Stopped, StopRequest
@@ -38,7 +39,7 @@ from rl_code.train import STORE, Learner, act, train
 from rl_code.types import Group
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.transfer import TransferSubscriber
-from tests.rl_code.rollout.test_actor import FakeScheduler
+from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of
 
 STEPS = 5
 VOCAB = 64
@@ -75,6 +76,7 @@ def _small():
         patch.setitem(run_lib.PRESETS, "tiny", tiny)
         patch.setattr(Run, "init_model", init_model)
         patch.setattr(Run, "scheduler", lambda run, sampling: FakeScheduler(vocab=VOCAB))
+        patch.setattr(Run, "prompt", lambda run, task: prompt_of(task, VOCAB).tolist())
         patch.setattr(train_lib, "make_update", functools.cache(train_lib.make_update))
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -226,6 +228,75 @@ def test_every_mode_keeps_its_bound_and_can_be_replayed(tmp_path, monkeypatch, m
     for row in read_metrics(tmp_path):
         shares = [row.get(f"staleness/{age}", 0.0) for age in range(k + 1)]
         assert sum(shares) == pytest.approx(1.0) and 0.0 <= row["time/actor_idle"] <= 1.0
+
+
+def test_in_two_phases_prompts_are_begun_before_groups_are_there_and_steps_are_those_of_one(
+    recorded, tmp_path, monkeypatch
+):
+    config = make_config("one_step", 1)
+    pack = dataclasses.replace(config.train.pack, prompt_slots=16)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, pack=pack))
+    begin, wait, order = Learner.begin, InThread.wait, []
+
+    def seen_begin(learner, *arguments):
+        order.append("begin")
+        return begin(learner, *arguments)
+
+    def seen_wait(supply, *arguments):
+        order.append("wait")
+        return wait(supply, *arguments)
+
+    monkeypatch.setattr(Learner, "begin", seen_begin)
+    monkeypatch.setattr(InThread, "wait", seen_wait)
+    train(config, tmp_path)
+    assert order == ["begin", "wait"] * STEPS
+    assert all(sameness(replayed(tmp_path, config=config)).values())
+    for two, one in zip(read_metrics(tmp_path), read_metrics(recorded), strict=True):
+        assert two["train/residual_mib"] > 0
+        for name in ("train/loss", "train/grad_norm", "policy/entropy", "policy/mismatch_mean"):
+            assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize("role", ["all", "actor"])
+def test_a_workdir_keeps_its_config_from_the_first_step_on(tmp_path, monkeypatch, role):
+    config = make_config("one_step", 1)
+    with monkeypatch.context() as patch:
+        strike(patch, 1, fail)
+        with pytest.raises(OSError, match="struck"):
+            train(config, tmp_path)
+    assert checkpoint.steps(tmp_path) == []
+    changed = dataclasses.replace(config, seed=7, checkpoint=dataclasses.replace(config.checkpoint, keep=1))
+    start = functools.partial(act, name="actor-0") if role == "actor" else train
+    with pytest.raises(ConfigError, match=r"holds a run of another config: seed = 0 there, 7 here\. Use another"):
+        start(changed, tmp_path)
+
+
+def test_roles_apart_are_not_synchronous(tmp_path):
+    config = make_config("sync", 0)
+    for start in (functools.partial(train, role="learner"), functools.partial(act, name="actor-0")):
+        with pytest.raises(ConfigError, match=r"asynchrony\.mode = 'sync'.* need 'one_step' or 'in_flight'"):
+            start(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_group_of_another_task_than_the_learners_is_refused(tmp_path, monkeypatch):
+    made = train_lib.make_actor
+
+    class Others:  # as if its file of tasks lacked the first
+        def __init__(self, tasks):
+            self._tasks = tasks
+
+        def __getitem__(self, index):
+            return self._tasks[index + 1]
+
+    def make(run, *arguments):
+        actor = made(run, *arguments)
+        actor._tasks = Others(run.tasks)
+        return actor
+
+    monkeypatch.setattr(train_lib, "make_actor", make)
+    with pytest.raises(StoreError, match=r"actor/0 sampled '.*' for item \(0, \d\), which is '.*' here: do both read"):
+        train(make_config("one_step", 1), tmp_path)
 
 
 @pytest.fixture

@@ -201,6 +201,19 @@ def test_corrections_weigh_the_loss_by_hand_computed_factors(correction, weight,
         assert np.isfinite(whole)
 
 
+@pytest.mark.parametrize(
+    ("correction", "fresh", "stale"), [("auto", "none", "decoupled"), ("none", "none", "none"), ("truncated",) * 3]
+)
+def test_stale_data_are_weighted_by_the_decoupled_loss_unless_another_is_asked_for(correction, fresh, stale):
+    made = config(correction=correction)
+    assert [made.for_staleness(bound).correction for bound in (0, 1, 4)] == [fresh, stale, stale]
+
+
+def test_a_correction_that_was_not_decided_is_refused():
+    with pytest.raises(ValueError, match="correction='auto' is to be decided first"):
+        correction_weights(config(correction="auto"), jnp.log(W), MASK, SEQUENCES, LENGTHS)
+
+
 def test_a_sequence_ratio_beyond_float_range_is_masked_and_not_nan():
     log_w = jnp.full((1, 4), 60.0)
     weight, outside = correction_weights(

@@ -8,8 +8,22 @@ import jax
 import numpy as np
 import pytest
 
+from launch.flops import matmul_flops
 from rl_code.learner.batching import PackConfig, empty_batch, pack, pack_completions
-from tests.rl_code.learner.steps import ONE, SIZES, TWO, advantages_of, assert_close, first_step, laid_out
+from rl_code.learner.update import init_state
+from tests.rl_code.learner.steps import (
+    LOSS,
+    ONE,
+    OPTIMIZER,
+    SIZES,
+    TWO,
+    advantages_of,
+    assert_close,
+    first_step,
+    fresh,
+    laid_out,
+    update_for,
+)
 
 REPEATED = PackConfig(rows=1, slots=80, targets=24, max_staleness=0, drop_uninformative=False, runs=2)
 
@@ -51,3 +65,20 @@ def test_layers_that_choose_blocks_must_be_told_how_many_runs_a_row_has(build):
     batch, _ = pack(groups, advantages_of(SIZES), ONE, version=0)
     with pytest.raises(ValueError, match=r"runs=0 must be at least 1: .*MoBA\(block=8, picks=2\)"):
         first_step(build.attending("moba-documents"), batch)
+
+
+def test_projections_and_feed_forward_are_computed_for_each_prompt_once(build):
+    """Their share of a step's operations falls with the tokens, to (P + sum R) / (G P + sum R)."""
+    prompt, completion, size, groups = 192, 64, 8, 2
+    model = build.model(mlp_dim=128, vocab_size=8)  # few operations for logits, of which there are as many either way
+
+    def counted(rows, slots, targets):
+        batch = empty_batch(PackConfig(rows, slots, targets, max_staleness=0, drop_uninformative=False), rows)
+        update = update_for(dataclasses.replace(LOSS, kl_coef=0.0), OPTIMIZER, 1, 0)
+        hlo = update.lower(init_state(fresh(model), OPTIMIZER), batch, None, None).compile().as_text()
+        return matmul_flops(hlo, unknown_trips=0.0)  # without attention's loops over blocks of keys
+
+    shared = counted(groups, prompt + size * completion, size * completion)
+    repeated = counted(groups * size, prompt + completion, completion)
+    expected = (prompt + size * completion) / (size * (prompt + completion))
+    assert shared / repeated == pytest.approx(expected, rel=0.05)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl_code.environment.sandbox import SandboxUnavailable
 from rl_code.rollout import actor as actor_lib
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.scheduler import RolloutStats, RolloutTimeout, Scheduler
@@ -38,9 +39,14 @@ def make_asynchrony(
     return AsynchronyConfig(mode, max_staleness, recompute, work, weights)
 
 
+def prompt_of(task: Task, vocab: int = 32) -> np.ndarray:
+    """Ids of its prompt."""
+    return np.random.default_rng(list(task.id.encode())).integers(0, vocab, PROMPT)
+
+
 def make_group(task: Task, group: int, key: Sequence[int], versions: Sequence[Sequence[int]], vocab: int = 32) -> Group:
     """What a scheduler returns; tokens and rewards depend on (key, group, index) alone, as the real one's do."""
-    prompt = np.random.default_rng(group).integers(0, vocab, PROMPT)
+    prompt = prompt_of(task, vocab)
     members = []
     for index, sampled in enumerate(versions):
         rng = np.random.default_rng([*key, group, index])
@@ -411,6 +417,63 @@ def test_an_actor_that_dies_gives_up_its_items_to_others(site):
         heir.turn()
     assert site.store.takeovers(0) == 4
     assert {record.actor.name for record in site.store.read(0)} == {"heir"}
+
+
+def test_a_group_of_faults_is_played_again_and_never_delivered(site):
+    site.publish(0)
+    site.plan(0, 1, version=0)
+    broken = [True, False]
+
+    class Faulty(FakeScheduler):
+        def step(self):
+            return [(item, faulted(group) if broken.pop(0) else group) for item, group in super().step()]
+
+    def faulted(group: Group) -> Group:
+        return Group(group.task, tuple(dataclasses.replace(t, status="fault") for t in group.trajectories))
+
+    play(site.actor("one_step", 1, Faulty()), site.store, 0)
+    assert not broken and {t.status for t in site.store.record(0, 0).group.trajectories} == {"submitted"}
+
+    site.plan(1, 1, version=0)
+    broken[:] = [True, True]
+    with pytest.raises(SandboxUnavailable, match=r"all 2 episodes of task 't/0' ended in a fault .*, twice"):
+        play(site.actor("one_step", 1, Faulty(), "b"), site.store, 1)
+    assert site.store.missing(1)
+
+
+def test_in_flight_a_version_that_is_announced_but_never_comes_is_not_waited_for(site, monkeypatch):
+    site.publish(0)
+    monkeypatch.setattr(site.weights, "newest", lambda: 1)  # by a learner that died before it stored it
+    site.plan(0, 1, version=None)
+    scheduler = FakeScheduler()
+    play(site.actor("in_flight", 2, scheduler), site.store, 0)
+    assert [version for what, version in scheduler.log if what == "load"] == [0]
+
+
+def test_items_that_others_finished_are_dropped_without_asking_for_their_weights(site):
+    site.publish(0, 1)
+    site.plan(0, 1, version=0)
+    actor = site.actor("one_step", 1, FakeScheduler())
+    actor._claim()  # and is stopped
+    kill(site.works[0])
+    heir = site.actor("one_step", 1, FakeScheduler(), "heir")
+    while site.store.missing(0):
+        heir.turn()
+    site.store.consume(0, site.store.read(0), version=0)
+    site.plan(1, 1, version=1)
+    actor._weights = types.SimpleNamespace(wait=lambda **wanted: site.weights.wait(exactly=1, deadline_s=1.0))
+    actor._begin()
+    assert not actor._claimed and actor._loaded is None
+
+
+def test_loading_weights_is_reported(site):
+    site.publish(0, 1)
+    site.plan(0, 1, version=0)
+    site.plan(1, 1, version=1)
+    actor, loaded = site.actor("one_step", 1, FakeScheduler()), []
+    actor._on_loaded = loaded.append
+    play(actor, site.store, 0, 1)
+    assert loaded == [0, 1]
 
 
 def test_what_the_scheduler_raises_reaches_the_caller(site):
