@@ -8,6 +8,7 @@ modes take turns, --steps steps each.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import random
@@ -26,6 +27,7 @@ from launch import bench_model
 from launch.bench_episodes import FixedEpisode, prompts
 from launch.bench_report import hardware, save, scratch
 from models.sharding import MeshConfig, make_mesh
+from models.transformer import Transformer
 from rl_code.learner.advantages import group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update
@@ -38,8 +40,10 @@ from rl_code.store.store import GroupStore
 from rl_code.store.work import Work, WorkConfig
 from rl_code.tasks.screening import TaskPool
 from rl_code.types import Task
+from rl_code.weights.backed import BackedWeights
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.local import LocalWeights
+from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.versions import WeightsConfig
 
 MODES = {"sync": 0, "one_step": 1}
@@ -125,7 +129,7 @@ def _play(parts: Parts, config, folder: Path, mode: str, steps: int, wait: float
     asynchrony = AsynchronyConfig(mode, bound, False, _WORK, WeightsConfig(full_every=1, keep=2, deadline_s=60.0))
     folder.mkdir(parents=True)
     store, own = GroupStore(folder, "learner"), GroupStore(folder, "actor")
-    weights = LocalWeights(sampling_model(config, config.dtype, parts.sampling_mesh), keep=2)
+    weights = _weights(folder, asynchrony, sampling_model(config, config.dtype, parts.sampling_mesh))
     episode = functools.partial(FixedEpisode, message=MESSAGE, turns=TURNS, answer=ANSWER, tool_s=_tool(wait))
     actor = Actor(parts.scheduler, own, Work(own, _WORK), weights, parts.tasks, episode, asynchrony)
     deadline, stop = _WORK.deadline_s, StopRequest()
@@ -135,7 +139,7 @@ def _play(parts: Parts, config, folder: Path, mode: str, steps: int, wait: float
     schedule = Schedule(asynchrony, store, pool, **counts, seed=flags.FLAGS.seed)
     rows = NamedSharding(parts.mesh, P("data"))
     taken: dict[str, list[float]] = {name: [] for name in ("step", "sample", "update", "learner_idle", "actor_idle")}
-    with jax.set_mesh(parts.mesh), supply:
+    with jax.set_mesh(parts.mesh), supply, contextlib.closing(weights):
         state = init_state(bench_model.random_model(config, parts.mesh, flags.FLAGS.seed), bench_model.OPTIMIZER)
         weights.publish(0, state.model)
         for step in range(steps):
@@ -155,6 +159,15 @@ def _play(parts: Parts, config, folder: Path, mode: str, steps: int, wait: float
             for name, value in zip(taken, (*values, supply.take_stats().idle_share), strict=True):
                 taken[name].append(value)
     return taken
+
+
+def _weights(folder: Path, asynchrony: AsynchronyConfig, abstract: Transformer) -> LocalWeights | BackedWeights:
+    """As in training: ahead of the learner every version is stored too."""
+    local = LocalWeights(abstract, keep=2)
+    if asynchrony.mode == "sync":
+        return local
+    stored = StoredPublisher(folder, abstract.config.dtype, asynchrony.weights)
+    return BackedWeights(local, stored, StoredSubscriber(folder, abstract, name="actor"))
 
 
 def _tool(wait: float):

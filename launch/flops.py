@@ -1,6 +1,6 @@
 """Floating-point operations of a compiled program: its matrix products, each as often as its loops run.
 
-XLA's own ``cost_analysis`` counts the body of a loop once.
+On a GPU they are calls of cuBLAS, or dots within fusions. XLA's own ``cost_analysis`` counts the body of a loop once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\]{},:()*\s/=\
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)[}\]]')
+_GEMM = re.compile(r'custom_call_target="__cublas\$')
 
 
 def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> float:
@@ -39,7 +40,7 @@ def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> floa
         for result, kind, opcode, rest in computations.get(name, ()):
             shapes[result] = kind
             called = _CALLED.findall(rest)
-            if opcode == "dot":
+            if opcode == "dot" or (opcode == "custom-call" and _GEMM.search(rest)):
                 found += _dot(kind, shapes, rest)
             elif opcode == "while":
                 trips = _TRIPS.search(rest)
@@ -86,4 +87,4 @@ def _dot(kind: str, shapes: dict[str, str], rest: str) -> float:
 
 
 def _sizes(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
+    return [int(part) for part in text.replace('"', "").split(",") if part]

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Flags of XLA with which programs compile in a fraction of the time; they run slower.
 QUICKLY = {
     "--xla_backend_optimization_level": "0",
+    "--xla_cpu_parallel_codegen_split_count": "1",
     "--xla_backend_extra_options": "xla_cpu_disable_new_fusion_emitters",
 }
 

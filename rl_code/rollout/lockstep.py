@@ -10,7 +10,9 @@ and a stream tells at once when either end has died.
 from __future__ import annotations
 
 import ipaddress
+import os
 import secrets
+import socket
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
@@ -56,6 +58,8 @@ class Channel:
             listener.close()
         else:
             self._ends = [Client((str(ipaddress.IPv4Address(address)), port), authkey=_to_bytes(key))]
+        for end in self._ends:
+            _keep_alive(end)
 
     def tell(self, call: str, *arguments: Any) -> None:
         """Of the leader: what it is about to do. Raises ProcessLost."""
@@ -156,6 +160,15 @@ def follow(engine: Engine, weights: Subscriber, channel: Channel) -> None:
             case "stop":
                 logging.info("the first process of this actor has no more to do")
                 return
+
+
+def _keep_alive(end: Connection) -> None:
+    """Has the system find out within a minute or two when the host at the other end is gone without a word."""
+    with socket.socket(fileno=os.dup(end.fileno())) as stream:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+            if hasattr(socket, option):
+                stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def _to_bytes(words) -> bytes:

@@ -38,6 +38,22 @@ def test_loops_without_a_known_count_take_the_one_given():
     assert count(chain, A, B, jnp.int32(4), unknown_trips=4.0) == 4 * ONCE
 
 
+def test_products_that_cublas_computes_count_too():
+    settings = '{"gemm_backend_config":{"alpha_real":1,"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
+    settings += '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}'
+    call = f'custom_call_target="__cublas$gemm", backend_config={settings}'
+    hlo = f"""HloModule m
+
+ENTRY %main (a: bf16[64,32], b: bf16[32,32]) -> bf16[64,32] {{
+  %a = bf16[64,32]{{1,0}} parameter(0)
+  %b = bf16[32,32]{{1,0}} parameter(1)
+  %c = (bf16[64,32]{{1,0}}, s8[4194304]{{0}}) custom-call(%a, %b), {call}
+  ROOT %d = bf16[64,32]{{1,0}} get-tuple-element(%c), index=0
+}}
+"""
+    assert matmul_flops(hlo) == ONCE
+
+
 def test_other_text_is_refused():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         matmul_flops("hello")

@@ -45,7 +45,7 @@ def test_a_follower_says_when_the_first_process_has_ended(tmp_path):
     output = follower.communicate(timeout=120)[0]
     leader.communicate(timeout=120)
     assert (leader.returncode, follower.returncode) == (9, 3), output
-    assert "raised: the first process of this actor has ended" in output
+    assert "the first process of this actor has ended" in output
 
 
 def test_a_host_that_is_no_address_is_named():
