@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import textwrap
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from rl_code.checkpoint import CheckpointError
 from rl_code.config import ConfigError
 from rl_code.tasks.jsonl import TaskFileError
 
+_LAST_S = 60.0  # that a program which gave up may take to end
 _OURS = tuple(f"{Path(__file__).resolve().parents[1] / name}/" for name in ("launch", "rl_code", "models", "attention"))
 
 config_flags.DEFINE_config_file(
@@ -51,13 +53,13 @@ def run(
         try:
             main(flags.FLAGS.config, WORKDIR.value)
         except (ConfigError, TaskFileError, *lasting) as error:
-            return _complain(str(error), 2)
+            return _give_up(str(error), 2)
         except (CheckpointError, *expected) as error:
-            return _complain(str(error), 1)
+            return _give_up(str(error), 1)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            return _complain(str(error), 1)
+            return _give_up(str(error), 1)
         except KeyboardInterrupt as error:
             return _complain(f"{str(error) or 'stopped'}; the same command continues from the last checkpoint", 130)
         return 0
@@ -107,6 +109,14 @@ def _parse(argv: Sequence[str], needs_workdir: bool) -> list[str]:
 def _refuse(text: str) -> NoReturn:
     given = " ".join(argument for argument in sys.argv[1:] if argument.startswith("--config"))
     sys.exit(_complain(f"{' '.join(text.split())} (given: {given or 'no --config'})", 2))
+
+
+def _give_up(text: str, code: int) -> int:
+    """Says why, and sees to it that the process ends, whatever its other threads wait for (a disk, another host)."""
+    timer = threading.Timer(_LAST_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    return _complain(text, code)
 
 
 def _complain(text: str, code: int) -> int:

@@ -1,7 +1,8 @@
 """Shared test set-up, before anything imports jax: eight virtual CPU devices, and quick compilation.
 
 Tests compile many small programs and run each a few times, so the compiler's optimisation is switched off, and fusions
-come from XLA's older emitters, which compile a program in less than half the time.
+come from XLA's older emitters, which compile a program in less than half the time. With RUN_SLOW=1 programs are
+compiled as users do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import pytest
 
 from tests.programs import QUICKLY
 
-FLAGS = {"--xla_force_host_platform_device_count": "8"} | QUICKLY
+SLOW = os.environ.get("RUN_SLOW") == "1"
+FLAGS = {"--xla_force_host_platform_device_count": "8"} | ({} if SLOW else QUICKLY)
 
 kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] not in FLAGS]
 os.environ["XLA_FLAGS"] = " ".join(kept + [f"{name}={value}" for name, value in FLAGS.items()])
@@ -30,7 +32,7 @@ LONG = ("test_kill.py", "test_faults.py", "test_roles.py", "test_shared_prompt.p
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts long files first and skips what is marked slow unless RUN_SLOW=1."""
     items.sort(key=lambda item: item.path.name not in LONG)
-    if os.environ.get("RUN_SLOW") == "1":
+    if SLOW:
         return
     for item in items:
         if marker := item.get_closest_marker("slow"):
