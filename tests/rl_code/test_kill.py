@@ -23,8 +23,8 @@ from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from tests import programs
 
-KILLS = 10 if os.environ.get("RUN_SLOW") == "1" else 3
-STEPS = 6
+KILLS = 10 if os.environ.get("RUN_SLOW") == "1" else 2
+STEPS = 4
 FLAGS = (
     "--config=configs/quickstart.py:smoke",
     f"--config.train.steps={STEPS}",
