@@ -46,7 +46,6 @@ from rl_code.weights.local import LocalWeights
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.versions import WeightsConfig
 
-flags.DEFINE_float("gather_s", 0.1, "Seconds for which answers of tools are gathered; of async.", lower_bound=0.0)
 MODES = {"sync": 0, "one_step": 1}
 GROUPS, SAMPLES, PROMPT, TURNS, MESSAGE, ANSWER = 8, 8, 512, 2, 8, 32
 _WORK = WorkConfig(heartbeat_s=1.0, heartbeat_timeout_s=30.0, stall_s=300.0, deadline_s=600.0)
@@ -93,7 +92,7 @@ def arrange(folder: Path, console: rich.console.Console, mesh: Mesh, sampling_me
     after = TURNS * (MESSAGE + ANSWER)
     engine = bench_model.engine_config(GROUPS * SAMPLES, GROUPS, PROMPT, after, sampling_mesh.size, config.dtype)
     # answers come one by one: a dispatch for few of them must not take as long as one for all
-    engine = dataclasses.replace(engine, decode_steps=MESSAGE, answer_rows=16, gather_s=flags.FLAGS.gather_s)
+    engine = dataclasses.replace(engine, decode_steps=MESSAGE, answer_rows=16)
     parts = Parts(
         scheduler=bench_model.make_scheduler(config, engine, sampling_mesh, workers=GROUPS * SAMPLES),
         update=make_update(bench_model.LOSS, bench_model.OPTIMIZER, 1),

@@ -44,8 +44,6 @@ class EngineConfig:
     view_block: tokens after the shared prefix are laid side by side in blocks of so many; blocks that no row has
       reached cost nothing. A multiple of ``page``.
     tile: most rows that read a shared prefix together.
-    gather_s: while fewer than half of the slots have work, answers of tools are gathered for up to so many seconds: a
-      dispatch costs the same for few rows as for all. 0 to decode at once.
     """
 
     slots: int
@@ -63,7 +61,6 @@ class EngineConfig:
     tile: int = 8
     answer_rows: int = 0
     answer_tokens: int = 0
-    gather_s: float = 0.0
 
     def __post_init__(self):
         if self.prefill_rows < 2:
@@ -74,8 +71,6 @@ class EngineConfig:
             raise ValueError(
                 f"answer_rows={self.answer_rows} and answer_tokens={self.answer_tokens} must be at least 2, or both 0"
             )
-        if self.gather_s < 0:
-            raise ValueError(f"gather_s={self.gather_s} must not be negative")
         if self.prompt_length > self.length:
             raise ValueError(f"prompt_length={self.prompt_length} must not exceed length={self.length}")
         if self.pages * self.page < self.length + self.page:

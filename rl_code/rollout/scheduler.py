@@ -211,8 +211,6 @@ class Scheduler:
         """One round; returns (tag, group) of those that were finished. Waits for a tool if there is nothing to do."""
         start = time.perf_counter()
         finished = self._collect()
-        if self._config.gather_s:
-            finished += self._gather()
         self._reopen()
         self._open()
         self._prefill()
@@ -298,19 +296,6 @@ class Scheduler:
         if not done:
             waiting = sorted(row.episode.task.id for row in (*self._stepping.values(), *self._finishing.values()))
             raise RolloutTimeout(f"no tool answered within {self._timeout_s} s; waiting for tasks {waiting}")
-
-    def _gather(self) -> list[tuple[Any, Group]]:
-        """Waits a moment for more answers while few rows have work, and collects them."""
-        deadline, finished = time.perf_counter() + self._config.gather_s, []
-        enough = self.engine.shards * self._config.slots / 2
-        while self._stepping and not self._queue and sum(not row.waiting for row in self._rows) < enough:
-            start = time.perf_counter()
-            if start >= deadline:
-                break
-            wait(self._stepping, timeout=deadline - start, return_when=FIRST_COMPLETED)
-            self.stats.wait_s += time.perf_counter() - start
-            finished += self._collect()
-        return finished
 
     def _collect(self) -> list[tuple[Any, Group]]:
         """Take what the worker threads have finished; an episode that is over gives up its pages and is graded."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-import time
 import types
 
 import jax
@@ -413,17 +412,6 @@ def test_decoding_goes_on_while_one_tool_is_slow():
     )
     scheduler.close()
     assert finished[-1] == (0, 0)
-
-
-def test_answers_are_gathered_for_fuller_dispatches_which_changes_no_token():
-    def late(task, group, index):
-        return Episode(task, group, index, wait=lambda: time.sleep(0.02 * (1 + index)))
-
-    tasks = [task_of(0)]
-    at_once, alone = play(tasks, group_size=3, make=late)
-    gathered, together = play(tasks, group_size=3, make=late, engine=dataclasses.replace(ENGINE, gather_s=0.2))
-    assert_same(gathered, at_once)
-    assert together.slot_steps < alone.slot_steps
 
 
 def test_a_tool_that_never_answers_is_named():
