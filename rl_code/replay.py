@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import jax
@@ -12,7 +13,7 @@ from rl_code import checkpoint, sft
 from rl_code.learner.update import TrainState, init_state
 from rl_code.run import Run
 from rl_code.stop import StopRequest
-from rl_code.store.source import by_step
+from rl_code.store.source import read_ahead
 from rl_code.store.store import GroupStore
 from rl_code.train import STORE, Learner
 from rl_code.weights.layout import in_dtype
@@ -48,7 +49,9 @@ def replay(run: Run, stop: StopRequest, start: int = 0, end: int | None = None) 
         state = checkpoint.load(run.workdir, state, step=start).state
     store = GroupStore(run.workdir / STORE)
     steps = [step for step in store.consumed() if step >= start and (end is None or step < end)]
-    for step, records in by_step(store.folder, steps):
+    read = read_ahead(store.folder, store.places(steps))
+    for step, found in itertools.groupby(read, key=lambda record: record.step):
+        records = list(found)
         items = [item.number for item in store.items(step) if item.kind == "train"]
         state, _ = learn(state, [records[number].group for number in items], step)
         now = Version.of(step + 1, in_dtype(state.model, run.config.rollout.dtype)).checksum

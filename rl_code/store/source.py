@@ -1,50 +1,56 @@
-"""Recorded groups as a Grain dataset, in the order in which they were trained on."""
+"""Recorded groups as a Grain source: whoever reads several at once reads them in threads, ahead of their use."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grain
-import numpy as np
 
+from rl_code.store import records, steps
+from rl_code.store.files import StoreError, explain
 from rl_code.store.records import Record
-from rl_code.store.store import GroupStore, read_record
+
+_READ = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
 
 
 class RecordSource:
-    """A random-access source of the records of some steps, by (step, number). Can be pickled for Grain's workers."""
+    """A random-access source of the groups at some places (step, number). Can be pickled for Grain's workers."""
 
-    def __init__(self, folder: str | Path, steps: Sequence[int]):
-        """Raises StoreError unless every step is consumed."""
-        self._folder, self._steps = Path(folder).absolute(), tuple(steps)
-        store = GroupStore(self._folder)
-        self._ends = np.cumsum([len(store.consumption(step)["digests"]) for step in self._steps], dtype=np.int64)
+    def __init__(self, folder: str | Path, places: Sequence[tuple[int, int]]):
+        self._folder, self._places = Path(folder).absolute(), tuple(places)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if self._steps else 0
+        return len(self._places)
 
     def __getitem__(self, index: int) -> Record:
-        """Raises IndexError outside of [0, len), StoreError for a damaged record."""
+        """Raises IndexError outside of [0, len), StoreError for a group that is missing or damaged."""
         if not 0 <= index < len(self):
             raise IndexError(f"{index=} must be in [0, {len(self)})")
-        place = int(np.searchsorted(self._ends, index, side="right"))
-        number = index - (int(self._ends[place - 1]) if place else 0)
-        return read_record(self._folder, self._steps[place], number)
+        return read_record(self._folder, *self._places[index])
 
     def __repr__(self) -> str:
-        return f"RecordSource({str(self._folder)!r}, steps={self._steps})"
+        return f"RecordSource({str(self._folder)!r}, {len(self)} places)"
 
 
-def dataset(folder: str | Path, steps: Sequence[int] | None = None) -> grain.MapDataset:
-    """The records of consumed steps (all those there are now, unless given) as a dataset of ``Record``."""
-    return grain.MapDataset.source(RecordSource(folder, GroupStore(folder).consumed() if steps is None else steps))
+def dataset(folder: str | Path, places: Sequence[tuple[int, int]]) -> grain.MapDataset:
+    """The groups at these places, as from ``GroupStore.places``, as a dataset of ``Record``."""
+    return grain.MapDataset.source(RecordSource(folder, places))
 
 
-def by_step(folder: str | Path, steps: Sequence[int]) -> Iterator[tuple[int, list[Record]]]:
-    """Consumed steps with their records, which are read ahead in threads. Raises StoreError for a damaged one."""
-    read_ahead = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
-    records = dataset(folder, steps).to_iter_dataset(read_ahead)
-    for step, found in itertools.groupby(records, key=lambda record: record.step):
-        yield step, list(found)
+def read_ahead(folder: str | Path, places: Sequence[tuple[int, int]]) -> Iterator[Record]:
+    """The groups at these places in their order. Raises StoreError."""
+    if len(places) == 1:
+        return iter([read_record(Path(folder), *places[0])])
+    return iter(dataset(folder, places).to_iter_dataset(_READ) if places else ())
+
+
+def read_record(folder: Path, step: int, number: int) -> Record:
+    """What was delivered for an item to the store in ``folder``, verified. Raises StoreError."""
+    path = steps.group_path(folder, step, number)
+    with explain("read the group", path):
+        data = path.read_bytes()
+    record = records.decode(data, path)
+    if (record.step, record.number) != (step, number):
+        raise StoreError(f"{path} holds the group of item ({record.step}, {record.number})")
+    return record

@@ -26,6 +26,7 @@ from rl_code.store.files import StoreError, explain
 from rl_code.store.heartbeat import Observer
 from rl_code.store.members import Identity, Member
 from rl_code.store.records import Record
+from rl_code.store.source import read_ahead, read_record
 from rl_code.store.steps import Item, Listing
 from rl_code.types import Group
 
@@ -161,9 +162,9 @@ class GroupStore:
             if numbers is not None and not set(numbers) <= set(range(len(items))):
                 raise ValueError(f"{numbers=} of step {step} must be in [0, {len(items)})")
             wanted = items if numbers is None else [items[number] for number in numbers]
-            for item in wanted:
-                if item.number in listing.groups and item.number not in found:
-                    found[item.number] = self.record(step, item.number)
+            fresh = [item.number for item in wanted if item.number in listing.groups and item.number not in found]
+            arrived = read_ahead(self.folder, [(step, number) for number in fresh])
+            found |= {record.number: record for record in arrived}
             if all(item.number in found for item in wanted):
                 return [found[item.number] for item in wanted]
             now = time.monotonic()
@@ -246,7 +247,7 @@ class GroupStore:
         """All groups of a step. Raises StoreError naming the items that are missing."""
         if missing := self.missing(step):
             raise StoreError(f"step {step} lacks {', '.join(map(str, missing[:_NAMED]))} in {self.folder}")
-        return [self.record(step, item.number) for item in self.items(step)]
+        return list(read_ahead(self.folder, [(step, item.number) for item in self.items(step)]))
 
     def takeovers(self, step: int) -> int:
         """How often an item of a step was taken over from an actor that was lost."""
@@ -256,6 +257,14 @@ class GroupStore:
         """The steps that are consumed, in order."""
         listings = ((step, steps_lib.list_step(self.folder, step)) for step in steps_lib.steps(self.folder))
         return [step for step, listing in listings if listing is not None and listing.consumed]
+
+    def places(self, steps: Sequence[int] | None = None) -> list[tuple[int, int]]:
+        """(step, number) of the groups of consumed steps, all unless given, in the order in which they were used.
+
+        Raises StoreError for a step that is not consumed.
+        """
+        steps = self.consumed() if steps is None else steps
+        return [(step, number) for step in steps for number in range(len(self.consumption(step)["digests"]))]
 
     def is_consumed(self, step: int) -> bool:
         """Whether a step is planned and consumed."""
@@ -287,17 +296,6 @@ class GroupStore:
         look = functools.cache(observer.look)
         holders = [(item, self.holder(item, listing)) for item in items]
         return [Missing(item, who, *(() if who is None else look(who))) for item, who in holders]
-
-
-def read_record(folder: Path, step: int, number: int) -> Record:
-    """What was delivered for an item to the store in ``folder``, verified. Raises StoreError."""
-    path = steps_lib.group_path(folder, step, number)
-    with explain("read the group", path):
-        data = path.read_bytes()
-    record = records.decode(data, path)
-    if (record.step, record.number) != (step, number):
-        raise StoreError(f"{path} holds the group of item ({record.step}, {record.number})")
-    return record
 
 
 def _timeout_message(step: int, missing: Sequence[Missing], wanted: int, deadline_s: float, folder: Path) -> str:

@@ -298,15 +298,16 @@ def test_consumed_groups_are_a_grain_dataset_in_order(store):
         run_steps(store, [step], count)
     store.plan(make_items(3, 1))
     places = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
-    data = dataset(store.folder)
+    assert store.places() == places
+    data = dataset(store.folder, store.places())
     assert [(data[i].step, data[i].number) for i in range(len(data))] == places
     shuffled = data.shuffle(seed=1).to_iter_dataset(grain.ReadOptions(num_threads=2))
     assert sorted((record.step, record.number) for record in shuffled) == places
-    assert [record.number for record in dataset(store.folder, [1])] == [0, 1, 2]
-    source = pickle.loads(pickle.dumps(RecordSource(store.folder, [2, 0])))
+    assert [record.number for record in dataset(store.folder, store.places([1]))] == [0, 1, 2]
+    source = pickle.loads(pickle.dumps(RecordSource(store.folder, store.places([2, 0]))))
     assert [source[i].step for i in range(3)] == [2, 0, 0]
     for index in (-1, 3):
         with pytest.raises(IndexError):
             source[index]
     with pytest.raises(StoreError, match=r"consumed\.json"):
-        dataset(store.folder, [3])
+        store.places([3])
