@@ -10,6 +10,7 @@ that they held. When the run has ended, its store is audited and replayed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -179,16 +180,20 @@ def _hang(actors: list[Role], folder: Path) -> dict | None:
     """Stops the actor that holds most until others have taken that over; None while nobody holds anything."""
     held = {role.name: _held(folder, role.name) for role in actors}
     victim = max(actors, key=lambda role: len(held[role.name]))
-    if not held[victim.name]:
+    pid = victim.pid
+    if not held[victim.name] or not pid:  # 0, of a process that has just ended, would be this program's own group
         return None
-    os.kill(victim.pid, signal.SIGSTOP)
     try:
+        os.kill(pid, signal.SIGSTOP)
         held, begin = _held(folder, victim.name), time.monotonic()
         deadline = Deadline(_TAKEOVER_S)
         deadline.wait(lambda: not held & _held(folder, victim.name))
         left = held & _held(folder, victim.name)
+    except ProcessLookupError:
+        return None
     finally:
-        os.kill(victim.pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
     if not held:  # it has just delivered
         return None
     seconds = round(time.monotonic() - begin, 1)

@@ -195,7 +195,8 @@ def test_pieces_join_to_the_text_of_all_tokens(tmp_path, text):
 def test_numbers_that_json_lacks_do_not_stop_the_log(tmp_path):
     TrajectoryLog(tmp_path, _bytes_of).append(0, [_group(logprob=math.nan)])
     text = gzip.decompress((tmp_path / "trajectories/step_000000.jsonl.gz").read_bytes()).decode()
-    json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    record = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert "NaN" in record["trajectories"][0]["logprobs"]
 
 
 def test_resumed_trajectories_equal_uninterrupted(tmp_path):
