@@ -1,10 +1,11 @@
 """Keys cut into blocks that no sequence straddles, so that a query can choose whole blocks.
 
-Sparse methods number the blocks of a sequence by order: block j holds the orders [j size, (j + 1) size). Rows that
-hold one sequence from slot 0, or documents that start at multiples of ``size``, are cut as they are (``in_place``). In
-packed rows sequences start anywhere, and completions continue in the middle of a block of their shared prompt;
-``aligned`` gives every run of one segment, branch and document its own blocks, and a completion copies of the end of
-its prompt. It computes where each key is read from, once for all layers.
+Sparse methods number the blocks of a sequence by order: block j holds the orders [j size, (j + 1)
+size). Rows that hold one sequence from slot 0, or documents that start at multiples of ``size``,
+are cut as they are (``in_place``). In packed rows sequences start anywhere, and completions
+continue in the middle of a block of their shared prompt; ``aligned`` gives every run of one
+segment, branch and document its own blocks, and a completion copies of the end of its prompt. It
+computes where each key is read from, once for all layers.
 
 Dimensions: B rows, T slots, S places of keys, J = S / size blocks, E = S / stride entries.
 """
@@ -27,11 +28,12 @@ _MOST = jnp.iinfo(jnp.int32).max
 class Blocks:
     """Places of keys in whole blocks.
 
-    tokens: of the places; segment 0 where a place is empty. slots: the slot each place is read from, -1 for none; None
-    where the places are the slots. shadows: per block the prompt's block of the same order, of which a completion's
-    first block is a copy, else -1; None without copies. own_from: per query the order from which its branch has blocks
-    of its own, which then stand for those of the prompt. size: places of a block. causal: whether no query sees a place
-    past its own slot, since queries lie in the places.
+    tokens: of the places; segment 0 where a place is empty. slots: the slot each place is read
+    from, -1 for none; None where the places are the slots. shadows: per block the prompt's block of
+    the same order, of which a completion's first block is a copy, else -1; None without copies.
+    own_from: per query the order from which its branch has blocks of its own, which then stand for
+    those of the prompt. size: places of a block. causal: whether no query sees a place past its own
+    slot, since queries lie in the places.
     """
 
     tokens: Tokens
@@ -44,7 +46,9 @@ class Blocks:
     def place(self, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B S *rest"]:
         """Keys, values or positions in their places; zeros in empty ones."""
         if self.slots is None:
-            return jnp.pad(x, ((0, 0), (0, self.tokens.shape[1] - x.shape[1])) + ((0, 0),) * (x.ndim - 2))
+            return jnp.pad(
+                x, ((0, 0), (0, self.tokens.shape[1] - x.shape[1])) + ((0, 0),) * (x.ndim - 2)
+            )
         rows = jax.vmap(lambda row, at: row.at[at].get(mode="fill", fill_value=0))
         return rows(x, jnp.where(self.slots < 0, x.shape[1], self.slots))
 
@@ -64,7 +68,9 @@ class Blocks:
 
 
 def in_place(tokens: Tokens, size: int) -> Blocks:
-    """Blocks of rows whose runs start at multiples of ``size``, in slots and in order; filled up with empty places."""
+    """Blocks of rows whose runs start at multiples of ``size``, in slots and in order; filled up
+    with empty places.
+    """
     padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % size))))
     return Blocks(padded, None, None, jnp.full(tokens.shape, _MOST), size, causal=True)
 
@@ -99,8 +105,10 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
     prompt = (segment[None] == segment[:, None]) & (branch[None] == 0) & real[None]
     parent = jnp.max(jnp.where(prompt, jnp.arange(runs), -1), axis=1)
     continues = real & (branch > 0) & (parent >= 0)
-    prompt_start, prompt_end = start[parent], first[parent] + length[parent] - 1
-    # one block more than the completion shares, so that an entry that reaches into it has all its tokens
+    prompt_start = start[parent]
+    prompt_end = first[parent] + length[parent] - 1
+    # one block more than the completion shares, so that an entry that reaches into it has all its
+    # tokens
     begin = jnp.where(continues, jnp.maximum(start // size * size - size, prompt_start), start)
     places = jnp.where(real, -(-(start + length - begin) // size) * size, 0)
     offset = jnp.cumsum(places) - places
@@ -111,11 +119,17 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
     own = first[owner] + order - start[owner]
     slot = jnp.where(order >= start[owner], own, prompt_end[owner] - (start[owner] - 1 - order))
     full = (index < jnp.sum(places)) & (order < start[owner] + length[owner])
-    placed = Tokens(*(jnp.where(full, x, 0) for x in (segment[owner], branch[owner], document[owner], order)))
+    placed = Tokens(
+        *(jnp.where(full, x, 0) for x in (segment[owner], branch[owner], document[owner], order))
+    )
 
     copied = continues & (begin > prompt_start)
     shadow = (offset[parent] + begin - begin[parent]) // size
-    shadows = jnp.full(count // size, -1).at[jnp.where(copied, offset // size, count)].set(shadow, mode="drop")
+    shadows = (
+        jnp.full(count // size, -1)
+        .at[jnp.where(copied, offset // size, count)]
+        .set(shadow, mode="drop")
+    )
     own_from = jnp.where(continues, begin, _MOST).at[run].get(mode="fill", fill_value=_MOST)
     return jnp.where(full, slot, -1), placed, shadows, own_from
 
@@ -123,10 +137,12 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """Overlapping stretches of ``length`` places, one every ``stride``, as keys: their last token and where they start.
+    """Overlapping stretches of ``length`` places, one every ``stride``, as keys: their last token
+    and where they start.
 
-    tokens: [B, E]; segment 0 for a stretch with an empty place or of more than one run. starts: order of the first
-    token. ahead: entries by which each lies behind the one that its first token would give.
+    tokens: [B, E]; segment 0 for a stretch with an empty place or of more than one run. starts:
+    order of the first token. ahead: entries by which each lies behind the one that its first token
+    would give.
     """
 
     tokens: Tokens
@@ -134,7 +150,9 @@ class Entries:
     ahead: int = dataclasses.field(default=0, metadata=dict(static=True))
 
     def by_last(self, ahead: int) -> Entries:
-        """The same ``ahead`` entries later, after as many that are empty; those that the row has no place for go."""
+        """The same ``ahead`` entries later, after as many that are empty; those that the row has no
+        place for go.
+        """
         moved = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (ahead, 0)))[:, : x.shape[1]], self)
         return dataclasses.replace(moved, ahead=ahead)
 
@@ -152,7 +170,8 @@ def entries(blocks: Blocks, length: int, stride: int) -> Entries:
 
 def _lasts(x: Shaped[Array, "B S"], length: int, stride: int) -> Shaped[Array, "B E"]:
     """The last place of every entry; zeros past the end."""
-    last = x[:, length - 1 :: stride]  # cut before it is filled up: x may be long, and never be in memory as a whole
+    # cut before it is filled up: x may be long, and never be in memory as a whole
+    last = x[:, length - 1 :: stride]
     return jnp.pad(last, ((0, 0), (0, -(-x.shape[1] // stride) - last.shape[1])))
 
 
@@ -167,13 +186,19 @@ def stretches(x: Float[Array, "B S K H"], length: int, stride: int) -> Float[Arr
     return jnp.concatenate(parts, axis=2).transpose(0, 1, 3, 2, 4)
 
 
-def sees(q: Tokens, own_from: Int[Array, "B T"], k: Tokens, starts: Int[Array, "B E"]) -> Bool[Array, "B T E"]:
-    """True where a query sees a block or an entry: ``visible``, and none of the prompt that its branch has copied."""
+def sees(
+    q: Tokens, own_from: Int[Array, "B T"], k: Tokens, starts: Int[Array, "B E"]
+) -> Bool[Array, "B T E"]:
+    """True where a query sees a block or an entry: ``visible``, and none of the prompt that its
+    branch has copied.
+    """
     return visible(dataclasses.replace(q, limits=own_from), dataclasses.replace(k, limits=starts))
 
 
 def best_blocks(ranked: Float[Array, "B T P J"], picks: int) -> Int[Array, "B T P n"]:
-    """Numbers of the ``picks`` highest blocks, -1 in place of those at -inf. Ties go to the lower number."""
+    """Numbers of the ``picks`` highest blocks, -1 in place of those at -inf. Ties go to the lower
+    number.
+    """
     count = min(picks, ranked.shape[-1])
     best, found = jax.lax.top_k(ranked, count)
     found = jnp.where(best == -jnp.inf, -1, found).astype(jnp.int32)
@@ -181,7 +206,9 @@ def best_blocks(ranked: Float[Array, "B T P J"], picks: int) -> Int[Array, "B T 
 
 
 def map_queries(step, chunk: int, *xs):
-    """``step`` over chunks of axis 1 of every array in ``xs``, one after another; results joined along axis 1."""
+    """``step`` over chunks of axis 1 of every array in ``xs``, one after another; results joined
+    along axis 1.
+    """
     length = jax.tree.leaves(xs)[0].shape[1]
 
     def cut(x):

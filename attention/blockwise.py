@@ -1,16 +1,18 @@
-"""Dense attention in blocks of queries and keys, in XLA: no array of all scores, and only blocks with a visible pair.
+"""Dense attention in blocks of queries and keys, in XLA: no array of all scores, and only blocks
+with a visible pair.
 
-FlashAttention-2 (2307.08691) with scores laid out keys by queries. On CPU every product of the backward pass then reads
-its operands in the order in which they lie, where queries by keys have two that do not and run at a third of the speed;
-and the mask is written down once for a block and all its heads. With gradients this takes half to two thirds of the
-time of ``dense_attention``, on rows of 256 tokens as of 8,192.
+FlashAttention-2 (2307.08691) with scores laid out keys by queries. On CPU every product of the
+backward pass then reads its operands in the order in which they lie, where queries by keys have two
+that do not and run at a third of the speed; and the mask is written down once for a block and all
+its heads. With gradients this takes half to two thirds of the time of ``dense_attention``, on rows
+of 256 tokens as of 8,192.
 
-Rows and key/value heads are taken one after another, so that a row visits only the blocks it needs and every product is
-one of two matrices: on CPU a batch of two products takes about twice as long as the two alone. The caller shards rows
-and heads.
+Rows and key/value heads are taken one after another, so that a row visits only the blocks it needs
+and every product is one of two matrices: on CPU a batch of two products takes about twice as long
+as the two alone. The caller shards rows and heads.
 
-Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size, M = G times the queries
-of a block, R = B times K.
+Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size, M =
+G times the queries of a block, R = B times K.
 """
 
 from __future__ import annotations
@@ -27,20 +29,24 @@ from pallas_kernels.flash.blocks import visits
 from pallas_kernels.padding import pad, pad_tokens
 from pallas_kernels.tokens import MASKED, Tokens, sees
 
-# Tokens of keys that one step takes where blocks are smaller and seen whole: a product's operands then stay in a core's
-# cache, and are large enough for its full speed.
+# Tokens of keys that one step takes where blocks are smaller and seen whole: a product's operands
+# then stay in a core's cache, and are large enough for its full speed.
 _TOGETHER = 128
 
 
 def block_size(keys: int, window: int | None) -> int:
-    """Tokens of a block: for short rows fewer than elsewhere, since they are mostly edges of what is seen."""
+    """Tokens of a block: for short rows fewer than elsewhere, since they are mostly edges of what
+    is seen.
+    """
     return 64 if keys < 2048 else dense.block_size(keys, window)
 
 
 def mean_trips(tokens: Tokens, window: int | None, block: int) -> float:
-    """How often each of the two loops over a query block's key blocks would run, if both ran equally often.
+    """How often each of the two loops over a query block's key blocks would run, if both ran
+    equally often.
 
-    Mean over the query blocks of rows of queries and keys; for counting FLOPs, which makes this exact.
+    Mean over the query blocks of rows of queries and keys; for counting FLOPs, which makes this
+    exact.
     """
     padded = pad_tokens(tokens, block)
     visited = visits(padded, padded, block, block, window)[0][..., 0]
@@ -57,16 +63,20 @@ def blockwise_attention(
     window: int | None,
     block: int,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """(out, lse) as ``dense_attention``, differentiable in both. block: tokens of a block of queries and of keys."""
+    """(out, lse) as ``dense_attention``, differentiable in both. block: tokens of a block of
+    queries and of keys.
+    """
     return _forward(q, k, v, q_tokens, k_tokens, window, block)[0]
 
 
 def _forward(q, k, v, q_tokens, k_tokens, window, block):
-    wide, scale = jnp.promote_types(jnp.float32, q.dtype), q.shape[-1] ** -0.5
+    wide = jnp.promote_types(jnp.float32, q.dtype)
+    scale = q.shape[-1] ** -0.5
 
     def query_block(xs, keys):
         q, q_tok, visit = xs
-        (k, v_t, _), q_t = keys, q.T
+        (k, v_t, _) = keys
+        q_t = q.T
 
         def key_blocks(at, mask, carry):
             top, total, acc = carry
@@ -93,21 +103,25 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
 
     queries, keys = _blocks(q, k, v, q_tokens, k_tokens, window, block)
     out, lse = jax.lax.map(row, (queries, keys))
-    out, lse = _join_queries(out, q.shape), _join_queries(lse[:, :, None], (*q.shape[:3], 1))[..., 0]
+    out = _join_queries(out, q.shape)
+    lse = _join_queries(lse[:, :, None], (*q.shape[:3], 1))[..., 0]
     return (out, lse), (q, k, v, q_tokens, k_tokens, out, lse)
 
 
 def _backward(window, block, residuals, cotangents):
     q, k, v, q_tokens, k_tokens, out, lse = residuals
     d_out, d_lse = cotangents
-    wide, scale = jnp.promote_types(jnp.float32, q.dtype), q.shape[-1] ** -0.5
+    wide = jnp.promote_types(jnp.float32, q.dtype)
+    scale = q.shape[-1] ** -0.5
     # gradient of a score: weight * (d_out . v - delta); a query without keys has weights exp(-inf)
     delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
     lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
 
     def query_block(sums, xs, keys, k_t):
         (q, q_tok, visit), d_out, delta, lse = xs
-        (k, v, _), q_t, d_out_t = keys, q.T, d_out.T
+        (k, v, _) = keys
+        q_t = q.T
+        d_out_t = d_out.T
 
         def key_blocks(at, mask, carry):
             dq, dk, dv = carry
@@ -116,7 +130,9 @@ def _backward(window, block, residuals, cotangents):
             d_scores = (weights * (d_weights - delta)).astype(q.dtype)
             dq = dq + jnp.matmul(_side_by_side(k_t, at, 1), d_scores, preferred_element_type=wide)
             dk = _add(dk, at, jnp.matmul(d_scores, q, preferred_element_type=wide))
-            dv = _add(dv, at, jnp.matmul(weights.astype(q.dtype), d_out, preferred_element_type=wide))
+            dv = _add(
+                dv, at, jnp.matmul(weights.astype(q.dtype), d_out, preferred_element_type=wide)
+            )
             return dq, dk, dv
 
         start = (jnp.zeros(q_t.shape, wide), *sums)
@@ -136,20 +152,32 @@ def _backward(window, block, residuals, cotangents):
         for x in (d_out.astype(q.dtype), delta[..., None], lse[..., None])
     )
     dq, dk, dv = jax.lax.map(row, ((queries, d_out, delta[..., 0], lse[..., 0]), keys))
-    dq, dk, dv = _join_queries(dq, q.shape), _join_keys(dk, k.shape), _join_keys(dv, v.shape)
-    return (dq * scale).astype(q.dtype), (dk * scale).astype(k.dtype), dv.astype(v.dtype), None, None
+    dq = _join_queries(dq, q.shape)
+    dk = _join_keys(dk, k.shape)
+    dv = _join_keys(dv, v.shape)
+    return (
+        (dq * scale).astype(q.dtype),
+        (dk * scale).astype(k.dtype),
+        dv.astype(v.dtype),
+        None,
+        None,
+    )
 
 
 blockwise_attention.defvjp(_forward, _backward)
 
 
 def _visit(step: Callable, q, q_tok: Tokens, visit, keys, window: int | None, carry):
-    """``step(numbers of key blocks, their mask, carry)`` for the blocks to visit. A mask is 0 or MASKED, [S, M].
+    """``step(numbers of key blocks, their mask, carry)`` for the blocks to visit. A mask is 0 or
+    MASKED, [S, M].
 
-    Blocks that are seen whole come first, several side by side, and have None for a mask. Behind the barriers a mask is
-    an array that the heads share, not a rule that every score works out again.
+    Blocks that are seen whole come first, several side by side, and have None for a mask. Behind
+    the barriers a mask is an array that the heads share, not a rule that every score works out
+    again.
     """
-    count, whole, order = visit[0], visit[1], visit[2:]
+    count = visit[0]
+    whole = visit[1]
+    order = visit[2:]
     wide = jnp.promote_types(jnp.float32, q.dtype)
     groups = q.shape[0] // q_tok.order.shape[0]
     together = _together(keys[0].shape[1], order.shape[0])
@@ -161,7 +189,9 @@ def _visit(step: Callable, q, q_tok: Tokens, visit, keys, window: int | None, ca
         k_tok = keys[2].map(lambda x: x[order[index], :, None])
         seen = sees(q_tok.map(lambda x: x[None]), k_tok, window)
         mask = jax.lax.optimization_barrier(jnp.where(seen, 0.0, MASKED).astype(wide))
-        return step([order[index]], jax.lax.optimization_barrier(jnp.tile(mask, (1, groups))), carry)
+        return step(
+            [order[index]], jax.lax.optimization_barrier(jnp.tile(mask, (1, groups))), carry
+        )
 
     steps = whole // together
     carry = jax.lax.fori_loop(0, steps, unmasked, carry)
@@ -192,9 +222,14 @@ def _add(blocks, at, update):
 
 
 def _blocks(q, k, v, q_tokens, k_tokens, window, block):
-    """((q, its tokens, the key blocks each query block visits), (k, v, their tokens)), cut into blocks, [R, ...]."""
-    heads, rows = k.shape[2], min(block, q.shape[1])  # few queries, as of a question, are one small block
-    q_tokens, k_tokens = pad_tokens(q_tokens, rows), pad_tokens(k_tokens, block)
+    """((q, its tokens, the key blocks each query block visits), (k, v, their tokens)), cut into
+    blocks, [R, ...].
+    """
+    # few queries, as of a question, are one small block
+    heads = k.shape[2]
+    rows = min(block, q.shape[1])
+    q_tokens = pad_tokens(q_tokens, rows)
+    k_tokens = pad_tokens(k_tokens, block)
     lists, _ = visits(q_tokens, k_tokens, rows, block, window)
 
     def cut(tokens, size):
@@ -219,7 +254,8 @@ def _key_blocks(x, block):
 
 def _join_queries(x, shape):
     """[R, blocks, H, M] -> [B, T, N, H], the shape given."""
-    (_, blocks, size, _), (batch, length, num_heads, _) = x.shape, shape
+    (_, blocks, size, _) = x.shape
+    (batch, length, num_heads, _) = shape
     heads = x.shape[0] // batch
     x = x.reshape(batch, heads, blocks, size, num_heads // heads, -1).transpose(0, 2, 5, 1, 4, 3)
     return x.reshape(batch, -1, num_heads, size)[:, :length]

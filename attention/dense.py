@@ -1,10 +1,12 @@
-"""Dense grouped-query attention: all keys that a query may see, perhaps the last ``window`` of them only.
+"""Dense grouped-query attention: all keys that a query may see, perhaps the last ``window`` of them
+only.
 
-``dense_attention`` is exact softmax attention, by ``pallas_kernels.flash`` where that can run. Elsewhere it runs in XLA
-in blocks, as FlashAttention-2 (2307.08691) orders it: no array of all scores, and blocks without a visible pair are not
-visited, so that packed rows, windows, documents and prompts shared by a group cost what they see. It also returns the
-log-sum-exp of each query's scores, differentiable, by which results over different keys merge (``softmax.merge``).
-Short rows are one block and keep their scores for the backward pass instead.
+``dense_attention`` is exact softmax attention, by ``pallas_kernels.flash`` where that can run.
+Elsewhere it runs in XLA in blocks, as FlashAttention-2 (2307.08691) orders it: no array of all
+scores, and blocks without a visible pair are not visited, so that packed rows, windows, documents
+and prompts shared by a group cost what they see. It also returns the log-sum-exp of each query's
+scores, differentiable, by which results over different keys merge (``softmax.merge``). Short rows
+are one block and keep their scores for the backward pass instead.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size.
 """
@@ -44,9 +46,10 @@ def dense_attention(
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """Softmax attention with scores scaled by 1/sqrt(H), in float32 or wider.
 
-    N must be a multiple of K; query head n reads key/value head n // (N / K). window: see ``visible``. implementation:
-    "xla", or of the kernels as for ``flash_attention``; None takes a kernel where one can run. block: of "xla", tokens
-    of a block of queries and of keys; None chooses.
+    N must be a multiple of K; query head n reads key/value head n // (N / K). window: see
+    ``visible``. implementation: "xla", or of the kernels as for ``flash_attention``; None takes a
+    kernel where one can run. block: of "xla", tokens of a block of queries and of keys; None
+    chooses.
 
     Returns (out in v's dtype, lse): a query that sees no key has out 0 and lse -inf.
     """
@@ -55,7 +58,9 @@ def dense_attention(
     def in_xla():
         if block is None and k.shape[1] <= DIRECT:
             return masked_attention(q, k, v, visible(q_tokens, k_tokens, window))
-        return _blockwise(q, k, v, q_tokens, k_tokens, window, block or block_size(k.shape[1], window))
+        return _blockwise(
+            q, k, v, q_tokens, k_tokens, window, block or block_size(k.shape[1], window)
+        )
 
     if implementation == XLA or block is not None:
         return in_xla()
@@ -64,21 +69,25 @@ def dense_attention(
 
 
 def block_size(keys: int, window: int | None) -> int:
-    """Tokens of a block: few enough that what is computed in vain stays small, many enough for large products."""
+    """Tokens of a block: few enough that what is computed in vain stays small, many enough for
+    large products.
+    """
     least, part = (64, window // 8) if window else (128, keys // 16)
     return min(max(least, part), 512)
 
 
 def check_heads(q: jax.Array, k: jax.Array) -> None:
     """Raises ValueError unless the query heads are a multiple of the key/value heads."""
-    num_heads, num_kv_heads = q.shape[2], k.shape[2]
+    num_heads = q.shape[2]
+    num_kv_heads = k.shape[2]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
 
 
-# --- In blocks -------------------------------------------------------------------------------------------------------
+# --- In blocks ------------------------------------------------------------------------------------
 #
-# Rows are taken one after another, so that each visits only the blocks it needs; the caller shards rows and heads.
+# Rows are taken one after another, so that each visits only the blocks it needs; the caller shards
+# rows and heads.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -87,7 +96,8 @@ def _blockwise(q, k, v, q_tokens, k_tokens, window, block):
 
 
 def _forward(q, k, v, q_tokens, k_tokens, window, block):
-    heads, wide = k.shape[2], jnp.promote_types(jnp.float32, q.dtype)
+    heads = k.shape[2]
+    wide = jnp.promote_types(jnp.float32, q.dtype)
     scale = q.shape[-1] ** -0.5
 
     def query_block(xs):
@@ -106,7 +116,11 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
 
         rows = (heads, q.shape[1] // q_tok.order.shape[0], q_tok.order.shape[0])
         # above MASKED, so that a masked score weighs nothing even before a visible key was met
-        start = (jnp.full(rows, MASKED / 2, wide), jnp.zeros(rows, wide), jnp.zeros((*rows, q.shape[-1]), wide))
+        start = (
+            jnp.full(rows, MASKED / 2, wide),
+            jnp.zeros(rows, wide),
+            jnp.zeros((*rows, q.shape[-1]), wide),
+        )
         top, total, acc = jax.lax.fori_loop(0, count, key_block, start)
         blind = total == 0  # and not total > 0, by which NaN would pass for nothing seen
         out = acc * jnp.where(blind, 0, 1 / total)[..., None]
@@ -126,7 +140,8 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
 def _backward(window, block, residuals, cotangents):
     q, k, v, q_tokens, k_tokens, out, lse = residuals
     d_out, d_lse = cotangents
-    wide, scale = jnp.promote_types(jnp.float32, q.dtype), q.shape[-1] ** -0.5
+    wide = jnp.promote_types(jnp.float32, q.dtype)
+    scale = q.shape[-1] ** -0.5
     # gradient of a score: weight * (d_out . v - delta); a query without keys has weights exp(-inf)
     delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
     lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
@@ -137,14 +152,20 @@ def _backward(window, block, residuals, cotangents):
         def key_block(index, carry):
             dq, dk, dv = carry
             at = keys[index]
-            weights = jnp.exp(_scores(q, k[at], q_tok, k_tok.map(lambda x: x[at]), window, scale) - lse)
-            d_weights = jnp.einsum("KTH,KSH->KTS", d_out, v[at], preferred_element_type=wide).reshape(weights.shape)
+            weights = jnp.exp(
+                _scores(q, k[at], q_tok, k_tok.map(lambda x: x[at]), window, scale) - lse
+            )
+            d_weights = jnp.einsum(
+                "KTH,KSH->KTS", d_out, v[at], preferred_element_type=wide
+            ).reshape(weights.shape)
             flat = (weights.shape[0], -1, weights.shape[-1])
             d_scores = (weights * (d_weights - delta) * scale).reshape(flat).astype(q.dtype)
             weights = weights.reshape(flat).astype(q.dtype)
             dq = dq + jnp.einsum("KTS,KSH->KTH", d_scores, k[at], preferred_element_type=wide)
             dk = dk.at[at].add(jnp.einsum("KTS,KTH->KSH", d_scores, q, preferred_element_type=wide))
-            dv = dv.at[at].add(jnp.einsum("KTS,KTH->KSH", weights, d_out, preferred_element_type=wide))
+            dv = dv.at[at].add(
+                jnp.einsum("KTS,KTH->KSH", weights, d_out, preferred_element_type=wide)
+            )
             return dq, dk, dv
 
         dq, *sums = jax.lax.fori_loop(0, count, key_block, (jnp.zeros(q.shape, wide), *sums))
@@ -160,7 +181,9 @@ def _backward(window, block, residuals, cotangents):
     rows = min(block, q.shape[1])
     shape = (*queries[0].shape[:3], q.shape[2] // k.shape[2], -1, 1)  # [B, blocks, K, G, block, 1]
     d_out = _query_blocks(d_out.astype(q.dtype), k.shape[2], rows)
-    delta, lse = (_query_blocks(x[..., None], k.shape[2], rows).reshape(shape) for x in (delta, lse))
+    delta, lse = (
+        _query_blocks(x[..., None], k.shape[2], rows).reshape(shape) for x in (delta, lse)
+    )
     dq, dk, dv = jax.lax.map(row, ((queries, d_out, delta, lse), keys))
     dq = _rows(dq.reshape(*shape[:-1], q.shape[-1]), q.shape[1])
     dk, dv = (_key_rows(x, k.shape[1]) for x in (dk, dv))
@@ -171,7 +194,9 @@ _blockwise.defvjp(_forward, _backward)
 
 
 def _scores(q, k, q_tok: Tokens, k_tok: Tokens, window, scale):
-    """Masked scores [K, G, T, S] of q [K, G T, H] and k [K, S, H], whose tokens' fields are [T] and [S]."""
+    """Masked scores [K, G, T, S] of q [K, G T, H] and k [K, S, H], whose tokens' fields are [T] and
+    [S].
+    """
     wide = jnp.promote_types(jnp.float32, q.dtype)
     scores = jnp.einsum("KTH,KSH->KTS", q, k, preferred_element_type=wide) * scale
     mask = visible(q_tok.map(lambda x: x[None]), k_tok.map(lambda x: x[None]), window)[0]
@@ -187,15 +212,21 @@ def _weighted(weights, v):
 
 
 def _blocks(q, k, v, q_tokens, k_tokens, window, block):
-    """((q, its tokens, the key blocks each query block visits, how many), (k, v, their tokens)), cut into blocks."""
-    heads, rows = k.shape[2], min(block, q.shape[1])  # few queries, as of a question, are one small block
-    q_tokens, k_tokens = pad_tokens(q_tokens, rows), pad_tokens(k_tokens, block)
+    """((q, its tokens, the key blocks each query block visits, how many), (k, v, their tokens)),
+    cut into blocks.
+    """
+    # few queries, as of a question, are one small block
+    heads = k.shape[2]
+    rows = min(block, q.shape[1])
+    q_tokens = pad_tokens(q_tokens, rows)
+    k_tokens = pad_tokens(k_tokens, block)
     lists, _ = visits(q_tokens, k_tokens, rows, block, window)
 
     def cut(x, size):
         return x.reshape(x.shape[0], -1, size)
 
-    q_cut, k_cut = q_tokens.map(lambda x: cut(x, rows)), k_tokens.map(lambda x: cut(x, block))
+    q_cut = q_tokens.map(lambda x: cut(x, rows))
+    k_cut = k_tokens.map(lambda x: cut(x, block))
     queries = (_query_blocks(q, heads, rows), q_cut, lists[..., 2:], lists[..., 0])
     return queries, (_key_blocks(k, block), _key_blocks(v, block), k_cut)
 
@@ -216,7 +247,9 @@ def _key_blocks(x, block):
 def _rows(x, length):
     """[B, blocks, K, G, block, H] -> [B, T, N, H]."""
     batch, blocks, heads, groups, block, size = x.shape
-    return x.transpose(0, 1, 4, 2, 3, 5).reshape(batch, blocks * block, heads * groups, size)[:, :length]
+    return x.transpose(0, 1, 4, 2, 3, 5).reshape(batch, blocks * block, heads * groups, size)[
+        :, :length
+    ]
 
 
 def _key_rows(x, length):

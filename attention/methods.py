@@ -1,6 +1,7 @@
 """One call for every attention method: what a layer needs of its rows (``View``), and ``attend``.
 
-Dimensions: B rows, T queries, S keys or their places, E stretches, N query heads, K key/value heads, H head size.
+Dimensions: B rows, T queries, S keys or their places, E stretches, N query heads, K key/value
+heads, H head size.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ Method = Dense | Window | MoBA | NSA | GatedDocuments
 class View:
     """Rows of tokens as the layers see them, computed once for all of them.
 
-    tokens: of the keys. queries: of the queries, which are the last T of the S. masks: who sees whom, by the window (0
-    for none), of rows short enough for ``masked_attention``. blocks: the rows cut into blocks, by their size.
-    stretches: those that an NSA layer compresses.
+    tokens: of the keys. queries: of the queries, which are the last T of the S. masks: who sees
+    whom, by the window (0 for none), of rows short enough for ``masked_attention``. blocks: the
+    rows cut into blocks, by their size. stretches: those that an NSA layer compresses.
     """
 
     tokens: Tokens
@@ -62,12 +63,14 @@ class View:
     stretches: dict[NSA, Entries]
 
 
-def view(methods: Sequence[Method], tokens: Tokens, runs: int | None = None, queries: int | None = None) -> View:
+def view(
+    methods: Sequence[Method], tokens: Tokens, runs: int | None = None, queries: int | None = None
+) -> View:
     """The view of rows by layers of these methods.
 
-    runs: None when every sequence and document starts at a slot that is a multiple of the blocks' size; else the most
-    runs of one segment, branch and document in a row (see ``aligned``). queries: how many of the last tokens attend,
-    None for all.
+    runs: None when every sequence and document starts at a slot that is a multiple of the blocks'
+    size; else the most runs of one segment, branch and document in a row (see ``aligned``).
+    queries: how many of the last tokens attend, None for all.
 
     Raises:
       ValueError: ``runs`` is less than 1 and a method cuts the rows into blocks.
@@ -79,7 +82,10 @@ def view(methods: Sequence[Method], tokens: Tokens, runs: int | None = None, que
     masks = {window: visible(asking, tokens, window or None) for window in sorted(windows) if short}
     sizes = sorted({method.block for method in methods if isinstance(method, NSA | MoBA)})
     if sizes and runs is not None and runs < 1:
-        raise ValueError(f"{runs=} must be at least 1: {methods=} choose blocks, which packed rows align run by run")
+        raise ValueError(
+            f"{runs=} must be at least 1: {methods=} choose blocks, which packed rows align run by "
+            "run"
+        )
 
     def cut(size: int) -> Blocks:
         found = in_place(tokens, size) if runs is None else aligned(tokens, size, runs)
@@ -89,7 +95,9 @@ def view(methods: Sequence[Method], tokens: Tokens, runs: int | None = None, que
 
     blocks = {size: cut(size) for size in sizes}
     sparse = {method for method in methods if isinstance(method, NSA)}
-    stretches = {method: entries(blocks[method.block], method.length, method.stride) for method in sparse}
+    stretches = {
+        method: entries(blocks[method.block], method.length, method.stride) for method in sparse
+    }
     return View(tokens, asking, masks, blocks, stretches)
 
 
@@ -98,8 +106,9 @@ def view(methods: Sequence[Method], tokens: Tokens, runs: int | None = None, que
 class KeyValues:
     """Keys and values of a layer, (k, v) each.
 
-    main: [B, S, K, H], all there is but for NSA, where they are those of the selected branch. compressed: [B, E, K, H];
-    window: [B, S, K, H]. raw: [B, S, K, H], what is compressed; no attention reads it.
+    main: [B, S, K, H], all there is but for NSA, where they are those of the selected branch.
+    compressed: [B, E, K, H]; window: [B, S, K, H]. raw: [B, S, K, H], what is compressed; no
+    attention reads it.
     """
 
     main: tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]
@@ -113,8 +122,8 @@ class KeyValues:
 class Before:
     """Tokens that stand before those of every row, [B, P], and what layers keep of them.
 
-    positions: those that RoPE rotates by. keys: neither rotated nor compressed, per method of the model's ``attention``
-    those of its layers, [layers, B, P, K, H] each.
+    positions: those that RoPE rotates by. keys: neither rotated nor compressed, per method of the
+    model's ``attention`` those of its layers, [layers, B, P, K, H] each.
     """
 
     tokens: Tokens
@@ -145,14 +154,17 @@ def attend(
     if isinstance(method, MoBA):
         return moba_attention(q, *main, tokens, blocks, method)[0]
     window = _all_keys(q, keys.window, view, method.window)
-    return nsa_attention(q, keys.compressed, main, window, gates, tokens, blocks, view.stretches[method], method)
+    return nsa_attention(
+        q, keys.compressed, main, window, gates, tokens, blocks, view.stretches[method], method
+    )
 
 
 def _all_keys(q, keys, view: View, window: int):
     """Attention to every key of the window, or to all where it is 0."""
     if view.masks:
         return masked_attention(q, *keys, view.masks[window])[0]
-    tokens, span = (view.queries, view.tokens), window or None
+    tokens = (view.queries, view.tokens)
+    span = window or None
 
     def in_blocks():
         return blockwise_attention(q, *keys, *tokens, span, block_size(keys[0].shape[1], span))
@@ -165,11 +177,15 @@ def stretch_positions(method: NSA, positions: Int[Array, "B S"], view: View) -> 
     return view.blocks[method.block].last(positions, method.length, method.stride)
 
 
-def decode_bytes(method: Method, tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:
-    """Bytes of keys and values that a layer reads to decode the token after ``tokens`` - 1 others, at most.
+def decode_bytes(
+    method: Method, tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: str
+) -> int:
+    """Bytes of keys and values that a layer reads to decode the token after ``tokens`` - 1 others,
+    at most.
 
-    The 2502.11089 paper's measure of decoding (table 4). MoBA reads its blocks' means in float32, and a block once for
-    every query head that chose it, but none more often than there are key/value heads.
+    The 2502.11089 paper's measure of decoding (table 4). MoBA reads its blocks' means in float32,
+    and a block once for every query head that chose it, but none more often than there are
+    key/value heads.
     """
     pair = 2 * num_kv_heads * head_dim * jnp.dtype(dtype).itemsize
     if isinstance(method, Dense | GatedDocuments):
@@ -179,6 +195,10 @@ def decode_bytes(method: Method, tokens: int, num_heads: int, num_kv_heads: int,
     blocks = -(-tokens // method.block)
     if isinstance(method, MoBA):
         lists = min(num_heads * min(method.picks, blocks), num_kv_heads * blocks)
-        return blocks * num_kv_heads * head_dim * 4 + min(lists * method.block * pair // num_kv_heads, tokens * pair)
+        return blocks * num_kv_heads * head_dim * 4 + min(
+            lists * method.block * pair // num_kv_heads, tokens * pair
+        )
     stretches = max(0, (tokens - method.length) // method.stride + 1)
-    return (stretches + min(tokens, method.picks * method.block) + min(tokens, method.window)) * pair
+    return (
+        stretches + min(tokens, method.picks * method.block) + min(tokens, method.window)
+    ) * pair

@@ -1,9 +1,12 @@
-"""Mixture of block attention (2502.13189): each query head attends to its own block and to the best others.
+"""Mixture of block attention (2502.13189): each query head attends to its own block and to the best
+others.
 
-A block's score is q . mean(K of the block) in float32, without parameters; the query's own block is always taken and
-counts towards ``picks``; one softmax runs over the union. No gradient flows through the choice.
+A block's score is q . mean(K of the block) in float32, without parameters; the query's own block is
+always taken and counts towards ``picks``; one softmax runs over the union. No gradient flows
+through the choice.
 
-Dimensions: B rows, T queries, S places of keys, J blocks, N query heads, K key/value heads, G = N / K, H head size.
+Dimensions: B rows, T queries, S places of keys, J blocks, N query heads, K key/value heads, G = N /
+K, H head size.
 """
 
 from __future__ import annotations
@@ -47,19 +50,30 @@ def moba_attention(
 
 
 def moba_picks(
-    q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], q_tokens: Tokens, blocks: Blocks, config: MoBA
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    q_tokens: Tokens,
+    blocks: Blocks,
+    config: MoBA,
 ) -> Int[Array, "B T N n"]:
-    """The blocks of every query head, -1 where it sees fewer than ``picks``. Ties go to the lower number."""
+    """The blocks of every query head, -1 where it sees fewer than ``picks``. Ties go to the lower
+    number.
+    """
     q, k = (jax.lax.stop_gradient(x) for x in (q, k))
     real = (blocks.tokens.segments > 0).reshape(k.shape[0], -1, config.block)
     k = k.astype(jnp.promote_types(jnp.float32, k.dtype)).reshape(*real.shape, *k.shape[2:])
-    sums = jnp.sum(jnp.where(real[..., None, None], k, 0.0), axis=2)  # the places of padding may hold anything
+    # the places of padding may hold anything
+    sums = jnp.sum(jnp.where(real[..., None, None], k, 0.0), axis=2)
     means = sums / jnp.maximum(jnp.sum(real, axis=2), 1)[..., None, None]
     return pick_blocks(q, means, q_tokens, blocks, config)
 
 
 def pick_blocks(
-    q: Float[Array, "B T N H"], means: Float[Array, "B J K H"], q_tokens: Tokens, blocks: Blocks, config: MoBA
+    q: Float[Array, "B T N H"],
+    means: Float[Array, "B J K H"],
+    q_tokens: Tokens,
+    blocks: Blocks,
+    config: MoBA,
 ) -> Int[Array, "B T N n"]:
     """``moba_picks`` by the mean of every block's keys, float32."""
     heads = blocks.heads
@@ -69,7 +83,10 @@ def pick_blocks(
         candidates = sees(tokens, own_from, heads, heads.order)[:, :, None]
         grouped = q.reshape(*q.shape[:2], means.shape[2], -1, q.shape[-1]).astype(means.dtype)
         scores = jnp.einsum("btkgh,bjkh->btkgj", grouped, means).reshape(*q.shape[:3], -1)
-        own = heads.order[:, None, None] // config.block == tokens.order[:, :, None, None] // config.block
+        own = (
+            heads.order[:, None, None] // config.block
+            == tokens.order[:, :, None, None] // config.block
+        )
         ranked = jnp.where(candidates, jnp.where(own, jnp.inf, scores), -jnp.inf)
         return best_blocks(ranked, config.picks)
 

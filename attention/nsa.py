@@ -1,19 +1,20 @@
-"""Native sparse attention (DeepSeek, 2502.11089): compressed, selected and sliding-window keys, gated.
+"""Native sparse attention (DeepSeek, 2502.11089): compressed, selected and sliding-window keys,
+gated.
 
-o = sum over c in {compressed, selected, window} of sigmoid(g_c(x)) * Attn(q, K_c, V_c), each branch with keys and
-values of its own. A stretch of ``length`` tokens every ``stride`` is compressed to one key and one value by an MLP; the
-softmax over compressed keys, summed over the query heads of a group and over the tokens that a block of ``block``
-shares with each stretch, ranks the blocks; the best ``picks`` are attended to, among them always the first and the
-latest ones.
+o = sum over c in {compressed, selected, window} of sigmoid(g_c(x)) * Attn(q, K_c, V_c), each branch
+with keys and values of its own. A stretch of ``length`` tokens every ``stride`` is compressed to
+one key and one value by an MLP; the softmax over compressed keys, summed over the query heads of a
+group and over the tokens that a block of ``block`` shares with each stretch, ranks the blocks; the
+best ``picks`` are attended to, among them always the first and the latest ones.
 
 Departures from the paper, where it is silent or ambiguous:
 - A stretch belongs to the blocks by the tokens they share (equation 9 read with indices from 1).
-- Compressed keys are made of keys that are not rotated, and rotated as their stretch's last token: a document's
-  compressed keys do not depend on where it is placed.
+- Compressed keys are made of keys that are not rotated, and rotated as their stretch's last token:
+  a document's compressed keys do not depend on where it is placed.
 - A query that sees no stretch gets 0 from that branch.
 
-Dimensions: B rows, T queries, S places of keys, E stretches, J blocks, N query heads, K key/value heads, G = N / K,
-H head size, F hidden size of the MLP, l length.
+Dimensions: B rows, T queries, S places of keys, E stretches, J blocks, N query heads, K key/value
+heads, G = N / K, H head size, F hidden size of the MLP, l length.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from pallas_kernels.compressed.blocks import Selection
 from pallas_kernels.softmax import weighted_attention
 from pallas_kernels.tokens import Tokens
 
-# Most scores of compressed keys in memory at once, and spans of queries that each leave out the keys past their end.
+# Most scores of compressed keys in memory at once, and spans of queries that each leave out the
+# keys past their end.
 SCORES = 2**19
 SPANS = 8
 
@@ -63,7 +65,9 @@ def compress(
     second: Float[Array, "F H"],
     config: NSA,
 ) -> Float[Array, "B E K H"]:
-    """One key or value per stretch: second . gelu(first . (x + positions)), equation 7 with an MLP for phi."""
+    """One key or value per stretch: second . gelu(first . (x + positions)), equation 7 with an MLP
+    for phi.
+    """
     parts = stretches(x, config.length, config.stride) + positions.astype(x.dtype)
     flat = parts.reshape(*parts.shape[:3], -1)
     hidden = jax.nn.gelu(flat @ first.astype(x.dtype).reshape(-1, first.shape[-1]))
@@ -83,18 +87,25 @@ def nsa_attention(
 ) -> Float[Array, "B T N H"]:
     """The gated sum of the three branches.
 
-    compressed, selected: keys and values, the first per stretch, the second in the places of ``blocks``. window: the
-    output of the third branch. gates: after the sigmoid, in the order of the branches.
+    compressed, selected: keys and values, the first per stretch, the second in the places of
+    ``blocks``. window: the output of the third branch. gates: after the sigmoid, in the order of
+    the branches.
     """
     check_heads(q, selected[0])
     out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, config)
-    out_s, _ = selected_attention(q, *selected, picks, q_tokens.order, blocks.order, size=config.block)
+    out_s, _ = selected_attention(
+        q, *selected, picks, q_tokens.order, blocks.order, size=config.block
+    )
     return gated(out_c, out_s, window, gates)
 
 
 def gated(compressed, selected, window, gates: Float[Array, "B T N 3"]) -> Float[Array, "B T N H"]:
     """The sum of the branches' results, [B, T, N, H] each, times their gates."""
-    parts = zip((compressed, selected, window), jnp.split(gates.astype(window.dtype), 3, axis=-1), strict=True)
+    parts = zip(
+        (compressed, selected, window),
+        jnp.split(gates.astype(window.dtype), 3, axis=-1),
+        strict=True,
+    )
     return sum(out * gate for out, gate in parts)
 
 
@@ -110,9 +121,11 @@ def compressed_attention(
     implementation: str | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"], Int[Array, "B T K n"]]:
-    """Attention to the compressed keys, and the blocks that it picks: (out, lse, picks), picks without a gradient.
+    """Attention to the compressed keys, and the blocks that it picks: (out, lse, picks), picks
+    without a gradient.
 
-    implementation: as for ``dense_attention``; the kernels take entries in the order of their first tokens only.
+    implementation: as for ``dense_attention``; the kernels take entries in the order of their first
+    tokens only.
     """
     check_heads(q, k)
     in_xla = functools.partial(_in_chunks, q, k, v, q_tokens, blocks, stretched, config)
@@ -131,10 +144,11 @@ def compressed_attention(
 def _in_chunks(q, k, v, q_tokens, blocks: Blocks, stretched: Entries, config: NSA):
     """``compressed_attention`` in XLA.
 
-    Queries are taken in chunks, so that only a chunk's scores are in memory; if they lie in the places, also in spans
-    that see no key past their end.
+    Queries are taken in chunks, so that only a chunk's scores are in memory; if they lie in the
+    places, also in spans that see no key past their end.
     """
-    length, spans = q.shape[1], SPANS if blocks.causal else 1
+    length = q.shape[1]
+    spans = SPANS if blocks.causal else 1
     bounds = [length * span // spans for span in range(spans + 1)]
     found = []
     for start, end in (part for part in itertools.pairwise(bounds) if part[0] < part[1]):
@@ -142,7 +156,9 @@ def _in_chunks(q, k, v, q_tokens, blocks: Blocks, stretched: Entries, config: NS
         heads = blocks.heads.map(lambda x, count=count: x[:, :count])
         reach = count * config.block // config.stride
         stretches = jax.tree.map(lambda x, reach=reach: x[:, :reach], stretched)
-        queries = jax.tree.map(lambda x, part=slice(start, end): x[:, part], (q, q_tokens, blocks.own_from))
+        queries = jax.tree.map(
+            lambda x, part=slice(start, end): x[:, part], (q, q_tokens, blocks.own_from)
+        )
         step = functools.partial(
             _compressed_chunk, k[:, :reach], v[:, :reach], stretches, heads, blocks.shadows, config
         )
@@ -166,12 +182,14 @@ def _compressed_chunk(k, v, stretched: Entries, heads: Tokens, shadows, config: 
 def block_scores(
     weights: Float[Array, "B K T E"], shadows: Int[Array, "B J"] | None, config: NSA, ahead: int = 0
 ) -> Float[Array, "B T K J"]:
-    """Probability of each block: that of every stretch times the tokens they share, in units of the stride.
+    """Probability of each block: that of every stretch times the tokens they share, in units of the
+    stride.
 
-    Equations 9 and 10. With length 32, stride 16, block 64 the stretches 4j - 1 ... 4j + 3 count 1, 2, 2, 2, 1 times.
-    ahead: of the entries.
+    Equations 9 and 10. With length 32, stride 16, block 64 the stretches 4j - 1 ... 4j + 3 count 1,
+    2, 2, 2, 1 times. ahead: of the entries.
     """
-    ratio, reach = config.ratio, config.length // config.stride
+    ratio = config.ratio
+    reach = config.length // config.stride
     padded = jnp.pad(weights, ((0, 0),) * 3 + ((reach - 1 - ahead, ahead),))
     count = weights.shape[-1] // ratio
     # a stretch starts in its block or up to reach - 1 before
@@ -201,6 +219,8 @@ def choose(
     starts = starts[:, None, None, :]
     first = jnp.min(jnp.where(candidates, starts, jnp.iinfo(jnp.int32).max), axis=-1, keepdims=True)
     current = q_order[:, :, None, None] // config.block
-    forced = (starts < first + config.initial * config.block) | (starts // config.block > current - config.local)
+    forced = (starts < first + config.initial * config.block) | (
+        starts // config.block > current - config.local
+    )
     ranked = jnp.where(candidates, jnp.where(forced, jnp.inf, scores), -jnp.inf)
     return best_blocks(ranked, config.picks)

@@ -1,9 +1,11 @@
-"""Every method as its definition reads, for one sequence and with every score in memory: what the tests compare with.
+"""Every method as its definition reads, for one sequence and with every score in memory: what the
+tests compare with.
 
-Works in float64 under ``jax.experimental.enable_x64``. No masks of packed rows: those are compared with the sequences
-apart.
+Works in float64 under ``jax.experimental.enable_x64``. No masks of packed rows: those are compared
+with the sequences apart.
 
-Dimensions: T tokens, N query heads, K key/value heads, G = N / K, H head size, E stretches, J blocks.
+Dimensions: T tokens, N query heads, K key/value heads, G = N / K, H head size, E stretches, J
+blocks.
 """
 
 from __future__ import annotations
@@ -18,14 +20,23 @@ from pallas_kernels.tokens import TAIL
 
 
 def attention(
-    q: Float[Array, "T N H"], k: Float[Array, "S K H"], v: Float[Array, "S K H"], mask: Bool[Array, "N T S"]
+    q: Float[Array, "T N H"],
+    k: Float[Array, "S K H"],
+    v: Float[Array, "S K H"],
+    mask: Bool[Array, "N T S"],
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"], Float[Array, "N T S"]]:
-    """(out, lse, probabilities) under a mask per query head; a query that sees nothing gets 0 and -inf."""
+    """(out, lse, probabilities) under a mask per query head; a query that sees nothing gets 0 and
+    -inf.
+    """
     k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
-    scores = jnp.where(mask, jnp.einsum("tnh,snh->nts", q, k) / jnp.sqrt(q.shape[-1]).astype(q.dtype), -jnp.inf)
+    scores = jnp.where(
+        mask, jnp.einsum("tnh,snh->nts", q, k) / jnp.sqrt(q.shape[-1]).astype(q.dtype), -jnp.inf
+    )
     any_seen = mask.any(axis=-1, keepdims=True)
     probabilities = jax.nn.softmax(jnp.where(any_seen, scores, 0.0), axis=-1) * any_seen
-    lse = jnp.where(any_seen[..., 0], jax.nn.logsumexp(jnp.where(any_seen, scores, 0.0), axis=-1), -jnp.inf)
+    lse = jnp.where(
+        any_seen[..., 0], jax.nn.logsumexp(jnp.where(any_seen, scores, 0.0), axis=-1), -jnp.inf
+    )
     return jnp.einsum("nts,snh->tnh", probabilities, v), lse.T, probabilities
 
 
@@ -55,9 +66,12 @@ def compress(
     return jnp.stack(outs) if outs else jnp.zeros((0, *x.shape[1:]), x.dtype)
 
 
-def nsa_block_scores(probabilities: Float[Array, "K T E"], count: int, config: NSA) -> Float[Array, "K T J"]:
+def nsa_block_scores(
+    probabilities: Float[Array, "K T E"], count: int, config: NSA
+) -> Float[Array, "K T J"]:
     """Equation 9 with indices from 0: block j sums stretches (l'/d) j + m - n."""
-    ratio, reach = config.block // config.stride, config.length // config.stride
+    ratio = config.block // config.stride
+    reach = config.length // config.stride
     columns = []
     for j in range(count):
         column = jnp.zeros(probabilities.shape[:2], probabilities.dtype)
@@ -72,7 +86,8 @@ def nsa_block_scores(probabilities: Float[Array, "K T E"], count: int, config: N
 
 def nsa_chosen(scores: Float[Array, "K T J"], config: NSA) -> Bool[Array, "K T J"]:
     """The blocks of every query: forced ones, then the best visible ones."""
-    blocks, current = jnp.arange(scores.shape[-1]), jnp.arange(scores.shape[1])[:, None] // config.block
+    blocks = jnp.arange(scores.shape[-1])
+    current = jnp.arange(scores.shape[1])[:, None] // config.block
     visible = blocks <= current
     forced = visible & ((blocks < config.initial) | (blocks > current - config.local))
     ranked = jnp.where(visible, jnp.where(forced, jnp.inf, scores), -jnp.inf)
@@ -90,11 +105,16 @@ def nsa(
     chosen: Bool[Array, "K T J"] | None = None,
 ) -> Float[Array, "T N H"]:
     """The three branches and their gates. chosen: blocks to take instead of the best."""
-    length, groups = q.shape[0], q.shape[1] // selected[0].shape[1]
+    length = q.shape[0]
+    groups = q.shape[1] // selected[0].shape[1]
     ends = jnp.arange(compressed[0].shape[0]) * config.stride + config.length - 1
-    out_c, _, probabilities = attention(q, *compressed, (ends[None] <= jnp.arange(length)[:, None])[None])
+    out_c, _, probabilities = attention(
+        q, *compressed, (ends[None] <= jnp.arange(length)[:, None])[None]
+    )
     if chosen is None:
-        shared = probabilities.reshape(selected[0].shape[1], groups, *probabilities.shape[1:]).sum(axis=1)
+        shared = probabilities.reshape(selected[0].shape[1], groups, *probabilities.shape[1:]).sum(
+            axis=1
+        )
         chosen = nsa_chosen(nsa_block_scores(shared, -(-length // config.block), config), config)
     tokens = jnp.repeat(jnp.repeat(chosen, config.block, axis=-1)[..., :length], groups, axis=0)
     out_s, _, _ = attention(q, *selected, tokens & causal(length))
@@ -102,19 +122,26 @@ def nsa(
     return jnp.einsum("tnhc,tnc->tnh", jnp.stack([out_c, out_s, out_w], axis=-1), gates)
 
 
-def moba_chosen(q: Float[Array, "T N H"], k: Float[Array, "T K H"], config: MoBA) -> Bool[Array, "N T J"]:
-    """The blocks of every query head: its own, then the best earlier ones by the mean of their keys."""
+def moba_chosen(
+    q: Float[Array, "T N H"], k: Float[Array, "T K H"], config: MoBA
+) -> Bool[Array, "N T J"]:
+    """The blocks of every query head: its own, then the best earlier ones by the mean of their
+    keys.
+    """
     length = q.shape[0]
     starts = range(0, length, config.block)
     means = jnp.stack([k[start : start + config.block].mean(axis=0) for start in starts])
     scores = jnp.einsum("tnh,jnh->ntj", q, jnp.repeat(means, q.shape[1] // k.shape[1], axis=1))
-    blocks, current = jnp.arange(len(starts)), jnp.arange(length)[:, None] // config.block
+    blocks = jnp.arange(len(starts))
+    current = jnp.arange(length)[:, None] // config.block
     ranked = jnp.where(blocks < current, scores, jnp.where(blocks == current, jnp.inf, -jnp.inf))
     rank = jnp.argsort(jnp.argsort(-ranked, axis=-1, stable=True), axis=-1, stable=True)
     return (blocks <= current) & (rank < config.picks)
 
 
-def moba(q, k, v, config: MoBA, chosen: Bool[Array, "N T J"] | None = None) -> Float[Array, "T N H"]:
+def moba(
+    q, k, v, config: MoBA, chosen: Bool[Array, "N T J"] | None = None
+) -> Float[Array, "T N H"]:
     """One softmax over the chosen blocks, causal."""
     if chosen is None:
         chosen = moba_chosen(q, k, config)
@@ -122,9 +149,14 @@ def moba(q, k, v, config: MoBA, chosen: Bool[Array, "N T J"] | None = None) -> F
     return attention(q, k, v, tokens & causal(q.shape[0]))[0]
 
 
-def gated_documents(q, k, v, documents: Int[Array, " T"], gates: Float[Array, "T N 2"]) -> Float[Array, "T N H"]:
-    """A softmax over what is outside of other documents, one over the other documents, and their gates."""
-    key, query = documents[None], documents[:, None]
+def gated_documents(
+    q, k, v, documents: Int[Array, " T"], gates: Float[Array, "T N 2"]
+) -> Float[Array, "T N H"]:
+    """A softmax over what is outside of other documents, one over the other documents, and their
+    gates.
+    """
+    key = documents[None]
+    query = documents[:, None]
     own = (key == 0) | (key == query)
     others = (query == TAIL) & (key > 0)
     parts = [attention(q, k, v, (causal(q.shape[0]) & mask)[None])[0] for mask in (own, others)]

@@ -1,13 +1,15 @@
-"""Attention over chosen blocks of keys, shared by NSA and MoBA: every query of a group reads its own list of blocks.
+"""Attention over chosen blocks of keys, shared by NSA and MoBA: every query of a group reads its
+own list of blocks.
 
-The work is ordered by block instead of by query: of a chunk of queries, those that chose a block are gathered into
-tiles, so that products are large and a block is read once per tile; every query then merges its tiles. Copying each
-query's keys side by side would move ``size`` keys for every query and pick instead of one query. Short rows keep all
-their scores in memory, as in ``dense_attention``.
+The work is ordered by block instead of by query: of a chunk of queries, those that chose a block
+are gathered into tiles, so that products are large and a block is read once per tile; every query
+then merges its tiles. Copying each query's keys side by side would move ``size`` keys for every
+query and pick instead of one query. Short rows keep all their scores in memory, as in
+``dense_attention``.
 
-Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query (K or N),
-G = N / P query heads of a list, H head size, n picks, J = S / size blocks, C queries of a chunk, L tiles, R queries of
-a tile.
+Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query
+(K or N), G = N / P query heads of a list, H head size, n picks, J = S / size blocks, C queries of a
+chunk, L tiles, R queries of a tile.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from pallas_kernels.selected.tiles import tiles as index_tiles
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import MASKED
 
-# Rows C n G of a chunk, whose results are in memory together; the rows R G of a tile, and about how many scores are
-# computed together, so that they stay in the cache.
+# Rows C n G of a chunk, whose results are in memory together; the rows R G of a tile, and about how
+# many scores are computed together, so that they stay in the cache.
 CHUNK = 2**19
 ROWS = 128
 SCORES = 2**18
@@ -59,9 +61,10 @@ def selected_attention(
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """Softmax attention over the chosen blocks, scores scaled by 1/sqrt(H), in float32 or wider.
 
-    picks: numbers of blocks of ``size`` places, each at most once, -1 for none; P is K where the heads of a group share
-    them and N where every head has its own. A place is seen when its order is at most the query's; empty places have an
-    order past all others. implementation: as for ``dense_attention``.
+    picks: numbers of blocks of ``size`` places, each at most once, -1 for none; P is K where the
+    heads of a group share them and N where every head has its own. A place is seen when its order
+    is at most the query's; empty places have an order past all others. implementation: as for
+    ``dense_attention``.
 
     Returns (out in v's dtype, lse) as ``dense_attention``.
     """
@@ -83,7 +86,9 @@ def selected_attention(
 def _mask(picks, q_order, k_order, size: int) -> Bool[Array, "B P T S"]:
     """Which places every list lets a query see."""
     chosen = jnp.any(picks[..., None] == jnp.arange(k_order.shape[1] // size), axis=-2)
-    chosen = jnp.repeat(chosen, size, axis=-1) & (k_order[:, None] <= q_order[..., None])[:, :, None]
+    chosen = (
+        jnp.repeat(chosen, size, axis=-1) & (k_order[:, None] <= q_order[..., None])[:, :, None]
+    )
     return chosen.swapaxes(1, 2)
 
 
@@ -93,7 +98,9 @@ def _selected(q, k, v, picks, q_order, k_order, size):
 
 
 def _forward(q, k, v, picks, q_order, k_order, size):
-    wide, lists, chunk_size = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2], _chunk_size(q, picks)
+    wide = jnp.promote_types(jnp.float32, q.dtype)
+    lists = picks.shape[2]
+    chunk_size = _chunk_size(q, picks)
 
     def chunk(keys, xs):
         (k, v, k_order), (q, picks, q_order) = keys, xs
@@ -105,22 +112,31 @@ def _forward(q, k, v, picks, q_order, k_order, size):
             top = jnp.max(scores, axis=-1)
             weights = jnp.exp(scores - top[..., None])
             total = jnp.sum(weights, axis=-1)
-            out = jnp.einsum("lrs,lsh->lrh", weights.astype(v.dtype), v[block], preferred_element_type=wide)
+            out = jnp.einsum(
+                "lrs,lsh->lrh", weights.astype(v.dtype), v[block], preferred_element_type=wide
+            )
             return out / total[..., None], top + jnp.log(total)
 
         out, lse = (_flat(x) for x in jax.lax.map(group, groups))
         return keys, merge(out, lse, tiles, q.shape[1], v.dtype)
 
-    queries = (cut(q, lists, chunk_size), cut_picks(picks, chunk_size), cut_order(q_order, chunk_size))
+    queries = (
+        cut(q, lists, chunk_size),
+        cut_picks(picks, chunk_size),
+        cut_order(q_order, chunk_size),
+    )
     _, (out, lse) = _each_list(chunk, lambda keys: keys, queries, cut_keys(k, v, k_order, size))
-    out, lse = join(out, q.shape), join(lse[..., None], (*q.shape[:3], 1))[..., 0]
+    out = join(out, q.shape)
+    lse = join(lse[..., None], (*q.shape[:3], 1))[..., 0]
     return (out, lse), (q, k, v, picks, q_order, k_order, out, lse)
 
 
 def _backward(size, residuals, cotangents):
     q, k, v, picks, q_order, k_order, out, lse = residuals
     d_out, d_lse = cotangents
-    wide, lists, chunk_size = jnp.promote_types(jnp.float32, q.dtype), picks.shape[2], _chunk_size(q, picks)
+    wide = jnp.promote_types(jnp.float32, q.dtype)
+    lists = picks.shape[2]
+    chunk_size = _chunk_size(q, picks)
     scale = q.shape[-1] ** -0.5
     # gradient of a score: weight * (d_out . v - delta); a query without keys has weights exp(-inf)
     delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
@@ -132,13 +148,16 @@ def _backward(size, residuals, cotangents):
 
         def group(sums, xs):
             block, query = xs
-            rows, d_rows = gather(q, query), gather(d_out, query)
+            rows = gather(q, query)
+            d_rows = gather(d_out, query)
             weights = jnp.exp(_scores(rows, k, q_order, k_order, block, query) - gather(lse, query))
             d_weights = jnp.einsum("lrh,lsh->lrs", d_rows, v[block], preferred_element_type=wide)
             d_scores = (weights * (d_weights - gather(delta, query)) * scale).astype(q.dtype)
             dq = jnp.einsum("lrs,lsh->lrh", d_scores, k[block], preferred_element_type=wide)
             dk = jnp.einsum("lrs,lrh->lsh", d_scores, rows, preferred_element_type=wide)
-            dv = jnp.einsum("lrs,lrh->lsh", weights.astype(q.dtype), d_rows, preferred_element_type=wide)
+            dv = jnp.einsum(
+                "lrs,lrh->lsh", weights.astype(q.dtype), d_rows, preferred_element_type=wide
+            )
             return tuple(x.at[block].add(y) for x, y in zip(sums, (dk, dv), strict=True)), dq
 
         (dk, dv), dq = jax.lax.scan(group, (dk, dv), groups)
@@ -147,11 +166,24 @@ def _backward(size, residuals, cotangents):
     def start(keys):
         return (*keys, jnp.zeros(keys[0].shape, wide), jnp.zeros(keys[1].shape, wide))
 
-    queries = (cut(q, lists, chunk_size), cut_picks(picks, chunk_size), cut_order(q_order, chunk_size))
-    queries += tuple(cut(x, lists, chunk_size) for x in (d_out.astype(q.dtype), delta[..., None], lse[..., None]))
+    queries = (
+        cut(q, lists, chunk_size),
+        cut_picks(picks, chunk_size),
+        cut_order(q_order, chunk_size),
+    )
+    queries += tuple(
+        cut(x, lists, chunk_size) for x in (d_out.astype(q.dtype), delta[..., None], lse[..., None])
+    )
     carry, dq = _each_list(chunk, start, queries, cut_keys(k, v, k_order, size))
     dk, dv = (join_keys(x, k.shape) for x in carry[3:])
-    return join(dq, q.shape).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None, None, None
+    return (
+        join(dq, q.shape).astype(q.dtype),
+        dk.astype(k.dtype),
+        dv.astype(v.dtype),
+        None,
+        None,
+        None,
+    )
 
 
 _selected.defvjp(_forward, _backward)
@@ -163,7 +195,9 @@ def _chunk_size(q, picks) -> int:
 
 
 def _tiles(picks, k, q):
-    """The tiles of picks [C, n], and their blocks and queries in groups that are computed together."""
+    """The tiles of picks [C, n], and their blocks and queries in groups that are computed
+    together.
+    """
     group = max(1, SCORES // (ROWS * k.shape[1]))
     tiles = index_tiles(picks, k.shape[0], tile_queries(ROWS, q.shape[1]), group)
     return tiles, tuple(x.reshape(-1, group, *x.shape[1:]) for x in (tiles.block, tiles.query))
@@ -177,7 +211,10 @@ def _flat(x: jax.Array) -> jax.Array:
 def _scores(rows, k, q_order, k_order, block, query):
     """Masked scores [L, R G, size] of rows [L, R G, H]."""
     wide = jnp.promote_types(jnp.float32, rows.dtype)
-    scores = jnp.einsum("lrh,lsh->lrs", rows, k[block], preferred_element_type=wide) * rows.shape[-1] ** -0.5
+    scores = (
+        jnp.einsum("lrh,lsh->lrs", rows, k[block], preferred_element_type=wide)
+        * rows.shape[-1] ** -0.5
+    )
     order = gather_order(q_order, query)
     bias = jnp.where(k_order[block][:, None] <= order[..., None], 0.0, MASKED).astype(wide)
     grouped = scores.reshape(*order.shape, -1, scores.shape[-1]) + bias[:, :, None]
@@ -185,14 +222,16 @@ def _scores(rows, k, q_order, k_order, block, query):
 
 
 def _each_list(chunk, start, queries, keys):
-    """``chunk`` over the chunks of every list of every row: (its last carry, its results), [B, P, chunks, ...] each.
+    """``chunk`` over the chunks of every list of every row: (its last carry, its results), [B, P,
+    chunks, ...] each.
 
-    queries: [B, P, chunks, ...] each but the order, [B, chunks, C]. keys: those of a key/value head, [B, K, ...] each
-    but the order, [B, J, size]; ``start`` makes the carry of them.
+    queries: [B, P, chunks, ...] each but the order, [B, chunks, C]. keys: those of a key/value
+    head, [B, K, ...] each but the order, [B, J, size]; ``start`` makes the carry of them.
     """
     q, picks, q_order, *others = queries
     k, v, k_order = keys
-    lists, heads = q.shape[1], k.shape[1]
+    lists = q.shape[1]
+    heads = k.shape[1]
 
     def row(xs):
         (q, picks, q_order, *others), (k, v, k_order) = xs

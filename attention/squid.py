@@ -1,10 +1,12 @@
-"""Squid with gates: an ablation of attention over documents in which other documents have a softmax of their own.
+"""Squid with gates: an ablation of attention over documents in which other documents have a softmax
+of their own.
 
-Squid itself is ``dense_attention`` of tokens that carry document numbers: a document sees itself and what lies outside
-of documents, the tail sees all, and one softmax runs over the union. Here the keys outside of other documents (the
-token's own document, the prefix, the tail) and those inside of them have a softmax each, and the results are added with
-gates of the query, as NSA's branches are (2502.11089, equation 5): o = g_1 Attn(q, own) + g_2 Attn(q, documents). Only
-the tail has a second part; it is 0 for all others.
+Squid itself is ``dense_attention`` of tokens that carry document numbers: a document sees itself
+and what lies outside of documents, the tail sees all, and one softmax runs over the union. Here the
+keys outside of other documents (the token's own document, the prefix, the tail) and those inside of
+them have a softmax each, and the results are added with gates of the query, as NSA's branches are
+(2502.11089, equation 5): o = g_1 Attn(q, own) + g_2 Attn(q, documents). Only the tail has a second
+part; it is 0 for all others.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
 """
@@ -36,7 +38,8 @@ def gated_documents(
 ) -> Float[Array, "B T N H"]:
     """The gated sum of both parts. gates: after the sigmoid, own part first."""
     own, _ = dense_attention(q, k, v, _without_documents(q_tokens), _without_documents(k_tokens))
-    in_tail, in_document = q_tokens.documents == TAIL, k_tokens.documents > 0
+    in_tail = q_tokens.documents == TAIL
+    in_document = k_tokens.documents > 0
     others, _ = dense_attention(q, k, v, _only(q_tokens, in_tail), _only(k_tokens, in_document))
     first, second = jnp.split(gates.astype(own.dtype), 2, axis=-1)
     return own * first + others * second
@@ -45,7 +48,9 @@ def gated_documents(
 def _without_documents(tokens: Tokens) -> Tokens:
     """The tail as a document of its own, which sees no other."""
     number = jnp.iinfo(jnp.int32).max
-    return dataclasses.replace(tokens, documents=jnp.where(tokens.documents == TAIL, number, tokens.documents))
+    return dataclasses.replace(
+        tokens, documents=jnp.where(tokens.documents == TAIL, number, tokens.documents)
+    )
 
 
 def _only(tokens: Tokens, which: jax.Array) -> Tokens:

@@ -1,9 +1,10 @@
 """GRPO against Dr.GRPO and RLOO on the embedded tasks, from the same warm start, 3 seeds each.
 
-What: the quickstart with only the advantage and its loss's averaging changed; one table and one figure.
-Command: python -m launch.sweep --config=configs/ablation.py --workdir=runs/ablation
-Hardware: 2 CPU cores. Run time: nine quickstarts one after another, of which six take over a warm start.
-Expected metric: held-out pass@1 before and after, mean and range over seeds; no order is expected.
+What: the quickstart with only the advantage and its loss's averaging changed; one table and one
+figure. Command: python -m launch.sweep --config=configs/ablation.py --workdir=runs/ablation
+Hardware: 2 CPU cores. Run time: nine quickstarts one after another, of which six take over a warm
+start. Expected metric: held-out pass@1 before and after, mean and range over seeds; no order is
+expected.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """A short run for fault tests: a learner and actors in processes of their own, one step apart.
 
 What: the quickstart's smoke run with more steps, few episodes each.
-Command: python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 --hangs=3
-Hardware: 2 CPU cores. Run time: about 12 seconds a kill.
+Command: python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30
+--hangs=3 Hardware: 2 CPU cores. Run time: about 12 seconds a kill.
 Expected metric: "every check passed" on the last line.
 """
 

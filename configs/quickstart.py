@@ -1,7 +1,8 @@
 """The embedded default: a coding agent trained from scratch on a CPU.
 
-What: a transformer of 1 M parameters learns to repair and write small Python functions as a multi-turn agent (write,
-  run the tests, read what failed, submit): supervised warm start on imperfect demonstrations, then GRPO.
+What: a transformer of 1 M parameters learns to repair and write small Python functions as a
+  multi-turn agent (write, run the tests, read what failed, submit): supervised warm start on
+  imperfect demonstrations, then GRPO.
 Command: bash launch/quickstart.sh
 Hardware: 2 CPU cores. Run time: see the README's table.
 Expected metric: held-out pass@1 rises by at least 20 points through GRPO.
@@ -23,7 +24,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         protocol="compact",
         tasks=dict(source="generated", split="train", path="", seed=0, levels=(1, 2, 2)),
         limits=dict(turns=5, tokens=288, turn_tokens=64, test_runs=3, command_s=5.0),
-        sandbox=dict(workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=4, output_bytes=4000),
+        sandbox=dict(
+            workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=4, output_bytes=4000
+        ),
         reward=dict(full=1.0, partial_weight=0.0, malformed_penalty=0.1),
         rollout=dict(
             engine=dict(
@@ -53,7 +56,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             slots=160,
             micro_batches=1,
             checkpoint_every=85,
-            optimizer=optimizer(1e-2, "cosine", warmup_steps=20, total_steps=340, muon_learning_rate=2e-2),
+            optimizer=optimizer(
+                1e-2, "cosine", warmup_steps=20, total_steps=340, muon_learning_rate=2e-2
+            ),
         ),
         train=dict(
             steps=72,
@@ -65,12 +70,19 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             loss=loss(),
             optimizer=optimizer(4e-4, "cosine", warmup_steps=5, total_steps=72),
             pack=dict(
-                rows=128, slots=288, targets=224, max_staleness=0, drop_uninformative=True, runs=0, prompt_slots=0
+                rows=128,
+                slots=288,
+                targets=224,
+                max_staleness=0,
+                drop_uninformative=True,
+                runs=0,
+                prompt_slots=0,
             ),
             micro_batches=8,
             screening=None,
         ),
-        # Level 2 holds out 58 pairs of operations, level 1 four operations that never stand alone in training.
+        # Level 2 holds out 58 pairs of operations, level 1 four operations that never stand alone
+        # in training.
         suites=(
             held_out("held_out", sampling, level=2, count=128),
             held_out("held_out_single", sampling, level=1, count=32),

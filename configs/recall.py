@@ -1,8 +1,10 @@
-"""Recall over many documents: small models trained from scratch with dense, window, NSA, MoBA and squid attention.
+"""Recall over many documents: small models trained from scratch with dense, window, NSA, MoBA and
+squid attention.
 
-What: a row holds documents of facts (key, value) between noise, and a tail that asks for some of the values. In every
-  method the first of two layers sees the last 8 tokens, enough to bind a value to its key; the second is the method.
-  Rows of 80 to 512 tokens in training, of 512 and of four times as many in the evaluation.
+What: a row holds documents of facts (key, value) between noise, and a tail that asks for some of
+  the values. In every method the first of two layers sees the last 8 tokens, enough to bind a value
+  to its key; the second is the method. Rows of 80 to 512 tokens in training, of 512 and of four
+  times as many in the evaluation.
 Command: python -m launch.recall --config=configs/recall.py --workdir=runs/recall
 Hardware: 2 CPU cores. Run time: see the README's table.
 Expected metric: NSA, MoBA and squid within two points of dense accuracy, window alone near chance.
@@ -15,13 +17,24 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """arg: "" or "smoke" (seconds)."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/recall.py:{arg}: the argument must be empty or smoke")
-    dense, local, window = {}, dict(window=8), dict(window=32)
+    dense = {}
+    local = dict(window=8)
+    window = dict(window=32)
     nsa = dict(length=8, stride=4, block=16, picks=4, initial=1, local=1, window=32)
     moba = dict(block=4, picks=12)
     config = dict(
         seed=0,
         mesh=dict(data=2, tensor=1),
-        task=dict(documents=30, document_tokens=16, facts=4, asked=10, keys=512, values=64, noise=32, longer=4),
+        task=dict(
+            documents=30,
+            document_tokens=16,
+            facts=4,
+            asked=10,
+            keys=512,
+            values=64,
+            noise=32,
+            longer=4,
+        ),
         model=dict(
             embed_dim=64,
             mlp_dim=128,
@@ -62,8 +75,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         evaluation_rows=8,
     )
     if arg == "smoke":
-        config["task"] = dict(documents=3, document_tokens=16, facts=2, asked=3, keys=32, values=8, noise=8, longer=2)
-        config["stages"] = (dict(documents=2, rows=4, steps=2, span=0), dict(documents=3, rows=4, steps=2, span=128))
+        config["task"] = dict(
+            documents=3, document_tokens=16, facts=2, asked=3, keys=32, values=8, noise=8, longer=2
+        )
+        config["stages"] = (
+            dict(documents=2, rows=4, steps=2, span=0),
+            dict(documents=3, rows=4, steps=2, span=128),
+        )
         config["optimizer"].update(warmup_steps=1, total_steps=4)
         config["questions"] = 32
     return ml_collections.ConfigDict(config)

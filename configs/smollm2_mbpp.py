@@ -1,11 +1,13 @@
 """SmolLM2-135M-Instruct post-trained by GRPO on MBPP, with real execution.
 
-What: tasks are screened by the base model's success; each answer is a function body, graded on hidden asserts and on
-  differential tests against the reference; evaluated on MBPP's test split, greedy and sampled, and on HumanEval.
-Command: bash launch/get_smollm2.sh && python -m launch.train --config=configs/smollm2_mbpp.py --workdir=runs/mbpp
-  with RL_CODE_DATA=<folder of mbpp.jsonl> in the environment; data/ without it
-Hardware: 2 CPU cores. Run time: at most 25 minutes is the aim; what was measured is in the README's table.
-Expected metric: greedy pass@1 on held-out tasks rises, with a paired interval that excludes zero.
+What: tasks are screened by the base model's success; each answer is a function body, graded on
+  hidden asserts and on differential tests against the reference; evaluated on MBPP's test split,
+  greedy and sampled, and on HumanEval.
+Command: bash launch/get_smollm2.sh && python -m launch.train --config=configs/smollm2_mbpp.py
+  --workdir=runs/mbpp with RL_CODE_DATA=<folder of mbpp.jsonl> in the environment; data/ without it
+Hardware: 2 CPU cores. Run time: at most 25 minutes is the aim; what was measured is in the README's
+table. Expected metric: greedy pass@1 on held-out tasks rises, with a paired interval that excludes
+zero.
 """
 
 import os
@@ -28,7 +30,9 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         protocol="completion",
         tasks=mbpp("train"),
         limits=dict(turns=1, tokens=256, turn_tokens=64, test_runs=0, command_s=8.0),
-        sandbox=dict(workers=2, memory_mb=1024, processes=16, workspace_mb=8, cpu_s=6, output_bytes=4000),
+        sandbox=dict(
+            workers=2, memory_mb=1024, processes=16, workspace_mb=8, cpu_s=6, output_bytes=4000
+        ),
         reward=dict(full=1.0, partial_weight=0.0, malformed_penalty=0.0),
         rollout=dict(
             engine=engine(prompt_length=192, length=256, cache_dtype="bfloat16"),
@@ -58,7 +62,15 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             advantage_eps=0.0,
             loss=loss() | dict(aggregation="constant", constant_length=64),
             optimizer=optimizer(1e-5, "constant", warmup_steps=2, total_steps=40),
-            pack=dict(rows=8, slots=704, targets=512, max_staleness=0, drop_uninformative=True, runs=0, prompt_slots=0),
+            pack=dict(
+                rows=8,
+                slots=704,
+                targets=512,
+                max_staleness=0,
+                drop_uninformative=True,
+                runs=0,
+                prompt_slots=0,
+            ),
             micro_batches=4,
             screening=dict(samples=8, chunk=64, least=24, retire=3),
         ),
@@ -120,7 +132,9 @@ def suites() -> tuple[dict, ...]:
 
 
 def mbpp(split: str) -> dict:
-    """MBPP: one assert shown, the others and differential tests hidden; no near-duplicates in training."""
+    """MBPP: one assert shown, the others and differential tests hidden; no near-duplicates in
+    training.
+    """
     return dict(
         source="mbpp",
         split=split,

@@ -1,4 +1,6 @@
-"""The C library's allocator, told to keep large blocks: by default it returns them and faults them in at every step."""
+"""The C library's allocator, told to keep large blocks: by default it returns them and faults them
+in at every step.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ TUNABLES = ":".join(
 
 
 def keep_memory() -> None:
-    """Starts this program anew with the allocator tuned, unless GLIBC_TUNABLES is set; call before anything else."""
+    """Starts this program anew with the allocator tuned, unless GLIBC_TUNABLES is set; call before
+    anything else.
+    """
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = TUNABLES
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

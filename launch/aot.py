@@ -3,9 +3,10 @@
 python -m launch.aot kernels                       # every kernel for every target
 python -m launch.aot kernels --targets=v5e,h100
 
-Needs the compilers: pip install -r requirements.txt -r requirements-aot.txt. Each target has a process of its own,
-because the GPU compiler keeps the first target it was given. Operations and bytes are those of whole causal rows
-(``Program.cost``); the time is the least that the device's peak rates allow for them, not a measurement.
+Needs the compilers: pip install -r requirements.txt -r requirements-aot.txt. Each target has a
+process of its own, because the GPU compiler keeps the first target it was given. Operations and
+bytes are those of whole causal rows (``Program.cost``); the time is the least that the device's
+peak rates allow for them, not a measurement.
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ _ANSWER = "aot row: "
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("targets", list(TARGETS), f"Of {', '.join(TARGETS)}.")
-flags.DEFINE_string("worker", None, "Compile for this target in this process and print rows as JSON.")
+flags.DEFINE_string(
+    "worker", None, "Compile for this target in this process and print rows as JSON."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A kernel on a target: the compiler's answer, memory on the chip in bytes, registers and spilled bytes."""
+    """A kernel on a target: the compiler's answer, memory on the chip in bytes, registers and
+    spilled bytes.
+    """
 
     kernel: str
     target: str
@@ -61,7 +66,9 @@ class Row:
         if self.cost is None:
             return None
         target = TARGETS[self.target]
-        return 1e3 * max(self.cost.flops / target.flops, self.cost.bytes_accessed / target.bandwidth)
+        return 1e3 * max(
+            self.cost.flops / target.flops, self.cost.bytes_accessed / target.bandwidth
+        )
 
 
 def main(argv: Sequence[str]) -> None:
@@ -78,10 +85,15 @@ def main(argv: Sequence[str]) -> None:
 
 
 def in_own_process(target: Target) -> list[Row]:
-    """The rows of a target; a kernel that ended the process, or a missing compiler, has its row too."""
+    """The rows of a target; a kernel that ended the process, or a missing compiler, has its row
+    too.
+    """
     names = [f"{family} {name}" for family in NAMES for name in NAMES[family]]
     if missing := [name for name in target.packages if not _installed(name)]:
-        return [Row(name, target.name, f"{', '.join(missing)} not installed: {INSTALL}") for name in names]
+        return [
+            Row(name, target.name, f"{', '.join(missing)} not installed: {INSTALL}")
+            for name in names
+        ]
     done = subprocess.run(
         [sys.executable, "-m", "launch.aot", f"--worker={target.name}"],
         env=os.environ | target.environment,
@@ -89,7 +101,9 @@ def in_own_process(target: Target) -> list[Row]:
         capture_output=True,
         text=True,
     )
-    answers = [line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    answers = [
+        line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)
+    ]
     rows = [json.loads(answer) for answer in answers]
     rows = [Row(**row | {"cost": row["cost"] and Cost(**row["cost"])}) for row in rows]
     found = {row.kernel for row in rows}
@@ -116,7 +130,8 @@ def compile_all(target: Target) -> Iterator[Row]:
             try:
                 compiled = jax.jit(program.function).lower(*program.arguments).compile()
                 found = _tpu_resources(compiled) if target.platform == "tpu" else {}
-            except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:  # a compiler's answer
+            except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+                # a compiler's answer
                 row = dataclasses.replace(row, answer=f"{type(error).__name__}: {error}", cost=None)
         if target.platform == "cuda":
             found = _gpu_resources(texts[0])
@@ -162,9 +177,14 @@ def _shorten(text: str, most: int = 300) -> str:
 
 def _tpu_resources(compiled) -> dict[str, int]:
     """VMEM that the kernel uses, as the compiled program says."""
-    calls = [line for line in compiled.as_text().splitlines() if 'custom_call_target="tpu_custom_call"' in line]
+    calls = [
+        line
+        for line in compiled.as_text().splitlines()
+        if 'custom_call_target="tpu_custom_call"' in line
+    ]
     found = re.findall(
-        r'"used_scoped_memory_configs":\[{"memory_space":"1","offset":"0","size":"(\d+)"', "".join(calls)
+        r'"used_scoped_memory_configs":\[{"memory_space":"1","offset":"0","size":"(\d+)"',
+        "".join(calls),
     )
     return {"memory": max(map(int, found))} if found else {}
 
@@ -182,7 +202,9 @@ def _gpu_resources(log: str) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _captured() -> Iterator[list[str]]:
-    """Everything that is written to standard output and error, by compilers too; one text once the block is left."""
+    """Everything that is written to standard output and error, by compilers too; one text once the
+    block is left.
+    """
     texts: list[str] = []
     sys.stdout.flush()
     with tempfile.TemporaryFile() as file:

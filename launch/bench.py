@@ -1,12 +1,14 @@
 """What the parts cost: speed as ratios of contenders measured side by side in one run, and memory.
 
-python -m launch.bench attention --device=cpu --json=runs/attention.json [--lengths=2048,4096 --heads=16 ...]
-python -m launch.bench swap --device=cpu --json=runs/swap.json [--row=16384 --documents=16 --question=64 ...]
-python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name --json=runs/rl_step.json]
-python -m launch.bench async [--steps=5 --json=runs/async.json]
-python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile --json=runs/overlap.json]
-python -m launch.bench engine [--batches=1,8,64 --prompt=1024 --json=runs/engine.json]
-python -m launch.bench million --device=cpu --json=runs/million.json [--tokens=1000000 --device_mib=64 ...]
+python -m launch.bench attention --device=cpu --json=runs/attention.json [--lengths=2048,4096
+--heads=16 ...] python -m launch.bench swap --device=cpu --json=runs/swap.json [--row=16384
+--documents=16 --question=64 ...] python -m launch.bench rl_step --workload=W1|W2 [--steps=5
+--warmup=2 --tag=name --json=runs/rl_step.json] python -m launch.bench async [--steps=5
+--json=runs/async.json]
+python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile
+--json=runs/overlap.json] python -m launch.bench engine [--batches=1,8,64 --prompt=1024
+--json=runs/engine.json] python -m launch.bench million --device=cpu --json=runs/million.json
+[--tokens=1000000 --device_mib=64 ...]
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ import sys
 import jax
 from absl import app, flags, logging
 
-from launch import bench_async, bench_attention, bench_engine, bench_million, bench_overlap, bench_rl_step, bench_swap
+from launch import (
+    bench_async,
+    bench_attention,
+    bench_engine,
+    bench_million,
+    bench_overlap,
+    bench_rl_step,
+    bench_swap,
+)
 from launch.allocator import keep_memory
 from launch.flags import use_virtual_devices
 from models.sharding import MeshConfig
@@ -36,20 +46,26 @@ BENCHES = {
 ON_ALL_CORES = ("rl_step", "async", "overlap", "engine")
 
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
-flags.DEFINE_integer("repeats", 3, "Timed runs; of attention, swap, engine and async.", lower_bound=1)
+flags.DEFINE_integer(
+    "repeats", 3, "Timed runs; of attention, swap, engine and async.", lower_bound=1
+)
 flags.DEFINE_integer("seed", 0, "Of weights and tokens; of all but attention.")
 
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2 or argv[1] not in BENCHES:
-        sys.exit(f"expected one of {', '.join(BENCHES)} after launch.bench, found {' '.join(argv[1:]) or 'nothing'}")
+        sys.exit(
+            f"expected one of {', '.join(BENCHES)} after launch.bench, found "
+            f"{' '.join(argv[1:]) or 'nothing'}"
+        )
     logging.set_verbosity(logging.WARNING)
     keep_memory()
     if flags.FLAGS.device == "cpu" and argv[1] in ON_ALL_CORES:
         use_virtual_devices(MeshConfig(data=os.cpu_count() or 1, tensor=1))
     if flags.FLAGS.device != jax.default_backend():
         sys.exit(f"--device={flags.FLAGS.device}, but jax runs on {jax.default_backend()}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that what is on disk is removed
+    # an exception, so that what is on disk is removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         BENCHES[argv[1]]()
     except KeyboardInterrupt:

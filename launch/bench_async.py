@@ -1,9 +1,10 @@
-"""One step ahead against synchronous: the same training, with the tools' waiting hidden behind the updates or not.
+"""One step ahead against synchronous: the same training, with the tools' waiting hidden behind the
+updates or not.
 
-The real schedule, store, weights, actor and update; episodes without a sandbox, whose tools wait. In one arrangement
-all devices do both halves of a step, so that only the tools' waits can be hidden; in the other half of the devices
-sample and half of them learn. The waits are chosen so that sampling takes about as long as an update, and then the
-modes take turns, --steps steps each.
+The real schedule, store, weights, actor and update; episodes without a sandbox, whose tools wait.
+In one arrangement all devices do both halves of a step, so that only the tools' waits can be
+hidden; in the other half of the devices sample and half of them learn. The waits are chosen so that
+sampling takes about as long as an update, and then the modes take turns, --steps steps each.
 """
 
 from __future__ import annotations
@@ -77,24 +78,33 @@ def measure(folder: Path, console: rich.console.Console) -> dict:
     if not half:
         raise SystemExit(f"async needs 2 devices or more, found {len(jax.devices())}")
     everything = bench_model.all_devices()
-    learner, actor = (make_mesh(MeshConfig(half, 1), jax.devices()[at : at + half]) for at in (0, half))
+    learner, actor = (
+        make_mesh(MeshConfig(half, 1), jax.devices()[at : at + half]) for at in (0, half)
+    )
     found = {
         "shared": arrange(folder / "shared", console, everything, everything),
         "apart": arrange(folder / "apart", console, learner, actor),
     }
     config = bench_model.model_config()
-    return dict(hardware=hardware(), model=flags.FLAGS.model, dtype=config.dtype, arrangements=found)
+    return dict(
+        hardware=hardware(), model=flags.FLAGS.model, dtype=config.dtype, arrangements=found
+    )
 
 
 def arrange(folder: Path, console: rich.console.Console, mesh: Mesh, sampling_mesh: Mesh) -> dict:
     """Seconds per step of both modes on these devices, and how idle the halves were."""
-    options, config = flags.FLAGS, bench_model.model_config()
+    options = flags.FLAGS
+    config = bench_model.model_config()
     after = TURNS * (MESSAGE + ANSWER)
-    engine = bench_model.engine_config(GROUPS * SAMPLES, GROUPS, PROMPT, after, sampling_mesh.size, config.dtype)
+    engine = bench_model.engine_config(
+        GROUPS * SAMPLES, GROUPS, PROMPT, after, sampling_mesh.size, config.dtype
+    )
     # answers come one by one: a dispatch for few of them must not take as long as one for all
     engine = dataclasses.replace(engine, decode_steps=MESSAGE, answer_rows=16)
     parts = Parts(
-        scheduler=bench_model.make_scheduler(config, engine, sampling_mesh, workers=GROUPS * SAMPLES),
+        scheduler=bench_model.make_scheduler(
+            config, engine, sampling_mesh, workers=GROUPS * SAMPLES
+        ),
         update=make_update(bench_model.LOSS, bench_model.OPTIMIZER, 1),
         packing=PackConfig(GROUPS, PROMPT + SAMPLES * after, SAMPLES * TURNS * MESSAGE, 1, False),
         tasks=prompts(64, PROMPT, config.vocab_size, options.seed),
@@ -106,41 +116,63 @@ def arrange(folder: Path, console: rich.console.Console, mesh: Mesh, sampling_me
     sampling, update = (min(warm[name][options.warmup :]) for name in ("sample", "update"))
     wait = max(0.0, (update - sampling) / TURNS)
     console.print(
-        f"{folder.name}: sampling {sampling:.2f} s without tools, update {update:.2f} s: tools wait {wait:.3f} s",
+        f"{folder.name}: sampling {sampling:.2f} s without tools, update {update:.2f} s: tools "
+        f"wait {wait:.3f} s",
         style="dim",
     )
     found: dict[str, dict[str, list[float]]] = {mode: {} for mode in MODES}
     for turn in range(options.repeats):
         for mode in MODES:
-            console.print(f"{folder.name}, round {turn + 1} of {options.repeats}: {mode}", style="dim")
+            console.print(
+                f"{folder.name}, round {turn + 1} of {options.repeats}: {mode}", style="dim"
+            )
             steps = play(folder / f"{mode}_{turn}", mode, options.steps + options.warmup, wait)
             for name, values in steps.items():
                 found[mode].setdefault(name, []).extend(values[options.warmup :])
     parts.scheduler.close()
-    modes = {mode: {name: statistics.median(values) for name, values in steps.items()} for mode, steps in found.items()}
+    modes = {
+        mode: {name: statistics.median(values) for name, values in steps.items()}
+        for mode, steps in found.items()
+    }
     spread = {mode: [min(steps["step"]), max(steps["step"])] for mode, steps in found.items()}
     speedup = round(modes["sync"]["step"] / modes["one_step"]["step"], 3)
     return dict(tool_wait_s=round(wait, 4), modes=modes, spread=spread, speedup=speedup)
 
 
-def _play(parts: Parts, config, folder: Path, mode: str, steps: int, wait: float) -> dict[str, list[float]]:
-    """Trains from the start; per step, seconds in all, sampling (waiting for it), updating, and idle shares."""
+def _play(
+    parts: Parts, config, folder: Path, mode: str, steps: int, wait: float
+) -> dict[str, list[float]]:
+    """Trains from the start; per step, seconds in all, sampling (waiting for it), updating, and
+    idle shares.
+    """
     bound = MODES[mode]
-    asynchrony = AsynchronyConfig(mode, bound, False, _WORK, WeightsConfig(full_every=1, keep=2, deadline_s=60.0))
+    asynchrony = AsynchronyConfig(
+        mode, bound, False, _WORK, WeightsConfig(full_every=1, keep=2, deadline_s=60.0)
+    )
     folder.mkdir(parents=True)
-    store, own = GroupStore(folder, "learner"), GroupStore(folder, "actor")
-    weights = _weights(folder, asynchrony, sampling_model(config, config.dtype, parts.sampling_mesh))
-    episode = functools.partial(FixedEpisode, message=MESSAGE, turns=TURNS, answer=ANSWER, tool_s=_tool(wait))
+    store = GroupStore(folder, "learner")
+    own = GroupStore(folder, "actor")
+    weights = _weights(
+        folder, asynchrony, sampling_model(config, config.dtype, parts.sampling_mesh)
+    )
+    episode = functools.partial(
+        FixedEpisode, message=MESSAGE, turns=TURNS, answer=ANSWER, tool_s=_tool(wait)
+    )
     actor = Actor(parts.scheduler, own, Work(own, _WORK), weights, parts.tasks, episode, asynchrony)
-    deadline, stop = _WORK.deadline_s, StopRequest()
+    deadline = _WORK.deadline_s
+    stop = StopRequest()
     supply = InThread(store, actor, deadline, stop) if bound else InTurn(store, actor, deadline)
     pool = TaskPool(len(parts.tasks), flags.FLAGS.seed, None, None)
     counts = dict(steps=steps, next_step=0, tasks_per_step=GROUPS, group_size=SAMPLES, samples=0)
     schedule = Schedule(asynchrony, store, pool, **counts, seed=flags.FLAGS.seed)
     rows = NamedSharding(parts.mesh, P("data"))
-    taken: dict[str, list[float]] = {name: [] for name in ("step", "sample", "update", "learner_idle", "actor_idle")}
+    taken: dict[str, list[float]] = {
+        name: [] for name in ("step", "sample", "update", "learner_idle", "actor_idle")
+    }
     with jax.set_mesh(parts.mesh), supply, contextlib.closing(weights):
-        state = init_state(bench_model.random_model(config, parts.mesh, flags.FLAGS.seed), bench_model.OPTIMIZER)
+        state = init_state(
+            bench_model.random_model(config, parts.mesh, flags.FLAGS.seed), bench_model.OPTIMIZER
+        )
         weights.publish(0, state.model)
         for step in range(steps):
             begin = time.perf_counter()
@@ -155,13 +187,20 @@ def _play(parts: Parts, config, folder: Path, mode: str, steps: int, wait: float
             version = weights.publish(step + 1, state.model)
             store.consume(step, records, version=step, weights=version.checksum)
             done = time.perf_counter()
-            values = (done - begin, sampled - begin, done - sampled, (sampled - begin) / (done - begin))
+            values = (
+                done - begin,
+                sampled - begin,
+                done - sampled,
+                (sampled - begin) / (done - begin),
+            )
             for name, value in zip(taken, (*values, supply.take_stats().idle_share), strict=True):
                 taken[name].append(value)
     return taken
 
 
-def _weights(folder: Path, asynchrony: AsynchronyConfig, abstract: Transformer) -> LocalWeights | BackedWeights:
+def _weights(
+    folder: Path, asynchrony: AsynchronyConfig, abstract: Transformer
+) -> LocalWeights | BackedWeights:
     """As in training: ahead of the learner every version is stored too."""
     local = LocalWeights(abstract, keep=2)
     if asynchrony.mode == "sync":
@@ -184,10 +223,20 @@ def table(report: dict) -> rich.table.Table:
     arrangements = report["arrangements"]
     ahead = ", ".join(f"{found['speedup']:.2f} {name}" for name, found in arrangements.items())
     view = rich.table.Table(
-        title=f"{GROUPS} x {SAMPLES} episodes of {TURNS} turns, {report['model']} in {report['dtype']}",
-        caption=f"one step ahead is this many times as fast as synchronous on the same devices: {ahead}",
+        title=f"{GROUPS} x {SAMPLES} episodes of {TURNS} turns, {report['model']} in "
+        f"{report['dtype']}",
+        caption="one step ahead is this many times as fast as synchronous on the same devices: "
+        f"{ahead}",
     )
-    columns = ("devices", "tools wait, s", "mode", "seconds a step [range]", "for groups", "update", "learner idle")
+    columns = (
+        "devices",
+        "tools wait, s",
+        "mode",
+        "seconds a step [range]",
+        "for groups",
+        "update",
+        "learner idle",
+    )
     for name in (*columns, "actor idle"):
         view.add_column(name, justify="right")
     for name, found in arrangements.items():

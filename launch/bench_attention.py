@@ -1,9 +1,11 @@
-"""Attention methods beside ``jax.nn.dot_product_attention``: time, memory and FLOPs, forward and with gradients.
+"""Attention methods beside ``jax.nn.dot_product_attention``: time, memory and FLOPs, forward and
+with gradients.
 
-One sequence of random keys per length, float32 on CPU and bfloat16 elsewhere; heads are split over the devices. NSA and
-MoBA run with the settings of their papers, the window has 512 keys, squid holds 16 documents and a tail of a sixteenth.
-Memory is that of the compiled program: arguments, results and temporaries. FLOPs are those of its matrix products, set
-against the least that the definition needs, with 2 per multiply-add and the backward pass at 2.5 times the forward.
+One sequence of random keys per length, float32 on CPU and bfloat16 elsewhere; heads are split over
+the devices. NSA and MoBA run with the settings of their papers, the window has 512 keys, squid
+holds 16 documents and a tail of a sixteenth. Memory is that of the compiled program: arguments,
+results and temporaries. FLOPs are those of its matrix products, set against the least that the
+definition needs, with 2 per multiply-add and the backward pass at 2.5 times the forward.
 """
 
 from __future__ import annotations
@@ -38,13 +40,15 @@ flags.DEFINE_list("contenders", [], "Which to run; all when empty.")
 
 DOCUMENTS = 16
 PEER = "jax.nn"
-# Of the free memory, what a program may need: the allocator holds on to freed pieces, and takes up to as much again.
+# Of the free memory, what a program may need: the allocator holds on to freed pieces, and takes up
+# to as much again.
 SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A way to attend: ``run(q, k, v, ...) -> out`` and its arguments; least: FLOPs of its definition, forward.
+    """A way to attend: ``run(q, k, v, ...) -> out`` and its arguments; least: FLOPs of its
+    definition, forward.
 
     trips: of a loop whose trip count depends on data, how many it makes on average.
     """
@@ -59,7 +63,8 @@ class Contender:
 def main() -> None:
     options = flags.FLAGS
     tensor = max(n for n in range(1, len(jax.devices()) + 1) if options.kv_heads % n == 0)
-    mesh, console = make_mesh(MeshConfig(data=1, tensor=tensor)), rich.console.Console(width=150)
+    mesh = make_mesh(MeshConfig(data=1, tensor=tensor))
+    console = rich.console.Console(width=150)
     rows = []
     with jax.set_mesh(mesh):
         for length in map(int, options.lengths):
@@ -70,27 +75,47 @@ def main() -> None:
                 for gradients in (False, True):
                     rows.append(measure(contender, length, gradients, options.repeats, tensor))
                     # a program that takes all memory ends the process
-                    save(dict(hardware=hardware(), heads=options.heads, kv_heads=options.kv_heads, rows=rows))
+                    save(
+                        dict(
+                            hardware=hardware(),
+                            heads=options.heads,
+                            kv_heads=options.kv_heads,
+                            rows=rows,
+                        )
+                    )
     console.print(table(rows))
 
 
 def contenders(length: int, options) -> Iterator[Contender]:
     """The methods and the peer on one sequence of ``length`` tokens."""
-    n, kv, h = options.heads, options.kv_heads, options.head_dim
+    n = options.heads
+    kv = options.kv_heads
+    h = options.head_dim
     keys = jax.random.split(jax.random.key(length), 10)
     dtype = jnp.float32 if options.device == "cpu" else jnp.bfloat16
     q = jax.random.normal(keys[0], (1, length, n, h), dtype)
     k, v = (jax.random.normal(key, (1, length, kv, h), dtype) for key in keys[1:3])
-    per_pair, slots = 4.0 * n * h, np.arange(length)
+    per_pair = 4.0 * n * h
+    slots = np.arange(length)
     dense = per_pair * length * (length + 1) / 2
     heads = ("batch", None, "heads", None)
-    peer = per_shard(functools.partial(jax.nn.dot_product_attention, is_causal=True), (heads,) * 3, heads)
+    peer = per_shard(
+        functools.partial(jax.nn.dot_product_attention, is_causal=True), (heads,) * 3, heads
+    )
     yield Contender(PEER, peer, (q, k, v), dense)
 
-    def ours(name: str, method: Method, tokens: Tokens, least: float, extra: tuple = ()) -> Contender:
+    def ours(
+        name: str, method: Method, tokens: Tokens, least: float, extra: tuple = ()
+    ) -> Contender:
         """extra: of NSA, its compressed and window keys and values, and its gates."""
         seen = view((method,), tokens)
-        return Contender(name, _sharded(method, seen), (q, k, v, *extra), least, attention_trips((method,), tokens))
+        return Contender(
+            name,
+            _sharded(method, seen),
+            (q, k, v, *extra),
+            least,
+            attention_trips((method,), tokens),
+        )
 
     single = sequences(jnp.array([length]), length)
     yield ours("dense", Dense(), single, dense)
@@ -118,11 +143,14 @@ def contenders(length: int, options) -> Iterator[Contender]:
 
 
 def _sharded(method: Method, seen: View) -> Callable:
-    heads, rows = ("batch", None, "heads", None), ("batch",)
+    heads = ("batch", None, "heads", None)
+    rows = ("batch",)
 
     def run(q, k, v, ck=None, cv=None, wk=None, wv=None, gates=None):
         if gates is None:
-            mapped = per_shard(lambda q, keys, seen: attend(method, q, keys, seen), (heads, heads, rows), heads)
+            mapped = per_shard(
+                lambda q, keys, seen: attend(method, q, keys, seen), (heads, heads, rows), heads
+            )
             return mapped(q, KeyValues((k, v)), seen)
         mapped = per_shard(lambda *xs: attend(method, *xs), (heads, heads, rows, heads), heads)
         return mapped(q, KeyValues((k, v), (ck, cv), (wk, wv)), seen, gates)
@@ -134,19 +162,29 @@ def measure(contender: Contender, length: int, gradients: bool, repeats: int, de
     """Seconds, bytes and FLOPs of the forward pass, or of it and the gradients of all arguments."""
 
     def both(*arguments):
-        return jax.grad(lambda *x: jnp.sum(contender.run(*x).astype(jnp.float32)), range(len(arguments)))(*arguments)
+        return jax.grad(
+            lambda *x: jnp.sum(contender.run(*x).astype(jnp.float32)), range(len(arguments))
+        )(*arguments)
 
     row = dict(
-        contender=contender.name, tokens=length, gradients=gradients, least=contender.least * (1 + 2.5 * gradients)
+        contender=contender.name,
+        tokens=length,
+        gradients=gradients,
+        least=contender.least * (1 + 2.5 * gradients),
     )
     compiled = jax.jit(both if gradients else contender.run).lower(*contender.arguments).compile()
     memory = compiled.memory_analysis()
-    row["bytes"] = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    row["bytes"] = (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    )
     row["bytes"] *= devices
     row["flops"] = matmul_flops(compiled.as_text(), contender.trips) * devices
     free = available_memory()
     if jax.default_backend() == "cpu" and row["bytes"] > SHARE * free:
-        return row | dict(error=f"needs {row['bytes'] / 2**30:.0f} GiB and as much again, {free / 2**30:.0f} are free")
+        return row | dict(
+            error=f"needs {row['bytes'] / 2**30:.0f} GiB and as much again, {free / 2**30:.0f} are "
+            "free"
+        )
     seconds = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -163,7 +201,9 @@ def available_memory() -> int:
 
 
 def table(rows: list[dict]) -> rich.table.Table:
-    """One line per program, with its speed against the peer and against our dense attention at the same length."""
+    """One line per program, with its speed against the peer and against our dense attention at the
+    same length.
+    """
     view = rich.table.Table()
     for name in (
         "tokens",
@@ -177,14 +217,20 @@ def table(rows: list[dict]) -> rich.table.Table:
         "of least",
     ):
         view.add_column(name, justify="left" if name in ("contender", "pass") else "right")
-    times = {(row["contender"], row["tokens"], row["gradients"]): row.get("seconds") for row in rows}
+    times = {
+        (row["contender"], row["tokens"], row["gradients"]): row.get("seconds") for row in rows
+    }
     for row in rows:
         ratios = []
         for other in (PEER, "dense"):
             reference = times.get((other, row["tokens"], row["gradients"]))
-            ratios.append(f"{reference / row['seconds']:.2f}" if reference and "seconds" in row else "-")
+            ratios.append(
+                f"{reference / row['seconds']:.2f}" if reference and "seconds" in row else "-"
+            )
         spread = (
-            f"{row['seconds']:.3f} [{row['fastest']:.3f}, {row['slowest']:.3f}]" if "seconds" in row else row["error"]
+            f"{row['seconds']:.3f} [{row['fastest']:.3f}, {row['slowest']:.3f}]"
+            if "seconds" in row
+            else row["error"]
         )
         view.add_row(
             str(row["tokens"]),

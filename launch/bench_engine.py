@@ -1,8 +1,10 @@
-"""The inference engine alone: decoding against the bound that reading memory sets, and what sharing prefixes gains.
+"""The inference engine alone: decoding against the bound that reading memory sets, and what sharing
+prefixes gains.
 
-Every decode step reads all parameters once and the keys of every row; the bound is the rows times the rate at which all
-devices read memory, measured in the same process, over those bytes. Sharing: 8 prompts of --prompt tokens with 8
-samples each, against the same number of episodes that share no prompt.
+Every decode step reads all parameters once and the keys of every row; the bound is the rows times
+the rate at which all devices read memory, measured in the same process, over those bytes. Sharing:
+8 prompts of --prompt tokens with 8 samples each, against the same number of episodes that share no
+prompt.
 """
 
 from __future__ import annotations
@@ -22,15 +24,19 @@ from models.sharding import MeshConfig, make_mesh
 from models.transformer import cast, parameter_count
 
 flags.DEFINE_list("batches", ["1", "8", "64"], "Rows decoded together, of engine.")
-flags.DEFINE_integer("prompt", 1024, "Tokens of a prompt whose sharing is measured, of engine.", lower_bound=2)
+flags.DEFINE_integer(
+    "prompt", 1024, "Tokens of a prompt whose sharing is measured, of engine.", lower_bound=2
+)
 flags.DEFINE_integer("completion", 64, "Tokens decoded a row, of engine.", lower_bound=1)
 
 GROUPS, SAMPLES = 8, 8
 
 
 def main() -> None:
-    options, console = flags.FLAGS, rich.console.Console(width=120)
-    mesh, config = bench_model.all_devices(), bench_model.model_config()
+    options = flags.FLAGS
+    console = rich.console.Console(width=120)
+    mesh = bench_model.all_devices()
+    config = bench_model.model_config()
     rate = bench_model.memory_rate(mesh)
     report = dict(
         hardware=hardware(),
@@ -46,18 +52,29 @@ def main() -> None:
 
 
 def decode(config, batch: int, rate: float, prompt: int = 32) -> dict:
-    """Tokens per second of ``batch`` rows with short prompts, on as many devices as there are rows for."""
+    """Tokens per second of ``batch`` rows with short prompts, on as many devices as there are rows
+    for.
+    """
     options = flags.FLAGS
     devices = min(batch, len(jax.devices()))
     mesh = make_mesh(MeshConfig(data=devices, tensor=1))
-    engine = bench_model.engine_config(batch, batch, prompt, options.completion, devices, config.dtype)
+    engine = bench_model.engine_config(
+        batch, batch, prompt, options.completion, devices, config.dtype
+    )
     scheduler = bench_model.make_scheduler(config, engine, mesh)
     found = _play(scheduler, config, mesh, groups=batch, samples=1, prompt=prompt)
     scheduler.close()
     parameters = parameter_count(config) * jax.numpy.dtype(config.dtype).itemsize
-    keys = 2 * config.num_layers * config.num_kv_heads * config.head_dim * jax.numpy.dtype(config.dtype).itemsize
+    keys = (
+        2
+        * config.num_layers
+        * config.num_kv_heads
+        * config.head_dim
+        * jax.numpy.dtype(config.dtype).itemsize
+    )
     read = batch * (prompt + options.completion / 2) * keys
-    # every device reads all parameters for its own rows; virtual ones share a memory that could be read once
+    # every device reads all parameters for its own rows; virtual ones share a memory that could be
+    # read once
     bound, once = (batch * rate / (read + copies * parameters) for copies in (devices, 1))
     return dict(batch=batch, devices=devices, bound_tokens_per_s=round(bound), **found) | {
         "share_of_bound": round(found["decoded_per_s"] / bound, 3),
@@ -67,24 +84,34 @@ def decode(config, batch: int, rate: float, prompt: int = 32) -> dict:
 
 def sharing(config) -> dict:
     """The same episodes in groups of 8 and alone."""
-    options, mesh = flags.FLAGS, bench_model.all_devices()
+    options = flags.FLAGS
+    mesh = bench_model.all_devices()
     found = {}
     for name, groups, samples in (("groups of 8", GROUPS, SAMPLES), ("alone", GROUPS * SAMPLES, 1)):
         rows = GROUPS * SAMPLES
-        engine = bench_model.engine_config(rows, groups, options.prompt, options.completion, mesh.size, config.dtype)
+        engine = bench_model.engine_config(
+            rows, groups, options.prompt, options.completion, mesh.size, config.dtype
+        )
         scheduler = bench_model.make_scheduler(config, engine, mesh)
-        found[name] = _play(scheduler, config, mesh, groups=groups, samples=samples, prompt=options.prompt)
+        found[name] = _play(
+            scheduler, config, mesh, groups=groups, samples=samples, prompt=options.prompt
+        )
         scheduler.close()
-    shared, alone = found["groups of 8"], found["alone"]
+    shared = found["groups of 8"]
+    alone = found["alone"]
     gain = {
-        f"gain_{part}": round(alone[f"{part}_s"] / shared[f"{part}_s"], 2) for part in ("total", "decode", "prefill")
+        f"gain_{part}": round(alone[f"{part}_s"] / shared[f"{part}_s"], 2)
+        for part in ("total", "decode", "prefill")
     }
     return found | gain | {"gain_kv_bytes": round(alone["kv_mib"] / shared["kv_mib"], 2)}
 
 
 def _play(scheduler, config, mesh, *, groups: int, samples: int, prompt: int) -> dict:
-    """Medians over --repeats rollouts, each with prompts of its own, after one that is not timed."""
-    options, runs = flags.FLAGS, []
+    """Medians over --repeats rollouts, each with prompts of its own, after one that is not
+    timed.
+    """
+    options = flags.FLAGS
+    runs = []
     with jax.set_mesh(mesh):
         model = cast(bench_model.random_model(config, mesh, options.seed), config.dtype)
         for repeat in range(options.repeats + 1):
@@ -105,7 +132,8 @@ def _play(scheduler, config, mesh, *, groups: int, samples: int, prompt: int) ->
     def median(value) -> float:
         return statistics.median(value(took, stats) for took, stats in runs)
 
-    decode_s, prefill_s = median(lambda _, s: s.decode_s), median(lambda _, s: s.prefill_s)
+    decode_s = median(lambda _, s: s.decode_s)
+    prefill_s = median(lambda _, s: s.prefill_s)
     return dict(
         total_s=round(median(lambda took, _: took), 4),
         decode_s=round(decode_s, 4),
@@ -122,14 +150,31 @@ def _play(scheduler, config, mesh, *, groups: int, samples: int, prompt: int) ->
 def decode_table(report: dict) -> rich.table.Table:
     """One line per batch."""
     view = rich.table.Table(
-        title=f"Decoding, {report['model']} in {report['dtype']}, memory read at {report['memory_gb_per_s']} GB/s",
+        title=f"Decoding, {report['model']} in {report['dtype']}, memory read at "
+        f"{report['memory_gb_per_s']} GB/s",
     )
-    for name in ("rows", "devices", "tokens/s", "bound by reading", "share", "if devices read once", "occupancy"):
+    for name in (
+        "rows",
+        "devices",
+        "tokens/s",
+        "bound by reading",
+        "share",
+        "if devices read once",
+        "occupancy",
+    ):
         view.add_column(name, justify="right")
     for row in report["decode"]:
         share = f"{100 * row['share_of_bound']:.0f} %"
-        cells = (row["batch"], row["devices"], f"{row['decoded_per_s']:,}", f"{row['bound_tokens_per_s']:,}", share)
-        view.add_row(*map(str, cells), f"{100 * row['share_if_read_once']:.0f} %", f"{row['occupancy']:.2f}")
+        cells = (
+            row["batch"],
+            row["devices"],
+            f"{row['decoded_per_s']:,}",
+            f"{row['bound_tokens_per_s']:,}",
+            share,
+        )
+        view.add_row(
+            *map(str, cells), f"{100 * row['share_if_read_once']:.0f} %", f"{row['occupancy']:.2f}"
+        )
     return view
 
 
@@ -137,7 +182,16 @@ def sharing_table(report: dict) -> rich.table.Table:
     """Groups against episodes alone."""
     sharing = report["sharing"]
     view = rich.table.Table(title=f"64 episodes behind prompts of {flags.FLAGS.prompt} tokens")
-    for name in ("", "seconds", "decoding", "prefill", "prefilled/s", "decoded/s", "found in cache", "keys, MiB"):
+    for name in (
+        "",
+        "seconds",
+        "decoding",
+        "prefill",
+        "prefilled/s",
+        "decoded/s",
+        "found in cache",
+        "keys, MiB",
+    ):
         view.add_column(name, justify="right")
     for name in ("groups of 8", "alone"):
         row = sharing[name]

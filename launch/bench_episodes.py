@@ -1,4 +1,6 @@
-"""What benches sample instead of real tasks: prompts of random tokens, messages of a fixed length, tools that wait."""
+"""What benches sample instead of real tasks: prompts of random tokens, messages of a fixed length,
+tools that wait.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,19 @@ def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[Task]:
     rng = np.random.default_rng(seed)
     none = Tests()
     return [
-        Task(f"random/{seed}/{i}", (), {}, "", "", (), none, none, {}, meta={"tokens": row.tolist()})
+        Task(
+            f"random/{seed}/{i}", (), {}, "", "", (), none, none, {}, meta={"tokens": row.tolist()}
+        )
         for i, row in enumerate(rng.integers(0, vocab_size, (count, length)))
     ]
 
 
 class FixedEpisode:
-    """Messages of ``message`` tokens each, ``turns`` of them, the reward being the share of even ids sampled.
+    """Messages of ``message`` tokens each, ``turns`` of them, the reward being the share of even
+    ids sampled.
 
-    tool_s: seconds that the tool after a message takes; called for each, None for none. It answers with ``answer``
-    tokens.
+    tool_s: seconds that the tool after a message takes; called for each, None for none. It answers
+    with ``answer`` tokens.
     """
 
     protocol = NoProtocol()
@@ -67,7 +72,10 @@ class FixedEpisode:
     ):
         self.task, self.group, self.index = task, group, index
         self._message, self._turns, self._answer, self._tool_s = message, turns, answer, tool_s
-        self._tokens, self._sampled, self._logprobs, self._versions = [], [], [], []
+        self._tokens = []
+        self._sampled = []
+        self._logprobs = []
+        self._versions = []
         self._messages, self._waited = 0, 0.0
 
     @property
@@ -80,8 +88,12 @@ class FixedEpisode:
         self._add(self.task.meta["tokens"], False)
         return list(self.task.meta["tokens"])
 
-    def step(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> list[int] | None:
-        """Takes a message, lets the tool take its time and returns its answer, or None after the last one."""
+    def step(
+        self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+    ) -> list[int] | None:
+        """Takes a message, lets the tool take its time and returns its answer, or None after the
+        last one.
+        """
         self._add(tokens, True, logprobs, versions)
         if self._tool_s is not None:
             seconds = self._tool_s(self.group, self.index, self._messages)

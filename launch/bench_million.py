@@ -1,12 +1,14 @@
-"""Decoding against a million tokens whose blocks lie on the host and on disk, under a fixed budget on the device.
+"""Decoding against a million tokens whose blocks lie on the host and on disk, under a fixed budget
+on the device.
 
-A small model with random weights, NSA with the paper's settings in every layer. The history is documents of random
-tokens, each encoded alone: in a prefill through all of it every token would read all compressed keys before it, hours
-for a million. The tokens decoded are random too, so that what a query chooses resembles the choice before it no more
-than such a model makes it; its layers choose unlike each other, so nothing is sent ahead unless --prefetch says so.
+A small model with random weights, NSA with the paper's settings in every layer. The history is
+documents of random tokens, each encoded alone: in a prefill through all of it every token would
+read all compressed keys before it, hours for a million. The tokens decoded are random too, so that
+what a query chooses resembles the choice before it no more than such a model makes it; its layers
+choose unlike each other, so nothing is sent ahead unless --prefetch says so.
 
-Disk is read and not the system's copy of it in memory, which is freed before decoding starts. A check decodes the same
-tokens with tiers and without, behind a history for which both fit.
+Disk is read and not the system's copy of it in memory, which is freed before decoding starts. A
+check decodes the same tokens with tiers and without, behind a history for which both fit.
 """
 
 from __future__ import annotations
@@ -34,15 +36,23 @@ from models.paged import document_encoder, forward, model_cache
 from models.tiered import TieredModel
 from models.transformer import ModelConfig, Transformer
 
-flags.DEFINE_integer("tokens", 1_000_000, "Tokens of the history, a multiple of the block of 64.", lower_bound=64)
+flags.DEFINE_integer(
+    "tokens", 1_000_000, "Tokens of the history, a multiple of the block of 64.", lower_bound=64
+)
 flags.DEFINE_integer("document", 8_000, "Tokens of a document, likewise.", lower_bound=64)
 flags.DEFINE_integer("device_mib", 64, "Budget of the cache on the device.")
 flags.DEFINE_integer("host_mib", 128, "Budget of the blocks in host memory; the rest are on disk.")
 flags.DEFINE_integer("decode", 256, "Tokens decoded and timed.", lower_bound=1)
-flags.DEFINE_integer("prefetch", 0, "Blocks on their way that a layer may not choose.", lower_bound=0)
+flags.DEFINE_integer(
+    "prefetch", 0, "Blocks on their way that a layer may not choose.", lower_bound=0
+)
 flags.DEFINE_integer("disk_workers", 4, "Threads that read from disk.", lower_bound=1)
-flags.DEFINE_integer("check_tokens", 8192, "Tokens of the history of the check, likewise.", lower_bound=256)
-flags.DEFINE_integer("check_device_mib", 2, "Budget of its cache on the device; the host has half of its blocks.")
+flags.DEFINE_integer(
+    "check_tokens", 8192, "Tokens of the history of the check, likewise.", lower_bound=256
+)
+flags.DEFINE_integer(
+    "check_device_mib", 2, "Budget of its cache on the device; the host has half of its blocks."
+)
 
 CONFIG = ModelConfig(
     vocab_size=4096,
@@ -58,17 +68,24 @@ CONFIG = ModelConfig(
     qk_norm=True,
     attention=(NSA(),),
 )
-BLOCK, MIB = CONFIG.attention[0].block, 2**20
+BLOCK = CONFIG.attention[0].block
+MIB = 2**20
 BLOCK_BYTES = 2 * BLOCK * CONFIG.num_kv_heads * CONFIG.head_dim * 4
-# Tokens decoded before the clock starts: by then every program has run, that of a block that is complete too.
+# Tokens decoded before the clock starts: by then every program has run, that of a block that is
+# complete too.
 WARM_UP = BLOCK + 1
 # Tokens decoded in the check, and its documents.
 CHECKED, CHECK_DOCUMENTS = 64, 4
 
 
 def main() -> None:
-    options, console = flags.FLAGS, rich.console.Console(width=110)
-    for name, multiple in (("tokens", BLOCK), ("document", BLOCK), ("check_tokens", BLOCK * CHECK_DOCUMENTS)):
+    options = flags.FLAGS
+    console = rich.console.Console(width=110)
+    for name, multiple in (
+        ("tokens", BLOCK),
+        ("document", BLOCK),
+        ("check_tokens", BLOCK * CHECK_DOCUMENTS),
+    ):
         if options[name].value % multiple:
             raise SystemExit(f"--{name}={options[name].value} must be a multiple of {multiple}")
     with scratch("million_") as folder:
@@ -88,7 +105,9 @@ def measure(options, folder: Path, console: rich.console.Console) -> dict[str, d
     memory = dict(python_and_jax=resident()[0])
     jax.block_until_ready(encode(history[: options.document].tolist()).layers)
     memory["before_the_cache"] = resident()[0]
-    with _tiered(model, folder, pages, options.device_mib * MIB, options.host_mib * MIB, options) as tiered:
+    with _tiered(
+        model, folder, pages, options.device_mib * MIB, options.host_mib * MIB, options
+    ) as tiered:
         with _peak(memory, "most_while_filling"):
             filling = fill(tiered, encode, history, options.document, console)
         decode(tiered, decoded[:WARM_UP], len(history))
@@ -97,7 +116,12 @@ def measure(options, folder: Path, console: rich.console.Console) -> dict[str, d
             _, seconds = decode(tiered, decoded[WARM_UP:], len(history) + WARM_UP)
         after = tiered.cache.metrics()
     console.print("the check", style="dim")
-    setting = dict(tokens=options.tokens, document=options.document, seed=options.seed, prefetch=options.prefetch)
+    setting = dict(
+        tokens=options.tokens,
+        document=options.document,
+        seed=options.seed,
+        prefetch=options.prefetch,
+    )
     return dict(
         run=dict(hardware=hardware(), **setting),
         bytes=dict(
@@ -116,7 +140,9 @@ def measure(options, folder: Path, console: rich.console.Console) -> dict[str, d
     )
 
 
-def fill(tiered: TieredModel, encode: Callable, history: np.ndarray, size: int, console) -> dict[str, float]:
+def fill(
+    tiered: TieredModel, encode: Callable, history: np.ndarray, size: int, console
+) -> dict[str, float]:
     """Encodes the history document by document into the cache; the seconds that its parts took."""
     seconds = dict(encode=0.0, load=0.0)
     columns = (
@@ -143,16 +169,21 @@ def fill(tiered: TieredModel, encode: Callable, history: np.ndarray, size: int, 
 
 def decode(tiered: TieredModel, tokens: np.ndarray, place: int) -> tuple[np.ndarray, list[float]]:
     """Tokens one by one from a place on: (hidden states, seconds of each)."""
-    outs, seconds = [], []
+    outs = []
+    seconds = []
     for number, token in enumerate(tokens):
         start = time.perf_counter()
-        hidden = tiered.forward(np.array([[token]], np.int32), np.array([[place + number]], np.int32))
+        hidden = tiered.forward(
+            np.array([[token]], np.int32), np.array([[place + number]], np.int32)
+        )
         outs.append(np.asarray(hidden)[0, 0])
         seconds.append(time.perf_counter() - start)
     return np.stack(outs), seconds
 
 
-def per_token(seconds: list[float], before: dict[str, int], after: dict[str, int]) -> dict[str, float]:
+def per_token(
+    seconds: list[float], before: dict[str, int], after: dict[str, int]
+) -> dict[str, float]:
     """What a decoded token took, moved and found."""
     gained = {name.removeprefix("tiers/"): after[name] - before[name] for name in after}
     tenth, median, most = np.quantile(seconds, (0.1, 0.5, 0.9))
@@ -173,9 +204,12 @@ def per_token(seconds: list[float], before: dict[str, int], after: dict[str, int
 def check(model: Transformer, encode: Callable, folder: Path, options) -> dict[str, float]:
     """The same tokens decoded behind the same documents, with tiers and without."""
     rng = np.random.default_rng(options.seed + 1)
-    history = rng.integers(0, CONFIG.vocab_size, (CHECK_DOCUMENTS, options.check_tokens // CHECK_DOCUMENTS))
+    history = rng.integers(
+        0, CONFIG.vocab_size, (CHECK_DOCUMENTS, options.check_tokens // CHECK_DOCUMENTS)
+    )
     tokens = rng.integers(0, CONFIG.vocab_size, CHECKED)
-    encoded, tail = [encode(document.tolist()) for document in history], -(-CHECKED // BLOCK)
+    encoded = [encode(document.tolist()) for document in history]
+    tail = -(-CHECKED // BLOCK)
     pages = sum(document.num_pages for document in encoded) + tail
     host = pages * CONFIG.num_layers * BLOCK_BYTES // 2
     with _tiered(model, folder, pages, options.check_device_mib * MIB, host, options) as tiered:
@@ -184,14 +218,19 @@ def check(model: Transformer, encode: Callable, folder: Path, options) -> dict[s
         found, _ = decode(tiered, tokens, history.size)
         read = tiered.cache.metrics()["tiers/from_disk_bytes"]
     allocator = PageAllocator(pages, BLOCK)
-    cache, assembly = assemble(model_cache(CONFIG, pages, rotated=False), allocator, encoded, tail_pages=tail)
-    step, wanted = jax.jit(forward, donate_argnums=1), []
+    cache, assembly = assemble(
+        model_cache(CONFIG, pages, rotated=False), allocator, encoded, tail_pages=tail
+    )
+    step = jax.jit(forward, donate_argnums=1)
+    wanted = []
     for number, token in enumerate(tokens):
         view = document_pages([assembly], [number + 1], pages)
         places = jnp.array([[history.size + number]])
         hidden, cache = step(model, cache, jnp.array([[token]]), places, view)
         wanted.append(np.asarray(hidden)[0, 0])
-    best, best_wanted = (np.argmax(model.logits(jnp.asarray(x)), axis=-1) for x in (found, np.stack(wanted)))
+    best, best_wanted = (
+        np.argmax(model.logits(jnp.asarray(x)), axis=-1) for x in (found, np.stack(wanted))
+    )
     return dict(
         tokens=history.size,
         decoded=CHECKED,
@@ -204,9 +243,14 @@ def check(model: Transformer, encode: Callable, folder: Path, options) -> dict[s
 
 def table(report: dict[str, dict]) -> rich.table.Table:
     """The report for people."""
-    run, size, memory, filling = (report[name] for name in ("run", "bytes", "resident_mib", "filling"))
-    decoding, check = report["decoding"], report["check"]
-    view = rich.table.Table(title=f"{run['tokens']:,} tokens in documents of {run['document']:,}", show_header=False)
+    run, size, memory, filling = (
+        report[name] for name in ("run", "bytes", "resident_mib", "filling")
+    )
+    decoding = report["decoding"]
+    check = report["check"]
+    view = rich.table.Table(
+        title=f"{run['tokens']:,} tokens in documents of {run['document']:,}", show_header=False
+    )
     rows = {
         "a cache without tiers would take": f"{size['untiered'] / MIB:,.0f} MiB",
         "blocks of the history": f"{size['history'] / MIB:,.0f} MiB",
@@ -219,7 +263,8 @@ def table(report: dict[str, dict]) -> rich.table.Table:
         "process: most while decoding": f"{memory['most_while_decoding']:,.0f} MiB resident",
         "filling": ", ".join(f"{name} {value:,.1f} s" for name, value in filling.items()),
         "decoding": f"{decoding['tokens_per_s']:.1f} tokens/s, median; a tenth slower than "
-        f"{decoding['slow_tokens_per_s']:.1f}, a tenth faster than {decoding['fast_tokens_per_s']:.1f}",
+        f"{decoding['slow_tokens_per_s']:.1f}, a tenth faster than "
+        f"{decoding['fast_tokens_per_s']:.1f}",
         "programs compiled meanwhile": f"{decoding['compilations']}",
         "to the device, per token": f"{decoding['to_device_bytes'] / 1024:,.0f} KiB",
         "from disk, per token": f"{decoding['from_disk_bytes'] / 1024:,.0f} KiB",
@@ -235,16 +280,23 @@ def table(report: dict[str, dict]) -> rich.table.Table:
 
 
 @contextlib.contextmanager
-def _tiered(model, folder: Path, pages: int, device: int, host: int, options) -> Iterator[TieredModel]:
+def _tiered(
+    model, folder: Path, pages: int, device: int, host: int, options
+) -> Iterator[TieredModel]:
     sizes = dict(rows=1, pages=pages, chunk=1, device_bytes=device, host_bytes=host)
     try:
-        tiered = TieredModel(model, folder, **sizes, prefetch=options.prefetch, workers=options.disk_workers)
+        tiered = TieredModel(
+            model, folder, **sizes, prefetch=options.prefetch, workers=options.disk_workers
+        )
     except ValueError as error:  # of a budget that is too small
         raise SystemExit(str(error)) from error
     needed = CONFIG.attention[0].picks * CONFIG.num_kv_heads
     try:
         if tiered.cache.slots < needed:
-            raise SystemExit(f"{device} bytes on the device hold {tiered.cache.slots} blocks, a token needs {needed}")
+            raise SystemExit(
+                f"{device} bytes on the device hold {tiered.cache.slots} blocks, a token needs "
+                f"{needed}"
+            )
         yield tiered
     finally:
         tiered.cache.close()

@@ -1,4 +1,6 @@
-"""What the benches of the whole system share: the model, how it is sampled and trained, and the machine's own rates."""
+"""What the benches of the whole system share: the model, how it is sampled and trained, and the
+machine's own rates.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,22 @@ from rl_code.rollout.scheduler import Scheduler
 
 SMALL = "small"
 flags.DEFINE_enum(
-    "model", SMALL, [SMALL, *PRESETS], "Architecture, with random weights; of rl_step, async, overlap and engine."
+    "model",
+    SMALL,
+    [SMALL, *PRESETS],
+    "Architecture, with random weights; of rl_step, async, overlap and engine.",
 )
 flags.DEFINE_string(
-    "dtype", "float32", "Of computation, sampling weights and keys; of rl_step, async, overlap and engine."
+    "dtype",
+    "float32",
+    "Of computation, sampling weights and keys; of rl_step, async, overlap and engine.",
 )
-flags.DEFINE_integer("steps", 5, "Timed training steps; of rl_step, async and overlap.", lower_bound=1)
-flags.DEFINE_integer("warmup", 2, "Steps before them, in which programs are compiled.", lower_bound=1)
+flags.DEFINE_integer(
+    "steps", 5, "Timed training steps; of rl_step, async and overlap.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "warmup", 2, "Steps before them, in which programs are compiled.", lower_bound=1
+)
 
 # A Qwen2 architecture of 5.6 M parameters.
 _SMALL = ModelConfig(
@@ -92,17 +103,25 @@ def random_model(config: ModelConfig, mesh: Mesh, seed: int) -> Transformer:
     return jax.jit(lambda: Transformer(config, nnx.Rngs(seed)), out_shardings=shardings)()
 
 
-def engine_config(rows: int, groups: int, prompt: int, after: int, shards: int, dtype: str) -> EngineConfig:
-    """Shapes that let ``rows`` episodes of ``groups`` prompts decode together, ``after`` tokens each.
+def engine_config(
+    rows: int, groups: int, prompt: int, after: int, shards: int, dtype: str
+) -> EngineConfig:
+    """Shapes that let ``rows`` episodes of ``groups`` prompts decode together, ``after`` tokens
+    each.
 
     rows and groups are of all shards.
     """
-    page, rows, groups = 32, -(-rows // shards), -(-groups // shards)
+    page = 32
+    rows = -(-rows // shards)
+    groups = -(-groups // shards)
     return EngineConfig(
         slots=rows,
         episodes=rows,
         page=page,
-        pages=groups * (-(-prompt // page) + 1) + rows * (-(-after // page) + 3) + -(-(prompt + after) // page) + 1,
+        pages=groups * (-(-prompt // page) + 1)
+        + rows * (-(-after // page) + 3)
+        + -(-(prompt + after) // page)
+        + 1,
         prefill_rows=min(max(2, groups), 16),
         prefill_tokens=min(prompt, 256),
         prompt_length=prompt,
@@ -115,7 +134,9 @@ def engine_config(rows: int, groups: int, prompt: int, after: int, shards: int, 
     )
 
 
-def make_scheduler(config: ModelConfig, engine: EngineConfig, mesh: Mesh, workers: int = 2) -> Scheduler:
+def make_scheduler(
+    config: ModelConfig, engine: EngineConfig, mesh: Mesh, workers: int = 2
+) -> Scheduler:
     """Samples at temperature 1; nothing ends a message but its length."""
     sampled = dataclasses.replace(config, param_dtype=config.dtype)
     made = Engine(sampled, engine, SamplingConfig(1.0, 0, 1.0), STOP_IDS, mesh)
@@ -123,16 +144,26 @@ def make_scheduler(config: ModelConfig, engine: EngineConfig, mesh: Mesh, worker
 
 
 def matmul_rate(mesh: Mesh, dtype: str, size: int = 2048) -> float:
-    """Floating-point operations per second of a product of ``size`` squared matrices on every device at once."""
+    """Floating-point operations per second of a product of ``size`` squared matrices on every
+    device at once.
+    """
     a = jax.device_put(np.ones((mesh.size, size, size), dtype), NamedSharding(mesh, P("data")))
-    product = jax.jit(jax.shard_map(lambda x: x @ x, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
+    product = jax.jit(
+        jax.shard_map(lambda x: x @ x, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    )
     return 2.0 * mesh.size * size**3 / _fastest(product, a)
 
 
 def memory_rate(mesh: Mesh, mib: int = 256) -> float:
     """Bytes per second that all devices read at once, each ``mib`` MiB."""
-    a = jax.device_put(np.ones((mesh.size, mib * 2**18), np.float32), NamedSharding(mesh, P("data")))
-    total = jax.jit(jax.shard_map(lambda x: jnp.sum(x, axis=1), mesh=mesh, in_specs=P("data"), out_specs=P("data")))
+    a = jax.device_put(
+        np.ones((mesh.size, mib * 2**18), np.float32), NamedSharding(mesh, P("data"))
+    )
+    total = jax.jit(
+        jax.shard_map(
+            lambda x: jnp.sum(x, axis=1), mesh=mesh, in_specs=P("data"), out_specs=P("data")
+        )
+    )
     return a.nbytes / _fastest(total, a)
 
 

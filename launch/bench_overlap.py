@@ -1,9 +1,11 @@
-"""What a two-phase update gains: steps with a wait in place of the rollouts, in one phase and in two.
+"""What a two-phase update gains: steps with a wait in place of the rollouts, in one phase and in
+two.
 
-In one phase nothing can begin before the rollouts are there; in two the prompts are computed while they go on. The wait
-sleeps, as for tools, tests or samplers on other devices; rollouts on the learner's own cores would compete with it. The
-groups are those of rl_step's --workload. Once more with rematerialisation, which keeps less between the phases. A
-profile of one step of each kind says how much of the wait the devices worked; --trace keeps it, for XProf or Perfetto.
+In one phase nothing can begin before the rollouts are there; in two the prompts are computed while
+they go on. The wait sleeps, as for tools, tests or samplers on other devices; rollouts on the
+learner's own cores would compete with it. The groups are those of rl_step's --workload. Once more
+with rematerialisation, which keeps less between the phases. A profile of one step of each kind says
+how much of the wait the devices worked; --trace keeps it, for XProf or Perfetto.
 """
 
 from __future__ import annotations
@@ -41,15 +43,23 @@ flags.DEFINE_string("trace", None, "Folder for the profile of overlap.")
 
 KINDS = ("one phase", "two phases")
 RESIDUALS = {"everything kept": False, "rematerialised": True}  # whether layers are computed again
-flags.DEFINE_multi_enum("residuals", list(RESIDUALS), list(RESIDUALS), "What overlap keeps between the phases.")
+flags.DEFINE_multi_enum(
+    "residuals", list(RESIDUALS), list(RESIDUALS), "What overlap keeps between the phases."
+)
 _WAIT = "rollouts"  # the name of the wait in the profile
 
 
 def main() -> None:
-    options, console = flags.FLAGS, rich.console.Console(width=120)
-    report = dict(hardware=hardware(), workload=options.workload, wait_s=options.wait_s, model=options.model)
+    options = flags.FLAGS
+    console = rich.console.Console(width=120)
+    report = dict(
+        hardware=hardware(), workload=options.workload, wait_s=options.wait_s, model=options.model
+    )
     config = bench_model.model_config()
-    report["rows"] = {name: measure(dataclasses.replace(config, remat=RESIDUALS[name])) for name in options.residuals}
+    report["rows"] = {
+        name: measure(dataclasses.replace(config, remat=RESIDUALS[name]))
+        for name in options.residuals
+    }
     console.print(table(report))
     save(report)
 
@@ -57,10 +67,11 @@ def main() -> None:
 def measure(config: ModelConfig) -> dict[str, float]:
     """Medians over --steps steps of each kind, in turn, after --warmup that are not timed.
 
-    one_phase_s, two_phase_s: wait and update. prompts_s: the first phase alone. residual_mib: kept between the phases.
-    busy_one_phase, busy_two_phases: share of the wait in which a device worked.
+    one_phase_s, two_phase_s: wait and update. prompts_s: the first phase alone. residual_mib: kept
+    between the phases. busy_one_phase, busy_two_phases: share of the wait in which a device worked.
     """
-    options, mesh = flags.FLAGS, bench_model.all_devices()
+    options = flags.FLAGS
+    mesh = bench_model.all_devices()
     prompt, completion = WORKLOADS[options.workload]
     groups = _groups(prompt, completion, config.vocab_size)
     advantages = group_advantages(groups, "grpo", 1e-4)
@@ -69,7 +80,9 @@ def measure(config: ModelConfig) -> dict[str, float]:
     packed = pack_prompts([group.trajectories[0].tokens[:prompt] for group in groups], apart)
     batch, _ = pack(groups, advantages, whole, version=0)
     completions, _ = pack_completions(groups, advantages, packed, apart, version=0)
-    batch, packed, completions = jax.device_put((batch, packed, completions), NamedSharding(mesh, P("data")))
+    batch, packed, completions = jax.device_put(
+        (batch, packed, completions), NamedSharding(mesh, P("data"))
+    )
 
     update = make_update(bench_model.LOSS, bench_model.OPTIMIZER, 1)
     prefill, finish = make_two_phase_update(bench_model.LOSS, bench_model.OPTIMIZER, 1)
@@ -85,7 +98,9 @@ def measure(config: ModelConfig) -> dict[str, float]:
 
     seconds: dict[str, list[float]] = {"one_phase_s": [], "two_phases_s": [], "prompts_s": []}
     with jax.set_mesh(mesh):
-        state = init_state(bench_model.random_model(config, mesh, options.seed), bench_model.OPTIMIZER)
+        state = init_state(
+            bench_model.random_model(config, mesh, options.seed), bench_model.OPTIMIZER
+        )
         for step in range(options.warmup + options.steps):
             state, first = _timed(one_phase, state)
             state, second = _timed(two_phases, state)
@@ -99,7 +114,10 @@ def measure(config: ModelConfig) -> dict[str, float]:
         for name, kind in zip(KINDS, (one_phase, two_phases), strict=True):
             state, busy["busy_" + name.replace(" ", "_")] = _profiled(name, kind, state)
     medians = {name: round(statistics.median(values), 3) for name, values in seconds.items()}
-    spread = {f"{name}_range": [round(min(values), 3), round(max(values), 3)] for name, values in seconds.items()}
+    spread = {
+        f"{name}_range": [round(min(values), 3), round(max(values), 3)]
+        for name, values in seconds.items()
+    }
     return medians | spread | busy | {"residual_mib": round(kept, 1)}
 
 
@@ -117,9 +135,12 @@ def _timed(step: Callable[[Any], Any], state: Any) -> tuple[Any, float]:
 
 def _groups(prompt: int, completion: int, vocab: int) -> list[Group]:
     """Random completions of random prompts."""
-    rng, groups = np.random.default_rng(flags.FLAGS.seed), []
+    rng = np.random.default_rng(flags.FLAGS.seed)
+    groups = []
     for number, task in enumerate(prompts(PROMPTS, prompt, vocab, flags.FLAGS.seed)):
-        episodes = [FixedEpisode(task, number, index, message=completion) for index in range(SAMPLES)]
+        episodes = [
+            FixedEpisode(task, number, index, message=completion) for index in range(SAMPLES)
+        ]
         for episode in episodes:
             episode.start()
             logprobs = [-float(np.log(vocab))] * completion
@@ -128,7 +149,7 @@ def _groups(prompt: int, completion: int, vocab: int) -> list[Group]:
     return groups
 
 
-# --- The profile -----------------------------------------------------------------------------------------------------
+# --- The profile ----------------------------------------------------------------------------------
 
 
 def _profiled(name: str, step: Callable[[Any], Any], state: Any) -> tuple[Any, float]:
@@ -143,7 +164,8 @@ def _profiled(name: str, step: Callable[[Any], Any], state: Any) -> tuple[Any, f
 
 def _busy_share(profile: jax.profiler.ProfileData) -> float:
     """Of the wait, the share in which at least one device ran an operation of a program."""
-    wait, work = None, []
+    wait = None
+    work = []
     for plane in profile.planes:
         for line in plane.lines:
             for event in line.events:
@@ -158,7 +180,8 @@ def _busy_share(profile: jax.profiler.ProfileData) -> float:
 
 def union_length(intervals: Iterable[tuple[float, float]]) -> float:
     """Of the union of intervals."""
-    total, reached = 0.0, float("-inf")
+    total = 0.0
+    reached = float("-inf")
     for start, stop in sorted(intervals):
         total += max(0.0, stop - max(start, reached))
         reached = max(reached, stop)
@@ -168,10 +191,19 @@ def union_length(intervals: Iterable[tuple[float, float]]) -> float:
 def table(report: dict) -> rich.table.Table:
     """One line per way of keeping."""
     view = rich.table.Table(
-        title=f"{report['workload']}: {PROMPTS} x {SAMPLES} completions after a wait of {report['wait_s']:g} s, "
+        title=f"{report['workload']}: {PROMPTS} x {SAMPLES} completions after a wait of "
+        f"{report['wait_s']:g} s, "
         f"{report['model']}"
     )
-    columns = ("", "one phase, s", "two phases, s", "prompts alone, s", "kept, MiB", "wait used in one", "in two")
+    columns = (
+        "",
+        "one phase, s",
+        "two phases, s",
+        "prompts alone, s",
+        "kept, MiB",
+        "wait used in one",
+        "in two",
+    )
     for name in columns:
         view.add_column(name, justify="right")
     for name, row in report["rows"].items():

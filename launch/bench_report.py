@@ -1,4 +1,6 @@
-"""What benches share: a folder for what they write meanwhile, the hardware, and the file of their numbers."""
+"""What benches share: a folder for what they write meanwhile, the hardware, and the file of their
+numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""One synchronous GRPO step of a small Qwen2-architecture model: sampling, then the update, everything else left out.
+"""One synchronous GRPO step of a small Qwen2-architecture model: sampling, then the update,
+everything else left out.
 
-8 prompts x 8 completions, no reference model, AdamW at 1e-5, temperature 1, reward the share of even token ids, no
-end of sequence. The engine samples as in training: prompts prefilled once a group, keys on pages; the update has each
-prompt once. FLOPs are those of the compiled programs; the rate they are held against is that of a large product on all
-devices, measured in the same process. Prints one line of JSON.
+8 prompts x 8 completions, no reference model, AdamW at 1e-5, temperature 1, reward the share of
+even token ids, no end of sequence. The engine samples as in training: prompts prefilled once a
+group, keys on pages; the update has each prompt once. FLOPs are those of the compiled programs; the
+rate they are held against is that of a large product on all devices, measured in the same process.
+Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from rl_code.learner.update import init_state, make_update
 from rl_code.rollout.scheduler import RolloutStats, Scheduler
 from rl_code.types import Batch
 
-WORKLOADS = {"W1": (256, 128), "W2": (1024, 64), "smoke": (64, 64)}  # tokens of a prompt, of a completion
+# tokens of a prompt, of a completion
+WORKLOADS = {"W1": (256, 128), "W2": (1024, 64), "smoke": (64, 64)}
 PROMPTS, SAMPLES = 8, 8
 
 flags.DEFINE_enum(
@@ -53,8 +56,11 @@ def main() -> None:
 def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict:
     """Runs the steps; returns the line."""
     prompt, completion = WORKLOADS[workload]
-    mesh, config = bench_model.all_devices(), bench_model.model_config()
-    engine = bench_model.engine_config(PROMPTS * SAMPLES, PROMPTS, prompt, completion, mesh.size, config.dtype)
+    mesh = bench_model.all_devices()
+    config = bench_model.model_config()
+    engine = bench_model.engine_config(
+        PROMPTS * SAMPLES, PROMPTS, prompt, completion, mesh.size, config.dtype
+    )
     scheduler = bench_model.make_scheduler(config, engine, mesh)
     packing = PackConfig(
         rows=PROMPTS,
@@ -87,7 +93,11 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
             metrics = jax.device_get(metrics)
             done = time.perf_counter()
             if step >= warmup:
-                for name, took in (("step", done - begin), ("generation", sampled - begin), ("update", done - sampled)):
+                for name, took in (
+                    ("step", done - begin),
+                    ("generation", sampled - begin),
+                    ("update", done - sampled),
+                ):
                     seconds[name].append(took)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         learn = update_flops(update.lower(state, batch).compile().as_text(), batch) * mesh.size
@@ -122,17 +132,22 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
 def update_flops(hlo: str, batch: Batch) -> float:
     """Floating-point operations of one device's matrix products: of the key blocks that it visits.
 
-    The compiler has no loop over a single micro-batch, so the loops over key blocks are the outermost.
+    The compiler has no loop over a single micro-batch, so the loops over key blocks are the
+    outermost.
     """
     rows = packed_rows(batch.segments, batch.branches, batch.positions)
     return matmul_flops(hlo, attention_trips((Dense(),), rows))
 
 
 def generation_flops(scheduler: Scheduler, model, stats: RolloutStats, completion: int) -> float:
-    """Floating-point operations of the matrix products of one step's sampling, from the compiled programs."""
+    """Floating-point operations of the matrix products of one step's sampling, from the compiled
+    programs.
+    """
     engine = scheduler.engine
     config = engine.config
-    prefills = stats.prefilled_tokens / (engine.shards * config.prefill_rows * config.prefill_tokens)
+    prefills = stats.prefilled_tokens / (
+        engine.shards * config.prefill_rows * config.prefill_tokens
+    )
     tiles = PROMPTS * SAMPLES / engine.shards / config.tile
     programs = engine.compiled(model)
     decoding = matmul_flops(programs["decode"].as_text(), (config.decode_steps, tiles))

@@ -1,10 +1,12 @@
-"""Time to the first token when one of many documents has changed: a swap in the cache against prefill.
+"""Time to the first token when one of many documents has changed: a swap in the cache against
+prefill.
 
-A small model with random weights and dense attention, 16 documents and a question behind them, together --row long.
-Prefill computes the whole row, either as one sequence or document by document (squid). A swap writes the new document
-into the pages of the old one and computes the question alone; the document comes from the store, from each of its
-tiers, or is encoded first. All contenders take turns, each with fresh documents, and what follows a swap is held to
-what prefill of the same documents gives.
+A small model with random weights and dense attention, 16 documents and a question behind them,
+together --row long. Prefill computes the whole row, either as one sequence or document by document
+(squid). A swap writes the new document into the pages of the old one and computes the question
+alone; the document comes from the store, from each of its tiers, or is encoded first. All
+contenders take turns, each with fresh documents, and what follows a swap is held to what prefill of
+the same documents gives.
 """
 
 from __future__ import annotations
@@ -47,14 +49,21 @@ CONFIG = ModelConfig(
     tied_embeddings=True,
 )
 PAGE = 16
-SEQUENCE, SQUID, NEW = "prefill as one sequence", "prefill, each document alone", "swap, document encoded first"
+SEQUENCE, SQUID, NEW = (
+    "prefill as one sequence",
+    "prefill, each document alone",
+    "swap, document encoded first",
+)
 STORED = {tier: f"swap, document kept in the {tier} tier" for tier in TIERS}
 
 
 def main() -> None:
-    options, console = flags.FLAGS, rich.console.Console(width=110)
+    options = flags.FLAGS
+    console = rich.console.Console(width=110)
     if options.row < options.documents + options.question:
-        raise SystemExit(f"--row={options.row} leaves no token for each of --documents={options.documents}")
+        raise SystemExit(
+            f"--row={options.row} leaves no token for each of --documents={options.documents}"
+        )
     with scratch("swap_") as folder:
         report = measure(options, folder, console)
     console.print(table(report))
@@ -66,7 +75,9 @@ def measure(options, folder: Path, console: rich.console.Console) -> dict:
     rng = np.random.default_rng(options.seed)
     length = (options.row - options.question) // options.documents
     question = rng.integers(0, CONFIG.vocab_size, options.question).tolist()
-    documents = [rng.integers(0, CONFIG.vocab_size, length).tolist() for _ in range(options.documents)]
+    documents = [
+        rng.integers(0, CONFIG.vocab_size, length).tolist() for _ in range(options.documents)
+    ]
     slot = options.documents // 2
     model = jax.jit(lambda: Transformer(CONFIG, nnx.Rngs(options.seed)))()
     bench = Bench(model, folder, documents, question, slot)
@@ -105,14 +116,23 @@ class Bench:
     """
 
     def __init__(
-        self, model: Transformer, folder: Path, documents: Sequence[Sequence[int]], question: list[int], slot: int
+        self,
+        model: Transformer,
+        folder: Path,
+        documents: Sequence[Sequence[int]],
+        question: list[int],
+        slot: int,
     ):
         self._model, self._question, self._slot = model, question, slot
         self._encode = document_encoder(model, page=PAGE)
         everything = sum(map(len, documents)) * 2**20
         weights = fingerprint_weights(model, repr(model.config))
-        self._store = DocumentStore(folder, weights, Budgets(everything, everything, everything), self._encode)
-        self._pages = sum(-(-len(document) // PAGE) for document in documents) + -(-len(question) // PAGE)
+        self._store = DocumentStore(
+            folder, weights, Budgets(everything, everything, everything), self._encode
+        )
+        self._pages = sum(-(-len(document) // PAGE) for document in documents) + -(
+            -len(question) // PAGE
+        )
         self._next = jax.jit(self._logits, donate_argnums=1)
         self._cache, self._allocator, self._assembly = self._assembled(documents)
         self.contenders: dict[str, Callable[[list[list[int]]], jax.Array]] = {
@@ -131,11 +151,11 @@ class Bench:
     def _sequence(self, documents: list[list[int]]) -> jax.Array:
         tokens = [*(token for document in documents for token in document), *self._question]
         pages = -(-len(tokens) // PAGE)
-        cache, view = (
-            model_cache(CONFIG, pages, page=PAGE),
-            sequence_pages(jnp.arange(pages)[None], jnp.array([len(tokens)]), PAGE),
-        )
-        return self._next(self._model, cache, jnp.array([tokens]), jnp.arange(len(tokens))[None], view)[0]
+        cache = model_cache(CONFIG, pages, page=PAGE)
+        view = sequence_pages(jnp.arange(pages)[None], jnp.array([len(tokens)]), PAGE)
+        return self._next(
+            self._model, cache, jnp.array([tokens]), jnp.arange(len(tokens))[None], view
+        )[0]
 
     def squid(self, documents: list[list[int]]) -> jax.Array:
         """Encodes every document and computes the question."""
@@ -144,7 +164,9 @@ class Bench:
 
     def _swap(self, documents: list[list[int]]) -> jax.Array:
         document = self._store.get(documents[self._slot])
-        self._cache, self._assembly = swap(self._cache, self._allocator, self._assembly, self._slot, document)
+        self._cache, self._assembly = swap(
+            self._cache, self._allocator, self._assembly, self._slot, document
+        )
         logits, self._cache = self._answer(self._cache, self._assembly)
         return logits
 
@@ -152,7 +174,9 @@ class Bench:
         allocator = PageAllocator(self._pages, PAGE)
         encoded = [self._encode(document) for document in documents]
         empty = model_cache(CONFIG, self._pages, page=PAGE, rotated=False)
-        cache, assembly = assemble(empty, allocator, encoded, tail_pages=-(-len(self._question) // PAGE))
+        cache, assembly = assemble(
+            empty, allocator, encoded, tail_pages=-(-len(self._question) // PAGE)
+        )
         return cache, allocator, assembly
 
     def _answer(self, cache, assembly):
@@ -170,15 +194,21 @@ def table(report: dict) -> rich.table.Table:
     """One line per contender, against both kinds of prefill."""
     contenders = report["contenders"]
     view = rich.table.Table(
-        caption=f"Logits after a swap: at most {report['difference']:.1e} from prefill's, which reach "
+        caption=f"Logits after a swap: at most {report['difference']:.1e} from prefill's, which "
+        "reach "
         f"{report['largest']:.1f}.",
         caption_justify="left",
-        title=f"{report['documents']} documents and a question of {report['question']}, {report['row']:,} tokens",
+        title=f"{report['documents']} documents and a question of {report['question']}, "
+        f"{report['row']:,} tokens",
     )
     view.add_column("to the first token after one document changed")
     for name in ("seconds [range]", "x one sequence", "x document by document"):
         view.add_column(name, justify="right")
     for name, row in contenders.items():
-        ratios = (f"{contenders[other]['seconds'] / row['seconds']:.1f}" for other in (SEQUENCE, SQUID))
-        view.add_row(name, f"{row['seconds']:.3f} [{row['fastest']:.3f}, {row['slowest']:.3f}]", *ratios)
+        ratios = (
+            f"{contenders[other]['seconds'] / row['seconds']:.1f}" for other in (SEQUENCE, SQUID)
+        )
+        view.add_row(
+            name, f"{row['seconds']:.3f} [{row['fastest']:.3f}, {row['slowest']:.3f}]", *ratios
+        )
     return view

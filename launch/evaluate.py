@@ -1,12 +1,14 @@
 """Plays one suite of a config with the weights of a run, or with those a run starts from.
 
-python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval                      # untrained
-python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval --workdir=runs/mbpp  # newest checkpoint
-... --greedy               one greedy sample per task instead of the suite's own sampling
-... --step=20              another checkpoint of the workdir
-... --against=runs/other   also another run's newest checkpoint ("start": the untrained weights), compared task by task
+python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval                      #
+untrained python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval
+--workdir=runs/mbpp  # newest checkpoint ... --greedy               one greedy sample per task
+instead of the suite's own sampling ... --step=20              another checkpoint of the workdir
+... --against=runs/other   also another run's newest checkpoint ("start": the untrained weights),
+compared task by task
 
-Results are written to <workdir>/evaluations; those of the untrained weights to runs/untrained_<config>/evaluations.
+Results are written to <workdir>/evaluations; those of the untrained weights to
+runs/untrained_<config>/evaluations.
 """
 
 from __future__ import annotations
@@ -62,10 +64,14 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 
 def choose_suite(config: RunConfig, name: str, greedy: bool) -> SuiteConfig:
-    """The suite of that name; greedy decoding makes it a suite of its own. Raises ConfigError for an unknown name."""
+    """The suite of that name; greedy decoding makes it a suite of its own. Raises ConfigError for
+    an unknown name.
+    """
     suites = {suite.name: suite for suite in config.suites}
     if name not in suites:
-        raise config_lib.ConfigError(f"--suite={name} is not one of the config's suites: {', '.join(suites)}")
+        raise config_lib.ConfigError(
+            f"--suite={name} is not one of the config's suites: {', '.join(suites)}"
+        )
     suite = suites[name]
     if not greedy:
         return suite
@@ -74,8 +80,12 @@ def choose_suite(config: RunConfig, name: str, greedy: bool) -> SuiteConfig:
 
 
 def evaluate(run: Run, suite: SuiteConfig, source: str, step: int | None) -> SuiteResult:
-    """Plays the suite with the weights of a workdir, or with the run's own initial ones where source is "start"."""
-    model, label, step = (run.init_model(), START, 0) if source == START else restore_model(run, source, step)
+    """Plays the suite with the weights of a workdir, or with the run's own initial ones where
+    source is "start".
+    """
+    model, label, step = (
+        (run.init_model(), START, 0) if source == START else restore_model(run, source, step)
+    )
     with Progress(f"{suite.name} {label}", len(run.suite_tasks(suite)) * suite.samples) as progress:
         solved: list[bool] = []
 
@@ -96,7 +106,9 @@ def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer
     )
     restored = checkpoint.load(workdir, {"model": model}, step=step, partial=True)
     if restored is None:
-        raise config_lib.ConfigError(f"{workdir} has no checkpoint; without --workdir the untrained model is evaluated")
+        raise config_lib.ConfigError(
+            f"{workdir} has no checkpoint; without --workdir the untrained model is evaluated"
+        )
     return restored.state["model"], f"step_{restored.step}", restored.step
 
 

@@ -1,11 +1,14 @@
-"""Kills a learner and its actors at random moments, then proves that nothing was lost, repeated or changed.
+"""Kills a learner and its actors at random moments, then proves that nothing was lost, repeated or
+changed.
 
-python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 --hangs=3 [--actors=2]
+python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 --hangs=3
+[--actors=2]
 
-Each role runs under launch/supervise.sh, which starts it again. Every kill is a SIGKILL of one role and all its
-children, sandboxes included, at a random moment: some seconds after a random step, also while that role or another is
-just starting; one in four strikes the learner. Between them actors are hung (SIGSTOP) until others have taken over all
-that they held. When the run has ended, its store is audited and replayed.
+Each role runs under launch/supervise.sh, which starts it again. Every kill is a SIGKILL of one role
+and all its children, sandboxes included, at a random moment: some seconds after a random step, also
+while that role or another is just starting; one in four strikes the learner. Between them actors
+are hung (SIGSTOP) until others have taken over all that they held. When the run has ended, its
+store is audited and replayed.
 """
 
 from __future__ import annotations
@@ -36,13 +39,18 @@ from rl_code.train import STORE
 from rl_code.weights.waiting import Deadline
 
 ROOT = Path(__file__).resolve().parents[1]
-_TAKEOVER_S = 120.0  # in which others must have what a hung actor held, also while they are starting
+# in which others must have what a hung actor held, also while they are starting
+_TAKEOVER_S = 120.0
 FLAGS = absl_flags.FLAGS
 absl_flags.DEFINE_integer("kills", 30, "How many.", 0)
-absl_flags.DEFINE_integer("hangs", 3, "Actors that are stopped for a while, beside those that are killed.", 0)
+absl_flags.DEFINE_integer(
+    "hangs", 3, "Actors that are stopped for a while, beside those that are killed.", 0
+)
 absl_flags.DEFINE_integer("actors", 2, "Actors beside the learner.", 1)
 absl_flags.DEFINE_integer("strike_seed", None, "Of the moments and the victims; random by default.")
-absl_flags.DEFINE_float("delay_s", 5.0, "Most seconds from the step after which a fault is due until it falls.", 0.0)
+absl_flags.DEFINE_float(
+    "delay_s", 5.0, "Most seconds from the step after which a fault is due until it falls.", 0.0
+)
 absl_flags.DEFINE_integer("minutes", 60, "Gives up after so many.", 1)
 
 
@@ -78,8 +86,11 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = config_lib.build(RunConfig, config)
     refuse_sync(run_config)
     if FLAGS.hangs and FLAGS.actors < 2:
-        raise config_lib.ConfigError(f"--hangs={FLAGS.hangs} --actors={FLAGS.actors}: nobody could take over")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the roles end with this program, however it is stopped
+        raise config_lib.ConfigError(
+            f"--hangs={FLAGS.hangs} --actors={FLAGS.actors}: nobody could take over"
+        )
+    # the roles end with this program, however it is stopped
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     path = config_flags.get_config_filename(FLAGS["config"])
     given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
     command = [f"--config={path}", *given, f"--workdir={workdir}"]
@@ -92,20 +103,32 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     report = audit.check(folder / STORE, run_config.asynchrony.max_staleness)
     kills, hangs = (sum(fault["what"] == what for fault in log) for what in ("killed", "hung"))
     print(
-        f"{kills} kills and {hangs} hangs in {time.monotonic() - begin:.0f} s; {report.consumed} of "
-        f"{run_config.train.steps} steps, {report.groups} groups each used once, {report.takeovers} taken over, "
-        f"oldest token {report.staleness_max} versions old (bound {run_config.asynchrony.max_staleness})"
+        f"{kills} kills and {hangs} hangs in {time.monotonic() - begin:.0f} s; {report.consumed} "
+        "of "
+        f"{run_config.train.steps} steps, {report.groups} groups each used once, "
+        f"{report.takeovers} taken over, "
+        f"oldest token {report.staleness_max} versions old (bound "
+        f"{run_config.asynchrony.max_staleness})"
     )
     problems = list(report.problems)
     if (kills, hangs) != (FLAGS.kills, FLAGS.hangs):
-        problems.append(f"the run was over after {kills} of {FLAGS.kills} kills, {hangs} of {FLAGS.hangs} hangs")
+        problems.append(
+            f"the run was over after {kills} of {FLAGS.kills} kills, {hangs} of {FLAGS.hangs} hangs"
+        )
     problems += [f"nobody took over all from {fault['role']}" for fault in log if fault.get("left")]
     if report.consumed != run_config.train.steps:
         problems.append(f"{report.consumed} steps were consumed, not {run_config.train.steps}")
-    replayed = subprocess.run([sys.executable, "-m", "launch.replay", *command], cwd=ROOT, env=_environment(folder))
+    replayed = subprocess.run(
+        [sys.executable, "-m", "launch.replay", *command], cwd=ROOT, env=_environment(folder)
+    )
     if replayed.returncode:
         problems.append("the replay differs")
-    summary = {"seed": seed, "faults": log, "audit": dataclasses.asdict(report), "problems": problems}
+    summary = {
+        "seed": seed,
+        "faults": log,
+        "audit": dataclasses.asdict(report),
+        "problems": problems,
+    }
     write_atomically(folder / "faults.json", json.dumps(summary, indent=1).encode())
     if problems:
         raise FaultsError("; ".join(problems))
@@ -129,7 +152,9 @@ def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random
         while any(role.supervisor.poll() is None for role in roles):
             now = time.monotonic()
             if now > deadline:
-                raise FaultsError(f"the run did not end within {FLAGS.minutes} minutes; see {folder}/*.log")
+                raise FaultsError(
+                    f"the run did not end within {FLAGS.minutes} minutes; see {folder}/*.log"
+                )
             for role in roles:
                 if role.supervisor.poll() not in (None, 0):
                     raise FaultsError(f"{role.name} gave up; see {folder / role.name}.log")
@@ -138,7 +163,9 @@ def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random
             if due is not None and now >= due:
                 what, kind = faults[len(log)]
                 alive = [role for role in roles if role.name.startswith(kind) and role.pid]
-                if alive and (fault := _kill(rng.choice(alive)) if what == "kill" else _hang(alive, folder)):
+                if alive and (
+                    fault := _kill(rng.choice(alive)) if what == "kill" else _hang(alive, folder)
+                ):
                     log.append(fault | {"after_s": round(time.monotonic() - begin, 1)})
                     done = f"{_consumed(folder)} of {config.train.steps} steps"
                     print(f"{len(log)}/{len(faults)} {log[-1]}; {done}", flush=True)
@@ -155,10 +182,23 @@ def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random
 def _start(name: str, command: list[str], folder: Path) -> Role:
     role = ["--role=learner"] if name == "learner" else ["--role=actor", f"--name={name}"]
     with open(folder / f"{name}.log", "ab") as log:
-        supervised = ["bash", "launch/supervise.sh", sys.executable, "-m", "launch.train", *role, *command]
+        supervised = [
+            "bash",
+            "launch/supervise.sh",
+            sys.executable,
+            "-m",
+            "launch.train",
+            *role,
+            *command,
+        ]
         environment = _environment(folder) | {"SUPERVISE_PAUSE_S": "0.2"}
         started = subprocess.Popen(
-            supervised, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            supervised,
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     return Role(name, started)
 
@@ -177,15 +217,19 @@ def _kill(role: Role) -> dict | None:
 
 
 def _hang(actors: list[Role], folder: Path) -> dict | None:
-    """Stops the actor that holds most until others have taken that over; None while nobody holds anything."""
+    """Stops the actor that holds most until others have taken that over; None while nobody holds
+    anything.
+    """
     held = {role.name: _held(folder, role.name) for role in actors}
     victim = max(actors, key=lambda role: len(held[role.name]))
     pid = victim.pid
-    if not held[victim.name] or not pid:  # 0, of a process that has just ended, would be this program's own group
+    # 0, of a process that has just ended, would be this program's own group
+    if not held[victim.name] or not pid:
         return None
     try:
         os.kill(pid, signal.SIGSTOP)
-        held, begin = _held(folder, victim.name), time.monotonic()
+        held = _held(folder, victim.name)
+        begin = time.monotonic()
         deadline = Deadline(_TAKEOVER_S)
         deadline.wait(lambda: not held & _held(folder, victim.name))
         left = held & _held(folder, victim.name)
@@ -197,14 +241,21 @@ def _hang(actors: list[Role], folder: Path) -> dict | None:
     if not held:  # it has just delivered
         return None
     seconds = round(time.monotonic() - begin, 1)
-    return {"role": victim.name, "what": "hung", "held": len(held), "left": len(left), "seconds": seconds}
+    return {
+        "role": victim.name,
+        "what": "hung",
+        "held": len(held),
+        "left": len(left),
+        "seconds": seconds,
+    }
 
 
 def _held(folder: Path, actor: str) -> set[tuple[int, int]]:
     """The items that an actor has claimed and not delivered, by step and number."""
     if not steps_lib.exists(folder / STORE):
         return set()
-    store, found = GroupStore(folder / STORE), set()
+    store = GroupStore(folder / STORE)
+    found = set()
     for step in steps_lib.steps(store.folder):
         listing = steps_lib.list_step(store.folder, step)
         if listing is None or listing.consumed:
@@ -218,7 +269,8 @@ def _held(folder: Path, actor: str) -> set[tuple[int, int]]:
 
 def _descendants(pid: int) -> list[int]:
     """A process and all below it, itself first."""
-    found, index = [pid], 0
+    found = [pid]
+    index = 0
     while index < len(found):
         path = Path(f"/proc/{found[index]}/task/{found[index]}/children")
         try:
@@ -239,8 +291,15 @@ def _consumed(folder: Path) -> int:
 
 def _environment(folder: Path) -> dict[str, str]:
     """Restarts find what they compiled before."""
-    kept = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    flags_kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
+    kept = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    flags_kept = [
+        flag
+        for flag in os.environ.get("XLA_FLAGS", "").split()
+        if "host_platform_device_count" not in flag
+    ]
     return os.environ | kept | {"XLA_FLAGS": " ".join(flags_kept)}
 
 

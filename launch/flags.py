@@ -1,4 +1,6 @@
-"""The command line that every entry point shares: --config=<file>[:<argument>], --config.<key>=<value>, --workdir."""
+"""The command line that every entry point shares: --config=<file>[:<argument>],
+--config.<key>=<value>, --workdir.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,16 @@ from rl_code.config import ConfigError
 from rl_code.tasks.jsonl import TaskFileError
 
 _LAST_S = 60.0  # that a program which gave up may take to end
-_OURS = tuple(f"{Path(__file__).resolve().parents[1] / name}/" for name in ("launch", "rl_code", "models", "attention"))
+_OURS = tuple(
+    f"{Path(__file__).resolve().parents[1] / name}/"
+    for name in ("launch", "rl_code", "models", "attention")
+)
 
 config_flags.DEFINE_config_file(
-    "config", None, "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke.", lock_config=True
+    "config",
+    None,
+    "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke.",
+    lock_config=True,
 )
 
 
@@ -43,9 +51,10 @@ def run(
 ) -> NoReturn:
     """Parses the command line, calls ``main(config, workdir)`` and exits.
 
-    A wrong command line, a ConfigError, a TaskFileError and the errors in ``lasting`` (exit code 2: starting again does
-    not help), a CheckpointError, a full disk and the errors in ``expected`` (exit code 1) end in one paragraph on
-    standard error; any other exception is a bug and keeps its traceback.
+    A wrong command line, a ConfigError, a TaskFileError and the errors in ``lasting`` (exit code 2:
+    starting again does not help), a CheckpointError, a full disk and the errors in ``expected``
+    (exit code 1) end in one paragraph on standard error; any other exception is a bug and keeps its
+    traceback.
     """
 
     def guarded(_: Sequence[str]) -> int:
@@ -61,19 +70,25 @@ def run(
                 raise
             return _give_up(str(error), 1)
         except KeyboardInterrupt as error:
-            return _complain(f"{str(error) or 'stopped'}; the same command continues from the last checkpoint", 130)
+            return _complain(
+                f"{str(error) or 'stopped'}; the same command continues from the last checkpoint",
+                130,
+            )
         return 0
 
     app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))
 
 
 def use_virtual_devices(*meshes: MeshConfig) -> None:
-    """Lets the CPU stand for as many devices as the meshes have together, unless XLA_FLAGS already says how many.
+    """Lets the CPU stand for as many devices as the meshes have together, unless XLA_FLAGS already
+    says how many.
 
     Must come before anything uses a device; changes nothing where there is an accelerator.
     """
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", sum(max(mesh.data, 1) * mesh.tensor for mesh in meshes))
+        jax.config.update(
+            "jax_num_cpu_devices", sum(max(mesh.data, 1) * mesh.tensor for mesh in meshes)
+        )
 
 
 def console() -> rich.console.Console:
@@ -89,11 +104,13 @@ def _parse(argv: Sequence[str], needs_workdir: bool) -> list[str]:
         flags.FLAGS.config.keys()  # a file that could not be found says so on its first use
     except (flags.Error, OSError, ValueError) as error:
         last = str(error).strip().splitlines()[-1]
-        if "Traceback" in str(error):  # raised inside the config file, and quoted with its traceback
+        # raised inside the config file, and quoted with its traceback
+        if "Traceback" in str(error):
             if not last.startswith("ValueError: "):
                 raise
             _refuse(last.removeprefix("ValueError: "))
-        # a key that is None has no type to read the text with: in the file it wants a placeholder(type)
+        # a key that is None has no type to read the text with: in the file it wants a
+        # placeholder(type)
         _refuse(str(error).split(" Currently supported")[0])
     except (AttributeError, KeyError) as error:
         if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
@@ -112,7 +129,9 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _give_up(text: str, code: int) -> int:
-    """Says why, and sees to it that the process ends, whatever its other threads wait for (a disk, another host)."""
+    """Says why, and sees to it that the process ends, whatever its other threads wait for (a disk,
+    another host).
+    """
     timer = threading.Timer(_LAST_S, os._exit, (code,))
     timer.daemon = True
     timer.start()
@@ -125,7 +144,11 @@ def _complain(text: str, code: int) -> int:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Keeps libraries' chatter out of the output, and Orbax's traceback of an error that it also raises."""
+    """Keeps libraries' chatter out of the output, and Orbax's traceback of an error that it also
+    raises.
+    """
     if record.pathname.startswith(_OURS):
         return True
-    return record.levelno >= logging.WARNING and not (record.levelno == logging.ERROR and "orbax" in record.pathname)
+    return record.levelno >= logging.WARNING and not (
+        record.levelno == logging.ERROR and "orbax" in record.pathname
+    )

@@ -1,6 +1,8 @@
-"""Floating-point operations of a compiled program: its matrix products, each as often as its loops run.
+"""Floating-point operations of a compiled program: its matrix products, each as often as its loops
+run.
 
-On a GPU they are calls of cuBLAS, or dots within fusions. XLA's own ``cost_analysis`` counts the body of a loop once.
+On a GPU they are calls of cuBLAS, or dots within fusions. XLA's own ``cost_analysis`` counts the
+body of a loop once.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from attention.nsa import NSA
 from pallas_kernels.tokens import Tokens
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\]{},:()*\s/=\"T]*?\)?) ([\w\-]+)\((.*)$")
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\]{},:()*\s/=\"T]*?\)?) ([\w\-]+)\((.*)$"
+)
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -26,17 +30,19 @@ _GEMM = re.compile(r'custom_call_target="__cublas\$')
 
 
 def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> float:
-    """Operations of all matrix products in optimised HLO text (``compiled.as_text()``), a multiply-add counting 2.
+    """Operations of all matrix products in optimised HLO text (``compiled.as_text()``), a
+    multiply-add counting 2.
 
-    unknown_trips: how often on average a loop runs whose trip count depends on data; several where such loops stand in
-    one another, outermost first, the last for all that are deeper.
+    unknown_trips: how often on average a loop runs whose trip count depends on data; several where
+    such loops stand in one another, outermost first, the last for all that are deeper.
     """
     computations, entry = _parse(hlo)
     depths = [float(unknown_trips)] if isinstance(unknown_trips, int | float) else [*unknown_trips]
 
     @functools.cache
     def total(name: str, depth: int = 0) -> float:
-        shapes, found = {}, 0.0
+        shapes = {}
+        found = 0.0
         for result, kind, opcode, rest in computations.get(name, ()):
             shapes[result] = kind
             called = _CALLED.findall(rest)
@@ -54,17 +60,28 @@ def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> floa
 
 
 def attention_trips(methods: Sequence[Method], tokens: Tokens) -> float:
-    """How often the loops over key blocks run in layers of these methods on CPU, on average, for ``matmul_flops``.
+    """How often the loops over key blocks run in layers of these methods on CPU, on average, for
+    ``matmul_flops``.
 
     Exact where these layers' blocks have one size. MoBA's loops do not depend on data.
     """
-    windows = [getattr(method, "window", None) for method in methods if isinstance(method, Dense | Window | NSA)]
+    windows = [
+        getattr(method, "window", None)
+        for method in methods
+        if isinstance(method, Dense | Window | NSA)
+    ]
     sizes = [block_size(tokens.shape[1], window) for window in windows]
-    return statistics.mean(map(mean_trips, [tokens] * len(windows), windows, sizes)) if windows else 1.0
+    return (
+        statistics.mean(map(mean_trips, [tokens] * len(windows), windows, sizes))
+        if windows
+        else 1.0
+    )
 
 
 def _parse(hlo: str) -> tuple[dict[str, list[tuple[str, str, str, str]]], str]:
-    """Instructions (result, shape, opcode, operands and attributes) by computation, and the entry's name."""
+    """Instructions (result, shape, opcode, operands and attributes) by computation, and the entry's
+    name.
+    """
     computations: dict[str, list[tuple[str, str, str, str]]] = {}
     entry, current = "", None
     for line in hlo.splitlines():
@@ -80,10 +97,16 @@ def _parse(hlo: str) -> tuple[dict[str, list[tuple[str, str, str, str]]], str]:
 
 def _dot(kind: str, shapes: dict[str, str], rest: str) -> float:
     left = rest.split(")")[0]
-    shape = _SHAPE.search(left.split("%")[0]) or _SHAPE.search(shapes[re.search(r"%?([\w.\-]+)", left)[1]])
+    shape = _SHAPE.search(left.split("%")[0]) or _SHAPE.search(
+        shapes[re.search(r"%?([\w.\-]+)", left)[1]]
+    )
     sizes = _sizes(shape[1])
     contracted = _CONTRACTED.search(rest)
-    return 2.0 * math.prod(_sizes(_SHAPE.search(kind)[1])) * math.prod(sizes[i] for i in _sizes(contracted[1]))
+    return (
+        2.0
+        * math.prod(_sizes(_SHAPE.search(kind)[1]))
+        * math.prod(sizes[i] for i in _sizes(contracted[1]))
+    )
 
 
 def _sizes(text: str) -> list[int]:

@@ -1,4 +1,6 @@
-"""The programs that ``launch.aot kernels`` compiles: every kernel, forward and backward, with a real model's sizes."""
+"""The programs that ``launch.aot kernels`` compiles: every kernel, forward and backward, with a
+real model's sizes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from pallas_kernels.tokens import Tokens
 
 # B, T, N, K, H: one row of 8,192 tokens with the heads of an 8-billion-parameter model
 SHAPE = (1, 8192, 32, 8, 128)
-# B, T, N, K, H, then tokens of a row, of a page, and pages picked: decoding with the heads of NSA (2502.11089)
+# B, T, N, K, H, then tokens of a row, of a page, and pages picked: decoding with the heads of NSA
+# (2502.11089)
 PAGED_SHAPE = (8, 1, 64, 4, 128, 65536, 64, 16)
 # size of a block and picks of a query, as in NSA's paper
 SELECTED = (64, 16)
@@ -37,7 +40,9 @@ Array = Callable[..., jax.ShapeDtypeStruct]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A kernel to compile: ``function`` of ``arguments``; obstacle: why the target has none, else None."""
+    """A kernel to compile: ``function`` of ``arguments``; obstacle: why the target has none, else
+    None.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -67,7 +72,8 @@ def _attention(
 ) -> Iterator[Program]:
     """The flash kernels for so many keys, and tokens of so many fields."""
     batch, length, heads, kv_heads, head_dim = SHAPE
-    q, k = array(batch, length, heads, head_dim), array(batch, keys, kv_heads, head_dim)
+    q = array(batch, length, heads, head_dim)
+    k = array(batch, keys, kv_heads, head_dim)
     sums = array(batch, length, heads, dtype=jnp.float32)
     tokens = [_tokens(array, batch, size, fields) for size in (length, keys)]
     module = {"tpu": tpu, "cuda": gpu}[target.platform]
@@ -76,7 +82,9 @@ def _attention(
             f"{family} {name}",
             functools.partial(getattr(module, name), window=None, tuning=tuning),
             (q, k, k, *tokens) + ((sums, sums, q) if name != "forward" else ()),
-            blocks.cost(name, q.shape, k.shape, q.dtype.itemsize, tuning, cached=target.platform == "cuda"),
+            blocks.cost(
+                name, q.shape, k.shape, q.dtype.itemsize, tuning, cached=target.platform == "cuda"
+            ),
             None if target.name in module.TARGETS else module.ELSEWHERE,
         )
 
@@ -84,9 +92,12 @@ def _attention(
 def _paged(target: Target, array: Array) -> Iterator[Program]:
     batch, queries, heads, kv_heads, head_dim, length, page, picks = PAGED_SHAPE
     count = length // page
-    q, pages = array(batch, queries, heads, head_dim), array(batch * count, kv_heads, page, head_dim)
-    tables, places = array(batch, count, dtype=jnp.int32), array(batch, queries, dtype=jnp.int32)
-    chosen, lengths = array(batch, queries, kv_heads, picks, dtype=jnp.int32), array(batch, dtype=jnp.int32)
+    q = array(batch, queries, heads, head_dim)
+    pages = array(batch * count, kv_heads, page, head_dim)
+    tables = array(batch, count, dtype=jnp.int32)
+    places = array(batch, queries, dtype=jnp.int32)
+    chosen = array(batch, queries, kv_heads, picks, dtype=jnp.int32)
+    lengths = array(batch, dtype=jnp.int32)
     implementation = {"tpu": "tpu", "cuda": "gpu"}[target.platform]
     module = paged_api.KERNELS[implementation]
     rows = (batch, kv_heads, heads // kv_heads * queries, head_dim)
@@ -105,8 +116,10 @@ def _paged(target: Target, array: Array) -> Iterator[Program]:
 def _selected(target: Target, array: Array) -> Iterator[Program]:
     """The whole passes, with what XLA does around the kernels."""
     (batch, length, heads, kv_heads, head_dim), (size, picks) = SHAPE, SELECTED
-    q, k = array(batch, length, heads, head_dim), array(batch, length, kv_heads, head_dim)
-    lse, order = array(batch, length, heads, dtype=jnp.float32), array(batch, length, dtype=jnp.int32)
+    q = array(batch, length, heads, head_dim)
+    k = array(batch, length, kv_heads, head_dim)
+    lse = array(batch, length, heads, dtype=jnp.float32)
+    order = array(batch, length, dtype=jnp.int32)
     chosen = array(batch, length, kv_heads, picks, dtype=jnp.int32)
     module = {"tpu": selected_tpu, "cuda": selected_gpu}[target.platform]
     options = {"size": size, "kernels": module, "tuning": selected_tuning.heuristic(target.kind)}
@@ -116,7 +129,13 @@ def _selected(target: Target, array: Array) -> Iterator[Program]:
             functools.partial(getattr(chunks, name), **options),
             (q, k, k, chosen, order, order) + ((q, lse, q, lse) if name == "backward" else ()),
             selected_tuning.cost(
-                name, q.shape, k.shape, q.dtype.itemsize, picks=picks, size=size, passes=module.PASSES
+                name,
+                q.shape,
+                k.shape,
+                q.dtype.itemsize,
+                picks=picks,
+                size=size,
+                passes=module.PASSES,
             ),
             None if target.name in module.TARGETS else module.ELSEWHERE,
         )
@@ -125,12 +144,15 @@ def _selected(target: Target, array: Array) -> Iterator[Program]:
 def _compressed(target: Target, array: Array) -> Iterator[Program]:
     batch, length, heads, kv_heads, head_dim = SHAPE
     selection = Selection()  # the paper's
-    count, keys = length // selection.block, length // selection.stride
+    count = length // selection.block
+    keys = length // selection.stride
     tuning = compressed_blocks.heuristic(target.kind, heads // kv_heads, head_dim, count)
     yield from _attention("compressed", target, array, keys, 5, tuning.attention)
     module = {"tpu": compressed_tpu, "cuda": compressed_gpu}[target.platform]
-    q, k = array(batch, length, heads, head_dim), array(batch, keys, kv_heads, head_dim)
-    lse, shadows = array(batch, length, heads, dtype=jnp.float32), array(batch, count, dtype=jnp.int32)
+    q = array(batch, length, heads, head_dim)
+    k = array(batch, keys, kv_heads, head_dim)
+    lse = array(batch, length, heads, dtype=jnp.float32)
+    shadows = array(batch, count, dtype=jnp.int32)
     yield Program(
         "compressed select",
         functools.partial(module.select, selection=selection, tuning=tuning),
@@ -155,7 +177,9 @@ FAMILIES: dict[str, Callable[[Target, Array], Iterator[Program]]] = {
 # What the programs of a family are given.
 SIZES = {
     "flash": "{} row of {} causal tokens, {} heads over {}, head size {}".format(*SHAPE),
-    "compressed": "as flash, one key for every {0.stride} tokens, {0.picks} blocks picked".format(Selection()),
+    "compressed": "as flash, one key for every {0.stride} tokens, {0.picks} blocks picked".format(
+        Selection()
+    ),
     "selected": "as flash, {1} blocks of {0} for every query".format(*SELECTED),
     "paged": "{} rows of {} new token, {} heads over {}, head size {}, {} tokens in pages of {}, {} of them "
     "picked".format(*PAGED_SHAPE),

@@ -1,9 +1,11 @@
-"""Trains one small model per attention method on recall over documents, then prints a table and draws a figure.
+"""Trains one small model per attention method on recall over documents, then prints a table and
+draws a figure.
 
 python -m launch.recall --config=configs/recall.py[:smoke] --workdir=runs/recall
 
-Methods that are done are not run again and a stopped one continues, so the same command can be given again at any time.
-The workdir then holds one folder per method, recall.txt (the table) and recall.png (the figure).
+Methods that are done are not run again and a stopped one continues, so the same command can be
+given again at any time. The workdir then holds one folder per method, recall.txt (the table) and
+recall.png (the figure).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from rl_code.stop import StopRequest
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
-    experiment, folder = config_lib.build(RecallExperiment, config), Path(workdir)
+    experiment = config_lib.build(RecallExperiment, config)
+    folder = Path(workdir)
     flags.use_virtual_devices(experiment.mesh)
     with StopRequest() as stop:
         results = [run_method(experiment, name, folder / name, stop) for name in experiment.methods]
@@ -44,7 +47,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 def table(experiment: RecallExperiment, results: Sequence[RecallResult]) -> rich.table.Table:
     """One line per method; accuracy in % with twice its standard error."""
     task = experiment.task
-    short, long = task.tokens(task.documents), task.tokens(task.many)
+    short = task.tokens(task.documents)
+    long = task.tokens(task.many)
     view = rich.table.Table(caption=f"chance: {100 / task.values:.1f} %", caption_justify="left")
     view.add_column("method")
     for name in (
@@ -71,38 +75,56 @@ def table(experiment: RecallExperiment, results: Sequence[RecallResult]) -> rich
 
 
 def training_flops(experiment: RecallExperiment, name: str) -> float:
-    """Of the matrix products of all updates, counted in the compiled gradient of one row of each stage."""
+    """Of the matrix products of all updates, counted in the compiled gradient of one row of each
+    stage.
+    """
     method = experiment.methods[name]
     config = model_config(experiment, method)
     model = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
     total = 0.0
     for stage in experiment.stages:
         row = rows(experiment, method, 0, 1, stage.documents)
-        compiled = jax.jit(jax.grad(lambda model, row: supervised_loss(model, row)[0])).lower(model, row).compile()
+        compiled = (
+            jax.jit(jax.grad(lambda model, row: supervised_loss(model, row)[0]))
+            .lower(model, row)
+            .compile()
+        )
         trips = attention_trips(config.attention, row.where)
         total += stage.steps * stage.rows * matmul_flops(compiled.as_text(), trips)
     return total
 
 
 def read_per_token(config: ModelConfig, tokens: int) -> int:
-    """Bytes of keys and values that all layers read to decode one token after ``tokens``, in the config's dtype."""
+    """Bytes of keys and values that all layers read to decode one token after ``tokens``, in the
+    config's dtype.
+    """
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    per_period = sum(decode_bytes(method, tokens, *heads, config.dtype) for method in config.attention)
+    per_period = sum(
+        decode_bytes(method, tokens, *heads, config.dtype) for method in config.attention
+    )
     return per_period * (config.num_layers // len(config.attention))
 
 
 def draw(experiment: RecallExperiment, results: Sequence[RecallResult], path: Path) -> None:
-    """Accuracy by method at both lengths, and at the long one against what a decoded token reads."""
+    """Accuracy by method at both lengths, and at the long one against what a decoded token
+    reads.
+    """
     import matplotlib  # slow to import, and only the end of a run draws
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     task = experiment.task
-    short, long = task.tokens(task.documents), task.tokens(task.many)
+    short = task.tokens(task.documents)
+    long = task.tokens(task.many)
     figure, (bars, points) = pyplot.subplots(1, 2, figsize=(11, 4))
     at = np.arange(len(results))
-    bars.bar(at - 0.2, [100 * r.short for r in results], 0.38, label=f"{short} tokens, the length of training")
+    bars.bar(
+        at - 0.2,
+        [100 * r.short for r in results],
+        0.38,
+        label=f"{short} tokens, the length of training",
+    )
     bars.bar(at + 0.2, [100 * r.long for r in results], 0.38, label=f"{long} tokens")
     bars.axhline(100 / task.values, color="grey", linewidth=1, linestyle=":", label="chance")
     bars.set_xticks(at, [r.method for r in results])
@@ -124,12 +146,22 @@ def draw(experiment: RecallExperiment, results: Sequence[RecallResult], path: Pa
             ha="center" if below else "left",
             va="top" if below else "bottom",
         )
-    points.set(xlabel=f"KiB read to decode a token at {long} tokens", ylabel="right answers, %", ylim=(0, 105))
+    points.set(
+        xlabel=f"KiB read to decode a token at {long} tokens",
+        ylabel="right answers, %",
+        ylim=(0, 105),
+    )
     points.set_xlim(left=0, right=points.get_xlim()[1] * 1.15)
     for axis in (bars, points):
         axis.grid(axis="y", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(*bars.get_legend_handles_labels(), loc="upper left", ncols=3, frameon=False, fontsize="small")
+    figure.legend(
+        *bars.get_legend_handles_labels(),
+        loc="upper left",
+        ncols=3,
+        frameon=False,
+        fontsize="small",
+    )
     figure.tight_layout(rect=(0, 0, 1, 0.93))
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -1,9 +1,11 @@
-"""Trains once more from a run's store and says whether every step gives the weights that it gave then.
+"""Trains once more from a run's store and says whether every step gives the weights that it gave
+then.
 
-python -m launch.replay --config=<the run's> --workdir=runs/first [--start=18 --end=36] [--config.<key>=<as then>]
+python -m launch.replay --config=<the run's> --workdir=runs/first [--start=18 --end=36]
+[--config.<key>=<as then>]
 
-The store is checked first: every planned group present and consumed once, none older than the bound. Exits with 1 when
-anything differs.
+The store is checked first: every planned group present and consumed once, none older than the
+bound. Exits with 1 when anything differs.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from rl_code.store import audit
 from rl_code.store.files import StoreError
 from rl_code.train import STORE
 
-START = absl_flags.DEFINE_integer("start", 0, "First step: 0, or that of a checkpoint in the workdir.", 0)
+START = absl_flags.DEFINE_integer(
+    "start", 0, "First step: 0, or that of a checkpoint in the workdir.", 0
+)
 END = absl_flags.DEFINE_integer("end", None, "Step to stop before; the newest by default.")
 
 
@@ -36,15 +40,22 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = config_lib.build(RunConfig, config)
     flags.use_virtual_devices(*meshes(run_config, "learner"))
     check(Path(workdir), run_config)
-    with Run(run_config, Path(workdir), "learner") as run, jax.set_mesh(run.mesh), StopRequest() as stop:
+    with (
+        Run(run_config, Path(workdir), "learner") as run,
+        jax.set_mesh(run.mesh),
+        StopRequest() as stop,
+    ):
         report = audit.check(run.workdir / STORE, run_config.asynchrony.max_staleness)
         print(
-            f"{report.consumed} of {report.steps} steps consumed, {report.groups} groups, {report.takeovers} taken "
-            f"over, oldest token {report.staleness_max} versions old (bound {run_config.asynchrony.max_staleness})"
+            f"{report.consumed} of {report.steps} steps consumed, {report.groups} groups, "
+            f"{report.takeovers} taken "
+            f"over, oldest token {report.staleness_max} versions old (bound "
+            f"{run_config.asynchrony.max_staleness})"
         )
         for problem in report.problems:
             print(f"problem: {problem}")
-        last, differing = None, []
+        last = None
+        differing = []
         with Progress("replay", (END.value or report.consumed) - START.value) as progress:
             for step in replay(run, stop, START.value, END.value):
                 last = step
@@ -56,7 +67,10 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         if last is not None and last.step + 1 in checkpoint.steps(workdir):
             stored = checkpoint.load(workdir, last.state, step=last.step + 1)
             equal = equal and same_bits(stored.state, last.state)
-            print(f"the checkpoint of step {last.step + 1} {'equals' if equal else 'differs from'} the replayed state")
+            print(
+                f"the checkpoint of step {last.step + 1} {'equals' if equal else 'differs from'} "
+                "the replayed state"
+            )
         print("replayed: equal, bit for bit" if equal else "replayed: not equal")
     sys.exit(0 if equal and not report.problems else 1)
 

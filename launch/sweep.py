@@ -1,17 +1,20 @@
 """Runs a config once per set of overrides and compares the runs in one table and one figure.
 
-python -m launch.sweep --config=configs/ablation.py[:smoke] --workdir=runs/ablation [--jobs=2] [--config.train.steps=9]
+python -m launch.sweep --config=configs/ablation.py[:smoke] --workdir=runs/ablation [--jobs=2]
+[--config.train.steps=9]
 
 The config file also defines
 
-  get_sweep(arg) -> iterable of {dotted key: value}, the overrides of one run each; runs that differ in nothing but the
-    key ``seed`` are one variant, shown as a mean with the range over seeds. A key ``variant`` names it; without one its
-    overrides do.
-  get_figure(arg) -> the panels of a figure, as launch/sweep_figure.py says (optional; no figure without it).
+  get_sweep(arg) -> iterable of {dotted key: value}, the overrides of one run each; runs that differ
+    in nothing but the key ``seed`` are one variant, shown as a mean with the range over seeds. A
+    key ``variant`` names it; without one its overrides do.
+  get_figure(arg) -> the panels of a figure, as launch/sweep_figure.py says (optional; no figure
+  without it).
 
-Finished runs are skipped and unfinished ones continue, so the same command can be started again at any time. A run that
-starts like one that has finished takes over its warm start. The sweep leaves in the workdir one folder per run,
-sweep.txt (the table, and the numbers of the figure) and sweep.png (the figure).
+Finished runs are skipped and unfinished ones continue, so the same command can be started again at
+any time. A run that starts like one that has finished takes over its warm start. The sweep leaves
+in the workdir one folder per run, sweep.txt (the table, and the numbers of the figure) and
+sweep.png (the figure).
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ LOG = "log.txt"
 TRAIN = (sys.executable, "-m", "launch.train")
 
 FLAGS = absl_flags.FLAGS
-absl_flags.DEFINE_integer("jobs", 1, "Runs at the same time; above 1 each run's output goes to its log.txt.", 1)
+absl_flags.DEFINE_integer(
+    "jobs", 1, "Runs at the same time; above 1 each run's output goes to its log.txt.", 1
+)
 
 
 class SweepError(RuntimeError):
@@ -62,7 +67,9 @@ class SweepError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class SweepRun:
-    """One run: the name it shares with other seeds, its overrides, the config they make, and its folder."""
+    """One run: the name it shares with other seeds, its overrides, the config they make, and its
+    folder.
+    """
 
     variant: str
     overrides: Mapping[str, Any]
@@ -76,13 +83,16 @@ class SweepRun:
             return False
         keys = config_lib.diff(json.loads(path.read_text())["config"], self.config)
         if keys:
-            raise config_lib.ConfigError(f"{self.workdir} was finished with another config; {', '.join(keys)} differ")
+            raise config_lib.ConfigError(
+                f"{self.workdir} was finished with another config; {', '.join(keys)} differ"
+            )
         return True
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     path, colon, argument = config_flags.get_config_filename(FLAGS["config"]).partition(":")
-    module, arguments = runpy.run_path(path), [argument] if argument else []
+    module = runpy.run_path(path)
+    arguments = [argument] if argument else []
     if "get_sweep" not in module:
         raise config_lib.ConfigError(f"{path} defines no get_sweep(), which says what to run")
     runs = plan(config, module["get_sweep"](*arguments), Path(workdir))
@@ -95,16 +105,22 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         report([run for run in runs if run.finished()], panels, Path(workdir))
     if failed:
         logs = ", ".join(str(run.workdir) for run in failed)
-        raise SweepError(f"{len(failed)} of {len(runs)} runs failed: {logs}; the same command tries them again")
+        raise SweepError(
+            f"{len(failed)} of {len(runs)} runs failed: {logs}; the same command tries them again"
+        )
 
 
-# --- What to run -----------------------------------------------------------------------------------------------------
+# --- What to run ----------------------------------------------------------------------------------
 
 
-def plan(config: ml_collections.ConfigDict, sweep: Iterable[Mapping[str, Any]], workdir: Path) -> list[SweepRun]:
-    """The runs of a sweep, each in a folder named by its overrides, or by its variant and seed where that has a name.
+def plan(
+    config: ml_collections.ConfigDict, sweep: Iterable[Mapping[str, Any]], workdir: Path
+) -> list[SweepRun]:
+    """The runs of a sweep, each in a folder named by its overrides, or by its variant and seed
+    where that has a name.
 
-    Raises ConfigError for a wrong override, for the same run twice, and for one name of several variants.
+    Raises ConfigError for a wrong override, for the same run twice, and for one name of several
+    variants.
     """
     runs: dict[Path, SweepRun] = {}
     variants: dict[str, dict[str, Any]] = {}
@@ -114,18 +130,29 @@ def plan(config: ml_collections.ConfigDict, sweep: Iterable[Mapping[str, Any]], 
         variant = given.get(VARIANT) or describe(without_seed) or "base"
         if variants.setdefault(variant, without_seed) != without_seed:
             raise config_lib.ConfigError(
-                f"get_sweep() calls {variant!r} both {describe(variants[variant])} and {describe(without_seed)}"
+                f"get_sweep() calls {variant!r} both {describe(variants[variant])} and "
+                f"{describe(without_seed)}"
             )
-        name = describe({key: given[key] for key in (VARIANT, SEED) if key in given} if VARIANT in given else given)
+        name = describe(
+            {key: given[key] for key in (VARIANT, SEED) if key in given}
+            if VARIANT in given
+            else given
+        )
         folder = workdir / (re.sub(r"[^\w.=,+-]+", "_", name) or "base")
         if folder in runs:
             raise config_lib.ConfigError(f"get_sweep() gives {name or 'no overrides'} twice")
-        runs[folder] = SweepRun(variant, overrides, config_lib.build(RunConfig, changed(config, overrides)), folder)
+        runs[folder] = SweepRun(
+            variant, overrides, config_lib.build(RunConfig, changed(config, overrides)), folder
+        )
     return list(runs.values())
 
 
-def changed(config: ml_collections.ConfigDict, overrides: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """A copy of a config with overrides. Raises ConfigError for a key that the config does not have."""
+def changed(
+    config: ml_collections.ConfigDict, overrides: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+    """A copy of a config with overrides. Raises ConfigError for a key that the config does not
+    have.
+    """
     copy = config.copy_and_resolve_references()
     for key, value in overrides.items():
         section, _, name = key.rpartition(".")
@@ -133,26 +160,36 @@ def changed(config: ml_collections.ConfigDict, overrides: Mapping[str, Any]) -> 
         for part in filter(None, section.split(".")):
             target = target.get(part) if isinstance(target, ml_collections.ConfigDict) else None
         if not isinstance(target, ml_collections.ConfigDict) or name not in target:
-            raise config_lib.ConfigError(f"get_sweep() overrides config.{key}, which the config does not have")
+            raise config_lib.ConfigError(
+                f"get_sweep() overrides config.{key}, which the config does not have"
+            )
         with target.ignore_type():
             target[name] = value
     return copy
 
 
 def describe(overrides: Mapping[str, Any]) -> str:
-    """Overrides as ``advantage=rloo,seed=1``; keys in full where their last part would not tell them apart."""
+    """Overrides as ``advantage=rloo,seed=1``; keys in full where their last part would not tell
+    them apart.
+    """
     last = [key.rpartition(".")[2] for key in overrides]
-    names = [name if last.count(name) == 1 else key for key, name in zip(overrides, last, strict=True)]
-    return ",".join(f"{name}={value}" for name, value in zip(names, overrides.values(), strict=True))
+    names = [
+        name if last.count(name) == 1 else key for key, name in zip(overrides, last, strict=True)
+    ]
+    return ",".join(
+        f"{name}={value}" for name, value in zip(names, overrides.values(), strict=True)
+    )
 
 
-# --- Running ---------------------------------------------------------------------------------------------------------
+# --- Running --------------------------------------------------------------------------------------
 
 
 def execute(runs: Sequence[SweepRun], command: Sequence[str], jobs: int) -> list[SweepRun]:
-    """Runs ``command`` with each unfinished run's overrides, ``jobs`` at a time; returns the runs that failed.
+    """Runs ``command`` with each unfinished run's overrides, ``jobs`` at a time; returns the runs
+    that failed.
 
-    A stop (Ctrl-C, SIGTERM) is passed on once, so that the runs end after their step; a second one ends them at once.
+    A stop (Ctrl-C, SIGTERM) is passed on once, so that the runs end after their step; a second one
+    ends them at once.
     """
     waiting = [run for run in runs if not run.finished()]
     print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before", flush=True)
@@ -177,7 +214,9 @@ def execute(runs: Sequence[SweepRun], command: Sequence[str], jobs: int) -> list
 
 
 def take_over_warm_start(run: SweepRun, runs: Sequence[SweepRun]) -> None:
-    """Copies the warm start of a finished run that started the same way, unless ``run`` has begun its own."""
+    """Copies the warm start of a finished run that started the same way, unless ``run`` has begun
+    its own.
+    """
     target = run.workdir / sft.FOLDER
     for other in runs:
         source = other.workdir / sft.FOLDER
@@ -188,11 +227,15 @@ def take_over_warm_start(run: SweepRun, runs: Sequence[SweepRun]) -> None:
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(source, partial)
             partial.rename(target)
-            print(f"{run.workdir.name} takes over the warm start of {other.workdir.name}", flush=True)
+            print(
+                f"{run.workdir.name} takes over the warm start of {other.workdir.name}", flush=True
+            )
 
 
 def start(run: SweepRun, command: Sequence[str], to_log: bool) -> subprocess.Popen[bytes]:
-    """Starts a run in a process group of its own, so that a Ctrl-C reaches it through ``stop`` only."""
+    """Starts a run in a process group of its own, so that a Ctrl-C reaches it through ``stop``
+    only.
+    """
     run.workdir.mkdir(parents=True, exist_ok=True)
     overrides = [f"--config.{key}={value}" for key, value in run.overrides.items()]
     command = [*command, *overrides, f"--workdir={run.workdir}"]
@@ -211,12 +254,16 @@ def record(run: SweepRun, exit_code: int, seconds: float) -> bool:
     else:
         log = run.workdir / LOG
         tail = log.read_text(errors="replace").splitlines()[-5:] if log.exists() else []
-        print("\n".join([f"{run.workdir.name} failed with exit code {exit_code}", *tail]), flush=True)
+        print(
+            "\n".join([f"{run.workdir.name} failed with exit code {exit_code}", *tail]), flush=True
+        )
     return exit_code == 0
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Asks runs to stop after their step and waits for them; another Ctrl-C asks them to stop at once."""
+    """Asks runs to stop after their step and waits for them; another Ctrl-C asks them to stop at
+    once.
+    """
     while any(process.poll() is None for process in processes):
         for process in processes:
             if process.poll() is None:
@@ -228,11 +275,12 @@ def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             continue
 
 
-# --- Comparing -------------------------------------------------------------------------------------------------------
+# --- Comparing ------------------------------------------------------------------------------------
 
 
 def report(runs: Sequence[SweepRun], panels: Sequence[Panel], workdir: Path) -> None:
-    """Prints the table of the finished runs and the numbers of the figure, writes both and the figure into the workdir.
+    """Prints the table of the finished runs and the numbers of the figure, writes both and the
+    figure into the workdir.
 
     Raises ConfigError for a metric that a run did not write.
     """
@@ -251,18 +299,29 @@ def report(runs: Sequence[SweepRun], panels: Sequence[Panel], workdir: Path) -> 
 
 
 def table(variants: Mapping[str, Sequence[Path]]) -> rich.table.Table:
-    """One row per variant: pass@1 of every suite before and after, and what training gained, over the seeds.
+    """One row per variant: pass@1 of every suite before and after, and what training gained, over
+    the seeds.
 
     variants: the folders of each variant's runs.
     """
-    evaluations = {workdir: suite.load_all(workdir) for workdirs in variants.values() for workdir in workdirs}
-    names = list(dict.fromkeys(result.suite for results in evaluations.values() for result in results))
+    evaluations = {
+        workdir: suite.load_all(workdir) for workdirs in variants.values() for workdir in workdirs
+    }
+    names = list(
+        dict.fromkeys(result.suite for results in evaluations.values() for result in results)
+    )
     view = rich.table.Table(
-        caption=rich.markup.escape("pass@1 in %: mean [lowest, highest] over seeds, or [95 % interval] of one seed"),
+        caption=rich.markup.escape(
+            "pass@1 in %: mean [lowest, highest] over seeds, or [95 % interval] of one seed"
+        ),
         caption_justify="left",
     )
     view.add_column("variant", overflow="fold")
-    for column in ("seeds", *(f"{name} {what}" for name in names for what in ("before", "after", "gain")), "minutes"):
+    for column in (
+        "seeds",
+        *(f"{name} {what}" for name in names for what in ("before", "after", "gain")),
+        "minutes",
+    ):
         view.add_column(column, justify="right", overflow="fold")
     for variant, workdirs in variants.items():
         cells = []
@@ -270,18 +329,29 @@ def table(variants: Mapping[str, Sequence[Path]]) -> rich.table.Table:
             found = [[r for r in evaluations[workdir] if r.suite == name] for workdir in workdirs]
             cells += _suite_cells([results for results in found if len(results) > 1])
         minutes = [json.loads((workdir / DONE).read_text())["seconds"] / 60 for workdir in workdirs]
-        view.add_row(rich.markup.escape(variant), str(len(workdirs)), *cells, f"{np.mean(minutes):.1f}")
+        view.add_row(
+            rich.markup.escape(variant), str(len(workdirs)), *cells, f"{np.mean(minutes):.1f}"
+        )
     return view
 
 
 def _suite_cells(results: Sequence[Sequence[SuiteResult]]) -> list[str]:
-    """Before, after and gain of one suite; ``results`` has one entry per seed, from first to last."""
+    """Before, after and gain of one suite; ``results`` has one entry per seed, from first to
+    last.
+    """
     if not results:
         return ["-"] * 3
     if len(results) == 1:
-        before, after = results[0][0].interval(1), results[0][-1].interval(1)
-        return [suite.percent(before), suite.percent(after), f"{100 * (after.mean - before.mean):+.1f}"]
-    values = 100 * np.array([[seed[0].interval(1).mean, seed[-1].interval(1).mean] for seed in results])
+        before = results[0][0].interval(1)
+        after = results[0][-1].interval(1)
+        return [
+            suite.percent(before),
+            suite.percent(after),
+            f"{100 * (after.mean - before.mean):+.1f}",
+        ]
+    values = 100 * np.array(
+        [[seed[0].interval(1).mean, seed[-1].interval(1).mean] for seed in results]
+    )
     columns = (values[:, 0], values[:, 1], values[:, 1] - values[:, 0])
     return [f"{column.mean():.1f} [{column.min():.1f}, {column.max():.1f}]" for column in columns]
 

@@ -3,11 +3,13 @@
 A config names a panel by a tuple, its kind first:
 
   ("curve", metric, "step", n)     the metric against the step, both as means of n steps in a row
-  ("curve", metric, "minutes", n)  the same against the minutes that steps took, from the beginning of the first one on
-  ("bars", metric, ...)            the means of metrics over the steps
-  ("histogram", prefix)            the means over the steps of all metrics that begin so; what a step lacks is 0 there
+  ("curve", metric, "minutes", n)  the same against the minutes that steps took, from the beginning
+  of the first one on ("bars", metric, ...)            the means of metrics over the steps
+  ("histogram", prefix)            the means over the steps of all metrics that begin so; what a
+  step lacks is 0 there
 
-Wherever a variant has several seeds, its mean is shown with the range from the lowest to the highest.
+Wherever a variant has several seeds, its mean is shown with the range from the lowest to the
+highest.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def steps(workdir: Path) -> dict[int, float]:
 
 
 def minutes(workdir: Path) -> dict[int, float]:
-    """Step -> minutes that the steps of a run took up to its end; what went on between two steps does not count."""
+    """Step -> minutes that the steps of a run took up to its end; what went on between two steps
+    does not count.
+    """
     seconds = series(workdir, "time/step_s")
     return dict(zip(seconds, np.cumsum(list(seconds.values())) / 60, strict=True))
 
@@ -63,7 +67,9 @@ def series(workdir: Path, metric: str) -> dict[int, float]:
     points = {row["step"]: row[metric] for row in rows if metric in row}
     if not points:
         names = sorted({name for row in rows for name in row})
-        raise ConfigError(f"get_figure(): {workdir} has no metric {metric!r}; it has {', '.join(names)}")
+        raise ConfigError(
+            f"get_figure(): {workdir} has no metric {metric!r}; it has {', '.join(names)}"
+        )
     return points
 
 
@@ -97,23 +103,36 @@ class Curve:
             points = [self._points(workdir) for workdir in workdirs]
             common = sorted(set.intersection(*(set(run) for run in points)))
             values = np.array([[run[step] for step in common] for run in points])
-            windows = np.lib.stride_tricks.sliding_window_view(values, min(self.window, len(common)), axis=1)
+            windows = np.lib.stride_tricks.sliding_window_view(
+                values, min(self.window, len(common)), axis=1
+            )
             x, y = np.moveaxis(windows.mean(-1), 2, 0)
             axis.plot(x.mean(0), y.mean(0), color=colours[variant], linewidth=1.6)
-            axis.fill_between(x.mean(0), y.min(0), y.max(0), color=colours[variant], alpha=0.12, linewidth=0)
+            axis.fill_between(
+                x.mean(0), y.min(0), y.max(0), color=colours[variant], alpha=0.12, linewidth=0
+            )
         axis.set(xlabel=self.x + f" (means of {self.window} steps)" * (self.window > 1))
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
 
     def numbers(self, variants: Variants) -> Numbers:
-        """Means over quarters of the range of x that all runs have gone through, of the points joined by lines."""
-        points = {variant: [[*self._points(w).values()] for w in workdirs] for variant, workdirs in variants.items()}
-        ends = np.linspace(0, min(run[-1][0] for runs in points.values() for run in runs), _SPANS + 1)
+        """Means over quarters of the range of x that all runs have gone through, of the points
+        joined by lines.
+        """
+        points = {
+            variant: [[*self._points(w).values()] for w in workdirs]
+            for variant, workdirs in variants.items()
+        }
+        ends = np.linspace(
+            0, min(run[-1][0] for runs in points.values() for run in runs), _SPANS + 1
+        )
         found: Numbers = {}
         for begin, end in itertools.pairwise(ends):
             grid = np.linspace(begin, end, 101)
             found[f"{self.x} {begin:.3g} to {end:.3g}"] = {
-                variant: [_mean(np.interp(grid, *zip(*run, strict=True), left=np.nan)) for run in runs]
+                variant: [
+                    _mean(np.interp(grid, *zip(*run, strict=True), left=np.nan)) for run in runs
+                ]
                 for variant, runs in points.items()
             }
         return found
@@ -140,7 +159,10 @@ class Bars:
     def numbers(self, variants: Variants) -> Numbers:
         """The height of every bar."""
         return {
-            metric: {v: [_mean([*series(w, metric).values()]) for w in workdirs] for v, workdirs in variants.items()}
+            metric: {
+                v: [_mean([*series(w, metric).values()]) for w in workdirs]
+                for v, workdirs in variants.items()
+            }
             for metric in self.metrics
         }
 
@@ -162,7 +184,10 @@ class Histogram:
 
     def numbers(self, variants: Variants) -> Numbers:
         """The height of every bar."""
-        rows = {variant: [read_metrics(workdir) for workdir in workdirs] for variant, workdirs in variants.items()}
+        rows = {
+            variant: [read_metrics(workdir) for workdir in workdirs]
+            for variant, workdirs in variants.items()
+        }
         every = (row for runs in rows.values() for run in runs for row in run)
         metrics = sorted({name for row in every for name in row if name.startswith(self.prefix)})
         if not metrics:
@@ -204,7 +229,9 @@ def table(panel: Panel, variants: Variants) -> rich.table.Table:
     for name in numbers:
         view.add_column(rich.markup.escape(name), justify="right", overflow="fold")
     for variant in variants:
-        view.add_row(rich.markup.escape(variant), *(_cell(numbers[name][variant]) for name in numbers))
+        view.add_row(
+            rich.markup.escape(variant), *(_cell(numbers[name][variant]) for name in numbers)
+        )
     return view
 
 
@@ -251,7 +278,13 @@ def _draw_bars(axis, numbers: Numbers, colours: Mapping[str, Any]) -> None:
         values = [numbers[name][variant] for name in numbers]
         x = np.arange(len(values)) + (i - (len(colours) - 1) / 2) * width
         axis.bar(x, [_mean(runs) for runs in values], 0.9 * width, color=colour)
-        axis.vlines(x, [min(runs) for runs in values], [max(runs) for runs in values], color="black", linewidth=0.8)
+        axis.vlines(
+            x,
+            [min(runs) for runs in values],
+            [max(runs) for runs in values],
+            color="black",
+            linewidth=0.8,
+        )
     axis.set_xticks(range(len(numbers)), numbers)
     axis.grid(alpha=0.3, axis="y")
     axis.set_axisbelow(True)

@@ -1,4 +1,6 @@
-"""Accelerators that programs are compiled for without having them: their peak rates and what the compilers ask."""
+"""Accelerators that programs are compiled for without having them: their peak rates and what the
+compilers ask.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 15 }} device_descripti
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A device. flops: dense bfloat16 operations per second; bandwidth: bytes of HBM per second; gpu: XLA's numbers."""
+    """A device. flops: dense bfloat16 operations per second; bandwidth: bytes of HBM per second;
+    gpu: XLA's numbers.
+    """
 
     name: str
     flops: float
@@ -41,7 +45,9 @@ class Target:
     @property
     def kind(self) -> str:
         """As the kernels' heuristics name it."""
-        return "tpu" if self.tpu_topology else {9: "hopper", 10: "blackwell"}[self.gpu["capability"]]
+        return (
+            "tpu" if self.tpu_topology else {9: "hopper", 10: "blackwell"}[self.gpu["capability"]]
+        )
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -55,7 +61,11 @@ class Target:
     def environment(self) -> dict[str, str]:
         """Of the process that compiles: no device is looked for."""
         if self.tpu_topology:
-            return {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+            return {
+                "JAX_PLATFORMS": "cpu",
+                "TPU_SKIP_MDS_QUERY": "1",
+                "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+            }
         report = {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_RESOURCES": "1"}
         return {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"} | report
 
@@ -64,7 +74,12 @@ class Target:
         if self.tpu_topology:
             return {"platform": "tpu", "topology_name": self.tpu_topology}
         text = _GPU.format(name=self.name, **self.gpu)
-        return {"platform": "cuda", "topology_name": slices, "topology": slices, "target_config": text}
+        return {
+            "platform": "cuda",
+            "topology_name": slices,
+            "topology": slices,
+            "target_config": text,
+        }
 
 
 _HOPPER = {"cores": 132, "cache": 52428800, "clock": 1.98, "capability": 9}

@@ -1,11 +1,13 @@
 """Trains by reinforcement learning, then prints the evaluations and writes a report.
 
-python -m launch.train --config=configs/quickstart.py[:smoke] --workdir=runs/first [--config.seed=1 ...]
+python -m launch.train --config=configs/quickstart.py[:smoke] --workdir=runs/first [--config.seed=1
+...]
 
-Everything runs in one process by default. With --role=learner it only learns, for actors that are started with
---role=actor --name=actor-0 and the same config and workdir, on shared storage, in any number and order, and may be
-killed and started again at any time, as the learner may. A role may consist of several hosts: each starts the same
-command with --coordinator=<host>:<port> --processes=<n> --process=<i>; under SLURM or a TPU pod --distributed alone.
+Everything runs in one process by default. With --role=learner it only learns, for actors that are
+started with --role=actor --name=actor-0 and the same config and workdir, on shared storage, in any
+number and order, and may be killed and started again at any time, as the learner may. A role may
+consist of several hosts: each starts the same command with --coordinator=<host>:<port>
+--processes=<n> --process=<i>; under SLURM or a TPU pod --distributed alone.
 """
 
 from __future__ import annotations
@@ -35,19 +37,30 @@ REPORT = ReportConfig(ks=(1, 8), trajectories_per_step=16, trajectory_steps=24, 
 
 
 ROLE = absl_flags.DEFINE_enum("role", "all", ["all", "learner", "actor"], "What this process does.")
-NAME = absl_flags.DEFINE_string("name", None, "Of an actor, its own among those of the run, as in actor-0.")
-HOST = absl_flags.DEFINE_string("host", "127.0.0.1", "Address of this machine in numbers, for the other roles.")
-COORDINATOR = absl_flags.DEFINE_string("coordinator", None, "host:port of the first process of this role.")
-PROCESSES = absl_flags.DEFINE_integer("processes", None, "Processes of this role, with --coordinator.")
+NAME = absl_flags.DEFINE_string(
+    "name", None, "Of an actor, its own among those of the run, as in actor-0."
+)
+HOST = absl_flags.DEFINE_string(
+    "host", "127.0.0.1", "Address of this machine in numbers, for the other roles."
+)
+COORDINATOR = absl_flags.DEFINE_string(
+    "coordinator", None, "host:port of the first process of this role."
+)
+PROCESSES = absl_flags.DEFINE_integer(
+    "processes", None, "Processes of this role, with --coordinator."
+)
 PROCESS = absl_flags.DEFINE_integer("process", None, "Number of this one, from 0.")
-DISTRIBUTED = absl_flags.DEFINE_bool("distributed", False, "Several processes, which the cluster tells about.")
+DISTRIBUTED = absl_flags.DEFINE_bool(
+    "distributed", False, "Several processes, which the cluster tells about."
+)
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = config_lib.build(RunConfig, config)
     if ROLE.value == "actor" and NAME.value in (None, *RESERVED):
         raise config_lib.ConfigError(
-            f"--name={NAME.value or ''}: an actor needs a name of its own among those of the run, as in --name=actor-0"
+            f"--name={NAME.value or ''}: an actor needs a name of its own among those of the run, "
+            "as in --name=actor-0"
         )
     if COORDINATOR.value or DISTRIBUTED.value:
         jax.distributed.initialize(COORDINATOR.value, PROCESSES.value, PROCESS.value)
@@ -70,18 +83,23 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 def show_difference(console: rich.console.Console, results: list[SuiteResult]) -> None:
     """What training changed on one suite, and what the turns after the first edit are worth."""
-    before, after = results[0], results[-1]
+    before = results[0]
+    after = results[-1]
     ks = [k for k in REPORT.ks if k <= min(before.largest_k, after.largest_k)]
     if before is after or not ks:
         return
     console.print(compare.table([compare.compare(before, after, k) for k in ks]))
     gain = suite.percent(compare.whole_against_first_edit(after), signed=True)
-    console.print(f"{after.suite}, {after.label}: whole episode against its first edit alone {gain} points of pass@1")
+    console.print(
+        f"{after.suite}, {after.label}: whole episode against its first edit alone {gain} points "
+        "of pass@1"
+    )
 
 
 if __name__ == "__main__":
     flags.run(
         main,
         expected=(SandboxUnavailable, StoreError, WeightError, RolloutTimeout, ProcessLost),
-        lasting=(FloatingPointError, Replaced),  # steps repeat exactly, so the same loss would not be finite again
+        # steps repeat exactly, so the same loss would not be finite again
+        lasting=(FloatingPointError, Replaced),
     )

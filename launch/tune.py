@@ -1,11 +1,13 @@
-"""Finds the sizes of a kernel's blocks that are fastest on the device at hand, and writes them to a file.
+"""Finds the sizes of a kernel's blocks that are fastest on the device at hand, and writes them to a
+file.
 
 python -m launch.tune flash --file=runs/tuning.json [--shape=1,8192,32,8,128]
 RL_CODE_TUNING=runs/tuning.json python -m launch.train ...     # uses them
 
-Starting from the heuristic's, one size after another is halved and doubled while that makes forward and backward (of
-paged attention: forward) faster. What a compiler refuses is passed over. Each improvement is written at once, so a
-search that is stopped leaves the best so far; other entries of the file stay.
+Starting from the heuristic's, one size after another is halved and doubled while that makes forward
+and backward (of paged attention: forward) faster. What a compiler refuses is passed over. Each
+improvement is written at once, so a search that is stopped leaves the best so far; other entries of
+the file stay.
 """
 
 from __future__ import annotations
@@ -36,8 +38,14 @@ from pallas_kernels.tokens import sequences
 from rl_code.metrics import write_atomically
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("file", None, "Where the sizes go; RL_CODE_TUNING names it to those who use them.")
-flags.DEFINE_list("shape", ["1", "8192", "32", "8", "128"], "Rows, tokens, query heads, key/value heads, head size.")
+flags.DEFINE_string(
+    "file", None, "Where the sizes go; RL_CODE_TUNING names it to those who use them."
+)
+flags.DEFINE_list(
+    "shape",
+    ["1", "8192", "32", "8", "128"],
+    "Rows, tokens, query heads, key/value heads, head size.",
+)
 flags.DEFINE_integer("timings", 5, "Timed runs of each setting, of which the median counts.", 1)
 
 # What a setting that cannot be built raises.
@@ -57,7 +65,9 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is tuned: its entry in the file, where the search starts, and a program for a setting."""
+    """What is tuned: its entry in the file, where the search starts, and a program for a
+    setting.
+    """
 
     name: str
     start: Any
@@ -66,25 +76,36 @@ class Search:
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2 or argv[1] not in KERNELS:
-        sys.exit(f"say which kernel to tune, one of {', '.join(KERNELS)}: python -m launch.tune flash --file=...")
+        sys.exit(
+            f"say which kernel to tune, one of {', '.join(KERNELS)}: python -m launch.tune flash "
+            "--file=..."
+        )
     if not FLAGS.file:
         sys.exit("--file=<file> is missing, for instance --file=runs/tuning.json")
     backend = jax.default_backend()
     if backend not in ("tpu", "gpu"):
         sys.exit(f"jax runs on {backend}, where no kernel does: tune on a TPU or a GPU")
     if len(FLAGS.shape) != 5 or not all(size.isdigit() and int(size) for size in FLAGS.shape):
-        sys.exit(f"--shape={','.join(FLAGS.shape)} must be five positive numbers, as in --shape=1,8192,32,8,128")
+        sys.exit(
+            f"--shape={','.join(FLAGS.shape)} must be five positive numbers, as in "
+            "--shape=1,8192,32,8,128"
+        )
     search = KERNELS[argv[1]](Shape(*map(int, FLAGS.shape)), backend, False)
     tune(search, Path(FLAGS.file), FLAGS.timings)
 
 
 def tune(search: Search, path: Path, repeats: int) -> Any:
     """Searches from the start and writes every improvement; returns the best setting."""
-    best, seconds = search.start, measure(search, search.start, repeats)
+    best = search.start
+    seconds = measure(search, search.start, repeats)
     if seconds is None:
-        sys.exit(f"{search.name}: the heuristic's own sizes do not run, there is nothing to start from")
+        sys.exit(
+            f"{search.name}: the heuristic's own sizes do not run, there is nothing to start from"
+        )
     save(path, search, best, seconds, seconds)
-    first, tried, improved = seconds, {search.start}, True
+    first = seconds
+    tried = {search.start}
+    improved = True
     while improved:
         improved = False
         for candidate in neighbours(best):
@@ -96,7 +117,10 @@ def tune(search: Search, path: Path, repeats: int) -> Any:
                 best, seconds, improved = candidate, found, True
                 save(path, search, best, seconds, first)
                 break
-    console().print(f"{search.name}: {1e3 * first:.3f} -> {1e3 * seconds:.3f} ms, {len(tried)} settings tried: {best}")
+    console().print(
+        f"{search.name}: {1e3 * first:.3f} -> {1e3 * seconds:.3f} ms, {len(tried)} settings tried: "
+        f"{best}"
+    )
     return best
 
 
@@ -105,7 +129,9 @@ def neighbours(config: Any) -> Iterator[Any]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from (dataclasses.replace(config, **{field.name: other}) for other in neighbours(value))
+            yield from (
+                dataclasses.replace(config, **{field.name: other}) for other in neighbours(value)
+            )
         elif isinstance(value, int):
             for other in (2 * value, value // 2):
                 if other >= 1:
@@ -137,7 +163,7 @@ def save(path: Path, search: Search, setting: Any, seconds: float, first: float)
     write_atomically(path, json.dumps(known | {search.name: found}, indent=1).encode())
 
 
-# --- The kernels -----------------------------------------------------------------------------------------------------
+# --- The kernels ----------------------------------------------------------------------------------
 
 
 def _inputs(shape: Shape, keys: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -160,20 +186,27 @@ def _with_gradients(attend: Callable, *qkv: jax.Array) -> Callable[[], Any]:
 
 
 def _flash(shape: Shape, implementation: str, interpret: Any) -> Search:
-    on, groups = device(implementation), shape.heads // shape.kv_heads
-    qkv, tokens = _inputs(shape, shape.tokens), sequences(jnp.full(shape.rows, shape.tokens), shape.tokens)
+    on = device(implementation)
+    groups = shape.heads // shape.kv_heads
+    qkv = _inputs(shape, shape.tokens)
+    tokens = sequences(jnp.full(shape.rows, shape.tokens), shape.tokens)
     options = dict(implementation=implementation, interpret=interpret)
     return Search(
         tuned.key("flash", on, groups=groups, head_dim=shape.head_dim),
         flash.heuristic(on, groups, shape.head_dim),
         lambda setting: _with_gradients(
-            lambda q, k, v: flash.flash_attention(q, k, v, tokens, tokens, tuning=setting, **options), *qkv
+            lambda q, k, v: flash.flash_attention(
+                q, k, v, tokens, tokens, tuning=setting, **options
+            ),
+            *qkv,
         ),
     )
 
 
 def _compressed(shape: Shape, implementation: str, interpret: Any) -> Search:
-    on, groups, chosen = device(implementation), shape.heads // shape.kv_heads, compressed.Selection()
+    on = device(implementation)
+    groups = shape.heads // shape.kv_heads
+    chosen = compressed.Selection()
     tokens = sequences(jnp.full(shape.rows, shape.tokens), shape.tokens)
     blocks = in_place(tokens, chosen.block)
     stretched = entries(blocks, chosen.length, chosen.stride)
@@ -193,12 +226,16 @@ def _compressed(shape: Shape, implementation: str, interpret: Any) -> Search:
 
 
 def _selected(shape: Shape, implementation: str, interpret: Any) -> Search:
-    on, groups, chosen = device(implementation), shape.heads // shape.kv_heads, compressed.Selection()
+    on = device(implementation)
+    groups = shape.heads // shape.kv_heads
+    chosen = compressed.Selection()
     qkv = _inputs(shape, -(-shape.tokens // chosen.block) * chosen.block)
     order = jnp.broadcast_to(jnp.arange(qkv[1].shape[1], dtype=jnp.int32), qkv[1].shape[:2])
     count = order.shape[1] // chosen.block
     ranks = jax.random.uniform(jax.random.key(1), (shape.rows, shape.tokens, shape.kv_heads, count))
-    ranks = jnp.where(jnp.arange(count) <= jnp.arange(shape.tokens)[:, None, None] // chosen.block, ranks, -1.0)
+    ranks = jnp.where(
+        jnp.arange(count) <= jnp.arange(shape.tokens)[:, None, None] // chosen.block, ranks, -1.0
+    )
     best, picks = jax.lax.top_k(ranks, min(chosen.picks, count))
     picks = jnp.where(best < 0, -1, picks).astype(jnp.int32)
     options = dict(size=chosen.block, implementation=implementation, interpret=interpret)
@@ -215,11 +252,14 @@ def _selected(shape: Shape, implementation: str, interpret: Any) -> Search:
 
 
 def _paged(shape: Shape, implementation: str, interpret: Any) -> Search:
-    on, page = device(implementation), compressed.Selection().block
+    on = device(implementation)
+    page = compressed.Selection().block
     count = -(-shape.tokens // page)
     pages = (shape.rows * count, shape.kv_heads, page, shape.head_dim)
     k, v = (jax.random.normal(jax.random.key(i), pages, jnp.bfloat16) for i in range(2))
-    q = jax.random.normal(jax.random.key(2), (shape.rows, 1, shape.heads, shape.head_dim), jnp.bfloat16)
+    q = jax.random.normal(
+        jax.random.key(2), (shape.rows, 1, shape.heads, shape.head_dim), jnp.bfloat16
+    )
     tables = jnp.arange(shape.rows * count, dtype=jnp.int32).reshape(shape.rows, count)
     lengths = jnp.full(shape.rows, shape.tokens, jnp.int32)
     options = dict(implementation=implementation, interpret=interpret)
@@ -229,7 +269,14 @@ def _paged(shape: Shape, implementation: str, interpret: Any) -> Search:
         return lambda: step(q, k, v, tables, lengths[:, None] - 1, lengths)
 
     return Search(
-        tuned.key("paged", on, heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, page=page),
+        tuned.key(
+            "paged",
+            on,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            page=page,
+        ),
         paged.tune(on, q, k, count, None),
         program,
     )

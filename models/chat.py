@@ -1,12 +1,15 @@
-"""Conversations as text in the format each model family was trained on, from the jinja2 files in ``templates/``.
+"""Conversations as text in the format each model family was trained on, from the jinja2 files in
+``templates/``.
 
-The marks of a format (turn tokens, call and result tags) are the families' own; sentences around the declaration of
-tools are this project's. A message is ``{"role": "system" | "user" | "assistant" | "tool", "content": str}``; an
-assistant's may have ``tool_calls``, a list of ``{"function": {"name": str, "arguments": {...}}}``. Tools are declared
-by function schemas, ``{"type": "function", "function": {"name", "description", "parameters"}}``.
+The marks of a format (turn tokens, call and result tags) are the families' own; sentences around
+the declaration of tools are this project's. A message is ``{"role": "system" | "user" | "assistant"
+| "tool", "content": str}``; an assistant's may have ``tool_calls``, a list of ``{"function":
+{"name": str, "arguments": {...}}}``. Tools are declared by function schemas, ``{"type": "function",
+"function": {"name", "description", "parameters"}}``.
 
-Training never renders a conversation twice: an episode renders its prompt once and from then on only what is appended
-after the sampled tokens (``render_tool_results``), which by construction is what ``render`` would have put there.
+Training never renders a conversation twice: an episode renders its prompt once and from then on
+only what is appended after the sampled tokens (``render_tool_results``), which by construction is
+what ``render`` would have put there.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ import jinja2
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """end: the token that ends a turn. declares_tools: whether the format has a place for tools' schemas.
+    """end: the token that ends a turn. declares_tools: whether the format has a place for tools'
+    schemas.
 
-    calls: how many calls one assistant message may hold when they are given as ``tool_calls`` (0: write them into the
-    content).
+    calls: how many calls one assistant message may hold when they are given as ``tool_calls`` (0:
+    write them into the content).
     """
 
     end: str
@@ -66,16 +70,20 @@ def render(
 ) -> str:
     """A conversation as text, opening the assistant's next turn if ``add_generation_prompt``.
 
-    Raises ValueError for an unknown family or role, a system message that is not the first, and tools or calls that
-    the family's format has no place for.
+    Raises ValueError for an unknown family or role, a system message that is not the first, and
+    tools or calls that the family's format has no place for.
     """
     _check(family, messages, tools)
     template = _ENVIRONMENT.get_template(f"{family}.jinja")
-    return template.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
+    return template.render(
+        messages=messages, tools=tools, add_generation_prompt=add_generation_prompt
+    )
 
 
 def render_tool_results(family: str, contents: Sequence[str]) -> str:
-    """What follows an assistant's turn, after its end token: the results of its calls, and the next turn's opening."""
+    """What follows an assistant's turn, after its end token: the results of its calls, and the next
+    turn's opening.
+    """
     if not contents:
         raise ValueError("no tool results to render")
     turn = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
@@ -85,20 +93,29 @@ def render_tool_results(family: str, contents: Sequence[str]) -> str:
     return after[before.rindex(end) + len(end) :]
 
 
-def _check(family: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
+def _check(
+    family: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> None:
     if family not in FAMILIES:
         raise ValueError(f"unknown {family=}; known are {', '.join(FAMILIES)}")
     if not messages:
         raise ValueError("a conversation needs at least one message")
     if tools and not FAMILIES[family].declares_tools:
-        raise ValueError(f"the format of {family=} has no place for tools: {[t['function']['name'] for t in tools]}")
+        raise ValueError(
+            f"the format of {family=} has no place for tools: "
+            f"{[t['function']['name'] for t in tools]}"
+        )
     for i, message in enumerate(messages):
         if message["role"] not in ROLES:
-            raise ValueError(f"messages[{i}] has role {message['role']!r}; known are {', '.join(ROLES)}")
+            raise ValueError(
+                f"messages[{i}] has role {message['role']!r}; known are {', '.join(ROLES)}"
+            )
         if message["role"] == "system" and i > 0:
             raise ValueError(f"messages[{i}] is a system message; only the first may be")
         if not isinstance(message["content"], str):
             raise ValueError(f"messages[{i}] has content {message['content']!r}, which is not text")
         calls = message.get("tool_calls", ())
         if len(calls) > FAMILIES[family].calls:
-            raise ValueError(f"messages[{i}] has {len(calls)} calls; {family=} can hold {FAMILIES[family].calls}")
+            raise ValueError(
+                f"messages[{i}] has {len(calls)} calls; {family=} can hold {FAMILIES[family].calls}"
+            )

@@ -1,4 +1,5 @@
-"""What layers compute, without parameters of their own: products, normalisation, SwiGLU, rotary position embedding.
+"""What layers compute, without parameters of their own: products, normalisation, SwiGLU, rotary
+position embedding.
 
 Dimensions: B rows, T tokens, D model, F feed-forward, N heads, H head size.
 """
@@ -28,12 +29,17 @@ class RopeScaling:
     original_max_positions: int
 
 
-# The gradients of the following two keep their arguments and compute the rest again, which costs less than memory does.
+# The gradients of the following two keep their arguments and compute the rest again, which costs
+# less than memory does.
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
-def rms_norm(x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "... D"]:
-    """Root-mean-square normalisation over the last axis (1910.07467), in float32, result in x's dtype."""
+def rms_norm(
+    x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float
+) -> Float[Array, "... D"]:
+    """Root-mean-square normalisation over the last axis (1910.07467), in float32, result in x's
+    dtype.
+    """
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     return (x32 * scale.astype(jnp.float32)).astype(x.dtype)
@@ -46,12 +52,15 @@ def swiglu(gate: Float[Array, "... F"], up: Float[Array, "... F"]) -> Float[Arra
 
 
 def project(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
-    """Contract the last ``contract`` axes of x with the first of weight, as one matrix product over all tokens.
+    """Contract the last ``contract`` axes of x with the first of weight, as one matrix product over
+    all tokens.
 
-    An einsum that keeps the token axes apart has a weight gradient that contracts two axes at once, which XLA on CPU
-    runs two to four times slower than the same product on flattened tokens.
+    An einsum that keeps the token axes apart has a weight gradient that contracts two axes at once,
+    which XLA on CPU runs two to four times slower than the same product on flattened tokens.
     """
-    batch, inner, outer = x.shape[: x.ndim - contract], weight.shape[:contract], weight.shape[contract:]
+    batch = x.shape[: x.ndim - contract]
+    inner = weight.shape[:contract]
+    outer = weight.shape[contract:]
     size = math.prod(inner)
     return (x.reshape(-1, size) @ weight.reshape(size, -1)).reshape(*batch, *outer)
 
@@ -64,14 +73,23 @@ def rope_frequencies(config: ModelConfig) -> Float[Array, " H/2"]:
     if scaling is None:
         return frequencies
     turns = scaling.original_max_positions * frequencies / (2 * jnp.pi)
-    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = (turns - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
     smooth = jnp.clip(smooth, 0.0, 1.0)
     return frequencies * (smooth + (1.0 - smooth) / scaling.factor)
 
 
-def rope(x: Float[Array, "B T N H"], positions: Int[Array, "B T"], config: ModelConfig) -> Float[Array, "B T N H"]:
-    """Rotary position embedding (2104.09864) in the half-split layout of Hugging Face checkpoints."""
+def rope(
+    x: Float[Array, "B T N H"], positions: Int[Array, "B T"], config: ModelConfig
+) -> Float[Array, "B T N H"]:
+    """Rotary position embedding (2104.09864) in the half-split layout of Hugging Face
+    checkpoints.
+    """
     angles = positions[..., None, None].astype(jnp.float32) * rope_frequencies(config)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    cos = jnp.cos(angles)
+    sin = jnp.sin(angles)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate(
+        [first * cos - second * sin, second * cos + first * sin], axis=-1
+    ).astype(x.dtype)

@@ -9,7 +9,8 @@ import gguf
 
 
 def open_gguf(path: str | Path) -> gguf.GGUFReader:
-    """The file's metadata and memory-mapped tensors; the last file is kept, since reading a vocabulary takes seconds.
+    """The file's metadata and memory-mapped tensors; the last file is kept, since reading a
+    vocabulary takes seconds.
 
     Raises ValueError when the file is not GGUF.
     """

@@ -1,7 +1,9 @@
-"""GGUF files in: metadata to ModelConfig, and tensors of any quantisation as floats in their sharded places.
+"""GGUF files in: metadata to ModelConfig, and tensors of any quantisation as floats in their
+sharded places.
 
-Architectures: llama, qwen2, qwen3. Files of the llama architecture keep the rows of q and k in the order of
-interleaved RoPE pairs; they are put back into the half-split order of Hugging Face and of this model.
+Architectures: llama, qwen2, qwen3. Files of the llama architecture keep the rows of q and k in the
+order of interleaved RoPE pairs; they are put back into the half-split order of Hugging Face and of
+this model.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """ModelConfig of a GGUF file, dtypes float32; raises ValueError naming metadata that is missing or unsupported."""
+    """ModelConfig of a GGUF file, dtypes float32; raises ValueError naming metadata that is missing
+    or unsupported.
+    """
     return _config(Path(path), open_gguf(path))
 
 
 def load(path: str | Path, config: ModelConfig, mesh: Mesh) -> Transformer:
-    """The model of a GGUF file, dequantised and sharded over ``mesh``; ``config``: ``read_config``'s with other dtypes.
+    """The model of a GGUF file, dequantised and sharded over ``mesh``; ``config``:
+    ``read_config``'s with other dtypes.
 
     Raises ValueError naming each tensor that is missing, unexpected or of another shape.
     """
@@ -40,16 +45,25 @@ def _config(path: Path, reader: gguf.GGUFReader) -> ModelConfig:
 
     kind = value("general.architecture")
     if kind not in ARCHITECTURES:
-        raise ValueError(f"{path}: architecture {kind!r} is not supported, only {', '.join(ARCHITECTURES)}")
-    if f"{kind}.rope.scaling.type" in reader.fields and value(f"{kind}.rope.scaling.type") != "none":
-        raise ValueError(f"{path}: RoPE scaling {value(f'{kind}.rope.scaling.type')!r} is not supported")
+        raise ValueError(
+            f"{path}: architecture {kind!r} is not supported, only {', '.join(ARCHITECTURES)}"
+        )
+    if (
+        f"{kind}.rope.scaling.type" in reader.fields
+        and value(f"{kind}.rope.scaling.type") != "none"
+    ):
+        raise ValueError(
+            f"{path}: RoPE scaling {value(f'{kind}.rope.scaling.type')!r} is not supported"
+        )
     names = {tensor.name: tensor.shape for tensor in reader.tensors}
     heads = value(f"{kind}.attention.head_count")
     head_dim = value(f"{kind}.embedding_length") // heads
     if f"{kind}.attention.key_length" in reader.fields:
         head_dim = value(f"{kind}.attention.key_length")
     return ModelConfig(
-        vocab_size=int(names["token_embd.weight"][1]) if "token_embd.weight" in names else value(f"{kind}.vocab_size"),
+        vocab_size=int(names["token_embd.weight"][1])
+        if "token_embd.weight" in names
+        else value(f"{kind}.vocab_size"),
         embed_dim=value(f"{kind}.embedding_length"),
         mlp_dim=value(f"{kind}.feed_forward_length"),
         num_layers=value(f"{kind}.block_count"),
@@ -73,19 +87,33 @@ class _File:
         self.path = path
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         # GGUF lists axes from the fastest to the slowest.
-        self.shapes = {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+        self.shapes = {
+            name: tuple(int(n) for n in reversed(tensor.shape))
+            for name, tensor in self._tensors.items()
+        }
         # Heads of the tensors whose rows are in interleaved order, by the end of their names.
         self._interleaved = {}
         if reader.fields["general.architecture"].contents() == "llama":
-            self._interleaved = {".attn_q.weight": config.num_heads, ".attn_k.weight": config.num_kv_heads}
+            self._interleaved = {
+                ".attn_q.weight": config.num_heads,
+                ".attn_k.weight": config.num_kv_heads,
+            }
 
     def read(self, name: str, block: tuple[slice, ...]) -> np.ndarray:
-        """A block of a tensor in float32; whole rows are dequantised, because quantisation blocks lie along them."""
+        """A block of a tensor in float32; whole rows are dequantised, because quantisation blocks
+        lie along them.
+        """
         tensor = self._tensors[name]
         heads = next((n for end, n in self._interleaved.items() if name.endswith(end)), None)
         if heads is None:
-            return gguf.dequantize(tensor.data[block[0]], tensor.tensor_type)[(slice(None), *block[1:])]
+            return gguf.dequantize(tensor.data[block[0]], tensor.tensor_type)[
+                (slice(None), *block[1:])
+            ]
         rows, columns = self.shapes[name]
         matrix = gguf.dequantize(tensor.data, tensor.tensor_type)
-        matrix = matrix.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+        matrix = (
+            matrix.reshape(heads, rows // heads // 2, 2, columns)
+            .swapaxes(1, 2)
+            .reshape(rows, columns)
+        )
         return matrix[block]

@@ -1,7 +1,8 @@
-"""Hugging Face checkpoints in and out: ``config.json`` and safetensors, in one file or several with an index.
+"""Hugging Face checkpoints in and out: ``config.json`` and safetensors, in one file or several with
+an index.
 
-Architectures: Llama (with Llama 3.1's RoPE scaling), Qwen2, Qwen3. Tensors are read by slices into their sharded
-places and written one layer's at a time (``models.weights``).
+Architectures: Llama (with Llama 3.1's RoPE scaling), Qwen2, Qwen3. Tensors are read by slices into
+their sharded places and written one layer's at a time (``models.weights``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ _UNSUPPORTED = {
     "use_sliding_window": (False, None),
     "attention_dropout": (0, None),
 }
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
 def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
@@ -50,11 +55,19 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(f"model_type {kind!r} is not supported, only {', '.join(_ARCHITECTURES)}")
     for key, harmless in _UNSUPPORTED.items():
         if key in hf and hf[key] not in harmless:
-            raise ValueError(f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}")
+            raise ValueError(
+                f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}"
+            )
     if set(hf.get("layer_types") or ()) - {"full_attention"}:
-        raise ValueError(f"config.json has layer_types={hf['layer_types']!r}; only 'full_attention' is supported")
-    # Newer files keep everything about RoPE in rope_parameters, older ones in rope_theta and rope_scaling.
-    rope = {"rope_theta": hf.get("rope_theta"), **(hf.get("rope_parameters") or hf.get("rope_scaling") or {})}
+        raise ValueError(
+            f"config.json has layer_types={hf['layer_types']!r}; only 'full_attention' is supported"
+        )
+    # Newer files keep everything about RoPE in rope_parameters, older ones in rope_theta and
+    # rope_scaling.
+    rope = {
+        "rope_theta": hf.get("rope_theta"),
+        **(hf.get("rope_parameters") or hf.get("rope_scaling") or {}),
+    }
     if rope["rope_theta"] is None:
         raise ValueError("config.json has no 'rope_theta'")
     return ModelConfig(
@@ -75,7 +88,8 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]:
-    """Contents of the ``config.json`` of a model; ``max_positions`` is the longest context it was trained for.
+    """Contents of the ``config.json`` of a model; ``max_positions`` is the longest context it was
+    trained for.
 
     Raises ValueError for a model that is none of the architectures.
     """
@@ -112,7 +126,9 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
 
 
 def read_config(directory: str | Path) -> ModelConfig:
-    """ModelConfig of a checkpoint's ``config.json``; raises ValueError naming the file and the key that is wrong."""
+    """ModelConfig of a checkpoint's ``config.json``; raises ValueError naming the file and the key
+    that is wrong.
+    """
     path = Path(directory) / "config.json"
     try:
         return config_from_dict(json.loads(path.read_text(encoding="utf-8")))
@@ -121,19 +137,28 @@ def read_config(directory: str | Path) -> ModelConfig:
 
 
 def load(directory: str | Path, config: ModelConfig, mesh: Mesh) -> Transformer:
-    """The model of a checkpoint, sharded over ``mesh``; ``config`` is ``read_config``'s with the dtypes wanted.
+    """The model of a checkpoint, sharded over ``mesh``; ``config`` is ``read_config``'s with the
+    dtypes wanted.
 
-    Raises ValueError naming each tensor that is missing, unexpected or of another shape, and files that are broken.
+    Raises ValueError naming each tensor that is missing, unexpected or of another shape, and files
+    that are broken.
     """
     with _Checkpoint(Path(directory), config.tied_embeddings) as source:
         return weights.load(source, "huggingface", config, mesh)
 
 
-def save(directory: str | Path, model: Transformer, *, max_positions: int, max_file_bytes: int = 5 * 10**9) -> None:
-    """Writes ``config.json`` and safetensors in ``config.param_dtype``, in several files above ``max_file_bytes``.
+def save(
+    directory: str | Path,
+    model: Transformer,
+    *,
+    max_positions: int,
+    max_file_bytes: int = 5 * 10**9,
+) -> None:
+    """Writes ``config.json`` and safetensors in ``config.param_dtype``, in several files above
+    ``max_file_bytes``.
 
-    The host holds one file's tensors at a time. Raises FileExistsError when the directory already holds a checkpoint,
-    ValueError when shards of the model are in other processes.
+    The host holds one file's tensors at a time. Raises FileExistsError when the directory already
+    holds a checkpoint, ValueError when shards of the model are in other processes.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -144,13 +169,16 @@ def save(directory: str | Path, model: Transformer, *, max_positions: int, max_f
     for tensor in weights.stored_tensors(model, "huggingface"):
         _, _, variable, layer = tensor
         if not variable.get_value().is_fully_addressable:
-            raise ValueError(f"{tensor[0]} has shards in other processes; gather the model before saving it")
+            raise ValueError(
+                f"{tensor[0]} has shards in other processes; gather the model before saving it"
+            )
         num_bytes = variable.nbytes // (1 if layer is None else variable.shape[0])
         if files[-1] and size + num_bytes > max_file_bytes:
             files.append([])
             size = 0
         files[-1].append(tensor)
-        size, total = size + num_bytes, total + num_bytes
+        size = size + num_bytes
+        total = total + num_bytes
     names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     if len(files) == 1:
         names = ["model.safetensors"]
@@ -158,13 +186,23 @@ def save(directory: str | Path, model: Transformer, *, max_positions: int, max_f
         arrays = {name: _stored(*rest) for name, *rest in tensors}
         save_file(arrays, directory / file_name, metadata={"format": "pt"})
     if len(files) > 1:
-        weight_map = {tensor[0]: name for name, tensors in zip(names, files, strict=True) for tensor in tensors}
-        _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-    _write_json(directory / "config.json", config_to_dict(model.config, max_positions=max_positions))
+        weight_map = {
+            tensor[0]: name
+            for name, tensors in zip(names, files, strict=True)
+            for tensor in tensors
+        }
+        _write_json(
+            directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}
+        )
+    _write_json(
+        directory / "config.json", config_to_dict(model.config, max_positions=max_positions)
+    )
 
 
 class _Checkpoint:
-    """The safetensors files of a directory as one ``weights.Source``; a context manager that closes them."""
+    """The safetensors files of a directory as one ``weights.Source``; a context manager that closes
+    them.
+    """
 
     def __init__(self, directory: Path, tied_embeddings: bool):
         self.path = directory
@@ -192,25 +230,35 @@ class _Checkpoint:
     def _open(self) -> None:
         index = self.path / INDEX
         if index.exists():
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(
+                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
         else:
             names = ["model.safetensors"]
         for name in names:
             if not (self.path / name).exists():
-                raise FileNotFoundError(f"{self.path / name}, which {index.name if index.exists() else 'load'} needs")
+                raise FileNotFoundError(
+                    f"{self.path / name}, which {index.name if index.exists() else 'load'} needs"
+                )
             try:
                 file = self._files.enter_context(safe_open(self.path / name, framework="np"))
             except SafetensorError as error:
-                raise ValueError(f"{self.path / name} is not a whole safetensors file: {error}") from error
+                raise ValueError(
+                    f"{self.path / name} is not a whole safetensors file: {error}"
+                ) from error
             for key in file.keys():
                 self._owner[key] = file
                 self.shapes[key] = tuple(file.get_slice(key).get_shape())
 
     def _drop_copy_of_embedding(self) -> None:
-        """Some tied checkpoints hold the embedding twice; a different second one is left to be refused."""
+        """Some tied checkpoints hold the embedding twice; a different second one is left to be
+        refused.
+        """
         head, table = "lm_head.weight", "model.embed_tokens.weight"
         if self.shapes.get(table) == self.shapes[head]:
-            if np.array_equal(self._owner[head].get_tensor(head), self._owner[table].get_tensor(table)):
+            if np.array_equal(
+                self._owner[head].get_tensor(head), self._owner[table].get_tensor(table)
+            ):
                 del self.shapes[head]
 
 

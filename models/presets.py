@@ -1,6 +1,8 @@
-"""Architectures by name, as their authors published them; dtypes and rematerialisation are the caller's to replace.
+"""Architectures by name, as their authors published them; dtypes and rematerialisation are the
+caller's to replace.
 
-Numbers are from the models' ``config.json``. Parameter counts are tested against the published ones.
+Numbers are from the models' ``config.json``. Parameter counts are tested against the published
+ones.
 """
 
 from __future__ import annotations
@@ -8,7 +10,17 @@ from __future__ import annotations
 from models.transformer import ModelConfig, RopeScaling
 
 
-def _qwen2(embed: int, mlp: int, layers: int, heads: int, kv_heads: int, head: int, *, vocab: int, tied: bool):
+def _qwen2(
+    embed: int,
+    mlp: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head: int,
+    *,
+    vocab: int,
+    tied: bool,
+):
     return ModelConfig(
         vocab_size=vocab,
         embed_dim=embed,
@@ -78,6 +90,8 @@ PRESETS = {
         rope_theta=5e5,
         norm_eps=1e-5,
         tied_embeddings=False,
-        rope_scaling=RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192),
+        rope_scaling=RopeScaling(
+            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192
+        ),
     ),
 }

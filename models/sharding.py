@@ -1,6 +1,7 @@
 """Meshes by name, and the one table from logical axes to mesh axes.
 
-Every parameter and every sharded activation names its logical axes; this table alone says where they live.
+Every parameter and every sharded activation names its logical axes; this table alone says where
+they live.
 """
 
 from __future__ import annotations
@@ -53,15 +54,21 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     needed = data * config.tensor
     if not 0 < needed <= len(devices):
         raise ValueError(
-            f"a mesh of data={config.data} x tensor={config.tensor} does not fit on {len(devices)} devices; "
-            "on CPU set XLA_FLAGS=--xla_force_host_platform_device_count=N before the program starts"
+            f"a mesh of data={config.data} x tensor={config.tensor} does not fit on {len(devices)} "
+            "devices; "
+            "on CPU set XLA_FLAGS=--xla_force_host_platform_device_count=N before the program "
+            "starts"
         )
     auto = (AxisType.Auto,) * len(MESH_AXES)
-    return jax.make_mesh((data, config.tensor), MESH_AXES, axis_types=auto, devices=devices[:needed])
+    return jax.make_mesh(
+        (data, config.tensor), MESH_AXES, axis_types=auto, devices=devices[:needed]
+    )
 
 
 def partition_spec(logical_axes: Sequence[str | None]) -> PartitionSpec:
-    """PartitionSpec of an array whose dimensions have these logical axes; an axis without a rule is a KeyError."""
+    """PartitionSpec of an array whose dimensions have these logical axes; an axis without a rule is
+    a KeyError.
+    """
     return PartitionSpec(*(None if axis is None else RULES[axis] for axis in logical_axes))
 
 
@@ -76,29 +83,38 @@ def parameter_shardings(model: nnx.Module, mesh: Mesh) -> nnx.Module:
         for size, axis in zip(param.shape, spec, strict=True):
             if axis is not None and size % mesh.shape[axis]:
                 raise ValueError(
-                    f"{jax.tree_util.keystr(path)} of shape {param.shape}: {size} must be divisible by "
+                    f"{jax.tree_util.keystr(path)} of shape {param.shape}: {size} must be "
+                    "divisible by "
                     f"{axis}={mesh.shape[axis]}"
                 )
         return param.replace(NamedSharding(mesh, spec))
 
-    return jax.tree_util.tree_map_with_path(sharding, model, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return jax.tree_util.tree_map_with_path(
+        sharding, model, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
 
 
 def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
-    """The function run by every device on its own part of the arguments, for code that loops over rows or heads.
+    """The function run by every device on its own part of the arguments, for code that loops over
+    rows or heads.
 
-    in_axes, out_axes: logical axes of arguments and results, prefixes of their pytrees as in ``jax.shard_map``. Without
-    a mesh (``jax.set_mesh``), and inside another shard_map, it is the function itself.
+    in_axes, out_axes: logical axes of arguments and results, prefixes of their pytrees as in
+    ``jax.shard_map``. Without a mesh (``jax.set_mesh``), and inside another shard_map, it is the
+    function itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
         return function
     specs = (tuple(partition_spec(axes) for axes in in_axes), partition_spec(out_axes))
-    return jax.shard_map(function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+    return jax.shard_map(
+        function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False
+    )
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """Pin an activation's layout under the current mesh (``jax.set_mesh``); does nothing where none is set."""
+    """Pin an activation's layout under the current mesh (``jax.set_mesh``); does nothing where none
+    is set.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
         return x

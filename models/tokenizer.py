@@ -1,7 +1,8 @@
 """Tokenisers: byte-level BPE from a ``tokenizer.json``, from a GGUF file, or trained on the spot.
 
-All are run by the ``tokenizers`` library. Text is tokenised as it stands: nothing adds a begin or end token (templates
-write them as text), special tokens in the text become their single ids, and decoding keeps them.
+All are run by the ``tokenizers`` library. Text is tokenised as it stands: nothing adds a begin or
+end token (templates write them as text), special tokens in the text become their single ids, and
+decoding keeps them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 
 from models.gguf_file import open_gguf
 
-# How the tokeniser that is trained here cuts text before merging: a line break with the indent that follows it; one
-# digit; a word; a run of punctuation; other white space. A space in front of a digit, word or punctuation joins it.
+# How the tokeniser that is trained here cuts text before merging: a line break with the indent that
+# follows it; one digit; a word; a run of punctuation; other white space. A space in front of a
+# digit, word or punctuation joins it.
 _PIECES = (
     r"\n[ \t]*",
     r" ?[0-9]",
@@ -27,15 +29,18 @@ _PIECES = (
     r"[^\S\n]+(?!\S)",
     r"[^\S\n]+",
 )
-# The same while training, with spaces cut from digits: no merge with a digit is learned, all ten are added afterwards.
+# The same while training, with spaces cut from digits: no merge with a digit is learned, all ten
+# are added afterwards.
 _TRAINING_PIECES = (r" (?=[0-9])", *_PIECES)
 
 _SPACE = "Ġ"  # how byte-level BPE writes a space
-_CONTROL, _USER_DEFINED = gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
+_CONTROL = gguf.TokenType.CONTROL
+_USER_DEFINED = gguf.TokenType.USER_DEFINED
 
 
 class Tokenizer:
-    """Text to ids and back. ``eos`` ends an assistant turn and ``pad`` fills fixed shapes; both are token texts.
+    """Text to ids and back. ``eos`` ends an assistant turn and ``pad`` fills fixed shapes; both are
+    token texts.
 
     Safe to use from several threads at once. Raises ValueError when eos or pad is not a token.
     """
@@ -47,11 +52,13 @@ class Tokenizer:
         self.eos_id, self.pad_id = self.token_id(eos), self.token_id(pad)
 
     @classmethod
-    def from_file(cls, path: str | Path, *, eos: str | None = None, pad: str | None = None) -> Tokenizer:
+    def from_file(
+        cls, path: str | Path, *, eos: str | None = None, pad: str | None = None
+    ) -> Tokenizer:
         """Reads a ``tokenizer.json``.
 
-        eos and pad default to those of the ``tokenizer_config.json`` beside it; without a pad token eos pads. Raises
-        ValueError when the file is not a tokeniser or no eos is known.
+        eos and pad default to those of the ``tokenizer_config.json`` beside it; without a pad token
+        eos pads. Raises ValueError when the file is not a tokeniser or no eos is known.
         """
         path = Path(path)
         text = path.read_text(encoding="utf-8")
@@ -65,15 +72,17 @@ class Tokenizer:
         config = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
         eos = eos or _token_text(config.get("eos_token"))
         if eos is None:
-            raise ValueError(f"{path}: which token ends a turn? Pass eos=, or put eos_token into {beside}")
+            raise ValueError(
+                f"{path}: which token ends a turn? Pass eos=, or put eos_token into {beside}"
+            )
         return cls(backend, eos=eos, pad=pad or _token_text(config.get("pad_token")) or eos)
 
     @classmethod
     def from_gguf(cls, path: str | Path) -> Tokenizer:
         """Rebuilds the tokeniser that a GGUF file describes in its metadata.
 
-        Known so far: byte-level BPE with SmolLM's pre-tokeniser (every digit alone, then GPT-2's pattern). Raises
-        ValueError for any other, naming it.
+        Known so far: byte-level BPE with SmolLM's pre-tokeniser (every digit alone, then GPT-2's
+        pattern). Raises ValueError for any other, naming it.
         """
         fields = open_gguf(path).fields
 
@@ -85,7 +94,8 @@ class Tokenizer:
         kind = (value("model"), value("pre"))
         if kind != ("gpt2", "smollm"):
             raise ValueError(f"{path}: tokeniser {kind} is not known here, only ('gpt2', 'smollm')")
-        tokens, kinds = value("tokens"), value("token_type")
+        tokens = value("tokens")
+        kinds = value("token_type")
         merges = [tuple(merge.split(" ")) for merge in value("merges")]
         backend = _byte_level_bpe(
             {token: i for i, token in enumerate(tokens)},
@@ -95,10 +105,17 @@ class Tokenizer:
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
             ],
         )
-        named = {kind: [token for token, k in zip(tokens, kinds, strict=True) if k == kind] for kind in set(kinds)}
-        backend.add_special_tokens([_added(token, special=True) for token in named.get(_CONTROL, [])])
+        named = {
+            kind: [token for token, k in zip(tokens, kinds, strict=True) if k == kind]
+            for kind in set(kinds)
+        }
+        backend.add_special_tokens(
+            [_added(token, special=True) for token in named.get(_CONTROL, [])]
+        )
         backend.add_tokens([_added(token, special=False) for token in named.get(_USER_DEFINED, [])])
-        return cls(backend, eos=tokens[value("eos_token_id")], pad=tokens[value("padding_token_id")])
+        return cls(
+            backend, eos=tokens[value("eos_token_id")], pad=tokens[value("padding_token_id")]
+        )
 
     @classmethod
     def train(
@@ -110,16 +127,21 @@ class Tokenizer:
         eos: str = "<|eot|>",
         pad: str = "<|pad|>",
     ) -> Tokenizer:
-        """Learns byte-level BPE merges from ``texts``; the same texts always give the same tokeniser.
+        """Learns byte-level BPE merges from ``texts``; the same texts always give the same
+        tokeniser.
 
-        Any text can be encoded and comes back unchanged. Special tokens have the first ids, in the order given, then
-        the 256 bytes, the merges by frequency, and " 0" … " 9". Digits join with nothing but a space in front:
-        " 3" is one token, "34" two. Texts with few repetitions give fewer than ``vocab_size`` tokens. Raises
-        ValueError when vocab_size leaves no room for the tokens that are always there.
+        Any text can be encoded and comes back unchanged. Special tokens have the first ids, in the
+        order given, then the 256 bytes, the merges by frequency, and " 0" … " 9". Digits join with
+        nothing but a space in front: " 3" is one token, "34" two. Texts with few repetitions give
+        fewer than ``vocab_size`` tokens. Raises ValueError when vocab_size leaves no room for the
+        tokens that are always there.
         """
         fixed = len(special_tokens) + 256 + len(string.digits)
         if vocab_size < fixed:
-            raise ValueError(f"{vocab_size=} must be at least {fixed}: special tokens, 256 bytes and 10 spaced digits")
+            raise ValueError(
+                f"{vocab_size=} must be at least {fixed}: special tokens, 256 bytes and 10 spaced "
+                "digits"
+            )
         learner = tokenizers.Tokenizer(models.BPE())
         learner.pre_tokenizer = pre_tokenizers.Sequence(_split(_TRAINING_PIECES))
         trainer = trainers.BpeTrainer(
@@ -131,7 +153,8 @@ class Tokenizer:
         )
         learner.train_from_iterator(texts, trainer)
         learned = json.loads(learner.to_str())["model"]
-        vocab, merges = learned["vocab"], [tuple(merge) for merge in learned["merges"]]
+        vocab = learned["vocab"]
+        merges = [tuple(merge) for merge in learned["merges"]]
         for digit in string.digits:
             vocab[_SPACE + digit] = len(vocab)
             merges.append((_SPACE, digit))
@@ -144,22 +167,32 @@ class Tokenizer:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.eos, "pad_token": self.pad}
-        path.with_name("tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self.eos,
+            "pad_token": self.pad,
+        }
+        path.with_name("tokenizer_config.json").write_text(
+            json.dumps(config, indent=2) + "\n", encoding="utf-8"
+        )
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``; special tokens that it contains are recognised, none are added."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ``ids``, special tokens included; bytes that are not UTF-8 (a cut character) become U+FFFD."""
+        """Text of ``ids``, special tokens included; bytes that are not UTF-8 (a cut character)
+        become U+FFFD.
+        """
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def token_id(self, token: str) -> int:
         """Id of a token by its text; raises ValueError when there is no such token."""
         token_id = self._backend.token_to_id(token)
         if token_id is None:
-            raise ValueError(f"{token!r} is not one of the tokeniser's {self._backend.get_vocab_size()} tokens")
+            raise ValueError(
+                f"{token!r} is not one of the tokeniser's {self._backend.get_vocab_size()} tokens"
+            )
         return token_id
 
 
@@ -172,7 +205,9 @@ def _split(pieces: Sequence[str]) -> list[pre_tokenizers.PreTokenizer]:
     return [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
-def _byte_level_bpe(vocab: dict[str, int], merges: list[tuple[str, str]], steps: list) -> tokenizers.Tokenizer:
+def _byte_level_bpe(
+    vocab: dict[str, int], merges: list[tuple[str, str]], steps: list
+) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()

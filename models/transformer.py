@@ -1,11 +1,13 @@
-"""Decoder-only transformer of the Llama family as a plain pytree: RMSNorm, RoPE, grouped queries, SwiGLU.
+"""Decoder-only transformer of the Llama family as a plain pytree: RMSNorm, RoPE, grouped queries,
+SwiGLU.
 
-Options cover Llama, Qwen2 (bias on q, k, v), Qwen3 (RMSNorm on q and k) and SmolLM2 (tied embeddings). Parameters are
-stacked over layers and the forward pass scans over them. The module holds parameters only: caches and random keys are
-arguments and results, and one ``block`` serves training, prefill and decoding, which differ in how they attend.
+Options cover Llama, Qwen2 (bias on q, k, v), Qwen3 (RMSNorm on q and k) and SmolLM2 (tied
+embeddings). Parameters are stacked over layers and the forward pass scans over them. The module
+holds parameters only: caches and random keys are arguments and results, and one ``block`` serves
+training, prefill and decoding, which differ in how they attend.
 
-Dimensions: B rows, T tokens, D model, N query heads, K key/value heads, H head size, F feed-forward, V vocabulary,
-L layers.
+Dimensions: B rows, T tokens, D model, N query heads, K key/value heads, H head size, F
+feed-forward, V vocabulary, L layers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from attention.methods import Before, Dense, KeyValues, Method, View, attend, stretch_positions, view
+from attention.methods import (
+    Before,
+    Dense,
+    KeyValues,
+    Method,
+    View,
+    attend,
+    stretch_positions,
+    view,
+)
 from attention.nsa import NSA, compress
 from attention.squid import GatedDocuments
 from models.functions import RopeScaling, project, rms_norm, rope, swiglu
@@ -31,9 +42,11 @@ from pallas_kernels.tokens import Tokens
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Everything that fixes parameter shapes and the forward pass. dtypes are names such as "float32".
+    """Everything that fixes parameter shapes and the forward pass. dtypes are names such as
+    "float32".
 
-    attention: the methods of the first layers, repeated until all layers have one. embed_std: of initial embeddings.
+    attention: the methods of the first layers, repeated until all layers have one. embed_std: of
+    initial embeddings.
     """
 
     vocab_size: int
@@ -58,25 +71,35 @@ class ModelConfig:
     def __post_init__(self):
         if not self.attention or self.num_layers % len(self.attention):
             raise ValueError(
-                f"num_layers={self.num_layers} must be a multiple of the {len(self.attention)} layers of attention="
+                f"num_layers={self.num_layers} must be a multiple of the {len(self.attention)} "
+                "layers of attention="
                 f"{self.attention}"
             )
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
+            raise ValueError(
+                f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}"
+            )
         if len({method for method in self.attention if isinstance(method, NSA)}) > 1:
-            raise ValueError(f"attention={self.attention}: all NSA layers must have the same settings")
+            raise ValueError(
+                f"attention={self.attention}: all NSA layers must have the same settings"
+            )
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
 
 
-# The parameters of consecutive layers, stacked: those that all have, and by name those that only some methods have.
+# The parameters of consecutive layers, stacked: those that all have, and by name those that only
+# some methods have.
 Stacked = tuple["Layers", dict[str, "NSALayers | DocumentGates"]]
 # How a layer attends: (its parameters, normalised hidden states [B, T, D]) -> [B, T, N, H].
 Attend = Callable[["Layers", jax.Array], jax.Array]
 
 
-def _parameter(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float | None, dtype: str):
-    """One parameter: shape, logical axes and init together. std: of a normal; None for ones, 0.0 for zeros."""
+def _parameter(
+    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float | None, dtype: str
+):
+    """One parameter: shape, logical axes and init together. std: of a normal; None for ones, 0.0
+    for zeros.
+    """
     if std is None:
         value = jnp.ones(shape, dtype)
     elif std == 0.0:
@@ -95,15 +118,23 @@ class Embedding(nnx.Module):
     """Token embeddings."""
 
     def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
-        self.table = _parameter(rngs, (c.vocab_size, c.embed_dim), ("vocab", "embed"), c.embed_std, c.param_dtype)
+        self.table = _parameter(
+            rngs, (c.vocab_size, c.embed_dim), ("vocab", "embed"), c.embed_std, c.param_dtype
+        )
 
 
 class Layers(nnx.Module):
-    """The parameters of all layers, stacked on axis 0; indexing every leaf by a layer gives that layer."""
+    """The parameters of all layers, stacked on axis 0; indexing every leaf by a layer gives that
+    layer.
+    """
 
     def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
-        layers, embed, mlp, head = c.num_layers, c.embed_dim, c.mlp_dim, c.head_dim
-        std_in, std_out = embed**-0.5, (2 * layers) ** -0.5
+        layers = c.num_layers
+        embed = c.embed_dim
+        mlp = c.mlp_dim
+        head = c.head_dim
+        std_in = embed**-0.5
+        std_out = (2 * layers) ** -0.5
 
         def parameter(shape, axes, std):
             return _parameter(rngs, (layers, *shape), ("layers", *axes), std, c.param_dtype)
@@ -113,7 +144,11 @@ class Layers(nnx.Module):
         self.k = parameter((embed, c.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), std_in)
         self.v = parameter((embed, c.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), std_in)
         attention_width = c.num_heads * head
-        self.o = parameter((c.num_heads, head, embed), ("heads", "head_dim", "embed"), std_out * attention_width**-0.5)
+        self.o = parameter(
+            (c.num_heads, head, embed),
+            ("heads", "head_dim", "embed"),
+            std_out * attention_width**-0.5,
+        )
         if c.qkv_bias:
             self.q_bias = parameter((c.num_heads, head), ("heads", "head_dim"), 0.0)
             self.k_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
@@ -128,13 +163,17 @@ class Layers(nnx.Module):
 
 
 class NSALayers(nnx.Module):
-    """What NSA layers have beside the parameters of ``Layers``, whose k and v are those of the selected branch.
+    """What NSA layers have beside the parameters of ``Layers``, whose k and v are those of the
+    selected branch.
 
-    keys and values of the compressed and of the window branch; the MLPs that compress keys and values; the gates.
+    keys and values of the compressed and of the window branch; the MLPs that compress keys and
+    values; the gates.
     """
 
     def __init__(self, c: ModelConfig, settings: NSA, rngs: nnx.Rngs):
-        embed, head, length = c.embed_dim, c.head_dim, settings.length
+        embed = c.embed_dim
+        head = c.head_dim
+        length = settings.length
         layers = _count(c, NSA)
 
         def parameter(shape, axes, std):
@@ -145,7 +184,9 @@ class NSALayers(nnx.Module):
             setattr(self, name, parameter((embed, c.num_kv_heads, head), axes, embed**-0.5))
         for name in ("k", "v"):
             setattr(self, f"{name}_positions", parameter((length, head), (None, "head_dim"), 0.02))
-            first = parameter((length, head, head), (None, None, "head_dim"), (length * head) ** -0.5)
+            first = parameter(
+                (length, head, head), (None, None, "head_dim"), (length * head) ** -0.5
+            )
             setattr(self, f"{name}_first", first)
             setattr(self, f"{name}_second", parameter((head, head), (None, "head_dim"), head**-0.5))
         self.gates = parameter((embed, c.num_heads, 3), ("embed", "heads", None), embed**-0.5)
@@ -156,7 +197,9 @@ class DocumentGates(nnx.Module):
 
     def __init__(self, c: ModelConfig, settings: GatedDocuments, rngs: nnx.Rngs):
         shape = (_count(c, GatedDocuments), c.embed_dim, c.num_heads, 2)
-        self.gates = _parameter(rngs, shape, ("layers", "embed", "heads", None), c.embed_dim**-0.5, c.param_dtype)
+        self.gates = _parameter(
+            rngs, shape, ("layers", "embed", "heads", None), c.embed_dim**-0.5, c.param_dtype
+        )
 
 
 # Parameters of layers that have more than ``Layers``, by the name under which the model keeps them.
@@ -165,10 +208,14 @@ EXTRA = {"nsa": (NSA, NSALayers), "document_gates": (GatedDocuments, DocumentGat
 
 def _count(c: ModelConfig, kind: type) -> int:
     """Layers of a method."""
-    return sum(isinstance(method, kind) for method in c.attention) * (c.num_layers // len(c.attention))
+    return sum(isinstance(method, kind) for method in c.attention) * (
+        c.num_layers // len(c.attention)
+    )
 
 
-def compress_keys(nsa: NSALayers, method: NSA, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"]):
+def compress_keys(
+    nsa: NSALayers, method: NSA, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"]
+):
     """(k, v) [B, E, K, H] of the stretches, by the MLPs of one layer; keys are not rotated."""
     return (
         compress(k, nsa.k_positions[...], nsa.k_first[...], nsa.k_second[...], method),
@@ -176,13 +223,17 @@ def compress_keys(nsa: NSALayers, method: NSA, k: Float[Array, "B S K H"], v: Fl
     )
 
 
-def gates(extra: NSALayers | DocumentGates, y: Float[Array, "B T D"]) -> Float[Array, "B T N parts"]:
+def gates(
+    extra: NSALayers | DocumentGates, y: Float[Array, "B T D"]
+) -> Float[Array, "B T N parts"]:
     """The gates of the parts of one layer's attention."""
     return jax.nn.sigmoid(project(y, extra.gates[...].astype(y.dtype)))
 
 
 class Transformer(nnx.Module):
-    """The model. ``hidden`` and ``logits`` are the training path; ``embed``, ``block`` and ``finish`` its pieces."""
+    """The model. ``hidden`` and ``logits`` are the training path; ``embed``, ``block`` and
+    ``finish`` its pieces.
+    """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
@@ -192,7 +243,9 @@ class Transformer(nnx.Module):
             settings = [method for method in config.attention if isinstance(method, kind)]
             if settings:
                 setattr(self, name, parameters(config, settings[0], rngs))
-        self.final_norm = _parameter(rngs, (config.embed_dim,), ("embed",), None, config.param_dtype)
+        self.final_norm = _parameter(
+            rngs, (config.embed_dim,), ("embed",), None, config.param_dtype
+        )
         if not config.tied_embeddings:
             self.unembed = _parameter(
                 rngs,
@@ -212,13 +265,17 @@ class Transformer(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """Final hidden states of rows of tokens, perhaps of those that follow others.
 
-        positions: those that RoPE rotates by. where: who sees whom. runs: see ``attention.methods.view``; they count
-        what stands ``before`` a row too.
+        positions: those that RoPE rotates by. where: who sees whom. runs: see
+        ``attention.methods.view``; they count what stands ``before`` a row too.
         """
         return self.finish(self._scan(tokens, positions, where, runs, before)[0])
 
     def prefill(
-        self, tokens: Int[Array, "B P"], positions: Int[Array, "B P"], where: Tokens, runs: int | None = None
+        self,
+        tokens: Int[Array, "B P"],
+        positions: Int[Array, "B P"],
+        where: Tokens,
+        runs: int | None = None,
     ) -> list[KeyValues]:
         """``Before.keys`` of tokens that others will follow; arguments as ``hidden``."""
         _, kept = self._scan(tokens, positions, where, runs, keep=True)
@@ -227,26 +284,45 @@ class Transformer(nnx.Module):
     def keys_values(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], where: Tokens
     ) -> tuple[KeyValues, ...]:
-        """The keys, not rotated, and values of every layer, for a cache of documents; arguments as ``hidden``."""
+        """The keys, not rotated, and values of every layer, for a cache of documents; arguments as
+        ``hidden``.
+        """
         _, kept = self._scan(tokens, positions, where, None, keep=True)
         kept = [dataclasses.replace(keys, raw=None) for keys in kept]
         periods = range(self.config.num_layers // len(kept))
-        return tuple(jax.tree.map(operator.itemgetter(period), keys) for period in periods for keys in kept)
+        return tuple(
+            jax.tree.map(operator.itemgetter(period), keys) for period in periods for keys in kept
+        )
 
-    def _scan(self, tokens, positions, where: Tokens, runs: int | None, before: Before | None = None, keep=False):
-        """(hidden states of the last layer, per layer of a period the stacked KeyValues if they are to be kept)."""
+    def _scan(
+        self,
+        tokens,
+        positions,
+        where: Tokens,
+        runs: int | None,
+        before: Before | None = None,
+        keep=False,
+    ):
+        """(hidden states of the last layer, per layer of a period the stacked KeyValues if they are
+        to be kept).
+        """
         methods = self.config.attention
-        earlier, asking = [None] * len(methods), None
+        earlier = [None] * len(methods)
+        asking = None
         if before is not None:
-            asking, earlier = tokens.shape[1], before.keys
+            asking = tokens.shape[1]
+            earlier = before.keys
             where, positions = _join((before.tokens, before.positions), (where, positions))
         seen = view(methods, where, runs, asking)
 
         def step(x, xs):
-            (period, earlier), kept = xs, []
+            (period, earlier) = xs
+            kept = []
             for index, method in enumerate(methods):
                 layer, extra = self.of_period(period, index)
-                attention = functools.partial(self._attend, method, extra, positions, seen, earlier[index], kept)
+                attention = functools.partial(
+                    self._attend, method, extra, positions, seen, earlier[index], kept
+                )
                 x = self.block(layer, x, attention)
             return constrain(x, "batch", None, None), kept if keep else None
 
@@ -264,10 +340,15 @@ class Transformer(nnx.Module):
         """The parameters of each layer, for code that goes through them one by one."""
         return [self.of_period(self.stacked(), index) for index in range(self.config.num_layers)]
 
-    def of_period(self, stacked: Stacked, index: int) -> tuple[Layers, NSALayers | DocumentGates | None]:
-        """The parameters of a layer from those of consecutive layers: all layers' own, and what its method has more."""
+    def of_period(
+        self, stacked: Stacked, index: int
+    ) -> tuple[Layers, NSALayers | DocumentGates | None]:
+        """The parameters of a layer from those of consecutive layers: all layers' own, and what its
+        method has more.
+        """
         methods = self.config.attention
-        method, before = methods[index % len(methods)], [methods[at % len(methods)] for at in range(index)]
+        method = methods[index % len(methods)]
+        before = [methods[at % len(methods)] for at in range(index)]
         layer = jax.tree.map(operator.itemgetter(index), stacked[0])
         for name, (kind, _) in EXTRA.items():
             if isinstance(method, kind):
@@ -275,10 +356,15 @@ class Transformer(nnx.Module):
                 return layer, jax.tree.map(operator.itemgetter(count), stacked[1][name])
         return layer, None
 
-    def _attend(self, method: Method, extra, positions, seen: View, earlier, kept: list, layer: Layers, y):
-        """Attention of one layer of packed rows, each device to its own rows and heads; appends the keys to kept."""
+    def _attend(
+        self, method: Method, extra, positions, seen: View, earlier, kept: list, layer: Layers, y
+    ):
+        """Attention of one layer of packed rows, each device to its own rows and heads; appends the
+        keys to kept.
+        """
         q, k, v = self.qkv(layer, y)
-        keys, at = KeyValues((k, v)), {"main": positions}
+        keys = KeyValues((k, v))
+        at = {"main": positions}
         if isinstance(method, NSA):
             raw, window = self.nsa_keys(layer, extra, y)
             keys = KeyValues((k, v), raw=raw, window=window)
@@ -294,12 +380,19 @@ class Transformer(nnx.Module):
             k, v = getattr(keys, name)
             turned[name] = rope(k, places, self.config), v
         parts = (gates(extra, y),) if extra else ()
-        heads, rows = ("batch", None, "heads", None), ("batch",)
-        mapped = per_shard(functools.partial(attend, method), (heads, heads, rows, *(heads for _ in parts)), heads)
-        return mapped(rope(q, positions[:, -q.shape[1] :], self.config), KeyValues(**turned), seen, *parts)
+        heads = ("batch", None, "heads", None)
+        rows = ("batch",)
+        mapped = per_shard(
+            functools.partial(attend, method), (heads, heads, rows, *(heads for _ in parts)), heads
+        )
+        return mapped(
+            rope(q, positions[:, -q.shape[1] :], self.config), KeyValues(**turned), seen, *parts
+        )
 
     def nsa_keys(self, layer: Layers, nsa: NSALayers, y: Float[Array, "B T D"]):
-        """((k, v) to be compressed, (window k, v)) of an NSA layer, [B, T, K, H] each, keys not rotated."""
+        """((k, v) to be compressed, (window k, v)) of an NSA layer, [B, T, K, H] each, keys not
+        rotated.
+        """
         names = ("compressed_k", "compressed_v", "window_k", "window_v")
         ck, cv, wk, wv = (project(y, getattr(nsa, name)[...].astype(y.dtype)) for name in names)
         if self.config.qk_norm:
@@ -308,9 +401,13 @@ class Transformer(nnx.Module):
 
     def embed_tokens(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Embeddings in the compute dtype."""
-        return constrain(self.embed.table[...][tokens].astype(self.config.dtype), "batch", None, None)
+        return constrain(
+            self.embed.table[...][tokens].astype(self.config.dtype), "batch", None, None
+        )
 
-    def qkv(self, layer: Layers, y: Float[Array, "B T D"], positions: Int[Array, "B T"] | None = None):
+    def qkv(
+        self, layer: Layers, y: Float[Array, "B T D"], positions: Int[Array, "B T"] | None = None
+    ):
         """(q [B, T, N, H], k [B, T, K, H], v [B, T, K, H]) of a layer's normalised hidden states.
 
         positions: q and k are rotated by them, if given.
@@ -318,7 +415,10 @@ class Transformer(nnx.Module):
         c = self.config
         q, k, v = (project(y, w[...].astype(c.dtype)) for w in (layer.q, layer.k, layer.v))
         if c.qkv_bias:
-            q, k, v = (x + b[...].astype(c.dtype) for x, b in ((q, layer.q_bias), (k, layer.k_bias), (v, layer.v_bias)))
+            q, k, v = (
+                x + b[...].astype(c.dtype)
+                for x, b in ((q, layer.q_bias), (k, layer.k_bias), (v, layer.v_bias))
+            )
         if c.qk_norm:
             q = rms_norm(q, layer.q_norm[...], c.norm_eps)
             k = rms_norm(k, layer.k_norm[...], c.norm_eps)
@@ -326,8 +426,12 @@ class Transformer(nnx.Module):
             return q, k, v
         return rope(q, positions, c), rope(k, positions, c), v
 
-    def block(self, layer: Layers, x: Float[Array, "B T D"], attend: Attend) -> Float[Array, "B T D"]:
-        """One layer: attention and feed-forward with residuals. ``layer``: leaves without their layer axis."""
+    def block(
+        self, layer: Layers, x: Float[Array, "B T D"], attend: Attend
+    ) -> Float[Array, "B T D"]:
+        """One layer: attention and feed-forward with residuals. ``layer``: leaves without their
+        layer axis.
+        """
         return self.after_attention(layer, x, attend(layer, self.before_attention(layer, x)))
 
     def before_attention(self, layer: Layers, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -368,7 +472,9 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def cast(model: Transformer, dtype: str) -> Transformer:
-    """A copy whose parameters and computation are in ``dtype``, for sampling; arrays already in it are shared."""
+    """A copy whose parameters and computation are in ``dtype``, for sampling; arrays already in it
+    are shared.
+    """
     if model.config.dtype == dtype and model.config.param_dtype == dtype:
         return model
     copy = jax.tree.map(lambda x: x.astype(dtype), model)

@@ -1,7 +1,9 @@
-"""How the model's parameters lie in checkpoints of others, and reading them straight into their sharded layout.
+"""How the model's parameters lie in checkpoints of others, and reading them straight into their
+sharded layout.
 
-Checkpoints keep one matrix per layer, outputs first and heads flattened; the model keeps one array per parameter with
-the layers stacked, inputs first and heads apart. ``PARAMETERS`` states the correspondence once for every format.
+Checkpoints keep one matrix per layer, outputs first and heads flattened; the model keeps one array
+per parameter with the layers stacked, inputs first and heads apart. ``PARAMETERS`` states the
+correspondence once for every format.
 """
 
 from __future__ import annotations
@@ -24,9 +26,11 @@ from models.transformer import ModelConfig, Transformer, abstract_model
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A parameter's names in other formats ("{}" stands for the layer) and the order of its axes there.
+    """A parameter's names in other formats ("{}" stands for the layer) and the order of its axes
+    there.
 
-    stored: for each axis of the stored tensor, the axes of the model's array (without layers) that it flattens.
+    stored: for each axis of the stored tensor, the axes of the model's array (without layers) that
+    it flattens.
     """
 
     huggingface: str
@@ -43,14 +47,20 @@ class Parameter:
         return np.ascontiguousarray(array.transpose(order).reshape(self.stored_shape(array.shape)))
 
     def from_stored(
-        self, read: Callable[[tuple[slice, ...]], np.ndarray], shape: Sequence[int], index: Sequence[slice]
+        self,
+        read: Callable[[tuple[slice, ...]], np.ndarray],
+        shape: Sequence[int],
+        index: Sequence[slice],
     ) -> np.ndarray:
-        """The part ``index`` of one layer's array of ``shape``, from the smallest block of the stored tensor.
+        """The part ``index`` of one layer's array of ``shape``, from the smallest block of the
+        stored tensor.
 
         ``read`` gets one slice per stored axis.
         """
         index = [slice(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
-        blocks, sizes, inside = [], [], []
+        blocks = []
+        sizes = []
+        inside = []
         for lead, *rest in self.stored:
             inner = math.prod(shape[axis] for axis in rest)
             blocks.append(slice(index[lead].start * inner, index[lead].stop * inner))
@@ -60,14 +70,20 @@ class Parameter:
         return read(tuple(blocks)).reshape(sizes)[tuple(inside)].transpose(np.argsort(order))
 
 
-_ROW, _MATRIX, _LINEAR, _HEADS_OUT, _HEADS_IN = ((0,),), ((0,), (1,)), ((1,), (0,)), ((1, 2), (0,)), ((2,), (0, 1))
+_ROW = ((0,),)
+_MATRIX = ((0,), (1,))
+_LINEAR = ((1,), (0,))
+_HEADS_OUT = ((1, 2), (0,))
+_HEADS_IN = ((2,), (0, 1))
 _HEADS = ((0, 1),)
 _HF, _GG = "model.layers.{}.", "blk.{}."
 
 # Path in the model -> names and axes elsewhere, in the order in which checkpoints are written.
 PARAMETERS = {
     "embed.table": Parameter("model.embed_tokens.weight", "token_embd.weight", _MATRIX),
-    "layers.attention_norm": Parameter(_HF + "input_layernorm.weight", _GG + "attn_norm.weight", _ROW),
+    "layers.attention_norm": Parameter(
+        _HF + "input_layernorm.weight", _GG + "attn_norm.weight", _ROW
+    ),
     "layers.q": Parameter(_HF + "self_attn.q_proj.weight", _GG + "attn_q.weight", _HEADS_OUT),
     "layers.k": Parameter(_HF + "self_attn.k_proj.weight", _GG + "attn_k.weight", _HEADS_OUT),
     "layers.v": Parameter(_HF + "self_attn.v_proj.weight", _GG + "attn_v.weight", _HEADS_OUT),
@@ -77,7 +93,9 @@ PARAMETERS = {
     "layers.v_bias": Parameter(_HF + "self_attn.v_proj.bias", _GG + "attn_v.bias", _HEADS),
     "layers.q_norm": Parameter(_HF + "self_attn.q_norm.weight", _GG + "attn_q_norm.weight", _ROW),
     "layers.k_norm": Parameter(_HF + "self_attn.k_norm.weight", _GG + "attn_k_norm.weight", _ROW),
-    "layers.mlp_norm": Parameter(_HF + "post_attention_layernorm.weight", _GG + "ffn_norm.weight", _ROW),
+    "layers.mlp_norm": Parameter(
+        _HF + "post_attention_layernorm.weight", _GG + "ffn_norm.weight", _ROW
+    ),
     "layers.gate": Parameter(_HF + "mlp.gate_proj.weight", _GG + "ffn_gate.weight", _LINEAR),
     "layers.up": Parameter(_HF + "mlp.up_proj.weight", _GG + "ffn_up.weight", _LINEAR),
     "layers.down": Parameter(_HF + "mlp.down_proj.weight", _GG + "ffn_down.weight", _LINEAR),
@@ -87,7 +105,9 @@ PARAMETERS = {
 
 
 class Source(Protocol):
-    """An open checkpoint: where it is, the names of its tensors and their shapes, and slices of them."""
+    """An open checkpoint: where it is, the names of its tensors and their shapes, and slices of
+    them.
+    """
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]
@@ -103,15 +123,19 @@ def named_parameters(model: Transformer) -> dict[str, nnx.Variable]:
     return {path: found[path] for path in PARAMETERS if path in found}
 
 
-def stored_tensors(model: Transformer, naming: str) -> Iterator[tuple[str, Parameter, nnx.Variable, int | None]]:
-    """(name, parameter, variable, layer) of each tensor a checkpoint of the model holds, in the order of the layers.
+def stored_tensors(
+    model: Transformer, naming: str
+) -> Iterator[tuple[str, Parameter, nnx.Variable, int | None]]:
+    """(name, parameter, variable, layer) of each tensor a checkpoint of the model holds, in the
+    order of the layers.
 
-    naming: "huggingface" or "gguf". layer: None for tensors outside the layers. Raises ValueError for a model with
-    parameters that these formats have no names for.
+    naming: "huggingface" or "gguf". layer: None for tensors outside the layers. Raises ValueError
+    for a model with parameters that these formats have no names for.
     """
     if extra := model.stacked()[1]:
         raise ValueError(
-            f"{naming} checkpoints have no place for the parameters {', '.join(extra)} of attention="
+            f"{naming} checkpoints have no place for the parameters {', '.join(extra)} of "
+            "attention="
             f"{model.config.attention}"
         )
     variables = named_parameters(model)
@@ -127,10 +151,12 @@ def stored_tensors(model: Transformer, naming: str) -> Iterator[tuple[str, Param
 
 
 def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transformer:
-    """A model with its parameters from ``source``, each read, converted to ``config.param_dtype`` and put in place.
+    """A model with its parameters from ``source``, each read, converted to ``config.param_dtype``
+    and put in place.
 
-    The host holds one parameter at a time, and of it only the shards of this process. Raises ValueError naming every
-    tensor that is missing, of another shape, or not part of the model, before anything is read.
+    The host holds one parameter at a time, and of it only the shards of this process. Raises
+    ValueError naming every tensor that is missing, of another shape, or not part of the model,
+    before anything is read.
     """
     model = abstract_model(config)
     _check(source, model, naming)
@@ -140,25 +166,38 @@ def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transf
         shards: dict[tuple, np.ndarray] = {}  # replicas are read once
 
         def read(index: tuple[slice, ...]) -> np.ndarray:
-            index = tuple(slice(*part.indices(size)) for part, size in zip(index, variable.shape, strict=True))
+            index = tuple(
+                slice(*part.indices(size)) for part, size in zip(index, variable.shape, strict=True)
+            )
             if index not in shards:
                 shards[index] = _read_part(source, naming, path, variable, index)
             return shards[index]
 
-        return variable.replace(jax.make_array_from_callback(variable.shape, sharding.get_value(), read))
+        return variable.replace(
+            jax.make_array_from_callback(variable.shape, sharding.get_value(), read)
+        )
 
-    return jax.tree_util.tree_map_with_path(put, model, parameter_shardings(model, mesh), is_leaf=_is_variable)
+    return jax.tree_util.tree_map_with_path(
+        put, model, parameter_shardings(model, mesh), is_leaf=_is_variable
+    )
 
 
-def _read_part(source: Source, naming: str, path: str, variable: nnx.Variable, index: tuple[slice, ...]) -> np.ndarray:
+def _read_part(
+    source: Source, naming: str, path: str, variable: nnx.Variable, index: tuple[slice, ...]
+) -> np.ndarray:
     """The part ``index`` of a parameter, layers included, in the parameter's dtype."""
-    parameter, shape = PARAMETERS[path], variable.shape
+    parameter = PARAMETERS[path]
+    shape = variable.shape
     name = getattr(parameter, naming)
     if not path.startswith("layers."):
-        return parameter.from_stored(partial(source.read, name), shape, index).astype(variable.dtype)
+        return parameter.from_stored(partial(source.read, name), shape, index).astype(
+            variable.dtype
+        )
     out = np.empty([part.stop - part.start for part in index], variable.dtype)
     for row, layer in enumerate(range(index[0].start, index[0].stop)):
-        out[row] = parameter.from_stored(partial(source.read, name.format(layer)), shape[1:], index[1:])
+        out[row] = parameter.from_stored(
+            partial(source.read, name.format(layer)), shape[1:], index[1:]
+        )
     return out
 
 
@@ -169,11 +208,16 @@ def _check(source: Source, model: Transformer, naming: str) -> None:
     }
     wrong = []
     for name in [*expected, *(name for name in source.shapes if name not in expected)]:
-        want, found = expected.get(name), source.shapes.get(name)
+        want = expected.get(name)
+        found = source.shapes.get(name)
         if want != found:
-            wrong.append(f"{name}: expected {want or 'no such tensor'}, found {found or 'no such tensor'}")
+            wrong.append(
+                f"{name}: expected {want or 'no such tensor'}, found {found or 'no such tensor'}"
+            )
     if wrong:
-        shown = "\n  ".join(wrong[:20] + ([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else []))
+        shown = "\n  ".join(
+            wrong[:20] + ([f"and {len(wrong) - 20} more"] if len(wrong) > 20 else [])
+        )
         raise ValueError(f"{source.path} does not fit the model:\n  {shown}")
 
 

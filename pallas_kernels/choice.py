@@ -1,4 +1,6 @@
-"""Which implementation of a kernel runs: the named one, or the one that suits the backend and the input."""
+"""Which implementation of a kernel runs: the named one, or the one that suits the backend and the
+input.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,17 @@ REFERENCE = "reference"
 
 
 def choose(
-    implementation: str | None, names: Sequence[str], obstacle: Callable[[str], str | None], interpret: Any
+    implementation: str | None,
+    names: Sequence[str],
+    obstacle: Callable[[str], str | None],
+    interpret: Any,
 ) -> str:
-    """``implementation``, or of None the first of ``names`` without an obstacle, or else "reference".
+    """``implementation``, or of None the first of ``names`` without an obstacle, or else
+    "reference".
 
-    obstacle: from a name to why that kernel cannot run the input here, or None. interpret: the caller's.
-    Raises ValueError for a name that is not known or cannot run, and for an interpreter without a name.
+    obstacle: from a name to why that kernel cannot run the input here, or None. interpret: the
+    caller's. Raises ValueError for a name that is not known or cannot run, and for an interpreter
+    without a name.
     """
     if implementation is None:
         if interpret:
@@ -43,7 +50,11 @@ def backend_obstacle(
     backend = jax.default_backend()
     if not interpret and backend != implementation:
         return f"{backend=} is not {implementation!r}, and {interpret=}"
-    if not interpret and implementation == "gpu" and (capability := _capability()).split(".")[0] not in ("9", "10"):
+    if (
+        not interpret
+        and implementation == "gpu"
+        and (capability := _capability()).split(".")[0] not in ("9", "10")
+    ):
         return f"compute {capability=} is neither Hopper's 9.0 nor Blackwell's 10.0"
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size > 1 and not mesh.are_all_axes_manual:

@@ -7,7 +7,9 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a kernel does at least: floating-point operations of its products, exponentials, bytes of HBM moved."""
+    """What a kernel does at least: floating-point operations of its products, exponentials, bytes
+    of HBM moved.
+    """
 
     flops: int
     transcendentals: int

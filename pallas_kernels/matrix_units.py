@@ -1,7 +1,9 @@
-"""Products on the matrix units of Hopper (wgmma) and of Blackwell (tcgen05), as the GPU kernels need them.
+"""Products on the matrix units of Hopper (wgmma) and of Blackwell (tcgen05), as the GPU kernels
+need them.
 
-A unit multiplies ``tile`` rows per warpgroup and says how many warpgroups compute, in which layout registers hold the
-result, and what scratch memory it needs. Sums live in registers on Hopper, in tensor memory on Blackwell.
+A unit multiplies ``tile`` rows per warpgroup and says how many warpgroups compute, in which layout
+registers hold the result, and what scratch memory it needs. Sums live in registers on Hopper, in
+tensor memory on Blackwell.
 """
 
 from __future__ import annotations
@@ -35,9 +37,13 @@ def full(shape: tuple[int, ...], value: float, layout):
 
 
 class Wgmma:
-    """Hopper: two warpgroups of 64 rows, results in registers. The interpreter has no wgmma; there jnp multiplies."""
+    """Hopper: two warpgroups of 64 rows, results in registers. The interpreter has no wgmma; there
+    jnp multiplies.
+    """
 
-    tile, compute, layout = 64, 2, plgpu.Layout.WGMMA
+    tile = 64
+    compute = 2
+    layout = plgpu.Layout.WGMMA
     # registers per thread of warpgroups that compute and of the one that fetches
     registers = (232, 40)
 
@@ -46,7 +52,9 @@ class Wgmma:
 
     @staticmethod
     def scratch(columns: int, lanes: int, sums: int, dtype) -> list:
-        """Types of what ``refs`` are, for products of so many columns and so many running sums, perhaps none."""
+        """Types of what ``refs`` are, for products of so many columns and so many running sums,
+        perhaps none.
+        """
         return []
 
     def product(self, a, b):
@@ -80,9 +88,13 @@ class Wgmma:
 
 
 class Tcgen05:
-    """Blackwell: one warpgroup of 128 rows, results and running sums in tensor memory, left sides staged in shared."""
+    """Blackwell: one warpgroup of 128 rows, results and running sums in tensor memory, left sides
+    staged in shared.
+    """
 
-    tile, compute, layout = 128, 1, plgpu.Layout.TCGEN05
+    tile = 128
+    compute = 1
+    layout = plgpu.Layout.TCGEN05
     registers = None
 
     def __init__(self, refs: tuple, lanes: int, interpret: bool):
@@ -157,8 +169,12 @@ class WgmmaKeys(Wgmma):
         return [tiles((columns, WgmmaKeys.keys), dtype)]
 
     def shrink_and_add(self, acc, shrink, a, b):
-        """acc [rows, columns] * shrink [columns] + a.T @ b; a [keys, rows] in shared memory, b [keys, columns]."""
-        return self.add(acc * spread(shrink, acc.shape, 1), a.transpose((1, 0)), _staged(self, b), 0)
+        """acc [rows, columns] * shrink [columns] + a.T @ b; a [keys, rows] in shared memory, b
+        [keys, columns].
+        """
+        return self.add(
+            acc * spread(shrink, acc.shape, 1), a.transpose((1, 0)), _staged(self, b), 0
+        )
 
 
 class Tcgen05Keys(Tcgen05):
@@ -187,7 +203,9 @@ class Tcgen05Keys(Tcgen05):
 
 
 def _staged(unit, x):
-    """x [keys, columns] as a right side in shared memory, where it lies transposed, keys side by side."""
+    """x [keys, columns] as a right side in shared memory, where it lies transposed, keys side by
+    side.
+    """
     if unit.interpret:
         unit.staged[...] = x.T
     else:

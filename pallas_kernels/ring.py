@@ -1,4 +1,6 @@
-"""A ring of shared memory that one warpgroup fills with the copy engine while others compute on what it filled."""
+"""A ring of shared memory that one warpgroup fills with the copy engine while others compute on
+what it filled.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
 def ring(steps: int, compute: int, arrays: int) -> list:
-    """Barriers of a ring of so many slots: filled by so many copies, emptied by the warpgroups that compute."""
+    """Barriers of a ring of so many slots: filled by so many copies, emptied by the warpgroups that
+    compute.
+    """
     return [
         plgpu.Barrier(num_arrivals=arrays, num_barriers=steps),
         plgpu.Barrier(num_arrivals=compute, num_barriers=steps),
@@ -35,8 +39,17 @@ def split(wg, unit, compute: Callable, fetch: Callable) -> None:
         fetch()
 
 
-def fetch(count, sources: Callable, rings, filled, emptied, steps: int, after: Callable = lambda step: None) -> None:
-    """Copies sources(step) of every step into the rings, as far ahead as they hold, and waits until all were used.
+def fetch(
+    count,
+    sources: Callable,
+    rings,
+    filled,
+    emptied,
+    steps: int,
+    after: Callable = lambda step: None,
+) -> None:
+    """Copies sources(step) of every step into the rings, as far ahead as they hold, and waits until
+    all were used.
 
     after: called with each step when its copies are started.
     """
@@ -63,7 +76,8 @@ def visits(first, last, filled, emptied, visit: Callable, carry, steps: int):
         slot = jax.lax.rem(step, jnp.int32(steps))
         plgpu.barrier_wait(filled.at[slot])
         carry = visit(slot, carry)
-        plgpu.commit_smem()  # what was read by loads may be overwritten by the copy engine only after a fence
+        # what was read by loads may be overwritten by the copy engine only after a fence
+        plgpu.commit_smem()
         plgpu.barrier_arrive(emptied.at[slot])
         return carry
 
@@ -71,7 +85,9 @@ def visits(first, last, filled, emptied, visit: Callable, carry, steps: int):
 
 
 def consume(count, whole, filled, emptied, visit: Callable, carry, steps: int):
-    """The carry after visit(slot, carry, masked) of every step, the first ``whole`` of them without a mask."""
+    """The carry after visit(slot, carry, masked) of every step, the first ``whole`` of them without
+    a mask.
+    """
     unmasked, masked = (functools.partial(visit, masked=x) for x in (False, True))
     carry = visits(0, whole, filled, emptied, unmasked, carry, steps)
     return visits(whole, count, filled, emptied, masked, carry, steps)

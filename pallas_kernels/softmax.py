@@ -1,4 +1,5 @@
-"""Softmax attention with every score in memory, for few queries or keys, and the merging of parts of it.
+"""Softmax attention with every score in memory, for few queries or keys, and the merging of parts
+of it.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size.
 """
@@ -13,28 +14,37 @@ import jax.numpy as jnp
 from pallas_kernels.tokens import MASKED
 
 
-def masked_attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over the keys k, v [B, S, K, H] that a mask lets each see.
+def masked_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Softmax attention of q [B, T, N, H] over the keys k, v [B, S, K, H] that a mask lets each
+    see.
 
-    mask: bool [B, T, S], or [B, K, T, S] or [B, N, T, S] where it depends on the key/value head or the query head.
-    Scores are scaled by 1/sqrt(H), in float32 or wider. Returns (out [B, T, N, H] in v's dtype, lse [B, T, N]),
-    differentiable in both: a query that sees no key has out 0 and lse -inf.
+    mask: bool [B, T, S], or [B, K, T, S] or [B, N, T, S] where it depends on the key/value head or
+    the query head. Scores are scaled by 1/sqrt(H), in float32 or wider. Returns (out [B, T, N, H]
+    in v's dtype, lse [B, T, N]), differentiable in both: a query that sees no key has out 0 and lse
+    -inf.
     """
     return weighted_attention(q, k, v, mask)[:2]
 
 
 def weighted_attention(q, k, v, mask):
-    """(out, lse) of ``masked_attention``, weights [B, K, G, T, S] and what makes them probabilities, [B, K, G, T]."""
+    """(out, lse) of ``masked_attention``, weights [B, K, G, T, S] and what makes them
+    probabilities, [B, K, G, T].
+    """
     batch, queries, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[2]
     groups = num_heads // num_kv_heads
     wide = jnp.promote_types(jnp.float32, q.dtype)
-    # Head-major batched matrix products and an additive mask: on CPU the gradient runs about 7 times faster than with
-    # token-major einsums and `where` (16 x 384 tokens, 4 heads).
+    # Head-major batched matrix products and an additive mask: on CPU the gradient runs about 7
+    # times faster than with token-major einsums and `where` (16 x 384 tokens, 4 heads).
     q = _head_major(q, num_kv_heads)
-    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    k = k.transpose(0, 2, 1, 3)
+    v = v.transpose(0, 2, 1, 3)
     scores = jnp.einsum("BKTH,BKSH->BKTS", q, k, preferred_element_type=wide) * head_dim**-0.5
-    mask = mask.reshape(batch, *((1, 1) if mask.ndim == 3 else (num_kv_heads, -1)), *mask.shape[-2:])
+    mask = mask.reshape(
+        batch, *((1, 1) if mask.ndim == 3 else (num_kv_heads, -1)), *mask.shape[-2:]
+    )
     bias = jnp.where(mask, 0.0, MASKED).astype(wide)
     scores = scores.reshape(batch, num_kv_heads, groups, queries, -1) + bias
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
@@ -52,9 +62,12 @@ def weighted_attention(q, k, v, mask):
 
 
 def merge(outs: Sequence[jax.Array], lses: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Attention over the union of disjoint sets of keys from (out [..., H], lse [...]) over each of them."""
+    """Attention over the union of disjoint sets of keys from (out [..., H], lse [...]) over each of
+    them.
+    """
     stacked = jnp.stack(lses)
-    seen = ~jnp.isneginf(stacked)  # and not only what is finite, by which NaN would pass for nothing seen
+    # and not only what is finite, by which NaN would pass for nothing seen
+    seen = ~jnp.isneginf(stacked)
     lse = jax.nn.logsumexp(jnp.where(seen, stacked, MASKED), axis=0)
     weights = jnp.where(seen, jnp.exp(jnp.where(seen, stacked, MASKED) - lse), 0.0)
     out = sum(weight[..., None] * out for weight, out in zip(weights, outs, strict=True))

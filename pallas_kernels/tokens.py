@@ -1,8 +1,9 @@
 """Who sees whom: the one rule that every attention method, cache and kernel follows.
 
-A token belongs to a segment (a packed sequence), to a branch of it (0 is the prompt that all completions of a group
-share) and perhaps to a document. It sees the tokens of its segment that do not come after it, on its own branch or in
-the prompt, in its own document or outside of any; the tail, which follows the documents, sees them all.
+A token belongs to a segment (a packed sequence), to a branch of it (0 is the prompt that all
+completions of a group share) and perhaps to a document. It sees the tokens of its segment that do
+not come after it, on its own branch or in the prompt, in its own document or outside of any; the
+tail, which follows the documents, sees them all.
 
 Dimensions: B rows, T queries, S keys.
 """
@@ -16,7 +17,8 @@ import jax.numpy as jnp
 
 # The document number of tokens that see every document.
 TAIL = -1
-# The score of a key that must not be seen: finite, so that a row without any visible key stays finite.
+# The score of a key that must not be seen: finite, so that a row without any visible key stays
+# finite.
 MASKED = -1e30
 
 
@@ -25,14 +27,16 @@ MASKED = -1e30
 class Tokens:
     """What decides who sees whom, int32 [B, T] each.
 
-    segments: from 1; 0 is padding, which sees and is seen by nobody. branches: 0 for a prompt, from 1 for what follows
-    it in parallel. documents: 0 for tokens that all may see, from 1 for documents, TAIL for tokens that see all of
-    them. order: a token sees none of a greater order; along what a token sees, orders are distinct. It counts the
-    tokens of the sequence as the token sees it, and a document starts where no other document can reach, nor, where
-    there is a window, what all may see before the documents, of which they would see unlike parts; it is not the
-    position that RoPE rotates by, which documents may share. limits: None, or what keeps a branch that has copies of
-    some of the prompt's keys from those keys: of a key, the order of the first token that it stands for; of a query,
-    the order from which its branch has keys of its own. A branch sees none of the prompt's keys from there on.
+    segments: from 1; 0 is padding, which sees and is seen by nobody. branches: 0 for a prompt, from
+    1 for what follows it in parallel. documents: 0 for tokens that all may see, from 1 for
+    documents, TAIL for tokens that see all of them. order: a token sees none of a greater order;
+    along what a token sees, orders are distinct. It counts the tokens of the sequence as the token
+    sees it, and a document starts where no other document can reach, nor, where there is a window,
+    what all may see before the documents, of which they would see unlike parts; it is not the
+    position that RoPE rotates by, which documents may share. limits: None, or what keeps a branch
+    that has copies of some of the prompt's keys from those keys: of a key, the order of the first
+    token that it stands for; of a query, the order from which its branch has keys of its own. A
+    branch sees none of the prompt's keys from there on.
     """
 
     segments: jax.Array
@@ -52,19 +56,30 @@ class Tokens:
 
 
 def sequences(lengths: jax.Array, size: int) -> Tokens:
-    """Rows that each hold one sequence of ``lengths`` [B] tokens from slot 0, padded to ``size``."""
+    """Rows that each hold one sequence of ``lengths`` [B] tokens from slot 0, padded to
+    ``size``.
+    """
     slots = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (lengths.shape[0], size))
     zeros = jnp.zeros_like(slots)
-    return Tokens(segments=(slots < lengths[:, None]).astype(jnp.int32), branches=zeros, documents=zeros, order=slots)
+    return Tokens(
+        segments=(slots < lengths[:, None]).astype(jnp.int32),
+        branches=zeros,
+        documents=zeros,
+        order=slots,
+    )
 
 
 def packed_rows(segments: jax.Array, branches: jax.Array, positions: jax.Array) -> Tokens:
     """Packed rows of prompts and their completions; positions count from each prompt's start."""
-    return Tokens(segments=segments, branches=branches, documents=jnp.zeros_like(segments), order=positions)
+    return Tokens(
+        segments=segments, branches=branches, documents=jnp.zeros_like(segments), order=positions
+    )
 
 
 def visible(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
-    """bool [B, T, S], True where query t sees key s. window: most tokens back in order, the query's own counted."""
+    """bool [B, T, S], True where query t sees key s. window: most tokens back in order, the query's
+    own counted.
+    """
     return sees(q.map(lambda x: x[:, :, None]), k.map(lambda x: x[:, None, :]), window)
 
 
@@ -83,7 +98,8 @@ def sees(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Least and greatest value of each field of Tokens over the real tokens of a block, int32 [B, blocks] each.
+    """Least and greatest value of each field of Tokens over the real tokens of a block, int32 [B,
+    blocks] each.
 
     A block of nothing but padding has low > high.
     """
@@ -99,23 +115,33 @@ def bounds(tokens: Tokens, block: int) -> Bounds:
 
     def reduce(function, fill):
         return tokens.map(
-            lambda x: function(jnp.where(real, x, fill).reshape(x.shape[0], x.shape[1] // block, block), axis=2)
+            lambda x: function(
+                jnp.where(real, x, fill).reshape(x.shape[0], x.shape[1] // block, block), axis=2
+            )
         )
 
     return Bounds(low=reduce(jnp.min, most), high=reduce(jnp.max, -most))
 
 
 def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
-    """bool [B, query blocks, key blocks], False only where by their bounds no query of one sees a key of the other."""
+    """bool [B, query blocks, key blocks], False only where by their bounds no query of one sees a
+    key of the other.
+    """
     q_low, q_high = (x.map(lambda y: y[:, :, None]) for x in (q.low, q.high))
     k_low, k_high = (x.map(lambda y: y[:, None, :]) for x in (k.low, k.high))
 
     def overlap(name: str) -> jax.Array:
-        return (getattr(q_low, name) <= getattr(k_high, name)) & (getattr(k_low, name) <= getattr(q_high, name))
+        return (getattr(q_low, name) <= getattr(k_high, name)) & (
+            getattr(k_low, name) <= getattr(q_high, name)
+        )
 
     mask = overlap("segments") & (k_low.order <= q_high.order)
     mask &= (k_low.branches == 0) | overlap("branches")
-    mask &= (q_low.documents == TAIL) | ((k_low.documents <= 0) & (k_high.documents >= 0)) | overlap("documents")
+    mask &= (
+        (q_low.documents == TAIL)
+        | ((k_low.documents <= 0) & (k_high.documents >= 0))
+        | overlap("documents")
+    )
     if k_low.limits is not None:
         mask &= overlap("branches") | (k_low.limits < q_high.limits)
     if window is not None:
@@ -124,17 +150,27 @@ def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
 
 
 def must_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
-    """bool as from ``may_see``, True only where by their bounds each query of one sees each key of the other."""
+    """bool as from ``may_see``, True only where by their bounds each query of one sees each key of
+    the other.
+    """
     q_low, q_high = (x.map(lambda y: y[:, :, None]) for x in (q.low, q.high))
     k_low, k_high = (x.map(lambda y: y[:, None, :]) for x in (k.low, k.high))
 
     def equal(name: str) -> jax.Array:
         low = getattr(q_low, name)
-        return (low == getattr(q_high, name)) & (low == getattr(k_low, name)) & (low == getattr(k_high, name))
+        return (
+            (low == getattr(q_high, name))
+            & (low == getattr(k_low, name))
+            & (low == getattr(k_high, name))
+        )
 
     mask = equal("segments") & (k_high.order <= q_low.order)
     mask &= ((k_low.branches == 0) & (k_high.branches == 0)) | equal("branches")
-    mask &= ((k_low.documents == 0) & (k_high.documents == 0)) | (q_high.documents == TAIL) | equal("documents")
+    mask &= (
+        ((k_low.documents == 0) & (k_high.documents == 0))
+        | (q_high.documents == TAIL)
+        | equal("documents")
+    )
     if k_low.limits is not None:
         mask &= equal("branches") | (k_high.limits < q_low.limits)
     if window is not None:

@@ -1,7 +1,8 @@
-"""Sizes of kernels that were measured (``launch.tune``), in place of those that a heuristic guesses.
+"""Sizes of kernels that were measured (``launch.tune``), in place of those that a heuristic
+guesses.
 
-The environment variable RL_CODE_TUNING names the file: JSON, from a kernel, device and shape to the sizes that differ
-from the heuristic's.
+The environment variable RL_CODE_TUNING names the file: JSON, from a kernel, device and shape to the
+sizes that differ from the heuristic's.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ def key(kernel: str, device: str, **shape: int) -> str:
 
 
 def tuned[T](config: T, kernel: str, device: str, **shape: int) -> T:
-    """``config``, a frozen dataclass of sizes, with the sizes of the file, if it names this kernel, device and shape.
+    """``config``, a frozen dataclass of sizes, with the sizes of the file, if it names this kernel,
+    device and shape.
 
-    Raises ValueError for a file that cannot be read, and for an entry with a size that the config does not have.
+    Raises ValueError for a file that cannot be read, and for an entry with a size that the config
+    does not have.
     """
     path = os.environ.get(FILE)
     if not path:
@@ -38,7 +41,9 @@ def tuned[T](config: T, kernel: str, device: str, **shape: int) -> T:
 
 def replace[T](config: T, sizes: dict[str, Any]) -> T:
     """The config with other sizes; a nested config takes a dict."""
-    nested = {name: replace(getattr(config, name), x) for name, x in sizes.items() if isinstance(x, dict)}
+    nested = {
+        name: replace(getattr(config, name), x) for name, x in sizes.items() if isinstance(x, dict)
+    }
     return dataclasses.replace(config, **sizes | nested)
 
 

@@ -1,6 +1,7 @@
 """A pytree of jax arrays as a flat dict from dotted names to plain arrays, and back.
 
-Random keys are stored as their words; empty arrays, which storage refuses, are left out and made anew.
+Random keys are stored as their words; empty arrays, which storage refuses, are left out and made
+anew.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def flatten(state: Any) -> dict[str, jax.Array]:
 
 
 def describe(state: Any) -> dict[str, str]:
-    """dtype and shape of every leaf in words, as in ``float32[2, 3]`` or ``threefry2x32[]``; leaves may be abstract."""
+    """dtype and shape of every leaf in words, as in ``float32[2, 3]`` or ``threefry2x32[]``; leaves
+    may be abstract.
+    """
     return {
         name: f"{_key_impl(leaf) if _is_key(leaf) else leaf.dtype}{list(leaf.shape)}"
         for name, leaf in _named(state).items()
@@ -39,7 +42,9 @@ def describe(state: Any) -> dict[str, str]:
 
 
 def targets(abstract: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shape, dtype and sharding of what ``flatten`` gives; the default device where a leaf has no sharding."""
+    """Shape, dtype and sharding of what ``flatten`` gives; the default device where a leaf has no
+    sharding.
+    """
     found = {}
     for name, leaf in _named(abstract).items():
         data = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
@@ -55,7 +60,11 @@ def rebuild(abstract: Any, stored: Mapping[str, jax.Array]) -> Any:
     def leaf_of(name: str, leaf: Any) -> jax.Array:
         if not leaf.size:
             return jnp.zeros(leaf.shape, leaf.dtype)
-        return jax.random.wrap_key_data(stored[name], impl=_key_impl(leaf)) if _is_key(leaf) else stored[name]
+        return (
+            jax.random.wrap_key_data(stored[name], impl=_key_impl(leaf))
+            if _is_key(leaf)
+            else stored[name]
+        )
 
     return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf_of(_name(path), leaf), abstract)
 

@@ -1,11 +1,14 @@
-"""Checkpoints: one step's arrays (written by Orbax, asynchronously) and a commit record beside them.
+"""Checkpoints: one step's arrays (written by Orbax, asynchronously) and a commit record beside
+them.
 
     checkpoints/step_00000040/       arrays, one Orbax tree
-    checkpoints/step_00000040.json   the record: config, position in the data, shapes, size and CRC of each file
+    checkpoints/step_00000040.json   the record: config, position in the data, shapes, size and CRC
+    of each file
 
-The record is written last and replaced atomically, older checkpoints are deleted only after it, so a process that is
-killed at any moment leaves the older checkpoint usable. A step without a record never happened. A step whose files do
-not match its record is set aside with a warning and the one before it is used.
+The record is written last and replaced atomically, older checkpoints are deleted only after it, so
+a process that is killed at any moment leaves the older checkpoint usable. A step without a record
+never happened. A step whose files do not match its record is set aside with a warning and the one
+before it is used.
 """
 
 from __future__ import annotations
@@ -32,17 +35,22 @@ from rl_code import arrays
 from rl_code import config as config_lib
 
 _RECORD = re.compile(r"step_(\d{8,})\.json")
-# What Orbax and TensorStore raise when files cannot be written or read; JaxRuntimeError is a RuntimeError.
+# What Orbax and TensorStore raise when files cannot be written or read; JaxRuntimeError is a
+# RuntimeError.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; the message says which, why, and what is still good."""
+    """A checkpoint could not be written or read; the message says which, why, and what is still
+    good.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """step: number it was saved under. state: the pytree. position: the JSON dict it was saved with."""
+    """step: number it was saved under. state: the pytree. position: the JSON dict it was saved
+    with.
+    """
 
     step: int
     state: Any
@@ -50,21 +58,30 @@ class Restored:
 
 
 class Checkpoints:
-    """The checkpoints of one run; one process at a time may hold them (every host of a multi-host run holds them).
+    """The checkpoints of one run; one process at a time may hold them (every host of a multi-host
+    run holds them).
 
     Args:
       workdir: the run's folder; checkpoints go into ``<workdir>/checkpoints``.
       config: the run's config, a dataclass or nested mapping; it is stored in every record.
-      keep: how many of the newest checkpoints stay on disk, at least 1. With 2 or more a damaged newest one can be
-        survived.
-      may_change: dotted keys (or whole sections) that may differ between the config here and the stored one.
+      keep: how many of the newest checkpoints stay on disk, at least 1. With 2 or more a damaged
+        newest one can be survived.
+      may_change: dotted keys (or whole sections) that may differ between the config here and the
+      stored one.
 
     Raises:
-      ConfigError: the workdir holds checkpoints of another config; names the differing keys and both values.
-      CheckpointError: another process is using the workdir.
+      ConfigError: the workdir holds checkpoints of another config; names the differing keys and
+      both values. CheckpointError: another process is using the workdir.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], config: Any, *, keep: int, may_change: Collection[str] = ()):
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        config: Any,
+        *,
+        keep: int,
+        may_change: Collection[str] = (),
+    ):
         if keep < 1:
             raise ValueError(f"{keep=} must be at least 1")
         self._folder = Path(workdir).absolute() / "checkpoints"
@@ -88,12 +105,13 @@ class Checkpoints:
         return steps(self._folder.parent)
 
     def save(self, step: int, state: Any, position: Mapping[str, Any]) -> None:
-        """Starts saving and returns once the arrays may be donated; the files are written in the background.
+        """Starts saving and returns once the arrays may be donated; the files are written in the
+        background.
 
         Args:
-          step: later than every step on disk. A step that this object saved or restored is not written again.
-          state: a pytree of jax arrays; typed random keys are allowed.
-          position: counters and the position in the data, anything JSON can hold.
+          step: later than every step on disk. A step that this object saved or restored is not
+          written again. state: a pytree of jax arrays; typed random keys are allowed. position:
+          counters and the position in the data, anything JSON can hold.
 
         Raises:
           CheckpointError: this save, or the one before it, could not be written.
@@ -105,10 +123,17 @@ class Checkpoints:
             return
         if found := [other for other in self.steps() if other >= step]:
             raise ValueError(
-                f"{step=} does not come after {found[-1]}, which is already in {self._folder}; restore it first"
+                f"{step=} does not come after {found[-1]}, which is already in {self._folder}; "
+                "restore it first"
             )
-        content, shapes = arrays.flatten(state), arrays.describe(state)
-        record = {"step": step, "config": self._config, "position": dict(position), "arrays": shapes}
+        content = arrays.flatten(state)
+        shapes = arrays.describe(state)
+        record = {
+            "step": step,
+            "config": self._config,
+            "position": dict(position),
+            "arrays": shapes,
+        }
         record = json.loads(json.dumps(record))  # what is written later is what is true now
         directory = self._directory(step)
         with self._explain(step):
@@ -116,7 +141,9 @@ class Checkpoints:
         self._pending = step, self._committer.submit(self._commit, directory, record)
 
     def wait(self) -> None:
-        """Blocks until the save in flight, if any, is committed. Raises CheckpointError if it failed."""
+        """Blocks until the save in flight, if any, is committed. Raises CheckpointError if it
+        failed.
+        """
         if self._pending is None:
             return
         (step, commit), self._pending = self._pending, None
@@ -125,16 +152,20 @@ class Checkpoints:
         self._known.add(step)
 
     def restore(self, abstract: Any, *, partial: bool = False) -> Restored | None:
-        """The newest usable checkpoint, or None when there is none yet. Newer damaged ones are set aside.
+        """The newest usable checkpoint, or None when there is none yet. Newer damaged ones are set
+        aside.
 
         Args:
-          abstract: a pytree like the saved one whose leaves have shape, dtype and sharding (jax arrays, or
-            ``jax.ShapeDtypeStruct`` with a sharding; without one the array goes to the default device).
-          partial: take only the leaves that ``abstract`` has, for instance the model without its optimizer.
+          abstract: a pytree like the saved one whose leaves have shape, dtype and sharding (jax
+            arrays, or ``jax.ShapeDtypeStruct`` with a sharding; without one the array goes to the
+            default device).
+          partial: take only the leaves that ``abstract`` has, for instance the model without its
+          optimizer.
 
         Raises:
           CheckpointError: there are checkpoints and none of them can be read.
-          ConfigError: a leaf is missing, unexpected, or of another shape or dtype; names it with both.
+          ConfigError: a leaf is missing, unexpected, or of another shape or dtype; names it with
+          both.
         """
         self.wait()
         restored, broken = _restore_newest(self._folder, abstract, None, partial)
@@ -168,7 +199,9 @@ class Checkpoints:
             self._lock = None
 
     def _commit(self, directory: Path, record: dict[str, Any]) -> None:
-        """In the background: waits until Orbax has given the arrays their final name, then writes the record."""
+        """In the background: waits until Orbax has given the arrays their final name, then writes
+        the record.
+        """
         self._checkpointer.wait_until_finished()
         if jax.process_index() != 0:
             return
@@ -184,16 +217,23 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _explain(self, step: int) -> Iterator[None]:
-        """Turns what storage raises while ``step`` is written into a CheckpointError, and clears the remains."""
+        """Turns what storage raises while ``step`` is written into a CheckpointError, and clears
+        the remains.
+        """
         try:
             yield
         except _STORAGE_ERRORS as error:
             good = [s for s in self.steps() if s != step]
-            remains = f"the checkpoint of step {good[-1]} is still good" if good else "there is no older checkpoint"
+            remains = (
+                f"the checkpoint of step {good[-1]} is still good"
+                if good
+                else "there is no older checkpoint"
+            )
             free = shutil.disk_usage(self._folder).free
             _remove_incomplete(self._folder)
             raise CheckpointError(
-                f"could not write the checkpoint of step {step} to {self._folder} ({free / 2**20:.0f} MiB free): "
+                f"could not write the checkpoint of step {step} to {self._folder} "
+                f"({free / 2**20:.0f} MiB free): "
                 f"{_reason(error)}; {remains}"
             ) from error
 
@@ -206,13 +246,21 @@ def steps(workdir: str | os.PathLike[str]) -> list[int]:
 
 
 def load(
-    workdir: str | os.PathLike[str], abstract: Any, *, step: int | None = None, partial: bool = False
+    workdir: str | os.PathLike[str],
+    abstract: Any,
+    *,
+    step: int | None = None,
+    partial: bool = False,
 ) -> Restored | None:
-    """Reads a checkpoint without owning the workdir, so also while a run is writing to it. As Checkpoints.restore."""
+    """Reads a checkpoint without owning the workdir, so also while a run is writing to it. As
+    Checkpoints.restore.
+    """
     return _restore_newest(Path(workdir).absolute() / "checkpoints", abstract, step, partial)[0]
 
 
-def _restore_newest(folder: Path, abstract: Any, step: int | None, partial: bool) -> tuple[Restored | None, list[int]]:
+def _restore_newest(
+    folder: Path, abstract: Any, step: int | None, partial: bool
+) -> tuple[Restored | None, list[int]]:
     """The checkpoint and the numbers of the newer ones that turned out to be damaged."""
     found = steps(folder.parent)
     if step is not None and step not in found:
@@ -227,7 +275,9 @@ def _restore_newest(folder: Path, abstract: Any, step: int | None, partial: bool
             broken[number] = str(error)
             continue
         for bad, reason in broken.items():
-            logging.warning("checkpoint of step %d is damaged (%s); using step %d", bad, reason, number)
+            logging.warning(
+                "checkpoint of step %d is damaged (%s); using step %d", bad, reason, number
+            )
         return Restored(number, state, record["position"]), list(broken)
     if broken:
         raise CheckpointError(
@@ -250,24 +300,35 @@ def _verified_record(directory: Path) -> dict[str, Any]:
         if not file.is_file():
             raise CheckpointError(f"{directory.name}/{name} is missing")
         if file.stat().st_size != size:
-            raise CheckpointError(f"{directory.name}/{name} has {file.stat().st_size} bytes instead of {size}")
+            raise CheckpointError(
+                f"{directory.name}/{name} has {file.stat().st_size} bytes instead of {size}"
+            )
         if _checksum(file)[1] != crc:
             raise CheckpointError(f"{directory.name}/{name} has changed since it was written")
     return record
 
 
 def _read(directory: Path, record: Mapping[str, Any], abstract: Any, partial: bool) -> Any:
-    """The arrays of a verified checkpoint, in the structure, shapes, dtypes and shardings of ``abstract``."""
-    wanted, stored = arrays.describe(abstract), record["arrays"]
+    """The arrays of a verified checkpoint, in the structure, shapes, dtypes and shardings of
+    ``abstract``.
+    """
+    wanted = arrays.describe(abstract)
+    stored = record["arrays"]
     for name, here in wanted.items():
         if stored.get(name) != here:
-            raise config_lib.ConfigError(f"{name}: expected {here}, found {stored.get(name, 'nothing')} in {directory}")
+            raise config_lib.ConfigError(
+                f"{name}: expected {here}, found {stored.get(name, 'nothing')} in {directory}"
+            )
     extra = sorted(stored.keys() - wanted.keys())
     if extra and not partial:
-        raise config_lib.ConfigError(f"{directory} has {', '.join(extra)}, which the state does not have")
+        raise config_lib.ConfigError(
+            f"{directory} has {', '.join(extra)}, which the state does not have"
+        )
     target = arrays.targets(abstract)
     arguments = ocp.args.PyTreeRestore(
-        item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target), partial_restore=partial
+        item=target,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+        partial_restore=partial,
     )
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
@@ -294,7 +355,11 @@ def _lock(path: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         busy = error.errno in (errno.EACCES, errno.EAGAIN)
-        why = "another process is running in" if busy else "a file system that can lock files is needed for"
+        why = (
+            "another process is running in"
+            if busy
+            else "a file system that can lock files is needed for"
+        )
         raise CheckpointError(f"{why} {path.parent.parent}: {error.strerror}") from error
     return descriptor
 
@@ -304,7 +369,9 @@ def _record_path(directory: Path) -> Path:
 
 
 def _list(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    return sorted(
+        str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
+    )
 
 
 def _checksum(path: Path) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """From a config file's ConfigDict to frozen dataclasses, once and strictly, and back to JSON.
 
-A config file is data: ``get_config(arg)`` returns a ConfigDict. ``build`` reads it once into the dataclasses that live
-next to the code that uses them; an unknown key, a missing key or a wrong type is an error that names the dotted key.
+A config file is data: ``get_config(arg)`` returns a ConfigDict. ``build`` reads it once into the
+dataclasses that live next to the code that uses them; an unknown key, a missing key or a wrong type
+is an error that names the dotted key.
 """
 
 from __future__ import annotations
@@ -20,32 +21,44 @@ _MISSING = object()
 
 
 class ConfigError(ValueError):
-    """A config that cannot be used as it is; the message tells the person who wrote it what to change."""
+    """A config that cannot be used as it is; the message tells the person who wrote it what to
+    change.
+    """
 
 
-def build[T](cls: type[T], config: Mapping[str, Any] | ml_collections.ConfigDict, path: str = "config") -> T:
+def build[T](
+    cls: type[T], config: Mapping[str, Any] | ml_collections.ConfigDict, path: str = "config"
+) -> T:
     """Converts a config into the dataclass ``cls``, nested dataclasses included.
 
-    Understands None, bool, int, float, str, Any, Literal, unions, ``tuple[X, ...]`` and ``tuple[X, Y]`` (from tuples or
-    lists), ``Mapping[str, X]`` and dataclasses. An int is accepted where a float is wanted, a bool never as a number.
-    A field with a default may be left out.
+    Understands None, bool, int, float, str, Any, Literal, unions, ``tuple[X, ...]`` and ``tuple[X,
+    Y]`` (from tuples or lists), ``Mapping[str, X]`` and dataclasses. An int is accepted where a
+    float is wanted, a bool never as a number. A field with a default may be left out.
 
     Raises:
       ConfigError: names the dotted key, the value found and what would be right.
     """
     if not isinstance(config, Mapping | ml_collections.ConfigDict):
-        raise ConfigError(f"{path} = {config!r}: expected a section with the keys {', '.join(_names(cls))}")
-    names, hints = _names(cls), typing.get_type_hints(cls)
+        raise ConfigError(
+            f"{path} = {config!r}: expected a section with the keys {', '.join(_names(cls))}"
+        )
+    names = _names(cls)
+    hints = typing.get_type_hints(cls)
     for key in config:
         if key not in names:
-            raise ConfigError(f"{path}.{key}: no such key.{_suggest(str(key), names)} {path} has: {', '.join(names)}")
+            raise ConfigError(
+                f"{path}.{key}: no such key.{_suggest(str(key), names)} {path} has: "
+                f"{', '.join(names)}"
+            )
     values = {}
     for field in dataclasses.fields(cls):
         value = _value(config, field.name)
         if value is not _MISSING:
             values[field.name] = _convert(hints[field.name], value, f"{path}.{field.name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{path}.{field.name}: missing; expected {_describe(hints[field.name])}")
+            raise ConfigError(
+                f"{path}.{field.name}: missing; expected {_describe(hints[field.name])}"
+            )
     try:
         return cls(**values)
     except ValueError as error:  # the dataclass's own check of its values
@@ -53,7 +66,9 @@ def build[T](cls: type[T], config: Mapping[str, Any] | ml_collections.ConfigDict
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A dataclass (or a plain mapping) as nested dicts, lists and scalars that come back from JSON unchanged."""
+    """A dataclass (or a plain mapping) as nested dicts, lists and scalars that come back from JSON
+    unchanged.
+    """
     return json.loads(to_json(config))
 
 
@@ -66,15 +81,18 @@ def to_json(config: Any) -> str:
 def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
     """Sorted dotted keys (without the leading ``config.``) at which two configs differ.
 
-    ``a`` and ``b`` are dataclasses or nested mappings; a section that only one of them has is named once, as a whole.
-    without: keys, and whole sections, that are not looked at.
+    ``a`` and ``b`` are dataclasses or nested mappings; a section that only one of them has is named
+    once, as a whole. without: keys, and whole sections, that are not looked at.
     """
     found = _diff(to_dict(a), to_dict(b), "")
-    return sorted(key for key in found if not any(f"{key}.".startswith(f"{other}.") for other in without))
+    return sorted(
+        key for key in found if not any(f"{key}.".startswith(f"{other}.") for other in without)
+    )
 
 
 def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] = ()) -> None:
-    """Raises ConfigError, with both values of every differing key, unless a folder's config is the one given.
+    """Raises ConfigError, with both values of every differing key, unless a folder's config is the
+    one given.
 
     may_change: keys, and whole sections, that may differ.
     """
@@ -84,12 +102,15 @@ def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] =
     ]
     if changes:
         raise ConfigError(
-            f"{folder} holds a run of another config: {'; '.join(changes)}. Use another --workdir, or the same config."
+            f"{folder} holds a run of another config: {'; '.join(changes)}. Use another --workdir, "
+            "or the same config."
         )
 
 
 def lookup(config: Any, key: str) -> Any:
-    """The value at a dotted key of a dataclass or nested mapping; None where there is no such key."""
+    """The value at a dotted key of a dataclass or nested mapping; None where there is no such
+    key.
+    """
     value = to_dict(config)
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -100,7 +121,9 @@ def _diff(a: Any, b: Any, path: str) -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         found = []
         for key in a.keys() | b.keys():
-            found += _diff(a.get(key, _MISSING), b.get(key, _MISSING), f"{path}.{key}" if path else key)
+            found += _diff(
+                a.get(key, _MISSING), b.get(key, _MISSING), f"{path}.{key}" if path else key
+            )
         return found
     # bool against int and int against float are different values of a config, NaN equals itself
     return [] if a is b or (type(a) is type(b) and repr(a) == repr(b)) else [path]
@@ -124,7 +147,8 @@ def _suggest(key: str, names: list[str]) -> str:
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if hint is Any:
         return _plain(value)
     if dataclasses.is_dataclass(hint):
@@ -133,13 +157,20 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return _convert_union(hint, value, path)
     if origin is typing.Literal:
         if not any(type(value) is type(choice) and value == choice for choice in arguments):
-            near = _suggest(value, [c for c in arguments if isinstance(c, str)]) if isinstance(value, str) else ""
+            near = (
+                _suggest(value, [c for c in arguments if isinstance(c, str)])
+                if isinstance(value, str)
+                else ""
+            )
             raise ConfigError(f"{path} = {value!r}: expected {_describe(hint)}.{near}")
         return value
     if origin is tuple and isinstance(value, tuple | list):
         hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
         if len(hints) == len(value):
-            return tuple(_convert(h, v, f"{path}[{i}]") for i, (h, v) in enumerate(zip(hints, value, strict=True)))
+            return tuple(
+                _convert(h, v, f"{path}[{i}]")
+                for i, (h, v) in enumerate(zip(hints, value, strict=True))
+            )
     elif origin in (dict, Mapping) and isinstance(value, Mapping | ml_collections.ConfigDict):
         return {key: _convert(arguments[1], value[key], f"{path}.{key}") for key in value}
     elif hint is float and type(value) in (int, float):
@@ -151,7 +182,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 
 def _convert_union(hint: Any, value: Any, path: str) -> Any:
     """The first member of the union that takes the value."""
-    members, complaints = typing.get_args(hint), []
+    members = typing.get_args(hint)
+    complaints = []
     if value is None and type(None) in members:
         return None
     # a member that is exactly the value's type comes first: 1 stays an int under ``float | int``
@@ -160,7 +192,9 @@ def _convert_union(hint: Any, value: Any, path: str) -> Any:
             return _convert(member, value, path)
         except ConfigError as error:
             complaints.append((member, error))
-    structured = [error for member, error in complaints if _is_section(member) == _is_section(type(value))]
+    structured = [
+        error for member, error in complaints if _is_section(member) == _is_section(type(value))
+    ]
     if _is_section(type(value)) and len(structured) == 1:
         raise structured[0]
     raise ConfigError(f"{path} = {_plain(value)!r}: expected {_describe(hint)}")
@@ -177,7 +211,8 @@ def _plain(value: Any) -> Any:
 
 
 def _describe(hint: Any) -> str:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if hint is type(None):
         return "None"
     if dataclasses.is_dataclass(hint):

@@ -1,13 +1,16 @@
-"""What a run writes down for people: numbers per step, the episodes themselves, and a progress line.
+"""What a run writes down for people: numbers per step, the episodes themselves, and a progress
+line.
 
 A working directory holds
 
-  metrics.jsonl                       one JSON object per step: {"step": 12, "train/loss": 0.31, ...}
-  tensorboard/events.out.tfevents.*   the same numbers for TensorBoard
-  trajectories/step_000012.jsonl.gz   the episodes of one step, one group per line (fields: ``TrajectoryLog``)
+  metrics.jsonl                       one JSON object per step: {"step": 12, "train/loss": 0.31,
+  ...} tensorboard/events.out.tfevents.*   the same numbers for TensorBoard
+  trajectories/step_000012.jsonl.gz   the episodes of one step, one group per line (fields:
+  ``TrajectoryLog``)
 
-Everything is on disk when the call that writes it returns, so a killed process loses at most the step it was in. A run
-that resumes at step s repeats step s: the writers drop whatever was written for steps >= s.
+Everything is on disk when the call that writes it returns, so a killed process loses at most the
+step it was in. A run that resumes at step s repeats step s: the writers drop whatever was written
+for steps >= s.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ from rl_code.types import Group, Trajectory, Turn
 METRICS_FILE = "metrics.jsonl"
 TRAJECTORIES_FOLDER = "trajectories"
 
-# Time left is told from the updates of the last minute, at least the last few: steps can come in bursts.
+# Time left is told from the updates of the last minute, at least the last few: steps can come in
+# bursts.
 _PACE_UPDATES, _PACE_SECONDS = 5, 60.0
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer's decode puts where bytes are not whole characters
@@ -47,8 +51,8 @@ _LONGEST_CHARACTER = 4  # bytes of one UTF-8 character: byte-level tokens that c
 class MetricWriter:
     """Appends one row of numbers per step to metrics.jsonl and to TensorBoard.
 
-    Rows of steps >= ``resume_step`` and a torn last line are removed when the writer opens. last_step: of the last row,
-    -1 before the first.
+    Rows of steps >= ``resume_step`` and a torn last line are removed when the writer opens.
+    last_step: of the last row, -1 before the first.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], resume_step: int = 0):
@@ -62,10 +66,14 @@ class MetricWriter:
         folder = self._path.parent / "tensorboard"
         with _explain_full_disk(folder):
             folder.mkdir(exist_ok=True)
-            # The library names files by the second; the suffix keeps a quick restart from overwriting one.
+            # The library names files by the second; the suffix keeps a quick restart from
+            # overwriting one.
             self._events = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
-            start = SessionLog(status=SessionLog.START)  # TensorBoard hides older events of steps >= this step
-            self._events.write_event(Event(wall_time=time.time(), step=resume_step, session_log=start))
+            # TensorBoard hides older events of steps >= this step
+            start = SessionLog(status=SessionLog.START)
+            self._events.write_event(
+                Event(wall_time=time.time(), step=resume_step, session_log=start)
+            )
             self._events.flush()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -73,7 +81,8 @@ class MetricWriter:
 
         Args:
           step: greater than every step written before.
-          values: ``group/name`` -> number, bool or array of one element. NaN and infinities are kept.
+          values: ``group/name`` -> number, bool or array of one element. NaN and infinities are
+          kept.
 
         Raises:
           ValueError: the step does not grow, or a value is not one number.
@@ -83,9 +92,13 @@ class MetricWriter:
             raise ValueError(f"{step=} must be greater than the last written step {self.last_step}")
         numbers = {name: _number(name, value) for name, value in values.items()}
         _append(self._file, self._path, _json_line({"step": step, **numbers}).encode())
-        scalars = [Summary.Value(tag=name, simple_value=float(number)) for name, number in numbers.items()]
+        scalars = [
+            Summary.Value(tag=name, simple_value=float(number)) for name, number in numbers.items()
+        ]
         with _explain_full_disk(self._path.parent / "tensorboard"):
-            self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
+            self._events.write_event(
+                Event(wall_time=time.time(), step=step, summary=Summary(value=scalars))
+            )
             self._events.flush()
         self.last_step = step
 
@@ -108,14 +121,17 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     path = Path(workdir) / METRICS_FILE
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]  # what follows the last newline is torn
+    # what follows the last newline is torn
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
             rows.append({name: _NON_FINITE.get(value, value) for name, value in row.items()})
         except (ValueError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: not a row of metrics: {line[:80]!r}") from error
+            raise ValueError(
+                f"{path}, line {number}: not a row of metrics: {line[:80]!r}"
+            ) from error
     return rows
 
 
@@ -126,19 +142,23 @@ class TrajectoryLog:
 
       step, task_id, group
       task: path, entry_point, meta, reference (path -> text)
-      prompt: ids [P], pieces [P] (the text of each token), text. Shared by the group's trajectories.
-      trajectories: per sample
-        index, status, reward {total, components, flags}, malformed_calls, first_edit_passed, seconds
-        ids [T-P], pieces [T-P], versions [T-P]: the tokens after the prompt; version -1 where not sampled
-        logprobs [T-P]: the sampler's log-probability, null where not sampled
-        turns: role, start, end (offsets into ids; the prompt's turn is left out), calls [{name, arguments, error}],
+      prompt: ids [P], pieces [P] (the text of each token), text. Shared by the group's
+      trajectories. trajectories: per sample
+        index, status, reward {total, components, flags}, malformed_calls, first_edit_passed,
+        seconds ids [T-P], pieces [T-P], versions [T-P]: the tokens after the prompt; version -1
+        where not sampled logprobs [T-P]: the sampler's log-probability, null where not sampled
+        turns: role, start, end (offsets into ids; the prompt's turn is left out), calls [{name,
+        arguments, error}],
           results [{name, content, ok, seconds}]
 
     Where several tokens share one character, the first has the text and the others have "".
     """
 
     def __init__(
-        self, workdir: str | os.PathLike[str], decode: Callable[[Sequence[int]], str], resume_step: int = 0
+        self,
+        workdir: str | os.PathLike[str],
+        decode: Callable[[Sequence[int]], str],
+        resume_step: int = 0,
     ) -> None:
         """Opens the log and removes the files of steps >= ``resume_step``.
 
@@ -160,7 +180,8 @@ class TrajectoryLog:
         write_atomically(_step_path(self._folder.parent, step), compressed)
 
     def _record(self, step: int, group: Group) -> dict[str, Any]:
-        first, task = group.trajectories[0], group.task
+        first = group.trajectories[0]
+        task = group.task
         prompt = [int(token) for token in first.tokens[: first.prompt_length]]
         return {
             "step": step,
@@ -193,23 +214,28 @@ class TrajectoryLog:
             "seconds": {name: round(seconds, 4) for name, seconds in trajectory.seconds.items()},
             "ids": ids,
             "pieces": self._pieces(ids),
-            "logprobs": [round(float(logprob), 4) if sampled else None for sampled, logprob in chosen],
+            "logprobs": [
+                round(float(logprob), 4) if sampled else None for sampled, logprob in chosen
+            ],
             "versions": [int(version) for version in trajectory.versions[start:]],
             "turns": [_turn(turn, start) for turn in trajectory.turns if turn.role != "prompt"],
         }
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, such that the pieces together are the text of all."""
-        pieces, i = [], 0
+        pieces = []
+        i = 0
         while i < len(ids):
             if ids[i] not in self._known:
                 self._known[ids[i]] = self._decode([ids[i]])
-            text, length = self._known[ids[i]], 1
+            text = self._known[ids[i]]
+            length = 1
             if _REPLACEMENT in text:
                 for end in range(i + 2, min(i + _LONGEST_CHARACTER, len(ids)) + 1):
                     joined = self._decode(ids[i:end])
                     if _REPLACEMENT not in joined:
-                        text, length = joined, end - i
+                        text = joined
+                        length = end - i
                         break
             pieces += [text, *[""] * (length - 1)]
             i += length
@@ -219,11 +245,17 @@ class TrajectoryLog:
 def trajectory_steps(workdir: str | os.PathLike[str]) -> list[int]:
     """The steps whose trajectories are on disk, in order."""
     files = (Path(workdir) / TRAJECTORIES_FOLDER).glob("step_*.jsonl.gz")
-    return sorted(int(match[1]) for file in files if (match := re.fullmatch(r"step_(\d+)\.jsonl\.gz", file.name)))
+    return sorted(
+        int(match[1])
+        for file in files
+        if (match := re.fullmatch(r"step_(\d+)\.jsonl\.gz", file.name))
+    )
 
 
 def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[str, Any]]:
-    """One step's groups as ``TrajectoryLog`` documents them. Raises FileNotFoundError, ValueError if damaged."""
+    """One step's groups as ``TrajectoryLog`` documents them. Raises FileNotFoundError, ValueError
+    if damaged.
+    """
     path = _step_path(workdir, step)
     try:
         text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass")
@@ -235,13 +267,15 @@ def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[s
 class Progress:
     """Shows where a run is: step, what matters now, time left.
 
-    On a terminal one line that redraws itself; elsewhere a plain line for about every hundredth of the run.
+    On a terminal one line that redraws itself; elsewhere a plain line for about every hundredth of
+    the run.
     """
 
     def __init__(self, title: str, total: int, start: int = 0, file: IO[str] | None = None) -> None:
         """``total``: steps of the whole run. ``start``: steps already done.
 
-        ``file``: unless given standard error, and nothing in all but the first of several processes.
+        ``file``: unless given standard error, and nothing in all but the first of several
+        processes.
         """
         if file is None:
             file = open(os.devnull, "w") if jax.process_index() else sys.stderr
@@ -252,14 +286,18 @@ class Progress:
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(bar_width=24),
-            rich.progress.TextColumn("{task.completed}/{task.total}  {task.fields[values]}", markup=False),
+            rich.progress.TextColumn(
+                "{task.completed}/{task.total}  {task.fields[values]}", markup=False
+            ),
             console=self._console,
             disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task(title, total=total, completed=start, values="")
 
     def update(self, done: int, **values: float | str) -> None:
-        """Reports that ``done`` steps are finished, with numbers to show (known ones are formatted by name)."""
+        """Reports that ``done`` steps are finished, with numbers to show (known ones are formatted
+        by name).
+        """
         now = time.monotonic()
         if done > self._done:
             self._recent.append((done, now))
@@ -267,13 +305,18 @@ class Progress:
                 self._recent.pop(0)
         self._done = done
         shown = [_shown(name, value) for name, value in values.items()]
-        (first, begin), (last, end) = self._recent[0], self._recent[-1]
+        (first, begin) = self._recent[0]
+        (last, end) = self._recent[-1]
         if last > first and done < self._total:
             shown.append(f"{_duration((self._total - done) * (end - begin) / (last - first))} left")
         if self._console.is_terminal:
             self._bar.update(self._task, completed=done, values="  ".join(shown))
         elif done % self._plain_every == 0 or done >= self._total:
-            self._console.print("  ".join([self._title, f"{done}/{self._total}", *shown]), markup=False, soft_wrap=True)
+            self._console.print(
+                "  ".join([self._title, f"{done}/{self._total}", *shown]),
+                markup=False,
+                soft_wrap=True,
+            )
 
     def note(self, text: str) -> None:
         """Prints a line above the bar."""
@@ -288,7 +331,9 @@ class Progress:
 
 
 class CompilationCounter:
-    """Counts XLA compilations while it is open: after warm-up there must be none. A context manager."""
+    """Counts XLA compilations while it is open: after warm-up there must be none. A context
+    manager.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -313,7 +358,11 @@ _FORMATS = {
 
 
 def _shown(name: str, value: float | str) -> str:
-    return f"{name} {value}" if isinstance(value, str) else _FORMATS.get(name, name + " {:.4g}").format(value)
+    return (
+        f"{name} {value}"
+        if isinstance(value, str)
+        else _FORMATS.get(name, name + " {:.4g}").format(value)
+    )
 
 
 def _duration(seconds: float) -> str:
@@ -328,13 +377,20 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 def _json_line(value: Any) -> str:
     """Strict JSON: what a model wrote may hold NaN or infinities, which become words."""
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=repr) + "\n"
+        return (
+            json.dumps(
+                value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=repr
+            )
+            + "\n"
+        )
     except ValueError:
         return _json_line(json.loads(json.dumps(value, default=repr), parse_constant=str))
 
 
 def _number(name: str, value: Any) -> int | float | str:
-    """A JSON number, or for what JSON lacks the word that JavaScript's Number() and Python's float() read."""
+    """A JSON number, or for what JSON lacks the word that JavaScript's Number() and Python's
+    float() read.
+    """
     try:
         number = value.item() if hasattr(value, "item") else value
         number = int(number) if isinstance(number, bool | int) else float(number)
@@ -350,9 +406,12 @@ def _turn(turn: Turn, offset: int) -> dict[str, Any]:
         "role": turn.role,
         "start": turn.start - offset,
         "end": turn.end - offset,
-        "calls": [{"name": c.name, "arguments": dict(c.arguments), "error": c.error} for c in turn.calls],
+        "calls": [
+            {"name": c.name, "arguments": dict(c.arguments), "error": c.error} for c in turn.calls
+        ],
         "results": [
-            {"name": r.name, "content": r.content, "ok": r.ok, "seconds": round(r.seconds, 4)} for r in turn.results
+            {"name": r.name, "content": r.content, "ok": r.ok, "seconds": round(r.seconds, 4)}
+            for r in turn.results
         ],
     }
 
@@ -386,7 +445,8 @@ def _append(file: IO[bytes], path: Path, data: bytes) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that readers see the old content or all of the new, never a part, also after a loss of power.
+    """Writes a file so that readers see the old content or all of the new, never a part, also after
+    a loss of power.
 
     Raises OSError, leaving the old content, when the disk is full.
     """

@@ -1,7 +1,8 @@
-"""Does an attention method remember? Small models trained from scratch on ``tasks.recall``, one per method.
+"""Does an attention method remember? Small models trained from scratch on ``tasks.recall``, one per
+method.
 
-Training goes from few documents to many: the association is learned where rows are short and cheap, and kept where they
-are long. Every method sees the same rows.
+Training goes from few documents to many: the association is learned where rows are short and cheap,
+and kept where they are long. Every method sees the same rows.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class RecallMethod:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Updates on rows of a number of documents, spread over ``span`` positions (see ``recall_rows``)."""
+    """Updates on rows of a number of documents, spread over ``span`` positions (see
+    ``recall_rows``).
+    """
 
     documents: int
     rows: int
@@ -70,7 +73,9 @@ class RecallModel:
 
 @dataclasses.dataclass(frozen=True)
 class RecallExperiment:
-    """The config of an experiment. questions: least number that each evaluation asks. evaluation_rows: at a time."""
+    """The config of an experiment. questions: least number that each evaluation asks.
+    evaluation_rows: at a time.
+    """
 
     seed: int
     mesh: MeshConfig
@@ -108,7 +113,9 @@ class RecallExperiment:
 
 @dataclasses.dataclass(frozen=True)
 class RecallResult:
-    """Share of right answers at the length of training and at the long one, of as many questions."""
+    """Share of right answers at the length of training and at the long one, of as many
+    questions.
+    """
 
     method: str
     short: float
@@ -130,7 +137,12 @@ def model_config(experiment: RecallExperiment, method: RecallMethod) -> ModelCon
 
 
 def rows(
-    experiment: RecallExperiment, method: RecallMethod, seed: int, count: int, documents: int, span: int = 0
+    experiment: RecallExperiment,
+    method: RecallMethod,
+    seed: int,
+    count: int,
+    documents: int,
+    span: int = 0,
 ) -> SupervisedBatch:
     """Rows by their seed, the same for every method but for who sees whom and positions."""
     rng = np.random.default_rng([experiment.seed, seed])
@@ -146,36 +158,58 @@ def right_answers(model: Transformer, batch: SupervisedBatch) -> jax.Array:
     return jnp.sum(found * batch.mask[:, 1:])
 
 
-def run_method(experiment: RecallExperiment, name: str, folder: Path, stop: StopRequest) -> RecallResult:
-    """Trains and evaluates one method in its folder; continues from its checkpoint, and returns at once when done."""
+def run_method(
+    experiment: RecallExperiment, name: str, folder: Path, stop: StopRequest
+) -> RecallResult:
+    """Trains and evaluates one method in its folder; continues from its checkpoint, and returns at
+    once when done.
+    """
     if (folder / RESULT).exists():
         return RecallResult(**json.loads((folder / RESULT).read_text()))
     mesh = make_mesh(experiment.mesh)
     with jax.set_mesh(mesh):
         state, seconds = _train(experiment, name, folder, mesh, stop)
-        accuracy = functools.partial(_accuracy, experiment, experiment.methods[name], state.model, mesh)
-        short, long = accuracy(experiment.task.documents), accuracy(experiment.task.many)
+        accuracy = functools.partial(
+            _accuracy, experiment, experiment.methods[name], state.model, mesh
+        )
+        short = accuracy(experiment.task.documents)
+        long = accuracy(experiment.task.many)
     result = RecallResult(name, *short, *long, seconds)
     write_atomically(folder / RESULT, json.dumps(dataclasses.asdict(result)).encode())
     return result
 
 
-def _train(experiment: RecallExperiment, name: str, folder: Path, mesh, stop: StopRequest) -> tuple[TrainState, float]:
-    """The trained state and the seconds that its updates took. Raises FloatingPointError, Stopped."""
+def _train(
+    experiment: RecallExperiment, name: str, folder: Path, mesh, stop: StopRequest
+) -> tuple[TrainState, float]:
+    """The trained state and the seconds that its updates took. Raises FloatingPointError,
+    Stopped.
+    """
     method = experiment.methods[name]
     update = make_sft_update(experiment.optimizer, 1)
     model = Transformer(model_config(experiment, method), nnx.Rngs(experiment.seed))
-    state = init_state(jax.device_put(model, parameter_shardings(model, mesh)), experiment.optimizer)
+    state = init_state(
+        jax.device_put(model, parameter_shardings(model, mesh)), experiment.optimizer
+    )
     settings = dataclasses.replace(experiment, methods={name: method})
     by_rows = NamedSharding(mesh, partition_spec(("batch",)))
-    with Checkpoints(folder, settings, keep=2, may_change=("mesh", "checkpoint_every")) as checkpoints:
+    with Checkpoints(
+        folder, settings, keep=2, may_change=("mesh", "checkpoint_every")
+    ) as checkpoints:
         restored = checkpoints.restore(state)
         start, seconds = 0, 0.0
         if restored is not None:
-            start, state, seconds = restored.step, restored.state, restored.position["seconds"]
-        with MetricWriter(folder, start) as writer, Progress(name, experiment.steps, start) as bar, stop.deferred():
+            start = restored.step
+            state = restored.state
+            seconds = restored.position["seconds"]
+        with (
+            MetricWriter(folder, start) as writer,
+            Progress(name, experiment.steps, start) as bar,
+            stop.deferred(),
+        ):
             for step in range(start, experiment.steps):
-                begin, stage = time.perf_counter(), experiment.stage(step)
+                begin = time.perf_counter()
+                stage = experiment.stage(step)
                 batch = rows(experiment, method, step, stage.rows, stage.documents, stage.span)
                 state, metrics = update(state, jax.device_put(batch, by_rows))
                 metrics = jax.device_get(metrics)
@@ -183,7 +217,9 @@ def _train(experiment: RecallExperiment, name: str, folder: Path, mesh, stop: St
                     raise FloatingPointError(f"{name}: the loss is not finite at step {step}")
                 took = time.perf_counter() - begin
                 seconds += took
-                writer.write(step, {**metrics, "time/step_s": took, "recall/documents": stage.documents})
+                writer.write(
+                    step, {**metrics, "time/step_s": took, "recall/documents": stage.documents}
+                )
                 bar.update(step + 1, loss=float(metrics["train/loss"]))
                 last = step + 1 == experiment.steps
                 if (step + 1) % experiment.checkpoint_every == 0 or last or stop.requested:
@@ -196,8 +232,11 @@ def _train(experiment: RecallExperiment, name: str, folder: Path, mesh, stop: St
 def _accuracy(
     experiment: RecallExperiment, method: RecallMethod, model: Transformer, mesh, documents: int
 ) -> tuple[float, int]:
-    """(share of right answers, questions) on rows of a number of documents that training has not seen."""
-    count, by_rows = experiment.evaluation_rows, NamedSharding(mesh, partition_spec(("batch",)))
+    """(share of right answers, questions) on rows of a number of documents that training has not
+    seen.
+    """
+    count = experiment.evaluation_rows
+    by_rows = NamedSharding(mesh, partition_spec(("batch",)))
     batches = -(-experiment.questions // (count * experiment.task.asked))
     right = 0
     for index in range(batches):

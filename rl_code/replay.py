@@ -1,4 +1,6 @@
-"""Training once more from what a run's store holds: the same groups must give the same weights, bit for bit."""
+"""Training once more from what a run's store holds: the same groups must give the same weights, bit
+for bit.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,14 @@ class Replayed:
         return self.then == self.now
 
 
-def replay(run: Run, stop: StopRequest, start: int = 0, end: int | None = None) -> Iterator[Replayed]:
+def replay(
+    run: Run, stop: StopRequest, start: int = 0, end: int | None = None
+) -> Iterator[Replayed]:
     """Every consumed step from ``start`` to before ``end``.
 
-    start: 0, where the model that training began with is made again, or the step of a checkpoint that is kept. The
-    state of a step is only good until the next. Raises CheckpointError when there is no such checkpoint, StoreError
-    for a group that is damaged.
+    start: 0, where the model that training began with is made again, or the step of a checkpoint
+    that is kept. The state of a step is only good until the next. Raises CheckpointError when there
+    is no such checkpoint, StoreError for a group that is damaged.
     """
     model = sft.warm_start(run, stop).model if run.config.sft.steps else run.init_model()
     learn = Learner(run, model)

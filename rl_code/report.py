@@ -1,8 +1,9 @@
-"""One HTML page about a run: curves, evaluations, where the time went, and a reader for trajectories.
+"""One HTML page about a run: curves, evaluations, where the time went, and a reader for
+trajectories.
 
-Reads what ``rl_code/metrics.py`` and ``rl_code/evaluation/suite.py`` left in the working directory. The page holds its
-own style, scripts and data, asks nothing of a network and opens from a file. Everything a model wrote enters it as
-JSON and reaches the document as text only.
+Reads what ``rl_code/metrics.py`` and ``rl_code/evaluation/suite.py`` left in the working directory.
+The page holds its own style, scripts and data, asks nothing of a network and opens from a file.
+Everything a model wrote enters it as JSON and reaches the document as text only.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from rl_code.metrics import read_metrics, read_trajectories, trajectory_steps, w
 
 PAGE = Path(__file__).parent / "report_page"
 
-# Title, whether values are fractions, and which metrics a chart shows. A metric belongs to the first that matches;
-# those that match none are shown under "Everything else".
+# Title, whether values are fractions, and which metrics a chart shows. A metric belongs to the
+# first that matches; those that match none are shown under "Everything else".
 CHARTS = (
     ("Pass rate", True, r"(reward/(solved|first_edit|mixed_groups)|episode/submitted)$"),
     ("Reward", False, r"reward/"),
@@ -51,11 +52,16 @@ CHARTS = (
     ("Idle, waiting for tools", True, r"time/(learner_idle|actor_idle|actor_waits)$"),
     ("Bytes of weights per version", False, r"weights/.*_bytes$"),
     ("Seconds for weights per version", False, r"weights/.*_s$"),
-    ("Sandbox seconds per step, summed over episodes that run at once", False, r"time/(tools|grade)_s$"),
+    (
+        "Sandbox seconds per step, summed over episodes that run at once",
+        False,
+        r"time/(tools|grade)_s$",
+    ),
 )
 
-# Wall-clock times that add up to one of them: of a step, and of the actor of the same process between two steps, which
-# in asynchronous runs works beside the learner. What is missing is shown as "other".
+# Wall-clock times that add up to one of them: of a step, and of the actor of the same process
+# between two steps, which in asynchronous runs works beside the learner. What is missing is shown
+# as "other".
 TIMES = (
     ("Seconds per step", "time/step_s", r"time/.*(?<!_per)_s$"),
     ("Seconds of the actor meanwhile", "actor/total_s", r"actor/.*_s$"),
@@ -67,8 +73,9 @@ _MOST_POINTS = 1000
 class ReportConfig:
     """What goes into the page.
 
-    ks: the k of pass@k to show. trajectories_per_step: at most this many of one step. trajectory_steps: at most this
-    many steps, spread over the run. megabytes: size that the page stays below.
+    ks: the k of pass@k to show. trajectories_per_step: at most this many of one step.
+    trajectory_steps: at most this many steps, spread over the run. megabytes: size that the page
+    stays below.
     """
 
     ks: tuple[int, ...]
@@ -86,18 +93,25 @@ def write_report(
 ) -> Path:
     """Writes the page and returns its path.
 
-    Raises ValueError for damaged files of the run, or when curves alone exceed the size; OSError when the disk is full.
+    Raises ValueError for damaged files of the run, or when curves alone exceed the size; OSError
+    when the disk is full.
     """
     rows = _with_actors(Path(workdir), read_metrics(workdir))
     results = suite.load_all(workdir)
     limit = int(config.megabytes * 1e6)
-    tables = {"tiles": _tiles(rows, results), "suites": _suites(results, config.ks), "ks": config.ks}
+    tables = {
+        "tiles": _tiles(rows, results),
+        "suites": _suites(results, config.ks),
+        "ks": config.ks,
+    }
     data = {"curves": _curves(rows), "trajectories": {}}
     room = limit - len(_render(title, tables, data))
     data["trajectories"] = _trajectories(workdir, config, room)
     page = _render(title, tables, data)
     if len(page) > limit:
-        raise ValueError(f"the report without trajectories is {len(page)} bytes, above {config.megabytes=}")
+        raise ValueError(
+            f"the report without trajectories is {len(page)} bytes, above {config.megabytes=}"
+        )
     write_atomically(Path(path), page)
     return Path(path)
 
@@ -115,14 +129,18 @@ def _render(title: str, tables: Mapping[str, Any], data: Mapping[str, Any]) -> b
         title=title,
         **tables,
         style=markupsafe.Markup((PAGE / "page.css").read_text()),
-        scripts=[markupsafe.Markup((PAGE / name).read_text()) for name in ("charts.js", "reader.js")],
+        scripts=[
+            markupsafe.Markup((PAGE / name).read_text()) for name in ("charts.js", "reader.js")
+        ],
         payload=markupsafe.Markup(_embedded(data)),
     )
     return text.encode()
 
 
 def _embedded(data: Any) -> str:
-    """JSON for a script element, which only "<" could end; plain ASCII, so that lone surrogates can be written."""
+    """JSON for a script element, which only "<" could end; plain ASCII, so that lone surrogates can
+    be written.
+    """
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -130,7 +148,9 @@ def _size(data: Any) -> int:
     return len(_embedded(data)) + 16  # some bytes for what joins it to its neighbours
 
 
-def _tiles(rows: Sequence[Mapping[str, Any]], results: Sequence[SuiteResult]) -> list[tuple[str, str, str]]:
+def _tiles(
+    rows: Sequence[Mapping[str, Any]], results: Sequence[SuiteResult]
+) -> list[tuple[str, str, str]]:
     """(what, number, remark) of the few numbers that say how the run went."""
     tiles = []
     for found in _by_suite(results):
@@ -170,7 +190,9 @@ def _suites(results: Sequence[SuiteResult], ks: Sequence[int]) -> list[dict[str,
                 "label": result.label,
                 "step": result.step,
                 "cells": [_cell(result.interval(k)) if k <= result.largest_k else None for k in ks],
-                "first_edit": _cell(result.interval(1, first_edit=True)) if result.largest_k else None,
+                "first_edit": _cell(result.interval(1, first_edit=True))
+                if result.largest_k
+                else None,
                 "gain": _signed(whole_against_first_edit(result)) if result.largest_k else "",
                 "malformed": f"{result.per_episode('malformed'):.2f}",
                 "tokens": f"{result.per_episode('tokens'):.0f}",
@@ -193,7 +215,9 @@ def _suites(results: Sequence[SuiteResult], ks: Sequence[int]) -> list[dict[str,
         count = found[0].largest_k
         samples = f"{len(found[0].tasks)} tasks, {count} sample{'s' if count != 1 else ''} each"
         drawn = ", ".join(f"{name} {value}" for name, value in found[0].sampling.items())
-        suites.append({"name": found[0].suite, "about": f"{samples}; {drawn}", "rows": rows, "pairs": pairs})
+        suites.append(
+            {"name": found[0].suite, "about": f"{samples}; {drawn}", "rows": rows, "pairs": pairs}
+        )
     return suites
 
 
@@ -210,17 +234,24 @@ def _cell(interval: Interval) -> dict[str, str]:
 
 
 def _signed(interval: Interval) -> str:
-    mean, low, high = (f"{100 * value:+.1f}".replace("-", "−") for value in dataclasses.astuple(interval))
+    mean, low, high = (
+        f"{100 * value:+.1f}".replace("-", "−") for value in dataclasses.astuple(interval)
+    )
     return f"{mean} points [{low}, {high}]"
 
 
 def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Charts and their series; long runs as means over equal numbers of steps. Values are null where missing."""
+    """Charts and their series; long runs as means over equal numbers of steps. Values are null
+    where missing.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
     every = -(-len(rows) // _MOST_POINTS) or 1
     buckets = [rows[i : i + every] for i in range(0, len(rows), every)]
-    series = {name: [_mean([row.get(name) for row in bucket]) for bucket in buckets] for name in names}
-    charts, left = [], list(names)
+    series = {
+        name: [_mean([row.get(name) for row in bucket]) for bucket in buckets] for name in names
+    }
+    charts = []
+    left = list(names)
     for title, fraction, pattern in CHARTS:
         shown = [name for name in left if re.match(pattern, name)]
         left = [name for name in left if name not in shown]
@@ -246,10 +277,15 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _layers(times: Mapping[str, Sequence[float | None]], whole: str) -> list[dict[str, Any]]:
     """The parts of a time as they are, and what they leave of the whole, never below 0."""
     parts = {name: values for name, values in times.items() if name != whole}
-    layers = [{"name": name, "label": _time_label(name), "values": list(values)} for name, values in parts.items()]
+    layers = [
+        {"name": name, "label": _time_label(name), "values": list(values)}
+        for name, values in parts.items()
+    ]
     if whole in times:
         left = [
-            None if value is None else max(0.0, value - sum(values[i] or 0.0 for values in parts.values()))
+            None
+            if value is None
+            else max(0.0, value - sum(values[i] or 0.0 for values in parts.values()))
             for i, value in enumerate(times[whole])
         ]
         layers.append({"name": whole, "label": "other", "values": left})
@@ -286,8 +322,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(f"{sum(finite) / len(finite):.6g}") if finite else None
 
 
-def _trajectories(workdir: str | os.PathLike[str], config: ReportConfig, room: int) -> dict[str, Any]:
-    """Groups that fit in ``room`` bytes, steps spread over the run; tokens refer to a shared table."""
+def _trajectories(
+    workdir: str | os.PathLike[str], config: ReportConfig, room: int
+) -> dict[str, Any]:
+    """Groups that fit in ``room`` bytes, steps spread over the run; tokens refer to a shared
+    table.
+    """
     available = trajectory_steps(workdir)
     table = _TokenTable()
     steps: dict[int, list[dict[str, Any]]] = {}
@@ -304,16 +344,28 @@ def _trajectories(workdir: str | os.PathLike[str], config: ReportConfig, room: i
                 steps.setdefault(step, []).append(compact)
             else:
                 table.forget(known)
-    found = [{"step": step, "groups": sorted(steps[step], key=lambda g: g["group"])} for step in sorted(steps)]
+    found = [
+        {"step": step, "groups": sorted(steps[step], key=lambda g: g["group"])}
+        for step in sorted(steps)
+    ]
     embedded = sum(len(group["samples"]) for groups in steps.values() for group in groups)
-    return {"tokens": table.entries, "steps": found, "logged_steps": len(available), "embedded": embedded, "read": read}
+    return {
+        "tokens": table.entries,
+        "steps": found,
+        "logged_steps": len(available),
+        "embedded": embedded,
+        "read": read,
+    }
 
 
 def spread(steps: Sequence[int], count: int) -> list[int]:
-    """At most ``count`` of the steps: last, first, middles, so that any beginning of the list covers the run."""
+    """At most ``count`` of the steps: last, first, middles, so that any beginning of the list
+    covers the run.
+    """
     if len(steps) > count:
         steps = [steps[round(i * (len(steps) - 1) / max(count - 1, 1))] for i in range(count)]
-    order, spans = [*steps[-1:], *steps[:-1][:1]], [(0, len(steps) - 1)]
+    order = [*steps[-1:], *steps[:-1][:1]]
+    spans = [(0, len(steps) - 1)]
     while spans:
         low, high = spans.pop(0)
         if high - low > 1:
@@ -324,7 +376,9 @@ def spread(steps: Sequence[int], count: int) -> list[int]:
 
 
 def choose(groups: Sequence[Mapping[str, Any]], count: int) -> Iterator[Mapping[str, Any]]:
-    """Whole groups of together at most ``count`` trajectories (the last may be cut), flagged and mixed ones first."""
+    """Whole groups of together at most ``count`` trajectories (the last may be cut), flagged and
+    mixed ones first.
+    """
 
     def interest(group: Mapping[str, Any]) -> int:
         samples = group["trajectories"]
@@ -363,18 +417,30 @@ class _TokenTable:
 
 
 def _compact(group: Mapping[str, Any], table: _TokenTable) -> dict[str, Any]:
-    """A logged group with tokens as numbers of the table and log-probabilities in hundredths of a nat."""
+    """A logged group with tokens as numbers of the table and log-probabilities in hundredths of a
+    nat.
+    """
     samples = []
     for sample in group["trajectories"]:
         kept = {
             name: sample[name]
-            for name in ("index", "status", "reward", "malformed_calls", "first_edit_passed", "seconds", "turns")
+            for name in (
+                "index",
+                "status",
+                "reward",
+                "malformed_calls",
+                "first_edit_passed",
+                "seconds",
+                "turns",
+            )
         }
         samples.append(
             {
                 **kept,
                 "passed": passed(sample),
-                "tokens": [table.index(*pair) for pair in zip(sample["ids"], sample["pieces"], strict=True)],
+                "tokens": [
+                    table.index(*pair) for pair in zip(sample["ids"], sample["pieces"], strict=True)
+                ],
                 "logprobs": [_hundredths(value) for value in sample["logprobs"]],
                 "versions": _runs(sample["versions"]),
             }

@@ -38,26 +38,35 @@ from rl_code.weights.layout import sampling_model
 
 
 class Run:
-    """The parts of a run, built once. A context manager: leaving it ends the sandboxes and worker threads.
+    """The parts of a run, built once. A context manager: leaving it ends the sandboxes and worker
+    threads.
 
-    role: of this process, "all", "learner" or "actor"; mesh: devices that learn, which an actor lacks.
-    rollout_mesh, prefill_mesh: devices that sample, and those that prefill prompts if they are others.
-    journal: folder for metrics and the like, the workdir in the first of several processes.
-    channel: between the processes of an actor that has several.
+    role: of this process, "all", "learner" or "actor"; mesh: devices that learn, which an actor
+    lacks. rollout_mesh, prefill_mesh: devices that sample, and those that prefill prompts if they
+    are others. journal: folder for metrics and the like, the workdir in the first of several
+    processes. channel: between the processes of an actor that has several.
     """
 
-    def __init__(self, config: RunConfig, workdir: Path, role: str = "all", channel: Channel | None = None):
+    def __init__(
+        self, config: RunConfig, workdir: Path, role: str = "all", channel: Channel | None = None
+    ):
         self.config, self.workdir, self.role, self._channel = config, workdir, role, channel
-        self.journal = workdir / f"process_{jax.process_index()}" if jax.process_index() else workdir
+        self.journal = (
+            workdir / f"process_{jax.process_index()}" if jax.process_index() else workdir
+        )
         self.journal.mkdir(parents=True, exist_ok=True)
         if jax.process_count() > 1:
             self._check_several_processes()
-        devices, made = jax.devices(), []
+        devices = jax.devices()
+        made = []
         for mesh in meshes(config, role):
             made.append(make_mesh(mesh, devices))
             devices = devices[made[-1].size :]
-        self.prefill_mesh = made.pop() if config.rollout.prefill_mesh and role != "learner" else None
-        self.mesh, self.rollout_mesh = made[0], made[-1]
+        self.prefill_mesh = (
+            made.pop() if config.rollout.prefill_mesh and role != "learner" else None
+        )
+        self.mesh = made[0]
+        self.rollout_mesh = made[-1]
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
         self.pool = SandboxPool(config.sandbox)
         try:
@@ -82,21 +91,27 @@ class Run:
 
     def _check_several_processes(self) -> None:
         if self.role == "all":
-            raise ConfigError(f"role 'all' in {jax.process_count()} processes: start a learner and actors apart")
+            raise ConfigError(
+                f"role 'all' in {jax.process_count()} processes: start a learner and actors apart"
+            )
         if self.role == "actor" and self.config.rollout.prefill_mesh:
             raise ConfigError(
-                f"rollout.prefill_mesh={self.config.rollout.prefill_mesh}: an actor in {jax.process_count()} processes "
+                f"rollout.prefill_mesh={self.config.rollout.prefill_mesh}: an actor in "
+                f"{jax.process_count()} processes "
                 "prefills where rows decode; set it to None"
             )
         if self.role == "learner" and self.config.suites:
             raise ConfigError(
-                f"suites = {[suite.name for suite in self.config.suites]}: a learner in {jax.process_count()} "
+                f"suites = {[suite.name for suite in self.config.suites]}: a learner in "
+                f"{jax.process_count()} "
                 "processes plays none; set suites=() and use launch.evaluate on its checkpoints"
             )
 
     @functools.cached_property
     def tasks(self) -> Sequence[Task]:
-        """The training tasks whose prompt fits, loaded when first asked for: not every evaluation needs them."""
+        """The training tasks whose prompt fits, loaded when first asked for: not every evaluation
+        needs them.
+        """
         tasks = load(self.config.tasks, self.pool, self.workdir)
         return self._that_fit(tasks, self.config.protocol, self.config.rollout.engine.prompt_length)
 
@@ -106,37 +121,48 @@ class Run:
             return Tokenizer.from_gguf(spec.path)
         if spec.source == "file":
             return Tokenizer.from_file(spec.path)
-        texts = ("".join(segment.text for segment in self.demonstration(i)) for i in range(spec.texts))
+        texts = (
+            "".join(segment.text for segment in self.demonstration(i)) for i in range(spec.texts)
+        )
         special = Compact.SPECIAL_TOKENS
         return Tokenizer.train(texts, spec.vocab_size, special, eos="<|eot|>", pad="<|pad|>")
 
     def _model_config(self) -> ModelConfig:
-        spec, preset = self.config.model, PRESETS[self.config.model.preset]
+        spec = self.config.model
+        preset = PRESETS[self.config.model.preset]
         if self.config.tokenizer.source == "train":
             preset = dataclasses.replace(preset, vocab_size=self.tokenizer.vocab_size)
         elif self.tokenizer.vocab_size > preset.vocab_size:
             raise ConfigError(
-                f"the tokeniser of {self.config.tokenizer.path} has {self.tokenizer.vocab_size} tokens, "
+                f"the tokeniser of {self.config.tokenizer.path} has {self.tokenizer.vocab_size} "
+                "tokens, "
                 f"model.preset={spec.preset!r} has {preset.vocab_size}"
             )
         return dataclasses.replace(preset, dtype=spec.dtype, remat=spec.remat)
 
     def init_model(self) -> Transformer:
-        """The model a run starts from, laid out over the mesh: random, or the configured weights."""
+        """The model a run starts from, laid out over the mesh: random, or the configured
+        weights.
+        """
         path = Path(self.config.model.weights)
         if not self.config.model.weights:
             shardings = parameter_shardings(abstract_model(self.model_config), self.mesh)
             make = functools.partial(Transformer, self.model_config)
             return jax.jit(lambda: make(nnx.Rngs(self.config.seed)), out_shardings=shardings)()
         if not path.exists():
-            raise ConfigError(f"model.weights={str(path)!r} does not exist; for SmolLM2 run bash launch/get_smollm2.sh")
+            raise ConfigError(
+                f"model.weights={str(path)!r} does not exist; for SmolLM2 run bash "
+                "launch/get_smollm2.sh"
+            )
         load_weights = huggingface.load if path.is_dir() else gguf_weights.load
         return load_weights(path, self.model_config, self.mesh)
 
     def demonstration(self, index: int) -> list[Segment]:
         """Demonstration ``index`` of the training tasks; the same for the same config."""
         rng = random.Random(f"demonstration/{self.config.seed}/{index}")
-        return demonstrate(self.tasks[index], rng, self.config.sft.demonstration, self.config.limits)
+        return demonstrate(
+            self.tasks[index], rng, self.config.sft.demonstration, self.config.limits
+        )
 
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
         """The copy of a model that samples, in the rollout's dtype unless another is given."""
@@ -166,9 +192,17 @@ class Run:
         )
 
     def episode(
-        self, task: Task, group: int, index: int, *, protocol: str | None = None, limits: Limits | None = None
+        self,
+        task: Task,
+        group: int,
+        index: int,
+        *,
+        protocol: str | None = None,
+        limits: Limits | None = None,
     ) -> Episode:
-        """A new episode of a task, by the protocol and limits of training unless others are given."""
+        """A new episode of a task, by the protocol and limits of training unless others are
+        given.
+        """
         return Episode(
             task,
             group=group,
@@ -197,12 +231,18 @@ class Run:
                 self.tokenizer,
                 workers=rollout.workers,
                 tool_timeout_s=rollout.tool_timeout_s,
-                prefiller=self.engine(sampling, *way, self.prefill_mesh) if self.prefill_mesh else None,
+                prefiller=self.engine(sampling, *way, self.prefill_mesh)
+                if self.prefill_mesh
+                else None,
             )
         return self._schedulers[key]
 
-    def engine(self, sampling: SamplingConfig, config: EngineConfig, protocol: str, dtype: str, mesh: Mesh) -> Engine:
-        """A new Engine; of an actor of several processes one that the others follow, in the first of them."""
+    def engine(
+        self, sampling: SamplingConfig, config: EngineConfig, protocol: str, dtype: str, mesh: Mesh
+    ) -> Engine:
+        """A new Engine; of an actor of several processes one that the others follow, in the first
+        of them.
+        """
         model_config = dataclasses.replace(self.model_config, dtype=dtype, param_dtype=dtype)
         stops = tuple(sorted(stop_ids(PROTOCOLS[protocol], self.tokenizer)))
         if self._channel is not None and self._channel.leads:
@@ -220,19 +260,27 @@ class Run:
                 tasks = sorted(tasks, key=functools.partial(self._prompt_tokens, protocol))
             if suite.count > len(tasks):
                 raise ConfigError(
-                    f"suite {suite.name}: count={suite.count}, but only {len(tasks)} tasks have a prompt of at most "
+                    f"suite {suite.name}: count={suite.count}, but only {len(tasks)} tasks have a "
+                    "prompt of at most "
                     f"{engine.prompt_length} tokens"
                 )
             self._suites[suite.name] = [tasks[i] for i in range(suite.count or len(tasks))]
         return self._suites[suite.name]
 
     def _that_fit(self, tasks: Sequence[Task], protocol: str, prompt_length: int) -> Sequence[Task]:
-        """Those whose prompt has at most ``prompt_length`` tokens; generated tasks, which are endless, as they are."""
+        """Those whose prompt has at most ``prompt_length`` tokens; generated tasks, which are
+        endless, as they are.
+        """
         if isinstance(tasks, GeneratedTasks):
             return tasks
         kept = [task for task in tasks if self._prompt_tokens(protocol, task) <= prompt_length]
         if len(kept) < len(tasks):
-            logging.info("%d of %d tasks have prompts of at most %d tokens", len(kept), len(tasks), prompt_length)
+            logging.info(
+                "%d of %d tasks have prompts of at most %d tokens",
+                len(kept),
+                len(tasks),
+                prompt_length,
+            )
         return kept
 
     def prompt(self, task: Task, protocol: str | None = None) -> list[int]:
@@ -253,7 +301,9 @@ class Run:
     ) -> SuiteResult:
         """Plays a suite with these weights. The same weights give the same result."""
         make_episode = functools.partial(self.episode, protocol=suite.protocol, limits=suite.limits)
-        groups, _ = self.scheduler(suite.sampling, suite.engine, suite.protocol, suite.dtype).rollout(
+        groups, _ = self.scheduler(
+            suite.sampling, suite.engine, suite.protocol, suite.dtype
+        ).rollout(
             self.sampler(model, suite.dtype),
             self.suite_tasks(suite),
             make_episode,

@@ -30,7 +30,9 @@ from rl_code.types import Limits
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """preset: a key of models.presets. weights: a .gguf file or a Hugging Face directory; "" for random ones."""
+    """preset: a key of models.presets. weights: a .gguf file or a Hugging Face directory; "" for
+    random ones.
+    """
 
     preset: str
     weights: str
@@ -40,7 +42,9 @@ class ModelSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-    """source "train": byte-level BPE of vocab_size entries from ``texts`` demonstrations; else read from ``path``."""
+    """source "train": byte-level BPE of vocab_size entries from ``texts`` demonstrations; else read
+    from ``path``.
+    """
 
     source: Literal["train", "gguf", "file"]
     path: str
@@ -50,11 +54,12 @@ class TokenizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """workers: threads that wait for sandboxes. tool_timeout_s: see Scheduler. dtype: of the sampling copy.
+    """workers: threads that wait for sandboxes. tool_timeout_s: see Scheduler. dtype: of the
+    sampling copy.
 
-    mesh: devices of an actor. apart: whether an actor in the learner's process has devices of its own, after the
-    learner's; else it samples on the learner's. prefill_mesh: devices after those that prefill prompts; None to prefill
-    where rows decode.
+    mesh: devices of an actor. apart: whether an actor in the learner's process has devices of its
+    own, after the learner's; else it samples on the learner's. prefill_mesh: devices after those
+    that prefill prompts; None to prefill where rows decode.
     """
 
     engine: EngineConfig
@@ -89,8 +94,9 @@ class SftConfig:
 class TrainConfig:
     """Reinforcement learning.
 
-    tasks_per_step groups of group_size episodes make a batch, on which ``epochs`` updates are made. advantage: a key of
-    learner.advantages.ADVANTAGES. screening: trains only on tasks that the policy solves sometimes; None on all.
+    tasks_per_step groups of group_size episodes make a batch, on which ``epochs`` updates are made.
+    advantage: a key of learner.advantages.ADVANTAGES. screening: trains only on tasks that the
+    policy solves sometimes; None on all.
     """
 
     steps: int
@@ -108,10 +114,11 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SuiteConfig:
-    """One held-out suite: the first ``count`` tasks (0 for all) whose prompt fits, ``samples`` episodes each.
+    """One held-out suite: the first ``count`` tasks (0 for all) whose prompt fits, ``samples``
+    episodes each.
 
-    shortest: the ``count`` with the shortest prompts instead of the first. protocol, limits, engine, dtype (of the
-    sampling copy): None for those of training.
+    shortest: the ``count`` with the shortest prompts instead of the first. protocol, limits,
+    engine, dtype (of the sampling copy): None for those of training.
     """
 
     name: str
@@ -156,24 +163,35 @@ class RunConfig:
 
     def __post_init__(self):
         if self.model.preset not in PRESETS:
-            raise ValueError(f"model.preset={self.model.preset!r} is not one of {', '.join(PRESETS)}")
-        for protocol in (self.protocol, *(suite.protocol for suite in self.suites if suite.protocol)):
+            raise ValueError(
+                f"model.preset={self.model.preset!r} is not one of {', '.join(PRESETS)}"
+            )
+        for protocol in (
+            self.protocol,
+            *(suite.protocol for suite in self.suites if suite.protocol),
+        ):
             if protocol not in PROTOCOLS:
                 raise ValueError(f"{protocol=} is not one of {', '.join(PROTOCOLS)}")
         if self.tokenizer.source == "train" and self.tasks.source != "generated":
             raise ValueError(
-                f"tokenizer.source='train' trains on demonstrations, which tasks.source={self.tasks.source!r} lacks"
+                "tokenizer.source='train' trains on demonstrations, which "
+                f"tasks.source={self.tasks.source!r} lacks"
             )
         for suite in self.suites:
             if suite.shortest and suite.tasks.source == "generated":
-                raise ValueError(f"suite {suite.name}: shortest=True sorts all tasks, and generated ones are endless")
+                raise ValueError(
+                    f"suite {suite.name}: shortest=True sorts all tasks, and generated ones are "
+                    "endless"
+                )
         if self.limits.tokens > self.rollout.engine.length:
             raise ValueError(
-                f"limits.tokens={self.limits.tokens} must not exceed rollout.engine.length={self.rollout.engine.length}"
+                f"limits.tokens={self.limits.tokens} must not exceed "
+                f"rollout.engine.length={self.rollout.engine.length}"
             )
         if self.train.pack.prompt_slots and self.train.epochs > 1:
             raise ValueError(
-                f"train.pack.prompt_slots={self.train.pack.prompt_slots} means two phases, whose first is good for one "
+                f"train.pack.prompt_slots={self.train.pack.prompt_slots} means two phases, whose "
+                "first is good for one "
                 f"update: train.epochs={self.train.epochs} must be 1"
             )
         if self.train.pack.max_staleness != self.asynchrony.max_staleness:
@@ -181,9 +199,12 @@ class RunConfig:
                 f"train.pack.max_staleness={self.train.pack.max_staleness} must equal "
                 f"asynchrony.max_staleness={self.asynchrony.max_staleness}"
             )
-        if self.train.pack.drop_uninformative and (self.train.loss.kl_coef or self.train.loss.entropy_coef):
+        if self.train.pack.drop_uninformative and (
+            self.train.loss.kl_coef or self.train.loss.entropy_coef
+        ):
             raise ValueError(
-                f"train.pack.drop_uninformative=True drops groups that kl_coef={self.train.loss.kl_coef} and "
+                "train.pack.drop_uninformative=True drops groups that "
+                f"kl_coef={self.train.loss.kl_coef} and "
                 f"entropy_coef={self.train.loss.entropy_coef} would learn from"
             )
         if self.train.loss.temperature != (self.rollout.sampling.temperature or 1.0):
@@ -211,12 +232,15 @@ def refuse_sync(config: RunConfig) -> None:
     """Raises ConfigError if a learner and actors in processes of their own cannot run a config."""
     if config.asynchrony.mode == "sync":
         raise ConfigError(
-            "asynchrony.mode = 'sync': a learner and actors in processes of their own need 'one_step' or 'in_flight'"
+            "asynchrony.mode = 'sync': a learner and actors in processes of their own need "
+            "'one_step' or 'in_flight'"
         )
 
 
 def own(workdir: Path, config: RunConfig) -> None:
-    """Makes a workdir this config's; ConfigError if it is another one's. Processes of one run call it in any order."""
+    """Makes a workdir this config's; ConfigError if it is another one's. Processes of one run call
+    it in any order.
+    """
     check(workdir, config)
     write_atomically(workdir / CONFIG_FILE, config_lib.to_json(config).encode())
 
@@ -229,7 +253,9 @@ def check(workdir: Path, config: RunConfig) -> None:
 
 
 def meshes(config: RunConfig, role: str = "all") -> list[MeshConfig]:
-    """The devices of a process one after another: those that learn, those that sample, those that prefill."""
+    """The devices of a process one after another: those that learn, those that sample, those that
+    prefill.
+    """
     rollout = config.rollout
     sampling = [rollout.mesh] if role == "actor" or (role == "all" and rollout.apart) else []
     prefill = [rollout.prefill_mesh] if rollout.prefill_mesh and role != "learner" else []

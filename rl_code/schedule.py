@@ -1,16 +1,19 @@
 """What each training step samples, when that may begin, and with which weights.
 
-The learner at version v makes version v + 1 from the groups of step v, all of them and no others. With a bound of k
-versions on staleness, the groups of a step b may begin when version b - k is published, and not before; nothing that
-was sampled is ever too old, so nothing is dropped, and a long episode delays its step instead of missing it. Modes:
+The learner at version v makes version v + 1 from the groups of step v, all of them and no others.
+With a bound of k versions on staleness, the groups of a step b may begin when version b - k is
+published, and not before; nothing that was sampled is ever too old, so nothing is dropped, and a
+long episode delays its step instead of missing it. Modes:
 
   sync       k = 0: the weights that sample a step are those it trains.
-  one_step   k = 1: step b + 1 is sampled with version b exactly while version b + 1 is made (2505.24298 calls this
-             one-step overlap); the actor waits for its weights between steps.
-  in_flight  k >= 1: the actor goes on with the newest weights in the middle of messages (2509.19128); every token
-             carries the version that sampled it.
+  one_step   k = 1: step b + 1 is sampled with version b exactly while version b + 1 is made
+             (2505.24298 calls this one-step overlap); the actor waits for its weights between
+             steps.
+  in_flight  k >= 1: the actor goes on with the newest weights in the middle of messages
+             (2509.19128); every token carries the version that sampled it.
 
-In the first two a plan names the version, so a group sampled again by another actor is the same group.
+In the first two a plan names the version, so a group sampled again by another actor is the same
+group.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ MODES = {"sync": (0, 0), "one_step": (1, 1), "in_flight": (1, None)}  # least an
 class AsynchronyConfig:
     """How far sampling may run ahead of training.
 
-    mode: see above. max_staleness: k. recompute: "in_flight" only; whether the keys of episodes in progress are
-    computed anew with new weights, or kept. work: between processes. weights: how versions are kept.
+    mode: see above. max_staleness: k. recompute: "in_flight" only; whether the keys of episodes in
+    progress are computed anew with new weights, or kept. work: between processes. weights: how
+    versions are kept.
     """
 
     mode: Literal["sync", "one_step", "in_flight"]
@@ -53,21 +57,27 @@ class AsynchronyConfig:
         least, most = MODES[self.mode]
         if self.max_staleness < least or (most is not None and self.max_staleness > most):
             wanted = f"at least {least}" if most is None else str(most)
-            raise ValueError(f"max_staleness={self.max_staleness} must be {wanted} in mode={self.mode!r}")
+            raise ValueError(
+                f"max_staleness={self.max_staleness} must be {wanted} in mode={self.mode!r}"
+            )
         if self.weights.keep <= self.max_staleness:
             raise ValueError(
-                f"weights.keep={self.weights.keep} must be more than max_staleness={self.max_staleness}: "
+                f"weights.keep={self.weights.keep} must be more than "
+                f"max_staleness={self.max_staleness}: "
                 "actors sample with versions that old"
             )
         if self.recompute and self.mode != "in_flight":
-            raise ValueError(f"recompute=True has no meaning in mode={self.mode!r}, which never swaps weights")
+            raise ValueError(
+                f"recompute=True has no meaning in mode={self.mode!r}, which never swaps weights"
+            )
 
 
 class Schedule:
     """Plans the steps of a run, in order, each as soon as the weights for it are published.
 
-    pool: of the tasks, as it was when ``next_step`` was about to be planned. words: of the random key that samples.
-    screen_words(step): of the key that samples the groups by which tasks are chosen.
+    pool: of the tasks, as it was when ``next_step`` was about to be planned. words: of the random
+    key that samples. screen_words(step): of the key that samples the groups by which tasks are
+    chosen.
     """
 
     def __init__(
@@ -85,12 +95,18 @@ class Schedule:
     ):
         self.next_step = next_step
         self._config, self._store, self._pool = config, store, pool
-        self._steps, self._tasks, self._group_size, self._samples = steps, tasks_per_step, group_size, samples
+        self._steps, self._tasks, self._group_size, self._samples = (
+            steps,
+            tasks_per_step,
+            group_size,
+            samples,
+        )
         self._words = _words(jax.random.key(seed + 1))
         self._screening = jax.random.key(seed + 2)
 
     def plan(self, version: int, wait: Callable[[int, Sequence[int]], Sequence[Record]]) -> int:
-        """Plans every step that may begin now that ``version`` is published; returns how many tasks were screened.
+        """Plans every step that may begin now that ``version`` is published; returns how many tasks
+        were screened.
 
         wait(step, numbers): the groups of some items of a step, for the choice of its tasks.
         """
@@ -112,19 +128,32 @@ class Schedule:
             ]
             self._announce(items)
             records = wait(step, range(number, number + len(items)))
-            self._pool.screened({item.task: solved(r.group) for item, r in zip(items, records, strict=True)})
+            self._pool.screened(
+                {item.task: solved(r.group) for item, r in zip(items, records, strict=True)}
+            )
             number += len(items)
         first = step * self._tasks
         self._announce(
             [
-                Item(step, number + i, task, self._group_size, "train", version, first + i, self._words)
+                Item(
+                    step,
+                    number + i,
+                    task,
+                    self._group_size,
+                    "train",
+                    version,
+                    first + i,
+                    self._words,
+                )
                 for i, task in enumerate(self._pool.draw(self._tasks))
             ]
         )
         return number
 
     def _announce(self, items: Sequence[Item]) -> None:
-        """Writes a part of a plan, or where another process of the learner writes waits until it has."""
+        """Writes a part of a plan, or where another process of the learner writes waits until it
+        has.
+        """
         if self._store.writes:
             self._store.plan(items)
         else:

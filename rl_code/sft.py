@@ -1,4 +1,6 @@
-"""Supervised warm start: next-token training on demonstrations, on the tokens that the demonstrator chose."""
+"""Supervised warm start: next-token training on demonstrations, on the tokens that the demonstrator
+chose.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,26 @@ from rl_code.run_config import MAY_CHANGE
 from rl_code.stop import Stopped, StopRequest
 
 FOLDER = "sft"
-# Keys of a config on which a warm start does not depend: runs that differ in nothing else may share one.
+# Keys of a config on which a warm start does not depend: runs that differ in nothing else may share
+# one.
 MAY_DIFFER = (*MAY_CHANGE, "train", "rollout", "reward", "sandbox", "asynchrony")
 
 
 class Demonstrations:
-    """Endless token examples by number: the configured demonstrations, gone through again and again."""
+    """Endless token examples by number: the configured demonstrations, gone through again and
+    again.
+    """
 
     def __init__(self, run: Run):
-        self._run, self._count = run, run.config.sft.demonstrations
+        self._run = run
+        self._count = run.config.sft.demonstrations
         self._known: dict[int, tuple[list[int], list[bool]]] = {}
 
     def _example(self, index: int) -> tuple[list[int], list[bool]]:
         if index in self._known:
             return self._known[index]
-        tokens, mask = [], []
+        tokens = []
+        mask = []
         for segment in self._run.demonstration(index):
             piece = self._run.tokenizer.encode(segment.text)
             tokens += piece
@@ -53,20 +60,26 @@ class Demonstrations:
 
 
 def warm_start(run: Run, stop: StopRequest) -> TrainState:
-    """Trains from the run's initial model; continues from, and returns at once when done by, its own checkpoint.
+    """Trains from the run's initial model; continues from, and returns at once when done by, its
+    own checkpoint.
 
-    Writes metrics and checkpoints into the folder ``sft`` of the run's workdir. Raises FloatingPointError when the loss
-    is not finite, Stopped when asked to stop.
+    Writes metrics and checkpoints into the folder ``sft`` of the run's workdir. Raises
+    FloatingPointError when the loss is not finite, Stopped when asked to stop.
     """
-    config, workdir = run.config.sft, run.workdir / FOLDER
+    config = run.config.sft
+    workdir = run.workdir / FOLDER
     update = make_sft_update(config.optimizer, config.micro_batches)
     state = init_state(run.init_model(), config.optimizer)
     demonstrations = Demonstrations(run)
-    with Checkpoints(workdir, run.config, keep=run.config.checkpoint.keep, may_change=MAY_DIFFER) as checkpoints:
+    with Checkpoints(
+        workdir, run.config, keep=run.config.checkpoint.keep, may_change=MAY_DIFFER
+    ) as checkpoints:
         restored = checkpoints.restore(state)
         start, position = 0, 0
         if restored is not None:
-            start, position, state = restored.step, restored.position["example"], restored.state
+            start = restored.step
+            position = restored.position["example"]
+            state = restored.state
         with (
             MetricWriter(run.journal / FOLDER, start) as writer,
             Progress("warm start", config.steps, start) as progress,
@@ -85,9 +98,12 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
                 speed = float(batch.mask.size) / seconds
                 writer.write(step, {**metrics, "time/step_s": seconds, "time/tokens_per_s": speed})
                 progress.update(step + 1, loss=float(metrics["train/loss"]), tokens_per_s=speed)
-                last, stopping = step + 1 == config.steps, stop.agreed
+                last = step + 1 == config.steps
+                stopping = stop.agreed
                 if (step + 1) % config.checkpoint_every == 0 or last or stopping:
                     checkpoints.save(step + 1, state, {"example": position})
                 if stopping:
-                    raise Stopped(f"stopped after step {step + 1} of {config.steps} of the warm start")
+                    raise Stopped(
+                        f"stopped after step {step + 1} of {config.steps} of the warm start"
+                    )
     return state

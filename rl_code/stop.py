@@ -1,4 +1,6 @@
-"""Stopping between two steps: Ctrl-C and SIGTERM let the step in progress end and its checkpoint be written."""
+"""Stopping between two steps: Ctrl-C and SIGTERM let the step in progress end and its checkpoint be
+written.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Turns the first Ctrl-C or SIGTERM inside ``deferred`` into ``requested``; any other ends the program at once.
+    """Turns the first Ctrl-C or SIGTERM inside ``deferred`` into ``requested``; any other ends the
+    program at once.
 
-    What comes within a second of the first counts as the same request: a terminal, a launcher and a supervisor may each
-    pass it on. A context manager for the main thread, which puts the previous handlers back.
+    What comes within a second of the first counts as the same request: a terminal, a launcher and a
+    supervisor may each pass it on. A context manager for the main thread, which puts the previous
+    handlers back.
     """
 
     def __init__(self):
@@ -32,7 +36,10 @@ class StopRequest:
         self._deferring = False
 
     def __enter__(self) -> StopRequest:
-        self._previous = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._previous = {
+            number: signal.signal(number, self._request)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,5 +67,6 @@ class StopRequest:
             return
         if self.requested or not self._deferring:
             raise KeyboardInterrupt
-        self.requested, self._requested_at = True, time.monotonic()
+        self.requested = True
+        self._requested_at = time.monotonic()
         print("\nstopping after this step; once more to stop at once", flush=True)

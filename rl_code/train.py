@@ -1,11 +1,13 @@
-"""Reinforcement learning of a coding agent: warm start, evaluate, then sample, grade, update, and evaluate again.
+"""Reinforcement learning of a coding agent: warm start, evaluate, then sample, grade, update, and
+evaluate again.
 
-``train`` is the whole system in one process, or its learner; ``act`` is one of the actors that serve a learner in other
-processes. How far sampling runs ahead of training is the config's (``schedule``). What was sampled goes into a store
-before it is trained on, so a learner that was killed goes through the steps since its checkpoint again with the same
-groups. Where sampling is synchronous or exactly one step ahead, everything that decides what happens (which tasks,
-which weights, which random numbers) is a function of the config and the step, so a run that was killed and started
-again ends with the same weights, bit for bit, as one that was not.
+``train`` is the whole system in one process, or its learner; ``act`` is one of the actors that
+serve a learner in other processes. How far sampling runs ahead of training is the config's
+(``schedule``). What was sampled goes into a store before it is trained on, so a learner that was
+killed goes through the steps since its checkpoint again with the same groups. Where sampling is
+synchronous or exactly one step ahead, everything that decides what happens (which tasks, which
+weights, which random numbers) is a function of the config and the step, so a run that was killed
+and started again ends with the same weights, bit for bit, as one that was not.
 """
 
 from __future__ import annotations
@@ -53,17 +55,21 @@ from rl_code.weights.waiting import Deadline
 
 STORE = "store"
 ACTORS = "actors"
-# Names that the processes of a run have of themselves: the learner, and the actor within its process.
+# Names that the processes of a run have of themselves: the learner, and the actor within its
+# process.
 RESERVED = LEARNER, ACTOR = "learner", "actor"
 
 
-def train(config: RunConfig, workdir: str | Path, role: str = "all", host: str = "127.0.0.1") -> list[SuiteResult]:
+def train(
+    config: RunConfig, workdir: str | Path, role: str = "all", host: str = "127.0.0.1"
+) -> list[SuiteResult]:
     """Runs a config to its end, from wherever the workdir left off; returns all evaluations.
 
-    role: "all", or "learner" where other processes sample, which reach this one's devices at ``host``.
-    Raises CheckpointError or ConfigError for a workdir that cannot be continued, SandboxUnavailable where code cannot
-    be run safely, FloatingPointError when the loss is not finite (the checkpoint is from before that step), StoreError
-    or WeightError when storage fails or nobody answers in time, Stopped after Ctrl-C or SIGTERM.
+    role: "all", or "learner" where other processes sample, which reach this one's devices at
+    ``host``. Raises CheckpointError or ConfigError for a workdir that cannot be continued,
+    SandboxUnavailable where code cannot be run safely, FloatingPointError when the loss is not
+    finite (the checkpoint is from before that step), StoreError or WeightError when storage fails
+    or nobody answers in time, Stopped after Ctrl-C or SIGTERM.
     """
     workdir = Path(workdir)
     if role == "learner":
@@ -85,37 +91,46 @@ def train(config: RunConfig, workdir: str | Path, role: str = "all", host: str =
 def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.1") -> None:
     """Samples for the learner of a workdir until its last step is trained on; raises as ``train``.
 
-    name: among the actors of the run. host: address of this machine in numbers. What it did for each version of the
-    weights goes into the folder ``actors/<name>`` of the workdir.
+    name: among the actors of the run. host: address of this machine in numbers. What it did for
+    each version of the weights goes into the folder ``actors/<name>`` of the workdir.
     """
-    workdir, deadline_s = Path(workdir), config.asynchrony.weights.deadline_s
+    workdir = Path(workdir)
+    deadline_s = config.asynchrony.weights.deadline_s
     run_config.refuse_sync(config)
     _await_store(workdir, config.asynchrony.work.deadline_s)
     run_config.check(workdir, config)
     with contextlib.ExitStack() as stack:
         channel = (
-            stack.enter_context(contextlib.closing(Channel(host, deadline_s))) if jax.process_count() > 1 else None
+            stack.enter_context(contextlib.closing(Channel(host, deadline_s)))
+            if jax.process_count() > 1
+            else None
         )
-        run, stop = stack.enter_context(Run(config, workdir, "actor", channel)), stack.enter_context(StopRequest())
-        if channel is not None:  # all processes stop between the same two calls; one alone stops at once
+        run = stack.enter_context(Run(config, workdir, "actor", channel))
+        stop = stack.enter_context(StopRequest())
+        # all processes stop between the same two calls; one alone stops at once
+        if channel is not None:
             stack.enter_context(stop.deferred())
         stored = StoredSubscriber(workdir, run.sampling_model(), name=name)
         weights = TransferSubscriber(stored, host=host, pull_s=min(30.0, deadline_s))
         if channel is not None and not channel.leads:
             rollout = config.rollout
-            engine = run.engine(rollout.sampling, rollout.engine, config.protocol, rollout.dtype, run.rollout_mesh)
+            engine = run.engine(
+                rollout.sampling, rollout.engine, config.protocol, rollout.dtype, run.rollout_mesh
+            )
             follow(engine, weights, channel)
             return
         if channel is not None:
             weights = LeadingWeights(weights, channel)
-        store, last = GroupStore(workdir / STORE, name), config.train.steps - 1
+        store = GroupStore(workdir / STORE, name)
+        last = config.train.steps - 1
         writer = stack.enter_context(_resumed_writer(workdir / ACTORS / name))
 
         def write(version: int) -> None:
             if version > writer.last_step:
                 writer.write(version, actor_metrics(actor.take_stats()) | weights.fetched.metrics())
 
-        actor, stopped = make_actor(run, store, weights, write), False
+        actor = make_actor(run, store, weights, write)
+        stopped = False
         try:
             actor.run(lambda: stop.requested or store.is_consumed(last))
             write(config.train.steps)
@@ -130,12 +145,24 @@ def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.
 
 
 def make_actor(
-    run: Run, store: GroupStore, weights: Subscriber, on_loaded: Callable[[int], None] = lambda version: None
+    run: Run,
+    store: GroupStore,
+    weights: Subscriber,
+    on_loaded: Callable[[int], None] = lambda version: None,
 ) -> Actor:
     """An actor of a run, on the devices that sample."""
     config = run.config.asynchrony
     scheduler = run.scheduler(run.config.rollout.sampling)
-    return Actor(scheduler, store, Work(store, config.work), weights, run.tasks, run.episode, config, on_loaded)
+    return Actor(
+        scheduler,
+        store,
+        Work(store, config.work),
+        weights,
+        run.tasks,
+        run.episode,
+        config,
+        on_loaded,
+    )
 
 
 def _resumed_writer(folder: Path) -> MetricWriter:
@@ -145,16 +172,21 @@ def _resumed_writer(folder: Path) -> MetricWriter:
 
 
 class Learner:
-    """From the groups of a step to the next weights, in one phase or, where ``pack.prompt_slots`` is not 0, in two.
+    """From the groups of a step to the next weights, in one phase or, where ``pack.prompt_slots``
+    is not 0, in two.
 
     model: the one that training begins with, which a penalty on divergence refers to.
     """
 
     def __init__(self, run: Run, model: Transformer):
-        self._config, self._rows = run.config.train, run.rows_sharding
+        self._config = run.config.train
+        self._rows = run.rows_sharding
         loss = self._config.loss.for_staleness(self._config.pack.max_staleness)
-        self._reference = jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None
-        config, runs = self._config, self._config.pack.runs
+        self._reference = (
+            jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None
+        )
+        config = self._config
+        runs = self._config.pack.runs
         way = (loss, config.optimizer, config.micro_batches, runs)
         logprobs = (loss.temperature, config.micro_batches, runs)
         self._two_phase = config.pack.prompt_slots > 0
@@ -162,19 +194,27 @@ class Learner:
             self._prefill, self._update = make_two_phase_update(*way)
             self._token_logprobs = make_two_phase_logprobs(*logprobs)
         else:
-            self._update, self._token_logprobs = make_update(*way), make_token_logprobs(*logprobs)
+            self._update = make_update(*way)
+            self._token_logprobs = make_token_logprobs(*logprobs)
 
     def begin(self, state: TrainState, prompts: Sequence[Sequence[int]]) -> Prefilled | None:
-        """The first of two phases, which needs the prompts of the step alone; returns before it is done."""
+        """The first of two phases, which needs the prompts of the step alone; returns before it is
+        done.
+        """
         if not self._two_phase:
             return None
         packed = pack_prompts(prompts, self._config.pack)
         return self._prefill(state.model, jax.device_put(packed, self._rows))
 
     def __call__(
-        self, state: TrainState, groups: Sequence[Group], version: int, begun: Prefilled | None = None
+        self,
+        state: TrainState,
+        groups: Sequence[Group],
+        version: int,
+        begun: Prefilled | None = None,
     ) -> tuple[TrainState, dict[str, Any]]:
-        """The state after the step and its metrics; donates ``state``, whose weights have this version.
+        """The state after the step and its metrics; donates ``state``, whose weights have this
+        version.
 
         begun: what ``begin`` returned for this step, or None.
         """
@@ -186,7 +226,9 @@ class Learner:
             begun = begun or self.begin(
                 state, [g.trajectories[0].tokens[: g.trajectories[0].prompt_length] for g in groups]
             )
-            batch, pack_metrics = pack_completions(groups, advantages, begun.prompts, config.pack, version=version)
+            batch, pack_metrics = pack_completions(
+                groups, advantages, begun.prompts, config.pack, version=version
+            )
             before = (begun.prompts,)
         else:
             batch, pack_metrics = pack(groups, advantages, config.pack, version=version)
@@ -195,7 +237,11 @@ class Learner:
 
         # Update. With one epoch the policy of the first pass is the proximal policy.
         prox = self._token_logprobs(state.model, *before, batch) if config.epochs > 1 else None
-        ref = self._token_logprobs(self._reference, *before, batch) if self._reference is not None else None
+        ref = (
+            self._token_logprobs(self._reference, *before, batch)
+            if self._reference is not None
+            else None
+        )
         finite = True
         for _ in range(config.epochs):
             parts = (begun, batch) if self._two_phase else (batch,)
@@ -205,20 +251,26 @@ class Learner:
         return state, pack_metrics | metrics | {"train/finite": finite}
 
 
-# --- The loop --------------------------------------------------------------------------------------------------------
+# --- The loop -------------------------------------------------------------------------------------
 
 
 def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> TrainState:
     """The RL steps that are still to be done."""
-    config, checkpoint = run.config.train, run.config.checkpoint
+    config = run.config.train
+    checkpoint = run.config.checkpoint
     learn = Learner(run, model)
 
-    with Checkpoints(run.workdir, run.config, keep=checkpoint.keep, may_change=MAY_CHANGE) as checkpoints:
+    with Checkpoints(
+        run.workdir, run.config, keep=checkpoint.keep, may_change=MAY_CHANGE
+    ) as checkpoints:
         state = init_state(model, config.optimizer)
         restored = checkpoints.restore(state)
-        start, position = 0, {"tasks": None, "planned": 0}
+        start = 0
+        position = {"tasks": None, "planned": 0}
         if restored is not None:
-            start, position, state = restored.step, restored.position, restored.state
+            start = restored.step
+            position = restored.position
+            state = restored.state
         log = TrajectoryLog(run.journal, run.tokenizer.decode, start)
         tasks = run.tasks  # before the store: actors that wait for it then find what was prepared
         store = _open_store(run)
@@ -229,7 +281,8 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
 
         with (
             supply,
-            contextlib.closing(publisher),  # before the supply, whose actor may be waiting for weights
+            # before the supply, whose actor may be waiting for weights
+            contextlib.closing(publisher),
             MetricWriter(run.journal, start) as writer,
             Progress("training", config.steps, start) as progress,
             CompilationCounter() as compilations,
@@ -239,7 +292,8 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 begin = time.perf_counter()
 
                 # Plan: the tasks of every step that may begin with the weights there are now.
-                # Then wait for G episodes of each task of this one, sampled and graded by actors here or elsewhere.
+                # Then wait for G episodes of each task of this one, sampled and graded by actors
+                # here or elsewhere.
                 try:
                     screened = schedule.plan(step, supply.wait)
                     planned = time.perf_counter()
@@ -259,7 +313,9 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                     if config.epochs == 1:  # else some of the step's updates may have been made
                         checkpoints.save(step, state, position)
                     there = f"checkpoints of steps {checkpoints.steps()} are in {run.workdir}"
-                    raise FloatingPointError(f"the loss or its gradient is not finite at step {step}; {there}")
+                    raise FloatingPointError(
+                        f"the loss or its gradient is not finite at step {step}; {there}"
+                    )
 
                 # Publish: the new weights, then that this step's groups are used up.
                 version = publisher.publish(step + 1, state.model)
@@ -268,10 +324,16 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
 
                 # Write down.
                 log.append(step, groups)
-                pool.record({item.task: solved(group) for item, group in zip(items, groups, strict=True)})
+                pool.record(
+                    {item.task: solved(group) for item, group in zip(items, groups, strict=True)}
+                )
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
                 times = StepTimes(begin, planned, sampled, trained, time.perf_counter())
-                metrics = episode_metrics(groups, step) | learner_metrics | actor_metrics(supply.take_stats())
+                metrics = (
+                    episode_metrics(groups, step)
+                    | learner_metrics
+                    | actor_metrics(supply.take_stats())
+                )
                 metrics |= publisher.published.metrics() if publisher.published else {}
                 metrics |= times.metrics(metrics["rollout/sampled_tokens"]) | {
                     "time/compilations": compilations.count,
@@ -285,7 +347,8 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                     pass_rate=metrics["reward/solved"],
                     tokens_per_s=metrics["time/tokens_per_s"],
                 )
-                last, stopping = step + 1 == config.steps, stop.agreed
+                last = step + 1 == config.steps
+                stopping = stop.agreed
                 if (step + 1) % checkpoint.every == 0 or last or stopping:
                     checkpoints.save(step + 1, state, position)
                 if stopping:
@@ -297,7 +360,8 @@ def _group_of(task: Task, record: Record) -> Group:
     """The group of a record. Raises StoreError if its actor has another task at that place."""
     if record.group.task.id != task.id:
         raise StoreError(
-            f"{record.actor} sampled {record.group.task.id!r} for item ({record.step}, {record.number}), which is "
+            f"{record.actor} sampled {record.group.task.id!r} for item ({record.step}, "
+            f"{record.number}), which is "
             f"{task.id!r} here: do both read the same files of tasks?"
         )
     return record.group
@@ -322,26 +386,36 @@ def _connect(run: Run, store: GroupStore, stop: StopRequest, host: str) -> tuple
     if config.mode == "sync":
         return local, InTurn(store, make_actor(run, actor_store, local), config.work.deadline_s)
     stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
-    weights = BackedWeights(local, stored, StoredSubscriber(run.workdir, run.sampling_model(), name=ACTOR))
-    return weights, InThread(store, make_actor(run, actor_store, weights), config.work.deadline_s, stop)
+    weights = BackedWeights(
+        local, stored, StoredSubscriber(run.workdir, run.sampling_model(), name=ACTOR)
+    )
+    return weights, InThread(
+        store, make_actor(run, actor_store, weights), config.work.deadline_s, stop
+    )
 
 
 def _await_store(workdir: Path, deadline_s: float) -> None:
     """Until a learner has made its store: an actor may be started first."""
     if not Deadline(deadline_s).wait(lambda: steps_lib.exists(workdir / STORE), poll_s=0.2):
-        raise StoreError(f"no learner has made {workdir / STORE} within {deadline_s:g} s; is --workdir right?")
+        raise StoreError(
+            f"no learner has made {workdir / STORE} within {deadline_s:g} s; is --workdir right?"
+        )
 
 
-# --- Evaluation ------------------------------------------------------------------------------------------------------
+# --- Evaluation -----------------------------------------------------------------------------------
 
 
 def evaluate(run: Run, model: Transformer, label: str, step: int) -> None:
-    """Plays every suite that has no result under this label yet, and keeps the results in the workdir."""
+    """Plays every suite that has no result under this label yet, and keeps the results in the
+    workdir.
+    """
     for suite in run.config.suites:
         if (run.workdir / suite_lib.FOLDER / f"{suite.name}.{label}.json").exists():
             continue
         solved = []
-        with Progress(f"{suite.name} {label}", len(run.suite_tasks(suite)) * suite.samples) as progress:
+        with Progress(
+            f"{suite.name} {label}", len(run.suite_tasks(suite)) * suite.samples
+        ) as progress:
 
             def count(trajectory: Trajectory, solved=solved, progress=progress) -> None:
                 solved.append(suite_lib.solved(trajectory))
@@ -351,7 +425,7 @@ def evaluate(run: Run, model: Transformer, label: str, step: int) -> None:
         result.save(run.workdir)
 
 
-# --- What is measured ------------------------------------------------------------------------------------------------
+# --- What is measured -----------------------------------------------------------------------------
 
 
 def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
@@ -374,12 +448,17 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         "reward/mixed_groups": mean(0 < good < graded for good, graded in counts),
         "episode/sampled_tokens": mean(t.sampled.sum() for t in trajectories),
         "episode/tokens": mean(len(t.tokens) for t in trajectories),
-        "episode/turns": mean(sum(turn.role == "assistant" for turn in t.turns) for t in trajectories),
+        "episode/turns": mean(
+            sum(turn.role == "assistant" for turn in t.turns) for t in trajectories
+        ),
         "episode/malformed_calls": mean(t.malformed_calls for t in trajectories),
         "episode/submitted": mean(t.status == "submitted" for t in trajectories),
         "episode/faults": float(sum(t.status == "fault" for t in trajectories)),
         "rollout/sampled_tokens": float(len(ages)),
-        **{f"staleness/{age}": float(np.mean(ages == age)) for age in range(int(ages.max(initial=0)) + 1)},
+        **{
+            f"staleness/{age}": float(np.mean(ages == age))
+            for age in range(int(ages.max(initial=0)) + 1)
+        },
         "time/tools_s": sum(t.seconds.get("tools", 0.0) for t in trajectories),
         "time/grade_s": sum(t.seconds.get("grade", 0.0) for t in trajectories),
     }
@@ -387,7 +466,9 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class StepTimes:
-    """When a step began, was planned, had its groups, had its update and was published; of time.perf_counter."""
+    """When a step began, was planned, had its groups, had its update and was published; of
+    time.perf_counter.
+    """
 
     begin: float
     planned: float
@@ -396,7 +477,9 @@ class StepTimes:
     done: float
 
     def metrics(self, sampled_tokens: float) -> dict[str, float]:
-        """Seconds of the parts, the learner's share without work, and tokens per second of the whole."""
+        """Seconds of the parts, the learner's share without work, and tokens per second of the
+        whole.
+        """
         whole = self.done - self.begin
         return {
             "time/step_s": whole,
@@ -412,11 +495,14 @@ class StepTimes:
 def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
     """How an actor spent its time since it was last asked; which step that was for may differ.
 
-    engine/hits_*: shares of the context that were found in the cache. engine/*_per_s: tokens per second of wall clock.
+    engine/hits_*: shares of the context that were found in the cache. engine/*_per_s: tokens per
+    second of wall clock.
     """
     if stats is None:
         return {}
-    rollout, needed, seconds = stats.rollout, max(stats.rollout.needed_tokens, 1), max(stats.total_s, 1e-9)
+    rollout = stats.rollout
+    needed = max(stats.rollout.needed_tokens, 1)
+    seconds = max(stats.total_s, 1e-9)
     return {
         "engine/generated_tokens": float(rollout.sampled_tokens),
         "engine/prefilled_tokens": float(rollout.prefilled_tokens),

@@ -1,8 +1,8 @@
 """The vocabulary of the system: Task, Turn, Trajectory, Group, Reward, Batch.
 
 Every other module speaks in these types and none of them has behaviour beyond reading itself.
-Dimensions: T tokens of one trajectory, R rows of a batch, S slots of a row (tokens), M targets of a row
-(sampled tokens).
+Dimensions: T tokens of one trajectory, R rows of a batch, S slots of a row (tokens), M targets of a
+row (sampled tokens).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 class Case:
     """One value-level test: ``entry_point(*args)`` must equal ``expected``.
 
-    ``args`` and ``expected`` are plain Python values (None, bool, int, float, str, bytes, list, tuple, set, dict).
-    tolerance: None asks for the same types as well (True is not 1, 1 is not 1.0). A number asks for what ``==`` accepts
+    ``args`` and ``expected`` are plain Python values (None, bool, int, float, str, bytes, list,
+    tuple, set, dict). tolerance: None asks for the same types as well (True is not 1, 1 is not
+    1.0). A number asks for what ``==`` accepts
       and lets numbers be that far apart, as suites written with ``assert f(x) == y`` mean it.
     """
 
@@ -34,9 +35,9 @@ class Tests:
     """What decides whether a task is solved.
 
     cases: value-level tests; expected values are compared outside the candidate's process.
-    code: statements (``assert f(2) == 4``, or ``def check(candidate): ...`` and a call of it), each a test. They run
-      in a trusted checker process in which the entry point is a proxy that calls the candidate's process, so the
-      expected values they contain never reach the candidate.
+    code: statements (``assert f(2) == 4``, or ``def check(candidate): ...`` and a call of it), each
+      a test. They run in a trusted checker process in which the entry point is a proxy that calls
+      the candidate's process, so the expected values they contain never reach the candidate.
     """
 
     cases: tuple[Case, ...] = ()
@@ -51,8 +52,9 @@ class Tests:
 class Limits:
     """What one episode may use.
 
-    turns: assistant messages. tokens: length of the whole trajectory, prompt included. turn_tokens: sampled tokens of
-    one assistant message. test_runs: calls of the run_tests tool. command_s: wall-clock seconds of one tool call.
+    turns: assistant messages. tokens: length of the whole trajectory, prompt included. turn_tokens:
+    sampled tokens of one assistant message. test_runs: calls of the run_tests tool. command_s:
+    wall-clock seconds of one tool call.
     """
 
     turns: int
@@ -90,7 +92,9 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:
-    """A call as the model wrote it. ``error`` is set when it could not be parsed, in words for the model."""
+    """A call as the model wrote it. ``error`` is set when it could not be parsed, in words for the
+    model.
+    """
 
     name: str
     arguments: Mapping[str, Any]
@@ -111,7 +115,8 @@ class ToolResult:
 class Turn:
     """One span of a trajectory's tokens, ``[start, end)``.
 
-    role: "prompt", "assistant" or "tool". text: the decoded span. calls and results belong to "assistant" and "tool".
+    role: "prompt", "assistant" or "tool". text: the decoded span. calls and results belong to
+    "assistant" and "tool".
     """
 
     role: str
@@ -124,7 +129,9 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-    """total: what the learner sees. components: its parts by name. flags: what was noticed (cheats, faults)."""
+    """total: what the learner sees. components: its parts by name. flags: what was noticed (cheats,
+    faults).
+    """
 
     total: float
     components: Mapping[str, float]
@@ -135,12 +142,12 @@ class Reward:
 class Trajectory:
     """One finished episode, token in, token out.
 
-    tokens int32 [T]; sampled bool [T], True where the policy chose the token; logprobs float32 [T], the sampler's
-    log-probability of the token (0 where not sampled); versions int32 [T], the version of the weights that sampled it
-    (-1 where not sampled). prompt_length: tokens shared by the whole group.
-    status: how it ended: "submitted", "turn_limit", "token_limit", "fault" (the sandbox's own, masked from training).
-    first_edit_passed: whether the first edit alone, graded as it stood, passes the hidden tests.
-    seconds: wall-clock time by activity ("tools", "grade").
+    tokens int32 [T]; sampled bool [T], True where the policy chose the token; logprobs float32 [T],
+    the sampler's log-probability of the token (0 where not sampled); versions int32 [T], the
+    version of the weights that sampled it (-1 where not sampled). prompt_length: tokens shared by
+    the whole group. status: how it ended: "submitted", "turn_limit", "token_limit", "fault" (the
+    sandbox's own, masked from training). first_edit_passed: whether the first edit alone, graded as
+    it stood, passes the hidden tests. seconds: wall-clock time by activity ("tools", "grade").
     """
 
     task_id: str
@@ -170,18 +177,20 @@ class Group:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Groups packed into fixed shapes; each group's prompt stands once and all its completions follow it.
+    """Groups packed into fixed shapes; each group's prompt stands once and all its completions
+    follow it.
 
     Token slots, [R, S] int32:
-      tokens, positions: id, and position inside its own trajectory (completions all start at the prompt's length).
-      segments: 1 + index of the group inside the row, 0 for padding.
-      branches: 0 for the prompt, 1 + i for completion i of the group. A slot sees earlier slots of its segment that
-        are on its own branch or on branch 0.
+      tokens, positions: id, and position inside its own trajectory (completions all start at the
+      prompt's length). segments: 1 + index of the group inside the row, 0 for padding.
+      branches: 0 for the prompt, 1 + i for completion i of the group. A slot sees earlier slots of
+        its segment that are on its own branch or on branch 0.
     Targets, [R, M], one per sampled token, padded with weight 0:
       sources int32: slot whose logits predict the target. targets int32: the token sampled.
-      logprobs float32: the sampler's. advantages float32. mask float32: 1 for a target, 0 for padding.
-      sequences int32: number of the trajectory in the batch, in [0, num_sequences); padding has num_sequences.
-      staleness int32: version of the learner minus version that sampled the token.
+      logprobs float32: the sampler's. advantages float32. mask float32: 1 for a target, 0 for
+      padding. sequences int32: number of the trajectory in the batch, in [0, num_sequences);
+      padding has num_sequences. staleness int32: version of the learner minus version that sampled
+      the token.
     lengths float32 [R, M]: how many sampled tokens the target's trajectory has (1 for padding).
     """
 

@@ -1,8 +1,9 @@
-"""Shared test set-up, before anything imports jax: eight virtual CPU devices, and quick compilation.
+"""Shared test set-up, before anything imports jax: eight virtual CPU devices, and quick
+compilation.
 
-Tests compile many small programs and run each a few times, so the compiler's optimisation is switched off, and fusions
-come from XLA's older emitters, which compile a program in less than half the time. With RUN_SLOW=1 programs are
-compiled as users do.
+Tests compile many small programs and run each a few times, so the compiler's optimisation is
+switched off, and fusions come from XLA's older emitters, which compile a program in less than half
+the time. With RUN_SLOW=1 programs are compiled as users do.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ FLAGS = {"--xla_force_host_platform_device_count": "8"} | ({} if SLOW else QUICK
 kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] not in FLAGS]
 os.environ["XLA_FLAGS"] = " ".join(kept + [f"{name}={value}" for name, value in FLAGS.items()])
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script; tests stop what they start
+# as in the background of a script; tests stop what they start
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files that run for a minute or more, in processes of their own: first, so that no worker is left alone with one.
-LONG = ("test_kill.py", "test_faults.py", "test_roles.py", "test_shared_prompt.py", "test_scheduler.py", "test_nsa.py")
+# Files that run for a minute or more, in processes of their own: first, so that no worker is left
+# alone with one.
+LONG = (
+    "test_kill.py",
+    "test_faults.py",
+    "test_roles.py",
+    "test_shared_prompt.py",
+    "test_scheduler.py",
+    "test_nsa.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,7 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         if marker := item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason=f"slow ({marker.kwargs['reason']}); set RUN_SLOW=1"))
+            item.add_marker(
+                pytest.mark.skip(reason=f"slow ({marker.kwargs['reason']}); set RUN_SLOW=1")
+            )
 
 
 @pytest.fixture

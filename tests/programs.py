@@ -19,12 +19,17 @@ QUICKLY = {
 
 
 def start(
-    module: str, *arguments: object, devices: int = 2, quickly: bool = True, cache: Path | None = None, **popen
+    module: str,
+    *arguments: object,
+    devices: int = 2,
+    quickly: bool = True,
+    cache: Path | None = None,
+    **popen,
 ) -> subprocess.Popen:
     """``python -m module`` on so many virtual devices.
 
-    quickly: compile as the tests do, instead of as users do. cache: a folder that keeps what was compiled. Output comes
-    through one pipe unless ``popen`` says otherwise.
+    quickly: compile as the tests do, instead of as users do. cache: a folder that keeps what was
+    compiled. Output comes through one pipe unless ``popen`` says otherwise.
     """
     flags = {"--xla_force_host_platform_device_count": devices} | (QUICKLY if quickly else {})
     environment = os.environ | {
@@ -32,9 +37,14 @@ def start(
         "PYTHONPATH": str(ROOT),
     }
     if cache is not None:
-        environment |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        environment |= {
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    settings = dict(cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    settings = dict(
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     return subprocess.Popen(command, **settings | popen)
 
 

@@ -20,13 +20,17 @@ from rl_code.recall import RecallExperiment
 from rl_code.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.py") if "def get_config" in path.read_text())
+CONFIGS = sorted(
+    path for path in (ROOT / "configs").rglob("*.py") if "def get_config" in path.read_text()
+)
 LABELS = ("Command:", "Hardware:", "Run time:", "Expected metric:")
 
 # What a config fills, where that is not a run's.
 KINDS = {"recall.py": RecallExperiment}
 
-every_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+every_config = pytest.mark.parametrize(
+    "path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT))
+)
 
 
 def load(path: Path, argument: str = "") -> ml_collections.ConfigDict:
@@ -45,7 +49,9 @@ def sections(cls: Any) -> Iterator[type]:
 
 
 def attributes_read(tree: ast.AST) -> set[str]:
-    """Names x of every ``something.x`` or ``something["x"]`` read, except where a dataclass checks its own fields."""
+    """Names x of every ``something.x`` or ``something["x"]`` read, except where a dataclass checks
+    its own fields.
+    """
     checks = {
         id(inner)
         for node in ast.walk(tree)
@@ -53,8 +59,12 @@ def attributes_read(tree: ast.AST) -> set[str]:
         for inner in ast.walk(node)
     }
     loads = [node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Load)]
-    attributes = {node.attr for node in loads if isinstance(node, ast.Attribute) and id(node) not in checks}
-    return attributes | {ast.unparse(node.slice).strip("'") for node in loads if isinstance(node, ast.Subscript)}
+    attributes = {
+        node.attr for node in loads if isinstance(node, ast.Attribute) and id(node) not in checks
+    }
+    return attributes | {
+        ast.unparse(node.slice).strip("'") for node in loads if isinstance(node, ast.Subscript)
+    }
 
 
 def unread(cls: type, read: set[str]) -> list[str]:

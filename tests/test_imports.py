@@ -37,11 +37,19 @@ def imported(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             package = list(path.relative_to(ROOT).parent.parts)
-            base = ".".join([*package[: len(package) + 1 - node.level], *filter(None, [node.module])])
+            base = ".".join(
+                [*package[: len(package) + 1 - node.level], *filter(None, [node.module])]
+            )
             name = base if node.level else node.module
             yield node.lineno, name
-            yield from ((node.lineno, f"{name}.{alias.name}") for alias in node.names if name in ALLOWED)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            yield from (
+                (node.lineno, f"{name}.{alias.name}") for alias in node.names if name in ALLOWED
+            )
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("import_module")
+            and node.args
+        ):
             if isinstance(node.args[0], ast.Constant):
                 yield node.lineno, node.args[0].value
 
@@ -54,7 +62,9 @@ def violations(path: Path, text: str) -> list[str]:
         top = name.split(".")[0]
         if top == folder or top in ALLOWED[folder]:
             continue
-        outside = folder in OUTSIDE and top not in OUTSIDE[folder] and top not in sys.stdlib_module_names
+        outside = (
+            folder in OUTSIDE and top not in OUTSIDE[folder] and top not in sys.stdlib_module_names
+        )
         if top in ALLOWED or top == "tests" or outside:
             found.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     return found
@@ -79,9 +89,21 @@ def test_no_import_points_up():
         ("configs/x.py", "from rl_code import config", True),
         ("configs/x.py", "import jax", True),
         ("pallas_kernels/a/x.py", "import flax", True),
-        ("rl_code/learner/x.py", "from .losses import f\nfrom ..types import Task\nimport models.transformer", False),
-        ("configs/x.py", "import math\nimport ml_collections\nfrom configs import quickstart", False),
-        ("pallas_kernels/a/x.py", "from jax.experimental import pallas\nfrom . import reference", False),
+        (
+            "rl_code/learner/x.py",
+            "from .losses import f\nfrom ..types import Task\nimport models.transformer",
+            False,
+        ),
+        (
+            "configs/x.py",
+            "import math\nimport ml_collections\nfrom configs import quickstart",
+            False,
+        ),
+        (
+            "pallas_kernels/a/x.py",
+            "from jax.experimental import pallas\nfrom . import reference",
+            False,
+        ),
         ("launch/x.py", "import rl_code.train, attention.dense", False),
     ],
 )
@@ -91,4 +113,6 @@ def test_a_planted_import_is_caught_exactly_when_it_points_up(file, text, caught
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_module_imports(path):
-    importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    importlib.import_module(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    )

@@ -1,4 +1,6 @@
-"""Encoded documents by their tokens, on the device, in host memory and on disk; the least recently used move down."""
+"""Encoded documents by their tokens, on the device, in host memory and on disk; the least recently
+used move down.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,10 @@ class Budgets:
 class DocumentStore:
     """Documents encoded by one set of weights.
 
-    A document is on the device or in host memory, in one of them, and may be on disk besides. directory: holds one
-    folder per document, found again by the next store. weights: fingerprint of the weights that documents must have.
-    encode: makes the document that is in no tier, or whose files are corrupted.
+    A document is on the device or in host memory, in one of them, and may be on disk besides.
+    directory: holds one folder per document, found again by the next store. weights: fingerprint of
+    the weights that documents must have. encode: makes the document that is in no tier, or whose
+    files are corrupted.
     """
 
     def __init__(
@@ -40,8 +43,14 @@ class DocumentStore:
         budgets: Budgets,
         encode: Callable[[Sequence[int]], DocumentKV] | None = None,
     ):
-        self.weights, self._directory, self._budgets, self._encode = weights, Path(directory), budgets, encode
-        self._memory: dict[str, OrderedDict[str, DocumentKV]] = {"device": OrderedDict(), "host": OrderedDict()}
+        self.weights = weights
+        self._directory = Path(directory)
+        self._budgets = budgets
+        self._encode = encode
+        self._memory: dict[str, OrderedDict[str, DocumentKV]] = {
+            "device": OrderedDict(),
+            "host": OrderedDict(),
+        }
         self._disk: OrderedDict[str, int] = OrderedDict()  # bytes
         self._counts: Counter[str] = Counter()
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -54,10 +63,14 @@ class DocumentStore:
 
     def put(self, document: DocumentKV, tier: str = "device") -> None:
         """Keeps a document in a tier. Raises StaleDocument for one of other weights."""
-        check_fingerprint(document.fingerprint, Fingerprint(document.fingerprint.tokens, self.weights))
+        check_fingerprint(
+            document.fingerprint, Fingerprint(document.fingerprint.tokens, self.weights)
+        )
         budget = getattr(self._budgets, tier)
         if document.nbytes > budget:
-            raise ValueError(f"a document of {document.nbytes} bytes does not fit in {tier=} of {budget} bytes")
+            raise ValueError(
+                f"a document of {document.nbytes} bytes does not fit in {tier=} of {budget} bytes"
+            )
         key = document.fingerprint.tokens
         for held in self._memory.values():
             held.pop(key, None)
@@ -72,8 +85,8 @@ class DocumentStore:
     def get(self, tokens: Sequence[int]) -> DocumentKV:
         """The document of these tokens, now on the device and the most recently used.
 
-        Raises KeyError if it is in no tier and CorruptedFile if its files are, unless it can be encoded again;
-        StaleDocument if what is on disk has other weights or other tokens.
+        Raises KeyError if it is in no tier and CorruptedFile if its files are, unless it can be
+        encoded again; StaleDocument if what is on disk has other weights or other tokens.
         """
         key = fingerprint_tokens(tokens)
         tier = next((tier for tier in TIERS if key in self._tier(tier)), None)
@@ -84,12 +97,18 @@ class DocumentStore:
         if tier == "host":
             document = self._memory["host"][key]
         else:
-            document = self._read(key, tokens) if tier else self._encoded(tokens, KeyError(f"no document {key}"))
+            document = (
+                self._read(key, tokens)
+                if tier
+                else self._encoded(tokens, KeyError(f"no document {key}"))
+            )
         self.put(document)
         return self._memory["device"][key]
 
     def evict(self, tier: str) -> None:
-        """Moves the least recently used document of a tier to the next one; from disk it is deleted."""
+        """Moves the least recently used document of a tier to the next one; from disk it is
+        deleted.
+        """
         if not self._tier(tier):
             raise ValueError(f"{tier=} holds no document")
         self._counts[f"evicted_{tier}"] += 1
@@ -98,7 +117,9 @@ class DocumentStore:
             return
         key, document = self._memory[tier].popitem(last=False)
         if tier == "device" and document.nbytes <= self._budgets.host:
-            self._memory["host"][key] = dataclasses.replace(document, layers=to_host(document.layers))
+            self._memory["host"][key] = dataclasses.replace(
+                document, layers=to_host(document.layers)
+            )
         elif key in self._disk:
             self._disk.move_to_end(key)
         elif document.nbytes <= self._budgets.disk:
@@ -136,7 +157,9 @@ class DocumentStore:
         if self._encode is None:
             raise error
         document = self._encode(tokens)
-        check_fingerprint(document.fingerprint, Fingerprint(fingerprint_tokens(tokens), self.weights))
+        check_fingerprint(
+            document.fingerprint, Fingerprint(fingerprint_tokens(tokens), self.weights)
+        )
         self._counts["encoded"] += 1
         return document
 
@@ -147,7 +170,8 @@ class DocumentStore:
             for part in _PARTS
             for which, array in zip("kv", getattr(layer, part) or (), strict=False)
         }
-        key, size = document.fingerprint.tokens, nbytes(arrays)
+        key = document.fingerprint.tokens
+        size = nbytes(arrays)
         meta = dict(
             bytes=size,
             length=document.length,
@@ -175,7 +199,10 @@ class DocumentStore:
             names = [f"{index}.{part}.{which}" for which in "kv"]
             return tuple(arrays[name] for name in names) if names[0] in arrays else None
 
-        layers = (LayerPages(**{part: pair(index, part) for part in _PARTS}) for index in range(meta["layers"]))
+        layers = (
+            LayerPages(**{part: pair(index, part) for part in _PARTS})
+            for index in range(meta["layers"])
+        )
         return DocumentKV(tuple(layers), meta["length"], meta["page"], found)
 
     def _remove_file(self, key: str) -> None:

@@ -1,10 +1,13 @@
-"""Documents encoded once: their keys and values, put together in a paged cache in any order, with no prefill.
+"""Documents encoded once: their keys and values, put together in a paged cache in any order, with
+no prefill.
 
-Documents do not see each other (squid attention), so that what a layer knows of one does not depend on its neighbours;
-its keys are kept as they are before rotation and rotated on use, so that it does not depend on its place either. A
-document fills whole pages. The tail that follows (the question, the conversation) sees all of them.
+Documents do not see each other (squid attention), so that what a layer knows of one does not depend
+on its neighbours; its keys are kept as they are before rotation and rotated on use, so that it does
+not depend on its place either. A document fills whole pages. The tail that follows (the question,
+the conversation) sees all of them.
 
-A fingerprint of the tokens and of the weights goes with every document, and one of other weights is refused.
+A fingerprint of the tokens and of the weights goes with every document, and one of other weights is
+refused.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ def fingerprint_tokens(tokens: Sequence[int]) -> str:
 
 
 def fingerprint_weights(params, settings: str = "") -> str:
-    """Hash of a pytree of arrays: names, shapes, dtypes and bits. settings: what else keys depend on, as methods."""
+    """Hash of a pytree of arrays: names, shapes, dtypes and bits. settings: what else keys depend
+    on, as methods.
+    """
     total = hashlib.blake2b(settings.encode(), digest_size=16)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         leaf = np.asarray(leaf)
@@ -60,7 +65,8 @@ def fingerprint_weights(params, settings: str = "") -> str:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DocumentKV:
-    """Keys before rotation, and values, in the layout of pages; compressed ones and the window's in NSA layers.
+    """Keys before rotation, and values, in the layout of pages; compressed ones and the window's in
+    NSA layers.
 
     layers: arrays [pages, ...] as in a cache. length: tokens. page: tokens of a page.
     """
@@ -86,8 +92,8 @@ def encode_document(
 ) -> DocumentKV:
     """A document alone, positions from 0.
 
-    keys_of: the model; it sees the tokens padded to whole pages, so that it is compiled once for each number of pages.
-    methods: of every layer. weights: their fingerprint.
+    keys_of: the model; it sees the tokens padded to whole pages, so that it is compiled once for
+    each number of pages. methods: of every layer. weights: their fingerprint.
     """
     if not tokens:
         raise ValueError("a document needs tokens")
@@ -98,7 +104,9 @@ def encode_document(
     return DocumentKV(layers, len(tokens), page, Fingerprint(fingerprint_tokens(tokens), weights))
 
 
-def _paged(keys: tuple[KeyValues, ...], methods: tuple[Method, ...], page: int) -> tuple[LayerPages, ...]:
+def _paged(
+    keys: tuple[KeyValues, ...], methods: tuple[Method, ...], page: int
+) -> tuple[LayerPages, ...]:
     """Keys and values of one row in the layout of pages."""
 
     def cut(x, size):
@@ -115,7 +123,9 @@ def _paged(keys: tuple[KeyValues, ...], methods: tuple[Method, ...], page: int) 
         main = tuple(cut(x, page) for x in layer.main)
         if isinstance(method, NSA):
             compressed = tuple(late(x, method) for x in layer.compressed)
-            layers.append(LayerPages(main, None, compressed, None, tuple(cut(x, page) for x in layer.window)))
+            layers.append(
+                LayerPages(main, None, compressed, None, tuple(cut(x, page) for x in layer.window))
+            )
         else:
             layers.append(LayerPages(main))
     return tuple(layers)
@@ -137,8 +147,8 @@ class Slot:
 class Assembly:
     """Documents in the order in which they are read, and the pages of the tail.
 
-    positions: "sequential" counts through the documents as they are ordered; "shared" starts every document at 0 and
-    the tail after the longest, so that the order makes no difference.
+    positions: "sequential" counts through the documents as they are ordered; "shared" starts every
+    document at 0 and the tail after the longest, so that the order makes no difference.
     """
 
     slots: tuple[Slot, ...]
@@ -176,7 +186,8 @@ def assemble(
     taken = allocator.take(sum(document.num_pages for document in documents) + tail_pages)
     slots = []
     for document in documents:
-        own, taken = taken[: document.num_pages], taken[document.num_pages :]
+        own = taken[: document.num_pages]
+        taken = taken[document.num_pages :]
         cache = _put(cache, jnp.array(own), document.layers)
         slots.append(Slot(tuple(own), document.length, document.fingerprint))
     return cache, Assembly(tuple(slots), tuple(taken), positions, cache.page)
@@ -187,8 +198,9 @@ def swap(
 ) -> tuple[PagedCache, Assembly]:
     """Another document in place of one: its pages are written and no others.
 
-    The tail's own keys depend on what it has seen, so a tail that was written before is to be written again.
-    Raises OutOfPages, or StaleDocument if the document is not of the weights of the others.
+    The tail's own keys depend on what it has seen, so a tail that was written before is to be
+    written again. Raises OutOfPages, or StaleDocument if the document is not of the weights of the
+    others.
     """
     old = assembly.slots[slot]
     _check(cache, document, old.fingerprint.weights)
@@ -212,18 +224,26 @@ def release(allocator: PageAllocator, assembly: Assembly) -> None:
 
 
 def document_pages(assemblies: Sequence[Assembly], tails: Sequence[int], width: int) -> Pages:
-    """What attention needs to know of one row per assembly. tails: tokens of the tails. width: pages of the tables."""
+    """What attention needs to know of one row per assembly. tails: tokens of the tails. width:
+    pages of the tables.
+    """
     page = assemblies[0].page
     tables = np.full((len(assemblies), width), -1, np.int32)
     fields = np.zeros((5, len(assemblies), width * page), np.int32)  # of Tokens, and positions
     for row, (assembly, tail) in enumerate(zip(assemblies, tails, strict=True)):
         pages = [*(page for slot in assembly.slots for page in slot.pages), *assembly.tail]
         if len(pages) > width or tail > len(assembly.tail) * page:
-            raise ValueError(f"{len(pages)} pages and {tail=} tokens do not fit in {width=}, {len(assembly.tail)} tail")
+            raise ValueError(
+                f"{len(pages)} pages and {tail=} tokens do not fit in {width=}, "
+                f"{len(assembly.tail)} tail"
+            )
         tables[row, : len(pages)] = pages
         lengths = [slot.length for slot in assembly.slots]
         shared = assembly.positions == "shared"
-        runs = [(number, slot.length, len(slot.pages)) for number, slot in enumerate(assembly.slots, start=1)]
+        runs = [
+            (number, slot.length, len(slot.pages))
+            for number, slot in enumerate(assembly.slots, start=1)
+        ]
         at, position = 0, 0
         for number, length, count in [*runs, (TAIL, tail, len(assembly.tail))]:
             places = np.arange(at, at + length)
@@ -232,7 +252,8 @@ def document_pages(assemblies: Sequence[Assembly], tails: Sequence[int], width: 
             fields[:, row, places] = np.stack(
                 np.broadcast_arrays(1, 0, number, places, position + np.arange(length)), axis=0
             )
-            at, position = at + count * page, position + length
+            at = at + count * page
+            position = position + length
     fields = jnp.asarray(fields)
     return Pages(Tables.same(jnp.asarray(tables)), Tokens(*fields[:4]), fields[4])
 
@@ -246,10 +267,13 @@ def check_fingerprint(found: Fingerprint, expected: Fingerprint) -> None:
 def _check(cache: PagedCache, document: DocumentKV, weights: str) -> None:
     if cache.rotated:
         raise ValueError("documents need a cache of keys that are not rotated")
-    check_fingerprint(document.fingerprint, dataclasses.replace(document.fingerprint, weights=weights))
+    check_fingerprint(
+        document.fingerprint, dataclasses.replace(document.fingerprint, weights=weights)
+    )
     if document.page != cache.page or len(document.layers) != len(cache.layers):
         raise ValueError(
-            f"a document with page={document.page} and {len(document.layers)} layers does not fit a cache with "
+            f"a document with page={document.page} and {len(document.layers)} layers does not fit "
+            "a cache with "
             f"page={cache.page} and {len(cache.layers)}"
         )
 
@@ -259,10 +283,17 @@ def _put(cache: PagedCache, at, layers: tuple[LayerPages, ...]) -> PagedCache:
     """The cache with a document's arrays on pages ``at``."""
 
     def pair(old, new):
-        return old if new is None else tuple(x.at[at].set(y.astype(x.dtype)) for x, y in zip(old, new, strict=True))
+        return (
+            old
+            if new is None
+            else tuple(x.at[at].set(y.astype(x.dtype)) for x, y in zip(old, new, strict=True))
+        )
 
     def layer(old: LayerPages, new: LayerPages) -> LayerPages:
-        parts = {name: pair(getattr(old, name), getattr(new, name)) for name in ("main", "compressed", "window")}
+        parts = {
+            name: pair(getattr(old, name), getattr(new, name))
+            for name in ("main", "compressed", "window")
+        }
         return dataclasses.replace(old, **parts)
 
     written = tuple(layer(old, new) for old, new in zip(cache.layers, layers, strict=True))

@@ -1,7 +1,8 @@
-"""Blocks of keys and values that are not on the device: in host memory up to a budget, the rest on disk.
+"""Blocks of keys and values that are not on the device: in host memory up to a budget, the rest on
+disk.
 
-Writes, and reads from disk, run in threads, in the order in which they were asked for; a read waits for the writes of
-its block.
+Writes, and reads from disk, run in threads, in the order in which they were asked for; a read waits
+for the writes of its block.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ Key = tuple[int, ...]
 
 
 class HostBlocks:
-    """(k, v) by key. budget: bytes in host memory; the least recently used beyond it are in a file in ``directory``."""
+    """(k, v) by key. budget: bytes in host memory; the least recently used beyond it are in a file
+    in ``directory``.
+    """
 
     def __init__(self, directory: Path, budget: int, workers: int):
         directory = Path(directory)
@@ -34,10 +37,13 @@ class HostBlocks:
         self._bytes = 0
         self._disk = Records(directory / "blocks")
         self._writes: dict[Key, Future] = {}
-        self._counts = Counter(to_host_bytes=0, to_disk_bytes=0, to_device_bytes=0, from_disk_bytes=0)
+        self._counts = Counter(
+            to_host_bytes=0, to_disk_bytes=0, to_device_bytes=0, from_disk_bytes=0
+        )
 
     def write(self, keys: Sequence[Key], blocks: Pair) -> Future:
-        """Keeps blocks of device arrays, (k, v) [at least as many as keys, ...], in place of earlier ones.
+        """Keeps blocks of device arrays, (k, v) [at least as many as keys, ...], in place of
+        earlier ones.
 
         Returns at once; what it returns is done when they are kept.
         """
@@ -75,14 +81,18 @@ class HostBlocks:
                 self._disk.drop(key)
 
     def flush(self) -> None:
-        """Waits for the writes, and until the disk has what belongs there and no copy of it is in memory."""
+        """Waits for the writes, and until the disk has what belongs there and no copy of it is in
+        memory.
+        """
         for write in set(self._writes.values()):
             write.result()
         self._writes.clear()
         self._disk.flush()
 
     def close(self) -> None:
-        """Waits for what was asked for, raises what went wrong, ends the threads and removes what is on disk."""
+        """Waits for what was asked for, raises what went wrong, ends the threads and removes what
+        is on disk.
+        """
         self._threads.shutdown(wait=True)
         try:
             for write in set(self._writes.values()):

@@ -1,16 +1,20 @@
-"""The arrays of a paged KV cache and how they are written: an explicit pytree, every function returns a new one.
+"""The arrays of a paged KV cache and how they are written: an explicit pytree, every function
+returns a new one.
 
-A page holds the tokens of one page of ``pages.PageAllocator`` in every layer. Under NSA and MoBA a page is a block of
-the selection. A sequence's table lists its pages: the token at place p lies in page table[p // page] at p % page.
+A page holds the tokens of one page of ``pages.PageAllocator`` in every layer. Under NSA and MoBA a
+page is a block of the selection. A sequence's table lists its pages: the token at place p lies in
+page table[p // page] at p % page.
 
-What a page holds depends on its tokens and on those before them only, so that any sequence with that prefix can use
-it. A compressed key therefore lies with the last token of its stretch, not with the first. The keys that NSA compresses
-are needed until their last stretch is complete, so a page keeps the last ``length`` of them only, in a ring.
+What a page holds depends on its tokens and on those before them only, so that any sequence with
+that prefix can use it. A compressed key therefore lies with the last token of its stretch, not with
+the first. The keys that NSA compresses are needed until their last stretch is complete, so a page
+keeps the last ``length`` of them only, in a ring.
 
-``rotated`` says whether keys are kept as the positions of their places rotate them (sequences), or as they are and
-rotated on use (documents, whose positions change when they are put elsewhere).
+``rotated`` says whether keys are kept as the positions of their places rotate them (sequences), or
+as they are and rotated on use (documents, whose positions change when they are put elsewhere).
 
-Dimensions: B rows, T tokens, P pages of a table, K key/value heads, H head size, U stretches that may become complete.
+Dimensions: B rows, T tokens, P pages of a table, K key/value heads, H head size, U stretches that
+may become complete.
 """
 
 from __future__ import annotations
@@ -43,10 +47,10 @@ _NONE = jnp.iinfo(jnp.int32).max
 class LayerPages:
     """The pages of one layer; what its method does not need is None.
 
-    main, window: (k, v) [pages, K, page, H]. means: [pages, K, H] float32, of a MoBA page's rotated keys. compressed:
-    (k, v) [pages, K, page / stride, H], of the stretches whose last token is in the page. recent: (k, v)
-    [pages, K, length, H], not rotated, the page's last ``length`` keys and values to be compressed, offset modulo
-    ``length``.
+    main, window: (k, v) [pages, K, page, H]. means: [pages, K, H] float32, of a MoBA page's rotated
+    keys. compressed: (k, v) [pages, K, page / stride, H], of the stretches whose last token is in
+    the page. recent: (k, v) [pages, K, length, H], not rotated, the page's last ``length`` keys and
+    values to be compressed, offset modulo ``length``.
     """
 
     main: Pair
@@ -88,10 +92,11 @@ class NewKeys:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Which page of each array a page of a row is, -1 for none; ``same`` in caches where all arrays have all pages.
+    """Which page of each array a page of a row is, -1 for none; ``same`` in caches where all arrays
+    have all pages.
 
-    recent: of the window's keys and of those to be compressed. compressed: None where each row's lie one after another
-    and what a row has not written is finite.
+    recent: of the window's keys and of those to be compressed. compressed: None where each row's
+    lie one after another and what a row has not written is finite.
     """
 
     main: Int[Array, "B P"]
@@ -109,7 +114,9 @@ def page_size(methods: Sequence[Method], page: int | None = None) -> int:
     blocks = {method.block for method in methods if isinstance(method, NSA | MoBA)}
     sizes = blocks | ({page} if page is not None else set())
     if len(sizes) != 1:
-        raise ValueError(f"one size of page is needed: {page=}, blocks of the layers {sorted(blocks)}")
+        raise ValueError(
+            f"one size of page is needed: {page=}, blocks of the layers {sorted(blocks)}"
+        )
     return sizes.pop()
 
 
@@ -132,9 +139,13 @@ def init_cache(
 
     def layer(method: Method) -> LayerPages:
         if isinstance(method, NSA):
-            return LayerPages(pair(page), None, pair(page // method.stride), pair(method.length), pair(page))
+            return LayerPages(
+                pair(page), None, pair(page // method.stride), pair(method.length), pair(page)
+            )
         means = isinstance(method, MoBA) and rotated
-        return LayerPages(pair(page), jnp.zeros((num_pages, num_kv_heads, head_dim)) if means else None)
+        return LayerPages(
+            pair(page), jnp.zeros((num_pages, num_kv_heads, head_dim)) if means else None
+        )
 
     return PagedCache(tuple(layer(method) for method in methods), tuple(methods), page, rotated)
 
@@ -144,9 +155,15 @@ def page_bytes(cache: PagedCache) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache.layers)) // cache.num_pages
 
 
-def copy_pages(cache: PagedCache, sources: Int[Array, " C"], targets: Int[Array, " C"]) -> PagedCache:
-    """Pages ``sources`` copied onto ``targets`` in every layer; a target past the end is dropped."""
-    return jax.tree.map(lambda x: x.at[targets].set(x.at[sources].get(mode="clip"), mode="drop"), cache)
+def copy_pages(
+    cache: PagedCache, sources: Int[Array, " C"], targets: Int[Array, " C"]
+) -> PagedCache:
+    """Pages ``sources`` copied onto ``targets`` in every layer; a target past the end is
+    dropped.
+    """
+    return jax.tree.map(
+        lambda x: x.at[targets].set(x.at[sources].get(mode="clip"), mode="drop"), cache
+    )
 
 
 def write(
@@ -162,9 +179,11 @@ def write(
     """The cache with the keys and values of new tokens in one layer.
 
     places: consecutive in a row, then -1 for padding, which is not written.
-    compress: for an NSA layer; what came before must have been written. rotate: for an NSA layer of a rotated cache.
+    compress: for an NSA layer; what came before must have been written. rotate: for an NSA layer of
+    a rotated cache.
     """
-    pages, method = cache.layers[layer], cache.methods[layer]
+    pages = cache.layers[layer]
+    method = cache.methods[layer]
     at = _where(tables.main, places, cache.page)
     changes: dict = {"main": put(pages.main, new.main, *at)}
     if isinstance(method, NSA):
@@ -172,7 +191,9 @@ def write(
             raise ValueError(f"{layer=} is NSA: compress, new.raw and new.window are needed")
         at = _where(tables.recent, places, cache.page)
         changes["window"] = put(pages.window, new.window, *at)
-        changes["compressed"] = _compressed(cache, pages, method, tables, places, new.raw, compress, rotate)
+        changes["compressed"] = _compressed(
+            cache, pages, method, tables, places, new.raw, compress, rotate
+        )
         changes["recent"] = _recent(cache, pages, method, places, new.raw, *at)
     if pages.means is not None:
         changes["means"] = _means(cache, changes["main"][0], pages.means, tables.main, places)
@@ -182,14 +203,21 @@ def write(
 
 
 def _where(tables, places, page):
-    """(page, offset) [B, T] of every place; a page past all others where nothing is to be read or written."""
+    """(page, offset) [B, T] of every place; a page past all others where nothing is to be read or
+    written.
+    """
     found = lookup(tables, jnp.where(places < 0, -1, places // page))
     return jnp.where(found < 0, _NONE, found), places % page
 
 
 def put(pages: Pair, new: Pair, page, offset) -> Pair:
-    """Pages with the values new [B, T, K, H] at (page, offset) [B, T]; a page past all others is not written."""
-    return tuple(x.at[page, :, offset].set(y.astype(x.dtype), mode="drop") for x, y in zip(pages, new, strict=True))
+    """Pages with the values new [B, T, K, H] at (page, offset) [B, T]; a page past all others is
+    not written.
+    """
+    return tuple(
+        x.at[page, :, offset].set(y.astype(x.dtype), mode="drop")
+        for x, y in zip(pages, new, strict=True)
+    )
 
 
 def _span(places):
@@ -198,7 +226,9 @@ def _span(places):
 
 
 def _recent(cache, pages, method, places, raw, page, offset):
-    """The rings with the new keys; those which later ones of the same write would overwrite are not written."""
+    """The rings with the new keys; those which later ones of the same write would overwrite are not
+    written.
+    """
     _, last = _span(places)
     overwritten = (offset + method.length < cache.page) & (places + method.length <= last)
     return put(pages.recent, raw, jnp.where(overwritten, _NONE, page), offset % method.length)
@@ -207,8 +237,11 @@ def _recent(cache, pages, method, places, raw, page, offset):
 def _compressed(cache, pages, method, tables, places, raw, compress, rotate):
     """The compressed keys and values with those of the stretches that the new tokens complete."""
     first, last = _span(places)
-    length, stride, count = method.length, method.stride, places.shape[1]
-    units = first // stride + jnp.arange((count + stride - 1) // stride)  # stretches, by their last stride of tokens
+    length = method.length
+    stride = method.stride
+    count = places.shape[1]
+    # stretches, by their last stride of tokens
+    units = first // stride + jnp.arange((count + stride - 1) // stride)
     reach = length - stride
     needed = first // stride * stride - reach + jnp.arange(units.shape[1] * stride + reach)
     old, offset = _where(tables.recent, jnp.where(needed >= first, -1, needed), cache.page)

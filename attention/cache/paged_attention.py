@@ -1,10 +1,12 @@
 """Attention of new tokens to a paged cache, by every method.
 
-Few queries (decoding) read the pages that they attend to and no others: those of the window, and under NSA and MoBA
-those chosen; in a cache of rotated keys ``pallas_kernels.paged`` reads them, from where they lie. Many queries (a chunk
-of a prompt) read their sequences' pages once and attend as in training.
+Few queries (decoding) read the pages that they attend to and no others: those of the window, and
+under NSA and MoBA those chosen; in a cache of rotated keys ``pallas_kernels.paged`` reads them,
+from where they lie. Many queries (a chunk of a prompt) read their sequences' pages once and attend
+as in training.
 
-Dimensions: B rows, T queries, P pages of a table, S = P page places, N query heads, K key/value heads, H head size.
+Dimensions: B rows, T queries, P pages of a table, S = P page places, N query heads, K key/value
+heads, H head size.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ FEW = 16
 class Pages:
     """Rows of a paged cache as attention sees them.
 
-    tokens: of every place, segment 0 where it is empty; a token's order is its place. positions: those that RoPE
-    rotates by.
+    tokens: of every place, segment 0 where it is empty; a token's order is its place. positions:
+    those that RoPE rotates by.
     """
 
     tables: Tables
@@ -70,17 +72,20 @@ def attend(
 ) -> Float[Array, "B T N H"]:
     """Attention to the cache, in which the queries' own keys have been written.
 
-    q: rotated. q_tokens: of consecutive places in a row, padding at the end. gates: as in ``methods.attend``. rotate:
-    for a cache of keys that are not rotated.
+    q: rotated. q_tokens: of consecutive places in a row, padding at the end. gates: as in
+    ``methods.attend``. rotate: for a cache of keys that are not rotated.
     """
     if not cache.rotated and rotate is None:
         raise ValueError("a cache of keys that are not rotated needs rotate")
     read = _Reader(cache, pages, None if cache.rotated else rotate, q.dtype)
-    own, method = cache.layers[layer], cache.methods[layer]
+    own = cache.layers[layer]
+    method = cache.methods[layer]
     if isinstance(method, Dense):
         return _dense(read, own.main, pages.tables.main, q, q_tokens, None)
     if isinstance(method, GatedDocuments):
-        return gated_documents(q, *read.rows(own.main, pages.tables.main), q_tokens, pages.tokens, gates)
+        return gated_documents(
+            q, *read.rows(own.main, pages.tables.main), q_tokens, pages.tokens, gates
+        )
     if isinstance(method, Window):
         return _windowed(read, own.main, q, q_tokens, method.window)
     if isinstance(method, MoBA):
@@ -100,9 +105,12 @@ def select(
     *,
     rotate: Rotate | None = None,
 ) -> tuple[Float[Array, "B T N H"], Int[Array, "B T K n"]]:
-    """The first half of ``attend`` under NSA, which reads compressed keys only: (their result, the chosen pages)."""
+    """The first half of ``attend`` under NSA, which reads compressed keys only: (their result, the
+    chosen pages).
+    """
     read = _Reader(cache, pages, None if cache.rotated else rotate, q.dtype)
-    method, blocks = cache.methods[layer], read.blocks(q_tokens)
+    method = cache.methods[layer]
+    blocks = read.blocks(q_tokens)
     compressed, stretched = read.stretches(cache.layers[layer].compressed, blocks, method)
     out, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, method)
     return out, picks
@@ -122,16 +130,20 @@ def attend_selected(
 ) -> Float[Array, "B T N H"]:
     """The second half: reads the chosen pages and those of the window, and adds the branches up."""
     read = _Reader(cache, pages, None if cache.rotated else rotate, q.dtype)
-    own, method = cache.layers[layer], cache.methods[layer]
+    own = cache.layers[layer]
+    method = cache.methods[layer]
     selected = _chosen(read, own.main, q, q_tokens, picks)
-    return gated(compressed, selected, _windowed(read, own.window, q, q_tokens, method.window), gates)
+    return gated(
+        compressed, selected, _windowed(read, own.window, q, q_tokens, method.window), gates
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
     """Keys and values of a cache in the order of their places, keys rotated.
 
-    Empty places read as zeros: what a page held before, which may not even be finite, must not count times 0.
+    Empty places read as zeros: what a page held before, which may not even be finite, must not
+    count times 0.
     """
 
     cache: PagedCache
@@ -146,7 +158,9 @@ class _Reader:
             k = self.rotate(k, self.pages.positions)
         return k, v
 
-    def _joined(self, x: Float[Array, "pages K page H"], tables, tokens: Tokens) -> Float[Array, "B S K H"]:
+    def _joined(
+        self, x: Float[Array, "pages K page H"], tables, tokens: Tokens
+    ) -> Float[Array, "B S K H"]:
         batch = tokens.shape[0]
         x = x.reshape(batch, -1, *x.shape[1:]) if tables is None else x[jnp.maximum(tables, 0)]
         x = x.transpose(0, 1, 3, 2, 4)
@@ -154,7 +168,9 @@ class _Reader:
         return x if tables is None else jnp.where((tokens.segments > 0)[..., None, None], x, 0)
 
     def sequences(self, q_tokens: Tokens) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
-        """(places of the queries, -1 for padding, lengths) of rows of one sequence, as all are with rotated keys."""
+        """(places of the queries, -1 for padding, lengths) of rows of one sequence, as all are with
+        rotated keys.
+        """
         places = jnp.where(q_tokens.segments > 0, q_tokens.order, -1)
         return places, jnp.sum(self.pages.tokens.segments > 0, axis=1, dtype=jnp.int32)
 
@@ -169,11 +185,17 @@ class _Reader:
     def blocks(self, q_tokens: Tokens) -> Blocks:
         """The pages as blocks."""
         most = jnp.full(q_tokens.shape, jnp.iinfo(jnp.int32).max)
-        return dataclasses.replace(in_place(self.pages.tokens, self.cache.page), own_from=most, causal=False)
+        return dataclasses.replace(
+            in_place(self.pages.tokens, self.cache.page), own_from=most, causal=False
+        )
 
     def stretches(self, pair: Pair, blocks: Blocks, method: NSA) -> tuple[Pair, Entries]:
-        """Compressed keys and values as they lie, in the order of their last tokens, [B, S / stride, K, H]."""
-        stretched = entries(blocks, method.length, method.stride).by_last(method.length // method.stride - 1)
+        """Compressed keys and values as they lie, in the order of their last tokens, [B, S /
+        stride, K, H].
+        """
+        stretched = entries(blocks, method.length, method.stride).by_last(
+            method.length // method.stride - 1
+        )
         k, v = (self._joined(x, self.pages.tables.compressed, stretched.tokens) for x in pair)
         if self.rotate is not None:
             k = self.rotate(k, self.pages.positions[:, method.stride - 1 :: method.stride])
@@ -192,7 +214,8 @@ def _dense(read: _Reader, pair: Pair, tables, q, q_tokens, window):
 
 def _recent_pages(read: _Reader, q_tokens: Tokens, window: int) -> _Reader:
     """The reader of the pages that hold the last ``window`` keys of some query."""
-    page, span = read.cache.page, window + q_tokens.shape[1] - 1
+    page = read.cache.page
+    span = window + q_tokens.shape[1] - 1
     count = (span + page - 2) // page + 1
     if count >= read.pages.tables.recent.shape[1]:
         return read
@@ -208,37 +231,54 @@ def _windowed(read: _Reader, pair: Pair, q, q_tokens, window):
 def _moba(read: _Reader, own: LayerPages, q, q_tokens, method):
     blocks = read.blocks(q_tokens)
     if own.means is None or q.shape[1] > FEW:
-        return moba_attention(q, *read.rows(own.main, read.pages.tables.main), q_tokens, blocks, method)[0]
+        return moba_attention(
+            q, *read.rows(own.main, read.pages.tables.main), q_tokens, blocks, method
+        )[0]
     means = own.means[jnp.maximum(read.pages.tables.main, 0)]
     return _chosen(read, own.main, q, q_tokens, pick_blocks(q, means, q_tokens, blocks, method))
 
 
 def _nsa(read: _Reader, own: LayerPages, q, q_tokens, gates, method):
     """Many queries: whole rows."""
-    blocks, window = read.blocks(q_tokens), _windowed(read, own.window, q, q_tokens, method.window)
+    blocks = read.blocks(q_tokens)
+    window = _windowed(read, own.window, q, q_tokens, method.window)
     compressed, stretched = read.stretches(own.compressed, blocks, method)
     main = read.rows(own.main, read.pages.tables.main)
     return nsa_attention(q, compressed, main, window, gates, q_tokens, blocks, stretched, method)
 
 
 def _chosen(
-    read: _Reader, pair: Pair, q: Float[Array, "B T N H"], q_tokens: Tokens, picks: Int[Array, "B T C n"]
+    read: _Reader,
+    pair: Pair,
+    q: Float[Array, "B T N H"],
+    q_tokens: Tokens,
+    picks: Int[Array, "B T C n"],
 ) -> Float[Array, "B T N H"]:
-    """``selected_attention`` over pages of the tables; only those chosen are read. C: K or N, as there."""
+    """``selected_attention`` over pages of the tables; only those chosen are read. C: K or N, as
+    there.
+    """
     if read.rotate is None:
-        return selected_paged_attention(q, *pair, picks, read.pages.tables.main, *read.sequences(q_tokens))[0]
+        return selected_paged_attention(
+            q, *pair, picks, read.pages.tables.main, *read.sequences(q_tokens)
+        )[0]
     batch, count, num_heads, size = q.shape
-    page, choosers = read.cache.page, picks.shape[2]
+    page = read.cache.page
+    choosers = picks.shape[2]
     places = jnp.where(picks < 0, -page, picks * page)[..., None] + jnp.arange(page)
     places = jnp.maximum(places, -1).reshape(batch, -1)  # [B, T C n page]
     tokens, positions = read.pages.at(places)
     flat = (batch * count * choosers, -1)
     seen = (places >= 0) & (tokens.segments > 0)
-    seen = seen.reshape(batch, count, -1) & (tokens.order.reshape(batch, count, -1) <= q_tokens.order[..., None])
+    seen = seen.reshape(batch, count, -1) & (
+        tokens.order.reshape(batch, count, -1) <= q_tokens.order[..., None]
+    )
     heads = jnp.arange(choosers) * pair[0].shape[1] // choosers
     at = jnp.maximum(lookup(read.pages.tables.main, picks), 0)
     real = (tokens.segments > 0).reshape(*flat, 1, 1)
-    k, v = (jnp.where(real, x[at, heads[:, None]].reshape(*flat, 1, size).astype(q.dtype), 0) for x in pair)
+    k, v = (
+        jnp.where(real, x[at, heads[:, None]].reshape(*flat, 1, size).astype(q.dtype), 0)
+        for x in pair
+    )
     k = read.rotate(k, positions.reshape(flat))
     out, _ = masked_attention(q.reshape(flat[0], 1, -1, size), k, v, seen.reshape(flat)[:, None])
     return out.reshape(batch, count, num_heads, size)

@@ -1,9 +1,11 @@
-"""Which page holds what: the bookkeeping of a paged KV cache, on the host and without any array of keys.
+"""Which page holds what: the bookkeeping of a paged KV cache, on the host and without any array of
+keys.
 
-As in PagedAttention (2309.06180), a sequence owns a table of pages of a fixed number of tokens and pages have reference
-counts. A full page is known by a hash of its tokens and of all before them, so that a sequence that starts with the
-same tokens takes the page instead of computing it again, even after everyone has let go of it, until the page is
-needed for something else. A half-filled page that several sequences hold is copied before one of them writes to it.
+As in PagedAttention (2309.06180), a sequence owns a table of pages of a fixed number of tokens and
+pages have reference counts. A full page is known by a hash of its tokens and of all before them, so
+that a sequence that starts with the same tokens takes the page instead of computing it again, even
+after everyone has let go of it, until the page is needed for something else. A half-filled page
+that several sequences hold is copied before one of them writes to it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class OutOfPages(RuntimeError):
 
 @dataclasses.dataclass
 class _Held:
-    """A sequence: its pages, reserved ones last; its length, the hash of the tokens on full pages, and the others."""
+    """A sequence: its pages, reserved ones last; its length, the hash of the tokens on full pages,
+    and the others.
+    """
 
     pages: list[int]
     length: int
@@ -35,7 +39,9 @@ class _Held:
 
 
 class PageAllocator:
-    """Hands out ``num_pages`` pages of ``page_size`` tokens to sequences, and to callers that count for themselves."""
+    """Hands out ``num_pages`` pages of ``page_size`` tokens to sequences, and to callers that count
+    for themselves.
+    """
 
     def __init__(self, num_pages: int, page_size: int):
         if num_pages < 1 or page_size < 1:
@@ -55,13 +61,16 @@ class PageAllocator:
         return len(self._free)
 
     def start(self, tokens: Sequence[int], salt: bytes = b"") -> tuple[int, int]:
-        """A new sequence that begins with ``tokens``: (its number, how many of them are in the cache already).
+        """A new sequence that begins with ``tokens``: (its number, how many of them are in the
+        cache already).
 
-        salt: whatever else keys depend on, such as the version of the weights; pages are shared under equal salts only.
-        The last token is never counted as cached, as its logits are wanted. The caller writes the others before it
-        starts or extends another sequence. Raises OutOfPages.
+        salt: whatever else keys depend on, such as the version of the weights; pages are shared
+        under equal salts only. The last token is never counted as cached, as its logits are wanted.
+        The caller writes the others before it starts or extends another sequence. Raises
+        OutOfPages.
         """
-        tokens, shared = list(tokens), []
+        tokens = list(tokens)
+        shared = []
         digest = hashlib.blake2b(salt, digest_size=16).digest()
         for at in range(0, len(tokens) - self.page_size, self.page_size):
             chained = _chain(digest, tokens[at : at + self.page_size])
@@ -81,20 +90,25 @@ class PageAllocator:
         return number, cached
 
     def reserve(self, sequence: int, count: int) -> list[tuple[int, int]]:
-        """Makes room for ``count`` tokens at the end: pages (source, target) to copy before they are written.
+        """Makes room for ``count`` tokens at the end: pages (source, target) to copy before they
+        are written.
 
-        Tokens that are not known yet, those of a decoding loop, are given to ``append`` afterwards. A fork in between
-        would share what the loop writes to. Raises OutOfPages.
+        Tokens that are not known yet, those of a decoding loop, are given to ``append`` afterwards.
+        A fork in between would share what the loop writes to. Raises OutOfPages.
         """
         held = self._get(sequence)
-        copy = bool(count and held.rest) and self._counts[held.pages[held.length // self.page_size]] > 1
+        copy = (
+            bool(count and held.rest)
+            and self._counts[held.pages[held.length // self.page_size]] > 1
+        )
         more = max(0, self._pages_of(held.length + count) - len(held.pages))
         if more + copy > self.free:
             raise OutOfPages(more + copy, self.free)
         fresh = self._fresh(more + copy)
         copies = []
         if copy:
-            source, target = held.pages[held.length // self.page_size], fresh.pop()
+            source = held.pages[held.length // self.page_size]
+            target = fresh.pop()
             held.pages[held.length // self.page_size] = target
             self._let_go([source])
             copies.append((source, target))
@@ -102,15 +116,20 @@ class PageAllocator:
         return copies
 
     def append(self, sequence: int, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """``reserve`` and the tokens, by which full pages are found from now on. Raises OutOfPages."""
-        held, tokens = self._get(sequence), list(tokens)
+        """``reserve`` and the tokens, by which full pages are found from now on. Raises
+        OutOfPages.
+        """
+        held = self._get(sequence)
+        tokens = list(tokens)
         copies = self.reserve(sequence, len(tokens))
         held.length += len(tokens)
         held.rest += tokens
         while len(held.rest) >= self.page_size:
             held.digest = _chain(held.digest, held.rest[: self.page_size])
             del held.rest[: self.page_size]
-            self._name(held.pages[(held.length - len(held.rest)) // self.page_size - 1], held.digest)
+            self._name(
+                held.pages[(held.length - len(held.rest)) // self.page_size - 1], held.digest
+            )
         return copies
 
     def fork(self, sequence: int) -> int:
@@ -125,7 +144,8 @@ class PageAllocator:
     def release(self, sequence: int, written: int | None = None) -> None:
         """Ends a sequence. Its pages can still be found by their tokens until they are used again.
 
-        written: of its tokens only so many were written; pages that lack some are not found any more.
+        written: of its tokens only so many were written; pages that lack some are not found any
+        more.
         """
         held = self._get(sequence)
         del self._sequences[sequence]
@@ -133,7 +153,8 @@ class PageAllocator:
             for page in held.pages[written // self.page_size :]:
                 if page in self._digest_of:
                     del self._page_of[self._digest_of.pop(page)]
-        self._let_go(reversed(held.pages))  # the end of a prefix goes first: its start serves more sequences
+        # the end of a prefix goes first: its start serves more sequences
+        self._let_go(reversed(held.pages))
 
     def length(self, sequence: int) -> int:
         """Tokens of a sequence."""
@@ -186,7 +207,9 @@ class PageAllocator:
         return self.take(count)
 
     def check(self) -> None:
-        """Asserts that no page is lost, held by nobody it counts, or known by the tokens of another."""
+        """Asserts that no page is lost, held by nobody it counts, or known by the tokens of
+        another.
+        """
         holders = Counter({page: count for page, count in self._taken.items() if count})
         for held in self._sequences.values():
             assert len(held.pages) >= self._pages_of(held.length), held

@@ -1,6 +1,8 @@
-"""Records of one size in one file on disk, for blocks that come and go one by one: no file, no folder for each.
+"""Records of one size in one file on disk, for blocks that come and go one by one: no file, no
+folder for each.
 
-What is where is known in memory only, so that a file never outlives its process: it is removed on ``close``.
+What is where is known in memory only, so that a file never outlives its process: it is removed on
+``close``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from attention.cache.storage import CorruptedFile
 
 
 class Records:
-    """Lists of arrays by key, of the same shapes and types for every key; the file is made with the first one.
+    """Lists of arrays by key, of the same shapes and types for every key; the file is made with the
+    first one.
 
     Threads may read and write at once, different keys.
     """
@@ -36,7 +39,9 @@ class Records:
         return len(self._at)
 
     def write(self, key: Hashable, arrays: Sequence[np.ndarray]) -> None:
-        """Keeps arrays under a new key. Raises OSError, or ValueError for other shapes than those of the first key."""
+        """Keeps arrays under a new key. Raises OSError, or ValueError for other shapes than those
+        of the first key.
+        """
         shapes = [(x.shape, x.dtype) for x in arrays]
         parts = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays]
         with self._lock:
@@ -56,11 +61,19 @@ class Records:
     def read(self, key: Hashable) -> list[np.ndarray]:
         """The arrays of a key. Raises CorruptedFile."""
         number, checksum = self._at[key]
-        parts = [np.empty(int(np.prod(shape)) * dtype.itemsize, np.uint8) for shape, dtype in self._shapes]
+        parts = [
+            np.empty(int(np.prod(shape)) * dtype.itemsize, np.uint8)
+            for shape, dtype in self._shapes
+        ]
         found = os.preadv(self._file, parts, number * self._size)
         if found != self._size or _checksum(parts) != checksum:
-            raise CorruptedFile(f"{self._path}: {key} is not what was written ({found} of {self._size} bytes)")
-        return [part.view(dtype).reshape(shape) for part, (shape, dtype) in zip(parts, self._shapes, strict=True)]
+            raise CorruptedFile(
+                f"{self._path}: {key} is not what was written ({found} of {self._size} bytes)"
+            )
+        return [
+            part.view(dtype).reshape(shape)
+            for part, (shape, dtype) in zip(parts, self._shapes, strict=True)
+        ]
 
     def drop(self, key: Hashable) -> None:
         """Forgets a key if it is there; its place serves another one."""
@@ -69,7 +82,9 @@ class Records:
                 self._free.append(self._at.pop(key)[0])
 
     def flush(self) -> None:
-        """Waits until the disk has everything, and frees the memory in which the system keeps a copy of it."""
+        """Waits until the disk has everything, and frees the memory in which the system keeps a
+        copy of it.
+        """
         if self._file is not None:
             os.fdatasync(self._file)
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -83,7 +98,8 @@ class Records:
 
     def _open(self, shapes, size: int) -> None:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # blocks next to each other are not read together
+        # blocks next to each other are not read together
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)
         self._shapes, self._size = shapes, size
 
 

@@ -1,4 +1,6 @@
-"""Where arrays live when they are not on the device: in host memory, and on disk as zarr arrays with checksums."""
+"""Where arrays live when they are not on the device: in host memory, and on disk as zarr arrays
+with checksums.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ import tensorstore
 
 # Every chunk ends in its checksum, and one that is missing is an error rather than zeros.
 _CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-_OPTIONS = {"driver": "zarr3", "fill_missing_data_reads": False, "store_data_equal_to_fill_value": True}
+_OPTIONS = {
+    "driver": "zarr3",
+    "fill_missing_data_reads": False,
+    "store_data_equal_to_fill_value": True,
+}
 
 
 class CorruptedFile(RuntimeError):
@@ -22,7 +28,9 @@ class CorruptedFile(RuntimeError):
 
 
 def to_host(tree):
-    """Device arrays in host memory: page-locked, from which they travel fastest, where the backend has such memory."""
+    """Device arrays in host memory: page-locked, from which they travel fastest, where the backend
+    has such memory.
+    """
 
     def move(x):
         if not isinstance(x, jax.Array):
@@ -35,8 +43,11 @@ def to_host(tree):
 
 
 def to_host_apart(tree, count: int) -> list:
-    """The first ``count`` entries along axis 0 of device arrays, each apart in host memory, as from ``to_host``."""
-    if any(_has_pinned(x) for x in jax.tree.leaves(tree)):  # which arrays in such memory cannot be cut
+    """The first ``count`` entries along axis 0 of device arrays, each apart in host memory, as from
+    ``to_host``.
+    """
+    # which arrays in such memory cannot be cut
+    if any(_has_pinned(x) for x in jax.tree.leaves(tree)):
         return [to_host(jax.tree.map(lambda x, at=at: x[at], tree)) for at in range(count)]
     tree = to_host(tree)  # at once; copies, since a part would keep all of it in memory
     return [jax.tree.map(lambda x, at=at: x[at].copy(), tree) for at in range(count)]
@@ -45,7 +56,9 @@ def to_host_apart(tree, count: int) -> list:
 def _has_pinned(x: jax.Array) -> bool:
     (device, *_) = x.devices()
     # of a CPU all memory is the host's, and locked pages would only cost copies
-    return device.platform != "cpu" and "pinned_host" in {memory.kind for memory in device.addressable_memories()}
+    return device.platform != "cpu" and "pinned_host" in {
+        memory.kind for memory in device.addressable_memories()
+    }
 
 
 def to_device(tree):
@@ -60,9 +73,11 @@ def to_device(tree):
 
 
 def to_device_together(trees: list, size: int) -> list:
-    """Host arrays of ``size`` trees of the same shapes on the device, the last one as often as there are too few.
+    """Host arrays of ``size`` trees of the same shapes on the device, the last one as often as
+    there are too few.
 
-    One tree of stacked arrays where they are in ordinary memory, so that they travel at once; else every tree.
+    One tree of stacked arrays where they are in ordinary memory, so that they travel at once; else
+    every tree.
     """
     trees = trees + [trees[-1]] * (size - len(trees))
     if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(trees)):
@@ -76,14 +91,20 @@ def nbytes(tree) -> int:
 
 
 def save(path: Path, arrays: dict[str, np.ndarray], meta: dict) -> None:
-    """Writes a folder of arrays and a json record; it appears at ``path`` complete or not at all."""
+    """Writes a folder of arrays and a json record; it appears at ``path`` complete or not at
+    all.
+    """
     draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     writes = []
     for name, array in arrays.items():
         array = np.asarray(array)
         store = tensorstore.open(
-            {**_OPTIONS, "kvstore": {"driver": "file", "path": str(draft / name)}, "metadata": {"codecs": _CODECS}},
+            {
+                **_OPTIONS,
+                "kvstore": {"driver": "file", "path": str(draft / name)},
+                "metadata": {"codecs": _CODECS},
+            },
             create=True,
             dtype=array.dtype,
             shape=array.shape,
@@ -102,7 +123,8 @@ def load_meta(path: Path) -> dict:
     """The record of a folder. Raises CorruptedFile."""
     try:
         text = (path / "meta.json").read_text()
-        checksum, text = text[:8], text[8:]
+        checksum = text[:8]
+        text = text[8:]
         if f"{zlib.crc32(text.encode()):08x}" != checksum:
             raise ValueError(f"{checksum=} is not that of the text")
         return json.loads(text)

@@ -1,14 +1,17 @@
-"""NSA over a history that does not fit on the device: only the blocks that queries choose travel there.
+"""NSA over a history that does not fit on the device: only the blocks that queries choose travel
+there.
 
-On the device stay the compressed keys and values of all tokens, by which blocks are chosen, the window's keys and
-values of the last tokens, and as many blocks as the budget holds, the least recently chosen leaving first. All blocks
-are in host memory or on disk once they are complete. A layer's step runs in two programs; between them the host learns
-which blocks were chosen and sends those that are missing. Choices change little from step to step and from layer to
-layer, so while a layer computes, the blocks that the next one chose before, and those that this one chose now, are
+On the device stay the compressed keys and values of all tokens, by which blocks are chosen, the
+window's keys and values of the last tokens, and as many blocks as the budget holds, the least
+recently chosen leaving first. All blocks are in host memory or on disk once they are complete. A
+layer's step runs in two programs; between them the host learns which blocks were chosen and sends
+those that are missing. Choices change little from step to step and from layer to layer, so while a
+layer computes, the blocks that the next one chose before, and those that this one chose now, are
 already on their way.
 
-A history of documents that do not see each other need not pass through the model here: ``load`` takes their keys and
-values as ``documents.encode_document`` makes them. The tokens that follow are the tail, which sees all documents.
+A history of documents that do not see each other need not pass through the model here: ``load``
+takes their keys and values as ``documents.encode_document`` makes them. The tokens that follow are
+the tail, which sees all documents.
 """
 
 from __future__ import annotations
@@ -39,10 +42,12 @@ Block = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class TierConfig:
-    """Sizes. rows: sequences side by side. pages: most blocks of a sequence. chunk: most tokens of a row in a step.
+    """Sizes. rows: sequences side by side. pages: most blocks of a sequence. chunk: most tokens of
+    a row in a step.
 
-    device_bytes, host_bytes: budgets of all layers together. prefetch: blocks on their way that a layer may not choose.
-    batch: most blocks that travel together. workers: threads that move blocks.
+    device_bytes, host_bytes: budgets of all layers together. prefetch: blocks on their way that a
+    layer may not choose. batch: most blocks that travel together. workers: threads that move
+    blocks.
     """
 
     layers: int
@@ -62,7 +67,8 @@ class TierConfig:
 class TieredCache:
     """The caches of all NSA layers.
 
-    compress: (parameters of a layer, k, v) to what ``paged.write`` asks of compress. rotate: as there.
+    compress: (parameters of a layer, k, v) to what ``paged.write`` asks of compress. rotate: as
+    there.
     """
 
     def __init__(
@@ -80,21 +86,30 @@ class TieredCache:
         shapes = jax.eval_shape(lambda: self._arrays(1))
         block = nbytes(shapes.main)
         fixed = (nbytes(shapes) - block) * config.layers + (config.prefetch + config.batch) * block
-        fixed += 4 * config.rows * config.pages * (config.layers + 1)  # tables of slots, and of documents
+        # tables of slots, and of documents
+        fixed += 4 * config.rows * config.pages * (config.layers + 1)
         self.slots = (config.device_bytes - fixed) // (block * config.layers)
         if self.slots < 1:
             raise ValueError(
-                f"device_bytes={config.device_bytes} hold no block: {fixed} go to compressed keys, windows, tables, "
-                f"prefetch={config.prefetch} and batch={config.batch} blocks, a block of all {config.layers} layers "
+                f"device_bytes={config.device_bytes} hold no block: {fixed} go to compressed keys, "
+                "windows, tables, "
+                f"prefetch={config.prefetch} and batch={config.batch} blocks, a block of all "
+                f"{config.layers} layers "
                 f"takes {block * config.layers}"
             )
         self.device_bytes = fixed + self.slots * block * config.layers
-        self._caches = [PagedCache((self._arrays(self.slots),), (method,), method.block, True) for _ in self._range]
+        self._caches = [
+            PagedCache((self._arrays(self.slots),), (method,), method.block, True)
+            for _ in self._range
+        ]
         self._free = [list(range(self.slots)) for _ in self._range]
         self._resident: list[OrderedDict[Block, int]] = [OrderedDict() for _ in self._range]
-        self._slots = [np.full((config.rows, config.pages), -1, np.int32) for _ in self._range]  # of resident blocks
-        self._sent_slots: list[jax.Array | None] = [None for _ in self._range]  # None when they have changed
-        self._saved: list[set[Block]] = [set() for _ in self._range]  # whose copy on the host is up to date
+        # of resident blocks
+        self._slots = [np.full((config.rows, config.pages), -1, np.int32) for _ in self._range]
+        # None when they have changed
+        self._sent_slots: list[jax.Array | None] = [None for _ in self._range]
+        # whose copy on the host is up to date
+        self._saved: list[set[Block]] = [set() for _ in self._range]
         self._known: list[set[Block]] = [set() for _ in self._range]
         self._coming: list[dict[Block, Future]] = [{} for _ in self._range]
         self._chosen: list[list[Block]] = [[] for _ in self._range]  # of the last step
@@ -120,20 +135,29 @@ class TieredCache:
         gates: Float[Array, "B T N 3"],
         parameters,
     ) -> Float[Array, "B T N H"]:
-        """Writes a chunk into a layer and attends: as ``paged.write`` and ``paged_attention.attend``, q and k rotated.
+        """Writes a chunk into a layer and attends: as ``paged.write`` and
+        ``paged_attention.attend``, q and k rotated.
 
-        places: int32 [B, T], the same for every layer before the next chunk. parameters: for compress.
-        Queries that choose more blocks than fit on the device are taken one after another. Raises ValueError when even
-        one query's, or those that are written to, do not fit.
+        places: int32 [B, T], the same for every layer before the next chunk. parameters: for
+        compress. Queries that choose more blocks than fit on the device are taken one after
+        another. Raises ValueError when even one query's, or those that are written to, do not fit.
         """
         if places.shape[1] > self.config.chunk:
-            raise ValueError(f"{places.shape[1]} tokens in a step, at most chunk={self.config.chunk}")
+            raise ValueError(
+                f"{places.shape[1]} tokens in a step, at most chunk={self.config.chunk}"
+            )
         self._lengths = np.maximum(self._lengths, places.max(axis=1) + 1)
         rows, at = np.nonzero(places >= 0)
-        written = list(dict.fromkeys(zip(rows.tolist(), (places[rows, at] // self.method.block).tolist(), strict=True)))
+        written = list(
+            dict.fromkeys(
+                zip(rows.tolist(), (places[rows, at] // self.method.block).tolist(), strict=True)
+            )
+        )
         self._bring(layer, written)
         seen = self._rows(layer, places)
-        cache, compressed, picks = self._programs.first(self._caches[layer], seen, q, new, parameters)
+        cache, compressed, picks = self._programs.first(
+            self._caches[layer], seen, q, new, parameters
+        )
         self._caches[layer] = cache
         self._known[layer].update(written)
         self._saved[layer].difference_update(written)
@@ -144,45 +168,67 @@ class TieredCache:
             parts = (q, compressed, picks, gates, out, queries)
             out = self._programs.second(self._caches[layer], self._rows(layer, places), *parts)
         self._drop_unchosen(layer)
-        complete = [key for key in written if (key[1] + 1) * self.method.block <= self._lengths[key[0]]]
+        complete = [
+            key for key in written if (key[1] + 1) * self.method.block <= self._lengths[key[0]]
+        ]
         self._save(layer, (key for key in complete if key in self._resident[layer]))
         self._chosen[layer] = list(chosen)
         self._send_ahead((layer + 1) % self.config.layers, self._chosen[layer])
         return out
 
     def _parts(self, picks: np.ndarray) -> Iterator[tuple[np.ndarray, list[Block]]]:
-        """(queries, bool [B, T], and the blocks that they chose), as many at a time as fit on the device."""
-        queries, blocks = np.zeros(picks.shape[:2], bool), {}
+        """(queries, bool [B, T], and the blocks that they chose), as many at a time as fit on the
+        device.
+        """
+        queries = np.zeros(picks.shape[:2], bool)
+        blocks = {}
         for row, at in np.ndindex(*queries.shape):
             own = {(row, int(block)): None for block in np.unique(picks[row, at]) if block >= 0}
             if queries.any() and len(blocks | own) > self.slots:
                 yield queries.copy(), list(blocks)
-                queries[:], blocks = False, {}
-            queries[row, at], blocks = True, blocks | own
+                queries[:] = False
+                blocks = {}
+            queries[row, at] = True
+            blocks = blocks | own
         yield queries, list(blocks)
 
     def load(self, row: int, document: DocumentKV) -> None:
         """Puts a document behind those that a row holds, its keys rotated as its place there asks.
 
         Its blocks go to the host and to disk, none to the device. Returns when they are there.
-        Raises ValueError if it does not fill whole blocks, does not fit in the row or would follow other tokens than
-        documents, StaleDocument if it was encoded by other weights than those before it.
+        Raises ValueError if it does not fill whole blocks, does not fit in the row or would follow
+        other tokens than documents, StaleDocument if it was encoded by other weights than those
+        before it.
         """
         page, (first, rest) = self.method.block, divmod(int(self._lengths[row]), self.method.block)
-        count, weights = document.num_pages, document.fingerprint.weights
-        if document.page != page or document.length != count * page or len(document.layers) != self.config.layers:
+        count = document.num_pages
+        weights = document.fingerprint.weights
+        if (
+            document.page != page
+            or document.length != count * page
+            or len(document.layers) != self.config.layers
+        ):
             raise ValueError(
-                f"a document of {document.length} tokens in {len(document.layers)} layers with page={document.page} "
+                f"a document of {document.length} tokens in {len(document.layers)} layers with "
+                f"page={document.page} "
                 f"does not fill whole blocks of {page} in {self.config.layers} layers"
             )
         if first + count > self.config.pages:
-            raise ValueError(f"{count} blocks after {first} do not fit in pages={self.config.pages}")
+            raise ValueError(
+                f"{count} blocks after {first} do not fit in pages={self.config.pages}"
+            )
         if rest or (first and self._documents[row, first - 1] == TAIL):
-            raise ValueError(f"{row=} has {self._lengths[row]} tokens, of which the last are in no document")
+            raise ValueError(
+                f"{row=} has {self._lengths[row]} tokens, of which the last are in no document"
+            )
         if self._weights[row] not in (None, weights):
-            raise StaleDocument(f"the document has {weights=}, those before it have {self._weights[row]}")
+            raise StaleDocument(
+                f"the document has {weights=}, those before it have {self._weights[row]}"
+            )
         self._weights[row] = weights
-        self._documents[row, first : first + count] = 1 + (self._documents[row, first - 1] if first else 0)
+        self._documents[row, first : first + count] = 1 + (
+            self._documents[row, first - 1] if first else 0
+        )
         self._lengths[row] += document.length
         self._sent_documents = None
         blocks = [(row, first + number) for number in range(count)]
@@ -193,7 +239,9 @@ class TieredCache:
             self._saved[layer].update(blocks)
 
     def flush(self) -> None:
-        """Waits until what belongs on disk is there, and frees the memory in which the system keeps a copy of it."""
+        """Waits until what belongs on disk is there, and frees the memory in which the system keeps
+        a copy of it.
+        """
         self._host.flush()
 
     def reset(self, row: int) -> None:
@@ -217,7 +265,9 @@ class TieredCache:
         self._host.close()
 
     def metrics(self) -> dict[str, int]:
-        """Bytes on the device and moved so far; blocks that were there, on their way, missing, and sent in vain."""
+        """Bytes on the device and moved so far; blocks that were there, on their way, missing, and
+        sent in vain.
+        """
         names = ("present", "prefetched", "missing", "sent_in_vain")
         counts = {name: self._counts[name] for name in names}
         values = {"device_bytes": self.device_bytes, **counts, **self._host.metrics()}
@@ -225,7 +275,8 @@ class TieredCache:
 
     def _arrays(self, slots: int) -> LayerPages:
         """One layer's arrays, with room for ``slots`` blocks."""
-        c, method = self.config, self.method
+        c = self.config
+        method = self.method
 
         def pair(pages: int, length: int) -> Pair:
             shape = (pages, c.kv_heads, length, c.head_dim)
@@ -234,16 +285,23 @@ class TieredCache:
         ring = c.rows * self._ring
         compressed = pair(c.rows * c.pages, method.block // method.stride)
         return LayerPages(
-            pair(slots, method.block), None, compressed, pair(ring, method.length), pair(ring, method.block)
+            pair(slots, method.block),
+            None,
+            compressed,
+            pair(ring, method.length),
+            pair(ring, method.block),
         )
 
     def _rows(self, layer: int, places: np.ndarray) -> Rows:
-        # tables travel when they have changed; as copies, since they change while a program may still read them
+        # tables travel when they have changed; as copies, since they change while a program may
+        # still read them
         if self._sent_slots[layer] is None:
             self._sent_slots[layer] = jnp.array(self._slots[layer])
         if self._sent_documents is None:
             self._sent_documents = jnp.array(self._documents)
-        return Rows(self._sent_slots[layer], self._lengths.copy(), self._sent_documents, places.copy())
+        return Rows(
+            self._sent_slots[layer], self._lengths.copy(), self._sent_documents, places.copy()
+        )
 
     def _bring(self, layer: int, needed: list[Block]) -> None:
         """Makes blocks resident, the last ones to leave."""
@@ -252,7 +310,8 @@ class TieredCache:
                 f"a step needs {len(needed)} blocks of layer {layer}, slots={self.slots} fit in "
                 f"device_bytes={self.config.device_bytes}"
             )
-        resident, coming = self._resident[layer], self._coming[layer]
+        resident = self._resident[layer]
+        coming = self._coming[layer]
         missing = [key for key in needed if key not in resident]
         for key in needed:
             if key in resident:
@@ -268,23 +327,31 @@ class TieredCache:
             self._sent_slots[layer] = None
         for part in itertools.batched((key for key in old if key not in ahead), self.config.batch):
             blocks = self._host.read([(layer, *key) for key in part])
-            self._place(layer, part, to_device_together(blocks, self.config.batch), self.config.batch)
+            self._place(
+                layer, part, to_device_together(blocks, self.config.batch), self.config.batch
+            )
         for part in itertools.batched(ahead, max(1, self.config.prefetch)):
             blocks = [ahead[key].result() for key in part]
             more = [blocks[0]] * (self.config.prefetch - len(part))
             self._place(layer, part, blocks + more, self.config.prefetch)
 
     def _place(self, layer: int, keys: Sequence[Block], parts: Sequence[Pair], size: int) -> None:
-        """Puts blocks that are on the device, ``size`` of which more than there are keys do not count, into slots."""
+        """Puts blocks that are on the device, ``size`` of which more than there are keys do not
+        count, into slots.
+        """
         slots = np.full(size, self.slots, np.int32)
         slots[: len(keys)] = [self._resident[layer][key] for key in keys]
         cache = self._caches[layer]
         main = place(cache.layers[0].main, slots, parts)
-        self._caches[layer] = dataclasses.replace(cache, layers=(dataclasses.replace(cache.layers[0], main=main),))
+        self._caches[layer] = dataclasses.replace(
+            cache, layers=(dataclasses.replace(cache.layers[0], main=main),)
+        )
 
     def _make_room(self, layer: int, count: int, keep: set[Block]) -> None:
         count = max(0, count - len(self._free[layer]))
-        leaving = list(itertools.islice((key for key in self._resident[layer] if key not in keep), count))
+        leaving = list(
+            itertools.islice((key for key in self._resident[layer] if key not in keep), count)
+        )
         self._save(layer, leaving)
         for key in leaving:
             self._leave(layer, key)
@@ -299,7 +366,8 @@ class TieredCache:
 
     def _leave(self, layer: int, key: Block) -> None:
         self._free[layer].append(self._resident[layer].pop(key))
-        self._slots[layer][key], self._sent_slots[layer] = -1, None
+        self._slots[layer][key] = -1
+        self._sent_slots[layer] = None
 
     def _save(self, layer: int, keys: Iterable[Block]) -> None:
         """Sends resident blocks to the host unless it has them."""
@@ -308,13 +376,19 @@ class TieredCache:
         for part in itertools.batched(unsaved, self.config.batch):
             slots = np.zeros(self.config.batch, np.int32)
             slots[: len(part)] = [self._resident[layer][key] for key in part]
-            self._host.write([(layer, *key) for key in part], take(self._caches[layer].layers[0].main, slots))
+            self._host.write(
+                [(layer, *key) for key in part], take(self._caches[layer].layers[0].main, slots)
+            )
 
     def _send_ahead(self, layer: int, chosen: list[Block]) -> None:
         """Starts moving the blocks that a layer is likely to choose in its next step."""
         room = self.config.prefetch - sum(len(coming) for coming in self._coming)
         for key in dict.fromkeys([*self._chosen[layer], *chosen]):
-            wanted = key in self._known[layer] and key not in self._resident[layer] and key not in self._coming[layer]
+            wanted = (
+                key in self._known[layer]
+                and key not in self._resident[layer]
+                and key not in self._coming[layer]
+            )
             if wanted and room > 0:
                 room -= 1
                 self._coming[layer][key] = self._host.send((layer, *key))

@@ -1,17 +1,19 @@
-"""Pages of a dense layer laid side by side for several decode steps, with what rows share laid once for all of them.
+"""Pages of a dense layer laid side by side for several decode steps, with what rows share laid once
+for all of them.
 
-A dispatch decodes several tokens of every row. Reading the rows' pages again for each token costs more than the
-attention itself where no kernel reads them from where they lie, so they are gathered once and new keys are put back at
-the end. Rows that begin with the same pages, as the samples of a group do, read them together: a tile is up to so many
-rows with the same prefix, whose queries meet the prefix's keys in one matrix product (as in Hydragen, 2402.05099). A
-row's prefix is a property of the row, never of who else is in the batch, and so are its numbers.
+A dispatch decodes several tokens of every row. Reading the rows' pages again for each token costs
+more than the attention itself where no kernel reads them from where they lie, so they are gathered
+once and new keys are put back at the end. Rows that begin with the same pages, as the samples of a
+group do, read them together: a tile is up to so many rows with the same prefix, whose queries meet
+the prefix's keys in one matrix product (as in Hydragen, 2402.05099). A row's prefix is a property
+of the row, never of who else is in the batch, and so are its numbers.
 
-A row's own part lies in blocks of a fixed size, and those that no row has reached are neither gathered nor attended
-to. Parts are merged in a fixed order in which a part without a visible key changes nothing, so that here too a row's
-numbers do not depend on how far the others are.
+A row's own part lies in blocks of a fixed size, and those that no row has reached are neither
+gathered nor attended to. Parts are merged in a fixed order in which a part without a visible key
+changes nothing, so that here too a row's numbers do not depend on how far the others are.
 
-Dimensions: B rows, M tiles, R rows of a tile, K key/value heads, G query heads of each, H head size, X places of a
-prefix, O of a block of a row's own part.
+Dimensions: B rows, M tiles, R rows of a tile, K key/value heads, G query heads of each, H head
+size, X places of a prefix, O of a block of a row's own part.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from pallas_kernels.tokens import MASKED
 class Rows:
     """Which pages the rows of a dispatch have, int32.
 
-    own: [B, P] pages after the shared prefix, -1 for none. starts: [B] tokens of the prefix, whole pages.
-    tiles: [M, R] rows that share a prefix, -1 for none. prefixes: [M, Q] its pages. num_tiles: [1], those in use.
+    own: [B, P] pages after the shared prefix, -1 for none. starts: [B] tokens of the prefix, whole
+    pages. tiles: [M, R] rows that share a prefix, -1 for none. prefixes: [M, Q] its pages.
+    num_tiles: [1], those in use.
     """
 
     own: Int[Array, "B P"]
@@ -51,12 +54,16 @@ class LayerView:
     own: tuple[Pair, ...]
 
 
-def gather(cache: PagedCache, layer: int, rows: Rows, block: int, reach: Int[Array, ""]) -> LayerView:
-    """A dense layer's pages side by side, in blocks of ``block`` tokens. An unwritten place holds anything finite.
+def gather(
+    cache: PagedCache, layer: int, rows: Rows, block: int, reach: Int[Array, ""]
+) -> LayerView:
+    """A dense layer's pages side by side, in blocks of ``block`` tokens. An unwritten place holds
+    anything finite.
 
     reach: the furthest place of a row's own part, counted from its start, that will be attended to.
     """
-    pages, each = cache.layers[layer].main, block // cache.page
+    pages = cache.layers[layer].main
+    each = block // cache.page
 
     def side_by_side(x, tables):
         found = jnp.where((tables >= 0)[..., None, None, None], x[jnp.maximum(tables, 0)], 0)
@@ -80,26 +87,44 @@ def gather(cache: PagedCache, layer: int, rows: Rows, block: int, reach: Int[Arr
             lambda: tuple(jnp.zeros(shape, x.dtype) for x in pages),
         )
 
-    return LayerView(tuple(prefixes(x) for x in pages), tuple(own(at) for at in range(0, rows.own.shape[1], each)))
+    return LayerView(
+        tuple(prefixes(x) for x in pages),
+        tuple(own(at) for at in range(0, rows.own.shape[1], each)),
+    )
 
 
 def write(view: LayerView, rows: Rows, places: Int[Array, " B"], new: Pair) -> LayerView:
-    """The view with keys and values [B, K, H] of one new token a row, at its place; place -1 is not written."""
+    """The view with keys and values [B, K, H] of one new token a row, at its place; place -1 is not
+    written.
+    """
     index = jnp.arange(places.shape[0])
 
     def block(number: int, pair: Pair) -> Pair:
         size = pair[0].shape[2]
         at = places - rows.starts - number * size
         at = jnp.where((places < 0) | (at < 0), size, at)
-        return tuple(x.at[index, :, at].set(y.astype(x.dtype), mode="drop") for x, y in zip(pair, new, strict=True))
+        return tuple(
+            x.at[index, :, at].set(y.astype(x.dtype), mode="drop")
+            for x, y in zip(pair, new, strict=True)
+        )
 
-    return dataclasses.replace(view, own=tuple(block(number, pair) for number, pair in enumerate(view.own)))
+    return dataclasses.replace(
+        view, own=tuple(block(number, pair) for number, pair in enumerate(view.own))
+    )
 
 
 def put_back(
-    cache: PagedCache, layer: int, view: LayerView, rows: Rows, firsts: Int[Array, " B"], counts, steps: int
+    cache: PagedCache,
+    layer: int,
+    view: LayerView,
+    rows: Rows,
+    firsts: Int[Array, " B"],
+    counts,
+    steps: int,
 ) -> PagedCache:
-    """The cache with the keys of ``counts`` [B] <= ``steps`` new tokens a row, the first at place ``firsts`` [B]."""
+    """The cache with the keys of ``counts`` [B] <= ``steps`` new tokens a row, the first at place
+    ``firsts`` [B].
+    """
     offset = firsts - rows.starts  # in the row's own part
     step = jnp.arange(steps)
     index = jnp.where(step < counts[:, None], offset[:, None] + step, -1)  # [B, steps]
@@ -112,7 +137,9 @@ def put_back(
             size = x.shape[2]
             inside = (index // size == number)[:, :, None, None]
             at = jnp.where(index // size == number, index % size, 0)[:, None, :, None]
-            found = jnp.where(inside, jnp.take_along_axis(x, at, axis=2).transpose(0, 2, 1, 3), found)
+            found = jnp.where(
+                inside, jnp.take_along_axis(x, at, axis=2).transpose(0, 2, 1, 3), found
+            )
         return found
 
     fresh = tuple(new(blocks) for blocks in zip(*view.own, strict=True))
@@ -122,8 +149,12 @@ def put_back(
     return dataclasses.replace(cache, layers=tuple(layers))
 
 
-def attend(view: LayerView, rows: Rows, q: Float[Array, "B N H"], places: Int[Array, " B"]) -> Float[Array, "B N H"]:
-    """Dense attention of one query a row, rotated, to the prefix and to the row's own keys up to ``places``."""
+def attend(
+    view: LayerView, rows: Rows, q: Float[Array, "B N H"], places: Int[Array, " B"]
+) -> Float[Array, "B N H"]:
+    """Dense attention of one query a row, rotated, to the prefix and to the row's own keys up to
+    ``places``.
+    """
     batch, _, size = q.shape
     num_kv_heads = view.prefix[0].shape[1]
     q = q.reshape(batch, num_kv_heads, -1, size) * jnp.asarray(size**-0.5, q.dtype)
@@ -160,7 +191,9 @@ def _nothing(q):
 
 
 def _attend_block(q, pair: Pair, last, parts):
-    """``parts`` with a block of the rows' own keys, up to place ``last`` [B] in it, which is negative for none."""
+    """``parts`` with a block of the rows' own keys, up to place ``last`` [B] in it, which is
+    negative for none.
+    """
 
     def reached():
         seen = jnp.arange(pair[0].shape[2]) <= last[:, None]
@@ -170,13 +203,20 @@ def _attend_block(q, pair: Pair, last, parts):
 
 
 def _attention(q, k, v, seen):
-    """(weighted values [..., Q, H], highest score [..., Q, 1], total weight [..., Q, 1]) of scaled q [..., Q, H]."""
-    scores = jnp.einsum("...QH,...SH->...QS", q, k.astype(q.dtype), preferred_element_type=jnp.float32)
+    """(weighted values [..., Q, H], highest score [..., Q, 1], total weight [..., Q, 1]) of scaled
+    q [..., Q, H].
+    """
+    scores = jnp.einsum(
+        "...QH,...SH->...QS", q, k.astype(q.dtype), preferred_element_type=jnp.float32
+    )
     scores = jnp.where(seen, scores, MASKED)
     top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
     out = jnp.einsum(
-        "...QS,...SH->...QH", weights.astype(q.dtype), v.astype(q.dtype), preferred_element_type=jnp.float32
+        "...QS,...SH->...QH",
+        weights.astype(q.dtype),
+        v.astype(q.dtype),
+        preferred_element_type=jnp.float32,
     )
     return out, top, jnp.sum(weights, axis=-1, keepdims=True)
 
@@ -184,5 +224,6 @@ def _attention(q, k, v, seen):
 def _merged(a, b):
     """The parts of attention to both sets of keys."""
     top = jnp.maximum(a[1], b[1])
-    a_share, b_share = jnp.exp(a[1] - top), jnp.exp(b[1] - top)
+    a_share = jnp.exp(a[1] - top)
+    b_share = jnp.exp(b[1] - top)
     return a[0] * a_share + b[0] * b_share, top, a[2] * a_share + b[2] * b_share

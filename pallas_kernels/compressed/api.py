@@ -1,12 +1,15 @@
-"""NSA's compressed attention (2502.11089, sections 3.2 and 3.3.1), which also picks the blocks for the selected one.
+"""NSA's compressed attention (2502.11089, sections 3.2 and 3.3.1), which also picks the blocks for
+the selected one.
 
-Attention to stretches of keys is ``flash_attention`` over them, forward and backward. The picks come from a second
-kernel that computes the scores again, turns them with the final log-sum-exp into probabilities, sums these over the
-query heads of a group and over the stretches of each block, and keeps the best blocks, so that neither probabilities
-[.., T, E] nor scores of blocks [.., T, J] are ever in HBM. Departure from the paper: a stretch belongs to the blocks by
-the tokens they share (equation 9 read with indices from 1).
+Attention to stretches of keys is ``flash_attention`` over them, forward and backward. The picks
+come from a second kernel that computes the scores again, turns them with the final log-sum-exp into
+probabilities, sums these over the query heads of a group and over the stretches of each block, and
+keeps the best blocks, so that neither probabilities [.., T, E] nor scores of blocks [.., T, J] are
+ever in HBM. Departure from the paper: a stretch belongs to the blocks by the tokens they share
+(equation 9 read with indices from 1).
 
-Dimensions: B rows, T queries, J blocks, E stretches, N query heads, K key/value heads, H head size, n picks.
+Dimensions: B rows, T queries, J blocks, E stretches, N query heads, K key/value heads, H head size,
+n picks.
 """
 
 from __future__ import annotations
@@ -46,22 +49,24 @@ def compressed_attention(
     interpret: Any = False,
     fallback: Callable[[], tuple[jax.Array, jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over k, v [B, E, K, H], one key per stretch, and the blocks it picks.
+    """Softmax attention of q [B, T, N, H] over k, v [B, E, K, H], one key per stretch, and the
+    blocks it picks.
 
-    q_tokens: of the queries [B, T]. own_from: int32 [B, T], the order from which a query's branch has blocks of its
-    own; it sees none of the prompt's that start there or later. k_tokens: of each stretch's last token [B, E], segment
-    0 for none. k_starts: int32 [B, E], the order of its first. heads: of each block's first token [B, J], where
-    E = J block / stride, and stretch e starts e strides after the first block does. shadows: None, or int32 [B, J], for
-    a branch's first block the prompt's block of which it is a copy and whose score is added to its own, else -1;
-    own_from of the queries that see it must be the order of its first token, and no stretch may reach into it from the
-    block before.
+    q_tokens: of the queries [B, T]. own_from: int32 [B, T], the order from which a query's branch
+    has blocks of its own; it sees none of the prompt's that start there or later. k_tokens: of each
+    stretch's last token [B, E], segment 0 for none. k_starts: int32 [B, E], the order of its first.
+    heads: of each block's first token [B, J], where E = J block / stride, and stretch e starts e
+    strides after the first block does. shadows: None, or int32 [B, J], for a branch's first block
+    the prompt's block of which it is a copy and whose score is added to its own, else -1; own_from
+    of the queries that see it must be the order of its first token, and no stretch may reach into
+    it from the block before.
     implementation, tuning, interpret, fallback: as for ``flash_attention``.
 
-    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32 or wider, picks int32 [B, T, K, n]). A query that sees
-    no stretch has out 0 and lse -inf. picks: numbers of the always taken blocks (``Selection``) and of those of the
-    highest probability, ties to the lower number, in no certain order, -1 where fewer than n are seen. Differentiable
-    in q, k and v through out and lse. Raises ValueError for shapes that do not fit, and for a named implementation that
-    cannot run.
+    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32 or wider, picks int32 [B, T, K,
+    n]). A query that sees no stretch has out 0 and lse -inf. picks: numbers of the always taken
+    blocks (``Selection``) and of those of the highest probability, ties to the lower number, in no
+    certain order, -1 where fewer than n are seen. Differentiable in q, k and v through out and lse.
+    Raises ValueError for shapes that do not fit, and for a named implementation that cannot run.
     """
     _check_shapes(k, q_tokens, own_from, k_tokens, k_starts, heads, shadows, selection)
     q_tokens = dataclasses.replace(q_tokens, limits=own_from.astype(jnp.int32))
@@ -69,17 +74,29 @@ def compressed_attention(
     heads = dataclasses.replace(heads, limits=heads.order)
 
     def obstacle(name: str) -> str | None:
-        return flash_obstacle(name, q, k, v, interpret) or KERNELS[name].obstacle(q.shape, k.shape, selection)
+        return flash_obstacle(name, q, k, v, interpret) or KERNELS[name].obstacle(
+            q.shape, k.shape, selection
+        )
 
     implementation = choose(implementation, [*KERNELS], obstacle, interpret)
     if implementation == REFERENCE and fallback:
         return fallback()
-    kernels, attention = implementation != REFERENCE, None
+    kernels = implementation != REFERENCE
+    attention = None
     if kernels:
-        tuning = tuning or _sizes(device(implementation), q.shape[2] // k.shape[2], q.shape[3], heads.shape[1])
+        tuning = tuning or _sizes(
+            device(implementation), q.shape[2] // k.shape[2], q.shape[3], heads.shape[1]
+        )
         attention = tuning.attention
     out, lse = flash_attention(
-        q, k, v, q_tokens, k_tokens, implementation=implementation, tuning=attention, interpret=interpret
+        q,
+        k,
+        v,
+        q_tokens,
+        k_tokens,
+        implementation=implementation,
+        tuning=attention,
+        interpret=interpret,
     )
     arguments = (*jax.lax.stop_gradient((q, k, lse)), q_tokens, k_tokens, heads, shadows)
     if not kernels:
@@ -89,13 +106,23 @@ def compressed_attention(
 
 
 def _sizes(on: str, groups: int, head_dim: int, count: int) -> TuningConfig:
-    return tuned(heuristic(on, groups, head_dim, count), "compressed", on, groups=groups, head_dim=head_dim)
+    return tuned(
+        heuristic(on, groups, head_dim, count), "compressed", on, groups=groups, head_dim=head_dim
+    )
 
 
-def _check_shapes(k, q_tokens, own_from, k_tokens, k_starts, heads, shadows, selection: Selection) -> None:
+def _check_shapes(
+    k, q_tokens, own_from, k_tokens, k_starts, heads, shadows, selection: Selection
+) -> None:
     if k.shape[1] != heads.shape[1] * selection.ratio:
-        raise ValueError(f"{k.shape[1]=} stretches must be {selection.ratio} for each of {heads.shape[1]=} blocks")
-    for name, x, shape in (("own_from", own_from, q_tokens.shape), ("k_starts", k_starts, k_tokens.shape)):
+        raise ValueError(
+            f"{k.shape[1]=} stretches must be {selection.ratio} for each of {heads.shape[1]=} "
+            "blocks"
+        )
+    for name, x, shape in (
+        ("own_from", own_from, q_tokens.shape),
+        ("k_starts", k_starts, k_tokens.shape),
+    ):
         if x.shape != shape:
             raise ValueError(f"{name}.shape={x.shape} must be that of its tokens, {shape}")
     if shadows is not None and shadows.shape != heads.shape:

@@ -1,9 +1,10 @@
 """The picks of compressed attention on GPU (Mosaic GPU).
 
-A thread block holds the queries of one block and goes through the tiles of blocks that it may see. For each tile, a
-warpgroup copies the tile's keys, which stay while the queries of every head of the key's head stream by; the others
-sum the probabilities in registers and merge the tile's scores into the best blocks so far, which they keep in registers
-too. Parts of a tile are copied as the last head has used those of the tile before.
+A thread block holds the queries of one block and goes through the tiles of blocks that it may see.
+For each tile, a warpgroup copies the tile's keys, which stay while the queries of every head of the
+key's head stream by; the others sum the probabilities in registers and merge the tile's scores into
+the best blocks so far, which they keep in registers too. Parts of a tile are copied as the last
+head has used those of the tile before.
 
 Dimensions: as in ``blocks``; G query heads of a key/value head, W width of the list of picks.
 """
@@ -18,7 +19,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.compressed.blocks import FORCED, NOTHING, UNSEEN, Selection, TuningConfig, arrange, edges
+from pallas_kernels.compressed.blocks import (
+    FORCED,
+    NOTHING,
+    UNSEEN,
+    Selection,
+    TuningConfig,
+    arrange,
+    edges,
+)
 from pallas_kernels.flash import gpu as flash
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.matrix_units import UNITS, full, spread, tiles
@@ -26,12 +35,15 @@ from pallas_kernels.padding import pad, pad_tokens
 from pallas_kernels.ring import fetch, ring, split
 from pallas_kernels.tokens import MASKED, Tokens
 
-TARGETS, ELSEWHERE = flash.TARGETS, flash.ELSEWHERE
+TARGETS = flash.TARGETS
+ELSEWHERE = flash.ELSEWHERE
 # Parts of a tile of keys that fit in shared memory, and picks that fit in registers.
 MAX_PARTS, MAX_PICKS = 8, 32
 
 
-def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...], selection: Selection) -> str | None:
+def obstacle(
+    q_shape: tuple[int, ...], k_shape: tuple[int, ...], selection: Selection
+) -> str | None:
     """Why blocks cannot be picked for q [B, T, N, H] by k [B, E, K, H] of these shapes, or None."""
     if (parts := len(selection.shares)) > MAX_PARTS:
         return f"{parts} stretches share tokens with a block, more than {MAX_PARTS}"
@@ -70,17 +82,23 @@ def select(
     interpret=False,
 ) -> jax.Array:
     """Numbers of the best blocks, int32 [B, T, K, n]; arguments as for ``reference.scores``."""
-    length, kv_heads, dtype = q.shape[1], k.shape[2], q.dtype
+    length = q.shape[1]
+    kv_heads = k.shape[2]
+    dtype = q.dtype
     forced = pad(jnp.stack(edges(q_tokens, heads, selection), axis=1), tuning.block_q, axis=2)
     plan = _plan(q, k, selection, tuning, interpret)
-    parts, width = len(plan.shares), -(-selection.picks // 8) * 8
+    parts = len(plan.shares)
+    width = -(-selection.picks // 8) * 8
     k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, plan.columns)
     q_tokens = pad_tokens(q_tokens, plan.block_q)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.columns * (parts + 1), None)
-    q_fields, k_fields = flash.token_rows(q_tokens), flash.blocked(flash.token_rows(k_tokens), plan.columns)
+    q_fields = flash.token_rows(q_tokens)
+    k_fields = flash.blocked(flash.token_rows(k_tokens), plan.columns)
     sums = pad(jnp.where(jnp.isneginf(lse), NOTHING, lse), plan.block_q).swapaxes(1, 2)
-    q, k = flash.pad_heads(q, plan.block_q), flash.pad_heads(k, plan.columns)
-    (batch, slots), unit = q.shape[:2], UNITS[plan.unit]
+    q = flash.pad_heads(q, plan.block_q)
+    k = flash.pad_heads(k, plan.columns)
+    (batch, slots) = q.shape[:2]
+    unit = UNITS[plan.unit]
     picks = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
         out_type=jax.ShapeDtypeStruct((batch, kv_heads, slots, width), jnp.int32),
@@ -107,14 +125,18 @@ def _kernel(
 ):  # fmt: skip
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
-    count, whole = lists[row, block, 0], lists[row, block, 1]
-    column, line = unit.layout.reduce(1), unit.layout.reduce(0)
+    count = lists[row, block, 0]
+    whole = lists[row, block, 1]
+    column = unit.layout.reduce(1)
+    line = unit.layout.reduce(0)
 
     def compute():
         rows = pl.ds(wg * unit.tile, unit.tile)
         own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
         queries = flash.load_fields(q_tok.at[row, :, own], column)
-        early, late = (plgpu.load(forced.at[row, i, own], layout=column, optimized=False) for i in range(2))
+        early, late = (
+            plgpu.load(forced.at[row, i, own], layout=column, optimized=False) for i in range(2)
+        )
         shape = (unit.tile, plan.columns)
 
         def visit(step, best, masked):
@@ -128,23 +150,45 @@ def _kernel(
                 for part, share in enumerate(plan.shares):
                     pl.when(index == 0)(lambda part=part: plgpu.barrier_wait(k_filled.at[part]))
                     keys = k_tile.at[part].transpose((1, 0))
-                    scores = unit.product(q_ring.at[slot, rows], keys) * (plan.scale * flash.LOG2_E) - lse
-                    pl.when(index == plan.groups - 1)(lambda part=part: _release(k_emptied.at[part]))
+                    scores = (
+                        unit.product(q_ring.at[slot, rows], keys) * (plan.scale * flash.LOG2_E)
+                        - lse
+                    )
+                    pl.when(index == plan.groups - 1)(
+                        lambda part=part: _release(k_emptied.at[part])
+                    )
                     if masked:
-                        seen = flash.mask(queries, flash.load_fields(tok_tile.at[1 + part], line), shape, 0)
+                        seen = flash.mask(
+                            queries, flash.load_fields(tok_tile.at[1 + part], line), shape, 0
+                        )
                         scores = jnp.where(seen, scores, MASKED)
                     total += jnp.exp2(scores) * float(share)
                 _release(emptied.at[slot])
                 return total
 
             total = jax.lax.fori_loop(0, plan.groups, one_head, full(shape, 0.0, unit.layout))
-            ranked = _rank(total, flash.load_fields(tok_tile.at[0], line), early, late, queries if masked else None)
+            ranked = _rank(
+                total,
+                flash.load_fields(tok_tile.at[0], line),
+                early,
+                late,
+                queries if masked else None,
+            )
             _release(tok_emptied.at[0])
             numbers = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=unit.layout)
-            return _merge(best, ranked, numbers + lists[row, block, 2 + step] * plan.columns, unit.layout, plan.picks)
+            return _merge(
+                best,
+                ranked,
+                numbers + lists[row, block, 2 + step] * plan.columns,
+                unit.layout,
+                plan.picks,
+            )
 
         listed = picks_own.shape[1:]
-        best = full(listed, UNSEEN, unit.layout), plgpu.layout_cast(jnp.full(listed, -1, jnp.int32), unit.layout)
+        best = (
+            full(listed, UNSEEN, unit.layout),
+            plgpu.layout_cast(jnp.full(listed, -1, jnp.int32), unit.layout),
+        )
         best = jax.lax.fori_loop(0, whole, functools.partial(visit, masked=False), best)
         _, numbers = jax.lax.fori_loop(whole, count, functools.partial(visit, masked=True), best)
         picks_own.at[wg][...] = numbers
@@ -153,7 +197,18 @@ def _kernel(
         plgpu.wait_smem_to_gmem(0)
 
     sources, after = _sources(
-        lists, q, sums, k, k_tok, k_tile, tok_tile, k_filled, k_emptied, tok_filled, tok_emptied, plan
+        lists,
+        q,
+        sums,
+        k,
+        k_tok,
+        k_tile,
+        tok_tile,
+        k_filled,
+        k_emptied,
+        tok_filled,
+        tok_emptied,
+        plan,
     )
     rings = (q_ring, sums_ring)
 
@@ -169,13 +224,28 @@ def _kernel(
     split(wg, unit, compute, copy)
 
 
-def _sources(lists, q, sums, k, k_tok, k_tile, tok_tile, k_filled, k_emptied, tok_filled, tok_emptied, plan: _Plan):
-    """What is copied for each head of each visit, and a function that copies what a visit's first head needs besides.
+def _sources(
+    lists,
+    q,
+    sums,
+    k,
+    k_tok,
+    k_tile,
+    tok_tile,
+    k_filled,
+    k_emptied,
+    tok_filled,
+    tok_emptied,
+    plan: _Plan,
+):
+    """What is copied for each head of each visit, and a function that copies what a visit's first
+    head needs besides.
 
     Each part of a visit is copied as soon as the visit before is done with its own.
     """
     row, head, block = (jax.lax.axis_index(name) for name in ("row", "head", "block"))
-    groups, parts = jnp.int32(plan.groups), len(plan.shares)
+    groups = jnp.int32(plan.groups)
+    parts = len(plan.shares)
 
     def sources(step):
         own = pl.ds(block * plan.block_q, plan.block_q)
@@ -208,20 +278,29 @@ def _refill(step, source, target, filled, emptied) -> None:
 
 
 def _release(emptied) -> None:
-    plgpu.commit_smem()  # what was read by loads may be overwritten by the copy engine only after a fence
+    # what was read by loads may be overwritten by the copy engine only after a fence
+    plgpu.commit_smem()
     plgpu.barrier_arrive(emptied)
 
 
 def _rank(scores, heads: Tokens, early, late, queries: Tokens | None):
-    """Scores [rows, C] with those of blocks that are always taken and, for queries that need a mask, of unseen ones."""
+    """Scores [rows, C] with those of blocks that are always taken and, for queries that need a
+    mask, of unseen ones.
+    """
     order = spread(heads.order, scores.shape, 1)
     always = (order < spread(early, scores.shape, 0)) | (order >= spread(late, scores.shape, 0))
     ranked = jnp.where(always, FORCED, scores)
-    return ranked if queries is None else jnp.where(flash.mask(queries, heads, scores.shape, 0), ranked, UNSEEN)
+    return (
+        ranked
+        if queries is None
+        else jnp.where(flash.mask(queries, heads, scores.shape, 0), ranked, UNSEEN)
+    )
 
 
 def _merge(best, scores, numbers, layout, picks: int):
-    """The best (scores, numbers) [rows, W], in falling order, of those and of scores [rows, C] of such numbers."""
+    """The best (scores, numbers) [rows, W], in falling order, of those and of scores [rows, C] of
+    such numbers.
+    """
     slots = plgpu.broadcasted_iota(jnp.int32, best[0].shape, 1, layout=layout)
     most = jnp.iinfo(jnp.int32).max
 
@@ -239,7 +318,11 @@ def _merge(best, scores, numbers, layout, picks: int):
         number = jnp.where(top >= 0, number, -1)
         here = slots == index
         new = jnp.where(here, spread(top, new.shape, 0), new)
-        return (old, old_numbers), scores, (new, jnp.where(here, spread(number, new.shape, 0), new_numbers))
+        return (
+            (old, old_numbers),
+            scores,
+            (new, jnp.where(here, spread(number, new.shape, 0), new_numbers)),
+        )
 
     empty = jnp.full_like(best[0], UNSEEN), jnp.full_like(best[1], -1)
     return jax.lax.fori_loop(0, picks, pick, (best, scores, empty))[2]
@@ -249,7 +332,8 @@ def _plan(q, k, selection: Selection, tuning: TuningConfig, interpret) -> _Plan:
     unit = UNITS[tuning.attention.matrix_unit]
     if tuning.block_q != unit.tile * unit.compute:
         raise ValueError(
-            f"block_q={tuning.block_q} must be {unit.tile * unit.compute} for {tuning.attention.matrix_unit}"
+            f"block_q={tuning.block_q} must be {unit.tile * unit.compute} for "
+            f"{tuning.attention.matrix_unit}"
         )
     if tuning.columns % 16:
         raise ValueError(f"columns={tuning.columns} must be a multiple of 16")

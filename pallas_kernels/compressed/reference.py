@@ -1,4 +1,6 @@
-"""The selection of blocks as its definition reads, with every probability in memory; runs in float64."""
+"""The selection of blocks as its definition reads, with every probability in memory; runs in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,19 @@ def scores(
 ) -> jax.Array:
     """What ranks the blocks, [B, T, K, J] in float32 or wider, UNSEEN and FORCED included.
 
-    q [B, T, N, H], compressed keys k [B, E, K, H] and the log-sum-exp [B, T, N] of their attention; tokens with limits.
+    q [B, T, N, H], compressed keys k [B, E, K, H] and the log-sum-exp [B, T, N] of their attention;
+    tokens with limits.
     """
     batch, length, num_heads, head_dim = q.shape
-    kv_heads, count = k.shape[2], heads.shape[1]
+    kv_heads = k.shape[2]
+    count = heads.shape[1]
     wide = jnp.promote_types(jnp.float32, q.dtype)
     q, lse = (x.reshape(batch, length, kv_heads, num_heads // kv_heads, -1) for x in (q, lse))
     logits = jnp.einsum("btkgh,bekh->btkge", q, k, preferred_element_type=wide, precision="highest")
     mask = visible(q_tokens, k_tokens)[:, :, None, None]
     weights = jnp.where(mask, jnp.exp(jnp.where(mask, logits * head_dim**-0.5 - lse, 0.0)), 0.0)
-    starts, firsts = jnp.arange(k.shape[1])[:, None] * selection.stride, jnp.arange(count) * selection.block
+    starts = jnp.arange(k.shape[1])[:, None] * selection.stride
+    firsts = jnp.arange(count) * selection.block
     ends = jnp.minimum(starts + selection.length, firsts + selection.block)
     shares = jnp.maximum(ends - jnp.maximum(starts, firsts), 0) // selection.stride  # [E, J]
     found = jnp.einsum("btkge,ej->btkj", weights, shares.astype(wide), precision="highest")
@@ -46,8 +51,12 @@ def scores(
 
 
 def select(*arguments, selection: Selection) -> jax.Array:
-    """Numbers of the best blocks, int32 [B, T, K, n], -1 where fewer are seen; ties to the lower. As for ``scores``."""
+    """Numbers of the best blocks, int32 [B, T, K, n], -1 where fewer are seen; ties to the lower.
+    As for ``scores``.
+    """
     ranked = scores(*arguments, selection=selection)
     order = jnp.argsort(-ranked, axis=-1, stable=True)[..., : selection.picks].astype(jnp.int32)
     picks = jnp.where(jnp.take_along_axis(ranked, order, axis=-1) >= 0, order, -1)
-    return jnp.pad(picks, ((0, 0),) * 3 + ((0, selection.picks - picks.shape[-1]),), constant_values=-1)
+    return jnp.pad(
+        picks, ((0, 0),) * 3 + ((0, selection.picks - picks.shape[-1]),), constant_values=-1
+    )

@@ -1,8 +1,8 @@
 """The picks of compressed attention on TPU (Mosaic).
 
-A grid step holds one block of queries with all query heads of one key/value head, and goes through the tiles of blocks
-that it may see, in the order and with the copies of ``flash``. It keeps the scores of all blocks for its queries in
-VMEM, and then takes the best one after another.
+A grid step holds one block of queries with all query heads of one key/value head, and goes through
+the tiles of blocks that it may see, in the order and with the copies of ``flash``. It keeps the
+scores of all blocks for its queries in VMEM, and then takes the best one after another.
 
 Dimensions: as in ``blocks``; G query heads of a key/value head, R = G block_q rows.
 """
@@ -16,18 +16,30 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.compressed.blocks import FORCED, NOTHING, UNSEEN, Selection, TuningConfig, arrange, cost, edges
+from pallas_kernels.compressed.blocks import (
+    FORCED,
+    NOTHING,
+    UNSEEN,
+    Selection,
+    TuningConfig,
+    arrange,
+    cost,
+    edges,
+)
 from pallas_kernels.flash import tpu as flash
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.padding import pad, pad_tokens
 from pallas_kernels.tokens import MASKED, Tokens, sees
 
-TARGETS, ELSEWHERE = flash.TARGETS, flash.ELSEWHERE
+TARGETS = flash.TARGETS
+ELSEWHERE = flash.ELSEWHERE
 # Blocks whose scores fit in VMEM for the smallest block of queries.
 MAX_BLOCKS = 2**16
 
 
-def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...], selection: Selection) -> str | None:
+def obstacle(
+    q_shape: tuple[int, ...], k_shape: tuple[int, ...], selection: Selection
+) -> str | None:
     """Why blocks cannot be picked for q [B, T, N, H] by k [B, E, K, H] of these shapes, or None."""
     if (count := k_shape[1] // selection.ratio) > MAX_BLOCKS:
         return f"{count} blocks are more than {MAX_BLOCKS}"
@@ -51,16 +63,21 @@ def select(
 ) -> jax.Array:
     """Numbers of the best blocks, int32 [B, T, K, n]; arguments as for ``reference.scores``."""
     batch, length, _, head_dim = q.shape
-    kv_heads, block_q, columns, parts = k.shape[2], tuning.block_q, tuning.columns, len(selection.shares)
+    kv_heads = k.shape[2]
+    block_q = tuning.block_q
+    columns = tuning.columns
+    parts = len(selection.shares)
     estimate = flash.estimate(cost(q.shape, k.shape, k.dtype.itemsize, selection, tuning))
     forced = jnp.stack([pad(x, block_q) for x in edges(q_tokens, heads, selection)], axis=-1)
     forced = forced.reshape(batch, -1, block_q, 2)
     k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, columns)
     q_tokens = pad_tokens(q_tokens, block_q)
     lists, _ = visits(q_tokens, k_tokens, block_q, columns * (parts + 1), None)
-    q_fields, k_fields = flash.token_columns(q_tokens, block_q), flash.token_rows(k_tokens, columns * (parts + 1))
+    q_fields = flash.token_columns(q_tokens, block_q)
+    k_fields = flash.token_rows(k_tokens, columns * (parts + 1))
     sums = flash.to_rows([jnp.where(jnp.isneginf(lse), NOTHING, lse)], kv_heads, block_q)
-    q, k = flash.to_blocks(q, kv_heads, block_q), flash.to_blocks(k, kv_heads, columns * parts)
+    q = flash.to_blocks(q, kv_heads, block_q)
+    k = flash.to_blocks(k, kv_heads, columns * parts)
     blocks, rows, lanes = q.shape[2:]
     picks = pl.pallas_call(
         functools.partial(_kernel, scale=head_dim**-0.5, selection=selection),
@@ -74,7 +91,9 @@ def select(
             *flash.in_hbm(2),
         ],
         out_specs=flash.block_spec(selection.picks, block_q),
-        out_shape=jax.ShapeDtypeStruct((batch, kv_heads, blocks, selection.picks, block_q), jnp.int32),
+        out_shape=jax.ShapeDtypeStruct(
+            (batch, kv_heads, blocks, selection.picks, block_q), jnp.int32
+        ),
         scratch_shapes=[
             pltpu.VMEM((2, *k.shape[3:]), k.dtype),
             pltpu.VMEM((2, *k_fields.shape[2:]), jnp.int32),
@@ -86,12 +105,28 @@ def select(
         cost_estimate=estimate,
         name="compressed_select",
     )(lists[:, :, None], q, sums, q_fields, forced, k, k_fields)
-    picks = picks.transpose(0, 2, 4, 1, 3).reshape(batch, blocks * block_q, kv_heads, selection.picks)
+    picks = picks.transpose(0, 2, 4, 1, 3).reshape(
+        batch, blocks * block_q, kv_heads, selection.picks
+    )
     return picks[:, :length]
 
 
 def _kernel(
-    lists, q, sums, q_tok, forced, k, k_tok, picks, k_two, tok_two, scores, semaphores, *, scale, selection: Selection
+    lists,
+    q,
+    sums,
+    q_tok,
+    forced,
+    k,
+    k_tok,
+    picks,
+    k_two,
+    tok_two,
+    scores,
+    semaphores,
+    *,
+    scale,
+    selection: Selection,
 ):
     block_q, columns = scores.shape[1:]
     grouped = (-1, block_q, columns)
@@ -121,7 +156,9 @@ def _kernel(
 
 
 def _best(scores, count: int):
-    """Numbers of the best blocks, int32 [block_q, LANES], of scores [J / C, block_q, C], which it uses up."""
+    """Numbers of the best blocks, int32 [block_q, LANES], of scores [J / C, block_q, C], which it
+    uses up.
+    """
     tiles, block_q, columns = scores.shape
     count = min(count, tiles * columns)
     lane = jax.lax.broadcasted_iota(jnp.int32, (block_q, columns), 1)
@@ -136,7 +173,9 @@ def _best(scores, count: int):
             scores[tile] = left
             return jnp.maximum(best, left)
 
-        best = jax.lax.fori_loop(0, tiles, highest, jnp.full((block_q, columns), UNSEEN, jnp.float32))
+        best = jax.lax.fori_loop(
+            0, tiles, highest, jnp.full((block_q, columns), UNSEEN, jnp.float32)
+        )
         best = jnp.max(best, axis=1, keepdims=True)
 
         def lowest(tile, number):

@@ -1,8 +1,9 @@
 """Attention in blocks with a differentiable log-sum-exp, on TPU, GPU or as plain jnp.
 
-FlashAttention-2 (2307.08691) over the blocks that ``may_see`` leaves. Departures: who sees whom comes from tokens'
-fields and not from positions, and the log-sum-exp is a result with a gradient of its own: its cotangent enters the
-backward pass by delta = rowsum(d_out * out) - d_lse, so that results over different keys may be merged and trained.
+FlashAttention-2 (2307.08691) over the blocks that ``may_see`` leaves. Departures: who sees whom
+comes from tokens' fields and not from positions, and the log-sum-exp is a result with a gradient of
+its own: its cotangent enters the backward pass by delta = rowsum(d_out * out) - d_lse, so that
+results over different keys may be merged and trained.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
 """
@@ -24,7 +25,8 @@ from pallas_kernels.tokens import Tokens
 from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
-# What stands for the log-sum-exp of a query that sees nothing in the backward pass: every weight is then 0.
+# What stands for the log-sum-exp of a query that sees nothing in the backward pass: every weight is
+# then 0.
 NOTHING = 1e30
 
 
@@ -41,24 +43,35 @@ def flash_attention(
     interpret: Any = False,
     fallback: Callable[[], tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over k, v [B, S, K, H], scores scaled by 1/sqrt(H), softmax in float32.
+    """Softmax attention of q [B, T, N, H] over k, v [B, S, K, H], scores scaled by 1/sqrt(H),
+    softmax in float32.
 
-    q_tokens [B, T] and k_tokens [B, S] say who sees whom; window: see ``tokens.visible``. Query head n reads key/value
-    head n // (N / K). implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and the
-    input. tuning: block sizes, None for the heuristic's. interpret: False, or the interpreter's parameters
-    (``pltpu.InterpretParams``, ``plgpu.InterpretGPUParams``), with a named implementation. fallback: what to do instead
-    of the reference.
+    q_tokens [B, T] and k_tokens [B, S] say who sees whom; window: see ``tokens.visible``. Query
+    head n reads key/value head n // (N / K). implementation: "tpu", "gpu", "reference", or None for
+    the one that suits the backend and the input. tuning: block sizes, None for the heuristic's.
+    interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
+    ``plgpu.InterpretGPUParams``), with a named implementation. fallback: what to do instead of the
+    reference.
 
-    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64 reference), differentiable
-    in q, k and v through both. A query that sees no key has out 0 and lse -inf. Raises ValueError for shapes that do
-    not fit, and for a named implementation that cannot run.
+    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64
+    reference), differentiable in q, k and v through both. A query that sees no key has out 0 and
+    lse -inf. Raises ValueError for shapes that do not fit, and for a named implementation that
+    cannot run.
     """
     _check_shapes(q, k, v, q_tokens, k_tokens)
-    implementation = choose(implementation, [*KERNELS], lambda name: obstacle(name, q, k, v, interpret), interpret)
+    implementation = choose(
+        implementation, [*KERNELS], lambda name: obstacle(name, q, k, v, interpret), interpret
+    )
     if implementation == REFERENCE:
-        return fallback() if fallback else reference.attention(q, k, v, q_tokens, k_tokens, window=window)
+        return (
+            fallback()
+            if fallback
+            else reference.attention(q, k, v, q_tokens, k_tokens, window=window)
+        )
     tuning = tuning or _sizes(device(implementation), q.shape[2] // k.shape[2], q.shape[3])
-    return _attention(q, k, v, q_tokens, k_tokens, _Options(implementation, window, tuning, interpret))
+    return _attention(
+        q, k, v, q_tokens, k_tokens, _Options(implementation, window, tuning, interpret)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +106,8 @@ def _backward(options: _Options, residuals, cotangents):
     d_out, d_lse = cotangents
     seen = jnp.isfinite(lse)
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
-    delta, lse = jnp.where(seen, delta, 0.0), jnp.where(seen, lse, NOTHING)
+    delta = jnp.where(seen, delta, 0.0)
+    lse = jnp.where(seen, lse, NOTHING)
     arguments = (q, k, v, q_tokens, k_tokens, lse, delta, d_out)
     dk, dv = options.kernel("backward_kv")(*arguments)
     return options.kernel("backward_q")(*arguments), dk, dv, None, None
@@ -107,15 +121,24 @@ def _sizes(on: str, groups: int, head_dim: int) -> TuningConfig:
 
 
 def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
-    num_heads, num_kv_heads = q.shape[2], k.shape[2]
+    num_heads = q.shape[2]
+    num_kv_heads = k.shape[2]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
     if k.shape != v.shape or q.shape[::3] != k.shape[::3]:
-        raise ValueError(f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with values")
+        raise ValueError(
+            f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with "
+            "values"
+        )
     if q_tokens.shape != q.shape[:2] or k_tokens.shape != k.shape[:2]:
-        raise ValueError(f"{q_tokens.shape=} and {k_tokens.shape=} must be the first two of {q.shape=} and {k.shape=}")
+        raise ValueError(
+            f"{q_tokens.shape=} and {k_tokens.shape=} must be the first two of {q.shape=} and "
+            f"{k.shape=}"
+        )
     if (q_tokens.limits is None) != (k_tokens.limits is None):
-        raise ValueError(f"{q_tokens.limits=} and {k_tokens.limits=} must both be given or both be None")
+        raise ValueError(
+            f"{q_tokens.limits=} and {k_tokens.limits=} must both be given or both be None"
+        )
 
 
 def obstacle(name: str, q, k, v, interpret) -> str | None:

@@ -1,9 +1,11 @@
-"""Attention in blocks on GPU (Mosaic GPU), as FlashAttention-2 (2307.08691) orders it, forward and backward.
+"""Attention in blocks on GPU (Mosaic GPU), as FlashAttention-2 (2307.08691) orders it, forward and
+backward.
 
-A thread block holds one block of queries of one head in the warpgroups that compute, and goes through the listed key
-blocks, which another warpgroup copies into a ring of shared memory. Keys' gradients go the other way round: a thread
-block holds a block of keys and goes through the query blocks that may see it, for every query head of the key's head,
-with transposed scores, so that every sum stays in one thread block. ``matrix_units`` multiplies on either generation.
+A thread block holds one block of queries of one head in the warpgroups that compute, and goes
+through the listed key blocks, which another warpgroup copies into a ring of shared memory. Keys'
+gradients go the other way round: a thread block holds a block of keys and goes through the query
+blocks that may see it, for every query head of the key's head, with transposed scores, so that
+every sum stays in one thread block. ``matrix_units`` multiplies on either generation.
 
 Head sizes are padded to a multiple of 64.
 
@@ -63,13 +65,20 @@ def forward(
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K, H]."""
-    shape, dtype = q.shape, v.dtype
+    """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K,
+    H].
+    """
+    shape = q.shape
+    dtype = v.dtype
     plan = _plan(q, k, "block_q", "block_kv", tuning, window, interpret)
-    q_tokens, k_tokens = pad_tokens(q_tokens, plan.block_q), pad_tokens(k_tokens, plan.block_kv)
+    q_tokens = pad_tokens(q_tokens, plan.block_q)
+    k_tokens = pad_tokens(k_tokens, plan.block_kv)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
-    q_fields, k_fields = token_rows(q_tokens), blocked(token_rows(k_tokens), plan.block_kv)
-    q, k, v = pad_heads(q, plan.block_q), pad_heads(k, plan.block_kv), pad_heads(v, plan.block_kv)
+    q_fields = token_rows(q_tokens)
+    k_fields = blocked(token_rows(k_tokens), plan.block_kv)
+    q = pad_heads(q, plan.block_q)
+    k = pad_heads(k, plan.block_kv)
+    v = pad_heads(v, plan.block_kv)
     batch, length, heads, lanes = q.shape
     unit = UNITS[plan.unit]
     out, lse = plgpu.kernel(
@@ -93,15 +102,24 @@ def forward(
     return out[:, : shape[1], :, : shape[3]], lse[:, :, : shape[1]].swapaxes(1, 2)
 
 
-def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False) -> jax.Array:
-    """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing has lse +large."""
-    shape, dtype = q.shape, q.dtype
+def backward_q(
+    q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False
+) -> jax.Array:
+    """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing
+    has lse +large.
+    """
+    shape = q.shape
+    dtype = q.dtype
     plan = _plan(q, k, "block_q_dq", "block_kv_dq", tuning, window, interpret)
-    q_tokens, k_tokens = pad_tokens(q_tokens, plan.block_q), pad_tokens(k_tokens, plan.block_kv)
+    q_tokens = pad_tokens(q_tokens, plan.block_q)
+    k_tokens = pad_tokens(k_tokens, plan.block_kv)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
-    q_fields, k_fields = token_rows(q_tokens), blocked(token_rows(k_tokens), plan.block_kv)
-    q, d_out = pad_heads(q, plan.block_q), pad_heads(d_out.astype(dtype), plan.block_q)
-    k, v = pad_heads(k, plan.block_kv), pad_heads(v, plan.block_kv)
+    q_fields = token_rows(q_tokens)
+    k_fields = blocked(token_rows(k_tokens), plan.block_kv)
+    q = pad_heads(q, plan.block_q)
+    d_out = pad_heads(d_out.astype(dtype), plan.block_q)
+    k = pad_heads(k, plan.block_kv)
+    v = pad_heads(v, plan.block_kv)
     batch, length, heads, lanes = q.shape
     unit = UNITS[plan.unit]
     dq = plgpu.kernel(
@@ -126,13 +144,18 @@ def backward_kv(
     q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
     """(dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
-    shape, dtype = k.shape, k.dtype
+    shape = k.shape
+    dtype = k.dtype
     plan = _plan(q, k, "block_kv_dkv", "block_q_dkv", tuning, window, interpret)
-    q_tokens, k_tokens = pad_tokens(q_tokens, plan.block_q), pad_tokens(k_tokens, plan.block_kv)
+    q_tokens = pad_tokens(q_tokens, plan.block_q)
+    k_tokens = pad_tokens(k_tokens, plan.block_kv)
     _, lists = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
-    q_fields, k_fields = blocked(token_rows(q_tokens), plan.block_q), token_rows(k_tokens)
-    q, d_out = pad_heads(q, plan.block_q), pad_heads(d_out.astype(dtype), plan.block_q)
-    k, v = pad_heads(k, plan.block_kv), pad_heads(v, plan.block_kv)
+    q_fields = blocked(token_rows(q_tokens), plan.block_q)
+    k_fields = token_rows(k_tokens)
+    q = pad_heads(q, plan.block_q)
+    d_out = pad_heads(d_out.astype(dtype), plan.block_q)
+    k = pad_heads(k, plan.block_kv)
+    v = pad_heads(v, plan.block_kv)
     batch, length, kv_heads, lanes = k.shape
     unit = UNITS[plan.unit]
     sums = blocked(_sums(lse, delta, plan), plan.block_q)
@@ -155,7 +178,7 @@ def backward_kv(
     return dk[:, : shape[1], :, : shape[3]], dv[:, : shape[1], :, : shape[3]]
 
 
-# --- Kernels ---------------------------------------------------------------------------------------------------------
+# --- Kernels --------------------------------------------------------------------------------------
 
 
 def _forward_kernel(
@@ -164,7 +187,8 @@ def _forward_kernel(
 ):  # fmt: skip
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
-    count, whole = lists[row, block, 0], lists[row, block, 1]
+    count = lists[row, block, 0]
+    whole = lists[row, block, 1]
 
     def compute():
         own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
@@ -174,15 +198,23 @@ def _forward_kernel(
 
         def visit(slot, carry, masked):
             top, total, acc = carry
-            scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+            scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (
+                plan.scale * LOG2_E
+            )
             if masked:
                 keys = load_fields(tok_ring.at[slot], unit.layout.reduce(0))
-                scores = jnp.where(mask(queries, keys, scores.shape, 0, plan.window), scores, MASKED)
+                scores = jnp.where(
+                    mask(queries, keys, scores.shape, 0, plan.window), scores, MASKED
+                )
             new_top = jnp.maximum(top, scores.max(axis=1))
             weights = jnp.exp2(scores - spread(new_top, scores.shape, 0))
             shrink = jnp.exp2(top - new_top)
             total = total * shrink + weights.sum(axis=1)
-            return new_top, total, unit.shrink_and_add(acc, shrink, weights.astype(v_ring.dtype), v_ring.at[slot])
+            return (
+                new_top,
+                total,
+                unit.shrink_and_add(acc, shrink, weights.astype(v_ring.dtype), v_ring.at[slot]),
+            )
 
         # above MASKED, so that a masked score weighs nothing even before a visible key was met
         column = unit.layout.reduce(1)
@@ -201,7 +233,8 @@ def _forward_kernel(
         plgpu.copy_smem_to_gmem(lse_own.at[wg], lse.at[row, head, own])
         plgpu.wait_smem_to_gmem(0)
 
-    sources, rings = _key_sources(lists, k, v, k_tok, plan), (k_ring, v_ring, tok_ring)
+    sources = _key_sources(lists, k, v, k_tok, plan)
+    rings = (k_ring, v_ring, tok_ring)
     split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
 
 
@@ -211,7 +244,8 @@ def _backward_q_kernel(
 ):  # fmt: skip
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
-    count, whole = lists[row, block, 0], lists[row, block, 1]
+    count = lists[row, block, 0]
+    whole = lists[row, block, 1]
 
     def compute():
         own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
@@ -220,15 +254,20 @@ def _backward_q_kernel(
         plgpu.barrier_wait(loaded.at[wg])
         queries = load_fields(q_tok.at[row, :, own], unit.layout.reduce(1))
         lse, delta = (
-            plgpu.load(sums.at[row, head, i, own], layout=unit.layout.reduce(1), optimized=False) for i in range(2)
+            plgpu.load(sums.at[row, head, i, own], layout=unit.layout.reduce(1), optimized=False)
+            for i in range(2)
         )
         lse = lse * LOG2_E
 
         def visit(slot, acc, masked):
-            scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+            scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (
+                plan.scale * LOG2_E
+            )
             if masked:
                 keys = load_fields(tok_ring.at[slot], unit.layout.reduce(0))
-                scores = jnp.where(mask(queries, keys, scores.shape, 0, plan.window), scores, MASKED)
+                scores = jnp.where(
+                    mask(queries, keys, scores.shape, 0, plan.window), scores, MASKED
+                )
             weights = jnp.exp2(scores - spread(lse, scores.shape, 0))
             d_weights = unit.product(d_own.at[wg], v_ring.at[slot].transpose((1, 0)))
             d_scores = weights * (d_weights - spread(delta, scores.shape, 0))
@@ -240,7 +279,8 @@ def _backward_q_kernel(
         plgpu.copy_smem_to_gmem(q_own.at[wg], dq.at[row, own, head])
         plgpu.wait_smem_to_gmem(0)
 
-    sources, rings = _key_sources(lists, k, v, k_tok, plan), (k_ring, v_ring, tok_ring)
+    sources = _key_sources(lists, k, v, k_tok, plan)
+    rings = (k_ring, v_ring, tok_ring)
     split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
 
 
@@ -250,7 +290,8 @@ def _backward_kv_kernel(
 ):  # fmt: skip
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
-    count, whole = lists[row, block, 0] * plan.groups, lists[row, block, 1] * plan.groups
+    count = lists[row, block, 0] * plan.groups
+    whole = lists[row, block, 1] * plan.groups
 
     def sources(step):
         at = lists[row, block, 2 + jax.lax.div(step, jnp.int32(plan.groups))]
@@ -268,19 +309,26 @@ def _backward_kv_kernel(
         def visit(slot, carry, masked):
             dk_acc, dv_acc = carry
             lse, delta = (
-                plgpu.load(sums_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False) for i in range(2)
+                plgpu.load(sums_ring.at[slot, i], layout=unit.layout.reduce(0), optimized=False)
+                for i in range(2)
             )
-            scores = unit.product(k_own.at[wg], q_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+            scores = unit.product(k_own.at[wg], q_ring.at[slot].transpose((1, 0))) * (
+                plan.scale * LOG2_E
+            )
             if masked:
                 queries = load_fields(tok_ring.at[slot], unit.layout.reduce(0))
-                scores = jnp.where(mask(queries, keys, scores.shape, 1, plan.window), scores, MASKED)
+                scores = jnp.where(
+                    mask(queries, keys, scores.shape, 1, plan.window), scores, MASKED
+                )
             weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 1))
             dv_acc = unit.add(dv_acc, weights.astype(d_ring.dtype), d_ring.at[slot], 1)
             d_weights = unit.product(v_own.at[wg], d_ring.at[slot].transpose((1, 0)))
             d_scores = weights * (d_weights - spread(delta, scores.shape, 1))
             return unit.add(dk_acc, d_scores.astype(q_ring.dtype), q_ring.at[slot], 0), dv_acc
 
-        dk_acc, dv_acc = consume(count, whole, filled, emptied, visit, (unit.zero(0), unit.zero(1)), plan.steps)
+        dk_acc, dv_acc = consume(
+            count, whole, filled, emptied, visit, (unit.zero(0), unit.zero(1)), plan.steps
+        )
         k_own.at[wg][...] = (unit.value(dk_acc, 0) * plan.scale).astype(k_own.dtype)
         v_own.at[wg][...] = unit.value(dv_acc, 1).astype(v_own.dtype)
         plgpu.commit_smem()
@@ -293,12 +341,18 @@ def _backward_kv_kernel(
 
 
 def _key_sources(lists, k, v, k_tok, plan: _Plan):
-    """What a block of queries copies at each step: keys, values and tokens of the next block on its list."""
+    """What a block of queries copies at each step: keys, values and tokens of the next block on its
+    list.
+    """
     row, head, block = (jax.lax.axis_index(name) for name in ("row", "head", "block"))
 
     def sources(step):
         at = lists[row, block, 2 + step]
-        keys = (row, pl.ds(at * plan.block_kv, plan.block_kv), jax.lax.div(head, jnp.int32(plan.groups)))
+        keys = (
+            row,
+            pl.ds(at * plan.block_kv, plan.block_kv),
+            jax.lax.div(head, jnp.int32(plan.groups)),
+        )
         return k.at[keys], v.at[keys], k_tok.at[row, at]
 
     return sources
@@ -306,23 +360,40 @@ def _key_sources(lists, k, v, k_tok, plan: _Plan):
 
 def load_fields(ref, layout) -> Tokens:
     """Fields in registers, of a reference [fields, tokens]."""
-    return Tokens(*(plgpu.load(ref.at[i], layout=layout, optimized=False) for i in range(ref.shape[0])))
+    return Tokens(
+        *(plgpu.load(ref.at[i], layout=layout, optimized=False) for i in range(ref.shape[0]))
+    )
 
 
-def mask(queries: Tokens, keys: Tokens, shape: tuple[int, ...], query_axis: int, window: int | None = None):
-    """Who sees whom of queries, whose fields lie along ``query_axis`` of scores of this shape, and of keys."""
+def mask(
+    queries: Tokens,
+    keys: Tokens,
+    shape: tuple[int, ...],
+    query_axis: int,
+    window: int | None = None,
+):
+    """Who sees whom of queries, whose fields lie along ``query_axis`` of scores of this shape, and
+    of keys.
+    """
     queries = queries.map(lambda x: spread(x, shape, query_axis))
     return sees(queries, keys.map(lambda x: spread(x, shape, 1 - query_axis)), window)
 
 
-# --- How arrays lie in memory ----------------------------------------------------------------------------------------
+# --- How arrays lie in memory ---------------------------------------------------------------------
 
 
-def _plan(q, k, held: str, streamed: str, tuning: TuningConfig, window: int | None, interpret) -> _Plan:
-    """The plan of a kernel; held, streamed: the tuning's names of the blocks it holds and goes through."""
-    unit, sizes = UNITS[tuning.matrix_unit], dataclasses.asdict(tuning)
+def _plan(
+    q, k, held: str, streamed: str, tuning: TuningConfig, window: int | None, interpret
+) -> _Plan:
+    """The plan of a kernel; held, streamed: the tuning's names of the blocks it holds and goes
+    through.
+    """
+    unit = UNITS[tuning.matrix_unit]
+    sizes = dataclasses.asdict(tuning)
     if sizes[held] != unit.tile * unit.compute:
-        raise ValueError(f"{held}={sizes[held]} must be {unit.tile * unit.compute} for {tuning.matrix_unit}")
+        raise ValueError(
+            f"{held}={sizes[held]} must be {unit.tile * unit.compute} for {tuning.matrix_unit}"
+        )
     if sizes[streamed] % 64:
         raise ValueError(f"{streamed}={sizes[streamed]} must be a multiple of 64")
     block_q, block_kv = (sizes[name] for name in sorted((held, streamed), reverse=True))

@@ -1,11 +1,14 @@
-"""Attention in blocks on TPU (Mosaic), as FlashAttention-2 (2307.08691) orders it, forward and backward.
+"""Attention in blocks on TPU (Mosaic), as FlashAttention-2 (2307.08691) orders it, forward and
+backward.
 
-A grid step holds one block of queries with all query heads of one key/value head, and goes through the list of the key
-blocks that it may see. The list lies in scalar memory for the length of the step; the blocks are fetched from HBM two
-at a time, so nothing is read that no query of the block may see. Keys' gradients go the other way round, through the
-query blocks that may see a key block, with transposed scores, so that every sum stays in one grid step.
+A grid step holds one block of queries with all query heads of one key/value head, and goes through
+the list of the key blocks that it may see. The list lies in scalar memory for the length of the
+step; the blocks are fetched from HBM two at a time, so nothing is read that no query of the block
+may see. Keys' gradients go the other way round, through the query blocks that may see a key block,
+with transposed scores, so that every sum stays in one grid step.
 
-Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size, R = G block_q rows.
+Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size, R =
+G block_q rows.
 """
 
 from __future__ import annotations
@@ -37,7 +40,11 @@ ELSEWHERE = "no kernel for this TPU"
 def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str | None:
     """Why q [B, T, N, H] and k [B, S, K, H] of these shapes cannot be attended, or None."""
     groups = q_shape[2] // k_shape[2]
-    return None if groups <= MAX_GROUPS else f"{groups} query heads share a key/value head, more than {MAX_GROUPS}"
+    return (
+        None
+        if groups <= MAX_GROUPS
+        else f"{groups} query heads share a key/value head, more than {MAX_GROUPS}"
+    )
 
 
 def forward(
@@ -51,14 +58,22 @@ def forward(
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K, H]."""
+    """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K,
+    H].
+    """
     batch, length, heads, head_dim = q.shape
-    kv_heads, block_q, block_kv = k.shape[2], tuning.block_q, tuning.block_kv
+    kv_heads = k.shape[2]
+    block_q = tuning.block_q
+    block_kv = tuning.block_kv
     q_tokens, k_tokens = (pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
     shapes = (q.shape, k.shape)
     lists, _ = visits(q_tokens, k_tokens, block_q, block_kv, window)
-    q_fields, k_fields = token_columns(q_tokens, block_q), token_rows(k_tokens, block_kv)
-    q, k, v = (to_blocks(*x) for x in ((q, kv_heads, block_q), (k, kv_heads, block_kv), (v, kv_heads, block_kv)))
+    q_fields = token_columns(q_tokens, block_q)
+    k_fields = token_rows(k_tokens, block_kv)
+    q, k, v = (
+        to_blocks(*x)
+        for x in ((q, kv_heads, block_q), (k, kv_heads, block_kv), (v, kv_heads, block_kv))
+    )
     blocks, rows, lanes = q.shape[2:]
     out, lse = pl.pallas_call(
         functools.partial(_forward_kernel, scale=head_dim**-0.5, window=window),
@@ -87,14 +102,21 @@ def forward(
     return from_blocks(out, block_q, (batch, length, heads, head_dim)), lse
 
 
-def backward_q(q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False) -> jax.Array:
-    """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing has lse +large."""
+def backward_q(
+    q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False
+) -> jax.Array:
+    """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing
+    has lse +large.
+    """
     batch, length, heads, head_dim = q.shape
-    kv_heads, block_q, block_kv = k.shape[2], tuning.block_q_dq, tuning.block_kv_dq
+    kv_heads = k.shape[2]
+    block_q = tuning.block_q_dq
+    block_kv = tuning.block_kv_dq
     q_tokens, k_tokens = (pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
     shapes = (q.shape, k.shape)
     lists, _ = visits(q_tokens, k_tokens, block_q, block_kv, window)
-    q_fields, k_fields = token_columns(q_tokens, block_q), token_rows(k_tokens, block_kv)
+    q_fields = token_columns(q_tokens, block_q)
+    k_fields = token_rows(k_tokens, block_kv)
     sums = to_rows([lse, delta], kv_heads, block_q)
     q, d_out = (to_blocks(x, kv_heads, block_q) for x in (q, d_out.astype(q.dtype)))
     k, v = (to_blocks(x, kv_heads, block_kv) for x in (k, v))
@@ -132,11 +154,13 @@ def backward_kv(
 ) -> tuple[jax.Array, jax.Array]:
     """(dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
     batch, length, kv_heads, head_dim = k.shape
-    block_q, block_kv = tuning.block_q_dkv, tuning.block_kv_dkv
+    block_q = tuning.block_q_dkv
+    block_kv = tuning.block_kv_dkv
     q_tokens, k_tokens = (pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
     shapes = (q.shape, k.shape)
     _, lists = visits(q_tokens, k_tokens, block_q, block_kv, window)
-    q_fields, k_fields = token_rows(q_tokens, block_q), token_columns(k_tokens, block_kv)
+    q_fields = token_rows(q_tokens, block_q)
+    k_fields = token_columns(k_tokens, block_kv)
     sums = to_rows([lse, delta], kv_heads, block_q)
     q, d_out = (to_blocks(x, kv_heads, block_q) for x in (q, d_out.astype(q.dtype)))
     k, v = (to_blocks(x, kv_heads, block_kv) for x in (k, v))
@@ -171,11 +195,28 @@ def backward_kv(
     return dk, dv
 
 
-# --- Kernels ---------------------------------------------------------------------------------------------------------
+# --- Kernels --------------------------------------------------------------------------------------
 
 
 def _forward_kernel(
-    lists, q, q_tok, k, v, k_tok, out, lse, k_two, v_two, tok_two, top, total, acc, semaphores, *, scale, window
+    lists,
+    q,
+    q_tok,
+    k,
+    v,
+    k_tok,
+    out,
+    lse,
+    k_two,
+    v_two,
+    tok_two,
+    top,
+    total,
+    acc,
+    semaphores,
+    *,
+    scale,
+    window,
 ):
     # above MASKED, so that a masked score weighs nothing even before a visible key was met
     top[...] = jnp.full(top.shape, MASKED / 2, jnp.float32)
@@ -201,7 +242,23 @@ def _forward_kernel(
 
 
 def _backward_q_kernel(
-    lists, q, d_out, sums, q_tok, k, v, k_tok, dq, k_two, v_two, tok_two, acc, semaphores, *, scale, window
+    lists,
+    q,
+    d_out,
+    sums,
+    q_tok,
+    k,
+    v,
+    k_tok,
+    dq,
+    k_two,
+    v_two,
+    tok_two,
+    acc,
+    semaphores,
+    *,
+    scale,
+    window,
 ):
     acc[...] = jnp.zeros(acc.shape, jnp.float32)
     lse, delta = (to_sublanes(sums[0, 0, 0, i : i + 1]) for i in range(2))
@@ -255,23 +312,37 @@ def _backward_kv_kernel(
         d_scores = weights * (d_weights - delta)
         dk_acc[...] += dot(d_scores.astype(q_two.dtype), q_two[slot], ((1,), (0,)))
 
-    stream(lists, ((q, q_two), (d_out, d_out_two), (sums, sums_two)), (q_tok, tok_two), semaphores, visit)
+    stream(
+        lists,
+        ((q, q_two), (d_out, d_out_two), (sums, sums_two)),
+        (q_tok, tok_two),
+        semaphores,
+        visit,
+    )
     dk[0, 0, 0] = (dk_acc[...] * scale).astype(dk.dtype)
     dv[0, 0, 0] = dv_acc[...].astype(dv.dtype)
 
 
 def stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:
-    """Calls visit(block, slot, masked) for each listed one, its arrays in ``slot`` of buffers as the next are fetched.
+    """Calls visit(block, slot, masked) for each listed one, its arrays in ``slot`` of buffers as
+    the next are fetched.
 
-    arrays: (all of it [B, K, blocks, ...], buffer [2, ...]) pairs; tokens: such a pair without heads.
+    arrays: (all of it [B, K, blocks, ...], buffer [2, ...]) pairs; tokens: such a pair without
+    heads.
     """
-    row, head, count, whole = pl.program_id(0), pl.program_id(1), lists[0, 0, 0, 0], lists[0, 0, 0, 1]
+    row = pl.program_id(0)
+    head = pl.program_id(1)
+    count = lists[0, 0, 0, 0]
+    whole = lists[0, 0, 0, 1]
 
     def copies(step):
-        at, slot = lists[0, 0, 0, 2 + step], step % 2
+        at = lists[0, 0, 0, 2 + step]
+        slot = step % 2
         pairs = [(source.at[row, head, at], buffer.at[slot]) for source, buffer in arrays]
         pairs.append((tokens[0].at[row, at], tokens[1].at[slot]))
-        return [pltpu.make_async_copy(*pair, semaphores.at[slot, i]) for i, pair in enumerate(pairs)]
+        return [
+            pltpu.make_async_copy(*pair, semaphores.at[slot, i]) for i, pair in enumerate(pairs)
+        ]
 
     def start(step):
         for copy in copies(step):
@@ -295,7 +366,9 @@ def stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:
 
 
 def _mask_queries(scores, q_tok, k_tok, window):
-    """Scores [R, block_kv] with what is not seen MASKED; q_tok [1, 1, block_q, fields], k_tok [fields, block_kv]."""
+    """Scores [R, block_kv] with what is not seen MASKED; q_tok [1, 1, block_q, fields], k_tok
+    [fields, block_kv].
+    """
     mask = sees(from_columns(q_tok), from_rows(k_tok), window)
     grouped = scores.reshape(-1, *mask.shape)
     return jnp.where(mask[None], grouped, MASKED).reshape(scores.shape)
@@ -320,7 +393,9 @@ def from_rows(ref) -> Tokens:
 
 def dot(a, b, contract):
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jax.lax.dot_general(a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32
+    )
 
 
 def _to_lanes(column):
@@ -333,11 +408,13 @@ def to_sublanes(row):
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
 
 
-# --- How arrays lie in memory ----------------------------------------------------------------------------------------
+# --- How arrays lie in memory ---------------------------------------------------------------------
 
 
 def params() -> pltpu.CompilerParams:
-    return pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel"), vmem_limit_bytes=VMEM_LIMIT)
+    return pltpu.CompilerParams(
+        dimension_semantics=("parallel", "parallel", "parallel"), vmem_limit_bytes=VMEM_LIMIT
+    )
 
 
 def estimate(cost: Cost) -> pl.CostEstimate:
@@ -345,7 +422,9 @@ def estimate(cost: Cost) -> pl.CostEstimate:
 
 
 def list_spec(lists: jax.Array) -> pl.BlockSpec:
-    return pl.BlockSpec((1, 1, 1, lists.shape[-1]), lambda b, h, i: (b, i, 0, 0), memory_space=pltpu.SMEM)
+    return pl.BlockSpec(
+        (1, 1, 1, lists.shape[-1]), lambda b, h, i: (b, i, 0, 0), memory_space=pltpu.SMEM
+    )
 
 
 def block_spec(rows: int, lanes: int) -> pl.BlockSpec:

@@ -1,11 +1,12 @@
-"""Attention of few new tokens to the pages of a KV cache, on TPU, GPU or as plain jnp: all pages, or those picked.
+"""Attention of few new tokens to the pages of a KV cache, on TPU, GPU or as plain jnp: all pages,
+or those picked.
 
-Only pages that some query needs are read, once for all query heads that share them: decoding is bound by what is read.
-A row's pages are attended to in splits, side by side, whose results merge by their log-sum-exps (Flash-Decoding, Dao et
-al. 2023), so that a batch of one fills a device too.
+Only pages that some query needs are read, once for all query heads that share them: decoding is
+bound by what is read. A row's pages are attended to in splits, side by side, whose results merge by
+their log-sum-exps (Flash-Decoding, Dao et al. 2023), so that a batch of one fills a device too.
 
-Dimensions: B rows, T queries, P pages of a table, N query heads, K key/value heads, G = N / K, H head size, C lists of
-picks per query (K or N), n picks.
+Dimensions: B rows, T queries, P pages of a table, N query heads, K key/value heads, G = N / K, H
+head size, C lists of picks per query (K or N), n picks.
 """
 
 from __future__ import annotations
@@ -39,26 +40,35 @@ def paged_attention(
     tuning: TuningConfig | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over rows of pages, scores scaled by 1/sqrt(H), softmax in float32.
+    """Softmax attention of q [B, T, N, H] over rows of pages, scores scaled by 1/sqrt(H), softmax
+    in float32.
 
-    k_pages, v_pages: [pages, K, page, H], keys rotated as q is. tables: int32 [B, P], the pages of a row, -1 for none.
-    q_places: int32 [B, T], the place of each query in its row's sequence, consecutive, then -1 for padding.
-    lengths: int32 [B], tokens of a row. A query at place t sees places s <= t, s > t - window, s < lengths; what
-    other places of a page hold, be it NaN, counts as nothing. Query head n reads key/value head n // (N / K).
+    k_pages, v_pages: [pages, K, page, H], keys rotated as q is. tables: int32 [B, P], the pages of
+    a row, -1 for none. q_places: int32 [B, T], the place of each query in its row's sequence,
+    consecutive, then -1 for padding. lengths: int32 [B], tokens of a row. A query at place t sees
+    places s <= t, s > t - window, s < lengths; what other places of a page hold, be it NaN, counts
+    as nothing. Query head n reads key/value head n // (N / K).
 
-    implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and the input. tuning: None
-    for the heuristic's. interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
-    ``plgpu.InterpretGPUParams``), with a named implementation.
+    implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and the
+    input. tuning: None for the heuristic's. interpret: False, or the interpreter's parameters
+    (``pltpu.InterpretParams``, ``plgpu.InterpretGPUParams``), with a named implementation.
 
-    Returns (out [B, T, N, H] in q's dtype, lse [B, T, N] float32, or float64 from a float64 reference). A query that
-    sees no key has out 0 and lse -inf. Both are differentiable in q, k_pages and v_pages; the backward pass is the
-    reference's in XLA, with the pages side by side, since a decode step is seldom trained through. Raises ValueError
-    for shapes that do not fit, and for a named implementation that cannot run.
+    Returns (out [B, T, N, H] in q's dtype, lse [B, T, N] float32, or float64 from a float64
+    reference). A query that sees no key has out 0 and lse -inf. Both are differentiable in q,
+    k_pages and v_pages; the backward pass is the reference's in XLA, with the pages side by side,
+    since a decode step is seldom trained through. Raises ValueError for shapes that do not fit, and
+    for a named implementation that cannot run.
     """
     _check_shapes(q, k_pages, v_pages, tables, q_places, lengths)
-    options = _options(q, k_pages, v_pages, tables.shape[1], None, window, implementation, tuning, interpret)
+    options = _options(
+        q, k_pages, v_pages, tables.shape[1], None, window, implementation, tuning, interpret
+    )
     arguments = (q, k_pages, v_pages, None, tables, q_places, lengths)
-    return _plain(options, *arguments) if options.implementation == REFERENCE else _attention(options, *arguments)
+    return (
+        _plain(options, *arguments)
+        if options.implementation == REFERENCE
+        else _attention(options, *arguments)
+    )
 
 
 def selected_paged_attention(
@@ -76,16 +86,23 @@ def selected_paged_attention(
 ) -> tuple[jax.Array, jax.Array]:
     """``paged_attention`` to picked pages only, of each query its own.
 
-    picks: int32 [B, T, C, n], numbers of pages in the sequence, each at most once, -1 for none; C is K where the heads
-    of a group share them and N where every head has its own. A pick whose page the table lacks counts as none.
+    picks: int32 [B, T, C, n], numbers of pages in the sequence, each at most once, -1 for none; C
+    is K where the heads of a group share them and N where every head has its own. A pick whose page
+    the table lacks counts as none.
     """
     _check_shapes(q, k_pages, v_pages, tables, q_places, lengths)
     if picks.shape[:2] != q.shape[:2] or picks.shape[2] not in (k_pages.shape[1], q.shape[2]):
-        raise ValueError(f"{picks.shape=} must begin with {q.shape[:2]} and {k_pages.shape[1]} or {q.shape[2]}")
+        raise ValueError(
+            f"{picks.shape=} must begin with {q.shape[:2]} and {k_pages.shape[1]} or {q.shape[2]}"
+        )
     lists, pages = picks.shape[2:]
     options = _options(q, k_pages, v_pages, pages, lists, None, implementation, tuning, interpret)
     arguments = (q, k_pages, v_pages, picks, tables, q_places, lengths)
-    return _plain(options, *arguments) if options.implementation == REFERENCE else _attention(options, *arguments)
+    return (
+        _plain(options, *arguments)
+        if options.implementation == REFERENCE
+        else _attention(options, *arguments)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,14 +113,21 @@ class _Options:
     interpret: Any
 
 
-def _options(q, k_pages, v_pages, pages, lists, window, implementation, tuning, interpret) -> _Options:
+def _options(
+    q, k_pages, v_pages, pages, lists, window, implementation, tuning, interpret
+) -> _Options:
     """What runs; pages, lists: as for ``tune``."""
     implementation = choose(
-        implementation, [*KERNELS], lambda name: _obstacle(name, q, k_pages, v_pages, interpret), interpret
+        implementation,
+        [*KERNELS],
+        lambda name: _obstacle(name, q, k_pages, v_pages, interpret),
+        interpret,
     )
     if implementation != REFERENCE:
-        (_, _, heads, head_dim), (_, kv_heads, page, _) = q.shape, k_pages.shape
-        on, shape = device(implementation), dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim, page=page)
+        (_, _, heads, head_dim) = q.shape
+        (_, kv_heads, page, _) = k_pages.shape
+        on = device(implementation)
+        shape = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim, page=page)
         tuning = tuning or tuned(tune(on, q, k_pages, pages, lists), "paged", on, **shape)
         if tuning.keys % page:
             raise ValueError(f"keys={tuning.keys} of a step must be a multiple of {page=}")
@@ -111,42 +135,67 @@ def _options(q, k_pages, v_pages, pages, lists, window, implementation, tuning, 
 
 
 def tune(on: str, q, k_pages, pages: int, lists: int | None) -> TuningConfig:
-    """The heuristic's choice on "tpu", "hopper" or "blackwell"; q and k_pages may be shapes with dtypes.
+    """The heuristic's choice on "tpu", "hopper" or "blackwell"; q and k_pages may be shapes with
+    dtypes.
 
     pages: of a list. lists: of picks per query, None where a row attends to all its pages.
     """
-    (batch, queries, heads, _), (_, kv_heads, page, head_dim) = q.shape, k_pages.shape
+    (batch, queries, heads, _) = q.shape
+    (_, kv_heads, page, head_dim) = k_pages.shape
     # a TPU brings whole pages of a row, with all their heads
     together = kv_heads if lists is None and on == "tpu" else 1
     apart = batch * kv_heads // together if lists is None else batch * queries * lists
     rows = queries * heads // kv_heads if lists is None else heads // lists
-    return heuristic(on, apart, rows, pages * page, 2 * together * head_dim * k_pages.dtype.itemsize, page)
+    return heuristic(
+        on, apart, rows, pages * page, 2 * together * head_dim * k_pages.dtype.itemsize, page
+    )
 
 
 def _plain(options: _Options, q, k_pages, v_pages, picks, tables, q_places, lengths):
     if picks is None:
-        return reference.dense(q, k_pages, v_pages, tables, q_places, lengths, window=options.window)
+        return reference.dense(
+            q, k_pages, v_pages, tables, q_places, lengths, window=options.window
+        )
     return reference.selected(q, k_pages, v_pages, picks, tables, q_places, lengths)
 
 
 def forward(
-    implementation: str, q, k_pages, v_pages, picks, tables, q_places, lengths, *, window, tuning, interpret=False
+    implementation: str,
+    q,
+    k_pages,
+    v_pages,
+    picks,
+    tables,
+    q_places,
+    lengths,
+    *,
+    window,
+    tuning,
+    interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
     """What the kernel computes, on whatever backend this is traced for; picks None: all pages."""
     kv_heads, page = k_pages.shape[1:3]
     if picks is None:
-        work, heads = dense_work(tables, q_places, lengths, window, page, tuning), kv_heads
+        work = dense_work(tables, q_places, lengths, window, page, tuning)
+        heads = kv_heads
     else:
-        work, heads = selected_work(picks, tables, q_places, lengths, page, tuning), picks.shape[2]
+        work = selected_work(picks, tables, q_places, lengths, page, tuning)
+        heads = picks.shape[2]
     units, queries = work.bounds.shape[::2]
     # query heads before queries, so that a block of rows repeats the queries' places
     rows = q.reshape(units, queries, heads, -1, q.shape[3]).transpose(0, 2, 3, 1, 4)
-    shape, rows = rows.shape, rows.reshape(units, heads, -1, q.shape[3])
-    outs, lses = KERNELS[implementation].forward(rows, k_pages, v_pages, work, tuning=tuning, interpret=interpret)
+    shape = rows.shape
+    rows = rows.reshape(units, heads, -1, q.shape[3])
+    outs, lses = KERNELS[implementation].forward(
+        rows, k_pages, v_pages, work, tuning=tuning, interpret=interpret
+    )
     out, lse = merge(list(outs), list(lses))
-    out, lse = out.reshape(shape).transpose(0, 3, 1, 2, 4), lse.reshape(shape[:4]).transpose(0, 3, 1, 2)
-    seen = jnp.broadcast_to(work.seeing[:, :, None, None], lse.shape)  # kernels mask no padding among the queries
-    out, lse = jnp.where(seen[..., None], out, 0), jnp.where(seen, lse, -jnp.inf)
+    out = out.reshape(shape).transpose(0, 3, 1, 2, 4)
+    lse = lse.reshape(shape[:4]).transpose(0, 3, 1, 2)
+    # kernels mask no padding among the queries
+    seen = jnp.broadcast_to(work.seeing[:, :, None, None], lse.shape)
+    out = jnp.where(seen[..., None], out, 0)
+    lse = jnp.where(seen, lse, -jnp.inf)
     return out.reshape(q.shape).astype(q.dtype), lse.reshape(q.shape[:3])
 
 
@@ -170,13 +219,20 @@ _attention.defvjp(_forward, _backward)
 
 
 def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths) -> None:
-    num_heads, num_kv_heads = q.shape[2], k_pages.shape[1]
+    num_heads = q.shape[2]
+    num_kv_heads = k_pages.shape[1]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
     if k_pages.shape != v_pages.shape or q.shape[3] != k_pages.shape[3]:
-        raise ValueError(f"{q.shape=}, {k_pages.shape=} and {v_pages.shape=} must agree in head size, keys with values")
+        raise ValueError(
+            f"{q.shape=}, {k_pages.shape=} and {v_pages.shape=} must agree in head size, keys with "
+            "values"
+        )
     if q_places.shape != q.shape[:2] or tables.shape[:1] + lengths.shape != 2 * q.shape[:1]:
-        raise ValueError(f"{q_places.shape=}, {tables.shape=} and {lengths.shape=} must be of the rows of {q.shape=}")
+        raise ValueError(
+            f"{q_places.shape=}, {tables.shape=} and {lengths.shape=} must be of the rows of "
+            f"{q.shape=}"
+        )
 
 
 def _obstacle(name: str, q, k_pages, v_pages, interpret) -> str | None:

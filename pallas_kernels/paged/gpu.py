@@ -1,13 +1,14 @@
 """Attention of few tokens to pages on GPU (Mosaic GPU).
 
-A thread block is one split of the pages of one key/value head. One warpgroup reads the list and copies pages into a
-ring of shared memory, several to a step; another multiplies. Products are transposed, keys as rows and queries times
-heads as columns: matrix units work on 64 or 128 rows, which a step's keys fill and a group's few queries do not. Plain
-arithmetic would not do: 16 heads that share a key ask for 32 multiplications per byte, more than a device's ordinary
-units make at the speed of its memory.
+A thread block is one split of the pages of one key/value head. One warpgroup reads the list and
+copies pages into a ring of shared memory, several to a step; another multiplies. Products are
+transposed, keys as rows and queries times heads as columns: matrix units work on 64 or 128 rows,
+which a step's keys fill and a group's few queries do not. Plain arithmetic would not do: 16 heads
+that share a key ask for 32 multiplications per byte, more than a device's ordinary units make at
+the speed of its memory.
 
-Dimensions: U units, C lists of a unit, K' heads of queries that share keys, R query rows of a head, K key/value heads,
-H head size.
+Dimensions: U units, C lists of a unit, K' heads of queries that share keys, R query rows of a head,
+K key/value heads, H head size.
 """
 
 from __future__ import annotations
@@ -38,16 +39,25 @@ HEAD_DIMS = {"hopper": (64, 128), "blackwell": (128,)}
 
 
 def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...]) -> str | None:
-    """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended, or None."""
-    (page, head_dim), on = pages_shape[2:], device("gpu")
+    """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended, or
+    None.
+    """
+    (page, head_dim) = pages_shape[2:]
+    on = device("gpu")
     if head_dim not in HEAD_DIMS[on]:
         return f"{head_dim=} must be one of {HEAD_DIMS[on]}, the rows of a product"
-    return f"{page=} must be a multiple of 8 that divides {GPU_KEYS}" if page % 8 or GPU_KEYS % page else None
+    return (
+        f"{page=} must be a multiple of 8 that divides {GPU_KEYS}"
+        if page % 8 or GPU_KEYS % page
+        else None
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is static in a kernel. heads: K'. per_list, per_head: K' for each list, and for each key/value head."""
+    """What is static in a kernel. heads: K'. per_list, per_head: K' for each list, and for each
+    key/value head.
+    """
 
     page: int
     width: int
@@ -65,16 +75,26 @@ class _Plan:
 
 
 def forward(
-    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, work: Work, *, tuning: TuningConfig, interpret=False
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    work: Work,
+    *,
+    tuning: TuningConfig,
+    interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [splits, U, K', R, H], lse [splits, U, K', R]) float32 of q [U, K', R, H] and pages [pages, K, page, H].
+    """(out [splits, U, K', R, H], lse [splits, U, K', R]) float32 of q [U, K', R, H] and pages
+    [pages, K, page, H].
 
     A query that by ``work.bounds`` sees nothing has any result.
     """
-    (units, heads, rows, head_dim), (_, kv_heads, page, _) = q.shape, k_pages.shape
+    (units, heads, rows, head_dim) = q.shape
+    (_, kv_heads, page, _) = k_pages.shape
     unit = KEY_UNITS[tuning.matrix_unit]
     if tuning.keys != unit.keys:
-        raise ValueError(f"keys={tuning.keys} of a step must be {unit.keys} for {tuning.matrix_unit}")
+        raise ValueError(
+            f"keys={tuning.keys} of a step must be {unit.keys} for {tuning.matrix_unit}"
+        )
     plan = _Plan(
         page=page,
         width=tuning.keys // page,
@@ -97,7 +117,9 @@ def forward(
     out, lse = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
         out_type=[
-            jax.ShapeDtypeStruct((work.splits, units, heads, blocks, head_dim, plan.columns), jnp.float32),
+            jax.ShapeDtypeStruct(
+                (work.splits, units, heads, blocks, head_dim, plan.columns), jnp.float32
+            ),
             jax.ShapeDtypeStruct((work.splits, units, heads, padded), jnp.float32),
         ],
         scratch_types=[
@@ -126,7 +148,8 @@ def _kernel(
     plan: _Plan,
 ):  # fmt: skip
     tile, part, wg = (jax.lax.axis_index(name) for name in ("tile", "part", "wg"))
-    at, head = jax.lax.div(part, plan.heads), jax.lax.rem(part, plan.heads)
+    at = jax.lax.div(part, plan.heads)
+    head = jax.lax.rem(part, plan.heads)
     unit = KEY_UNITS[plan.unit](refs, plan.interpret)
     pages = _Pages(lists, at, jax.lax.div(head, plan.per_list), plan)
     count = jax.lax.div(pages.end - pages.begin + (plan.width - 1), plan.width)
@@ -135,7 +158,8 @@ def _kernel(
     def compute():
         plgpu.copy_gmem_to_smem(q.at[at, head, own], q_own, loaded)
         first, last = (
-            plgpu.load(bounds.at[at, i, own], layout=unit.layout.reduce(0), optimized=False) for i in range(2)
+            plgpu.load(bounds.at[at, i, own], layout=unit.layout.reduce(0), optimized=False)
+            for i in range(2)
         )
         plgpu.barrier_wait(loaded)
 
@@ -143,7 +167,9 @@ def _kernel(
             step, top, total, acc = carry
             scores = unit.product(k_ring.at[slot], q_own.transpose((1, 0))) * (plan.scale * LOG2_E)
             places = spread(_places(pages, step, 0, unit.keys, unit.layout, plan), scores.shape, 0)
-            seen = (places >= spread(first, places.shape, 1)) & (places <= spread(last, places.shape, 1))
+            seen = (places >= spread(first, places.shape, 1)) & (
+                places <= spread(last, places.shape, 1)
+            )
             scores = jnp.where(seen, scores, MASKED)
             new_top = jnp.maximum(top, scores.max(axis=0))
             weights = jnp.exp2(scores - spread(new_top, scores.shape, 1))
@@ -178,17 +204,25 @@ def _kernel(
         found = [jnp.where(page < 0, ~page, page) for page in found]
         return [x.at[page, kv_head] for x in (k, v) for page in found]
 
-    rings = [x.at[:, pl.ds(i * plan.page, plan.page)] for x in (k_ring, v_ring) for i in range(plan.width)]
+    rings = [
+        x.at[:, pl.ds(i * plan.page, plan.page)]
+        for x in (k_ring, v_ring)
+        for i in range(plan.width)
+    ]
     split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
 
 
 class _Pages:
-    """The pages of a split, by their index in it; past its end the last again, which need not be read again."""
+    """The pages of a split, by their index in it; past its end the last again, which need not be
+    read again.
+    """
 
     def __init__(self, lists, at, number, plan: _Plan):
-        self.list, self.plan = lists.at[at, number], plan
+        self.list = lists.at[at, number]
+        self.plan = plan
         split = jax.lax.axis_index("split")
-        self.begin, self.end = self.list[2 * split], self.list[2 * split + 1]
+        self.begin = self.list[2 * split]
+        self.end = self.list[2 * split + 1]
 
     def page(self, index):
         """In memory; ~page for a hole, which some page of the list stands for."""
@@ -197,13 +231,17 @@ class _Pages:
     def place(self, index):
         """The first place of a page in the sequence, far below 0 for a hole and past the end."""
         at = jnp.minimum(self.begin + index, self.end - 1)
-        number = self.list[2 * self.plan.splits + self.plan.pages + at] if self.plan.numbered else at
+        number = (
+            self.list[2 * self.plan.splits + self.plan.pages + at] if self.plan.numbered else at
+        )
         real = (self.page(index) >= 0) & (self.begin + index < self.end)
         return jnp.where(real, number * self.plan.page, -(2**30))
 
 
 def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
-    """int32 [count], the place in the sequence of each key of a step from its ``first`` one on; first: whole pages."""
+    """int32 [count], the place in the sequence of each key of a step from its ``first`` one on;
+    first: whole pages.
+    """
     row = plgpu.broadcasted_iota(jnp.int32, (count,), 0, layout=layout.reduce(1))
     inside = [i for i in range(plan.width) if first <= i * plan.page < first + count]
     inside = inside or [first // plan.page]
@@ -219,8 +257,12 @@ def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
 
 
 def _clean(pages: _Pages, step, values, spans, at, plan: _Plan) -> None:
-    """Zeros in place of the values that no query sees: they may not even be finite, and must not count times 0."""
-    low, high, layout = spans[at, 2], spans[at, 3], plgpu.Layout.WGMMA
+    """Zeros in place of the values that no query sees: they may not even be finite, and must not
+    count times 0.
+    """
+    low = spans[at, 2]
+    high = spans[at, 3]
+    layout = plgpu.Layout.WGMMA
     starts = [pages.place(step * plan.width + i) for i in range(plan.width)]
     inside = [(start >= low) & (start + (plan.page - 1) <= high) for start in starts]
 

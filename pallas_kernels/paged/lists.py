@@ -1,10 +1,13 @@
-"""Which pages a kernel reads: lists made of tables or picks, cut into splits, and who sees what of them.
+"""Which pages a kernel reads: lists made of tables or picks, cut into splits, and who sees what of
+them.
 
-A unit is what attends together: a row with all its new tokens, or under selection one token. Every unit has one list of
-pages for all key/value heads, or one for each list of picks. A list goes in order through the pages that some query of
-the unit sees; holes between them are kept, so that nothing is sorted, and not read.
+A unit is what attends together: a row with all its new tokens, or under selection one token. Every
+unit has one list of pages for all key/value heads, or one for each list of picks. A list goes in
+order through the pages that some query of the unit sees; holes between them are kept, so that
+nothing is sorted, and not read.
 
-Dimensions: U units, Q queries of a unit, C lists of a unit, n pages of a list, B rows, T queries, P pages of a table.
+Dimensions: U units, Q queries of a unit, C lists of a unit, n pages of a list, B rows, T queries, P
+pages of a table.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ _FAR = jnp.iinfo(jnp.int32).max
 
 @dataclasses.dataclass(frozen=True)
 class TuningConfig:
-    """splits: parts of a list that are attended to apart, and merged. keys: tokens that a step brings.
+    """splits: parts of a list that are attended to apart, and merged. keys: tokens that a step
+    brings.
 
-    steps: steps in flight on GPU; on TPU there are always two. matrix_unit: on GPU, "wgmma" (Hopper) or "tcgen05"
-    (Blackwell).
+    steps: steps in flight on GPU; on TPU there are always two. matrix_unit: on GPU, "wgmma"
+    (Hopper) or "tcgen05" (Blackwell).
     """
 
     splits: int
@@ -56,16 +60,20 @@ def columns(rows: int) -> int:
     return min(-(-rows // COLUMNS) * COLUMNS, MAX_COLUMNS)
 
 
-def heuristic(device: str, lists: int, rows: int, places: int, place_bytes: int, page: int) -> TuningConfig:
+def heuristic(
+    device: str, lists: int, rows: int, places: int, place_bytes: int, page: int
+) -> TuningConfig:
     """For "tpu", "hopper" or "blackwell"; nothing was timed.
 
-    lists: that are gone through apart, before splits. rows: query rows that share a key. places: most tokens of a list.
-    place_bytes: of one token's keys and values, of the heads that are brought together. page: tokens of a page.
+    lists: that are gone through apart, before splits. rows: query rows that share a key. places:
+    most tokens of a list. place_bytes: of one token's keys and values, of the heads that are
+    brought together. page: tokens of a page.
     """
     if device == "tpu":
         keys = max(min(512, _STEP_BYTES // place_bytes), 128) // page * page or page
         return TuningConfig(min(2, -(-places // keys)), keys)  # two cores at most share a kernel
-    steps, blocks = -(-places // GPU_KEYS), lists * -(-rows // columns(rows))
+    steps = -(-places // GPU_KEYS)
+    blocks = lists * -(-rows // columns(rows))
 
     def time(splits: int) -> int:
         waves = -(-blocks * splits // _PROCESSORS[device])
@@ -83,11 +91,12 @@ def heuristic(device: str, lists: int, rows: int, places: int, place_bytes: int,
 class Work:
     """What a kernel does.
 
-    lists: int32 [U, C, 2 splits + n], or 2 n: where each split begins and ends, then pages; instead of a hole ~p, p
-    some page of the list, then under selection the pages' numbers in the sequence, which are else their places here.
-    bounds: int32 [U, 2, Q], the first and the last place that a query sees, the last before the first if none.
-    spans: int32 [U, 4], of the queries that see any: last of the first places, first of the last places, first of the
-    first places, last of the last places.
+    lists: int32 [U, C, 2 splits + n], or 2 n: where each split begins and ends, then pages; instead
+    of a hole ~p, p some page of the list, then under selection the pages' numbers in the sequence,
+    which are else their places here. bounds: int32 [U, 2, Q], the first and the last place that a
+    query sees, the last before the first if none. spans: int32 [U, 4], of the queries that see any:
+    last of the first places, first of the last places, first of the first places, last of the last
+    places.
     """
 
     lists: jax.Array
@@ -108,7 +117,12 @@ class Work:
 
 
 def dense_work(
-    tables: jax.Array, q_places: jax.Array, lengths: jax.Array, window: int | None, page: int, tuning: TuningConfig
+    tables: jax.Array,
+    q_places: jax.Array,
+    lengths: jax.Array,
+    window: int | None,
+    page: int,
+    tuning: TuningConfig,
 ) -> Work:
     """Of rows: tables [B, P], q_places [B, T], lengths [B]."""
     bounds, spans = _bounds(q_places, lengths, window)
@@ -118,15 +132,23 @@ def dense_work(
 
 
 def selected_work(
-    picks: jax.Array, tables: jax.Array, q_places: jax.Array, lengths: jax.Array, page: int, tuning: TuningConfig
+    picks: jax.Array,
+    tables: jax.Array,
+    q_places: jax.Array,
+    lengths: jax.Array,
+    page: int,
+    tuning: TuningConfig,
 ) -> Work:
     """Of single tokens: picks [B, T, C, n]; the other arguments as above."""
-    units, (queries, lists, count) = q_places.size, picks.shape[1:]
+    units = q_places.size
+    (queries, lists, count) = picks.shape[1:]
     bounds, spans = _bounds(q_places.reshape(units, 1), jnp.repeat(lengths, queries), None)
     ids = lookup(tables, picks).reshape(units, lists, count)
     picks = picks.reshape(ids.shape)
     found = _lists(ids, picks, spans, page, tuning)
-    return Work(jnp.concatenate([found, picks], axis=2), bounds, spans, tuning.splits, numbered=True)
+    return Work(
+        jnp.concatenate([found, picks], axis=2), bounds, spans, tuning.splits, numbered=True
+    )
 
 
 def lookup(tables: jax.Array, index: jax.Array) -> jax.Array:
@@ -137,17 +159,21 @@ def lookup(tables: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def cost(q_shape: tuple[int, ...], places: int, itemsize: int, splits: int) -> Cost:
-    """Cost of q [U, K', R, H], K' heads of keys that R query rows share, with so many places of each head in its list.
+    """Cost of q [U, K', R, H], K' heads of keys that R query rows share, with so many places of
+    each head in its list.
 
     The real one depends on the lengths.
     """
     units, heads, rows, head_dim = q_shape
-    pairs, size = units * heads * rows * places, units * heads * rows * head_dim
+    pairs = units * heads * rows * places
+    size = units * heads * rows * head_dim
     moved = 2 * units * heads * places * head_dim * itemsize + size * (itemsize + 4 * splits)
     return Cost(2 * 2 * head_dim * pairs, pairs, moved)
 
 
-def _bounds(q_places: jax.Array, lengths: jax.Array, window: int | None) -> tuple[jax.Array, jax.Array]:
+def _bounds(
+    q_places: jax.Array, lengths: jax.Array, window: int | None
+) -> tuple[jax.Array, jax.Array]:
     first = jnp.zeros_like(q_places) if window is None else jnp.maximum(q_places - window + 1, 0)
     last = jnp.minimum(q_places, lengths[:, None] - 1)
     seeing = first <= last
@@ -157,12 +183,17 @@ def _bounds(q_places: jax.Array, lengths: jax.Array, window: int | None) -> tupl
         jnp.min(jnp.where(seeing, first, _FAR), axis=1),
         jnp.max(jnp.where(seeing, last, -1), axis=1),
     )
-    return jnp.stack([first, last], axis=1).astype(jnp.int32), jnp.stack(spans, axis=1).astype(jnp.int32)
+    return jnp.stack([first, last], axis=1).astype(jnp.int32), jnp.stack(spans, axis=1).astype(
+        jnp.int32
+    )
 
 
-def _lists(ids: jax.Array, numbers: jax.Array, spans: jax.Array, page: int, tuning: TuningConfig) -> jax.Array:
+def _lists(
+    ids: jax.Array, numbers: jax.Array, spans: jax.Array, page: int, tuning: TuningConfig
+) -> jax.Array:
     """int32 [U, C, 2 splits + n] of pages [U, C, n] and their numbers, -1 for none."""
-    low, high = spans[:, 2, None, None], spans[:, 3, None, None]
+    low = spans[:, 2, None, None]
+    high = spans[:, 3, None, None]
     needed = (ids >= 0) & (numbers >= low // page) & (numbers <= high // page)
     at = jnp.arange(ids.shape[2], dtype=jnp.int32)
     end = jnp.max(jnp.where(needed, at + 1, 0), axis=2, keepdims=True)
@@ -170,6 +201,10 @@ def _lists(ids: jax.Array, numbers: jax.Array, spans: jax.Array, page: int, tuni
     width = tuning.keys // page
     each = -(-(end - start) // (tuning.splits * width)) * width
     begins = jnp.minimum(start + jnp.arange(tuning.splits, dtype=jnp.int32) * each, end)
-    ranges = jnp.stack([begins, jnp.minimum(begins + each, end)], axis=-1).reshape(*ids.shape[:2], -1)
+    ranges = jnp.stack([begins, jnp.minimum(begins + each, end)], axis=-1).reshape(
+        *ids.shape[:2], -1
+    )
     some = jnp.take_along_axis(ids, jnp.minimum(start, ids.shape[2] - 1), axis=2)
-    return jnp.concatenate([ranges, jnp.where(needed, ids, ~jnp.maximum(some, 0))], axis=2).astype(jnp.int32)
+    return jnp.concatenate([ranges, jnp.where(needed, ids, ~jnp.maximum(some, 0))], axis=2).astype(
+        jnp.int32
+    )

@@ -1,7 +1,8 @@
-"""Attention over paged keys in plain jnp, the pages that queries need side by side; runs in float64.
+"""Attention over paged keys in plain jnp, the pages that queries need side by side; runs in
+float64.
 
-Dimensions: B rows, T queries, P pages of a table, S = P page places, N query heads, K key/value heads, H head size,
-C lists of picks per query (K or N), n picks.
+Dimensions: B rows, T queries, P pages of a table, S = P page places, N query heads, K key/value
+heads, H head size, C lists of picks per query (K or N), n picks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def dense(
 ) -> tuple[jax.Array, jax.Array]:
     """``api.paged_attention`` with all scores in memory; differentiable by JAX."""
     page = k_pages.shape[2]
-    numbers, ids = jnp.broadcast_to(jnp.arange(tables.shape[1]), tables.shape), tables
+    numbers = jnp.broadcast_to(jnp.arange(tables.shape[1]), tables.shape)
+    ids = tables
     if window is not None:
         numbers = _window_pages(q_places, window, page, tables.shape[1])
         ids = lookup(tables, numbers)
@@ -49,16 +51,20 @@ def selected(
 ) -> tuple[jax.Array, jax.Array]:
     """``api.selected_paged_attention`` likewise; only the pages picked are read."""
     batch, count, _, size = q.shape
-    page, lists = k_pages.shape[2], picks.shape[2]
+    page = k_pages.shape[2]
+    lists = picks.shape[2]
     ids = lookup(tables, picks)
     places = picks[..., None] * page + jnp.arange(page)
     real = (ids >= 0)[..., None] & (places < lengths[:, None, None, None, None])
     seen = real & (places <= q_places[..., None, None, None])
     heads = jnp.arange(lists) * k_pages.shape[1] // lists
     rows = batch * count * lists
-    at, real, seen = jnp.maximum(ids, 0), real.reshape(rows, -1, 1, 1), seen.reshape(rows, 1, -1)
+    at = jnp.maximum(ids, 0)
+    real = real.reshape(rows, -1, 1, 1)
+    seen = seen.reshape(rows, 1, -1)
     k, v = (
-        jnp.where(real, x[at, heads[:, None]].reshape(rows, -1, 1, size).astype(q.dtype), 0) for x in (k_pages, v_pages)
+        jnp.where(real, x[at, heads[:, None]].reshape(rows, -1, 1, size).astype(q.dtype), 0)
+        for x in (k_pages, v_pages)
     )
     out, lse = masked_attention(q.reshape(rows, 1, -1, size), k, v, seen)
     return out.reshape(q.shape), lse.reshape(q.shape[:3])
@@ -75,7 +81,8 @@ def _window_pages(q_places: jax.Array, window: int, page: int, pages: int) -> ja
 def _joined(pages: jax.Array, ids: jax.Array, real: jax.Array, dtype) -> jax.Array:
     """Pages [pages, K, page, H] by ids [B, P] as [B, S, K, H].
 
-    What a page held before, which may not even be finite, must not count times 0: what is not real reads as zeros.
+    What a page held before, which may not even be finite, must not count times 0: what is not real
+    reads as zeros.
     """
     x = pages[jnp.maximum(ids, 0)].transpose(0, 1, 3, 2, 4)
     x = x.reshape(x.shape[0], -1, *x.shape[3:]).astype(dtype)

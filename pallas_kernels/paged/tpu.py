@@ -1,12 +1,13 @@
 """Attention of few tokens to pages on TPU (Mosaic).
 
-A grid step is one part, a split of a list of pages, with all the query heads that share them: a row's whole pages, of
-every key/value head, which lie in one piece, or one head of the pages picked. It goes through its pages several at a
-time, while the next are fetched into the other of two buffers, from the next part's list at the end of its own, so that
-short lists follow each other without a pause. Splits may run on several cores; parts follow each other on each.
+A grid step is one part, a split of a list of pages, with all the query heads that share them: a
+row's whole pages, of every key/value head, which lie in one piece, or one head of the pages picked.
+It goes through its pages several at a time, while the next are fetched into the other of two
+buffers, from the next part's list at the end of its own, so that short lists follow each other
+without a pause. Splits may run on several cores; parts follow each other on each.
 
-Dimensions: U units, C lists of a unit, n pages of a list, K' heads of queries that share keys, R query rows of a head,
-K key/value heads, H head size.
+Dimensions: U units, C lists of a unit, n pages of a list, K' heads of queries that share keys, R
+query rows of a head, K key/value heads, H head size.
 """
 
 from __future__ import annotations
@@ -36,17 +37,25 @@ SUBLANES = 16
 
 
 def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...]) -> str | None:
-    """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended, or None."""
+    """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended, or
+    None.
+    """
     _, kv_heads, page, _ = pages_shape
     if page % SUBLANES:
         return f"{page=} must be a multiple of {SUBLANES}"
     rows = q_shape[1] * q_shape[2] // kv_heads
-    return None if rows <= MAX_ROWS else f"{rows} query rows share a key/value head, more than {MAX_ROWS}"
+    return (
+        None
+        if rows <= MAX_ROWS
+        else f"{rows} query rows share a key/value head, more than {MAX_ROWS}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is static in a kernel. lists: of a unit. heads: K' of a list. per_head: K' for each key/value head."""
+    """What is static in a kernel. lists: of a unit. heads: K' of a list. per_head: K' for each
+    key/value head.
+    """
 
     page: int
     width: int
@@ -60,14 +69,23 @@ class _Plan:
 
 
 def forward(
-    q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, work: Work, *, tuning: TuningConfig, interpret=False
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    work: Work,
+    *,
+    tuning: TuningConfig,
+    interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [splits, U, K', R, H], lse [splits, U, K', R]) float32 of q [U, K', R, H] and pages [pages, K, page, H].
+    """(out [splits, U, K', R, H], lse [splits, U, K', R]) float32 of q [U, K', R, H] and pages
+    [pages, K, page, H].
 
     A query that by ``work.bounds`` sees nothing has any result.
     """
-    (units, heads, rows, head_dim), (_, kv_heads, page, _) = q.shape, k_pages.shape
-    lists, splits = work.lists.shape[1], work.splits
+    (units, heads, rows, head_dim) = q.shape
+    (_, kv_heads, page, _) = k_pages.shape
+    lists = work.lists.shape[1]
+    splits = work.splits
     plan = _Plan(
         page=page,
         width=tuning.keys // page,
@@ -80,8 +98,10 @@ def forward(
         scale=head_dim**-0.5,
     )
     bounds = jnp.tile(work.bounds, (1, 1, rows // work.bounds.shape[2]))
-    q, bounds = pad(q, SUBLANES, axis=2), pad(bounds, SUBLANES, axis=2).swapaxes(1, 2)
-    padded, last = q.shape[2], units * lists - 1
+    q = pad(q, SUBLANES, axis=2)
+    bounds = pad(bounds, SUBLANES, axis=2).swapaxes(1, 2)
+    padded = q.shape[2]
+    last = units * lists - 1
 
     def part(i):
         return jax.lax.div(i, lists), jax.lax.rem(i, lists)
@@ -127,22 +147,50 @@ def forward(
         interpret=interpret,
         cost_estimate=_estimate(cost(q.shape, work.pages * page, k_pages.dtype.itemsize, splits)),
         name="selected_paged_attention" if work.numbered else "paged_attention",
-    )(work.lists[:, :, None], work.lists[:, :, None], work.spans[:, None, None], bounds, q, k_pages, v_pages)
+    )(
+        work.lists[:, :, None],
+        work.lists[:, :, None],
+        work.spans[:, None, None],
+        bounds,
+        q,
+        k_pages,
+        v_pages,
+    )
     return out[:, :, :, :rows], lse[:, :, :, :rows, 0]
 
 
-# --- Kernel ----------------------------------------------------------------------------------------------------------
+# --- Kernel ---------------------------------------------------------------------------------------
 
 
 def _kernel(
-    own, following, spans, bounds, q, k, v, out, lse, k_two, v_two, top, total, acc, done, semaphores, *, plan: _Plan
+    own,
+    following,
+    spans,
+    bounds,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    k_two,
+    v_two,
+    top,
+    total,
+    acc,
+    done,
+    semaphores,
+    *,
+    plan: _Plan,
 ):
-    split, part = pl.program_id(0), pl.program_id(1)
+    split = pl.program_id(0)
+    part = pl.program_id(1)
     # above MASKED, so that a masked score weighs nothing even before a visible key was met
     top[...] = jnp.full(top.shape, MASKED / 2, jnp.float32)
     total[...] = jnp.zeros(total.shape, jnp.float32)
     acc[...] = jnp.zeros(acc.shape, jnp.float32)
-    fetch = functools.partial(_fetch, split=split, pairs=((k, k_two), (v, v_two)), semaphores=semaphores, plan=plan)
+    fetch = functools.partial(
+        _fetch, split=split, pairs=((k, k_two), (v, v_two)), semaphores=semaphores, plan=plan
+    )
     steps = _steps(own, split, plan)
     after = jnp.where(part + 1 < pl.num_programs(1), _steps(following, split, plan), 0)
 
@@ -161,9 +209,23 @@ def _kernel(
     def _(step):
         slot = jax.lax.rem(first + step, 2)
         pl.when(step + 1 < steps)(lambda: fetch(own, part, step + 1, 1 - slot, "start"))
-        pl.when((step + 1 == steps) & (after > 0))(lambda: fetch(following, part + 1, 0, 1 - slot, "start"))
+        pl.when((step + 1 == steps) & (after > 0))(
+            lambda: fetch(following, part + 1, 0, 1 - slot, "start")
+        )
         fetch(own, part, step, slot, "wait")
-        _visit(_Step(own, split, step, plan), slot, spans, bounds, q, k_two, v_two, top, total, acc, plan)
+        _visit(
+            _Step(own, split, step, plan),
+            slot,
+            spans,
+            bounds,
+            q,
+            k_two,
+            v_two,
+            top,
+            total,
+            acc,
+            plan,
+        )
 
     done[0] = first + steps
     nothing = total[...] == 0
@@ -175,15 +237,19 @@ def _kernel(
 def _steps(lists, split, plan: _Plan):
     """Of a part."""
     pages = lists[0, 0, 0, 2 * split + 1] - lists[0, 0, 0, 2 * split]
-    return jax.lax.div(pages + plan.width - 1, plan.width)  # of what is not negative, as // does not know
+    # of what is not negative, as // does not know
+    return jax.lax.div(pages + plan.width - 1, plan.width)
 
 
 class _Step:
-    """The pages of a step: in scalar memory, (page in HBM, number in the sequence) each, below 0 if there is none."""
+    """The pages of a step: in scalar memory, (page in HBM, number in the sequence) each, below 0 if
+    there is none.
+    """
 
     def __init__(self, lists, split, step, plan: _Plan):
         self.lists, self.plan = lists, plan
-        self.begin, self.end = lists[0, 0, 0, 2 * split] + step * plan.width, lists[0, 0, 0, 2 * split + 1]
+        self.begin = lists[0, 0, 0, 2 * split] + step * plan.width
+        self.end = lists[0, 0, 0, 2 * split + 1]
 
     def page(self, index: int):
         at = jnp.minimum(self.begin + index, self.plan.pages - 1)
@@ -207,14 +273,18 @@ def _fetch(lists, part, step, slot, action: str, *, split, pairs, semaphores, pl
         def _(i=i, page=page):
             for j, (source, buffer) in enumerate(pairs):
                 if plan.lists > 1:
-                    source = source.at[page, pl.ds(jax.lax.div(jax.lax.rem(part, plan.lists), plan.per_head), 1)]
+                    source = source.at[
+                        page, pl.ds(jax.lax.div(jax.lax.rem(part, plan.lists), plan.per_head), 1)
+                    ]
                 else:
                     source = source.at[page]
                 target = buffer.at[slot, :, pl.ds(i * plan.page, plan.page)]
                 getattr(pltpu.make_async_copy(source, target, semaphores.at[slot, j, i]), action)()
 
 
-def _visit(pages: _Step, slot, spans, bounds, q, k_two, v_two, top, total, acc, plan: _Plan) -> None:
+def _visit(
+    pages: _Step, slot, spans, bounds, q, k_two, v_two, top, total, acc, plan: _Plan
+) -> None:
     """Adds the keys of a step to the running sums of every head."""
     whole = []
     for i in range(plan.width):
@@ -233,7 +303,9 @@ def _visit(pages: _Step, slot, spans, bounds, q, k_two, v_two, top, total, acc, 
             shrink = jnp.exp(top[head] - new_top)
             top[head] = new_top
             total[head] = total[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
-            acc[head] = acc[head] * shrink + _dot(weights.astype(v_two.dtype), v_two[slot, head], ((1,), (0,)))
+            acc[head] = acc[head] * shrink + _dot(
+                weights.astype(v_two.dtype), v_two[slot, head], ((1,), (0,))
+            )
 
     everything = functools.reduce(jnp.logical_and, whole)
     pl.when(everything)(lambda: add(False))
@@ -256,7 +328,9 @@ def _mask(pages: _Step, bounds, plan: _Plan):
 
 
 def _clean(pages: _Step, index: int, slot, spans, v_two, plan: _Plan) -> None:
-    """Zeros in place of the values that no query sees: they may not even be finite, and must not count times 0."""
+    """Zeros in place of the values that no query sees: they may not even be finite, and must not
+    count times 0.
+    """
     rows = pl.ds(index * plan.page, plan.page)
     place = pages.number(index) * plan.page + jax.lax.broadcasted_iota(jnp.int32, (plan.page, 1), 0)
     seen = (place >= spans[0, 0, 0, 2]) & (place <= spans[0, 0, 0, 3]) & (pages.page(index) >= 0)
@@ -267,7 +341,9 @@ def _clean(pages: _Step, index: int, slot, spans, v_two, plan: _Plan) -> None:
 
 def _dot(a, b, contract):
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jax.lax.dot_general(a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(
+        a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32
+    )
 
 
 def _estimate(cost: Cost) -> pl.CostEstimate:

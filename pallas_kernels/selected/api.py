@@ -1,11 +1,13 @@
-"""Attention over chosen blocks of keys with a differentiable log-sum-exp, on TPU, GPU or as plain jnp.
+"""Attention over chosen blocks of keys with a differentiable log-sum-exp, on TPU, GPU or as plain
+jnp.
 
-The selected branch of native sparse attention (2502.11089) and the attention of MoBA (2502.13189), in the order of
-blocks and not of queries: the queries that chose a block are found by an inverse index, forward and backward, so that
-groups of any size fill the products and keys' gradients never look at a query that did not choose them.
+The selected branch of native sparse attention (2502.11089) and the attention of MoBA (2502.13189),
+in the order of blocks and not of queries: the queries that chose a block are found by an inverse
+index, forward and backward, so that groups of any size fill the products and keys' gradients never
+look at a query that did not choose them.
 
-Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query (K or N), H head
-size, n picks.
+Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query
+(K or N), H head size, n picks.
 """
 
 from __future__ import annotations
@@ -39,31 +41,44 @@ def selected_attention(
     interpret: Any = False,
     fallback: Callable[[], tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over the chosen blocks of k, v [B, S, K, H], scores scaled by 1/sqrt(H).
+    """Softmax attention of q [B, T, N, H] over the chosen blocks of k, v [B, S, K, H], scores
+    scaled by 1/sqrt(H).
 
-    picks: int32 [B, T, P, n], numbers of blocks of ``size`` places, each at most once, -1 for none; P is K where the
-    heads of a group share them and N where every head has its own. A place is seen when its order, int32 k_order
-    [B, S], is at most the query's, int32 q_order [B, T], not negative; empty places have an order past all others.
-    implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and the input. tuning: sizes,
-    None for the heuristic's. interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
-    ``plgpu.InterpretGPUParams``), with a named implementation. fallback: what to do in place of the reference.
+    picks: int32 [B, T, P, n], numbers of blocks of ``size`` places, each at most once, -1 for none;
+    P is K where the heads of a group share them and N where every head has its own. A place is seen
+    when its order, int32 k_order [B, S], is at most the query's, int32 q_order [B, T], not
+    negative; empty places have an order past all others. implementation: "tpu", "gpu", "reference",
+    or None for the one that suits the backend and the input. tuning: sizes, None for the
+    heuristic's. interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
+    ``plgpu.InterpretGPUParams``), with a named implementation. fallback: what to do in place of the
+    reference.
 
-    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64 reference), differentiable
-    in q, k and v through both. A query that sees no key has out 0 and lse -inf. Raises ValueError for shapes that do
-    not fit, and for a named implementation that cannot run.
+    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64
+    reference), differentiable in q, k and v through both. A query that sees no key has out 0 and
+    lse -inf. Raises ValueError for shapes that do not fit, and for a named implementation that
+    cannot run.
     """
     _check_shapes(q, k, v, picks, q_order, k_order, size)
     shape = dict(groups=q.shape[2] // picks.shape[2], head_dim=q.shape[3], size=size)
-    sizes = {name: tuning or tuned(heuristic(device(name)), "selected", device(name), **shape) for name in KERNELS}
+    sizes = {
+        name: tuning or tuned(heuristic(device(name)), "selected", device(name), **shape)
+        for name in KERNELS
+    }
 
     def obstacle(name: str) -> str | None:
-        count = chunks.most_tiles(q.shape, picks.shape, k.shape[1] // size, KERNELS[name], sizes[name])
+        count = chunks.most_tiles(
+            q.shape, picks.shape, k.shape[1] // size, KERNELS[name], sizes[name]
+        )
         found = backend_obstacle(name, (q, k, v), KERNELS[name].DTYPES, interpret)
         return found or KERNELS[name].obstacle(q.shape, picks.shape[2], size, count)
 
     implementation = choose(implementation, [*KERNELS], obstacle, interpret)
     if implementation == REFERENCE:
-        return fallback() if fallback else reference.attention(q, k, v, picks, q_order, k_order, size=size)
+        return (
+            fallback()
+            if fallback
+            else reference.attention(q, k, v, picks, q_order, k_order, size=size)
+        )
     options = _Options(implementation, size, sizes[implementation], interpret)
     return _attention(q, k, v, picks, q_order, k_order, options)
 
@@ -78,7 +93,13 @@ class _Options:
     def run(self, function, *arguments):
         """A pass with its static arguments."""
         kernels = KERNELS[self.implementation]
-        return function(*arguments, size=self.size, kernels=kernels, tuning=self.tuning, interpret=self.interpret)
+        return function(
+            *arguments,
+            size=self.size,
+            kernels=kernels,
+            tuning=self.tuning,
+            interpret=self.interpret,
+        )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
@@ -99,14 +120,23 @@ _attention.defvjp(_forward, _backward)
 
 
 def _check_shapes(q, k, v, picks, q_order, k_order, size: int) -> None:
-    num_heads, num_kv_heads = q.shape[2], k.shape[2]
+    num_heads = q.shape[2]
+    num_kv_heads = k.shape[2]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
     if k.shape != v.shape or q.shape[::3] != k.shape[::3]:
-        raise ValueError(f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with values")
+        raise ValueError(
+            f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with "
+            "values"
+        )
     if picks.shape[:2] != q.shape[:2] or picks.shape[2] not in (num_kv_heads, num_heads):
-        raise ValueError(f"{picks.shape=} must begin with {q.shape[:2]} and {num_kv_heads} or {num_heads} lists")
+        raise ValueError(
+            f"{picks.shape=} must begin with {q.shape[:2]} and {num_kv_heads} or {num_heads} lists"
+        )
     if q_order.shape != q.shape[:2] or k_order.shape != k.shape[:2]:
-        raise ValueError(f"{q_order.shape=} and {k_order.shape=} must be the first two of {q.shape=} and {k.shape=}")
+        raise ValueError(
+            f"{q_order.shape=} and {k_order.shape=} must be the first two of {q.shape=} and "
+            f"{k.shape=}"
+        )
     if size < 1 or k.shape[1] % size:
         raise ValueError(f"{size=} must divide the {k.shape[1]} places of keys")

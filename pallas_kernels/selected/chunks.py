@@ -1,7 +1,8 @@
-"""The passes over chosen blocks around the kernels: rows of a chunk of queries into tiles, and what was found back.
+"""The passes over chosen blocks around the kernels: rows of a chunk of queries into tiles, and what
+was found back.
 
-A chunk bounds the rows in memory, n times those of its queries. All lists of all rows of the batch go to the kernel
-together.
+A chunk bounds the rows in memory, n times those of its queries. All lists of all rows of the batch
+go to the kernel together.
 
 Dimensions: those of ``tiles``, and E = B P lists.
 """
@@ -39,13 +40,26 @@ MIN_CHUNK, MIN_QUERIES = 128, 8
 
 
 def forward(
-    q, k, v, picks, q_order, k_order, *, size: int, kernels: ModuleType, tuning: TuningConfig, interpret: Any = False
+    q,
+    k,
+    v,
+    picks,
+    q_order,
+    k_order,
+    *,
+    size: int,
+    kernels: ModuleType,
+    tuning: TuningConfig,
+    interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
     """(out, lse) as ``selected_attention``, by the kernels of ``tpu`` or ``gpu``."""
-    lists, chunk = picks.shape[2], _chunk(q.shape, tuning)
+    lists = picks.shape[2]
+    chunk = _chunk(q.shape, tuning)
     groups = q.shape[2] // lists
     keys = cut_keys(k, v, k_order, size)
-    index = functools.partial(_tiles, blocks=k.shape[1] // size, groups=groups, kernels=kernels, tuning=tuning)
+    index = functools.partial(
+        _tiles, blocks=k.shape[1] // size, groups=groups, kernels=kernels, tuning=tuning
+    )
 
     def one(_, xs):
         q, picks, order = xs
@@ -61,18 +75,37 @@ def forward(
         )
         return None, jax.vmap(lambda *x: merge(*x, groups, v.dtype))(out, lse, found)
 
-    _, (out, lse) = jax.lax.scan(one, None, (_chunks(q, lists, chunk), *_indices(picks, q_order, chunk)))
+    _, (out, lse) = jax.lax.scan(
+        one, None, (_chunks(q, lists, chunk), *_indices(picks, q_order, chunk))
+    )
     return _whole(out, q.shape), _whole(lse[..., None], (*q.shape[:3], 1))[..., 0]
 
 
 def backward(
-    q, k, v, picks, q_order, k_order, out, lse, d_out, d_lse, *, size, kernels, tuning, interpret=False
+    q,
+    k,
+    v,
+    picks,
+    q_order,
+    k_order,
+    out,
+    lse,
+    d_out,
+    d_lse,
+    *,
+    size,
+    kernels,
+    tuning,
+    interpret=False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(dq, dk, dv) of what ``forward`` found and its cotangents."""
-    lists, chunk = picks.shape[2], _chunk(q.shape, tuning)
+    lists = picks.shape[2]
+    chunk = _chunk(q.shape, tuning)
     groups = q.shape[2] // lists
     keys = cut_keys(k, v, k_order, size)
-    index = functools.partial(_tiles, blocks=k.shape[1] // size, groups=groups, kernels=kernels, tuning=tuning)
+    index = functools.partial(
+        _tiles, blocks=k.shape[1] // size, groups=groups, kernels=kernels, tuning=tuning
+    )
     # a query that sees nothing has weights exp(-inf)
     seen = jnp.isfinite(lse)
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
@@ -93,7 +126,9 @@ def backward(
             tuning=tuning,
             interpret=interpret,
         )
-        return d_keys, jax.vmap(lambda *x: scatter(*x, groups, 0.0).sum(axis=1))(dq, found).astype(q.dtype)
+        return d_keys, jax.vmap(lambda *x: scatter(*x, groups, 0.0).sum(axis=1))(dq, found).astype(
+            q.dtype
+        )
 
     zeros = jnp.zeros((q.shape[0] * lists, *keys[0].shape[2:]), jnp.float32)
     queries = (_chunks(x, lists, chunk) for x in (q, d_out.astype(q.dtype), sums))
@@ -102,9 +137,12 @@ def backward(
     return _whole(dq, q.shape), dk.astype(k.dtype), dv.astype(v.dtype)
 
 
-def most_tiles(q_shape: tuple[int, ...], picks_shape: tuple[int, ...], blocks: int, kernels, tuning) -> int:
+def most_tiles(
+    q_shape: tuple[int, ...], picks_shape: tuple[int, ...], blocks: int, kernels, tuning
+) -> int:
     """Tiles of all lists that a kernel is given at once."""
-    (batch, _, lists, count), chunk = picks_shape, _chunk(q_shape, tuning)
+    (batch, _, lists, count) = picks_shape
+    chunk = _chunk(q_shape, tuning)
     queries = _queries(chunk, count, blocks, q_shape[2] // lists, kernels, tuning)
     return batch * lists * tile_count(chunk * count, blocks, queries)
 
@@ -114,8 +152,12 @@ def _chunk(q_shape: tuple[int, ...], tuning: TuningConfig) -> int:
     return min(q_shape[1], max(tuning.chunk // q_shape[0], MIN_CHUNK))
 
 
-def _queries(chunk: int, picks: int, blocks: int, groups: int, kernels, tuning: TuningConfig) -> int:
-    """R; a block is chosen by no more queries than there are, but the TPU's products want some rows."""
+def _queries(
+    chunk: int, picks: int, blocks: int, groups: int, kernels, tuning: TuningConfig
+) -> int:
+    """R; a block is chosen by no more queries than there are, but the TPU's products want some
+    rows.
+    """
     rows = kernels.tile_rows(tuning, chunk * picks // blocks * groups)
     return min(max(chunk, MIN_QUERIES), tile_queries(rows, groups))
 

@@ -1,12 +1,15 @@
 """Attention over chosen blocks on GPU (Mosaic GPU), in tiles of 128 query rows.
 
-Forward and for queries' gradients a thread block goes through consecutive tiles and, of each, through the parts of 64
-keys of its block; a tile's rows stay in cache between its parts, a block's keys between its tiles. For keys' gradients
-a thread block holds a part of a block and goes through the tiles of the queries that chose it, with transposed scores;
-the warpgroups share out the rows of a tile, so that a block of 64 keys occupies them all, and what they sum is added up
-by XLA. Other warpgroups copy ahead into a ring of shared memory; ``matrix_units`` multiplies on either generation.
+Forward and for queries' gradients a thread block goes through consecutive tiles and, of each,
+through the parts of 64 keys of its block; a tile's rows stay in cache between its parts, a block's
+keys between its tiles. For keys' gradients a thread block holds a part of a block and goes through
+the tiles of the queries that chose it, with transposed scores; the warpgroups share out the rows of
+a tile, so that a block of 64 keys occupies them all, and what they sum is added up by XLA. Other
+warpgroups copy ahead into a ring of shared memory; ``matrix_units`` multiplies on either
+generation.
 
-Rows of queries are gathered by XLA: the copy engine of Hopper cannot gather rows, only Blackwell's can.
+Rows of queries are gathered by XLA: the copy engine of Hopper cannot gather rows, only Blackwell's
+can.
 
 Head sizes are padded to a multiple of 64, tiles to 128 rows.
 
@@ -56,14 +59,20 @@ PASSES = 2
 
 
 def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str | None:
-    """Why q [B, T, N, H] cannot attend by so many lists to blocks of this size in so many tiles, or None."""
+    """Why q [B, T, N, H] cannot attend by so many lists to blocks of this size in so many tiles, or
+    None.
+    """
     if q_shape[2] > lists * ROWS:
         return f"{q_shape[2] // lists} query heads share a list, more than {ROWS}"
     if size % PART:
         return f"{size=} must be a multiple of {PART}"
     if q_shape[3] > 128:
         return f"head size {q_shape[3]} is more than 128"
-    return None if tiles * ROWS < 2**31 else f"{tiles} tiles at a time are more than {2**31 // ROWS - 1}"
+    return (
+        None
+        if tiles * ROWS < 2**31
+        else f"{tiles} tiles at a time are more than {2**31 // ROWS - 1}"
+    )
 
 
 def tile_rows(tuning: TuningConfig, mean: int) -> int:
@@ -85,9 +94,9 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """(out [E, L, R G, H] in v's dtype, lse float32 [E, L, R G]) of tiles, each over its own block.
 
-    rows [E, L, R G, H], order int32 [E, L, R G]; k, v [B, K, J, size, H], k_order int32 [B, J, size]; block int32
-    [E, L], starts int32 [E, J + 1] as in ``Tiles``. A row that sees nothing has an lse about MASKED. Tiles past
-    starts[J] are not written.
+    rows [E, L, R G, H], order int32 [E, L, R G]; k, v [B, K, J, size, H], k_order int32 [B, J,
+    size]; block int32 [E, L], starts int32 [E, J + 1] as in ``Tiles``. A row that sees nothing has
+    an lse about MASKED. Tiles past starts[J] are not written.
     """
     plan = make_plan(rows, k, tuning, interpret)
     unit = UNITS[plan.unit]
@@ -111,16 +120,32 @@ def forward(
 
 
 def backward(
-    rows, d_rows, sums, order, k, v, k_order, block, starts, d_keys, *, tuning: TuningConfig, interpret=False
+    rows,
+    d_rows,
+    sums,
+    order,
+    k,
+    v,
+    k_order,
+    block,
+    starts,
+    d_keys,
+    *,
+    tuning: TuningConfig,
+    interpret=False,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """(dq of every tile float32 [E, L, R G, H], d_keys with what these tiles add).
 
-    d_rows [E, L, R G, H]; sums float32 [E, L, 2, R G], lse and delta; d_keys: two float32 [E, J, size, H], of keys and
-    of values; the rest as for ``forward``.
+    d_rows [E, L, R G, H]; sums float32 [E, L, 2, R G], lse and delta; d_keys: two float32 [E, J,
+    size, H], of keys and of values; the rest as for ``forward``.
     """
     plan = make_plan(rows, k, tuning, interpret)
-    unit, queries, keys = UNITS[plan.unit], (starts, flat(rows), flat(d_rows)), flat_keys(k, v, k_order)
-    whole, shared = ([by_warpgroup(x, unit, own) for x in (sums, order)] for own in (unit.tile, SHARE))
+    unit = UNITS[plan.unit]
+    queries = (starts, flat(rows), flat(d_rows))
+    keys = flat_keys(k, v, k_order)
+    whole, shared = (
+        [by_warpgroup(x, unit, own) for x in (sums, order)] for own in (unit.tile, SHARE)
+    )
     dq = _backward_q(plan, (block, *queries, *whole, *keys), interpret)
     found = _backward_kv(plan, (*queries, *shared, *keys), interpret)
     d_keys = (x + y[..., : x.shape[3]] for x, y in zip(d_keys, found, strict=True))
@@ -129,7 +154,8 @@ def backward(
 
 def _backward_q(plan: Plan, arguments, interpret):
     """float32 [E L ROWS, lanes]."""
-    unit, dtype = UNITS[plan.unit], arguments[-2].dtype
+    unit = UNITS[plan.unit]
+    dtype = arguments[-2].dtype
     return plgpu.kernel(
         functools.partial(_backward_q_kernel, plan=plan),
         out_type=jax.ShapeDtypeStruct((plan.lists * plan.tiles * ROWS, plan.lanes), jnp.float32),
@@ -145,13 +171,20 @@ def _backward_q(plan: Plan, arguments, interpret):
 
 def _backward_kv(plan: Plan, arguments, interpret):
     """Two float32 [E, J, size, lanes]."""
-    unit, (*arguments, k, v, k_order) = UNITS[plan.unit], arguments
+    unit = UNITS[plan.unit]
+    (*arguments, k, v, k_order) = arguments
     parts = plan.blocks * plan.size // plan.held
-    # a tile of the matrix unit may be more keys than are held; what it finds of the others is dropped
+    # a tile of the matrix unit may be more keys than are held; what it finds of the others is
+    # dropped
     k_order = jnp.pad(k_order, ((0, 0), (0, unit.tile - plan.held)))
     found = plgpu.kernel(
         functools.partial(_backward_kv_kernel, plan=plan),
-        out_type=[jax.ShapeDtypeStruct((plan.lists * parts * unit.compute * unit.tile, plan.lanes), jnp.float32)] * 2,
+        out_type=[
+            jax.ShapeDtypeStruct(
+                (plan.lists * parts * unit.compute * unit.tile, plan.lanes), jnp.float32
+            )
+        ]
+        * 2,
         scratch_types=[
             tiles((unit.tile, plan.lanes), k.dtype),
             tiles((unit.tile, plan.lanes), k.dtype),
@@ -167,7 +200,7 @@ def _backward_kv(plan: Plan, arguments, interpret):
     return [x.reshape(plan.lists, plan.blocks, plan.size, plan.lanes) for x in found]
 
 
-# --- Kernels ---------------------------------------------------------------------------------------------------------
+# --- Kernels --------------------------------------------------------------------------------------
 
 
 def _forward_kernel(
@@ -181,13 +214,19 @@ def _forward_kernel(
 
     def visit(slot, carry):
         top, total, acc = carry
-        scores = unit.product(row_ring.at[wg].at[slot], k_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+        scores = unit.product(row_ring.at[wg].at[slot], k_ring.at[slot].transpose((1, 0))) * (
+            plan.scale * LOG2_E
+        )
         scores = _mask(scores, order_ring.at[slot, wg], k_order_ring.at[slot], unit)
         new_top = jnp.maximum(top, scores.max(axis=1))
         weights = jnp.exp2(scores - spread(new_top, scores.shape, 0))
         shrink = jnp.exp2(top - new_top)
         total = total * shrink + weights.sum(axis=1)
-        return new_top, total, unit.shrink_and_add(acc, shrink, weights.astype(v_ring.dtype), v_ring.at[slot])
+        return (
+            new_top,
+            total,
+            unit.shrink_and_add(acc, shrink, weights.astype(v_ring.dtype), v_ring.at[slot]),
+        )
 
     def compute():
         @pl.loop(0, count)
@@ -199,7 +238,9 @@ def _forward_kernel(
                 full((unit.tile,), 0, column),
                 full((unit.tile, plan.lanes), 0, unit.layout),
             )
-            top, total, acc = visits(tile * parts, (tile + 1) * parts, filled, emptied, visit, start, plan.steps)
+            top, total, acc = visits(
+                tile * parts, (tile + 1) * parts, filled, emptied, visit, start, plan.steps
+            )
             nothing = total == 0.0
             divisor = jnp.where(nothing, 1.0, total)
             own = pl.ds(tile_at(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
@@ -212,8 +253,16 @@ def _forward_kernel(
         at = tile_at(tile, plan)
         return (*own_rows(rows, at, unit.tile, unit), order.at[at], *keys)
 
-    rings = (*(row_ring.at[i] for i in range(unit.compute)), order_ring, k_ring, v_ring, k_order_ring)
-    split(wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps))
+    rings = (
+        *(row_ring.at[i] for i in range(unit.compute)),
+        order_ring,
+        k_ring,
+        v_ring,
+        k_order_ring,
+    )
+    split(
+        wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps)
+    )
 
 
 def _backward_q_kernel(
@@ -227,7 +276,9 @@ def _backward_q_kernel(
 
     def visit(slot, acc):
         lse, delta = (_load(sums_ring.at[slot, i, wg], unit, 1) for i in range(2))
-        scores = unit.product(row_ring.at[wg].at[slot], k_ring.at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+        scores = unit.product(row_ring.at[wg].at[slot], k_ring.at[slot].transpose((1, 0))) * (
+            plan.scale * LOG2_E
+        )
         scores = _mask(scores, order_ring.at[slot, wg], k_order_ring.at[slot], unit)
         weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 0))
         d_weights = unit.product(d_ring.at[wg].at[slot], v_ring.at[slot].transpose((1, 0)))
@@ -237,17 +288,31 @@ def _backward_q_kernel(
     def compute():
         @pl.loop(0, count)
         def _(tile):
-            acc = visits(tile * parts, (tile + 1) * parts, filled, emptied, visit, unit.zero(0), plan.steps)
+            acc = visits(
+                tile * parts, (tile + 1) * parts, filled, emptied, visit, unit.zero(0), plan.steps
+            )
             own = pl.ds(tile_at(first + tile, plan) * ROWS + wg * unit.tile, unit.tile)
             dq.at[own][...] = unit.value(acc, 0) * plan.scale
 
     def sources(step):
         tile = first + jax.lax.div(step, jnp.int32(parts))
         keys = key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
-        return (*row_sources(rows, d_rows, sums, order, tile_at(tile, plan), unit.tile, unit), *keys)
+        return (
+            *row_sources(rows, d_rows, sums, order, tile_at(tile, plan), unit.tile, unit),
+            *keys,
+        )
 
-    rings = (*row_slots(row_ring, d_ring, unit), sums_ring, order_ring, k_ring, v_ring, k_order_ring)
-    split(wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps))
+    rings = (
+        *row_slots(row_ring, d_ring, unit),
+        sums_ring,
+        order_ring,
+        k_ring,
+        v_ring,
+        k_order_ring,
+    )
+    split(
+        wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps)
+    )
 
 
 def _backward_kv_kernel(
@@ -257,14 +322,18 @@ def _backward_kv_kernel(
     row, part, wg = (jax.lax.axis_index(name) for name in ("row", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
     parts = plan.size // plan.held
-    block, within = jax.lax.div(part, jnp.int32(parts)), jax.lax.rem(part, jnp.int32(parts)) * plan.held
+    block = jax.lax.div(part, jnp.int32(parts))
+    within = jax.lax.rem(part, jnp.int32(parts)) * plan.held
     turns = ROWS // (SHARE * unit.compute)
-    first, count = tile_at(starts[row, block], plan) * turns, (starts[row, block + 1] - starts[row, block]) * turns
+    first = tile_at(starts[row, block], plan) * turns
+    count = (starts[row, block + 1] - starts[row, block]) * turns
 
     def compute():
         batch, place = plan.order(row, block)
         keys = plgpu.load(
-            k_order.at[batch, pl.ds(place + within, unit.tile)], layout=unit.layout.reduce(1), optimized=False
+            k_order.at[batch, pl.ds(place + within, unit.tile)],
+            layout=unit.layout.reduce(1),
+            optimized=False,
         )
         plgpu.barrier_wait(loaded)
 
@@ -272,14 +341,18 @@ def _backward_kv_kernel(
             dk_acc, dv_acc = carry
             lse, delta = (_load(sums_ring.at[slot, i, wg], unit, 0) for i in range(2))
             queries = _load(order_ring.at[slot, wg], unit, 0)
-            scores = unit.product(k_own, row_ring.at[wg].at[slot].transpose((1, 0))) * (plan.scale * LOG2_E)
+            scores = unit.product(k_own, row_ring.at[wg].at[slot].transpose((1, 0))) * (
+                plan.scale * LOG2_E
+            )
             seen = spread(keys, scores.shape, 0) <= spread(queries, scores.shape, 1)
             scores = jnp.where(seen, scores, MASKED)
             weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 1))
             dv_acc = unit.add(dv_acc, weights.astype(d_ring.dtype), d_ring.at[wg].at[slot], 1)
             d_weights = unit.product(v_own, d_ring.at[wg].at[slot].transpose((1, 0)))
             d_scores = weights * (d_weights - spread(delta, scores.shape, 1))
-            return unit.add(dk_acc, d_scores.astype(row_ring.dtype), row_ring.at[wg].at[slot], 0), dv_acc
+            return unit.add(
+                dk_acc, d_scores.astype(row_ring.dtype), row_ring.at[wg].at[slot], 0
+            ), dv_acc
 
         start = unit.zero(0), unit.zero(1)
         dk_acc, dv_acc = visits(0, count, filled, emptied, visit, start, plan.steps)
@@ -301,14 +374,17 @@ def _backward_kv_kernel(
 
 def _span(starts, plan: Plan):
     """The first of a thread block's tiles, and how many they are."""
-    row, block = jax.lax.axis_index("row"), jax.lax.axis_index("block")
+    row = jax.lax.axis_index("row")
+    block = jax.lax.axis_index("block")
     first = block * plan.span
     return first, jnp.clip(starts[row, plan.blocks] - first, 0, plan.span)
 
 
 def _mask(scores, queries, keys, unit):
     """Scores [queries, keys] with what is not seen MASKED, of references to their orders."""
-    seen = spread(_load(keys, unit, 0), scores.shape, 1) <= spread(_load(queries, unit, 1), scores.shape, 0)
+    seen = spread(_load(keys, unit, 0), scores.shape, 1) <= spread(
+        _load(queries, unit, 1), scores.shape, 0
+    )
     return jnp.where(seen, scores, MASKED)
 
 

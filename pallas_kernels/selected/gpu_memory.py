@@ -1,4 +1,5 @@
-"""What the GPU kernels of chosen blocks hold and copy: tiles of queries, parts of keys, and how they lie in memory.
+"""What the GPU kernels of chosen blocks hold and copy: tiles of queries, parts of keys, and how
+they lie in memory.
 
 Dimensions: those of ``gpu``.
 """
@@ -16,8 +17,8 @@ from pallas_kernels.matrix_units import SWIZZLE, UNITS, tiles
 from pallas_kernels.padding import pad
 from pallas_kernels.selected.tuning import TuningConfig
 
-# Rows of a tile; keys that its scores are computed of at a time; and rows that a warpgroup takes of it where it holds
-# keys.
+# Rows of a tile; keys that its scores are computed of at a time; and rows that a warpgroup takes of
+# it where it holds keys.
 ROWS, PART, SHARE = 128, 64, 64
 
 
@@ -51,7 +52,7 @@ class Plan:
         return jax.lax.div(row, jnp.int32(self.lists // self.batch)), block * self.size
 
 
-# --- What is copied --------------------------------------------------------------------------------------------------
+# --- What is copied -------------------------------------------------------------------------------
 
 
 def tile_at(tile, plan: Plan):
@@ -66,7 +67,12 @@ def own_rows(rows, at, own: int, unit):
 
 def row_sources(rows, d_rows, sums, order, at, own: int, unit):
     """All there is of these rows, for what ``row_slots`` and two rings more name."""
-    return *own_rows(rows, at, own, unit), *own_rows(d_rows, at, own, unit), sums.at[at], order.at[at]
+    return (
+        *own_rows(rows, at, own, unit),
+        *own_rows(d_rows, at, own, unit),
+        sums.at[at],
+        order.at[at],
+    )
 
 
 def row_slots(row_ring, d_ring, unit):
@@ -96,7 +102,7 @@ def key_rings(plan: Plan, dtype) -> list:
     return [keys, keys, plgpu.SMEM((plan.steps, PART), jnp.int32)]
 
 
-# --- How arrays lie in memory ----------------------------------------------------------------------------------------
+# --- How arrays lie in memory ---------------------------------------------------------------------
 
 
 def make_plan(rows: jax.Array, k: jax.Array, tuning: TuningConfig, interpret) -> Plan:
@@ -150,4 +156,8 @@ def by_warpgroup(x: jax.Array, unit, own: int) -> jax.Array:
 def flat_keys(k: jax.Array, v: jax.Array, k_order: jax.Array) -> list[jax.Array]:
     """[B K S, lanes] twice, and [B, S]."""
     k, v = (pad(x, SWIZZLE // x.dtype.itemsize, axis=4) for x in (k, v))
-    return [k.reshape(-1, k.shape[4]), v.reshape(-1, v.shape[4]), k_order.reshape(k_order.shape[0], -1)]
+    return [
+        k.reshape(-1, k.shape[4]),
+        v.reshape(-1, v.shape[4]),
+        k_order.reshape(k_order.shape[0], -1),
+    ]

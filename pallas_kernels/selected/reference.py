@@ -1,4 +1,6 @@
-"""Attention over chosen blocks as its definition reads, every query's keys copied side by side; runs in float64."""
+"""Attention over chosen blocks as its definition reads, every query's keys copied side by side;
+runs in float64.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,14 @@ def attention(
     *,
     size: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over the chosen blocks of k, v [B, S, K, H], as ``selected_attention``.
+    """Softmax attention of q [B, T, N, H] over the chosen blocks of k, v [B, S, K, H], as
+    ``selected_attention``.
 
-    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] in float32 or wider); 0 and -inf where nothing is seen.
-    Differentiable by JAX in both.
+    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] in float32 or wider); 0 and -inf where
+    nothing is seen. Differentiable by JAX in both.
     """
-    wide, groups = jnp.promote_types(jnp.float32, q.dtype), q.shape[2] // k.shape[2]
+    wide = jnp.promote_types(jnp.float32, q.dtype)
+    groups = q.shape[2] // k.shape[2]
     picks = jnp.repeat(picks, q.shape[2] // picks.shape[2], axis=2)
 
     def head(q, k, v, picks, q_order, k_order):
@@ -29,12 +33,17 @@ def attention(
         places = (picks[..., None] * size + jnp.arange(size)).reshape(picks.shape[0], -1)
         mask = jnp.repeat(picks >= 0, size, axis=1) & (k_order[places] <= q_order[:, None])
         seen = mask.any(axis=1)
-        scores = jnp.einsum("th,tsh->ts", q, k[places], preferred_element_type=wide, precision="highest")
-        # a row that sees nothing keeps finite scores up to the last step, so that its gradient is 0 and not NaN
+        scores = jnp.einsum(
+            "th,tsh->ts", q, k[places], preferred_element_type=wide, precision="highest"
+        )
+        # a row that sees nothing keeps finite scores up to the last step, so that its gradient is 0
+        # and not NaN
         scores = jnp.where(mask | ~seen[:, None], scores * q.shape[-1] ** -0.5, -jnp.inf)
         lse = jax.nn.logsumexp(scores, axis=-1)
         weights = (jnp.exp(scores - lse[:, None]) * seen[:, None]).astype(v.dtype)
-        out = jnp.einsum("ts,tsh->th", weights, v[places], preferred_element_type=wide, precision="highest")
+        out = jnp.einsum(
+            "ts,tsh->th", weights, v[places], preferred_element_type=wide, precision="highest"
+        )
         return out.astype(v.dtype), jnp.where(seen, lse, -jnp.inf)
 
     heads = jax.vmap(head, in_axes=(1, 1, 1, 1, None, None), out_axes=1)

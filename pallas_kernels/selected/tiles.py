@@ -1,11 +1,13 @@
-"""The inverse index of chosen blocks: which queries chose a block, in tiles that products can work on.
+"""The inverse index of chosen blocks: which queries chose a block, in tiles that products can work
+on.
 
-Of a chunk of queries with the same list heads, those that chose a block are gathered into tiles of R queries with all
-G heads of the list, so that small groups fill the products too and a block is read once per tile; every query then
-merges what its tiles found.
+Of a chunk of queries with the same list heads, those that chose a block are gathered into tiles of
+R queries with all G heads of the list, so that small groups fill the products too and a block is
+read once per tile; every query then merges what its tiles found.
 
-Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query (K or N),
-G = N / P query heads of a list, H head size, n picks, J blocks, C queries of a chunk, L tiles, R queries of a tile.
+Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query
+(K or N), G = N / P query heads of a list, H head size, n picks, J blocks, C queries of a chunk, L
+tiles, R queries of a tile.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from pallas_kernels.tokens import MASKED
 
 
 class Tiles(NamedTuple):
-    """block [L]: the block of each tile, in rising order. query [L, R]: the query of each row, C for none. row [C, n]:
-    where among the L R rows the query's pick is, L R for none. starts [J + 1]: the tiles of block j are starts[j] to
-    starts[j + 1]; those from starts[J] on hold nothing.
+    """block [L]: the block of each tile, in rising order. query [L, R]: the query of each row, C
+    for none. row [C, n]: where among the L R rows the query's pick is, L R for none. starts [J +
+    1]: the tiles of block j are starts[j] to starts[j + 1]; those from starts[J] on hold nothing.
     """
 
     block: jax.Array
@@ -42,21 +44,32 @@ def tile_count(picks: int, blocks: int, queries: int, multiple: int = 1) -> int:
 
 
 def tiles(picks: jax.Array, blocks: int, queries: int, multiple: int = 1) -> Tiles:
-    """The tiles of picks [C, n], -1 for none, ``queries`` of each, a multiple of them; static shapes hold any picks."""
+    """The tiles of picks [C, n], -1 for none, ``queries`` of each, a multiple of them; static
+    shapes hold any picks.
+    """
     count = tile_count(picks.size, blocks, queries, multiple)
     flat = jnp.where(picks < 0, blocks, picks).reshape(-1)
     order = jnp.argsort(flat)
     chosen = flat[order]
     pairs = jnp.zeros(blocks, jnp.int32).at[flat].add(1, mode="drop")
     needed = -(-pairs // queries)
-    ends, first = jnp.cumsum(needed, dtype=jnp.int32), jnp.cumsum(pairs) - pairs
+    ends = jnp.cumsum(needed, dtype=jnp.int32)
+    first = jnp.cumsum(pairs) - pairs
     rank = jnp.arange(picks.size) - first.at[chosen].get(mode="clip")
     row = (ends - needed).at[chosen].get(mode="clip") * queries + rank
     row = jnp.where(chosen < blocks, row, count * queries).astype(jnp.int32)
-    query = jnp.full(count * queries, picks.shape[0]).at[row].set(order // picks.shape[1], mode="drop")
-    block = jnp.searchsorted(ends, jnp.arange(count), side="right").clip(max=blocks - 1).astype(jnp.int32)
+    query = (
+        jnp.full(count * queries, picks.shape[0]).at[row].set(order // picks.shape[1], mode="drop")
+    )
+    block = (
+        jnp.searchsorted(ends, jnp.arange(count), side="right")
+        .clip(max=blocks - 1)
+        .astype(jnp.int32)
+    )
     row = jnp.zeros_like(row).at[order].set(row).reshape(picks.shape)
-    return Tiles(block, query.reshape(count, queries), row, jnp.concatenate([jnp.zeros(1, jnp.int32), ends]))
+    return Tiles(
+        block, query.reshape(count, queries), row, jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
+    )
 
 
 def gather(x: jax.Array, query: jax.Array) -> jax.Array:
@@ -76,10 +89,14 @@ def scatter(x: jax.Array, tiles: Tiles, groups: int, fill: float) -> jax.Array:
     return rows.at[tiles.row].get(mode="fill", fill_value=fill)
 
 
-def merge(out: jax.Array, lse: jax.Array, tiles: Tiles, groups: int, dtype) -> tuple[jax.Array, jax.Array]:
-    """(out [C, G, H], lse [C, G]) of every query over all its picks, 0 and -inf where it sees nothing.
+def merge(
+    out: jax.Array, lse: jax.Array, tiles: Tiles, groups: int, dtype
+) -> tuple[jax.Array, jax.Array]:
+    """(out [C, G, H], lse [C, G]) of every query over all its picks, 0 and -inf where it sees
+    nothing.
 
-    out [L, R G, H], lse [L, R G]: of every tile's rows over its block; MASKED, or about it, where a row sees nothing.
+    out [L, R G, H], lse [L, R G]: of every tile's rows over its block; MASKED, or about it, where a
+    row sees nothing.
     """
     lse = scatter(lse, tiles, groups, MASKED)
     best = jnp.max(lse, axis=1, keepdims=True)
@@ -92,11 +109,13 @@ def merge(out: jax.Array, lse: jax.Array, tiles: Tiles, groups: int, dtype) -> t
     return out.astype(dtype), jnp.where(seen, jnp.log(total) + best[:, 0], -jnp.inf)
 
 
-# --- Rows, lists and chunks ------------------------------------------------------------------------------------------
+# --- Rows, lists and chunks -----------------------------------------------------------------------
 
 
 def cut(x: jax.Array, lists: int, chunk: int) -> jax.Array:
-    """[B, T, N, H] -> [B, P, chunks, C, G, H], filled up: with queries that see nothing, and picks of block 0."""
+    """[B, T, N, H] -> [B, P, chunks, C, G, H], filled up: with queries that see nothing, and picks
+    of block 0.
+    """
     x = pad(x, chunk)
     x = x.reshape(x.shape[0], -1, chunk, lists, x.shape[2] // lists, x.shape[3])
     return x.transpose(0, 3, 1, 2, 4, 5)
@@ -110,7 +129,9 @@ def cut_picks(picks: jax.Array, chunk: int) -> jax.Array:
 def cut_order(order: jax.Array, chunk: int) -> jax.Array:
     """[B, T] -> [B, chunks, C]; what is filled up comes before every key."""
     size = -order.shape[1] % chunk
-    return jnp.pad(order, ((0, 0), (0, size)), constant_values=-1).reshape(order.shape[0], -1, chunk)
+    return jnp.pad(order, ((0, 0), (0, size)), constant_values=-1).reshape(
+        order.shape[0], -1, chunk
+    )
 
 
 def join(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -119,7 +140,9 @@ def join(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return x.reshape(shape[0], -1, *shape[2:])[:, : shape[1]]
 
 
-def cut_keys(k: jax.Array, v: jax.Array, k_order: jax.Array, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def cut_keys(
+    k: jax.Array, v: jax.Array, k_order: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(k, v [B, K, J, size, H], order [B, J, size])."""
     k, v = (x.reshape(x.shape[0], -1, size, *x.shape[2:]).transpose(0, 3, 1, 2, 4) for x in (k, v))
     return k, v, k_order.reshape(k_order.shape[0], -1, size)

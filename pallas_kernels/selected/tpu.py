@@ -1,12 +1,15 @@
-"""Attention over chosen blocks on TPU (Mosaic): a grid step is one tile of queries and the block that they chose.
+"""Attention over chosen blocks on TPU (Mosaic): a grid step is one tile of queries and the block
+that they chose.
 
-The block of each tile is prefetched into scalar memory, where the index maps read it, so that keys are fetched ahead
-and only where the block changes. The tiles of a block follow each other: its keys' gradients stay in VMEM from the
-first to the last, and are added to those of the chunks before, in place; blocks that nobody chose are not touched.
-Scores lie transposed, keys along sublanes and queries along lanes, which tiles fill whatever the size of a block.
+The block of each tile is prefetched into scalar memory, where the index maps read it, so that keys
+are fetched ahead and only where the block changes. The tiles of a block follow each other: its
+keys' gradients stay in VMEM from the first to the last, and are added to those of the chunks
+before, in place; blocks that nobody chose are not touched. Scores lie transposed, keys along
+sublanes and queries along lanes, which tiles fill whatever the size of a block.
 
-Rows of queries are gathered by XLA. A copy per row from within the kernel would save writing and reading them once, but
-takes as many copies of a few hundred bytes to start as a tile has queries, which is more than its products take.
+Rows of queries are gathered by XLA. A copy per row from within the kernel would save writing and
+reading them once, but takes as many copies of a few hundred bytes to start as a tile has queries,
+which is more than its products take.
 
 Dimensions: E lists of all rows, L tiles, R G rows of a tile, J blocks, H head size.
 """
@@ -38,14 +41,18 @@ LANES = 128
 
 
 def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str | None:
-    """Why q [B, T, N, H] cannot attend by so many lists to blocks of this size in so many tiles, or None."""
+    """Why q [B, T, N, H] cannot attend by so many lists to blocks of this size in so many tiles, or
+    None.
+    """
     if size % 8 or size > 512:
         return f"{size=} must be a multiple of 8 up to 512"
     return None if tiles <= MAX_TILES else f"{tiles} tiles at a time are more than {MAX_TILES}"
 
 
 def tile_rows(tuning: TuningConfig, mean: int) -> int:
-    """Rows of a tile, where so many choose a block in the mean: full lanes, but few that are empty."""
+    """Rows of a tile, where so many choose a block in the mean: full lanes, but few that are
+    empty.
+    """
     return max(LANES, min(tuning.rows, mean) // LANES * LANES)
 
 
@@ -63,9 +70,9 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """(out [E, L, R G, H] in v's dtype, lse float32 [E, L, R G]) of tiles, each over its own block.
 
-    rows [E, L, R G, H], order int32 [E, L, R G]; k, v [B, K, J, size, H], k_order int32 [B, J, size]; block int32
-    [E, L], starts int32 [E, J + 1] as in ``Tiles``. A row that sees nothing has an lse about MASKED. Tiles past
-    starts[J] are not written.
+    rows [E, L, R G, H], order int32 [E, L, R G]; k, v [B, K, J, size, H], k_order int32 [B, J,
+    size]; block int32 [E, L], starts int32 [E, J + 1] as in ``Tiles``. A row that sees nothing has
+    an lse about MASKED. Tiles past starts[J] are not written.
     """
     lists, tiles, width, head_dim = rows.shape
     specs = _Specs(lists, k.shape)
@@ -90,12 +97,24 @@ def forward(
 
 
 def backward(
-    rows, d_rows, sums, order, k, v, k_order, block, starts, d_keys, *, tuning: TuningConfig, interpret=False
+    rows,
+    d_rows,
+    sums,
+    order,
+    k,
+    v,
+    k_order,
+    block,
+    starts,
+    d_keys,
+    *,
+    tuning: TuningConfig,
+    interpret=False,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """(dq of every tile float32 [E, L, R G, H], d_keys with what these tiles add).
 
-    d_rows [E, L, R G, H]; sums float32 [E, L, 2, R G], lse and delta; d_keys: two float32 [E, J, size, H], of keys and
-    of values; the rest as for ``forward``.
+    d_rows [E, L, R G, H]; sums float32 [E, L, 2, R G], lse and delta; d_keys: two float32 [E, J,
+    size, H], of keys and of values; the rest as for ``forward``.
     """
     lists, tiles, width, head_dim = rows.shape
     specs = _Specs(lists, k.shape)
@@ -121,11 +140,22 @@ def backward(
         interpret=interpret,
         cost_estimate=_estimate(rows, k, products=5, moved=4),
         name="selected_backward",
-    )(block, starts[:, -1], rows, d_rows, sums, order[:, :, None], k, v, k_order[..., None], *d_keys)
+    )(
+        block,
+        starts[:, -1],
+        rows,
+        d_rows,
+        sums,
+        order[:, :, None],
+        k,
+        v,
+        k_order[..., None],
+        *d_keys,
+    )
     return dq, tuple(d_keys)
 
 
-# --- Kernels ---------------------------------------------------------------------------------------------------------
+# --- Kernels --------------------------------------------------------------------------------------
 
 
 def _forward_kernel(block, used, rows, order, k, v, k_order, out, lse, *, scale):
@@ -142,13 +172,15 @@ def _forward_kernel(block, used, rows, order, k, v, k_order, out, lse, *, scale)
 def _backward_kernel(
     block, used, rows, d_rows, sums, order, k, v, k_order, dk_before, dv_before, dq, dk, dv, *, scale
 ):  # fmt: skip
-    row, tile = pl.program_id(0), pl.program_id(1)
+    row = pl.program_id(0)
+    tile = pl.program_id(1)
     last = jnp.maximum(used[row] - 1, 0)
     now, before = (block[row, jnp.clip(x, 0, last)] for x in (tile, tile - 1))
 
     @pl.when((tile == 0) | (now != before))
     def _():
-        dk[...], dv[...] = dk_before[...], dv_before[...]
+        dk[...] = dk_before[...]
+        dv[...] = dv_before[...]
 
     @pl.when(tile < used[row])
     def _():
@@ -174,12 +206,13 @@ def _dot(a, b, a_axis: int, b_axis: int):
     return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
-# --- What a grid step holds ------------------------------------------------------------------------------------------
+# --- What a grid step holds -----------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Specs:
-    """Blocks of a grid step (list, tile); steps past the last tile in use stay at it, so that nothing is fetched.
+    """Blocks of a grid step (list, tile); steps past the last tile in use stay at it, so that
+    nothing is fetched.
 
     keys_shape [B, K, J, size, H].
     """
@@ -189,7 +222,9 @@ class _Specs:
 
     def tile(self, rows: int, lanes: int) -> pl.BlockSpec:
         """Of [E, L, rows, lanes]."""
-        return pl.BlockSpec((1, 1, rows, lanes), lambda e, l, block, used: (e, _tile(e, l, used), 0, 0))
+        return pl.BlockSpec(
+            (1, 1, rows, lanes), lambda e, l, block, used: (e, _tile(e, l, used), 0, 0)
+        )
 
     def keys(self) -> list[pl.BlockSpec]:
         """Of keys, values and the order of keys [B, J, size, 1]."""
@@ -197,9 +232,17 @@ class _Specs:
         lists = self.lists // batch
 
         def at(e, l, block, used):
-            # // and % would ask which TPU this is, which is not known while compiling for one that is not here
-            row, rest = jax.lax.div(e, jnp.int32(lists)), jax.lax.rem(e, jnp.int32(lists))
-            return row, jax.lax.div(rest * heads, jnp.int32(lists)), block[e, _tile(e, l, used)], 0, 0
+            # // and % would ask which TPU this is, which is not known while compiling for one that
+            # is not here
+            row = jax.lax.div(e, jnp.int32(lists))
+            rest = jax.lax.rem(e, jnp.int32(lists))
+            return (
+                row,
+                jax.lax.div(rest * heads, jnp.int32(lists)),
+                block[e, _tile(e, l, used)],
+                0,
+                0,
+            )
 
         def order_at(*step):
             row, _, *rest = at(*step)
@@ -211,7 +254,8 @@ class _Specs:
     def sums(self) -> pl.BlockSpec:
         """Of [E, J, size, H]."""
         return pl.BlockSpec(
-            (1, 1, *self.keys_shape[3:]), lambda e, l, block, used: (e, block[e, _tile(e, l, used)], 0, 0)
+            (1, 1, *self.keys_shape[3:]),
+            lambda e, l, block, used: (e, block[e, _tile(e, l, used)], 0, 0),
         )
 
 
@@ -220,7 +264,9 @@ def _tile(e, l, used):
 
 
 def _params() -> pltpu.CompilerParams:
-    return pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT)
+    return pltpu.CompilerParams(
+        dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
+    )
 
 
 def _estimate(rows: jax.Array, k: jax.Array, products: int, moved: int) -> pl.CostEstimate:

@@ -9,10 +9,11 @@ from pallas_kernels.cost import Cost
 
 @dataclasses.dataclass(frozen=True)
 class TuningConfig:
-    """chunk: most queries of all rows whose tiles are in memory at once. rows: most rows of a tile (queries x heads).
+    """chunk: most queries of all rows whose tiles are in memory at once. rows: most rows of a tile
+    (queries x heads).
 
-    On GPU tiles have 128 rows; steps: tiles in flight, on TPU there are always two; span: tiles that a thread block
-    goes through; matrix_unit: "wgmma" (Hopper) or "tcgen05" (Blackwell).
+    On GPU tiles have 128 rows; steps: tiles in flight, on TPU there are always two; span: tiles
+    that a thread block goes through; matrix_unit: "wgmma" (Hopper) or "tcgen05" (Blackwell).
     """
 
     chunk: int = 4096
@@ -43,17 +44,27 @@ def cost(
     size: int,
     passes: int,
 ) -> Cost:
-    """Cost of "forward" or "backward" of causal rows q [B, T, N, H] and k [B, S, K, H] that choose so many blocks.
+    """Cost of "forward" or "backward" of causal rows q [B, T, N, H] and k [B, S, K, H] that choose
+    so many blocks.
 
-    passes: how often the backward pass computes the weights again. Counted are, for every query and block it chose, the
-    rows of queries that are copied into tiles and read there, and what is found, written, put side by side and summed;
-    not the keys, which every chunk of queries reads once, nor the rows that fill up the tiles.
+    passes: how often the backward pass computes the weights again. Counted are, for every query and
+    block it chose, the rows of queries that are copied into tiles and read there, and what is
+    found, written, put side by side and summed; not the keys, which every chunk of queries reads
+    once, nor the rows that fill up the tiles.
     """
     batch, queries, heads, head_dim = q_shape
     blocks = k_shape[1] // size
     chosen = batch * heads * sum(min(picks, 1 + t * blocks // queries) for t in range(queries))
     if kernel == "forward":
-        products, exponentials, moved = 2, 1, 3 * itemsize + 4 * itemsize
+        products = 2
+        exponentials = 1
+        moved = 3 * itemsize + 4 * itemsize
     else:
-        products, exponentials, moved = 3 + 2 * passes, passes, (4 + 2 * passes) * itemsize + 4 * 4
-    return Cost(products * 2 * head_dim * chosen * size, exponentials * chosen * size, moved * chosen * head_dim)
+        products = 3 + 2 * passes
+        exponentials = passes
+        moved = (4 + 2 * passes) * itemsize + 4 * 4
+    return Cost(
+        products * 2 * head_dim * chosen * size,
+        exponentials * chosen * size,
+        moved * chosen * head_dim,
+    )

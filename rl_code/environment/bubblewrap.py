@@ -1,8 +1,8 @@
 """The command line of bubblewrap: what of this machine the inside of the sandbox sees.
 
-The system's programs and libraries and Python's standard library, read-only; no installed packages, which may hold
-solutions; no home, no /etc but for the linker's cache, no devices but null, zero, full and random; an own network
-namespace without a way out.
+The system's programs and libraries and Python's standard library, read-only; no installed packages,
+which may hold solutions; no home, no /etc but for the linker's cache, no devices but null, zero,
+full and random; an own network namespace without a way out.
 """
 
 from __future__ import annotations
@@ -49,16 +49,34 @@ def environment() -> dict[str, str]:
     }
 
 
-def arguments(program: str, descriptors: dict[str, int], root: bool, nested: bool, workspace_mb: int) -> list[str]:
-    """The command up to and including the interpreter and START; one more argument, the limits, belongs to it.
+def arguments(
+    program: str, descriptors: dict[str, int], root: bool, nested: bool, workspace_mb: int
+) -> list[str]:
+    """The command up to and including the interpreter and START; one more argument, the limits,
+    belongs to it.
 
     program: bwrap. descriptors: of the files to copy in, by their path inside, open for reading.
-    root: started as root, without a user namespace; the zygote changes its user. nested: sessions get namespaces of
-    their own, so only the places to mount on are made; otherwise this is a single session's sandbox.
+    root: started as root, without a user namespace; the zygote changes its user. nested: sessions
+    get namespaces of their own, so only the places to mount on are made; otherwise this is a single
+    session's sandbox.
     """
     python, prefix = interpreter()
-    line = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    line += ["--as-pid-1", "--die-with-parent", "--new-session", "--hostname", "sandbox", "--clearenv"]
+    line = [
+        program,
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+    ]
+    line += [
+        "--as-pid-1",
+        "--die-with-parent",
+        "--new-session",
+        "--hostname",
+        "sandbox",
+        "--clearenv",
+    ]
     if not root:
         line += ["--unshare-user"]
     for name, value in environment().items():
@@ -107,6 +125,11 @@ def _hide_packages(prefix: str) -> list[str]:
     for root, shown in roots.items():
         for folder in sorted(root.glob("python3*/*-packages")):
             if folder.name in _PACKAGES and folder.is_dir():
-                line += ["--perms", "0755", "--tmpfs", f"{shown}/{folder.parent.name}/{folder.name}"]
+                line += [
+                    "--perms",
+                    "0755",
+                    "--tmpfs",
+                    f"{shown}/{folder.parent.name}/{folder.name}",
+                ]
                 line += ["--remount-ro", f"{shown}/{folder.parent.name}/{folder.name}"]
     return line

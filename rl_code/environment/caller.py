@@ -1,4 +1,6 @@
-"""Calls into processes that are not trusted: a socket to a fork of the session, and what may come back over it."""
+"""Calls into processes that are not trusted: a socket to a fork of the session, and what may come
+back over it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ _BROUGHT_DOWN = {"status": KILLED, "timed_out": False}
 class CallResult:
     """What one call came to. value: made of exact builtin types. error: one line, "" when ok.
 
-    cause: "" when ok, else "raised", "exited" (sys.exit, os._exit), "killed" (a crash or a limit), "timeout", "not_run"
-    (an earlier call used up the time).
+    cause: "" when ok, else "raised", "exited" (sys.exit, os._exit), "killed" (a crash or a limit),
+    "timeout", "not_run" (an earlier call used up the time).
     """
 
     value: Any
@@ -48,7 +50,9 @@ class Child:
         self._ending: dict[str, Any] | None = None
         with remote:
             try:
-                connection.send({**request, "timeout": timeout_s}, [remote.fileno()], of_candidate=True)
+                connection.send(
+                    {**request, "timeout": timeout_s}, [remote.fileno()], of_candidate=True
+                )
                 connection.busy = True
             except Lost:
                 self._ending = _BROUGHT_DOWN
@@ -61,7 +65,9 @@ class Child:
         wire.write_frame(self._channel, text)
 
     def receive(self) -> Any:
-        """The value of the next frame; None when the process has ended. Raises OSError, WireError."""
+        """The value of the next frame; None when the process has ended. Raises OSError,
+        WireError.
+        """
         try:
             frame = wire.read_frame(self._channel, candidate.FRAME_BYTES)
         except ConnectionResetError:  # it ended without having read everything
@@ -69,7 +75,9 @@ class Child:
         return None if frame is None else wire.loads(frame)
 
     def ending(self, said_s: float) -> tuple[str, str]:
-        """Ends the process, if it has not; why it ended, in words and as the cause of a CallResult."""
+        """Ends the process, if it has not; why it ended, in words and as the cause of a
+        CallResult.
+        """
         ended = self._wait()
         code = ended["status"]
         if ended["timed_out"]:
@@ -100,7 +108,8 @@ class Child:
 class Caller(Child):
     """A process that has imported the candidate's file and answers calls until it or its time ends.
 
-    calls: texts of calls to answer first, each fetched with ``result``; said_s: the time limit to name in errors.
+    calls: texts of calls to answer first, each fetched with ``result``; said_s: the time limit to
+    name in errors.
     """
 
     def __init__(
@@ -115,13 +124,20 @@ class Caller(Child):
         self.ended = False
         self._entry_point = entry_point
         self._said_s = timeout_s if said_s is None else said_s
-        request = {"op": "call", "path": path, "entry_point": entry_point, "calls": list(calls), "more": not calls}
+        request = {
+            "op": "call",
+            "path": path,
+            "entry_point": entry_point,
+            "calls": list(calls),
+            "more": not calls,
+        }
         super().__init__(connection, request, timeout_s)
 
     def call(self, args: tuple, kwargs: dict[str, Any]) -> CallResult:
         """Calls the entry point. Raises ValueError for arguments that the wire does not carry."""
         text = call_text(self._entry_point, args, kwargs)
-        with contextlib.suppress(OSError):  # a process that is gone answers nothing, which is noticed below
+        # a process that is gone answers nothing, which is noticed below
+        with contextlib.suppress(OSError):
             self.send(text)
         return self.result()
 
@@ -133,7 +149,9 @@ class Caller(Child):
                     return CallResult(value, "", True)
                 case ("error", str(name), str(message)):
                     error = one_line(f"{name}: {message}" if message else name)
-                    return CallResult(None, error, False, "exited" if name == "SystemExit" else "raised")
+                    return CallResult(
+                        None, error, False, "exited" if name == "SystemExit" else "raised"
+                    )
                 case None:
                     self.ended = True
                     error, cause = self.ending(self._said_s)
@@ -153,7 +171,9 @@ def one_line(text: str) -> str:
 
 
 def call_text(entry_point: str, args: tuple, kwargs: dict[str, Any]) -> str:
-    """A call as the candidate's process reads it. Raises ValueError for arguments that the wire does not carry."""
+    """A call as the candidate's process reads it. Raises ValueError for arguments that the wire
+    does not carry.
+    """
     try:
         return wire.dumps((args, kwargs))
     except wire.WireError as error:
@@ -161,8 +181,12 @@ def call_text(entry_point: str, args: tuple, kwargs: dict[str, Any]) -> str:
 
 
 def answer_text(result: CallResult) -> str:
-    """A call's result as the proxy reads it. Where there is no exception to name, the name is empty."""
+    """A call's result as the proxy reads it. Where there is no exception to name, the name is
+    empty.
+    """
     if result.ok:
         return wire.dumps(("value", result.value))
-    name, _, message = result.error.partition(": ") if result.cause == "raised" else ("", "", result.error)
+    name, _, message = (
+        result.error.partition(": ") if result.cause == "raised" else ("", "", result.error)
+    )
     return wire.dumps(("error", name, message))

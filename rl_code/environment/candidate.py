@@ -1,4 +1,5 @@
-"""What runs in the forked child of a session: the candidate's function, or the tests that call it through a proxy.
+"""What runs in the forked child of a session: the candidate's function, or the tests that call it
+through a proxy.
 
 The two never share a process, nor a sandbox. Frames on the channel are values of ``wire``:
   to a candidate    (args, kwargs)
@@ -30,8 +31,12 @@ class CandidateError(Exception):
     """Raised by the proxy for what no builtin exception names."""
 
 
-def serve(channel: socket.socket, path: str, entry_point: str, calls: list[str], more: bool) -> None:
-    """Imports the file at ``path`` and answers ``calls``, then, if ``more``, those that come until the end."""
+def serve(
+    channel: socket.socket, path: str, entry_point: str, calls: list[str], more: bool
+) -> None:
+    """Imports the file at ``path`` and answers ``calls``, then, if ``more``, those that come until
+    the end.
+    """
     answer = _answerer(path, entry_point)
     for call in calls:
         wire.write_frame(channel, answer(call))
@@ -57,7 +62,8 @@ def check(channel: socket.socket, entry_point: str, statements: list[str]) -> No
 def describe(error: BaseException) -> tuple[str, str]:
     """The name and the short message of an exception whose class need not be honest."""
     try:
-        name, message = type(error).__name__, str(error)
+        name = type(error).__name__
+        message = str(error)
         if isinstance(error, SyntaxError):
             message = f"{error.msg} (line {error.lineno}: {(error.text or '').strip()})"
     except BaseException as inner:
@@ -83,7 +89,13 @@ def _answerer(path: str, entry_point: str) -> Callable[[str], str]:
             try:
                 return wire.dumps(("value", value))
             except wire.WireError as error:
-                return wire.dumps(("error", "TypeError", f"{entry_point} returned what tests cannot compare: {error}"))
+                return wire.dumps(
+                    (
+                        "error",
+                        "TypeError",
+                        f"{entry_point} returned what tests cannot compare: {error}",
+                    )
+                )
         except BaseException as error:  # as above
             return wire.dumps(("error", *describe(error)))
 
@@ -91,7 +103,9 @@ def _answerer(path: str, entry_point: str) -> Callable[[str], str]:
 
 
 def _load(path: str) -> types.ModuleType:
-    """The module in the file at ``path``, under the name that an import from the workspace's root would give it."""
+    """The module in the file at ``path``, under the name that an import from the workspace's root
+    would give it.
+    """
     with open(path, encoding="utf-8") as file:
         source = file.read()
     name = path.removesuffix(".py").replace("/", ".")
@@ -111,7 +125,9 @@ def _load(path: str) -> types.ModuleType:
 
 
 class _Proxy:
-    """Stands for the candidate's function in a test: sends the arguments out, returns or raises what comes back."""
+    """Stands for the candidate's function in a test: sends the arguments out, returns or raises
+    what comes back.
+    """
 
     def __init__(self, channel: socket.socket, name: str):
         self._channel = channel
@@ -122,7 +138,9 @@ class _Proxy:
         try:
             text = wire.dumps(("call", args, kwargs))
         except wire.WireError as error:
-            raise TypeError(f"{self.__name__} is called with an argument that cannot be sent to it: {error}") from error
+            raise TypeError(
+                f"{self.__name__} is called with an argument that cannot be sent to it: {error}"
+            ) from error
         wire.write_frame(self._channel, text)
         reply = wire.read_frame(self._channel, 2 * FRAME_BYTES)
         if reply is None:
@@ -143,7 +161,9 @@ def _short(value: Any) -> str:
 
 
 def _exception(name: str, message: str) -> Exception:
-    """The builtin exception of that name, so that tests which expect one see it; else CandidateError."""
+    """The builtin exception of that name, so that tests which expect one see it; else
+    CandidateError.
+    """
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:

@@ -1,7 +1,8 @@
 """Memory and process limits by cgroup, version 1 or 2, where this process may create one.
 
-Limits of resources hold for one process each; a cgroup holds for all processes of a sandbox together. Where none can be
-made the sandbox goes without: every process stays limited, and so does their number.
+Limits of resources hold for one process each; a cgroup holds for all processes of a sandbox
+together. Where none can be made the sandbox goes without: every process stays limited, and so does
+their number.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _PREFIX = "rl_code-"
 _SETTLE_S = 2.0
 _numbers = itertools.count()
 
-# By controller: the file that only its cgroups have, and per file what to write; {} takes the limit.
+# By controller: the file that only its cgroups have, and per file what to write; {} takes the
+# limit.
 _FILES = {
     ("memory", 1): {"memory.limit_in_bytes": "{}"},
     ("memory", 2): {"memory.max": "{}"},
@@ -28,17 +30,23 @@ _FILES = {
 def parents() -> dict[str, tuple[Path, int]]:
     """By controller, a folder in which this process can make limited cgroups, and the version."""
     mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    own = dict(
+        line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()
+    )
     found: dict[str, tuple[Path, int]] = {}
     for fields in mounts:
-        kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
+        kind = fields[fields.index("-") + 1]
+        options = fields[-1].split(",")
         if kind not in ("cgroup", "cgroup2"):
             continue
         version = 1 if kind == "cgroup" else 2
         for controller in ("memory", "pids"):
             if controller in found or (version == 1 and controller not in options):
                 continue
-            path = next((path for names, path in own.items() if controller in names.split(",")), own.get("", "/"))
+            path = next(
+                (path for names, path in own.items() if controller in names.split(",")),
+                own.get("", "/"),
+            )
             for parent in (Path(fields[4] + path), Path(fields[4])):
                 if _usable(parent, controller, version):
                     found[controller] = (parent, version)
@@ -47,7 +55,9 @@ def parents() -> dict[str, tuple[Path, int]]:
 
 
 def _usable(parent: Path, controller: str, version: int) -> bool:
-    """Whether a new folder in ``parent`` limits ``controller``; sweeps folders of processes that are gone."""
+    """Whether a new folder in ``parent`` limits ``controller``; sweeps folders of processes that
+    are gone.
+    """
     if not os.access(parent, os.W_OK):
         return False
     for stale in parent.glob(f"{_PREFIX}*"):
@@ -105,7 +115,9 @@ class Cgroups:
         return folders
 
     def release(self, folders: list[Path]) -> None:
-        """Removes cgroups whose processes have been killed; one that does not empty is left to the next start."""
+        """Removes cgroups whose processes have been killed; one that does not empty is left to the
+        next start.
+        """
         deadline = time.monotonic() + _SETTLE_S
         while folders := [folder for folder in folders if not _remove(folder)]:
             if time.monotonic() > deadline:

@@ -1,6 +1,7 @@
 """When a value that a candidate returned counts as the expected one.
 
-Values arrive from the wire as exact builtin types, so ``==`` on them runs no code of the candidate's.
+Values arrive from the wire as exact builtin types, so ``==`` on them runs no code of the
+candidate's.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ _RELATIVE = 1e-7
 
 
 def accepts(case: Case, value: Any) -> bool:
-    """Whether ``value`` (plain, exact builtin types) is what the case expects, by the case's tolerance."""
+    """Whether ``value`` (plain, exact builtin types) is what the case expects, by the case's
+    tolerance.
+    """
     if case.tolerance is None:
         return same(value, case.expected)
     return close(value, case.expected, case.tolerance)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality that tells types apart at every depth: True is not 1, a list is not a tuple. NaN is NaN."""
+    """Equality that tells types apart at every depth: True is not 1, a list is not a tuple. NaN is
+    NaN.
+    """
     if type(a) is not type(b):
         return False
     if isinstance(a, list | tuple):
@@ -35,7 +40,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 def close(a: Any, b: Any, tolerance: float) -> bool:
-    """``a == b``, or the same lists, tuples and dicts of numbers no further apart than ``tolerance``.
+    """``a == b``, or the same lists, tuples and dicts of numbers no further apart than
+    ``tolerance``.
 
     A positive tolerance also forgives the rounding of large numbers: a relative difference of 1e-7.
     """

@@ -15,7 +15,14 @@ GRACE_S = 20.0
 
 _ERRORS = {
     kind.__name__: kind
-    for kind in (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError, FileExistsError, ValueError)
+    for kind in (
+        FileNotFoundError,
+        IsADirectoryError,
+        NotADirectoryError,
+        PermissionError,
+        FileExistsError,
+        ValueError,
+    )
 }
 
 
@@ -26,7 +33,8 @@ class Lost(Exception):
 class Connection:
     """A session in a slot. After it is lost every request raises the same exception again.
 
-    busy: a command answers on a socket of its own, and the session would take any request but one to stop it amiss.
+    busy: a command answers on a socket of its own, and the session would take any request but one
+    to stop it amiss.
     """
 
     def __init__(self, sandboxes: Sandboxes, slot: Slot):
@@ -36,15 +44,20 @@ class Connection:
         self.loss: Exception | None = None
         self.busy = False
 
-    def ask(self, request: dict[str, Any], seconds: float = 0.0, *, of_candidate: bool = False) -> Any:
+    def ask(
+        self, request: dict[str, Any], seconds: float = 0.0, *, of_candidate: bool = False
+    ) -> Any:
         """The answer to a request that takes ``seconds`` at most.
 
-        of_candidate: code of a candidate runs meanwhile. Raises what the session says it raised, Lost, SandboxFault.
+        of_candidate: code of a candidate runs meanwhile. Raises what the session says it raised,
+        Lost, SandboxFault.
         """
         self.send(request, of_candidate=of_candidate)
         return self.receive(seconds, of_candidate=of_candidate)
 
-    def send(self, request: dict[str, Any], passed: Sequence[int] = (), *, of_candidate: bool = False) -> None:
+    def send(
+        self, request: dict[str, Any], passed: Sequence[int] = (), *, of_candidate: bool = False
+    ) -> None:
         """Sends a request, with descriptors for the session. Raises Lost, SandboxFault."""
         if self._closed:
             raise ValueError("the sandbox is closed")

@@ -1,8 +1,9 @@
 """One episode: a model and a task take turns until the work is submitted or a limit is reached.
 
-Token in, token out. The prompt and every observation are tokenised once, when they enter; what the sampler chose is
-kept as it came and never tokenised again. Nothing the model does removes it from training: a malformed call is
-answered, counted and takes its turn. Work that is not submitted is not graded as solved.
+Token in, token out. The prompt and every observation are tokenised once, when they enter; what the
+sampler chose is kept as it came and never tokenised again. Nothing the model does removes it from
+training: a malformed call is answered, counted and takes its turn. Work that is not submitted is
+not graded as solved.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class Episode:
     """An episode in progress. start, step ... step, finish (or close, to give it up).
 
     step and finish block on the sandbox and are meant for a worker thread; one thread at a time.
-    budget: most tokens that may be sampled for the next assistant message, its stop token included; 0 when over.
-    stop_ids: token ids that end an assistant message. over: whether the next call must be finish.
+    budget: most tokens that may be sampled for the next assistant message, its stop token included;
+    0 when over. stop_ids: token ids that end an assistant message. over: whether the next call must
+    be finish.
     """
 
     def __init__(
@@ -74,31 +76,40 @@ class Episode:
 
     @property
     def budget(self) -> int:
-        return 0 if self.over else min(self.limits.turn_tokens, self.limits.tokens - len(self._tokens))
+        return (
+            0 if self.over else min(self.limits.turn_tokens, self.limits.tokens - len(self._tokens))
+        )
 
     def start(self) -> list[int]:
         """Ids of the prompt, the same for every episode of a group.
 
-        Raises ValueError when the prompt leaves no room for a message: such a task must not get here.
+        Raises ValueError when the prompt leaves no room for a message: such a task must not get
+        here.
         """
         if self._turns:
             raise ValueError(f"{self._name} was started twice")
         tokens = self._tokenizer.encode(self.protocol.prompt(self.task))
         if len(tokens) >= self.limits.tokens:
             raise ValueError(
-                f"task {self.task.id}: prompt of {len(tokens)} tokens leaves no room in {self.limits.tokens=}"
+                f"task {self.task.id}: prompt of {len(tokens)} tokens leaves no room in "
+                f"{self.limits.tokens=}"
             )
         self._append_given("prompt", tokens, ())
         return tokens
 
-    def step(self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> list[int] | None:
-        """Takes one assistant message and returns the ids to append after it, or None when the episode is over.
+    def step(
+        self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+    ) -> list[int] | None:
+        """Takes one assistant message and returns the ids to append after it, or None when the
+        episode is over.
 
-        tokens: as sampled, ending in a stop token unless the budget or the protocol's rule on text ended the message.
-        logprobs: the sampler's, one per token. versions: of the weights that sampled each.
-        Raises ValueError for a message that the sampler must not produce (empty, too long, or going on after its end).
+        tokens: as sampled, ending in a stop token unless the budget or the protocol's rule on text
+        ended the message. logprobs: the sampler's, one per token. versions: of the weights that
+        sampled each. Raises ValueError for a message that the sampler must not produce (empty, too
+        long, or going on after its end).
         """
-        tokens, logprobs = [int(token) for token in tokens], [float(logprob) for logprob in logprobs]
+        tokens = [int(token) for token in tokens]
+        logprobs = [float(logprob) for logprob in logprobs]
         self._check_message(tokens, logprobs, versions)
         calls = self._append_sampled(tokens, logprobs, versions)
         start = time.perf_counter()
@@ -113,7 +124,9 @@ class Episode:
             self.status = "submitted"
         elif not self.over and self._messages == self.limits.turns:
             self.status = "turn_limit"
-        observation = [] if self.over else self._observation(results, cut=tokens[-1] not in self.stop_ids)
+        observation = (
+            [] if self.over else self._observation(results, cut=tokens[-1] not in self.stop_ids)
+        )
         if not self.over and len(self._tokens) + len(observation) >= self.limits.tokens:
             self.status = "token_limit"
         if self.over:
@@ -127,7 +140,9 @@ class Episode:
         logging.warning("%s ended in a fault of the sandbox: %s", self._name, fault)
 
     def finish(self) -> Trajectory:
-        """Grades what was submitted, in a fresh sandbox, and returns the whole episode; ValueError before its end."""
+        """Grades what was submitted, in a fresh sandbox, and returns the whole episode; ValueError
+        before its end.
+        """
         if not self.over:
             raise ValueError(f"{self._name} is not over")
         start = time.perf_counter()
@@ -138,7 +153,8 @@ class Episode:
         finally:
             self.close()
         if self.status == "fault":
-            reward, first_edit_passed = Reward(0.0, {}, ("fault",)), False
+            reward = Reward(0.0, {}, ("fault",))
+            first_edit_passed = False
         self._seconds["grade"] = time.perf_counter() - start
         return Trajectory(
             task_id=self.task.id,
@@ -161,17 +177,23 @@ class Episode:
         """Ends every process of the episode. May be called at any time, more than once."""
         self._workspace.close()
 
-    def _check_message(self, tokens: list[int], logprobs: list[float], versions: Sequence[int]) -> None:
+    def _check_message(
+        self, tokens: list[int], logprobs: list[float], versions: Sequence[int]
+    ) -> None:
         if not self._turns or self.over:
             raise ValueError(
-                f"episode {self.index} of task {self.task.id} takes no message: {self.status or 'not started'}"
+                f"episode {self.index} of task {self.task.id} takes no message: "
+                f"{self.status or 'not started'}"
             )
         if not 0 < len(tokens) <= self.budget or not len(tokens) == len(logprobs) == len(versions):
             raise ValueError(
-                f"{len(tokens)=} must be in [1, {self.budget}] and equal {len(logprobs)=} and {len(versions)=}"
+                f"{len(tokens)=} must be in [1, {self.budget}] and equal {len(logprobs)=} and "
+                f"{len(versions)=}"
             )
         if any(token in self.stop_ids for token in tokens[:-1]):
-            raise ValueError(f"a stop token {set(self.stop_ids)} stands inside the message {tokens}")
+            raise ValueError(
+                f"a stop token {set(self.stop_ids)} stands inside the message {tokens}"
+            )
 
     def _append_given(self, role: str, tokens: list[int], results: tuple[ToolResult, ...]) -> None:
         start = len(self._tokens)
@@ -182,8 +204,12 @@ class Episode:
         text = self._tokenizer.decode(tokens) if tokens else ""
         self._turns.append(Turn(role, start, len(self._tokens), text, results=results))
 
-    def _append_sampled(self, tokens: list[int], logprobs: list[float], versions: Sequence[int]) -> list[ToolCall]:
-        """Records a message; returns its calls, those that cannot be carried out with their error."""
+    def _append_sampled(
+        self, tokens: list[int], logprobs: list[float], versions: Sequence[int]
+    ) -> list[ToolCall]:
+        """Records a message; returns its calls, those that cannot be carried out with their
+        error.
+        """
         start = len(self._tokens)
         self._tokens += tokens
         self._sampled += [True] * len(tokens)
@@ -195,14 +221,17 @@ class Episode:
             body = self.task.prefill + body
         allowed = self.protocol.tools(self.task)
         calls = [
-            ToolCall(call.name, call.arguments, check(call, allowed)) for call in self.protocol.parse(body, self.task)
+            ToolCall(call.name, call.arguments, check(call, allowed))
+            for call in self.protocol.parse(body, self.task)
         ]
         self._turns.append(Turn("assistant", start, len(self._tokens), text, calls=tuple(calls)))
         self._malformed_calls += sum(call.error != "" for call in calls)
         return calls
 
     def _execute(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Results of the calls in order; nothing after a submit is carried out. Raises SandboxFault."""
+        """Results of the calls in order; nothing after a submit is carried out. Raises
+        SandboxFault.
+        """
         results = []
         for call in calls:
             if call.error:
@@ -210,7 +239,8 @@ class Episode:
                 continue
             results.append(execute(call, self._workspace))
             if TOOLS[call.name].edits and results[-1].ok and self._first_edit is None:
-                self._first_edit, self._first_edit_stands = self._workspace.snapshot(), True
+                self._first_edit = self._workspace.snapshot()
+                self._first_edit_stands = True
             elif TOOLS[call.name].edits or call.name == "terminal":
                 self._first_edit_stands = False
             elif call.name == "run_tests" and self._first_edit_stands:
@@ -220,7 +250,9 @@ class Episode:
         return results
 
     def _observation(self, results: Sequence[ToolResult], *, cut: bool) -> list[int]:
-        """Ids of the answer; a message that was cut is closed first, by a stop token that nobody sampled."""
+        """Ids of the answer; a message that was cut is closed first, by a stop token that nobody
+        sampled.
+        """
         closing = self.protocol.stop_tokens[0] if cut else ""
         return self._tokenizer.encode(closing + self.protocol.observation(results))
 
@@ -238,13 +270,22 @@ class Episode:
             first_edit_passed = Outcome(True, *self._grade(self._first_edit)[:2], 0).solved
         return combine(outcome, self._reward, flags), first_edit_passed
 
-    def _grade(self, snapshot: dict[str, str]) -> tuple[tuple[bool, ...], tuple[bool, ...], tuple[str, ...]]:
-        """Which visible and which hidden tests pass on these files, and the grader's flags. Raises SandboxFault."""
-        visible, hidden = self.task.visible_tests, self.task.hidden_tests
+    def _grade(
+        self, snapshot: dict[str, str]
+    ) -> tuple[tuple[bool, ...], tuple[bool, ...], tuple[str, ...]]:
+        """Which visible and which hidden tests pass on these files, and the grader's flags. Raises
+        SandboxFault.
+        """
+        visible = self.task.visible_tests
+        hidden = self.task.hidden_tests
         both = Tests(cases=visible.cases + hidden.cases, code=visible.code + hidden.code)
-        marks = grade(self.task.path, self.task.entry_point, both, snapshot, self._pool, self.limits.command_s)
-        cases, code = marks.passed[: len(both.cases)], marks.passed[len(both.cases) :]
-        split_cases, split_code = len(visible.cases), len(visible.code)
+        marks = grade(
+            self.task.path, self.task.entry_point, both, snapshot, self._pool, self.limits.command_s
+        )
+        cases = marks.passed[: len(both.cases)]
+        code = marks.passed[len(both.cases) :]
+        split_cases = len(visible.cases)
+        split_code = len(visible.code)
         return (
             cases[:split_cases] + code[:split_code],
             cases[split_cases:] + code[split_code:],

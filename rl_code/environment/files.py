@@ -1,7 +1,8 @@
 """Reading and writing the workspace from the session, while no process of the candidate is alive.
 
-The candidate may have left anything there: links out of the workspace, pipes, directories of any depth and mode. Only
-regular files that lie inside are touched. Runs inside the sandbox: standard library only.
+The candidate may have left anything there: links out of the workspace, pipes, directories of any
+depth and mode. Only regular files that lie inside are touched. Runs inside the sandbox: standard
+library only.
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ MAX_FILES = 2000
 
 
 def write(root: str, files: Mapping[str, str]) -> None:
-    """Writes each text at its path, making folders. Raises OSError (PermissionError for a path that leads out)."""
+    """Writes each text at its path, making folders. Raises OSError (PermissionError for a path that
+    leads out).
+    """
     for path, text in files.items():
         if "/" in path:
             os.makedirs(os.path.dirname(_inside(root, path)), exist_ok=True)
-        descriptor = os.open(_inside(root, path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
+        descriptor = os.open(
+            _inside(root, path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644
+        )
         with os.fdopen(descriptor, "wb") as file:
             file.write(text.encode("utf-8", "surrogatepass"))
 
 
 def read(root: str, path: str, limit: int) -> str:
-    """The text of a regular file. Raises OSError, or ValueError for one that is too long or not UTF-8."""
+    """The text of a regular file. Raises OSError, or ValueError for one that is too long or not
+    UTF-8.
+    """
     target = _inside(root, path)
     if os.path.isdir(target):
         raise IsADirectoryError(f"{path} is a directory")
@@ -39,7 +46,9 @@ def read(root: str, path: str, limit: int) -> str:
         try:
             return file.read(limit).decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+            raise ValueError(
+                f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"
+            ) from error
 
 
 def paths(root: str) -> list[str]:
@@ -48,7 +57,9 @@ def paths(root: str) -> list[str]:
 
 
 def snapshot(root: str, limit: int) -> dict[str, str]:
-    """Path -> text of the regular files that are readable UTF-8, shallow ones first, ``limit`` bytes in all."""
+    """Path -> text of the regular files that are readable UTF-8, shallow ones first, ``limit``
+    bytes in all.
+    """
     taken: dict[str, str] = {}
     for path in sorted(_walk(root), key=lambda path: (path.count("/"), path)):
         try:
@@ -69,7 +80,8 @@ def _inside(root: str, path: str) -> str:
 
 
 def _walk(root: str) -> Iterator[str]:
-    found, pending = 0, [("", 0)]
+    found = 0
+    pending = [("", 0)]
     while pending:
         folder, depth = pending.pop(0)
         try:

@@ -1,8 +1,9 @@
-"""Grades a snapshot by its tests, in fresh sandboxes, trusting nothing that the candidate's process says of itself.
+"""Grades a snapshot by its tests, in fresh sandboxes, trusting nothing that the candidate's process
+says of itself.
 
-Cases: the process gets arguments, and what it returns is compared out here. Code: the tests run in a sandbox of their
-own, in which the entry point is a proxy for the candidate's process. Neither way does an expected value reach a process
-that has imported the candidate's file.
+Cases: the process gets arguments, and what it returns is compared out here. Code: the tests run in
+a sandbox of their own, in which the entry point is a proxy for the candidate's process. Neither way
+does an expected value reach a process that has imported the candidate's file.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ _SHOWN = 200
 class Grade:
     """What the tests came to.
 
-    passed, errors: one each per test, cases first, then code. An error is "" where the test passed and quotes expected
-    values where not: for the agent's eyes only if it may see the test. flags: causes of failures other than a wrong
-    value or an exception: "exited", "killed", "timeout" (see CallResult). seconds: wall-clock.
+    passed, errors: one each per test, cases first, then code. An error is "" where the test passed
+    and quotes expected values where not: for the agent's eyes only if it may see the test. flags:
+    causes of failures other than a wrong value or an exception: "exited", "killed", "timeout" (see
+    CallResult). seconds: wall-clock.
     """
 
     passed: tuple[bool, ...]
@@ -36,7 +38,12 @@ class Grade:
 
 
 def grade(
-    path: str, entry_point: str, tests: Tests, snapshot: Mapping[str, str], pool: SandboxPool, timeout_s: float
+    path: str,
+    entry_point: str,
+    tests: Tests,
+    snapshot: Mapping[str, str],
+    pool: SandboxPool,
+    timeout_s: float,
 ) -> Grade:
     """Runs ``tests`` on ``entry_point`` of the file at ``path``.
 
@@ -58,11 +65,18 @@ def grade(
             errors += _call(path, entry_point, tests.cases, sandbox, timeout_s, causes)
             errors += _check(path, entry_point, tests.code, sandbox, pool, timeout_s, causes)
     flags = tuple(sorted(causes & {"exited", "killed", "timeout"}))
-    return Grade(tuple(not error for error in errors), tuple(errors), flags, time.monotonic() - start)
+    return Grade(
+        tuple(not error for error in errors), tuple(errors), flags, time.monotonic() - start
+    )
 
 
 def _call(
-    path: str, entry_point: str, cases: tuple[Case, ...], sandbox: Sandbox, timeout_s: float, causes: set[str]
+    path: str,
+    entry_point: str,
+    cases: tuple[Case, ...],
+    sandbox: Sandbox,
+    timeout_s: float,
+    causes: set[str],
 ) -> list[str]:
     """One error per case, "" when it passed; adds the causes of failed calls to ``causes``."""
     if not cases:
@@ -107,7 +121,9 @@ def _check(
             nonlocal caller
             if caller is None or caller.ended:
                 left = max(deadline - time.monotonic(), 0.0)
-                caller = stack.enter_context(sandbox.caller(path, entry_point, left, said_s=timeout_s))
+                caller = stack.enter_context(
+                    sandbox.caller(path, entry_point, left, said_s=timeout_s)
+                )
             result = caller.call(args, kwargs)
             causes.add(result.cause)
             return result

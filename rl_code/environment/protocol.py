@@ -1,7 +1,8 @@
-"""How a model's text becomes tool calls and how their results become text, one class per way of writing.
+"""How a model's text becomes tool calls and how their results become text, one class per way of
+writing.
 
-What a tool says can hold anything, special tokens included; every protocol breaks those up before the text is
-tokenised, so that no output of a program can end a turn or open another.
+What a tool says can hold anything, special tokens included; every protocol breaks those up before
+the text is tokenised, so that no output of a program can end a turn or open another.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from rl_code.types import Task, ToolCall, ToolResult
 class Protocol(typing.Protocol):
     """One way of writing calls.
 
-    stop_tokens: special tokens that end an assistant message; the first is put in where a message was cut.
-    verbose: whether tools answer in sentences or in as few words as will do.
+    stop_tokens: special tokens that end an assistant message; the first is put in where a message
+    was cut. verbose: whether tools answer in sentences or in as few words as will do.
     """
 
     stop_tokens: tuple[str, ...]
@@ -40,7 +41,8 @@ class Protocol(typing.Protocol):
         ...
 
     def parse(self, text: str, task: Task) -> list[ToolCall]:
-        """The calls of one assistant message in order, at least one; those that are malformed have ``error`` set.
+        """The calls of one assistant message in order, at least one; those that are malformed have
+        ``error`` set.
 
         text: the message without its stop token; the first one with ``task.prefill`` before it.
         """
@@ -51,7 +53,9 @@ class Protocol(typing.Protocol):
         ...
 
     def stopped(self, text: str) -> bool:
-        """Whether the text sampled so far is complete without a stop token; once True it stays True."""
+        """Whether the text sampled so far is complete without a stop token; once True it stays
+        True.
+        """
         ...
 
 
@@ -61,9 +65,11 @@ def stop_ids(protocol: Protocol, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def stop_length(protocol: Protocol, tokenizer: Tokenizer, tokens: Sequence[int]) -> int | None:
-    """Length of the first prefix of one message's sampled tokens at which it is complete; None when it is not yet.
+    """Length of the first prefix of one message's sampled tokens at which it is complete; None when
+    it is not yet.
 
-    The token that completes it, a stop token or the one that triggers the rule on text, is part of the prefix.
+    The token that completes it, a stop token or the one that triggers the rule on text, is part of
+    the prefix.
     """
     ends = stop_ids(protocol, tokenizer)
     stop = next((i for i, token in enumerate(tokens) if token in ends), None)
@@ -84,7 +90,8 @@ _MARKS = re.compile(r"<(?=\||/?(?:tool_call|tool_response|think|function|paramet
 
 
 def break_up(text: str) -> str:
-    """The text with every special token (``<|...|>``) and every tag of a chat template taken apart by a space.
+    """The text with every special token (``<|...|>``) and every tag of a chat template taken apart
+    by a space.
 
     Lone surrogates, which no encoding can carry, become question marks.
     """
@@ -93,14 +100,20 @@ def break_up(text: str) -> str:
 
 @functools.cache
 def _frame(family: str, count: int) -> tuple[str, ...]:
-    """The template's text before, between and after ``count`` results; rendered once, since rendering is slow."""
+    """The template's text before, between and after ``count`` results; rendered once, since
+    rendering is slow.
+    """
     return tuple(render_tool_results(family, ["\0"] * count).split("\0"))
 
 
 def _answer(family: str, results: Sequence[ToolResult]) -> str:
-    """What follows an assistant's message in the family's template: the results, broken up, and the next opening."""
+    """What follows an assistant's message in the family's template: the results, broken up, and the
+    next opening.
+    """
     first, *others = _frame(family, len(results))
-    return first + "".join(break_up(result.content) + after for result, after in zip(results, others, strict=True))
+    return first + "".join(
+        break_up(result.content) + after for result, after in zip(results, others, strict=True)
+    )
 
 
 _COMPACT_TOKENS = ("<|pad|>", "<|bos|>", "<|eot|>", "<|call|>", "<|end|>", "<|tool|>")
@@ -108,11 +121,13 @@ _COMPACT_TOKENS = ("<|pad|>", "<|bos|>", "<|eot|>", "<|call|>", "<|end|>", "<|to
 
 @dataclasses.dataclass(frozen=True)
 class Compact:
-    """For a small model trained from scratch: one special token per mark, a word per tool, a line per answer.
+    """For a small model trained from scratch: one special token per mark, a word per tool, a line
+    per answer.
 
     prompt       <|bos|>content of the messages<|eot|>
-    assistant    <|call|>write\\n<whole file><|end|><|call|>test<|end|><|eot|>   (one or more calls, nothing else)
-                 edit\\n<old>\\n=====\\n<new> | read [path [first [last]]] | run\\n<command> | submit
+    assistant    <|call|>write\\n<whole file><|end|><|call|>test<|end|><|eot|>   (one or more calls,
+                 nothing else) edit\\n<old>\\n=====\\n<new> | read [path [first [last]]] |
+                 run\\n<command> | submit
     observation  <|tool|>answers, one a line<|eot|>
 
     write and edit work on ``task.path``.
@@ -174,7 +189,9 @@ class Compact:
             head, newline, content = body.partition("\n")
             word, *extra = head.split() or [""]
             if word not in words:
-                calls.append(ToolCall(word, {}, f"unknown {break_up(word)[:20]!r}; use {', '.join(words)}"))
+                calls.append(
+                    ToolCall(word, {}, f"unknown {break_up(word)[:20]!r}; use {', '.join(words)}")
+                )
             elif not end:
                 calls.append(ToolCall(self.WORDS[word], {}, f"{word} has no end"))
             else:
@@ -184,7 +201,9 @@ class Compact:
         return calls
 
     def _call(self, word: str, extra: list[str], content: str | None, task: Task) -> ToolCall:
-        """One call from the words of its first line and the text below it (None when there is no second line)."""
+        """One call from the words of its first line and the text below it (None when there is no
+        second line).
+        """
         name = self.WORDS[word]
         arguments: dict[str, Any] = {}
         error = ""
@@ -203,7 +222,11 @@ class Compact:
                     error = "edit wants old text, a line =====, new text"
             case "read":
                 path, *lines = extra or [task.path]
-                if content or len(lines) > 2 or not all(line.isdecimal() and len(line) < 10 for line in lines):
+                if (
+                    content
+                    or len(lines) > 2
+                    or not all(line.isdecimal() and len(line) < 10 for line in lines)
+                ):
                     error = "read wants a path, first line, last line"
                 else:
                     lines = dict(zip(("first_line", "last_line"), map(int, lines), strict=False))
@@ -227,11 +250,11 @@ def _outside(text: str) -> ToolCall:
 class Chat:
     """Turns in a model family's own chat template, with its own way of writing calls.
 
-    family: name of the template in ``models.chat``. calls: "json" for ``<tool_call>`` blocks that hold
-    ``{"name": ..., "arguments": {...}}``, as Hermes, Qwen2.5 and Qwen3 write them; "tags" for blocks that hold
-    ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder does; "bare" for one call that is all
-    of the message, ``{"name": ..., "parameters": {...}}``, as Llama 3.1 does. Text around blocks is the model's own
-    business.
+    family: name of the template in ``models.chat``. calls: "json" for ``<tool_call>`` blocks that
+    hold ``{"name": ..., "arguments": {...}}``, as Hermes, Qwen2.5 and Qwen3 write them; "tags" for
+    blocks that hold ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder
+    does; "bare" for one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as
+    Llama 3.1 does. Text around blocks is the model's own business.
     """
 
     family: str
@@ -250,19 +273,31 @@ class Chat:
         text = text.rpartition("</think>")[2]
         if self.calls == "bare":
             body = text.strip().removeprefix("<|python_tag|>").lstrip()
-            return [_parse_json(body, "parameters", _FORMS["bare"]) if body.startswith("{") else self._no_call()]
+            return [
+                _parse_json(body, "parameters", _FORMS["bare"])
+                if body.startswith("{")
+                else self._no_call()
+            ]
         pieces = text.split("<tool_call>")[1:]
         if not pieces:
             return [self._no_call()]
         calls = []
         for piece in pieces:
             body, end, _ = piece.partition("</tool_call>")
-            call = _parse_json(body, "arguments", _FORMS["json"]) if self.calls == "json" else _parse_function(body)
-            calls.append(call if end or call.error else ToolCall(call.name, {}, "the call is not closed"))
+            call = (
+                _parse_json(body, "arguments", _FORMS["json"])
+                if self.calls == "json"
+                else _parse_function(body)
+            )
+            calls.append(
+                call if end or call.error else ToolCall(call.name, {}, "the call is not closed")
+            )
         return calls
 
     def _no_call(self) -> ToolCall:
-        return ToolCall("", {}, f"no tool call; write {_FORMS[self.calls]}. Call submit when the work is done")
+        return ToolCall(
+            "", {}, f"no tool call; write {_FORMS[self.calls]}. Call submit when the work is done"
+        )
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         return _answer(self.family, results)
@@ -297,27 +332,39 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>(.*?)</parameter>\s*", re.DOTA
 
 
 def _parse_function(body: str) -> ToolCall:
-    """A call from the inside of a Qwen3-Coder tool_call block; values are typed by the tool's schema."""
+    """A call from the inside of a Qwen3-Coder tool_call block; values are typed by the tool's
+    schema.
+    """
     function = _FUNCTION.fullmatch(body)
     if function is None:
         return ToolCall("", {}, f"the call has no closed function tag; write {_FORMS['tags']}")
-    name, inside = function[1].strip(), function[2]
+    name = function[1].strip()
+    inside = function[2]
     arguments: dict[str, Any] = {}
     position = 0
     while inside[position:].strip():
         parameter = _PARAMETER.match(inside, position)
         if parameter is None:
-            return ToolCall(name, {}, f"not a closed parameter tag: {one_line(inside[position:], 40)!r}")
-        key, value = parameter[1].strip(), parameter[2].removeprefix("\n").removesuffix("\n")
+            return ToolCall(
+                name, {}, f"not a closed parameter tag: {one_line(inside[position:], 40)!r}"
+            )
+        key = parameter[1].strip()
+        value = parameter[2].removeprefix("\n").removesuffix("\n")
         arguments[key] = _typed(name, key, value)
         position = parameter.end()
     return ToolCall(name, arguments)
 
 
 def _typed(tool: str, key: str, value: str) -> Any:
-    """The value as the tool's schema wants it; text where that cannot be, for the check of arguments to name."""
+    """The value as the tool's schema wants it; text where that cannot be, for the check of
+    arguments to name.
+    """
     properties = TOOLS[tool].schema["parameters"]["properties"] if tool in TOOLS else {}
-    if key in properties and properties[key]["type"] == "integer" and re.fullmatch(r"-?[0-9]{1,9}", value.strip()):
+    if (
+        key in properties
+        and properties[key]["type"] == "integer"
+        and re.fullmatch(r"-?[0-9]{1,9}", value.strip())
+    ):
         return int(value)
     return value
 
@@ -328,11 +375,13 @@ _FENCE = re.compile(r"\A```\w*\n")
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """Single shot: the assistant's text continues ``task.prefill``; the two are written to ``task.path`` and submitted.
+    """Single shot: the assistant's text continues ``task.prefill``; the two are written to
+    ``task.path`` and submitted.
 
-    The text ends before the first line that starts in column 0 with neither white space nor a closing bracket. A code
-    fence that opens the prefill is no part of the file. family: chat template around the messages (without tools), or
-    None for raw completion: the prompt is the prefill alone, the beginning of a document.
+    The text ends before the first line that starts in column 0 with neither white space nor a
+    closing bracket. A code fence that opens the prefill is no part of the file. family: chat
+    template around the messages (without tools), or None for raw completion: the prompt is the
+    prefill alone, the beginning of a document.
     """
 
     family: str | None
@@ -349,13 +398,17 @@ class Completion:
         start = len(task.prefill)
         end = _COLUMN_0.search(text, start)
         content = _FENCE.sub("", text if end is None else text[: end.start() + 1])
-        return [ToolCall("write_file", {"path": task.path, "content": content}), ToolCall("submit", {})]
+        return [
+            ToolCall("write_file", {"path": task.path, "content": content}),
+            ToolCall("submit", {}),
+        ]
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         return ""
 
     def stopped(self, text: str) -> bool:
-        # A character whose bytes are not all there yet decodes to U+FFFD; it may still become white space.
+        # A character whose bytes are not all there yet decodes to U+FFFD; it may still become white
+        # space.
         return _COLUMN_0.search(text.rstrip("\ufffd")) is not None
 
 

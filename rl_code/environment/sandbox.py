@@ -1,9 +1,10 @@
 """Sandboxes for code that nobody has read: one per episode, opened in milliseconds.
 
-A pool keeps a few bubblewrap workers (bubblewrap.py), each with a warm interpreter (zygote.py) that forks a session per
-sandbox into namespaces of its own; the session (session.py) forks a process per command. Everything said here about
-the other side is said by the session, which runs no code of the candidate's; only the channel of ``call`` and ``check``
-carries what a candidate wrote, and is read as such (caller.py, wire.py).
+A pool keeps a few bubblewrap workers (bubblewrap.py), each with a warm interpreter (zygote.py) that
+forks a session per sandbox into namespaces of its own; the session (session.py) forks a process per
+command. Everything said here about the other side is said by the session, which runs no code of the
+candidate's; only the channel of ``call`` and ``check`` carries what a candidate wrote, and is read
+as such (caller.py, wire.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from typing import Any
 from rl_code.environment import session, wire
 from rl_code.environment.caller import KILLED, Caller, CallResult, Child, answer_text, call_text
 from rl_code.environment.connection import Connection, Lost
-from rl_code.environment.workers import Mode, SandboxConfig, Sandboxes, SandboxFault, SandboxUnavailable
+from rl_code.environment.workers import (
+    Mode,
+    SandboxConfig,
+    Sandboxes,
+    SandboxFault,
+    SandboxUnavailable,
+)
 
 # What users of sandboxes need is found here, wherever it is defined.
 __all__ = [
@@ -40,8 +47,9 @@ ATTEMPTS = 3
 class Completed:
     """How a command ended.
 
-    stdout: standard output and error as they came, cut in the middle. exit_code: 128 + signal when killed by one, 124
-    when its time was up. cut_bytes: how much output was left out. seconds: wall-clock time.
+    stdout: standard output and error as they came, cut in the middle. exit_code: 128 + signal when
+    killed by one, 124 when its time was up. cut_bytes: how much output was left out. seconds:
+    wall-clock time.
     """
 
     stdout: str
@@ -54,8 +62,8 @@ class Completed:
 class SandboxPool:
     """Opens sandboxes, many at once and from any thread.
 
-    modes: ways to isolate, the first that works is taken; () stands for all, the strongest first. Raises
-    SandboxUnavailable, saying what to do, where none works.
+    modes: ways to isolate, the first that works is taken; () stands for all, the strongest first.
+    Raises SandboxUnavailable, saying what to do, where none works.
     """
 
     def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
@@ -82,7 +90,9 @@ class SandboxPool:
                     raise
             except (OSError, ValueError) as error:
                 connection.close()
-                raise ValueError(f"{len(files)} files do not go into a workspace: {error}") from error
+                raise ValueError(
+                    f"{len(files)} files do not go into a workspace: {error}"
+                ) from error
         raise AssertionError("unreachable")
 
     def close(self) -> None:
@@ -99,8 +109,9 @@ class SandboxPool:
 class Sandbox:
     """One episode's workspace and processes. One thread at a time; close it when the episode ends.
 
-    A command that brings down its own sandbox (by exhausting its memory) has failed, and so does what follows: commands
-    end with code 137, files are not found. Any other loss raises SandboxFault.
+    A command that brings down its own sandbox (by exhausting its memory) has failed, and so does
+    what follows: commands end with code 137, files are not found. Any other loss raises
+    SandboxFault.
     """
 
     def __init__(self, connection: Connection):
@@ -116,37 +127,60 @@ class Sandbox:
         except Lost as lost:
             return Completed(f"{lost}\n", KILLED, False, 0, 0.0)
         code = session.TIMED_OUT if answer["timed_out"] else answer["status"]
-        return Completed(answer["output"], code, answer["timed_out"], answer["cut"], answer["seconds"])
+        return Completed(
+            answer["output"], code, answer["timed_out"], answer["cut"], answer["seconds"]
+        )
 
-    def call(self, path: str, entry_point: str, args: Sequence[tuple], *, timeout_s: float) -> list[CallResult]:
-        """``entry_point(*args)`` of the file at ``path`` for each tuple of arguments, in a fork of a warm interpreter.
+    def call(
+        self, path: str, entry_point: str, args: Sequence[tuple], *, timeout_s: float
+    ) -> list[CallResult]:
+        """``entry_point(*args)`` of the file at ``path`` for each tuple of arguments, in a fork of
+        a warm interpreter.
 
-        timeout_s: for all calls together. After a call that ended the process the others run in a new one. What the
-        code prints is dropped. Raises ValueError for arguments that the wire does not carry.
+        timeout_s: for all calls together. After a call that ended the process the others run in a
+        new one. What the code prints is dropped. Raises ValueError for arguments that the wire does
+        not carry.
         """
         texts = [call_text(entry_point, tuple(one), {}) for one in args]
         deadline = time.monotonic() + timeout_s
         results: list[CallResult] = []
         while len(results) < len(texts):
             if results and (results[-1].cause in ("timeout", "not_run") or self._connection.loss):
-                results.append(CallResult(None, "not run: an earlier call used up the time", False, "not_run"))
+                results.append(
+                    CallResult(None, "not run: an earlier call used up the time", False, "not_run")
+                )
                 continue
             left = max(deadline - time.monotonic(), 0.0)
-            with self.caller(path, entry_point, left, texts[len(results) :], said_s=timeout_s) as caller:
+            with self.caller(
+                path, entry_point, left, texts[len(results) :], said_s=timeout_s
+            ) as caller:
                 while len(results) < len(texts) and not caller.ended:
                     results.append(caller.result())
         return results
 
     def caller(
-        self, path: str, entry_point: str, timeout_s: float, calls: Sequence[str] = (), said_s: float | None = None
+        self,
+        path: str,
+        entry_point: str,
+        timeout_s: float,
+        calls: Sequence[str] = (),
+        said_s: float | None = None,
     ) -> Caller:
-        """A process that has imported the file and answers one call after another, as ``Caller`` describes."""
+        """A process that has imported the file and answers one call after another, as ``Caller``
+        describes.
+        """
         return Caller(self._connection, path, entry_point, timeout_s, calls, said_s)
 
     def check(
-        self, entry_point: str, statements: Sequence[str], answer: Callable[..., CallResult], *, timeout_s: float
+        self,
+        entry_point: str,
+        statements: Sequence[str],
+        answer: Callable[..., CallResult],
+        *,
+        timeout_s: float,
     ) -> list[str]:
-        """Runs trusted tests in which ``entry_point`` is a proxy: one error each, "" for one that passed.
+        """Runs trusted tests in which ``entry_point`` is a proxy: one error each, "" for one that
+        passed.
 
         answer: called as ``answer(args, kwargs)`` for each call of the proxy.
         """
@@ -168,11 +202,15 @@ class Sandbox:
         return errors + [ending] * (len(statements) - len(errors))
 
     def read_file(self, path: str) -> str:
-        """A file's text. Raises FileNotFoundError, another OSError, or ValueError for what is no text or too long."""
+        """A file's text. Raises FileNotFoundError, another OSError, or ValueError for what is no
+        text or too long.
+        """
         return self._files({"op": "read", "path": path, "limit": READ_BYTES}, path)
 
     def write_file(self, path: str, text: str) -> None:
-        """Writes a file and its folders. Raises OSError: no space left, a path that leads out, a folder."""
+        """Writes a file and its folders. Raises OSError: no space left, a path that leads out, a
+        folder.
+        """
         self._files({"op": "write", "files": {path: text}}, path)
 
     def list_files(self) -> list[str]:
@@ -180,7 +218,9 @@ class Sandbox:
         return self._files({"op": "list"}) or []
 
     def snapshot(self) -> dict[str, str]:
-        """Path -> text of the regular files that are UTF-8, SNAPSHOT_BYTES in all; links are not followed."""
+        """Path -> text of the regular files that are UTF-8, SNAPSHOT_BYTES in all; links are not
+        followed.
+        """
         return self._files({"op": "snapshot", "limit": SNAPSHOT_BYTES}) or {}
 
     def close(self) -> None:
@@ -194,7 +234,9 @@ class Sandbox:
         self.close()
 
     def _files(self, request: dict[str, Any], path: str = "") -> Any:
-        """The answer to a request about files, or what the session raised; None where a question has no path."""
+        """The answer to a request about files, or what the session raised; None where a question
+        has no path.
+        """
         if "\0" in path:
             raise ValueError(f"the path {path!r} contains a NUL character")
         try:

@@ -1,9 +1,10 @@
 """A system call filter for code that is not trusted, as a classic BPF program written out by hand.
 
-It denies what namespaces leave open and programs in Python never need: mounts, namespaces, tracing, keys, kernel
-modules, BPF, io_uring, every socket except a pair of AF_UNIX, shared memory that outlives its process or escapes the
-memory limit, typing into a terminal. Numbers are the kernel's, from asm/unistd_64.h (x86_64) and
-asm-generic/unistd.h (aarch64). Runs inside the sandbox: standard library only.
+It denies what namespaces leave open and programs in Python never need: mounts, namespaces, tracing,
+keys, kernel modules, BPF, io_uring, every socket except a pair of AF_UNIX, shared memory that
+outlives its process or escapes the memory limit, typing into a terminal. Numbers are the kernel's,
+from asm/unistd_64.h (x86_64) and asm-generic/unistd.h (aarch64). Runs inside the sandbox: standard
+library only.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ KILL_PROCESS = 0x80000000
 ERRNO = 0x00050000
 ALLOW = 0x7FFF0000
 
-# Offsets in struct seccomp_data; arguments are 64 bits wide, little endian, and only their lower half is compared.
+# Offsets in struct seccomp_data; arguments are 64 bits wide, little endian, and only their lower
+# half is compared.
 NUMBER, ARCHITECTURE, ARGUMENT_0, ARGUMENT_1 = 0, 4, 16, 24
 
 LOAD, JUMP_EQUAL, JUMP_GREATER, JUMP_BITS, RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
-NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+NEW_NAMESPACES = (
+    0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+)
 AF_UNIX, TIOCSTI, TIOCLINUX, CURRENT_PERSONALITY = 1, 0x5412, 0x541C, 0xFFFFFFFF
 
 # Above this number stand system calls that this filter does not know.
@@ -89,10 +93,20 @@ def program(machine: str) -> bytes:
     missing = step(RETURN, ERRNO | errno.ENOSYS)
     kill = step(RETURN, KILL_PROCESS)
     allow = step(RETURN, ALLOW)
-    lines = [step(LOAD, ARCHITECTURE), step(JUMP_EQUAL, AUDIT[machine], 1, 0), kill, step(LOAD, NUMBER)]
+    lines = [
+        step(LOAD, ARCHITECTURE),
+        step(JUMP_EQUAL, AUDIT[machine], 1, 0),
+        kill,
+        step(LOAD, NUMBER),
+    ]
     if machine == "x86_64":
         lines += [step(JUMP_BITS, X32, 0, 1), kill]
-    lines += [step(JUMP_GREATER, LAST_KNOWN, 0, 1), missing, step(JUMP_EQUAL, CLONE3, 0, 1), missing]
+    lines += [
+        step(JUMP_GREATER, LAST_KNOWN, 0, 1),
+        missing,
+        step(JUMP_EQUAL, CLONE3, 0, 1),
+        missing,
+    ]
     for number in sorted({*DENIED[machine].values(), *DENIED_EVERYWHERE.values()}):
         lines += [step(JUMP_EQUAL, number, 0, 1), deny]
     # Each block: not this call -> skip it; else decide by an argument.
@@ -103,7 +117,13 @@ def program(machine: str) -> bytes:
     lines += [step(JUMP_EQUAL, PERSONALITY[machine], 0, 4), step(LOAD, ARGUMENT_0)]
     lines += [step(JUMP_EQUAL, CURRENT_PERSONALITY, 1, 0), deny, allow]
     lines += [step(JUMP_EQUAL, IOCTL[machine], 0, 5), step(LOAD, ARGUMENT_1)]
-    lines += [step(JUMP_EQUAL, TIOCSTI, 1, 0), step(JUMP_EQUAL, TIOCLINUX, 0, 1), deny, allow, allow]
+    lines += [
+        step(JUMP_EQUAL, TIOCSTI, 1, 0),
+        step(JUMP_EQUAL, TIOCLINUX, 0, 1),
+        deny,
+        allow,
+        allow,
+    ]
     return b"".join(lines)
 
 
@@ -122,6 +142,10 @@ def apply(libc: ctypes.CDLL, instructions: bytes) -> None:
     """
     holder = _Program(len(instructions) // 8, instructions)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), f"prctl(PR_SET_NO_NEW_PRIVS): {os.strerror(ctypes.get_errno())}")
+        raise OSError(
+            ctypes.get_errno(), f"prctl(PR_SET_NO_NEW_PRIVS): {os.strerror(ctypes.get_errno())}"
+        )
     if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(holder), 0, 0):
-        raise OSError(ctypes.get_errno(), f"prctl(PR_SET_SECCOMP): {os.strerror(ctypes.get_errno())}")
+        raise OSError(
+            ctypes.get_errno(), f"prctl(PR_SET_SECCOMP): {os.strerror(ctypes.get_errno())}"
+        )

@@ -1,7 +1,9 @@
-"""One episode inside the sandbox: answers the host's requests and runs commands, each in a fork that is then killed.
+"""One episode inside the sandbox: answers the host's requests and runs commands, each in a fork
+that is then killed.
 
-Requests and answers are frames of JSON (wire.py). After a command every other process of the session is dead, so
-requests about files never race with the candidate. Runs inside the sandbox: standard library only.
+Requests and answers are frames of JSON (wire.py). After a command every other process of the
+session is dead, so requests about files never race with the candidate. Runs inside the sandbox:
+standard library only.
 """
 
 from __future__ import annotations
@@ -55,7 +57,11 @@ def serve(channel: socket.socket, limits: dict[str, Any]) -> None:
         try:
             answer = {"ok": requests[request["op"]](request, passed)}
         except (OSError, ValueError) as error:
-            message = f"{error.strerror}: {request.get('path', '')}" if getattr(error, "strerror", None) else str(error)
+            message = (
+                f"{error.strerror}: {request.get('path', '')}"
+                if getattr(error, "strerror", None)
+                else str(error)
+            )
             answer = {"error": [type(error).__name__, message]}
         wire.write_frame(channel, json.dumps(answer))
 
@@ -77,7 +83,9 @@ def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _run(channel: socket.socket, limits: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """Runs a program: its output (both streams), exit code, whether it was stopped, seconds, bytes cut."""
+    """Runs a program: its output (both streams), exit code, whether it was stopped, seconds, bytes
+    cut.
+    """
     output, output_end = os.pipe()
     stdin_end, stdin = os.pipe()
 
@@ -162,7 +170,9 @@ def _fork(limits: dict[str, Any], child: Callable[[], NoReturn]) -> int:
 
 
 def _prefer_as_victim() -> None:
-    """Where memory runs out the kernel takes this process before the session, which holds the workspace."""
+    """Where memory runs out the kernel takes this process before the session, which holds the
+    workspace.
+    """
     descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     os.write(descriptor, b"1000")
     os.close(descriptor)
@@ -177,7 +187,9 @@ def _supervise(
     stdin: int = -1,
     feed: memoryview = NOTHING,
 ) -> dict[str, Any]:
-    """Waits for a command, for its time to be up or for the host, then kills whatever the session still runs."""
+    """Waits for a command, for its time to be up or for the host, then kills whatever the session
+    still runs.
+    """
     start = time.monotonic()
     process = os.pidfd_open(pid)
     poll = select.poll()
@@ -235,7 +247,9 @@ def _feed(stdin: int, feed: memoryview) -> memoryview:
 
 
 def _kill_all(pid: int) -> int:
-    """Kills every process of the session but this one; the exit code of ``pid`` (128 + signal when killed)."""
+    """Kills every process of the session but this one; the exit code of ``pid`` (128 + signal when
+    killed).
+    """
     code = 0
     while True:
         try:

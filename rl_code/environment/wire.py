@@ -1,9 +1,11 @@
-"""How values cross the border of a process that is not trusted: JSON with tags, and nothing but builtin types.
+"""How values cross the border of a process that is not trusted: JSON with tags, and nothing but
+builtin types.
 
-``None``, ``bool``, ``int``, ``float``, ``str`` and ``list`` are JSON's own; every other type is an object with exactly
-one key, its tag. An instance of a subclass travels as the builtin value underneath, read with the builtin type's own
-methods, so neither a forged ``__eq__`` nor a forged ``__iter__`` comes along. What ``loads`` returns consists of exact
-builtin types whatever the other side wrote.
+``None``, ``bool``, ``int``, ``float``, ``str`` and ``list`` are JSON's own; every other type is an
+object with exactly one key, its tag. An instance of a subclass travels as the builtin value
+underneath, read with the builtin type's own methods, so neither a forged ``__eq__`` nor a forged
+``__iter__`` comes along. What ``loads`` returns consists of exact builtin types whatever the other
+side wrote.
 
 Runs inside the sandbox too: standard library only.
 """
@@ -18,7 +20,8 @@ from typing import Any
 
 MAX_DEPTH = 100
 SMALL_INT = 1 << 53
-# Python prints no longer ones (sys.int_info.default_max_str_digits), and whoever receives a value may print it.
+# Python prints no longer ones (sys.int_info.default_max_str_digits), and whoever receives a value
+# may print it.
 MAX_INT_BITS = 14_000
 SCALARS = (bool, int, float, str)
 WHOLE = slice(None)
@@ -32,8 +35,8 @@ def dumps(value: object) -> str:
     """The text of ``value``.
 
     Raises:
-      WireError: a type outside None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range
-        and their subclasses; nesting deeper than MAX_DEPTH (a cycle, too).
+      WireError: a type outside None, bool, int, float, complex, str, bytes, list, tuple, set,
+        frozenset, dict, range and their subclasses; nesting deeper than MAX_DEPTH (a cycle, too).
     """
     return json.dumps(_encode(value, 0), separators=(",", ":"), allow_nan=False)
 
@@ -93,12 +96,18 @@ ENCODERS: dict[type, Callable[[Any, int], Any]] = {
     str: lambda value, depth: str.__str__(value),
     list: lambda value, depth: [_encode(item, depth) for item in list.__getitem__(value, WHOLE)],
     tuple: _sequence("tuple", lambda value: tuple.__getitem__(value, WHOLE)),
-    dict: lambda value, depth: {"dict": [[_encode(k, depth), _encode(v, depth)] for k, v in dict.items(value)]},
+    dict: lambda value, depth: {
+        "dict": [[_encode(k, depth), _encode(v, depth)] for k, v in dict.items(value)]
+    },
     set: _sequence("set", set.__iter__),
     frozenset: _sequence("frozenset", frozenset.__iter__),
     bytes: lambda value, depth: {"bytes": bytes.hex(value)},
-    complex: lambda value, depth: {"complex": [repr(complex.__complex__(value).real), repr(value.imag)]},
-    range: lambda value, depth: {"range": [_encode(n, depth) for n in (value.start, value.stop, value.step)]},
+    complex: lambda value, depth: {
+        "complex": [repr(complex.__complex__(value).real), repr(value.imag)]
+    },
+    range: lambda value, depth: {
+        "range": [_encode(n, depth) for n in (value.start, value.stop, value.step)]
+    },
 }
 
 
@@ -144,7 +153,9 @@ DECODERS: dict[str, Callable[[Any, int], Any]] = {
 
 
 def write_frame(channel: socket.socket, text: str) -> None:
-    """Sends one text. Raises OSError when the other side is gone or a timeout set on the socket passes."""
+    """Sends one text. Raises OSError when the other side is gone or a timeout set on the socket
+    passes.
+    """
     data = text.encode()
     channel.sendall(len(data).to_bytes(4, "little") + data)
 
@@ -173,7 +184,8 @@ def read_frame(channel: socket.socket, limit: int) -> str | None:
 
 def _read_exactly(channel: socket.socket, size: int) -> bytes | None:
     """``size`` bytes, or None when the connection closed before they came."""
-    parts, missing = [], size
+    parts = []
+    missing = size
     while missing:
         part = channel.recv(min(missing, 1 << 20))
         if not part:

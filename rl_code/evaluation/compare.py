@@ -1,8 +1,9 @@
 """Two results on the same tasks, compared task by task.
 
-The difference of means has a paired percentile-bootstrap interval: tasks are resampled, each with both of its values,
-so what makes a task easy or hard for both cancels. With one sample per task (greedy decoding) the exact McNemar test
-(McNemar 1947, with binomial tails) gives the probability of so uneven a split of the tasks that only one side solves.
+The difference of means has a paired percentile-bootstrap interval: tasks are resampled, each with
+both of its values, so what makes a task easy or hard for both cancels. With one sample per task
+(greedy decoding) the exact McNemar test (McNemar 1947, with binomial tails) gives the probability
+of so uneven a split of the tasks that only one side solves.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Comparison:
     """pass@k of two results on the same tasks.
 
     difference: after minus before, paired. gained, lost: tasks whose pass@k rose, fell.
-    p_value: of the exact McNemar test, two-sided; None unless both results have one sample of each task.
+    p_value: of the exact McNemar test, two-sided; None unless both results have one sample of each
+    task.
     """
 
     k: int
@@ -43,7 +45,8 @@ def compare(before: SuiteResult, after: SuiteResult, k: int) -> Comparison:
     first = dict(zip(before.ids, before.pass_at(k), strict=True))
     second = dict(zip(after.ids, after.pass_at(k), strict=True))
     deltas = [second[id] - first[id] for id in before.ids]
-    gained, lost = sum(delta > 0 for delta in deltas), sum(delta < 0 for delta in deltas)
+    gained = sum(delta > 0 for delta in deltas)
+    lost = sum(delta < 0 for delta in deltas)
     single = all(task.n == 1 for task in (*before.tasks, *after.tasks))
     return Comparison(
         k=k,
@@ -58,12 +61,14 @@ def compare(before: SuiteResult, after: SuiteResult, k: int) -> Comparison:
 
 def whole_against_first_edit(result: SuiteResult) -> Interval:
     """pass@1 of whole episodes minus that of their first edits alone, paired by task."""
-    whole, first = result.pass_at(1), result.pass_at(1, first_edit=True)
+    whole = result.pass_at(1)
+    first = result.pass_at(1, first_edit=True)
     return mean_interval([a - b for a, b in zip(whole, first, strict=True)])
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Two-sided exact p-value: of gained + lost fair coins, how likely is a split at least this uneven.
+    """Two-sided exact p-value: of gained + lost fair coins, how likely is a split at least this
+    uneven.
 
     Raises ValueError for negative counts.
     """
@@ -76,7 +81,9 @@ def mcnemar(gained: int, lost: int) -> float:
 
 def table(comparisons: Sequence[Comparison]) -> rich.table.Table:
     """One row per comparison."""
-    view = rich.table.Table(caption="in %, paired by task, with 95 % bootstrap intervals", caption_justify="left")
+    view = rich.table.Table(
+        caption="in %, paired by task, with 95 % bootstrap intervals", caption_justify="left"
+    )
     for name in ("", "before", "after", "difference", "tasks gained", "tasks lost", "McNemar p"):
         view.add_column(name, justify="right")
     for c in comparisons:

@@ -1,8 +1,9 @@
 """pass@k without bias, and its mean over tasks with a bootstrap interval.
 
-Implements the estimator 1 - C(n-c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374, eq. 1) with whole numbers, so
-that nothing overflows or cancels, and the percentile bootstrap over tasks (Efron 1979). Samples of one task are not
-resampled: the interval says how the result would vary with other tasks of the same kind.
+Implements the estimator 1 - C(n-c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374, eq. 1) with
+whole numbers, so that nothing overflows or cancels, and the percentile bootstrap over tasks (Efron
+1979). Samples of one task are not resampled: the interval says how the result would vary with other
+tasks of the same kind.
 """
 
 from __future__ import annotations
@@ -30,20 +31,25 @@ class Interval:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that at least one of k samples drawn from n without replacement is correct, when c of the n are.
+    """Probability that at least one of k samples drawn from n without replacement is correct, when
+    c of the n are.
 
     Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
     """
     if not 0 <= c <= n or not 1 <= k <= n:
         raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, got {n=}, {c=}, {k=}")
-    failures, draws = math.comb(n - c, k), math.comb(n, k)
+    failures = math.comb(n - c, k)
+    draws = math.comb(n, k)
     return (draws - failures) / draws
 
 
-def mean_interval(values: Sequence[float] | Float64[np.ndarray, " tasks"], *, seed: int = 0) -> Interval:
+def mean_interval(
+    values: Sequence[float] | Float64[np.ndarray, " tasks"], *, seed: int = 0
+) -> Interval:
     """Mean over tasks with its 95 % percentile-bootstrap interval.
 
-    Where every task has the same value the interval has no width: the tasks at hand say nothing about others.
+    Where every task has the same value the interval has no width: the tasks at hand say nothing
+    about others.
 
     Args:
       values: one number per task.
@@ -63,5 +69,8 @@ def _resampled_means(values: np.ndarray, seed: int) -> np.ndarray:
     rows = max(1, _INDICES_AT_ONCE // values.size)
     sizes = [min(rows, RESAMPLES - start) for start in range(0, RESAMPLES, rows)]
     return np.concatenate(
-        [values[generator.integers(0, values.size, (size, values.size))].mean(axis=1) for size in sizes]
+        [
+            values[generator.integers(0, values.size, (size, values.size))].mean(axis=1)
+            for size in sizes
+        ]
     )

@@ -2,9 +2,10 @@
 
 A result lies in ``evaluations/<suite>.<label>.json`` of the working directory:
 
-  suite, label, step: what was run, on which weights ("before", "after"), and the step of training they come from
-  sampling: temperature and whatever else describes how the samples were drawn
-  tasks: per task id, n (samples graded), correct, first_edit_correct, malformed (calls), mean_tokens (sampled tokens
+  suite, label, step: what was run, on which weights ("before", "after"), and the step of training
+  they come from sampling: temperature and whatever else describes how the samples were drawn tasks:
+  per task id, n (samples graded), correct, first_edit_correct, malformed (calls), mean_tokens
+  (sampled tokens
     per episode), faults (samples lost to the sandbox; not in n)
 """
 
@@ -42,7 +43,8 @@ class TaskResult:
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.n or not 0 <= self.first_edit_correct <= self.n:
             raise ValueError(
-                f"task {self.id}: {self.correct=} and {self.first_edit_correct=} must be in [0, {self.n=}]"
+                f"task {self.id}: {self.correct=} and {self.first_edit_correct=} must be in [0, "
+                f"{self.n=}]"
             )
 
 
@@ -59,7 +61,9 @@ class SuiteResult:
     def __post_init__(self) -> None:
         repeated = [id for id, count in collections.Counter(self.ids).items() if count > 1]
         if repeated or not self.tasks:
-            raise ValueError(f"suite {self.suite!r}: needs tasks with unique ids, repeated: {_some(repeated)}")
+            raise ValueError(
+                f"suite {self.suite!r}: needs tasks with unique ids, repeated: {_some(repeated)}"
+            )
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -71,21 +75,28 @@ class SuiteResult:
         return min(task.n for task in self.tasks)
 
     def pass_at(self, k: int, *, first_edit: bool = False) -> list[float]:
-        """pass@k of each task, in the order of ``tasks``; with ``first_edit``, of the first edit graded alone.
+        """pass@k of each task, in the order of ``tasks``; with ``first_edit``, of the first edit
+        graded alone.
 
         Raises ValueError naming the tasks that have fewer than k graded samples.
         """
         short = [f"{task.id} ({task.n})" for task in self.tasks if task.n < k]
         if short:
-            raise ValueError(f"pass@{k} of suite {self.suite!r}: fewer than {k} graded samples of {_some(short)}")
-        return [pass_at_k(t.n, t.first_edit_correct if first_edit else t.correct, k) for t in self.tasks]
+            raise ValueError(
+                f"pass@{k} of suite {self.suite!r}: fewer than {k} graded samples of {_some(short)}"
+            )
+        return [
+            pass_at_k(t.n, t.first_edit_correct if first_edit else t.correct, k) for t in self.tasks
+        ]
 
     def interval(self, k: int, *, first_edit: bool = False) -> Interval:
         """pass@k with its 95 % interval over tasks."""
         return mean_interval(self.pass_at(k, first_edit=first_edit))
 
     def per_episode(self, field: str) -> float:
-        """Mean per graded episode of "malformed" calls or sampled "tokens"; 0 when nothing was graded."""
+        """Mean per graded episode of "malformed" calls or sampled "tokens"; 0 when nothing was
+        graded.
+        """
         graded = sum(task.n for task in self.tasks)
         totals = {
             "malformed": sum(task.malformed for task in self.tasks),
@@ -94,7 +105,9 @@ class SuiteResult:
         return totals[field] / graded if graded else 0.0
 
     def save(self, workdir: str | os.PathLike[str]) -> Path:
-        """Writes the file and returns its path. Raises OSError, leaving no part of it, when the disk is full."""
+        """Writes the file and returns its path. Raises OSError, leaving no part of it, when the
+        disk is full.
+        """
         path = Path(workdir) / FOLDER / f"{self.suite}.{self.label}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
@@ -102,10 +115,14 @@ class SuiteResult:
 
 
 def load(path: str | os.PathLike[str]) -> SuiteResult:
-    """Reads what ``SuiteResult.save`` wrote. Raises ValueError naming the file when it is something else."""
+    """Reads what ``SuiteResult.save`` wrote. Raises ValueError naming the file when it is something
+    else.
+    """
     try:
         fields = json.loads(Path(path).read_text())
-        return SuiteResult(**{**fields, "tasks": tuple(TaskResult(**task) for task in fields["tasks"])})
+        return SuiteResult(
+            **{**fields, "tasks": tuple(TaskResult(**task) for task in fields["tasks"])}
+        )
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path}: not the result of a suite: {error}") from error
 
@@ -121,20 +138,33 @@ def solved(trajectory: Trajectory) -> bool:
     return trajectory.reward.components.get("tests", 0.0) > 0
 
 
-def from_groups(suite: str, label: str, step: int, sampling: Mapping[str, Any], groups: Sequence[Group]) -> SuiteResult:
-    """Counts the episodes of a suite; groups of the same task are added up, faults are counted apart."""
+def from_groups(
+    suite: str, label: str, step: int, sampling: Mapping[str, Any], groups: Sequence[Group]
+) -> SuiteResult:
+    """Counts the episodes of a suite; groups of the same task are added up, faults are counted
+    apart.
+    """
     samples: dict[str, list[Trajectory]] = {}
     for group in groups:
         samples.setdefault(group.task.id, []).extend(group.trajectories)
-    return SuiteResult(suite, label, step, dict(sampling), tuple(_count(id, found) for id, found in samples.items()))
+    return SuiteResult(
+        suite,
+        label,
+        step,
+        dict(sampling),
+        tuple(_count(id, found) for id, found in samples.items()),
+    )
 
 
 def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table:
-    """One row per result: pass@k with 95 % intervals, the first edit alone, calls and tokens per episode.
+    """One row per result: pass@k with 95 % intervals, the first edit alone, calls and tokens per
+    episode.
 
     A k that a result has too few samples for is shown as "-".
     """
-    view = rich.table.Table(caption="in %, with 95 % bootstrap intervals over tasks", caption_justify="left")
+    view = rich.table.Table(
+        caption="in %, with 95 % bootstrap intervals over tasks", caption_justify="left"
+    )
     for name in ("suite", "weights", "tasks"):
         view.add_column(name, justify="right" if name == "tasks" else "left")
     for k in ks:
@@ -171,4 +201,8 @@ def _count(id: str, samples: Sequence[Trajectory]) -> TaskResult:
 
 def _some(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "none"
+    return (
+        ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        if names
+        else "none"
+    )

@@ -1,11 +1,14 @@
-"""From groups of trajectories to fixed shapes: each prompt once, its completions behind it (layout: types.Batch).
+"""From groups of trajectories to fixed shapes: each prompt once, its completions behind it (layout:
+types.Batch).
 
-A completion's slots end before its last sampled token, which nothing after it is predicted from. Trajectories that end
-in a fault, and those in which nothing was sampled, take no slots and no targets: their weight is 0.
+A completion's slots end before its last sampled token, which nothing after it is predicted from.
+Trajectories that end in a fault, and those in which nothing was sampled, take no slots and no
+targets: their weight is 0.
 
-For two-phase updates prompts stand in rows of their own (``Prompts``), which need no trajectories, and a row of the
-Batch holds the completions of the prompts in the same row. There a prompt lacks its last token, with which each of its
-completions begins instead, so that all targets are predicted from the Batch's own slots.
+For two-phase updates prompts stand in rows of their own (``Prompts``), which need no trajectories,
+and a row of the Batch holds the completions of the prompts in the same row. There a prompt lacks
+its last token, with which each of its completions begins instead, so that all targets are predicted
+from the Batch's own slots.
 """
 
 from __future__ import annotations
@@ -26,14 +29,16 @@ from rl_code.types import Batch, Group
 class PackConfig:
     """Shapes of a batch, and how old its tokens may be.
 
-    rows: of a batch, filled from the first on; the update skips micro-batches of empty rows, so room for the worst case
-    costs nothing. slots: tokens of a row. targets: sampled tokens of a row. max_staleness: learner's version minus
-    sampler's. drop_uninformative: leaves out groups whose advantages are all 0, which have no policy gradient, as DAPO
-    (2503.14476) does; neither metrics nor the averages of the loss then count them.
-    runs: prompts and completions of a row, at most, 0 for any number; models whose layers choose blocks need it, see
-    ``update.batch_logprobs``. prompt_slots: of two-phase updates, tokens of a row of prompts, beside ``slots`` for the
-    completions; 0 where there is one phase. align: prompts and completions start at slots that are multiples of it;
-    at 64, a block of attention in XLA, fewer blocks hold parts of two completions, for some empty slots between them.
+    rows: of a batch, filled from the first on; the update skips micro-batches of empty rows, so
+    room for the worst case costs nothing. slots: tokens of a row. targets: sampled tokens of a row.
+    max_staleness: learner's version minus sampler's. drop_uninformative: leaves out groups whose
+    advantages are all 0, which have no policy gradient, as DAPO (2503.14476) does; neither metrics
+    nor the averages of the loss then count them. runs: prompts and completions of a row, at most, 0
+    for any number; models whose layers choose blocks need it, see ``update.batch_logprobs``.
+    prompt_slots: of two-phase updates, tokens of a row of prompts, beside ``slots`` for the
+    completions; 0 where there is one phase. align: prompts and completions start at slots that are
+    multiples of it; at 64, a block of attention in XLA, fewer blocks hold parts of two completions,
+    for some empty slots between them.
     """
 
     rows: int
@@ -52,11 +57,14 @@ class PackConfig:
             raise ValueError(f"align={self.align} must be at least 1")
         if self.runs == 1 or min(self.runs, self.prompt_slots) < 0:
             raise ValueError(
-                f"runs={self.runs} must be 0 or at least 2, a prompt and a completion, and prompt_slots="
+                f"runs={self.runs} must be 0 or at least 2, a prompt and a completion, and "
+                "prompt_slots="
                 f"{self.prompt_slots} at least 0"
             )
         if self.slots < 2 or not 1 <= self.targets:
-            raise ValueError(f"slots={self.slots} must be at least 2 and targets={self.targets} at least 1")
+            raise ValueError(
+                f"slots={self.slots} must be at least 2 and targets={self.targets} at least 1"
+            )
 
 
 @dataclasses.dataclass
@@ -98,33 +106,41 @@ def _room(config: PackConfig) -> np.ndarray:
 def pack(
     groups: Sequence[Group], advantages: Sequence[np.ndarray], config: PackConfig, *, version: int
 ) -> tuple[Batch, dict[str, float]]:
-    """Packs groups into a Batch of numpy arrays, whole groups into rows by first fit, largest first.
+    """Packs groups into a Batch of numpy arrays, whole groups into rows by first fit, largest
+    first.
 
-    A group that no row can hold is split into pieces that each repeat the prompt. advantages: one [G] per group, or
-    [P, G]. version: the learner's. Trajectories are numbered (``Batch.sequences``) in the order given.
+    A group that no row can hold is split into pieces that each repeat the prompt. advantages: one
+    [G] per group, or [P, G]. version: the learner's. Trajectories are numbered
+    (``Batch.sequences``) in the order given.
 
-    Returns the batch and metrics: pack/rows (used), pack/fill and pack/target_fill (used share of their slots and
-    targets), pack/saved (share of tokens that sharing prompts saved), pack/faults, pack/empty and
-    pack/uninformative (trajectories left out).
+    Returns the batch and metrics: pack/rows (used), pack/fill and pack/target_fill (used share of
+    their slots and targets), pack/saved (share of tokens that sharing prompts saved), pack/faults,
+    pack/empty and pack/uninformative (trajectories left out).
 
     Raises:
-      ValueError: a trajectory fits no row, the batch does not fit ``rows``, lengths or prompts within a group
-        disagree, a log-probability or an advantage is not finite, or a token is older than max_staleness or newer
-        than ``version``. Each names task, index and numbers.
+      ValueError: a trajectory fits no row, the batch does not fit ``rows``, lengths or prompts
+        within a group disagree, a log-probability or an advantage is not finite, or a token is
+        older than max_staleness or newer than ``version``. Each names task, index and numbers.
     """
     members, sequence, counts = _members(groups, advantages, config, version)
     pieces = [piece for completions in members for piece in _pieces(completions, config)]
     rows = _first_fit(pieces, config)
-    used, targets = sum(piece.tokens for piece in pieces), sum(piece.targets for piece in pieces)
+    used = sum(piece.tokens for piece in pieces)
+    targets = sum(piece.targets for piece in pieces)
     if len(rows) > config.rows:
         raise ValueError(
-            f"the batch needs {len(rows)} rows ({used} slots, {targets} targets in {len(pieces)} pieces); "
-            f"rows={config.rows} of slots={config.slots}, targets={config.targets} and runs={config.runs}"
+            f"the batch needs {len(rows)} rows ({used} slots, {targets} targets in {len(pieces)} "
+            "pieces); "
+            f"rows={config.rows} of slots={config.slots}, targets={config.targets} and "
+            f"runs={config.runs}"
         )
     batch = empty_batch(config, config.rows, sequence)
     for row, members in enumerate(rows):
         _fill_row(RowWriter(batch, row, config.align), members, version)
-    unshared = sum(len(piece.prompt) * len(piece.completions) - len(piece.prompt) for piece in pieces) + used
+    unshared = (
+        sum(len(piece.prompt) * len(piece.completions) - len(piece.prompt) for piece in pieces)
+        + used
+    )
     metrics = {
         "pack/fill": used / max(len(rows) * config.slots, 1),
         "pack/target_fill": targets / max(len(rows) * config.targets, 1),
@@ -135,7 +151,9 @@ def pack(
 
 
 def empty_batch(config: PackConfig, rows: int, num_sequences: int = 0) -> Batch:
-    """A batch of padding alone: numpy arrays of the shapes and dtypes that ``pack`` returns, for warm-up and tests."""
+    """A batch of padding alone: numpy arrays of the shapes and dtypes that ``pack`` returns, for
+    warm-up and tests.
+    """
 
     def slots() -> np.ndarray:
         return np.zeros((rows, config.slots), np.int32)
@@ -160,7 +178,9 @@ def empty_batch(config: PackConfig, rows: int, num_sequences: int = 0) -> Batch:
 
 
 def _pieces(completions: list[Completion], config: PackConfig) -> list[_Piece]:
-    """One group as few pieces that each fit a row. Raises ValueError for a completion that fits none."""
+    """One group as few pieces that each fit a row. Raises ValueError for a completion that fits
+    none.
+    """
     pieces: list[_Piece] = []
     for completion in completions:
         t = completion.trajectory
@@ -168,7 +188,8 @@ def _pieces(completions: list[Completion], config: PackConfig) -> list[_Piece]:
         needs = piece.needs(config)
         if np.any(needs > _room(config)):
             raise ValueError(
-                f"task {t.task_id!r} trajectory {t.index} needs {needs[0]} slots and {needs[1]} targets; a row has "
+                f"task {t.task_id!r} trajectory {t.index} needs {needs[0]} slots and {needs[1]} "
+                "targets; a row has "
                 f"slots={config.slots} and targets={config.targets}"
             )
         longer = _Piece(piece.prompt, [*(pieces[-1].completions if pieces else []), completion])
@@ -197,16 +218,20 @@ def _first_fit(pieces: list[_Piece], config: PackConfig) -> list[list[_Piece]]:
 def _fill_row(writer: RowWriter, pieces: list[_Piece], version: int) -> None:
     """Writes one row of a batch in place."""
     for segment, piece in enumerate(pieces, start=1):
-        start, length = writer.slot, len(piece.prompt)
+        start = writer.slot
+        length = len(piece.prompt)
         writer.write(piece.prompt, 0, segment, 0)
         for branch, completion in enumerate(piece.completions, start=1):
-            writer.write_completion(completion, segment, branch, version, first=length, prompt_slot=start)
+            writer.write_completion(
+                completion, segment, branch, version, first=length, prompt_slot=start
+            )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """Rows of prompts for a two-phase update, int32 [R, P]: tokens, positions, segments (0 for padding).
+    """Rows of prompts for a two-phase update, int32 [R, P]: tokens, positions, segments (0 for
+    padding).
 
     Prompt i of n stands in row i % R as segment 1 + i // R, without its last token.
     """
@@ -228,53 +253,74 @@ def pack_prompts(prompts: Sequence[Sequence[int]], config: PackConfig) -> Prompt
       ValueError: a prompt is empty, or the prompts of a row exceed ``prompt_slots``.
     """
     shape = (config.rows, config.prompt_slots)
-    packed, used = Prompts(*(np.zeros(shape, np.int32) for _ in range(3))), [0] * config.rows
+    packed = Prompts(*(np.zeros(shape, np.int32) for _ in range(3)))
+    used = [0] * config.rows
     for number, prompt in enumerate(prompts):
-        row, size = number % config.rows, len(prompt) - 1
+        row = number % config.rows
+        size = len(prompt) - 1
         span = (row, slice(used[row], used[row] + size))
         if size < 0 or span[1].stop > config.prompt_slots:
             raise ValueError(
-                f"prompt {number} of {len(prompt)} tokens does not fit row {row}, in which {used[row]} of prompt_slots="
+                f"prompt {number} of {len(prompt)} tokens does not fit row {row}, in which "
+                f"{used[row]} of prompt_slots="
                 f"{config.prompt_slots} are used"
             )
-        packed.tokens[span], packed.positions[span] = prompt[:-1], np.arange(size)
+        packed.tokens[span] = prompt[:-1]
+        packed.positions[span] = np.arange(size)
         packed.segments[span] = 1 + number // config.rows
         used[row] += size
     return packed
 
 
 def pack_completions(
-    groups: Sequence[Group], advantages: Sequence[np.ndarray], prompts: Prompts, config: PackConfig, *, version: int
+    groups: Sequence[Group],
+    advantages: Sequence[np.ndarray],
+    prompts: Prompts,
+    config: PackConfig,
+    *,
+    version: int,
 ) -> tuple[Batch, dict[str, float]]:
-    """Packs the completions of the prompts that ``pack_prompts`` laid out, group i those of prompt i; else as ``pack``.
+    """Packs the completions of the prompts that ``pack_prompts`` laid out, group i those of prompt
+    i; else as ``pack``.
 
     Raises:
-      ValueError: as ``pack``; a group's prompt is not the one laid out, or a row of completions does not fit.
+      ValueError: as ``pack``; a group's prompt is not the one laid out, or a row of completions
+      does not fit.
     """
     members, sequence, metrics = _members(groups, advantages, config, version)
     batch = empty_batch(config, config.rows, sequence)
     writers = [RowWriter(batch, row, config.align) for row in range(config.rows)]
     needs = np.zeros((config.rows, 3), int)
-    laid_out, segments = np.asarray(prompts.tokens), np.asarray(prompts.segments)
-    tokens, unshared = int(np.sum(segments > 0)), 0
+    laid_out = np.asarray(prompts.tokens)
+    segments = np.asarray(prompts.segments)
+    tokens = int(np.sum(segments > 0))
+    unshared = 0
     for number, (group, completions) in enumerate(zip(groups, members, strict=True)):
-        row, segment = number % config.rows, 1 + number // config.rows
+        row = number % config.rows
+        segment = 1 + number // config.rows
         prompt = laid_out[row, segments[row] == segment]
         lengths = [completion.slots + 1 for completion in completions]
         targets = sum(len(completion.indices) for completion in completions)
         needs[row] += [_aligned(lengths, config), targets, 1 + _runs(lengths, config)]
         if np.any(needs[row] > _room(config)):
             raise ValueError(
-                f"row {row} needs {needs[row, 0]} slots, {needs[row, 1]} targets and {needs[row, 2]} runs for task "
-                f"{group.task.id!r} and those before; it has slots={config.slots}, targets={config.targets} and "
+                f"row {row} needs {needs[row, 0]} slots, {needs[row, 1]} targets and "
+                f"{needs[row, 2]} runs for task "
+                f"{group.task.id!r} and those before; it has slots={config.slots}, "
+                f"targets={config.targets} and "
                 f"runs={config.runs}"
             )
         for branch, completion in enumerate(completions, start=1):
             t = completion.trajectory
-            if t.prompt_length != len(prompt) + 1 or not np.array_equal(t.tokens[: len(prompt)], prompt):
-                raise ValueError(f"task {t.task_id!r}: its prompt is not prompt {number} of those laid out")
+            if t.prompt_length != len(prompt) + 1 or not np.array_equal(
+                t.tokens[: len(prompt)], prompt
+            ):
+                raise ValueError(
+                    f"task {t.task_id!r}: its prompt is not prompt {number} of those laid out"
+                )
             writers[row].write_completion(completion, segment, branch, version, first=len(prompt))
-        tokens, unshared = tokens + sum(lengths), unshared + sum(lengths) + len(prompt) * len(lengths)
+        tokens = tokens + sum(lengths)
+        unshared = unshared + sum(lengths) + len(prompt) * len(lengths)
     filled = int(np.sum(needs[:, 1] > 0))
     return batch, metrics | {
         "pack/fill": tokens / (filled * config.slots + config.rows * config.prompt_slots),
@@ -284,7 +330,9 @@ def pack_completions(
     }
 
 
-def _members(groups: Sequence[Group], advantages: Sequence[np.ndarray], config: PackConfig, version: int):
+def _members(
+    groups: Sequence[Group], advantages: Sequence[np.ndarray], config: PackConfig, version: int
+):
     """``completions_of`` with the limits of the config."""
     limits = dict(drop_uninformative=config.drop_uninformative, max_staleness=config.max_staleness)
     return completions_of(groups, advantages, **limits, version=version)
@@ -293,7 +341,8 @@ def _members(groups: Sequence[Group], advantages: Sequence[np.ndarray], config: 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SupervisedBatch:
-    """Rows to imitate, [R, S]: tokens, positions (by which RoPE rotates) int32; mask float32, 1 = learn it.
+    """Rows to imitate, [R, S]: tokens, positions (by which RoPE rotates) int32; mask float32, 1 =
+    learn it.
 
     where: who sees whom.
     """
@@ -317,17 +366,23 @@ def pack_supervised(
     ids, positions, marks, zeros = (np.zeros((rows, slots), np.int32) for _ in range(4))
     where = Tokens(segments=marks, branches=zeros, documents=zeros, order=positions)
     batch = SupervisedBatch(ids, positions, where, np.zeros((rows, slots), np.float32))
-    used, segments, taken = [0] * rows, [0] * rows, 0
+    used = [0] * rows
+    segments = [0] * rows
+    taken = 0
     for tokens, mask in examples:
         if not len(tokens) == len(mask) <= slots:
-            raise ValueError(f"example {taken}: {len(tokens)} tokens and a mask of {len(mask)} for {slots=}")
+            raise ValueError(
+                f"example {taken}: {len(tokens)} tokens and a mask of {len(mask)} for {slots=}"
+            )
         row = next((row for row in range(rows) if used[row] + len(tokens) <= slots), None)
         if row is None:
             break
         segments[row] += 1
         span = (row, slice(used[row], used[row] + len(tokens)))
-        batch.tokens[span], batch.positions[span] = tokens, np.arange(len(tokens))
-        marks[span], batch.mask[span] = segments[row], mask
+        batch.tokens[span] = tokens
+        batch.positions[span] = np.arange(len(tokens))
+        marks[span] = segments[row]
+        batch.mask[span] = mask
         used[row] += len(tokens)
         taken += 1
     return batch, taken

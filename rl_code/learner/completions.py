@@ -1,4 +1,6 @@
-"""What of a group's trajectories is trained on, and how a completion is written into a row of a Batch."""
+"""What of a group's trajectories is trained on, and how a completion is written into a row of a
+Batch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from rl_code.types import Batch, Group, Trajectory
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """A trajectory's part after the prompt, as it goes into a row; sequence: its number in the batch."""
+    """A trajectory's part after the prompt, as it goes into a row; sequence: its number in the
+    batch.
+    """
 
     trajectory: Trajectory
     sequence: int
@@ -32,18 +36,23 @@ def completions_of(
     max_staleness: int,
     version: int,
 ) -> tuple[list[list[Completion]], int, dict[str, float]]:
-    """(what is trained on, by group, how many trajectories there are, metrics of those that are left out).
+    """(what is trained on, by group, how many trajectories there are, metrics of those that are
+    left out).
 
     Arguments and errors as of ``batching.pack`` and ``PackConfig``.
     """
     if len(advantages) != len(groups):
         raise ValueError(f"{len(groups)} groups but advantages for {len(advantages)}")
     members: list[list[Completion]] = []
-    counts, sequence = {"pack/faults": 0, "pack/empty": 0, "pack/uninformative": 0}, 0
+    counts = {"pack/faults": 0, "pack/empty": 0, "pack/uninformative": 0}
+    sequence = 0
     for group, values in zip(groups, advantages, strict=True):
-        size, completions = len(group.trajectories), []
+        size = len(group.trajectories)
+        completions = []
         if len(values) != size:
-            raise ValueError(f"task {group.task.id!r}: {size} trajectories but {len(values)} advantages")
+            raise ValueError(
+                f"task {group.task.id!r}: {size} trajectories but {len(values)} advantages"
+            )
         members.append(completions)
         if drop_uninformative and not np.any(values):
             counts["pack/uninformative"] += size
@@ -64,19 +73,31 @@ def completions_of(
 
 
 def _check(completion: Completion, first: Trajectory, max_staleness: int, version: int) -> None:
-    """Raises ValueError for a trajectory that must not be trained on; ``first`` is its group's first to train on."""
-    t, indices = completion.trajectory, completion.indices
+    """Raises ValueError for a trajectory that must not be trained on; ``first`` is its group's
+    first to train on.
+    """
+    t = completion.trajectory
+    indices = completion.indices
     name = f"task {t.task_id!r} trajectory {t.index}"
-    lengths = {field: len(getattr(t, field)) for field in ("tokens", "sampled", "logprobs", "versions")}
+    lengths = {
+        field: len(getattr(t, field)) for field in ("tokens", "sampled", "logprobs", "versions")
+    }
     if len(set(lengths.values())) != 1:
         raise ValueError(f"{name}: lengths differ: {lengths}")
     if not 1 <= t.prompt_length <= indices[0]:
-        raise ValueError(f"{name}: prompt_length={t.prompt_length}, but the first sampled token is at {indices[0]}")
+        raise ValueError(
+            f"{name}: prompt_length={t.prompt_length}, but the first sampled token is at "
+            f"{indices[0]}"
+        )
     shared = slice(0, t.prompt_length)
-    if t.prompt_length != first.prompt_length or not np.array_equal(t.tokens[shared], first.tokens[shared]):
+    if t.prompt_length != first.prompt_length or not np.array_equal(
+        t.tokens[shared], first.tokens[shared]
+    ):
         raise ValueError(f"{name}: its prompt of {t.prompt_length} tokens is not that of its group")
     if not np.isfinite(t.logprobs[indices]).all() or not np.isfinite(completion.advantage):
-        raise ValueError(f"{name}: a log-probability or the advantage ({completion.advantage}) is not finite")
+        raise ValueError(
+            f"{name}: a log-probability or the advantage ({completion.advantage}) is not finite"
+        )
     ages = version - t.versions[indices]
     if ages.min() < 0 or ages.max() > max_staleness:
         raise ValueError(
@@ -108,13 +129,23 @@ class RowWriter:
         self.slot += -(-len(tokens) // self.align) * self.align
 
     def write_completion(
-        self, completion: Completion, segment: int, branch: int, version: int, *, first: int, prompt_slot: int = 0
+        self,
+        completion: Completion,
+        segment: int,
+        branch: int,
+        version: int,
+        *,
+        first: int,
+        prompt_slot: int = 0,
     ) -> None:
         """A completion from token ``first`` of its trajectory on, and its targets.
 
-        prompt_slot: where the tokens before ``first`` start; of no importance where no target is predicted from them.
+        prompt_slot: where the tokens before ``first`` start; of no importance where no target is
+        predicted from them.
         """
-        batch, t, indices = self.batch, completion.trajectory, completion.indices
+        batch = self.batch
+        t = completion.trajectory
+        indices = completion.indices
         span = (self.index, slice(self.target, self.target + len(indices)))
         before = indices - 1  # index in the trajectory of the token each target is predicted from
         batch.sources[span] = np.where(before < first, prompt_slot, self.slot - first) + before

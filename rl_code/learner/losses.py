@@ -1,17 +1,19 @@
-"""Policy losses on per-token log-probabilities, their off-policy corrections, aggregation and metrics.
+"""Policy losses on per-token log-probabilities, their off-policy corrections, aggregation and
+metrics.
 
-Implements the clipped surrogate of PPO with separate bounds (1707.06347; 2503.14476, eq. 10), GSPO (2507.18071, eq. 5),
-CISPO (2506.13585, eq. 4), the KL estimators k1, k2, k3, and weights for what the sampler's policy mu did differently
-from the trainer's: decoupled (2505.24298, eq. 5), truncated and masked importance sampling.
+Implements the clipped surrogate of PPO with separate bounds (1707.06347; 2503.14476, eq. 10), GSPO
+(2507.18071, eq. 5), CISPO (2506.13585, eq. 4), the KL estimators k1, k2, k3, and weights for what
+the sampler's policy mu did differently from the trainer's: decoupled (2505.24298, eq. 5), truncated
+and masked importance sampling.
 
-Notation: pi is the policy being trained, prox its log-probabilities at the start of the step (computed by the
-trainer), mu the sampler's; r = pi / prox, w = prox / mu. Arrays are [R, M] float32, one entry per sampled token; the
-tokens of a trajectory are neighbours in one row.
+Notation: pi is the policy being trained, prox its log-probabilities at the start of the step
+(computed by the trainer), mu the sampler's; r = pi / prox, w = prox / mu. Arrays are [R, M]
+float32, one entry per sampled token; the tokens of a trajectory are neighbours in one row.
 
-Departures: denominators are global (``Denominators`` of the whole batch), so a loss is a sum over the tokens of a
-micro-batch that adds up over micro-batches and devices; a token whose weight is masked to 0 stays in the denominator;
-k1 enters the reward, where it belongs: ``kl_coef`` times its sum over the trajectory is taken off the trajectory's
-advantage, after normalisation.
+Departures: denominators are global (``Denominators`` of the whole batch), so a loss is a sum over
+the tokens of a micro-batch that adds up over micro-batches and devices; a token whose weight is
+masked to 0 stays in the denominator; k1 enters the reward, where it belongs: ``kl_coef`` times its
+sum over the trajectory is taken off the trajectory's advantage, after normalisation.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ class LossConfig:
     """Which loss, how it is averaged, and how off-policy data are weighted.
 
     clip_low, clip_high: r (GSPO: s) is clipped to [1 - clip_low, 1 + clip_high].
-    aggregation: "token" sum / sampled tokens; "sequence" mean over trajectories of the mean over their tokens;
-      "constant" sum / (constant_length * trajectories). Counts are those of the whole batch.
-    correction: see ``correction_weights``; "auto" is "decoupled" where data may be stale, else "none"
-      (``for_staleness``). correction_high bounds "truncated"; both bound the "masked_*".
+    aggregation: "token" sum / sampled tokens; "sequence" mean over trajectories of the mean over
+      their tokens; "constant" sum / (constant_length * trajectories). Counts are those of the whole
+      batch.
+    correction: see ``correction_weights``; "auto" is "decoupled" where data may be stale, else
+      "none" (``for_staleness``). correction_high bounds "truncated"; both bound the "masked_*".
     temperature: the logits are divided by it, as the sampler did.
     """
 
@@ -47,7 +50,15 @@ class LossConfig:
     kl_coef: float
     kl_estimator: Literal["k1", "k2", "k3"]
     entropy_coef: float
-    correction: Literal["auto", "none", "decoupled", "truncated", "masked_token", "masked_sequence", "masked_geometric"]
+    correction: Literal[
+        "auto",
+        "none",
+        "decoupled",
+        "truncated",
+        "masked_token",
+        "masked_sequence",
+        "masked_geometric",
+    ]
     correction_low: float
     correction_high: float
     temperature: float
@@ -61,14 +72,20 @@ class LossConfig:
         }
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
-                raise ValueError(f"{field}={getattr(self, field)!r} is not one of {sorted(allowed)}")
+                raise ValueError(
+                    f"{field}={getattr(self, field)!r} is not one of {sorted(allowed)}"
+                )
         if not 0.0 <= self.clip_low <= 1.0 or self.clip_high < 0.0:
-            raise ValueError(f"clip_low={self.clip_low} must be in [0, 1] and clip_high={self.clip_high} at least 0")
+            raise ValueError(
+                f"clip_low={self.clip_low} must be in [0, 1] and clip_high={self.clip_high} at "
+                "least 0"
+            )
         if self.constant_length <= 0:
             raise ValueError(f"constant_length={self.constant_length} must be positive")
         if not 0.0 <= self.correction_low <= self.correction_high:
             raise ValueError(
-                f"correction_low={self.correction_low} must be in [0, correction_high={self.correction_high}]"
+                f"correction_low={self.correction_low} must be in [0, "
+                f"correction_high={self.correction_high}]"
             )
         if self.temperature <= 0.0:
             raise ValueError(f"temperature={self.temperature} must be positive")
@@ -76,13 +93,17 @@ class LossConfig:
     def for_staleness(self, max_staleness: int) -> LossConfig:
         """With the correction that is meant for data of so many versions before."""
         automatic = "decoupled" if max_staleness else "none"
-        return dataclasses.replace(self, correction=automatic) if self.correction == "auto" else self
+        return (
+            dataclasses.replace(self, correction=automatic) if self.correction == "auto" else self
+        )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Denominators:
-    """Counts over the whole batch, float32 scalars: sampled tokens, and trajectories that have any."""
+    """Counts over the whole batch, float32 scalars: sampled tokens, and trajectories that have
+    any.
+    """
 
     tokens: jax.Array
     trajectories: jax.Array
@@ -96,13 +117,18 @@ class Denominators:
 
 
 def per_sequence(
-    values: Tokens, sequences: Int[Array, "R M"], reduce: Callable[..., jax.Array] = jax.ops.segment_sum
+    values: Tokens,
+    sequences: Int[Array, "R M"],
+    reduce: Callable[..., jax.Array] = jax.ops.segment_sum,
 ) -> Tokens:
     """Each token gets the reduction (a sum) of ``values`` over the tokens of its own trajectory.
 
-    Works within rows, so that no device waits for another: neighbours of equal ``sequences`` are one trajectory.
+    Works within rows, so that no device waits for another: neighbours of equal ``sequences`` are
+    one trajectory.
     """
-    starts = jnp.concatenate([jnp.zeros_like(sequences[:, :1]), jnp.diff(sequences, axis=1) != 0], axis=1)
+    starts = jnp.concatenate(
+        [jnp.zeros_like(sequences[:, :1]), jnp.diff(sequences, axis=1) != 0], axis=1
+    )
     ids = jnp.cumsum(starts, axis=1)
 
     def row(values, ids):
@@ -111,39 +137,57 @@ def per_sequence(
     return jax.vmap(row)(values, ids)
 
 
-# Losses: (config, logp, prox, advantages, mask, sequences, lengths) -> per-token loss, whether the clip took hold.
+# Losses: (config, logp, prox, advantages, mask, sequences, lengths) -> per-token loss, whether the
+# clip took hold.
 
 
-def ppo(config: LossConfig, logp, prox, advantages, mask, sequences, lengths) -> tuple[Tokens, Bool[Array, "R M"]]:
+def ppo(
+    config: LossConfig, logp, prox, advantages, mask, sequences, lengths
+) -> tuple[Tokens, Bool[Array, "R M"]]:
     """-min(r A, clip(r) A) per token (1707.06347, eq. 7; asymmetric bounds 2503.14476, eq. 10)."""
     del mask, sequences, lengths
     return _clipped_surrogate(config, jnp.exp(logp - prox), advantages)
 
 
-def gspo(config: LossConfig, logp, prox, advantages, mask, sequences, lengths) -> tuple[Tokens, Bool[Array, "R M"]]:
-    """-min(s A, clip(s) A) with s = exp(mean of log r over the trajectory) on each of its tokens (2507.18071)."""
+def gspo(
+    config: LossConfig, logp, prox, advantages, mask, sequences, lengths
+) -> tuple[Tokens, Bool[Array, "R M"]]:
+    """-min(s A, clip(s) A) with s = exp(mean of log r over the trajectory) on each of its tokens
+    (2507.18071).
+    """
     mean = per_sequence((logp - prox) * mask, sequences) / lengths
     return _clipped_surrogate(config, jnp.exp(mean), advantages)
 
 
-def cispo(config: LossConfig, logp, prox, advantages, mask, sequences, lengths) -> tuple[Tokens, Bool[Array, "R M"]]:
-    """-sg(clip(r)) A log pi per token: clipping never takes a token's gradient away (2506.13585, eq. 4)."""
+def cispo(
+    config: LossConfig, logp, prox, advantages, mask, sequences, lengths
+) -> tuple[Tokens, Bool[Array, "R M"]]:
+    """-sg(clip(r)) A log pi per token: clipping never takes a token's gradient away (2506.13585,
+    eq. 4).
+    """
     del mask, sequences, lengths
     ratio = jax.lax.stop_gradient(jnp.exp(logp - prox))
     clipped = jnp.clip(ratio, 1.0 - config.clip_low, 1.0 + config.clip_high)
     return -clipped * advantages * logp, clipped != ratio
 
 
-def _clipped_surrogate(config: LossConfig, ratio: Tokens, advantages: Tokens) -> tuple[Tokens, Bool[Array, "R M"]]:
+def _clipped_surrogate(
+    config: LossConfig, ratio: Tokens, advantages: Tokens
+) -> tuple[Tokens, Bool[Array, "R M"]]:
     plain = ratio * advantages
     clipped = jnp.clip(ratio, 1.0 - config.clip_low, 1.0 + config.clip_high) * advantages
     return -jnp.minimum(plain, clipped), clipped < plain
 
 
-LOSSES: dict[str, Callable[..., tuple[Tokens, Bool[Array, "R M"]]]] = {"ppo": ppo, "gspo": gspo, "cispo": cispo}
+LOSSES: dict[str, Callable[..., tuple[Tokens, Bool[Array, "R M"]]]] = {
+    "ppo": ppo,
+    "gspo": gspo,
+    "cispo": cispo,
+}
 
 
-# KL(pi || ref) of one sampled token from d = log ref - log pi (http://joschu.net/blog/kl-approx.html).
+# KL(pi || ref) of one sampled token from d = log ref - log pi
+# (http://joschu.net/blog/kl-approx.html).
 KL: dict[str, Callable[[Tokens], Tokens]] = {
     "k1": lambda d: -d,
     "k2": lambda d: 0.5 * jnp.square(d),
@@ -155,24 +199,36 @@ KL: dict[str, Callable[[Tokens], Tokens]] = {
 AGGREGATIONS: dict[str, Callable[..., Tokens]] = {
     "token": lambda config, mask, lengths, total: mask / total.tokens,
     "sequence": lambda config, mask, lengths, total: mask / (lengths * total.trajectories),
-    "constant": lambda config, mask, lengths, total: mask / (config.constant_length * total.trajectories),
+    "constant": lambda config, mask, lengths, total: (
+        mask / (config.constant_length * total.trajectories)
+    ),
 }
 
 
-CORRECTIONS = ("none", "decoupled", "truncated", "masked_token", "masked_sequence", "masked_geometric")
+CORRECTIONS = (
+    "none",
+    "decoupled",
+    "truncated",
+    "masked_token",
+    "masked_sequence",
+    "masked_geometric",
+)
 
 
 def correction_weights(
     config: LossConfig, log_w: Tokens, mask: Tokens, sequences: Int[Array, "R M"], lengths: Tokens
 ) -> tuple[Tokens, Bool[Array, "R M"]]:
-    """Factor on each token's loss for having been sampled by mu, without gradient, and where it was cut.
+    """Factor on each token's loss for having been sampled by mu, without gradient, and where it was
+    cut.
 
     log_w: log prox - log mu, 0 outside the mask. With w its exponential:
       none: 1. decoupled: w. truncated: min(w, correction_high).
-      masked_token: w; masked_sequence: the product of w over the trajectory; masked_geometric: the geometric mean of w
-      over the trajectory; each replaced by 0 outside [correction_low, correction_high].
+      masked_token: w; masked_sequence: the product of w over the trajectory; masked_geometric: the
+      geometric mean of w over the trajectory; each replaced by 0 outside [correction_low,
+      correction_high].
     """
-    kind, log_w = config.correction, jax.lax.stop_gradient(log_w)
+    kind = config.correction
+    log_w = jax.lax.stop_gradient(log_w)
     if kind not in CORRECTIONS:
         raise ValueError(f"correction={kind!r} is to be decided first, by for_staleness")
     nowhere = jnp.zeros(log_w.shape, bool)
@@ -195,7 +251,9 @@ def correction_weights(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """Metrics of a micro-batch: those that add up (over global counts already) and those that are maximised (>= 0)."""
+    """Metrics of a micro-batch: those that add up (over global counts already) and those that are
+    maximised (>= 0).
+    """
 
     means: dict[str, jax.Array]
     maxima: dict[str, jax.Array]
@@ -203,15 +261,23 @@ class Terms:
     def merge(self, other: Terms) -> Terms:
         """The terms of both micro-batches together."""
         return Terms(
-            jax.tree.map(jnp.add, self.means, other.means), jax.tree.map(jnp.maximum, self.maxima, other.maxima)
+            jax.tree.map(jnp.add, self.means, other.means),
+            jax.tree.map(jnp.maximum, self.maxima, other.maxima),
         )
 
 
 def policy_metrics(terms: Terms) -> dict[str, jax.Array]:
-    """Metrics of the whole batch by name; policy/ess is the effective sample size of w as a share of the tokens."""
+    """Metrics of the whole batch by name; policy/ess is the effective sample size of w as a share
+    of the tokens.
+    """
     means = dict(terms.means)
-    first, second = means.pop("weight"), means.pop("weight_squared")
-    return means | terms.maxima | {"policy/ess": jnp.square(first) / jnp.where(second > 0.0, second, 1.0)}
+    first = means.pop("weight")
+    second = means.pop("weight_squared")
+    return (
+        means
+        | terms.maxima
+        | {"policy/ess": jnp.square(first) / jnp.where(second > 0.0, second, 1.0)}
+    )
 
 
 def policy_loss(
@@ -231,23 +297,30 @@ def policy_loss(
 ) -> tuple[jax.Array, Terms]:
     """This micro-batch's share of the loss, a float32 scalar, and of the metrics.
 
-    logp: log pi, with gradient. prox: None means pi itself without gradient, which is right for the first update on a
-    batch; log mu in its place gives the ratio to the sampler. ref: the reference policy's, needed when kl_coef is not
-    0. entropy: of the token's distribution, in nats. Whatever stands where mask is 0 does not matter, NaN included.
+    logp: log pi, with gradient. prox: None means pi itself without gradient, which is right for the
+    first update on a batch; log mu in its place gives the ratio to the sampler. ref: the reference
+    policy's, needed when kl_coef is not 0. entropy: of the token's distribution, in nats. Whatever
+    stands where mask is 0 does not matter, NaN included.
 
     Raises:
       ValueError: kl_coef is not 0 and ref is None.
     """
     if config.kl_coef != 0.0 and ref is None:
-        raise ValueError(f"kl_coef={config.kl_coef} needs the reference's log-probabilities, ref is None")
+        raise ValueError(
+            f"kl_coef={config.kl_coef} needs the reference's log-probabilities, ref is None"
+        )
 
     def real(x: Tokens) -> Tokens:
         return jnp.where(mask > 0.0, x.astype(jnp.float32), 0.0)
 
-    logp, sampler, entropy, advantages = real(logp), real(sampler), real(entropy), real(advantages)
+    logp = real(logp)
+    sampler = real(sampler)
+    entropy = real(entropy)
+    advantages = real(advantages)
     lengths = jnp.where(mask > 0.0, lengths, 1.0)
     prox = jax.lax.stop_gradient(logp if prox is None else real(prox))
-    means, log_w = {}, prox - sampler
+    means = {}
+    log_w = prox - sampler
     kl = jnp.zeros_like(logp)
     if ref is not None:
         d = jax.lax.stop_gradient(real(ref)) - logp
@@ -256,7 +329,9 @@ def policy_loss(
     if config.kl_estimator == "k1":
         advantages = advantages - jax.lax.stop_gradient(per_sequence(kl * mask, sequences))
         kl = jnp.zeros_like(kl)
-    surrogate, clipped = LOSSES[config.loss](config, logp, prox, advantages, mask, sequences, lengths)
+    surrogate, clipped = LOSSES[config.loss](
+        config, logp, prox, advantages, mask, sequences, lengths
+    )
     weight, cut = correction_weights(config, log_w, mask, sequences, lengths)
     surrogate = weight * surrogate
     share = AGGREGATIONS[config.aggregation](config, mask, lengths, denominators)

@@ -1,13 +1,16 @@
-"""The update in two phases: prompts while the rollouts are still going, completions once they have arrived.
+"""The update in two phases: prompts while the rollouts are still going, completions once they have
+arrived.
 
-The first phase needs the parameters and the prompts: it computes the prompts' keys and values, and keeps what the
-gradient through them needs. The second computes the loss over the completions given those keys and values, its
-gradient with respect to the parameters and to them, and turns the latter into gradients of the parameters by what the
-first phase kept. The update is that of ``update.make_update`` to rounding; jax dispatches the first phase and returns
-before it is done, so it runs beside whatever the host does next.
+The first phase needs the parameters and the prompts: it computes the prompts' keys and values, and
+keeps what the gradient through them needs. The second computes the loss over the completions given
+those keys and values, its gradient with respect to the parameters and to them, and turns the latter
+into gradients of the parameters by what the first phase kept. The update is that of
+``update.make_update`` to rounding; jax dispatches the first phase and returns before it is done, so
+it runs beside whatever the host does next.
 
-What is kept is memory that is taken while rollouts go on (``residual_bytes``). With ``ModelConfig.remat`` it is the
-layers' inputs instead of everything inside of them, and the second phase computes the prompts' layers again.
+What is kept is memory that is taken while rollouts go on (``residual_bytes``). With
+``ModelConfig.remat`` it is the layers' inputs instead of everything inside of them, and the second
+phase computes the prompts' layers again.
 """
 
 from __future__ import annotations
@@ -44,10 +47,11 @@ from rl_code.types import Batch
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefilled:
-    """What the first phase leaves: the prompts, their keys and values, and how to go back from those to parameters.
+    """What the first phase leaves: the prompts, their keys and values, and how to go back from
+    those to parameters.
 
-    keys: per micro-batch what the model's ``prefill`` returns, [micro_batches, ...]. backward: the vjp of the keys, a
-    pytree whose leaves are what it keeps beside the parameters.
+    keys: per micro-batch what the model's ``prefill`` returns, [micro_batches, ...]. backward: the
+    vjp of the keys, a pytree whose leaves are what it keeps beside the parameters.
     """
 
     prompts: Prompts
@@ -56,18 +60,23 @@ class Prefilled:
 
 
 def residual_bytes(prefilled: Prefilled) -> int:
-    """Bytes of arrays, or shapes, that wait for the second phase, on all devices together; not of the parameters."""
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((prefilled.keys, prefilled.backward)))
+    """Bytes of arrays, or shapes, that wait for the second phase, on all devices together; not of
+    the parameters.
+    """
+    return sum(
+        x.size * x.dtype.itemsize for x in jax.tree.leaves((prefilled.keys, prefilled.backward))
+    )
 
 
 def make_two_phase_update(
     loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int, runs: int = 0
 ) -> tuple[Callable[[Model, Prompts], Prefilled], Callable[..., tuple]]:
-    """(prefill(model, prompts) -> Prefilled, update(state, prefilled, batch, prox=None, ref=None) -> (state, metrics)).
+    """(prefill(model, prompts) -> Prefilled, update(state, prefilled, batch, prox=None, ref=None)
+    -> (state, metrics)).
 
     ``state.model`` must be the model that prefilled; the state passed in is donated. batch: of
-    ``batching.pack_completions``. Everything else is as of ``update.make_update``, with one metric more:
-    train/residual_mib, of ``residual_bytes``.
+    ``batching.pack_completions``. Everything else is as of ``update.make_update``, with one metric
+    more: train/residual_mib, of ``residual_bytes``.
     """
 
     @jax.jit
@@ -78,7 +87,8 @@ def make_two_phase_update(
             narrow = jax.tree.map(lambda x, like: x.astype(like.dtype), wide, model)
             return jax.lax.map(lambda rows: _keys(narrow, rows, runs), micro)
 
-        # float32 parameters, so that gradients of micro-batches are added in float32; they come back with the state
+        # float32 parameters, so that gradients of micro-batches are added in float32; they come
+        # back with the state
         keys, backward = jax.vjp(keys_of, float32(model), saveable_args=False)
         return Prefilled(prompts, keys, backward)
 
@@ -94,9 +104,13 @@ def make_two_phase_update(
         prompts = split(prefilled.prompts, micro_batches)
 
         def share(model: Model, keys: Any, i: jax.Array) -> tuple:
-            return loss_share(loss, runs, total, model, take(micro, i), _before(take(prompts, i), keys))
+            return loss_share(
+                loss, runs, total, model, take(micro, i), _before(take(prompts, i), keys)
+            )
 
-        value, terms, grads, d_keys = accumulate(share, state.model, prefilled.keys, used(micro[0].mask))
+        value, terms, grads, d_keys = accumulate(
+            share, state.model, prefilled.keys, used(micro[0].mask)
+        )
         metrics = policy_metrics(terms) | counts(batch, total)
         metrics["train/residual_mib"] = jnp.float32(residual_bytes(prefilled) / 2**20)
         backward = prefilled.backward
@@ -119,7 +133,9 @@ def make_two_phase_logprobs(
         def body(i: jax.Array, logp: jax.Array) -> jax.Array:
             rows, part = take(micro, i)
             before = _before(rows, _keys(model, rows, runs))
-            return logp.at[i].set(batch_logprobs(model, part, temperature, runs=runs, before=before)[0])
+            return logp.at[i].set(
+                batch_logprobs(model, part, temperature, runs=runs, before=before)[0]
+            )
 
         logp = jax.lax.fori_loop(0, used(micro[1].mask), body, jnp.zeros(micro[1].mask.shape))
         return constrain(logp.reshape(batch.targets.shape), "batch", None)

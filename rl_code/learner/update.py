@@ -1,9 +1,11 @@
-"""The training steps: (state, batch) -> (state, metrics), each one jitted function with donated state.
+"""The training steps: (state, batch) -> (state, metrics), each one jitted function with donated
+state.
 
-A batch is cut into micro-batches of equal shape, each sharded over the mesh axis ``data``; those after the last one
-with a target are not computed, so a batch may be sized for the worst case and costs what it holds. Gradients are
-accumulated in float32 over denominators of the whole batch, so neither the number of micro-batches nor the number of
-devices changes the update. Under a mesh, call inside ``jax.set_mesh``.
+A batch is cut into micro-batches of equal shape, each sharded over the mesh axis ``data``; those
+after the last one with a target are not computed, so a batch may be sized for the worst case and
+costs what it holds. Gradients are accumulated in float32 over denominators of the whole batch, so
+neither the number of micro-batches nor the number of devices changes the update. Under a mesh, call
+inside ``jax.set_mesh``.
 """
 
 from __future__ import annotations
@@ -32,9 +34,16 @@ class Model(Protocol):
     """What the learner needs of a model, a pytree of parameters."""
 
     def hidden(
-        self, tokens: jax.Array, positions: jax.Array, where: Tokens, runs: int | None, before: Before | None
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        where: Tokens,
+        runs: int | None,
+        before: Before | None,
     ) -> jax.Array:
-        """Int32 [B, T] each -> hidden states [B, T, D]; as ``models.transformer.Transformer.hidden``."""
+        """Int32 [B, T] each -> hidden states [B, T, D]; as
+        ``models.transformer.Transformer.hidden``.
+        """
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> float32 [..., V]."""
@@ -43,7 +52,9 @@ class Model(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything an update changes: parameters, optimizer state, number of updates made (int32 scalar)."""
+    """Everything an update changes: parameters, optimizer state, number of updates made (int32
+    scalar).
+    """
 
     model: Any
     opt_state: Any
@@ -51,9 +62,11 @@ class TrainState:
 
 
 def init_state(model: Model, config: OptimizerConfig) -> TrainState:
-    """The state before the first update; moments are float32 whatever the parameters are, and sharded as they are.
+    """The state before the first update; moments are float32 whatever the parameters are, and
+    sharded as they are.
 
-    The first update donates the state and with it ``model``; keep a copy where it is needed afterwards.
+    The first update donates the state and with it ``model``; keep a copy where it is needed
+    afterwards.
     """
     state = TrainState(model, *_init(model, config))
     return jax.device_put(state, jax.tree.map(lambda x: x.sharding, state))
@@ -71,7 +84,8 @@ def target_logprobs(
     temperature: float,
     entropy_gradient: bool = False,
 ) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
-    """Log-probability of each target and entropy of its distribution, in nats, of softmax(logits / temperature).
+    """Log-probability of each target and entropy of its distribution, in nats, of softmax(logits /
+    temperature).
 
     The entropy carries a gradient only when asked to.
     """
@@ -96,9 +110,10 @@ def batch_logprobs(
 ) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
     """``target_logprobs`` of a batch's targets, differentiable in the model and in ``before.keys``.
 
-    runs: ``PackConfig.runs``. By it layers that choose blocks number those of a completion from the start of its own
-    prompt, whatever stands beside it in the row, so that sharing a prompt changes nothing for them either. before: what
-    a two-phase update computed earlier; ``runs`` counts it too.
+    runs: ``PackConfig.runs``. By it layers that choose blocks number those of a completion from the
+    start of its own prompt, whatever stands beside it in the row, so that sharing a prompt changes
+    nothing for them either. before: what a two-phase update computed earlier; ``runs`` counts it
+    too.
 
     Raises:
       ValueError: ``runs`` is 0 and a layer chooses blocks.
@@ -109,8 +124,11 @@ def batch_logprobs(
     return target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
 
 
-def make_token_logprobs(temperature: float, micro_batches: int, runs: int = 0) -> Callable[[Model, Batch], jax.Array]:
-    """A jitted (model, batch) -> log-probabilities of its targets, float32 [R, M], for reference and prox.
+def make_token_logprobs(
+    temperature: float, micro_batches: int, runs: int = 0
+) -> Callable[[Model, Batch], jax.Array]:
+    """A jitted (model, batch) -> log-probabilities of its targets, float32 [R, M], for reference
+    and prox.
 
     0 in micro-batches without targets. runs: as for ``batch_logprobs``.
     """
@@ -131,13 +149,16 @@ def make_token_logprobs(temperature: float, micro_batches: int, runs: int = 0) -
 def make_update(
     loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int, runs: int = 0
 ) -> Callable[..., tuple]:
-    """An update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is donated.
+    """An update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is
+    donated.
 
-    prox, ref: float32 [R, M], as ``losses.policy_loss`` takes them. Metrics are float32 scalars. When the loss or a
-    gradient is not finite the state comes back as it was and train/finite is 0. runs: as for ``batch_logprobs``.
+    prox, ref: float32 [R, M], as ``losses.policy_loss`` takes them. Metrics are float32 scalars.
+    When the loss or a gradient is not finite the state comes back as it was and train/finite is 0.
+    runs: as for ``batch_logprobs``.
 
     Raises (at the first call with such a batch):
-      ValueError: the rows do not divide into micro-batches, kl_coef is not 0 without ref, or as ``batch_logprobs``.
+      ValueError: the rows do not divide into micro-batches, kl_coef is not 0 without ref, or as
+      ``batch_logprobs``.
     """
 
     def update(
@@ -156,11 +177,20 @@ def make_update(
 
 
 def loss_share(
-    loss: LossConfig, runs: int, total: Denominators, model: Model, micro: tuple, before: Before | None = None
+    loss: LossConfig,
+    runs: int,
+    total: Denominators,
+    model: Model,
+    micro: tuple,
+    before: Before | None = None,
 ) -> tuple[jax.Array, Terms]:
-    """What a micro-batch (Batch, prox, ref) adds to the loss of the whole batch and to its metrics."""
+    """What a micro-batch (Batch, prox, ref) adds to the loss of the whole batch and to its
+    metrics.
+    """
     batch, prox, ref = micro
-    logp, entropy = batch_logprobs(model, batch, loss.temperature, loss.entropy_coef != 0.0, runs, before)
+    logp, entropy = batch_logprobs(
+        model, batch, loss.temperature, loss.entropy_coef != 0.0, runs, before
+    )
     return policy_loss(
         loss,
         logp=logp,
@@ -182,23 +212,32 @@ def counts(batch: Batch, total: Denominators) -> dict[str, jax.Array]:
     return {"train/tokens": jnp.sum(batch.mask), "train/trajectories": total.trajectories}
 
 
-def supervised_loss(model: Model, batch: SupervisedBatch, tokens: jax.Array | None = None) -> tuple[jax.Array, Terms]:
-    """Mean negative log-likelihood in nats of the tokens that the mask selects, each predicted from the slot before.
+def supervised_loss(
+    model: Model, batch: SupervisedBatch, tokens: jax.Array | None = None
+) -> tuple[jax.Array, Terms]:
+    """Mean negative log-likelihood in nats of the tokens that the mask selects, each predicted from
+    the slot before.
 
-    tokens: the denominator, the selected tokens of the whole batch; None counts those given. A segment's first token
-    is never predicted. Returns the loss and the metric policy/entropy.
+    tokens: the denominator, the selected tokens of the whole batch; None counts those given. A
+    segment's first token is never predicted. Returns the loss and the metric policy/entropy.
     """
     hidden = model.hidden(batch.tokens, batch.positions, batch.where)
     logp, entropy = target_logprobs(model, hidden[:, :-1], batch.tokens[:, 1:], 1.0)
     mask = _predicted(batch)
     tokens = jnp.maximum(jnp.sum(mask), 1.0) if tokens is None else tokens
-    return -jnp.sum(mask * logp) / tokens, Terms({"policy/entropy": jnp.sum(mask * entropy) / tokens}, {})
+    return -jnp.sum(mask * logp) / tokens, Terms(
+        {"policy/entropy": jnp.sum(mask * entropy) / tokens}, {}
+    )
 
 
 def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[..., tuple]:
-    """An update(state, SupervisedBatch) -> (state, metrics) of ``supervised_loss``; otherwise as make_update."""
+    """An update(state, SupervisedBatch) -> (state, metrics) of ``supervised_loss``; otherwise as
+    make_update.
+    """
 
-    def update(state: TrainState, batch: SupervisedBatch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def update(
+        state: TrainState, batch: SupervisedBatch
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         tokens = jnp.maximum(jnp.sum(_predicted(batch)), 1.0)
         micro = split(batch, micro_batches)
 
@@ -212,15 +251,19 @@ def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[
 
 
 def jit_step(step: Callable[..., tuple]) -> Callable[..., tuple]:
-    """Jits (state, ...) -> (state, metrics), donates the state and lays the new one out exactly like it.
+    """Jits (state, ...) -> (state, metrics), donates the state and lays the new one out exactly
+    like it.
 
-    The layouts are named, because a layout that XLA infers may be the same and yet spelled differently, and then the
-    next call would compile again. ``lower`` of what it returns is that of ``jax.jit``.
+    The layouts are named, because a layout that XLA infers may be the same and yet spelled
+    differently, and then the next call would compile again. ``lower`` of what it returns is that of
+    ``jax.jit``.
     """
 
     @functools.cache
     def compiled(layouts: tuple, tree: Any) -> Callable[..., tuple]:
-        return jax.jit(step, donate_argnums=0, out_shardings=(jax.tree.unflatten(tree, layouts), None))
+        return jax.jit(
+            step, donate_argnums=0, out_shardings=(jax.tree.unflatten(tree, layouts), None)
+        )
 
     def program(state: TrainState) -> Callable[..., tuple]:
         leaves, tree = jax.tree.flatten(state)
@@ -259,17 +302,24 @@ def take(micro: Any, i: jax.Array) -> Any:
 
 
 def used(mask: jax.Array) -> jax.Array:
-    """How many micro-batches there are up to the last one whose mask selects anything; mask: [micro_batches, ...]."""
+    """How many micro-batches there are up to the last one whose mask selects anything; mask:
+    [micro_batches, ...].
+    """
     filled = jnp.any(mask > 0, axis=tuple(range(1, mask.ndim)))
     return jnp.max(jnp.where(filled, jnp.arange(1, mask.shape[0] + 1), 0))
 
 
 def accumulate(
-    loss: Callable[[Model, Any, jax.Array], tuple[jax.Array, Terms]], model: Model, parts: Any, count: jax.Array
+    loss: Callable[[Model, Any, jax.Array], tuple[jax.Array, Terms]],
+    model: Model,
+    parts: Any,
+    count: jax.Array,
 ) -> tuple[jax.Array, Terms, Any, Any]:
-    """Sums loss(model, part, i), its terms and its float32 gradients over the first ``count`` micro-batches.
+    """Sums loss(model, part, i), its terms and its float32 gradients over the first ``count``
+    micro-batches.
 
-    parts: what else the loss is differentiated by, [micro_batches, ...]; the last result is the gradient of each.
+    parts: what else the loss is differentiated by, [micro_batches, ...]; the last result is the
+    gradient of each.
     """
     gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
 
@@ -277,17 +327,30 @@ def accumulate(
         value, terms, grads, part_grads = carry
         (more, more_terms), (more_grads, one) = gradient(model, take(parts, i), i)
         part_grads = jax.tree.map(lambda whole, x: whole.at[i].set(x), part_grads, one)
-        return value + more, terms.merge(more_terms), jax.tree.map(jnp.add, grads, float32(more_grads)), part_grads
+        return (
+            value + more,
+            terms.merge(more_terms),
+            jax.tree.map(jnp.add, grads, float32(more_grads)),
+            part_grads,
+        )
 
     shapes = jax.eval_shape(loss, model, take(parts, 0), jnp.int32(0))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes, jax.eval_shape(float32, model), parts))
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), (shapes, jax.eval_shape(float32, model), parts)
+    )
     return jax.lax.fori_loop(0, count, body, (*zeros[0], *zeros[1:]))
 
 
 def apply(
-    state: TrainState, grads: Any, value: jax.Array, config: OptimizerConfig, metrics: dict[str, jax.Array]
+    state: TrainState,
+    grads: Any,
+    value: jax.Array,
+    config: OptimizerConfig,
+    metrics: dict[str, jax.Array],
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One optimizer step, or none when the loss or the gradient is not finite; its metrics are added to the others."""
+    """One optimizer step, or none when the loss or the gradient is not finite; its metrics are
+    added to the others.
+    """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     updates, opt_state = make_optimizer(config).update(grads, state.opt_state, float32(state.model))

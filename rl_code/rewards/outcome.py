@@ -1,4 +1,6 @@
-"""What is known about a finished episode when its reward is computed, and the numbers that price it."""
+"""What is known about a finished episode when its reward is computed, and the numbers that price
+it.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ class Outcome:
 class RewardConfig:
     """Prices.
 
-    full: reward of a solved task. partial_weight: reward of a submitted, unsolved one times the fraction of its hidden
-    tests that pass; below ``full``. malformed_penalty: taken off for each malformed call, at least 0.
+    full: reward of a solved task. partial_weight: reward of a submitted, unsolved one times the
+    fraction of its hidden tests that pass; below ``full``. malformed_penalty: taken off for each
+    malformed call, at least 0.
     """
 
     full: float

@@ -1,4 +1,6 @@
-"""The actor: claims planned groups, samples them with the weights they are planned for, and delivers them."""
+"""The actor: claims planned groups, samples them with the weights they are planned for, and
+delivers them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from rl_code.weights.versions import Subscriber
 
 # Most groups claimed in one turn, so that actors which start together share a step.
 _PORTION = 4
-# Seconds between two looks for work, more and more of them: shared storage is not to be asked for ever in haste.
+# Seconds between two looks for work, more and more of them: shared storage is not to be asked for
+# ever in haste.
 _POLL_S, _LONGEST_POLL_S = 0.01, 0.25
 # How long there may be no work before that is said.
 _SILENT_S = 60.0
@@ -30,7 +33,9 @@ _SILENT_S = 60.0
 
 @dataclasses.dataclass
 class ActorStats:
-    """Since they were last taken. idle_s: no group was open; total_s: wall clock. rollout: the scheduler's."""
+    """Since they were last taken. idle_s: no group was open; total_s: wall clock. rollout: the
+    scheduler's.
+    """
 
     idle_s: float
     total_s: float
@@ -71,10 +76,11 @@ class Actor:
         self._lock = threading.Lock()
 
     def turn(self) -> bool:
-        """Claims, begins, samples and delivers as far as it can at once; False when there is nothing to do.
+        """Claims, begins, samples and delivers as far as it can at once; False when there is
+        nothing to do.
 
-        Raises StoreError, WeightError, RolloutTimeout or SandboxUnavailable; episodes in progress stay open until
-        ``close``.
+        Raises StoreError, WeightError, RolloutTimeout or SandboxUnavailable; episodes in progress
+        stay open until ``close``.
         """
         self._work.progress()
         self._claim()
@@ -92,13 +98,17 @@ class Actor:
 
     def run(self, over: Callable[[], bool]) -> None:
         """Turn after turn until ``over``."""
-        pause, worked = _POLL_S, time.monotonic()
+        pause = _POLL_S
+        worked = time.monotonic()
         while not over():
             if self.turn():
-                pause, worked = _POLL_S, time.monotonic()
+                pause = _POLL_S
+                worked = time.monotonic()
                 continue
             if time.monotonic() - worked > _SILENT_S:
-                logging.log_every_n_seconds(logging.WARNING, "nothing to sample; is the learner running?", 60)
+                logging.log_every_n_seconds(
+                    logging.WARNING, "nothing to sample; is the learner running?", 60
+                )
             time.sleep(pause)
             pause = min(1.5 * pause, _LONGEST_POLL_S)
 
@@ -124,10 +134,12 @@ class Actor:
     def _begin(self) -> None:
         """Begins the claimed items whose weights are loaded, or can be."""
         if self._config.mode == "in_flight" and (self._claimed or self._scheduler.groups):
-            # Never back, whatever can be seen now: what is open may need what is loaded. The newest is taken if it is
-            # there, but not waited for: whoever announced it may have died.
+            # Never back, whatever can be seen now: what is open may need what is loaded. The newest
+            # is taken if it is there, but not waited for: whoever announced it may have died.
             loaded = -1 if self._loaded is None else self._loaded
-            needed = max((item.step - self._config.max_staleness for item in self._claimed), default=0)
+            needed = max(
+                (item.step - self._config.max_staleness for item in self._claimed), default=0
+            )
             if max(needed, self._weights.newest() or 0) > loaded:
                 self._load(at_least=max(needed, loaded, 0))
         while self._claimed:
@@ -136,7 +148,8 @@ class Actor:
                 if self._scheduler.groups:
                     return  # these are finished with the weights they began with
                 if self._store.is_consumed(self._claimed[0].step):
-                    self._claimed.popleft()  # taken over while this actor was stopped; its weights may be gone
+                    # taken over while this actor was stopped; its weights may be gone
+                    self._claimed.popleft()
                     continue
                 self._load(exactly=wanted)
             self._submit(self._claimed.popleft())
@@ -150,14 +163,21 @@ class Actor:
         self._on_loaded(version)
 
     def _play_again(self, item: Item) -> None:
-        """Instead of delivering a group that nothing can be learned from; raises SandboxUnavailable the second time."""
+        """Instead of delivering a group that nothing can be learned from; raises SandboxUnavailable
+        the second time.
+        """
         task = self._tasks[item.task].id
         if item in self._faulted:
             raise SandboxUnavailable(
-                f"all {item.group_size} episodes of task {task!r} ended in a fault of the sandbox, twice; does this "
+                f"all {item.group_size} episodes of task {task!r} ended in a fault of the sandbox, "
+                "twice; does this "
                 "machine have memory and processes to spare?"
             )
-        logging.warning("all %d episodes of task %r ended in a fault of the sandbox: again", item.group_size, task)
+        logging.warning(
+            "all %d episodes of task %r ended in a fault of the sandbox: again",
+            item.group_size,
+            task,
+        )
         self._faulted.add(item)
         self._submit(item)
 

@@ -1,4 +1,6 @@
-"""The arrays of one decode dispatch: rows in slots, their pages, and the tiles of rows that share a prefix."""
+"""The arrays of one decode dispatch: rows in slots, their pages, and the tiles of rows that share a
+prefix.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,30 @@ from rl_code.rollout.page_pool import PagePool, Span
 
 
 def decode_input(
-    engine: Engine, pool: PagePool, chosen: Sequence[Sequence[Span]], budgets: Sequence[Sequence[int]]
+    engine: Engine,
+    pool: PagePool,
+    chosen: Sequence[Sequence[Span]],
+    budgets: Sequence[Sequence[int]],
 ) -> DecodeInput:
     """The dispatch of ``chosen`` rows of every shard, each with pages for what it may sample.
 
-    A row has the words of its random ``key``, and an ``episode`` with the other numbers of its random stream.
-    budgets: most tokens of each.
+    A row has the words of its random ``key``, and an ``episode`` with the other numbers of its
+    random stream. budgets: most tokens of each.
     """
     c = engine.config
     inputs = empty_input(c, engine.shards)
     for shard, rows in enumerate(chosen):
         sharing: dict[tuple[int, ...], list[int]] = {}
         for place, row in enumerate(rows):
-            at, pages = shard * c.slots + place, pool.pages(row)
-            inputs.active[at], inputs.keys[at] = True, row.key
-            inputs.tokens[at], inputs.places[at] = row.tokens[-1], len(row.tokens) - 1
+            at = shard * c.slots + place
+            pages = pool.pages(row)
+            inputs.active[at] = True
+            inputs.keys[at] = row.key
+            inputs.tokens[at] = row.tokens[-1]
+            inputs.places[at] = len(row.tokens) - 1
             inputs.budgets[at] = min(budgets[shard][place], c.decode_steps)
-            inputs.groups[at], inputs.samples[at] = row.episode.group, row.episode.index
+            inputs.groups[at] = row.episode.group
+            inputs.samples[at] = row.episode.index
             inputs.tables[at, : len(pages)] = pages
             shared = pool.shared_pages(row)
             inputs.rows.own[at, : len(pages) - shared] = pages[shared:]
@@ -37,11 +46,14 @@ def decode_input(
     return inputs
 
 
-def _fill_tiles(rows: Rows, shard: int, c: EngineConfig, sharing: dict[tuple[int, ...], list[int]]) -> None:
+def _fill_tiles(
+    rows: Rows, shard: int, c: EngineConfig, sharing: dict[tuple[int, ...], list[int]]
+) -> None:
     """Writes the tiles of a shard. sharing: places of the rows with each prefix."""
     for prefix, places in sharing.items():
         for first in range(0, len(places), c.tile):
-            members, tile = places[first : first + c.tile], shard * c.slots + rows.num_tiles[shard]
+            members = places[first : first + c.tile]
+            tile = shard * c.slots + rows.num_tiles[shard]
             rows.tiles[tile, : len(members)] = members
             rows.prefixes[tile, : len(prefix)] = prefix
             rows.num_tiles[shard] += 1

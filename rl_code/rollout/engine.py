@@ -1,12 +1,14 @@
-"""Prefill and decode over a paged KV cache: jitted programs of fixed shape, for every attention method.
+"""Prefill and decode over a paged KV cache: jitted programs of fixed shape, for every attention
+method.
 
-Every program is a shard_map over the mesh axis ``data``: each shard has pages of its own and loops on its own, so that
-decoding needs no collective; the axis ``tensor`` is left to the compiler. Which page holds what is the scheduler's
-business.
+Every program is a shard_map over the mesh axis ``data``: each shard has pages of its own and loops
+on its own, so that decoding needs no collective; the axis ``tensor`` is left to the compiler. Which
+page holds what is the scheduler's business.
 
-A row's numbers depend only on its own tokens: every shape is fixed, no sum runs over more than one row, and random
-numbers are drawn per (group, sample, position). The same seed therefore gives the same tokens whatever else runs beside
-an episode, and whatever of its prompt was in the cache already.
+A row's numbers depend only on its own tokens: every shape is fixed, no sum runs over more than one
+row, and random numbers are drawn per (group, sample, position). The same seed therefore gives the
+same tokens whatever else runs beside an episode, and whatever of its prompt was in the cache
+already.
 """
 
 from __future__ import annotations
@@ -33,16 +35,18 @@ from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_un
 class EngineConfig:
     """Shapes of the engine, each per shard of the mesh axis ``data``.
 
-    slots: rows decoded together. episodes: most that are open at once, decoding, waiting for a tool or pre-empted.
-    page: tokens of a page, the block of the sparse layers where there are some. pages: of the cache.
-    prefill_rows x prefill_tokens: one prefill. answer_rows x answer_tokens: one of what tools answered, for answers of
+    slots: rows decoded together. episodes: most that are open at once, decoding, waiting for a tool
+    or pre-empted. page: tokens of a page, the block of the sparse layers where there are some.
+    pages: of the cache. prefill_rows x prefill_tokens: one prefill. answer_rows x answer_tokens:
+    one of what tools answered, for answers of
       at most answer_tokens, which would fill little of the other shape; 0 for none.
     prompt_length: longest prompt. length: longest trajectory.
     decode_steps: most tokens a row gains per dispatch. cache_dtype: of keys and values.
-    decode: where dense layers find their keys while decoding: "pages", read by a kernel from where they lie, or "view",
-      laid side by side once per dispatch; None for what suits the device. Shared prefixes are read once under "view".
-    view_block: tokens after the shared prefix are laid side by side in blocks of so many; blocks that no row has
-      reached cost nothing. A multiple of ``page``.
+    decode: where dense layers find their keys while decoding: "pages", read by a kernel from where
+      they lie, or "view", laid side by side once per dispatch; None for what suits the device.
+      Shared prefixes are read once under "view".
+    view_block: tokens after the shared prefix are laid side by side in blocks of so many; blocks
+      that no row has reached cost nothing. A multiple of ``page``.
     tile: most rows that read a shared prefix together.
     """
 
@@ -65,23 +69,31 @@ class EngineConfig:
     def __post_init__(self):
         if self.prefill_rows < 2:
             raise ValueError(
-                f"prefill_rows={self.prefill_rows} must be at least 2: a product with one row may round differently"
+                f"prefill_rows={self.prefill_rows} must be at least 2: a product with one row may "
+                "round differently"
             )
-        if (self.answer_rows or self.answer_tokens) and min(self.answer_rows, self.answer_tokens) < 2:
+        if (self.answer_rows or self.answer_tokens) and min(
+            self.answer_rows, self.answer_tokens
+        ) < 2:
             raise ValueError(
-                f"answer_rows={self.answer_rows} and answer_tokens={self.answer_tokens} must be at least 2, or both 0"
+                f"answer_rows={self.answer_rows} and answer_tokens={self.answer_tokens} must be at "
+                "least 2, or both 0"
             )
         if self.prompt_length > self.length:
-            raise ValueError(f"prompt_length={self.prompt_length} must not exceed length={self.length}")
+            raise ValueError(
+                f"prompt_length={self.prompt_length} must not exceed length={self.length}"
+            )
         if self.pages * self.page < self.length + self.page:
             raise ValueError(
-                f"pages={self.pages} of {self.page} tokens must hold length={self.length} tokens and one page more"
+                f"pages={self.pages} of {self.page} tokens must hold length={self.length} tokens "
+                "and one page more"
             )
         if self.view_block % self.page:
             raise ValueError(f"view_block={self.view_block} must be a multiple of page={self.page}")
         if min(self.slots, self.tile, self.decode_steps) < 1 or self.episodes < self.slots:
             raise ValueError(
-                f"slots={self.slots}, tile={self.tile} and decode_steps={self.decode_steps} must be at least 1, and "
+                f"slots={self.slots}, tile={self.tile} and decode_steps={self.decode_steps} must "
+                "be at least 1, and "
                 f"episodes={self.episodes} at least slots"
             )
 
@@ -101,9 +113,9 @@ class EngineConfig:
 class DecodeInput:
     """What a decode dispatch needs to know, per row int32 [slots] unless said.
 
-    tokens: the last token, not yet in the cache. places: its place. active: bool. budgets: tokens the row may still
-    sample in this dispatch, for which it has pages. keys (uint32 [slots, 2]), groups, samples: what fixes the row's
-    random stream.
+    tokens: the last token, not yet in the cache. places: its place. active: bool. budgets: tokens
+    the row may still sample in this dispatch, for which it has pages. keys (uint32 [slots, 2]),
+    groups, samples: what fixes the row's random stream.
     tables: [slots, table] the row's pages, -1 for none. rows: the same for the view.
     """
 
@@ -125,7 +137,9 @@ def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
     def ints(*shape: int, fill: int = -1) -> np.ndarray:
         return np.full(shape, fill, np.int32)
 
-    zeros = {name: ints(rows, fill=0) for name in ("tokens", "places", "budgets", "groups", "samples")}
+    zeros = {
+        name: ints(rows, fill=0) for name in ("tokens", "places", "budgets", "groups", "samples")
+    }
     return DecodeInput(
         **zeros,
         active=np.zeros(rows, bool),
@@ -147,27 +161,45 @@ def _prefill(model: Transformer, cache: PagedCache, tables, tokens, places) -> P
     return forward(model, cache, tokens, places, pages)[1]
 
 
-def _decode(model: Transformer, cache: PagedCache, inputs: DecodeInput, *, steps, sampling, stop_ids, view_block):
-    """Up to ``steps`` tokens for every active row; a row ends at a stop token or when its budget is used.
+def _decode(
+    model: Transformer,
+    cache: PagedCache,
+    inputs: DecodeInput,
+    *,
+    steps,
+    sampling,
+    stop_ids,
+    view_block,
+):
+    """Up to ``steps`` tokens for every active row; a row ends at a stop token or when its budget is
+    used.
 
     view_block: size of the view's blocks, 0 to read pages.
-    Returns (cache, tokens int32 [slots, steps], logprobs float32 [slots, steps], counts int32 [slots]).
+    Returns (cache, tokens int32 [slots, steps], logprobs float32 [slots, steps], counts int32
+    [slots]).
     """
-    views, layers = {}, None
+    views = {}
+    layers = None
     if view_block:
-        layers = jax.lax.optimization_barrier(model.unstacked())  # on CPU a slice is a copy, so not for every token
-        reach = jnp.max(jnp.where(inputs.active, inputs.places - inputs.rows.starts + inputs.budgets - 1, 0))
+        # on CPU a slice is a copy, so not for every token
+        layers = jax.lax.optimization_barrier(model.unstacked())
+        reach = jnp.max(
+            jnp.where(inputs.active, inputs.places - inputs.rows.starts + inputs.budgets - 1, 0)
+        )
         views = gather_views(cache, inputs.rows, view_block, reach)
 
     def cond(carry):
-        step, active = carry[0], carry[3]
+        step = carry[0]
+        active = carry[3]
         return (step < steps) & jnp.any(active)
 
     def body(carry):
         step, (cache, views), tokens, active, counts, out_tokens, out_logprobs = carry
         positions = inputs.places + counts
         places = jnp.where(active, positions, -1)
-        hidden, cache, views = decode_token(model, cache, views, inputs.rows, inputs.tables, tokens, places, layers)
+        hidden, cache, views = decode_token(
+            model, cache, views, inputs.rows, inputs.tables, tokens, places, layers
+        )
         uniforms = token_uniforms(inputs.keys, inputs.groups, inputs.samples, positions)
         sampled, logprobs = sample(model.logits(hidden), uniforms, sampling)
         tokens = jnp.where(active, sampled, tokens)
@@ -189,7 +221,9 @@ def _decode(model: Transformer, cache: PagedCache, inputs: DecodeInput, *, steps
         jnp.zeros((num_rows, steps), jnp.int32),
         jnp.zeros((num_rows, steps), jnp.float32),
     )
-    _, (cache, views), _, _, counts, out_tokens, out_logprobs = jax.lax.while_loop(cond, body, start)
+    _, (cache, views), _, _, counts, out_tokens, out_logprobs = jax.lax.while_loop(
+        cond, body, start
+    )
     cache = put_views_back(cache, views, inputs.rows, inputs.places, counts, steps)
     return cache, out_tokens, out_logprobs, counts
 
@@ -200,7 +234,9 @@ def _read_pages(cache: PagedCache, pages) -> list[jax.Array]:
 
 
 def _write_pages(cache: PagedCache, pages, content: list[jax.Array]) -> PagedCache:
-    """Puts content [C, ...], as ``_read_pages`` gives it, onto pages [C]; a page past the end is not written."""
+    """Puts content [C, ...], as ``_read_pages`` gives it, onto pages [C]; a page past the end is
+    not written.
+    """
     leaves, tree = jax.tree.flatten(cache.layers)
     leaves = [x.at[pages].set(y, mode="drop") for x, y in zip(leaves, content, strict=True)]
     return dataclasses.replace(cache, layers=jax.tree.unflatten(tree, leaves))
@@ -221,20 +257,31 @@ class Engine:
         self.shards = mesh.shape["data"]
         methods = model_config.attention * (model_config.num_layers // len(model_config.attention))
         if paged.page_size(methods, config.page) != config.page:
-            raise ValueError(f"page={config.page} must be the block of attention={model_config.attention}")
+            raise ValueError(
+                f"page={config.page} must be the block of attention={model_config.attention}"
+            )
         self._model_config = model_config
-        self._rows, self._everywhere = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+        self._rows = NamedSharding(mesh, P("data"))
+        self._everywhere = NamedSharding(mesh, P())
         on_cpu = mesh.devices.flat[0].platform == "cpu"
         self.viewed = config.decode == "view" or (config.decode is None and on_cpu)
 
-        # Of several processes each has all that comes to the host; of one process every device keeps its part.
+        # Of several processes each has all that comes to the host; of one process every device
+        # keeps its part.
         on_host = None if self._rows.is_fully_addressable else self._everywhere
 
         def sharded(function, arguments: str, donate: tuple[int, ...], out=None):
-            """arguments: a letter each, "r" replicated (over data), "d" split over data. out: shardings of results."""
+            """arguments: a letter each, "r" replicated (over data), "d" split over data. out:
+            shardings of results.
+            """
             in_specs = tuple(P() if kind == "r" else P("data") for kind in arguments)
             mapped = jax.shard_map(
-                function, mesh=mesh, in_specs=in_specs, out_specs=P("data"), axis_names={"data"}, check_vma=False
+                function,
+                mesh=mesh,
+                in_specs=in_specs,
+                out_specs=P("data"),
+                axis_names={"data"},
+                check_vma=False,
             )
             return jax.jit(mapped, donate_argnums=donate, out_shardings=out)
 
@@ -268,18 +315,25 @@ class Engine:
         return self._place(x, self._rows)
 
     def prefill(self, model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
-        """One prefill of shards * prefill_rows rows, or answer_rows; pages are numbered within the shard.
+        """One prefill of shards * prefill_rows rows, or answer_rows; pages are numbered within the
+        shard.
 
         Donates the cache.
         """
-        return self._run(self._prefill, model, cache, self.put(tables), self.put(tokens), self.put(places))
+        return self._run(
+            self._prefill, model, cache, self.put(tables), self.put(tokens), self.put(places)
+        )
 
     def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
-        """One dispatch of up to ``decode_steps`` tokens per active row. Donates the cache. See ``_decode``."""
+        """One dispatch of up to ``decode_steps`` tokens per active row. Donates the cache. See
+        ``_decode``.
+        """
         return self._run(self._decode, model, cache, jax.tree.map(self.put, inputs))
 
     def copy_pages(self, cache: PagedCache, sources, targets) -> PagedCache:
-        """Pages ``sources`` [shards * slots] copied onto ``targets``, past the end for none. Donates the cache."""
+        """Pages ``sources`` [shards * slots] copied onto ``targets``, past the end for none.
+        Donates the cache.
+        """
         return self._run(self._copy, cache, self.put(sources), self.put(targets))
 
     def read_pages(self, cache: PagedCache, pages) -> list[jax.Array]:
@@ -287,7 +341,8 @@ class Engine:
         return self._run(self._read, cache, self.put(pages))
 
     def write_pages(self, cache: PagedCache, pages, content: list) -> PagedCache:
-        """Puts what one shard's pages held, here or on another engine, [table, ...] each, onto pages [shards * table].
+        """Puts what one shard's pages held, here or on another engine, [table, ...] each, onto
+        pages [shards * table].
 
         Donates the cache.
         """
@@ -296,20 +351,27 @@ class Engine:
 
     def compiled(self, model: Transformer) -> dict[str, jax.stages.Compiled]:
         """The programs "prefill" and "decode" for a look at them; nothing is run."""
-        c, ints = self.config, functools.partial(jnp.zeros, dtype=jnp.int32)
+        c = self.config
+        ints = functools.partial(jnp.zeros, dtype=jnp.int32)
         rows = self.shards * c.prefill_rows
         cache = self.cache_shape()
         inputs = jax.tree.map(jnp.asarray, empty_input(c, self.shards))
         chunk = (rows, c.prefill_tokens)
         with jax.set_mesh(self.mesh):
-            prefill = self._prefill.lower(model, cache, ints((rows, c.table)), ints(chunk), ints(chunk))
-            return {"prefill": prefill.compile(), "decode": self._decode.lower(model, cache, inputs).compile()}
+            prefill = self._prefill.lower(
+                model, cache, ints((rows, c.table)), ints(chunk), ints(chunk)
+            )
+            return {
+                "prefill": prefill.compile(),
+                "decode": self._decode.lower(model, cache, inputs).compile(),
+            }
 
     @staticmethod
     def _place(x, sharding: NamedSharding) -> jax.Array:
         if sharding.is_fully_addressable:
             return jax.device_put(x, sharding)
-        return jax.make_array_from_callback(x.shape, sharding, lambda part: x[part])  # the same in every process
+        # the same in every process
+        return jax.make_array_from_callback(x.shape, sharding, lambda part: x[part])
 
     def _run(self, program, *arguments):
         with jax.set_mesh(self.mesh):  # whichever one the caller has set

@@ -1,10 +1,12 @@
-"""An actor on several hosts: the first process decides, and the others make every call that it makes on its devices.
+"""An actor on several hosts: the first process decides, and the others make every call that it
+makes on its devices.
 
-A program over the devices of several processes runs when each of them calls it, with the same arguments and in the same
-order. Episodes, tools, pages and the store are therefore the first process's alone (the leader); it tells the others
-which program comes next and what the host puts into it, and they follow, with weights that they fetch at the same
-moments. They are connected by a stream of their own: a leader may be silent for as long as it has nothing to sample,
-and a stream tells at once when either end has died.
+A program over the devices of several processes runs when each of them calls it, with the same
+arguments and in the same order. Episodes, tools, pages and the store are therefore the first
+process's alone (the leader); it tells the others which program comes next and what the host puts
+into it, and they follow, with weights that they fetch at the same moments. They are connected by a
+stream of their own: a leader may be silent for as long as it has nothing to sample, and a stream
+tells at once when either end has died.
 """
 
 from __future__ import annotations
@@ -35,29 +37,40 @@ class ProcessLost(RuntimeError):
 class Channel:
     """From the leader to each follower; made by all processes together.
 
-    host: address of this machine in numbers (IPv4). Raises WeightTimeout when the others do not come.
+    host: address of this machine in numbers (IPv4). Raises WeightTimeout when the others do not
+    come.
     """
 
     def __init__(self, host: str, deadline_s: float):
         try:
             address = [*ipaddress.IPv4Address(host).packed]
         except ValueError:
-            raise ValueError(f"host={host!r} must be an IPv4 address in numbers, as in 10.0.0.7") from None
+            raise ValueError(
+                f"host={host!r} must be an IPv4 address in numbers, as in 10.0.0.7"
+            ) from None
         self.leads = jax.process_index() == 0
-        listener, port, key = None, 0, [0] * _KEY_WORDS
+        listener = None
+        port = 0
+        key = [0] * _KEY_WORDS
         if self.leads:
             key = [secrets.randbits(31) for _ in range(_KEY_WORDS)]
             listener = Listener((host, 0), backlog=jax.process_count(), authkey=_to_bytes(key))
             port = listener.address[1]
         first = agree(deadline_s, "joining the actor", *address, port, *key)[0]
-        address, port, key = bytes(first[:4]), first[4], first[5:]
+        address = bytes(first[:4])
+        port = first[4]
+        key = first[5:]
         followers = jax.process_count() - 1
         if listener is not None:
             accept = lambda: [listener.accept() for _ in range(followers)]  # noqa: E731
-            self._ends: list[Connection] = within(deadline_s, accept, f"the actor's first process for {followers} more")
+            self._ends: list[Connection] = within(
+                deadline_s, accept, f"the actor's first process for {followers} more"
+            )
             listener.close()
         else:
-            self._ends = [Client((str(ipaddress.IPv4Address(address)), port), authkey=_to_bytes(key))]
+            self._ends = [
+                Client((str(ipaddress.IPv4Address(address)), port), authkey=_to_bytes(key))
+            ]
         for end in self._ends:
             _keep_alive(end)
 
@@ -67,7 +80,9 @@ class Channel:
             try:
                 end.send((call, arguments))
             except OSError as error:
-                raise ProcessLost(f"a process of this actor has ended before {call!r}: {error}") from error
+                raise ProcessLost(
+                    f"a process of this actor has ended before {call!r}: {error}"
+                ) from error
 
     def hear(self) -> tuple[str, tuple[Any, ...]]:
         """Of a follower: what to do next. Raises ProcessLost."""
@@ -136,7 +151,9 @@ class LeadingWeights:
 
 
 def follow(engine: Engine, weights: Subscriber, channel: Channel) -> None:
-    """Makes the leader's calls until it says "stop"; raises ProcessLost when it has ended without."""
+    """Makes the leader's calls until it says "stop"; raises ProcessLost when it has ended
+    without.
+    """
     model: Transformer | None = None
     cache: PagedCache | None = None
     while True:
@@ -163,7 +180,9 @@ def follow(engine: Engine, weights: Subscriber, channel: Channel) -> None:
 
 
 def _keep_alive(end: Connection) -> None:
-    """Has the system find out within a minute or two when the host at the other end is gone without a word."""
+    """Has the system find out within a minute or two when the host at the other end is gone without
+    a word.
+    """
     with socket.socket(fileno=os.dup(end.fileno())) as stream:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):

@@ -1,7 +1,9 @@
-"""The pages of an engine and who has them: prefix sharing, copies on write, pre-emption to host memory, hand-over.
+"""The pages of an engine and who has them: prefix sharing, copies on write, pre-emption to host
+memory, hand-over.
 
-Only prompts can be found by their tokens, never what was sampled: a key that decoding wrote may differ in its last bit
-from one that a prefill would have written, and whether a row finds a prefix must not change its numbers.
+Only prompts can be found by their tokens, never what was sampled: a key that decoding wrote may
+differ in its last bit from one that a prefill would have written, and whether a row finds a prefix
+must not change its numbers.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from rl_code.rollout.engine import DecodeInput, Engine
 
 @dataclasses.dataclass(eq=False)
 class Span:
-    """Tokens on pages. tokens: known ones. prompt: how many are the prompt. cached: how many are in the cache.
+    """Tokens on pages. tokens: known ones. prompt: how many are the prompt. cached: how many are in
+    the cache.
 
-    sequence: its number in the shard's allocator, None where it has no pages. saved: what its pages held when it lost
-    them, one array [pages, ...] for each of the cache's. weights: a number for those that its first keys are of.
+    sequence: its number in the shard's allocator, None where it has no pages. saved: what its pages
+    held when it lost them, one array [pages, ...] for each of the cache's. weights: a number for
+    those that its first keys are of.
     """
 
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -60,9 +64,12 @@ class PagePool:
     def clear(self) -> None:
         """Forgets everything; the cache is allocated when it is next needed."""
         self._arrays: PagedCache | None = None
-        self._shards = [PageAllocator(self._config.pages, self._config.page) for _ in range(self.engine.shards)]
+        self._shards = [
+            PageAllocator(self._config.pages, self._config.page) for _ in range(self.engine.shards)
+        ]
         self._filling: dict[Span, None] = {}  # whose prompts are not written to their end
-        self._copies: list[list[tuple[int, int]]] = [[] for _ in self._shards]  # to be made before anything is written
+        # to be made before anything is written
+        self._copies: list[list[tuple[int, int]]] = [[] for _ in self._shards]
         self._peak = 0
 
     def new_weights(self) -> None:
@@ -84,13 +91,17 @@ class PagePool:
         return self._shards[span.shard].pages(span.sequence)
 
     def shared_pages(self, row: Span) -> int:
-        """How many of a row's first pages hold nothing but its prompt, so that all rows of its group have them."""
+        """How many of a row's first pages hold nothing but its prompt, so that all rows of its
+        group have them.
+        """
         return (row.prompt - 1) // self._config.page
 
-    # --- Taking pages and letting go ---------------------------------------------------------------------------------
+    # --- Taking pages and letting go --------------------------------------------------------------
 
     def open(self, prompt: Span) -> None:
-        """Pages for a prompt, on the shard with the most free ones, and one more is free. Raises OutOfPages."""
+        """Pages for a prompt, on the shard with the most free ones, and one more is free. Raises
+        OutOfPages.
+        """
         prompt.weights = self._weights
         self._open(prompt, prompt.tokens, len(prompt.tokens) + self._config.page)
 
@@ -99,7 +110,9 @@ class PagePool:
         allocator = self._shards[prompt.shard]
         if not allocator.free:
             raise OutOfPages(1, 0)
-        row.shard, row.cached, row.sequence = prompt.shard, prompt.cached, allocator.fork(prompt.sequence)
+        row.shard = prompt.shard
+        row.cached = prompt.cached
+        row.sequence = allocator.fork(prompt.sequence)
         row.weights = prompt.weights
         self.reserve(row, row.cached + 1)
 
@@ -120,7 +133,8 @@ class PagePool:
 
     def save(self, span: Span, *, on_device: bool) -> None:
         """Lets go of a span's pages and keeps what they hold, in host memory or where it is."""
-        pages, width = self.pages(span), self._config.table
+        pages = self.pages(span)
+        width = self._config.table
         content = self.engine.read_pages(self._cache(), self._padded(span.shard, pages, fill=0))
         part = slice(span.shard * width, (span.shard + 1) * width)
         if on_device:
@@ -135,8 +149,11 @@ class PagePool:
         span.saved, span.cached = None, 0
 
     def restore(self, span: Span) -> None:
-        """Pages for a span without them, with what was saved, and for one more dispatch. Raises OutOfPages."""
-        cached, length = span.cached, len(span.tokens) + self._config.decode_steps
+        """Pages for a span without them, with what was saved, and for one more dispatch. Raises
+        OutOfPages.
+        """
+        cached = span.cached
+        length = len(span.tokens) + self._config.decode_steps
         if span.saved is None:
             span.weights = self._weights
         self._open(span, span.tokens[: span.prompt - 1], length + self._config.page)
@@ -147,9 +164,12 @@ class PagePool:
             self._filling.pop(span, None)
 
     def _open(self, span: Span, tokens: list[int], length: int) -> None:
-        """A sequence that begins with prompt tokens, where there are pages for ``length``; finds what is cached."""
+        """A sequence that begins with prompt tokens, where there are pages for ``length``; finds
+        what is cached.
+        """
         shard = max(range(len(self._shards)), key=lambda shard: self._shards[shard].free)
-        allocator, page = self._shards[shard], self._config.page
+        allocator = self._shards[shard]
+        page = self._config.page
         needed = min(-(-length // page), self._config.table + 1)
         if needed > allocator.free:
             raise OutOfPages(needed, allocator.free)
@@ -170,14 +190,19 @@ class PagePool:
 
     def _put(self, span: Span) -> None:
         """Puts what was saved onto the pages of a span that were not found in the cache."""
-        found, width = span.cached // self._config.page, self._config.table
+        found = span.cached // self._config.page
+        width = self._config.table
 
         def whole(x):
-            return x if len(x) == width else np.pad(x, [(0, width - len(x))] + [(0, 0)] * (x.ndim - 1))
+            return (
+                x if len(x) == width else np.pad(x, [(0, width - len(x))] + [(0, 0)] * (x.ndim - 1))
+            )
 
         pages = [self._config.pages] * found + self.pages(span)[found : len(span.saved[0])]
         padded = self._padded(span.shard, pages, fill=self._config.pages)
-        self._arrays = self.engine.write_pages(self._cache(), padded, [whole(x) for x in span.saved])
+        self._arrays = self.engine.write_pages(
+            self._cache(), padded, [whole(x) for x in span.saved]
+        )
 
     def _padded(self, shard: int, pages: list[int], fill: int) -> np.ndarray:
         padded = np.full((self.engine.shards, self._config.table), fill, np.int32)
@@ -191,25 +216,30 @@ class PagePool:
         """Pages in use."""
         return sum(allocator.num_pages - allocator.free for allocator in self._shards)
 
-    # --- Programs ----------------------------------------------------------------------------------------------------
+    # --- Programs ---------------------------------------------------------------------------------
 
     def prefill(self, model: Transformer, spans: Sequence[Span]) -> int:
-        """A chunk of the first spans of every shard, up to but not with a row's last token; returns how many tokens.
+        """A chunk of the first spans of every shard, up to but not with a row's last token; returns
+        how many tokens.
 
-        Short answers of tools have a dispatch of their own; which one a span is in depends on its own tokens alone.
-        Rows must have pages for their tokens.
+        Short answers of tools have a dispatch of their own; which one a span is in depends on its
+        own tokens alone. Rows must have pages for their tokens.
         """
         c = self._config
         answers = [span for span in spans if self._is_answer(span)]
         others = [span for span in spans if not self._is_answer(span)]
         total = self._prefill(model, others, c.prefill_rows, c.prefill_tokens) if others else 0
-        return total + (self._prefill(model, answers, c.answer_rows, c.answer_tokens) if answers else 0)
+        return total + (
+            self._prefill(model, answers, c.answer_rows, c.answer_tokens) if answers else 0
+        )
 
     def _is_answer(self, span: Span) -> bool:
         return span.cached >= span.prompt - 1 and span.missing - 1 <= self._config.answer_tokens
 
     def _prefill(self, model: Transformer, spans: Sequence[Span], rows: int, length: int) -> int:
-        c, used, total = self._config, [0] * self.engine.shards, 0
+        c = self._config
+        used = [0] * self.engine.shards
+        total = 0
         shape = (self.engine.shards, rows)
         tables = np.full((*shape, c.table), -1, np.int32)
         tokens = np.zeros((*shape, length), np.int32)
@@ -219,7 +249,8 @@ class PagePool:
             if at[1] == rows:
                 continue
             used[span.shard] += 1
-            start, last = span.cached, max(len(span.tokens) - 1, span.prompt - 1)
+            start = span.cached
+            last = max(len(span.tokens) - 1, span.prompt - 1)
             end = min(start + length, last)
             pages = self.pages(span)
             tables[(*at, slice(0, len(pages)))] = pages

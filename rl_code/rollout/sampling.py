@@ -1,7 +1,8 @@
 """Sampling the next token: temperature, top-k, top-p.
 
-Departure from the usual Gumbel trick: one uniform number per row and the inverse of the cumulative distribution, taken
-in two levels. It costs one random number instead of V, which on CPU is most of the sampling time at V = 49,152.
+Departure from the usual Gumbel trick: one uniform number per row and the inverse of the cumulative
+distribution, taken in two levels. It costs one random number instead of V, which on CPU is most of
+the sampling time at V = 49,152.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ class SamplingConfig:
 
 
 def token_uniforms(
-    keys: UInt32[Array, "B 2"], groups: Int[Array, " B"], samples: Int[Array, " B"], positions: Int[Array, " B"]
+    keys: UInt32[Array, "B 2"],
+    groups: Int[Array, " B"],
+    samples: Int[Array, " B"],
+    positions: Int[Array, " B"],
 ) -> Float[Array, " B"]:
-    """One uniform number in [0, 1) per row that depends only on (key, group, sample, position), never on the batch.
+    """One uniform number in [0, 1) per row that depends only on (key, group, sample, position),
+    never on the batch.
 
     keys: the words of each row's random key.
     """
@@ -53,9 +58,9 @@ def sample(
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """Draw a token per row; returns (tokens int32, their log-probabilities float32).
 
-    The log-probability is under softmax(logits / temperature) over the whole vocabulary, which is what the trainer
-    computes; top-k and top-p restrict what can be drawn, not the distribution the log-probability refers to. Greedy
-    reports it at temperature 1.
+    The log-probability is under softmax(logits / temperature) over the whole vocabulary, which is
+    what the trainer computes; top-k and top-p restrict what can be drawn, not the distribution the
+    log-probability refers to. Greedy reports it at temperature 1.
     """
     logits = logits / (config.temperature or 1.0)
     logprobs = jax.nn.log_softmax(logits)
@@ -82,16 +87,25 @@ def _truncate(probs: Float[Array, "B V"], config: SamplingConfig) -> Float[Array
 
 
 def _invert_cdf(probs: Float[Array, "B V"], uniforms: Float[Array, " B"]) -> Int[Array, " B"]:
-    """The first token whose cumulative probability exceeds uniform * total; never one of probability 0."""
+    """The first token whose cumulative probability exceeds uniform * total; never one of
+    probability 0.
+    """
     batch, vocab = probs.shape
     width = max(1, math.isqrt(vocab))
     blocks = jnp.pad(probs, ((0, 0), (0, -vocab % width))).reshape(batch, -1, width)
     block_sums = jnp.sum(blocks, axis=-1)
     block_cdf = jnp.cumsum(block_sums, axis=-1)
     threshold = uniforms * block_cdf[:, -1]
-    # Rounding can put the threshold at the end of all, or of a block: then it is the last that has any probability.
-    block = jnp.minimum(jnp.sum(block_cdf <= threshold[:, None], axis=-1), _last_positive(block_sums))
-    start = jnp.where(block > 0, jnp.take_along_axis(block_cdf, jnp.maximum(block - 1, 0)[:, None], axis=-1)[:, 0], 0.0)
+    # Rounding can put the threshold at the end of all, or of a block: then it is the last that has
+    # any probability.
+    block = jnp.minimum(
+        jnp.sum(block_cdf <= threshold[:, None], axis=-1), _last_positive(block_sums)
+    )
+    start = jnp.where(
+        block > 0,
+        jnp.take_along_axis(block_cdf, jnp.maximum(block - 1, 0)[:, None], axis=-1)[:, 0],
+        0.0,
+    )
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     within = jnp.sum(jnp.cumsum(inside, axis=-1) <= (threshold - start)[:, None], axis=-1)
     return block * width + jnp.minimum(within, _last_positive(inside))

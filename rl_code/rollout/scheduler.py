@@ -1,12 +1,14 @@
-"""Continuous batching: which episode decodes, which waits for a tool, which pages it has, and who comes next.
+"""Continuous batching: which episode decodes, which waits for a tool, which pages it has, and who
+comes next.
 
-Groups of episodes are handed in at any time and come back when all their episodes are graded. A round of the host loop
-takes what tools have answered, opens groups while there are pages for them, prefills a chunk of every row that has new
-tokens (a few chunks while many slots are free) and decodes one dispatch of all rows that are ready, so that neither a
-slow tool nor a long prompt holds up the others. A prompt is prefilled once for its group and shared by page; an episode
-keeps its pages from turn to turn. When pages run out, the youngest episode's go to host memory and come back later;
-nothing fails and nothing is sampled twice. Prompts may be prefilled on devices of their own, from which their pages are
-handed over.
+Groups of episodes are handed in at any time and come back when all their episodes are graded. A
+round of the host loop takes what tools have answered, opens groups while there are pages for them,
+prefills a chunk of every row that has new tokens (a few chunks while many slots are free) and
+decodes one dispatch of all rows that are ready, so that neither a slow tool nor a long prompt holds
+up the others. A prompt is prefilled once for its group and shared by page; an episode keeps its
+pages from turn to turn. When pages run out, the youngest episode's go to host memory and come back
+later; nothing fails and nothing is sampled twice. Prompts may be prefilled on devices of their own,
+from which their pages are handed over.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class RolloutTimeout(RuntimeError):
 class _Row(Span):
     """An episode and where it stands; ``tokens`` are all that are known of it.
 
-    group: it belongs to. key: words of its random key. waiting: for a tool. message, logprobs, versions: what was
-    sampled of the current message.
+    group: it belongs to. key: words of its random key. waiting: for a tool. message, logprobs,
+    versions: what was sampled of the current message.
     """
 
     episode: Episode | None = None
@@ -57,10 +59,12 @@ class _Row(Span):
 
 @dataclasses.dataclass(eq=False)
 class _Group(Span):
-    """A group and its prompt: ``tokens`` are the prompt but its last one, which each row feeds to the decoder itself.
+    """A group and its prompt: ``tokens`` are the prompt but its last one, which each row feeds to
+    the decoder itself.
 
-    rows: of all its episodes. unopened: those that have no pages yet; the prompt keeps its own until none is left.
-    decodable: whether the prompt's pages are where rows decode. found: prompt tokens that another group had computed.
+    rows: of all its episodes. unopened: those that have no pages yet; the prompt keeps its own
+    until none is left. decodable: whether the prompt's pages are where rows decode. found: prompt
+    tokens that another group had computed.
     """
 
     tag: Any = None
@@ -77,12 +81,13 @@ class _Group(Span):
 class RolloutStats:
     """Counts since they were last taken; seconds are wall-clock.
 
-    sampled_tokens; prefilled_tokens: real ones, without padding. needed_tokens: context before every message, of which
-    were in the cache found_in_tasks (prompts, from another group), found_in_groups (prompts, from the group's first
-    episode) and found_in_turns (an episode's own from before). decode_s and prefill_s: dispatch to result; on devices
-    of their own prefills are not waited for. wait_s: nothing could decode and a tool was waited for. slot_steps: slots
-    times decoding steps run; row_steps: those in which a row gained a token. preempted: episodes that gave up their
-    pages. kv_bytes: most that the pages in use had.
+    sampled_tokens; prefilled_tokens: real ones, without padding. needed_tokens: context before
+    every message, of which were in the cache found_in_tasks (prompts, from another group),
+    found_in_groups (prompts, from the group's first episode) and found_in_turns (an episode's own
+    from before). decode_s and prefill_s: dispatch to result; on devices of their own prefills are
+    not waited for. wait_s: nothing could decode and a tool was waited for. slot_steps: slots times
+    decoding steps run; row_steps: those in which a row gained a token. preempted: episodes that
+    gave up their pages. kv_bytes: most that the pages in use had.
     """
 
     sampled_tokens: int = 0
@@ -108,14 +113,18 @@ class RolloutStats:
     @property
     def prefix_hit_rate(self) -> float:
         """Share of the context tokens that were found in the cache."""
-        return (self.found_in_tasks + self.found_in_groups + self.found_in_turns) / max(1, self.needed_tokens)
+        return (self.found_in_tasks + self.found_in_groups + self.found_in_turns) / max(
+            1, self.needed_tokens
+        )
 
 
 class Scheduler:
-    """Drives episodes through an engine. Owns the worker threads and the caches, which live across calls.
+    """Drives episodes through an engine. Owns the worker threads and the caches, which live across
+    calls.
 
-    prefiller: an engine for prompts on other devices, of the same config; None to prefill where rows decode.
-    tool_timeout_s: raises RolloutTimeout when nothing can decode and no tool answers for this long.
+    prefiller: an engine for prompts on other devices, of the same config; None to prefill where
+    rows decode. tool_timeout_s: raises RolloutTimeout when nothing can decode and no tool answers
+    for this long.
     """
 
     def __init__(
@@ -147,8 +156,8 @@ class Scheduler:
     def load(self, model: Transformer, version: int, *, recompute: bool = False) -> None:
         """Samples with these weights from the next dispatch on, in the middle of messages too.
 
-        recompute: whether episodes in progress compute their keys anew; else those of older weights are kept. New
-        groups share prompts that the same weights (the same object) computed.
+        recompute: whether episodes in progress compute their keys anew; else those of older weights
+        are kept. New groups share prompts that the same weights (the same object) computed.
         """
         if self._model is not model:
             self._model = model
@@ -174,11 +183,13 @@ class Scheduler:
         tag: Any = None,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> None:
-        """Hands in ``group_size`` episodes of a task; ``step`` returns their group, with ``tag``, when it is finished.
+        """Hands in ``group_size`` episodes of a task; ``step`` returns their group, with ``tag``,
+        when it is finished.
 
-        make_episode(task, group, index) builds an episode. The random stream of a token depends on (key, group, index,
-        position) only; key: the two words of a random key. on_finished runs in the thread that calls ``step``.
-        Raises ValueError for a prompt that is longer than the engine's prompt_length.
+        make_episode(task, group, index) builds an episode. The random stream of a token depends on
+        (key, group, index, position) only; key: the two words of a random key. on_finished runs in
+        the thread that calls ``step``. Raises ValueError for a prompt that is longer than the
+        engine's prompt_length.
         """
         rows = [_Row(episode=make_episode(task, group, index)) for index in range(group_size)]
         prompt, *_ = [row.episode.start() for row in rows]
@@ -192,7 +203,10 @@ class Scheduler:
         own = _Group(prompt[:-1], len(prompt), tag=tag, task=task, rows=rows, unopened=rows[::-1])
         own.on_finished = on_finished
         for row in rows:
-            row.group, row.tokens, row.prompt, row.key = own, list(prompt), len(prompt), tuple(key)
+            row.group = own
+            row.tokens = list(prompt)
+            row.prompt = len(prompt)
+            row.key = tuple(key)
         self._groups[own] = None
         self._queue.append(own)
 
@@ -208,7 +222,9 @@ class Scheduler:
         return self.engine.shards * self._config.episodes - len(self._rows) - queued
 
     def step(self) -> list[tuple[Any, Group]]:
-        """One round; returns (tag, group) of those that were finished. Waits for a tool if there is nothing to do."""
+        """One round; returns (tag, group) of those that were finished. Waits for a tool if there is
+        nothing to do.
+        """
         start = time.perf_counter()
         finished = self._collect()
         self._reopen()
@@ -248,7 +264,8 @@ class Scheduler:
         first_group: int = 0,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> tuple[list[Group], RolloutStats]:
-        """Plays ``group_size`` episodes of every task and returns the groups in the order of ``tasks``.
+        """Plays ``group_size`` episodes of every task and returns the groups in the order of
+        ``tasks``.
 
         Groups are numbered from ``first_group``; arguments as ``load`` and ``submit`` take them.
         """
@@ -258,20 +275,29 @@ class Scheduler:
         groups: dict[int, Group] = {}
         try:
             for number, task in enumerate(tasks, first_group):
-                way = dict(group=number, group_size=group_size, key=words, tag=number, on_finished=on_finished)
+                way = dict(
+                    group=number,
+                    group_size=group_size,
+                    key=words,
+                    tag=number,
+                    on_finished=on_finished,
+                )
                 self.submit(task, make_episode, **way)
             while self.groups:
                 groups |= self.step()
         except BaseException:
             self.abort()
             raise
-        return [groups[number] for number in range(first_group, first_group + len(tasks))], self.take_stats()
+        return [
+            groups[number] for number in range(first_group, first_group + len(tasks))
+        ], self.take_stats()
 
-    # --- A round -----------------------------------------------------------------------------------------------------
+    # --- A round ----------------------------------------------------------------------------------
 
     def _reset(self) -> None:
         self._groups: dict[_Group, None] = {}  # not finished
-        self._queue: collections.deque[_Group] = collections.deque()  # whose prompt has no pages yet
+        # whose prompt has no pages yet
+        self._queue: collections.deque[_Group] = collections.deque()
         self._prompts: list[_Group] = []  # with episodes that are not open yet, oldest first
         self._rows: list[_Row] = []  # open episodes, oldest first
         self._stepping: dict[Future, _Row] = {}
@@ -291,14 +317,24 @@ class Scheduler:
 
     def _wait(self) -> None:
         start = time.perf_counter()
-        done, _ = wait([*self._stepping, *self._finishing], timeout=self._timeout_s, return_when=FIRST_COMPLETED)
+        done, _ = wait(
+            [*self._stepping, *self._finishing],
+            timeout=self._timeout_s,
+            return_when=FIRST_COMPLETED,
+        )
         self.stats.wait_s += time.perf_counter() - start
         if not done:
-            waiting = sorted(row.episode.task.id for row in (*self._stepping.values(), *self._finishing.values()))
-            raise RolloutTimeout(f"no tool answered within {self._timeout_s} s; waiting for tasks {waiting}")
+            waiting = sorted(
+                row.episode.task.id for row in (*self._stepping.values(), *self._finishing.values())
+            )
+            raise RolloutTimeout(
+                f"no tool answered within {self._timeout_s} s; waiting for tasks {waiting}"
+            )
 
     def _collect(self) -> list[tuple[Any, Group]]:
-        """Take what the worker threads have finished; an episode that is over gives up its pages and is graded."""
+        """Take what the worker threads have finished; an episode that is over gives up its pages
+        and is graded.
+        """
         for future in [future for future in self._stepping if future.done()]:
             row = self._stepping.pop(future)
             observation = future.result()
@@ -309,23 +345,30 @@ class Scheduler:
                 self._finishing[self._executor.submit(row.episode.finish)] = row
             else:
                 row.tokens += observation
-                row.message, row.logprobs, row.versions = [], [], []
+                row.message = []
+                row.logprobs = []
+                row.versions = []
                 self.stats.needed_tokens += len(row.tokens) - 1
                 self.stats.found_in_turns += row.cached
         finished = []
         for future in [future for future in self._finishing if future.done()]:
             row = self._finishing.pop(future)
-            group, trajectory = row.group, future.result()
+            group = row.group
+            trajectory = future.result()
             group.trajectories[row.episode.index] = trajectory
             group.on_finished(trajectory)
             if len(group.trajectories) == len(group.rows):
                 del self._groups[group]
-                trajectories = tuple(group.trajectories[index] for index in sorted(group.trajectories))
+                trajectories = tuple(
+                    group.trajectories[index] for index in sorted(group.trajectories)
+                )
                 finished.append((group.tag, Group(group.task, trajectories)))
         return finished
 
     def _reopen(self) -> None:
-        """Give pages to episodes that have none, oldest first: pre-empted ones and those to be computed anew."""
+        """Give pages to episodes that have none, oldest first: pre-empted ones and those to be
+        computed anew.
+        """
         for row in self._rows:
             if not row.held and not row.waiting:
                 try:
@@ -334,7 +377,9 @@ class Scheduler:
                     return
 
     def _open(self) -> None:
-        """Open episodes of prompts that are in the cache, then prompts, while there are pages and room for them."""
+        """Open episodes of prompts that are in the cache, then prompts, while there are pages and
+        room for them.
+        """
         if not all(row.held or row.waiting for row in self._rows):
             return  # those without pages come first
         while True:
@@ -374,7 +419,9 @@ class Scheduler:
             room -= len(group.unopened)
 
     def _hand_over(self, group: _Group) -> None:
-        """Brings a prompt's pages from the devices that prefilled it to those that decode. Raises OutOfPages."""
+        """Brings a prompt's pages from the devices that prefilled it to those that decode. Raises
+        OutOfPages.
+        """
         if group.saved is None:
             self._prompt_pool.save(group, on_device=True)
         self._pool.restore(group)
@@ -387,8 +434,11 @@ class Scheduler:
         self._queue.appendleft(group)
 
     def _prefill(self) -> None:
-        """A chunk of rows with tokens to prefill, and more while few can decode: a dispatch costs almost the same."""
-        start, dispatches = time.perf_counter(), 0
+        """A chunk of rows with tokens to prefill, and more while few can decode: a dispatch costs
+        almost the same.
+        """
+        start = time.perf_counter()
+        dispatches = 0
         while self._prefill_due():
             prompts = [group for group in self._prompts if group.missing]
             rows = [row for row in self._rows if row.held and not row.waiting and row.missing > 1]
@@ -401,7 +451,8 @@ class Scheduler:
                 count += self._prompt_pool.prefill(self._prompt_model, prompts)
             self.stats.prefilled_tokens += count
             self._open()
-            ready, dispatches = sum(self._ready(row) for row in self._rows), dispatches + 1
+            ready = sum(self._ready(row) for row in self._rows)
+            dispatches = dispatches + 1
             full = 4 * ready >= 3 * self.engine.shards * self._config.slots
             if full or (ready and dispatches == _PREFILLS):
                 break
@@ -410,23 +461,31 @@ class Scheduler:
         self.stats.prefill_s += time.perf_counter() - start
 
     def _have_pages(self, row: _Row, length: int) -> bool:
-        """Gives a row pages for ``length`` tokens, taken from younger ones if need be; False when it lost its own."""
+        """Gives a row pages for ``length`` tokens, taken from younger ones if need be; False when
+        it lost its own.
+        """
         while row.held:
             try:
                 self._pool.reserve(row, length)
                 return True
             except OutOfPages:
                 self.stats.preempted += 1
-                prompts = [group for group in self._prompts if group.decodable and group.shard == row.shard]
+                prompts = [
+                    group for group in self._prompts if group.decodable and group.shard == row.shard
+                ]
                 if prompts:
                     self._put_off(prompts[-1])
                 else:
-                    youngest = [other for other in self._rows if other.held and other.shard == row.shard][-1]
+                    youngest = [
+                        other for other in self._rows if other.held and other.shard == row.shard
+                    ][-1]
                     self._pool.save(youngest, on_device=False)
         return False
 
     def _decode(self) -> None:
-        """One dispatch for the rows that are ready, oldest first; messages that ended go to the worker threads."""
+        """One dispatch for the rows that are ready, oldest first; messages that ended go to the
+        worker threads.
+        """
         chosen: list[list[_Row]] = [[] for _ in range(self.engine.shards)]
         for row in list(self._rows):
             if self._ready(row) and len(chosen[row.shard]) < self._config.slots:
@@ -436,7 +495,12 @@ class Scheduler:
         if not any(chosen):
             return
         start = time.perf_counter()
-        inputs = decode_input(self.engine, self._pool, chosen, [[self._budget(row) for row in rows] for rows in chosen])
+        inputs = decode_input(
+            self.engine,
+            self._pool,
+            chosen,
+            [[self._budget(row) for row in rows] for rows in chosen],
+        )
         tokens, logprobs, counts = self._pool.decode(self._model, inputs)
         self.stats.decode_s += time.perf_counter() - start
         self.stats.slot_steps += len(counts) * int(counts.max())
@@ -469,4 +533,6 @@ class Scheduler:
         self.stats.sampled_tokens += fresh
         if over:
             row.waiting = True
-            self._stepping[self._executor.submit(row.episode.step, row.message, row.logprobs, row.versions)] = row
+            self._stepping[
+                self._executor.submit(row.episode.step, row.message, row.logprobs, row.versions)
+            ] = row

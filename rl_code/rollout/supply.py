@@ -1,4 +1,6 @@
-"""Where the learner gets its groups from: an actor that takes turns with it, one in a thread, or other processes."""
+"""Where the learner gets its groups from: an actor that takes turns with it, one in a thread, or
+other processes.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ class Remote:
                 raise StopWaiting
             if time.monotonic() - begin > _SILENT_S:
                 logging.log_every_n_seconds(
-                    logging.WARNING, "waiting for the groups of step %d; is an actor running?", 60, step
+                    logging.WARNING,
+                    "waiting for the groups of step %d; is an actor running?",
+                    60,
+                    step,
                 )
 
         return self._store.wait(step, self._deadline_s, numbers, check)
@@ -78,8 +83,11 @@ class InTurn:
         self._store, self._actor, self._deadline_s = store, actor, deadline_s
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
-        """As ``Supply.wait``; the deadline is for what another process holds, as its own actor has that of tools."""
-        wanted, worked = None if numbers is None else set(numbers), time.monotonic()
+        """As ``Supply.wait``; the deadline is for what another process holds, as its own actor has
+        that of tools.
+        """
+        wanted = None if numbers is None else set(numbers)
+        worked = time.monotonic()
         while any(wanted is None or item.number in wanted for item in self._store.missing(step)):
             if self._actor.turn():
                 worked = time.monotonic()

@@ -1,4 +1,6 @@
-"""Proves, from the files alone, that a run used every planned group exactly once and none that was too old."""
+"""Proves, from the files alone, that a run used every planned group exactly once and none that was
+too old.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,10 @@ from rl_code.store.store import GroupStore
 class Report:
     """What ``check`` found.
 
-    steps, consumed: steps planned and consumed. groups: groups in consumed steps. waiting: groups delivered for others.
-    takeovers: items taken over from lost actors. staleness_max: the learner's version minus the oldest that sampled a
-    group it trained on, at most; None before any. problems: what is not as it must be, in words.
+    steps, consumed: steps planned and consumed. groups: groups in consumed steps. waiting: groups
+    delivered for others. takeovers: items taken over from lost actors. staleness_max: the learner's
+    version minus the oldest that sampled a group it trained on, at most; None before any. problems:
+    what is not as it must be, in words.
     """
 
     steps: int = 0
@@ -33,10 +36,11 @@ class Report:
 def check(folder: str | Path, max_staleness: int) -> Report:
     """Reads a whole store.
 
-    Proves that steps are planned and consumed without gaps; that every item of a consumed plan has one group, which
-    answers it, is undamaged and is the one whose digest was written down; that no group stands in two places; that no
-    group was trained on when it was more than ``max_staleness`` versions old.
-    Raises StoreError when there is no store; everything else is a problem in the report.
+    Proves that steps are planned and consumed without gaps; that every item of a consumed plan has
+    one group, which answers it, is undamaged and is the one whose digest was written down; that no
+    group stands in two places; that no group was trained on when it was more than ``max_staleness``
+    versions old. Raises StoreError when there is no store; everything else is a problem in the
+    report.
     """
     audit = _Audit(GroupStore(folder), max_staleness)
     found = steps_lib.steps(audit.store.folder)
@@ -68,7 +72,9 @@ class _Audit:
         report.takeovers += listing.takeovers
         items = self.store.items(step, listing)
         if [item.number for item in items] != list(range(len(items))):
-            report.problems.append(f"step {step}: its plan has the numbers {[item.number for item in items]}")
+            report.problems.append(
+                f"step {step}: its plan has the numbers {[item.number for item in items]}"
+            )
         if stray := sorted(listing.groups - {item.number for item in items}):
             report.problems.append(f"step {step}: groups {stray} are in no plan")
         delivered = self._records(items, listing)
@@ -79,7 +85,9 @@ class _Audit:
         report.consumed += 1
         report.groups += len(delivered)
         if self._open is not None:
-            report.problems.append(f"step {step} is consumed and step {self._open} before it is not")
+            report.problems.append(
+                f"step {step} is consumed and step {self._open} before it is not"
+            )
         self._check_consumption(step, items, delivered)
 
     def _records(self, items: list[Item], listing: Listing) -> dict[int, Record]:
@@ -95,25 +103,34 @@ class _Audit:
                 continue
             delivered[item.number] = record
             if problem := item.mismatch(record.group):
-                self.report.problems.append(f"the group of item {item} does not answer it: {problem}")
+                self.report.problems.append(
+                    f"the group of item {item} does not answer it: {problem}"
+                )
             place = self._places.setdefault(record.digest, (item.step, item.number))
             if place != (item.step, item.number):
                 self.report.problems.append(f"item {item} has the same group as item {place}")
         return delivered
 
-    def _check_consumption(self, step: int, items: list[Item], delivered: dict[int, Record]) -> None:
+    def _check_consumption(
+        self, step: int, items: list[Item], delivered: dict[int, Record]
+    ) -> None:
         problems = self.report.problems
         consumption = self.store.consumption(step)
-        version, digests = consumption["version"], consumption["digests"]
+        version = consumption["version"]
+        digests = consumption["digests"]
         if len(digests) != len(items):
-            problems.append(f"step {step}: {len(digests)} groups were consumed, {len(items)} planned")
+            problems.append(
+                f"step {step}: {len(digests)} groups were consumed, {len(items)} planned"
+            )
         for item, digest in zip(items, digests, strict=False):
             record = delivered.get(item.number)
             if record is None:
                 problems.append(f"item {item} was consumed and its group is not there")
                 continue
             if record.digest != digest:
-                problems.append(f"item {item}: the group consumed is another one than the group that is there")
+                problems.append(
+                    f"item {item}: the group consumed is another one than the group that is there"
+                )
             if item.kind != "train" or not record.versions:
                 continue
             staleness = version - record.versions[0]
@@ -121,6 +138,7 @@ class _Audit:
             self.report.staleness_max = staleness if known is None else max(known, staleness)
             if staleness > self.max_staleness or record.versions[-1] > version:
                 problems.append(
-                    f"item {item} was consumed at version {version} and sampled by versions {record.versions}; "
+                    f"item {item} was consumed at version {version} and sampled by versions "
+                    f"{record.versions}; "
                     f"the bound is {self.max_staleness}"
                 )

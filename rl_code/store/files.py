@@ -1,8 +1,10 @@
-"""Files on storage that several machines share: each appears whole or not at all, and most are written once.
+"""Files on storage that several machines share: each appears whole or not at all, and most are
+written once.
 
-A file is written aside, under a name that only its writer uses, and then linked to its own name: link(2) fails when the
-name exists, on a local disk and on NFS, so of several writers exactly one wins, and a writer that is killed leaves
-nothing under the name. Small files are one line, a checksum and JSON, so that damage in them is noticed.
+A file is written aside, under a name that only its writer uses, and then linked to its own name:
+link(2) fails when the name exists, on a local disk and on NFS, so of several writers exactly one
+wins, and a writer that is killed leaves nothing under the name. Small files are one line, a
+checksum and JSON, so that damage in them is noticed.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StoreError(RuntimeError):
-    """The store cannot be written or read, or what it holds is not what it should; the message names the file."""
+    """The store cannot be written or read, or what it holds is not what it should; the message
+    names the file.
+    """
 
 
 @contextlib.contextmanager
 def explain(action: str, path: Path) -> Iterator[None]:
-    """Turns an OSError into a StoreError: "could not <action> <path>", why, and how much space there is."""
+    """Turns an OSError into a StoreError: "could not <action> <path>", why, and how much space
+    there is.
+    """
     try:
         yield
     except OSError as error:
@@ -36,15 +42,16 @@ def explain(action: str, path: Path) -> Iterator[None]:
 def publish(path: Path, data: bytes, aside: Path, *, sync: bool = True) -> bool:
     """Gives ``path`` its content, or returns False and changes nothing when it has one.
 
-    aside: where to write first, a name on the same file system that nobody else uses; it is gone afterwards.
-    sync: whether the file must survive the loss of power once this returns. It survives a killed process either way.
-    Raises OSError.
+    aside: where to write first, a name on the same file system that nobody else uses; it is gone
+    afterwards. sync: whether the file must survive the loss of power once this returns. It survives
+    a killed process either way. Raises OSError.
     """
     try:
         _write(aside, data, sync)
         linked = _link(aside, path)
     finally:
-        with contextlib.suppress(OSError):  # what cannot be deleted now is deleted when its writer starts again
+        # what cannot be deleted now is deleted when its writer starts again
+        with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
     if linked and sync:
         sync_folder(path.parent)
@@ -78,10 +85,16 @@ def seal(content: Any) -> bytes:
 
 
 def unseal(data: bytes, path: Path) -> Any:
-    """The content of what ``seal`` wrote. Raises StoreError, naming ``path``, when a byte of it has changed."""
-    checksum, text = data[:8], data[9:-1]
+    """The content of what ``seal`` wrote. Raises StoreError, naming ``path``, when a byte of it has
+    changed.
+    """
+    checksum = data[:8]
+    text = data[9:-1]
     if data != b"%08x %s\n" % (zlib.crc32(text), text):
-        raise StoreError(f"{path} is damaged: its checksum is {checksum!r}, its content has {zlib.crc32(text):08x}")
+        raise StoreError(
+            f"{path} is damaged: its checksum is {checksum!r}, its content has "
+            f"{zlib.crc32(text):08x}"
+        )
     return json.loads(text)
 
 
@@ -97,7 +110,8 @@ def _link(aside: Path, path: Path) -> bool:
     try:
         os.link(aside, path)
     except FileExistsError:
-        # Over a network the answer to a link that was made can get lost, and the repeated request then fails.
+        # Over a network the answer to a link that was made can get lost, and the repeated request
+        # then fails.
         return os.path.samefile(aside, path)
     return True
 

@@ -1,7 +1,7 @@
 """Whether other processes are alive, without synchronised clocks.
 
-A process shows that it lives by changing its heartbeat file. An observer remembers what it saw and, on its own
-monotonic clock, for how long it has not changed.
+A process shows that it lives by changing its heartbeat file. An observer remembers what it saw and,
+on its own monotonic clock, for how long it has not changed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class Replaced(StoreError):
 
 
 class Heartbeat:
-    """A thread that changes this process's heartbeat file every ``heartbeat_s`` while its main loop makes progress.
+    """A thread that changes this process's heartbeat file every ``heartbeat_s`` while its main loop
+    makes progress.
 
-    When ``progress`` has not been called for ``stall_s`` the file stays as it is, so a main loop that hangs looks dead
-    to others. A file that cannot be written is logged and tried again.
+    When ``progress`` has not been called for ``stall_s`` the file stays as it is, so a main loop
+    that hangs looks dead to others. A file that cannot be written is logged and tried again.
     """
 
     def __init__(self, member: Member, *, heartbeat_s: float, stall_s: float):
@@ -43,7 +44,9 @@ class Heartbeat:
         self._thread.start()
 
     def progress(self) -> None:
-        """Called by the main loop. Raises StoreError when another process has taken this one's place."""
+        """Called by the main loop. Raises StoreError when another process has taken this one's
+        place.
+        """
         if self._replaced is not None:
             raise self._replaced
         self._progress_at = time.monotonic()
@@ -60,7 +63,8 @@ class Heartbeat:
     def _run(self) -> None:
         trouble = ""
         while not self._closing.wait(self._heartbeat_s):
-            before, trouble = trouble, self._beat()
+            before = trouble
+            trouble = self._beat()
             if trouble and not before:
                 logging.warning("%s has stopped its heartbeat: %s", self._member.identity, trouble)
             elif before and not trouble:
@@ -75,7 +79,8 @@ class Heartbeat:
             newest = self._member.newest()
             if newest != self._member.identity:
                 self._replaced = Replaced(
-                    f"{self._member.identity} has been replaced by {newest}: another process was started as "
+                    f"{self._member.identity} has been replaced by {newest}: another process was "
+                    "started as "
                     f"{newest.name!r}; each needs a --name of its own"
                 )
                 return str(self._replaced)
@@ -87,7 +92,9 @@ class Heartbeat:
 
 
 class Sighting(NamedTuple):
-    """silent_s: how long the heartbeat has been seen not to change. gone: why the process cannot be alive, or ""."""
+    """silent_s: how long the heartbeat has been seen not to change. gone: why the process cannot be
+    alive, or "".
+    """
 
     silent_s: float
     gone: str
@@ -101,13 +108,20 @@ class _Seen:
 
 
 class Observer:
-    """Watches heartbeats. The time between two looks counts as silence up to ``longest_gap_s`` only.
+    """Watches heartbeats. The time between two looks counts as silence up to ``longest_gap_s``
+    only.
 
-    With a ``longest_gap_s`` below the timeout that the caller applies, an observer that was itself stopped for a while
-    does not take everybody else for dead on its first look.
+    With a ``longest_gap_s`` below the timeout that the caller applies, an observer that was itself
+    stopped for a while does not take everybody else for dead on its first look.
     """
 
-    def __init__(self, store: Path, *, longest_gap_s: float = math.inf, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        store: Path,
+        *,
+        longest_gap_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self._members = store / "members"
         self._longest_gap_s, self._clock = longest_gap_s, clock
         self._seen: dict[Identity, _Seen] = {}
@@ -139,5 +153,7 @@ class Observer:
 def _left(content: bytes, path: Path) -> bool:
     try:
         return files.unseal(content, path)["left"]
-    except StoreError:  # the empty file of a process that is just starting, or one that a crash of its host cut short
+    except StoreError:
+        # the empty file of a process that is just starting, or one that a crash of its host cut
+        # short
         return False

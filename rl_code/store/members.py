@@ -1,7 +1,9 @@
-"""Who takes part: every process that writes to the store has a name, and each of its starts a number.
+"""Who takes part: every process that writes to the store has a name, and each of its starts a
+number.
 
 members/actor-0/3.json     heartbeat of the third restart (incarnation 3) of "actor-0"
-members/actor-0/aside.3.17   what incarnation 3 is writing; deleted by a later incarnation of the same name
+members/actor-0/aside.3.17   what incarnation 3 is writing; deleted by a later incarnation of the
+same name
 """
 
 from __future__ import annotations
@@ -36,12 +38,15 @@ class Identity(NamedTuple):
 class Member:
     """This process as a member of a store. Creating one starts a new incarnation of the name.
 
-    Raises StoreError when the store cannot be written, ValueError for a name that cannot be a file's.
+    Raises StoreError when the store cannot be written, ValueError for a name that cannot be a
+    file's.
     """
 
     def __init__(self, store: Path, name: str):
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name=}: expected letters, digits, '_', '.' and '-', at most 100 of them")
+            raise ValueError(
+                f"{name=}: expected letters, digits, '_', '.' and '-', at most 100 of them"
+            )
         self._folder = store / "members" / name
         self._writes = itertools.count()
         with explain("join the store at", self._folder):
@@ -51,19 +56,29 @@ class Member:
         self.beat(0)
 
     def publish(self, path: Path, data: bytes, what: str, *, sync: bool = True) -> bool:
-        """As ``files.publish``; ``what`` is written, for the message of the StoreError it raises."""
+        """As ``files.publish``; ``what`` is written, for the message of the StoreError it
+        raises.
+        """
         with explain(f"write {what} to", path):
             return files.publish(path, data, self._aside(), sync=sync)
 
     def beat(self, count: int, *, left: bool = False) -> None:
         """Writes the heartbeat. left: this process has ended in order. Raises StoreError."""
-        content = {"count": count, "left": left, "host": socket.gethostname(), "pid": os.getpid(), "when": time.time()}
+        content = {
+            "count": count,
+            "left": left,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "when": time.time(),
+        }
         path = self._folder / f"{self.identity.incarnation}.json"
         with explain("write the heartbeat to", path):
             files.replace(path, files.seal(content), self._aside())
 
     def newest(self) -> Identity:
-        """The latest start of this name, another one than ``identity`` once that is replaced. Raises StoreError."""
+        """The latest start of this name, another one than ``identity`` once that is replaced.
+        Raises StoreError.
+        """
         with explain("list", self._folder):
             found = incarnations(self._folder)
         return self.identity._replace(incarnation=max(found, default=self.identity.incarnation))
@@ -73,12 +88,16 @@ class Member:
 
 
 def incarnations(folder: Path) -> list[int]:
-    """The incarnations that have a heartbeat in a member's folder; the newest always has. Raises OSError."""
+    """The incarnations that have a heartbeat in a member's folder; the newest always has. Raises
+    OSError.
+    """
     return [int(match[1]) for name in os.listdir(folder) if (match := _HEARTBEAT.fullmatch(name))]
 
 
 def _start(folder: Path) -> int:
-    """The number of a new incarnation: creating its heartbeat, still empty, makes it this process's own."""
+    """The number of a new incarnation: creating its heartbeat, still empty, makes it this process's
+    own.
+    """
     for number in itertools.count(max(incarnations(folder), default=-1) + 1):
         with contextlib.suppress(FileExistsError), open(folder / f"{number}.json", "xb"):
             return number

@@ -1,12 +1,13 @@
 """A finished group as one file: who sampled it, when, with which weights, and all of it.
 
-    magic "RLGROUP\\n", schema, size of the header, size of the group, CRC-32 of everything but itself
-    header: {step, number, actor, incarnation, when}
+    magic "RLGROUP\\n", schema, size of the header, size of the group, CRC-32 of everything but
+    itself header: {step, number, actor, incarnation, when}
     group: the Group, its Task included
 
-Header and group are bytes of ``values.dumps``. Plain framed files, one per group, rather than ArrayRecord: a group is
-delivered whole by one process and read whole by number, so there is nothing to chunk or to index; the link that gives
-the file its name makes delivery atomic and exactly once; and ArrayRecord pads each file to blocks of 64 KiB.
+Header and group are bytes of ``values.dumps``. Plain framed files, one per group, rather than
+ArrayRecord: a group is delivered whole by one process and read whole by number, so there is nothing
+to chunk or to index; the link that gives the file its name makes delivery atomic and exactly once;
+and ArrayRecord pads each file to blocks of 64 KiB.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ _START = _PREAMBLE.size + _CRC.size
 class Record:
     """A group as it was delivered for item ``number`` of training step ``step``.
 
-    actor: the process that sampled it. when: that host's clock, seconds since 1970. versions: of the weights that
-    sampled its tokens, oldest first. digest: hexadecimal SHA-256 of the group's bytes, header left out.
+    actor: the process that sampled it. when: that host's clock, seconds since 1970. versions: of
+    the weights that sampled its tokens, oldest first. digest: hexadecimal SHA-256 of the group's
+    bytes, header left out.
     """
 
     step: int
@@ -49,26 +51,39 @@ class Record:
 
 def encode(step: int, number: int, actor: Identity, when: float, group: Group) -> bytes:
     """The file of a group. Raises TypeError for a value that ``values`` does not understand."""
-    fields = {"step": step, "number": number, "actor": actor.name, "incarnation": actor.incarnation, "when": when}
-    header, body = values.dumps(fields), values.dumps(group)
+    fields = {
+        "step": step,
+        "number": number,
+        "actor": actor.name,
+        "incarnation": actor.incarnation,
+        "when": when,
+    }
+    header = values.dumps(fields)
+    body = values.dumps(group)
     preamble = _PREAMBLE.pack(_MAGIC, SCHEMA, len(header), len(body))
     return b"".join([preamble, _CRC.pack(_checksum(preamble, header + body)), header, body])
 
 
 def decode(data: bytes, name: object) -> Record:
-    """The record in a file. Raises StoreError, saying ``name``, for a file that is damaged or of another schema."""
+    """The record in a file. Raises StoreError, saying ``name``, for a file that is damaged or of
+    another schema.
+    """
     if len(data) < _START or data[: len(_MAGIC)] != _MAGIC:
         raise _damaged(name, f"{len(data)} bytes that start with {data[: len(_MAGIC)]!r}")
-    preamble, content = data[: _PREAMBLE.size], data[_START:]
+    preamble = data[: _PREAMBLE.size]
+    content = data[_START:]
     _, schema, header_size, group_size = _PREAMBLE.unpack(preamble)
     if len(content) != header_size + group_size:
-        raise _damaged(name, f"{len(content)} bytes of content instead of {header_size + group_size}")
+        raise _damaged(
+            name, f"{len(content)} bytes of content instead of {header_size + group_size}"
+        )
     if _CRC.unpack(data[_PREAMBLE.size : _START]) != (_checksum(preamble, content),):
         raise _damaged(name, "it has changed since it was written")
     if schema != SCHEMA:
         raise StoreError(f"{name} has schema {schema}; this code reads schema {SCHEMA}")
     try:
-        header, group = values.loads(content[:header_size]), values.loads(content[header_size:])
+        header = values.loads(content[:header_size])
+        group = values.loads(content[header_size:])
     except ValueError as error:
         raise StoreError(f"{name} cannot be read by this code: {error}") from error
     return Record(
@@ -83,8 +98,12 @@ def decode(data: bytes, name: object) -> Record:
 
 
 def versions(group: Group) -> tuple[int, ...]:
-    """The versions of the weights that sampled the group's tokens, oldest first; () when nothing was sampled."""
-    sampled = [np.unique(trajectory.versions[trajectory.sampled]) for trajectory in group.trajectories]
+    """The versions of the weights that sampled the group's tokens, oldest first; () when nothing
+    was sampled.
+    """
+    sampled = [
+        np.unique(trajectory.versions[trajectory.sampled]) for trajectory in group.trajectories
+    ]
     return tuple(np.unique(np.concatenate(sampled)).tolist()) if sampled else ()
 
 

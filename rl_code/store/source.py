@@ -1,4 +1,6 @@
-"""Recorded groups as a Grain source: whoever reads several at once reads them in threads, ahead of their use."""
+"""Recorded groups as a Grain source: whoever reads several at once reads them in threads, ahead of
+their use.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,21 @@ _READ = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
 
 
 class RecordSource:
-    """A random-access source of the groups at some places (step, number). Can be pickled for Grain's workers."""
+    """A random-access source of the groups at some places (step, number). Can be pickled for
+    Grain's workers.
+    """
 
     def __init__(self, folder: str | Path, places: Sequence[tuple[int, int]]):
-        self._folder, self._places = Path(folder).absolute(), tuple(places)
+        self._folder = Path(folder).absolute()
+        self._places = tuple(places)
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __getitem__(self, index: int) -> Record:
-        """Raises IndexError outside of [0, len), StoreError for a group that is missing or damaged."""
+        """Raises IndexError outside of [0, len), StoreError for a group that is missing or
+        damaged.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"{index=} must be in [0, {len(self)})")
         return read_record(self._folder, *self._places[index])

@@ -1,14 +1,16 @@
-"""The folder of one training step: what is planned, who has claimed it, what is there, whether it is consumed.
+"""The folder of one training step: what is planned, who has claimed it, what is there, whether it
+is consumed.
 
     steps/00000012/plan_000000.json         the items from number 0 on
-    steps/00000012/plan_000008.json         those planned later, when the first eight had been looked at
-    steps/00000012/claim_000003_000.json    who claimed item 3 first
+    steps/00000012/plan_000008.json         those planned later, when the first eight had been
+    looked at steps/00000012/claim_000003_000.json    who claimed item 3 first
     steps/00000012/claim_000003_001.json    who took it over
     steps/00000012/group_000003.record      what was delivered for it
     steps/00000012/consumed.json            what the learner took, written last
 
-Every file is written once and never changed, so a folder's names say almost all, and a step that is consumed need not
-be looked at again: polling costs one listing per open step, however long the run is.
+Every file is written once and never changed, so a folder's names say almost all, and a step that is
+consumed need not be looked at again: polling costs one listing per open step, however long the run
+is.
 """
 
 from __future__ import annotations
@@ -28,19 +30,22 @@ from rl_code.types import Group
 
 STEPS = "steps"
 CONSUMED = "consumed.json"
-_NAME = re.compile(r"(?:(plan)_(\d{6,})\.json|(claim)_(\d{6,})_(\d{3,})\.json|(group)_(\d{6,})\.record)")
+_NAME = re.compile(
+    r"(?:(plan)_(\d{6,})\.json|(claim)_(\d{6,})_(\d{3,})\.json|(group)_(\d{6,})\.record)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
     """One group that a training step needs.
 
-    step, number: its place; the items of a step are numbered from 0. task: index of the task. group_size: episodes.
-    kind: whether it is trained on or only tells which tasks to train on.
-    version: of the weights that must sample it, which are published before it is planned: an actor that waits for
+    step, number: its place; the items of a step are numbered from 0. task: index of the task.
+    group_size: episodes. kind: whether it is trained on or only tells which tasks to train on.
+    version: of the weights that must sample it, which are published before it is planned: an actor
+    that waits for
       weights takes no older item over. None where any weights may sample it, also several in turn.
-    group: number of the group, carried by its trajectories; with ``seed``, the words of the random key, it decides the
-      random streams, so that another actor can make the same samples.
+    group: number of the group, carried by its trajectories; with ``seed``, the words of the random
+      key, it decides the random streams, so that another actor can make the same samples.
     """
 
     step: int
@@ -53,9 +58,19 @@ class Item:
     seed: tuple[int, ...]
 
     def __post_init__(self):
-        numbers = (self.step, self.number, self.task, self.group, self.group_size - 1, self.version or 0, *self.seed)
+        numbers = (
+            self.step,
+            self.number,
+            self.task,
+            self.group,
+            self.group_size - 1,
+            self.version or 0,
+            *self.seed,
+        )
         if any(type(number) is not int or number < 0 for number in numbers):
-            raise ValueError(f"{self!r}: numbers must be ints, none negative, and group_size positive")
+            raise ValueError(
+                f"{self!r}: numbers must be ints, none negative, and group_size positive"
+            )
         if self.kind not in ("train", "screen"):
             raise ValueError(f"{self!r}: kind must be 'train' or 'screen'")
 
@@ -80,8 +95,8 @@ class Item:
 class Listing:
     """The names in a step's folder.
 
-    parts: the first numbers of the parts of the plan, in order. claims: item -> its latest claim. groups: the items
-    delivered.
+    parts: the first numbers of the parts of the plan, in order. claims: item -> its latest claim.
+    groups: the items delivered.
     """
 
     parts: tuple[int, ...] = ()
@@ -125,10 +140,13 @@ def list_step(store: Path, step: int) -> Listing | None:
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
-            # There is no such step, or there is no store. Opening also makes a client of NFS look again next time.
+            # There is no such step, or there is no store. Opening also makes a client of NFS look
+            # again next time.
             os.close(os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY))
             return None
-    parts, claims, groups = [], {}, set()
+    parts = []
+    claims = {}
+    groups = set()
     for match in filter(None, map(_NAME.fullmatch, names)):
         if match[1]:
             parts.append(int(match[2]))
@@ -141,7 +159,9 @@ def list_step(store: Path, step: int) -> Listing | None:
 
 
 def read_claim(path: Path) -> Identity | None:
-    """Who made a claim; None when the claim did not survive a crash of its writer's host. Raises StoreError."""
+    """Who made a claim; None when the claim did not survive a crash of its writer's host. Raises
+    StoreError.
+    """
     with explain("read the claim", path):
         data = path.read_bytes()
     try:
@@ -151,7 +171,7 @@ def read_claim(path: Path) -> Identity | None:
     return Identity(content["actor"], content["incarnation"])
 
 
-# --- The plan --------------------------------------------------------------------------------------------------------
+# --- The plan -------------------------------------------------------------------------------------
 
 
 def part_path(store: Path, step: int, first: int) -> Path:
@@ -177,7 +197,10 @@ def check_plan(items: Sequence[Item]) -> None:
     first = items[0]
     for offset, item in enumerate(items):
         if (item.step, item.number) != (first.step, first.number + offset):
-            raise ValueError(f"item {item} follows {items[offset - 1]}: a plan has one step and consecutive numbers")
+            raise ValueError(
+                f"item {item} follows {items[offset - 1]}: a plan has one step and consecutive "
+                "numbers"
+            )
 
 
 def differences(there: Sequence[Item], here: Sequence[Item]) -> list[str]:

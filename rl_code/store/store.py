@@ -1,11 +1,14 @@
 """The groups that actors sample and a learner trains on, in a folder that they share.
 
-Step s consumes exactly the groups (s, 0), (s, 1), ... of its plan. The learner plans, waits, trains and marks the step
-consumed; actors claim items (``work.Work``) and deliver groups. Any of these processes may be killed at any moment:
+Step s consumes exactly the groups (s, 0), (s, 1), ... of its plan. The learner plans, waits, trains
+and marks the step consumed; actors claim items (``work.Work``) and deliver groups. Any of these
+processes may be killed at any moment:
 
 - a plan, a delivery and a consumption are each one link(2), so they have happened or have not;
-- the first delivery of an item is the one that counts, so a learner that consumes a step again gets the same groups;
-- a step is consumed by writing down the digests of its groups, and consuming it again must find the same ones.
+- the first delivery of an item is the one that counts, so a learner that consumes a step again gets
+  the same groups;
+- a step is consumed by writing down the digests of its groups, and consuming it again must find the
+  same ones.
 
 Records of consumed steps stay as they are, one file per group; nothing is compacted.
 """
@@ -66,8 +69,8 @@ class StoreTimeout(StoreError):
 class GroupStore:
     """A process's view of the store in ``folder``.
 
-    name: of this process among those that write (``members.Member``); the store is made when there is none. None opens
-    an existing store for reading.
+    name: of this process among those that write (``members.Member``); the store is made when there
+    is none. None opens an existing store for reading.
     duplicates: deliveries that came after another one's.
     Every method raises StoreError when the storage fails or a file is damaged.
     """
@@ -77,7 +80,8 @@ class GroupStore:
         self.duplicates = 0
         self._member: Member | None = None
         if name is not None:
-            # The parent must be there: a folder made where storage is not mounted would be shared with nobody.
+            # The parent must be there: a folder made where storage is not mounted would be shared
+            # with nobody.
             for made in (self.folder, self.folder / steps_lib.STEPS, self.folder / "members"):
                 with explain("make the store's folder", made):
                     made.mkdir(exist_ok=True)
@@ -98,16 +102,17 @@ class GroupStore:
         """Whether it was opened with a name."""
         return self._member is not None
 
-    # --- For the learner ---------------------------------------------------------------------------------------------
+    # --- For the learner --------------------------------------------------------------------------
 
     def plan(self, items: Sequence[Item]) -> bool:
         """Writes what a step samples; returns False when that was written before.
 
-        A step may be planned in several parts, each going on where the one before ended. Steps are planned in order.
-        Raises StoreError when another plan stands there, naming the differences.
+        A step may be planned in several parts, each going on where the one before ended. Steps are
+        planned in order. Raises StoreError when another plan stands there, naming the differences.
         """
         steps_lib.check_plan(items)
-        step, first = items[0].step, items[0].number
+        step = items[0].step
+        first = items[0].number
         folder = steps_lib.step_folder(self.folder, step)
         listing = steps_lib.list_step(self.folder, step)
         if listing is None:
@@ -119,25 +124,42 @@ class GroupStore:
         path = steps_lib.part_path(self.folder, step, first)
         if first not in listing.parts:
             if listing.consumed:
-                raise StoreError(f"step {step} is consumed; items from {items[0]} on cannot be added in {folder}")
+                raise StoreError(
+                    f"step {step} is consumed; items from {items[0]} on cannot be added in {folder}"
+                )
             if first != len(self.items(step, listing)):
-                raise ValueError(f"the plan of step {step} has {len(self.items(step, listing))} items, not {first}")
+                raise ValueError(
+                    f"the plan of step {step} has {len(self.items(step, listing))} items, not "
+                    f"{first}"
+                )
             if self.member.publish(path, steps_lib.part_bytes(items), f"the plan of step {step}"):
                 return True
         if found := steps_lib.differences(self._read_part(path), items):
-            raise StoreError(f"another plan of step {step} stands in {path}: {'; '.join(found[:_NAMED])}")
+            raise StoreError(
+                f"another plan of step {step} stands in {path}: {'; '.join(found[:_NAMED])}"
+            )
         return False
 
     def await_plan(self, items: Sequence[Item], deadline_s: float) -> None:
-        """Returns when another process has written this plan; StoreError after ``deadline_s``, or if it is another."""
-        step, first = items[0].step, items[0].number
-        path, deadline = steps_lib.part_path(self.folder, step, first), time.monotonic() + deadline_s
-        while (listing := steps_lib.list_step(self.folder, step)) is None or first not in listing.parts:
+        """Returns when another process has written this plan; StoreError after ``deadline_s``, or
+        if it is another.
+        """
+        step = items[0].step
+        first = items[0].number
+        path = steps_lib.part_path(self.folder, step, first)
+        deadline = time.monotonic() + deadline_s
+        while (
+            listing := steps_lib.list_step(self.folder, step)
+        ) is None or first not in listing.parts:
             if time.monotonic() >= deadline:
-                raise StoreError(f"nobody planned item {items[0]} within {deadline_s:g} s, in {self.folder}")
+                raise StoreError(
+                    f"nobody planned item {items[0]} within {deadline_s:g} s, in {self.folder}"
+                )
             time.sleep(_POLL_S)
         if found := steps_lib.differences(self._read_part(path), items):
-            raise StoreError(f"another plan of step {step} stands in {path}: {'; '.join(found[:_NAMED])}")
+            raise StoreError(
+                f"another plan of step {step} stands in {path}: {'; '.join(found[:_NAMED])}"
+            )
 
     def wait(
         self,
@@ -146,14 +168,16 @@ class GroupStore:
         numbers: Sequence[int] | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> list[Record]:
-        """The groups of a planned step, or of some of its ``numbers``, in order, as soon as all are there.
+        """The groups of a planned step, or of some of its ``numbers``, in order, as soon as all are
+        there.
 
         check: called before every look; what it raises ends the wait.
-        Raises StoreTimeout after ``deadline_s`` seconds; it says what is missing, who holds it, and for how long that
-        process has been silent.
+        Raises StoreTimeout after ``deadline_s`` seconds; it says what is missing, who holds it, and
+        for how long that process has been silent.
         """
         deadline = time.monotonic() + deadline_s
-        observer, next_look = Observer(self.folder), -math.inf
+        observer = Observer(self.folder)
+        next_look = -math.inf
         found: dict[int, Record] = {}
         while True:
             check()
@@ -162,55 +186,82 @@ class GroupStore:
             if numbers is not None and not set(numbers) <= set(range(len(items))):
                 raise ValueError(f"{numbers=} of step {step} must be in [0, {len(items)})")
             wanted = items if numbers is None else [items[number] for number in numbers]
-            fresh = [item.number for item in wanted if item.number in listing.groups and item.number not in found]
+            fresh = [
+                item.number
+                for item in wanted
+                if item.number in listing.groups and item.number not in found
+            ]
             arrived = read_ahead(self.folder, [(step, number) for number in fresh])
             found |= {record.number: record for record in arrived}
             if all(item.number in found for item in wanted):
                 return [found[item.number] for item in wanted]
             now = time.monotonic()
             if now >= next_look or now >= deadline:
-                missing = self._missing(listing, [item for item in wanted if item.number not in found], observer)
+                missing = self._missing(
+                    listing, [item for item in wanted if item.number not in found], observer
+                )
                 next_look = now + _LOOK_S
             if now >= deadline:
-                raise StoreTimeout(_timeout_message(step, missing, len(wanted), deadline_s, self.folder), missing)
+                raise StoreTimeout(
+                    _timeout_message(step, missing, len(wanted), deadline_s, self.folder), missing
+                )
             time.sleep(min(_POLL_S, deadline - now))
 
-    def consume(self, step: int, groups: Sequence[Record], *, version: int, weights: str | None = None) -> bool:
+    def consume(
+        self, step: int, groups: Sequence[Record], *, version: int, weights: str | None = None
+    ) -> bool:
         """Marks a step consumed; returns False when it was, by the same groups.
 
-        groups: what was trained on, every item of the plan in order. version: of the learner's weights before.
-        weights: a checksum of those after.
-        Raises StoreError when the step was consumed otherwise, or when the one before it is not consumed.
+        groups: what was trained on, every item of the plan in order. version: of the learner's
+        weights before. weights: a checksum of those after.
+        Raises StoreError when the step was consumed otherwise, or when the one before it is not
+        consumed.
         """
         listing = self._listing(step)
         planned = [(item.step, item.number) for item in self.items(step, listing)]
         if [(record.step, record.number) for record in groups] != planned:
-            raise ValueError(f"step {step} consists of {planned}, not {[(r.step, r.number) for r in groups]}")
+            raise ValueError(
+                f"step {step} consists of {planned}, not {[(r.step, r.number) for r in groups]}"
+            )
         before = steps_lib.list_step(self.folder, step - 1)
         if before is not None and not before.consumed:
-            raise StoreError(f"step {step} cannot be consumed before step {step - 1}, in {self.folder}")
-        content = {"version": version, "weights": weights, "digests": [record.digest for record in groups]}
+            raise StoreError(
+                f"step {step} cannot be consumed before step {step - 1}, in {self.folder}"
+            )
+        content = {
+            "version": version,
+            "weights": weights,
+            "digests": [record.digest for record in groups],
+        }
         by = {"by": str(self.member.identity), "when": time.time()}
         path = steps_lib.step_folder(self.folder, step) / steps_lib.CONSUMED
         if self.member.publish(path, files.seal(content | by), f"the consumption of step {step}"):
             return True
         there = self.consumption(step)
         changed = [
-            f"{k} = {there[k]} there, {content[k]} here" for k in ("version", "weights") if there[k] != content[k]
+            f"{k} = {there[k]} there, {content[k]} here"
+            for k in ("version", "weights")
+            if there[k] != content[k]
         ]
         if there["digests"] != content["digests"]:
             pairs = zip(there["digests"], content["digests"], strict=False)
-            changed.append(f"groups {[number for number, (a, b) in enumerate(pairs) if a != b]} are others")
+            changed.append(
+                f"groups {[number for number, (a, b) in enumerate(pairs) if a != b]} are others"
+            )
         if changed:
-            raise StoreError(f"step {step} was consumed otherwise by {there['by']}, in {path}: {'; '.join(changed)}")
+            raise StoreError(
+                f"step {step} was consumed otherwise by {there['by']}, in {path}: "
+                f"{'; '.join(changed)}"
+            )
         return False
 
-    # --- For actors --------------------------------------------------------------------------------------------------
+    # --- For actors -------------------------------------------------------------------------------
 
     def deliver(self, item: Item, group: Group) -> bool:
         """Hands in the group of an item; returns False, and drops it, when another one was first.
 
-        Raises ValueError for a group that does not answer the item, TypeError for a value that cannot be recorded.
+        Raises ValueError for a group that does not answer the item, TypeError for a value that
+        cannot be recorded.
         """
         if problem := item.mismatch(group):
             raise ValueError(f"this is no group of item {item}: {problem}")
@@ -221,12 +272,17 @@ class GroupStore:
         self.duplicates += 1
         return False
 
-    # --- For everyone ------------------------------------------------------------------------------------------------
+    # --- For everyone -----------------------------------------------------------------------------
 
     def items(self, step: int, listing: Listing | None = None) -> list[Item]:
-        """What is planned for a step so far. listing: of its folder, when the caller has just made it."""
+        """What is planned for a step so far. listing: of its folder, when the caller has just made
+        it.
+        """
         listing = listing or self._listing(step)
-        parts = [self._read_part(steps_lib.part_path(self.folder, step, first)) for first in listing.parts]
+        parts = [
+            self._read_part(steps_lib.part_path(self.folder, step, first))
+            for first in listing.parts
+        ]
         return [item for part in parts for item in part]
 
     def missing(self, step: int) -> list[Item]:
@@ -237,7 +293,11 @@ class GroupStore:
     def holder(self, item: Item, listing: Listing) -> Identity | None:
         """Who has an item by its latest claim; None when nobody has, or the claim is damaged."""
         turn = listing.claims.get(item.number)
-        return None if turn is None else self._read_claim(steps_lib.claim_path(self.folder, item, turn))
+        return (
+            None
+            if turn is None
+            else self._read_claim(steps_lib.claim_path(self.folder, item, turn))
+        )
 
     def record(self, step: int, number: int) -> Record:
         """What was delivered for an item, verified."""
@@ -246,7 +306,9 @@ class GroupStore:
     def read(self, step: int) -> list[Record]:
         """All groups of a step. Raises StoreError naming the items that are missing."""
         if missing := self.missing(step):
-            raise StoreError(f"step {step} lacks {', '.join(map(str, missing[:_NAMED]))} in {self.folder}")
+            raise StoreError(
+                f"step {step} lacks {', '.join(map(str, missing[:_NAMED]))} in {self.folder}"
+            )
         return list(read_ahead(self.folder, [(step, item.number) for item in self.items(step)]))
 
     def takeovers(self, step: int) -> int:
@@ -255,16 +317,23 @@ class GroupStore:
 
     def consumed(self) -> list[int]:
         """The steps that are consumed, in order."""
-        listings = ((step, steps_lib.list_step(self.folder, step)) for step in steps_lib.steps(self.folder))
+        listings = (
+            (step, steps_lib.list_step(self.folder, step)) for step in steps_lib.steps(self.folder)
+        )
         return [step for step, listing in listings if listing is not None and listing.consumed]
 
     def places(self, steps: Sequence[int] | None = None) -> list[tuple[int, int]]:
-        """(step, number) of the groups of consumed steps, all unless given, in the order in which they were used.
+        """(step, number) of the groups of consumed steps, all unless given, in the order in which
+        they were used.
 
         Raises StoreError for a step that is not consumed.
         """
         steps = self.consumed() if steps is None else steps
-        return [(step, number) for step in steps for number in range(len(self.consumption(step)["digests"]))]
+        return [
+            (step, number)
+            for step in steps
+            for number in range(len(self.consumption(step)["digests"]))
+        ]
 
     def is_consumed(self, step: int) -> bool:
         """Whether a step is planned and consumed."""
@@ -272,7 +341,9 @@ class GroupStore:
         return listing is not None and listing.consumed
 
     def consumption(self, step: int) -> dict[str, Any]:
-        """What ``consume`` wrote: version, weights, digests (of the groups, in order), by and when."""
+        """What ``consume`` wrote: version, weights, digests (of the groups, in order), by and
+        when.
+        """
         path = steps_lib.step_folder(self.folder, step) / steps_lib.CONSUMED
         with explain("read", path):
             data = path.read_bytes()
@@ -289,16 +360,21 @@ class GroupStore:
             return
         if planned := steps_lib.steps(self.folder):
             raise StoreError(
-                f"step {step} cannot be planned after steps {planned[0]} to {planned[-1]}, in {self.folder}"
+                f"step {step} cannot be planned after steps {planned[0]} to {planned[-1]}, in "
+                f"{self.folder}"
             )
 
-    def _missing(self, listing: Listing, items: Sequence[Item], observer: Observer) -> list[Missing]:
+    def _missing(
+        self, listing: Listing, items: Sequence[Item], observer: Observer
+    ) -> list[Missing]:
         look = functools.cache(observer.look)
         holders = [(item, self.holder(item, listing)) for item in items]
         return [Missing(item, who, *(() if who is None else look(who))) for item, who in holders]
 
 
-def _timeout_message(step: int, missing: Sequence[Missing], wanted: int, deadline_s: float, folder: Path) -> str:
+def _timeout_message(
+    step: int, missing: Sequence[Missing], wanted: int, deadline_s: float, folder: Path
+) -> str:
     named = "; ".join(map(str, missing[:_NAMED]))
     more = f"; and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
     return f"step {step} lacks {len(missing)} of {wanted} groups after {deadline_s:g} s in {folder}: {named}{more}"

@@ -1,10 +1,12 @@
-"""Plain Python values, numpy arrays and the types of ``rl_code.types`` as bytes and back, every bit kept.
+"""Plain Python values, numpy arrays and the types of ``rl_code.types`` as bytes and back, every bit
+kept.
 
-A value is a flat sequence of msgpack objects. Scalars are msgpack's own; a container is an extension object that says
-its kind and how many of the values after it are its children. Being flat it has no limit on depth, which matters
-because a model chooses how deeply the arguments of its calls are nested. Types come back exactly: a tuple is no list,
-True is no 1, a float keeps the payload of its NaN. Elements of a set are ordered by their bytes and everything else
-keeps its order, so equal values have equal bytes in every process.
+A value is a flat sequence of msgpack objects. Scalars are msgpack's own; a container is an
+extension object that says its kind and how many of the values after it are its children. Being flat
+it has no limit on depth, which matters because a model chooses how deeply the arguments of its
+calls are nested. Types come back exactly: a tuple is no list, True is no 1, a float keeps the
+payload of its NaN. Elements of a set are ordered by their bytes and everything else keeps its
+order, so equal values have equal bytes in every process.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _CLASSES = {
         types.Trajectory, types.Turn,
     )
 }  # fmt: skip
-_LIST, _TUPLE, _SET, _FROZENSET, _DICT, _RANGE, _INT, _COMPLEX, _ARRAY, _NUMPY_SCALAR, _CLASS = range(1, 12)
+_LIST, _TUPLE, _SET, _FROZENSET, _DICT, _RANGE, _INT, _COMPLEX, _ARRAY, _NUMPY_SCALAR, _CLASS = (
+    range(1, 12)
+)
 _SEQUENCES = {list: _LIST, tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
 _COUNT = struct.Struct("<Q")
 _COMPLEX_PARTS = struct.Struct("<dd")
@@ -37,12 +41,14 @@ _COMPLEX_PARTS = struct.Struct("<dd")
 def dumps(value: Any) -> bytes:
     """The bytes of a value.
 
-    Understands None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, range, mappings (read back as
-    dicts), numpy arrays and scalars of numbers or bools, and the types of ``rl_code.types`` but Batch.
-    Raises TypeError for anything else, also for subclasses of builtin types.
+    Understands None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, range,
+    mappings (read back as dicts), numpy arrays and scalars of numbers or bools, and the types of
+    ``rl_code.types`` but Batch. Raises TypeError for anything else, also for subclasses of builtin
+    types.
     """
     packer = msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
-    parts, waiting = [], [value]
+    parts = []
+    waiting = [value]
     while waiting:
         value = waiting.pop()
         kind = type(value)
@@ -59,7 +65,9 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """The value whose bytes are ``data``. Raises ValueError when they are not what ``dumps`` wrote."""
+    """The value whose bytes are ``data``. Raises ValueError when they are not what ``dumps``
+    wrote.
+    """
     unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(data)), unicode_errors="surrogatepass")
     unpacker.feed(data)
     root: list[Any] = []
@@ -92,14 +100,20 @@ def _open(value: Any) -> tuple[int, bytes, list[Any]]:
         children = [child for name in fields for child in (name, getattr(value, name))]
         return _CLASS, _COUNT.pack(len(children)) + kind.__name__.encode(), children
     if isinstance(value, Mapping):
-        return _DICT, _COUNT.pack(2 * len(value)), [child for pair in value.items() for child in pair]
+        return (
+            _DICT,
+            _COUNT.pack(2 * len(value)),
+            [child for pair in value.items() for child in pair],
+        )
     if kind is range:
         return _RANGE, b"", [value.start, value.stop, value.step]
     if kind is complex:
         return _COMPLEX, _COMPLEX_PARTS.pack(value.real, value.imag), []
     if kind is np.ndarray or isinstance(value, np.generic):
         return _open_array(value)
-    raise TypeError(f"a {kind.__module__}.{kind.__qualname__} cannot be recorded: {repr(value)[:80]}")
+    raise TypeError(
+        f"a {kind.__module__}.{kind.__qualname__} cannot be recorded: {repr(value)[:80]}"
+    )
 
 
 def _open_array(value: np.ndarray | np.generic) -> tuple[int, bytes, list[Any]]:
@@ -110,10 +124,13 @@ def _open_array(value: np.ndarray | np.generic) -> tuple[int, bytes, list[Any]]:
     return code, " ".join([array.dtype.str, *map(str, array.shape)]).encode(), [array.tobytes()]
 
 
-# By code: from the data of an extension object to what builds the value from its children, and how many those are.
+# By code: from the data of an extension object to what builds the value from its children, and how
+# many those are.
 
 
-def _counted(build: Callable[[list[Any]], Any]) -> Callable[[bytes], tuple[Callable[[list[Any]], Any], int]]:
+def _counted(
+    build: Callable[[list[Any]], Any],
+) -> Callable[[bytes], tuple[Callable[[list[Any]], Any], int]]:
     return lambda data: (build, *_COUNT.unpack(data))
 
 
@@ -122,13 +139,17 @@ def _dict(children: list[Any]) -> dict[Any, Any]:
 
 
 def _class(data: bytes) -> tuple[Callable[[list[Any]], Any], int]:
-    cls, (count,) = _CLASSES[data[_COUNT.size :].decode()], _COUNT.unpack(data[: _COUNT.size])
+    cls = _CLASSES[data[_COUNT.size :].decode()]
+    (count,) = _COUNT.unpack(data[: _COUNT.size])
     return lambda children: cls(**_dict(children)), count
 
 
 def _array(data: bytes) -> tuple[Callable[[list[Any]], Any], int]:
     dtype, *shape = data.decode().split(" ")
-    return lambda children: np.frombuffer(children[0], dtype).reshape([int(n) for n in shape]).copy(), 1
+    return (
+        lambda children: np.frombuffer(children[0], dtype).reshape([int(n) for n in shape]).copy(),
+        1,
+    )
 
 
 _BUILDERS: dict[int, Callable[[bytes], tuple[Callable[[list[Any]], Any], int]]] = {

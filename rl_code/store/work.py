@@ -1,8 +1,9 @@
 """How actors share the work: claims on planned items, and taking over from those that are lost.
 
-A claim is a file that only one process can make. An actor whose heartbeat has not changed for a while, that has left,
-or that was restarted (its new start knows nothing of what the old one held) has lost its items: another actor makes the
-next claim on each. The former holder may yet deliver; the first delivery counts, whoever makes it.
+A claim is a file that only one process can make. An actor whose heartbeat has not changed for a
+while, that has left, or that was restarted (its new start knows nothing of what the old one held)
+has lost its items: another actor makes the next claim on each. The former holder may yet deliver;
+the first delivery counts, whoever makes it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from rl_code.store.store import GroupStore
 class WorkConfig:
     """When a process counts as lost, in seconds.
 
-    heartbeat_s: between two beats. heartbeat_timeout_s: an actor whose heartbeat is seen not to change for this long
-    has lost its items. stall_s: an actor whose main loop reports no progress for this long stops its heartbeat; longer
-    than the longest compilation. deadline_s: how long the learner waits for the groups of a step.
+    heartbeat_s: between two beats. heartbeat_timeout_s: an actor whose heartbeat is seen not to
+    change for this long has lost its items. stall_s: an actor whose main loop reports no progress
+    for this long stops its heartbeat; longer than the longest compilation. deadline_s: how long the
+    learner waits for the groups of a step.
     """
 
     heartbeat_s: float
@@ -41,10 +43,13 @@ class WorkConfig:
         if not min(self.heartbeat_s, self.stall_s) > 0:
             raise ValueError(f"{self.heartbeat_s=} and {self.stall_s=} must be positive")
         if not self.heartbeat_timeout_s > 2 * self.heartbeat_s:
-            raise ValueError(f"{self.heartbeat_timeout_s=} must be more than two beats of {self.heartbeat_s=}")
+            raise ValueError(
+                f"{self.heartbeat_timeout_s=} must be more than two beats of {self.heartbeat_s=}"
+            )
         if not self.deadline_s > self.stall_s + self.heartbeat_timeout_s:
             raise ValueError(
-                f"{self.deadline_s=} must be more than {self.stall_s=} and {self.heartbeat_timeout_s=} together: "
+                f"{self.deadline_s=} must be more than {self.stall_s=} and "
+                f"{self.heartbeat_timeout_s=} together: "
                 "the learner would give up before a lost actor can be replaced"
             )
 
@@ -52,7 +57,8 @@ class WorkConfig:
 class Work:
     """What an actor does about items: claim some, report progress, and leave. A context manager.
 
-    store: opened with the actor's name. claimed, takeovers: items got so far, and those of them got from others.
+    store: opened with the actor's name. claimed, takeovers: items got so far, and those of them got
+    from others.
     """
 
     def __init__(self, store: GroupStore, config: WorkConfig):
@@ -64,20 +70,29 @@ class Work:
         self._observer = Observer(store.folder, longest_gap_s=config.heartbeat_timeout_s / 2)
         self._held: set[tuple[int, int]] = set()  # items that the caller knows it holds
         self._cursor: int | None = None  # every step before it is consumed
-        self._heartbeat = Heartbeat(store.member, heartbeat_s=config.heartbeat_s, stall_s=config.stall_s)
+        self._heartbeat = Heartbeat(
+            store.member, heartbeat_s=config.heartbeat_s, stall_s=config.stall_s
+        )
 
     def claim(self, max_items: int) -> list[Item]:
-        """Up to ``max_items`` items of the oldest step that has any to give; [] when there is nothing to do.
+        """Up to ``max_items`` items of the oldest step that has any to give; [] when there is
+        nothing to do.
 
-        Counts as progress. Raises StoreError when the storage fails, or when this process has been replaced.
+        Counts as progress. Raises StoreError when the storage fails, or when this process has been
+        replaced.
         """
         if max_items < 1:
             raise ValueError(f"{max_items=} must be at least 1")
         self.progress()
         lost = functools.cache(self._lost)  # one look at each holder
         for step, listing in self._open_steps():
-            items = [item for item in self._store.items(step, listing) if item.number not in listing.groups]
-            start = random.randrange(len(items)) if items else 0  # actors that start apart seldom want the same item
+            items = [
+                item
+                for item in self._store.items(step, listing)
+                if item.number not in listing.groups
+            ]
+            # actors that start apart seldom want the same item
+            start = random.randrange(len(items)) if items else 0
             taken: list[Item] = []
             for item in items[start:] + items[:start]:
                 if self._take(item, listing, lost):
@@ -91,7 +106,9 @@ class Work:
         return []
 
     def progress(self) -> None:
-        """Says that the main loop is alive. Raises StoreError when another process runs under this one's name."""
+        """Says that the main loop is alive. Raises StoreError when another process runs under this
+        one's name.
+        """
         self._heartbeat.progress()
 
     def close(self) -> None:
@@ -120,7 +137,9 @@ class Work:
             step += 1
 
     def _first_open(self) -> int | None:
-        """The step after the newest consumed one: steps are planned and consumed in order. None: nothing is planned."""
+        """The step after the newest consumed one: steps are planned and consumed in order. None:
+        nothing is planned.
+        """
         first = None
         for step in reversed(steps_lib.steps(self._store.folder)):
             listing = steps_lib.list_step(self._store.folder, step)
@@ -130,7 +149,9 @@ class Work:
         return first
 
     def _take(self, item: Item, listing: Listing, lost: Callable[[Identity | None], str]) -> bool:
-        """Whether this actor has just got an item. lost: why a holder has lost it, "" when it has not."""
+        """Whether this actor has just got an item. lost: why a holder has lost it, "" when it has
+        not.
+        """
         if item.number not in listing.claims:
             return self._publish(item, 0, None)
         holder = self._store.holder(item, listing)
@@ -141,7 +162,9 @@ class Work:
         if not reason or not self._publish(item, listing.claims[item.number] + 1, holder):
             return False
         self.takeovers += 1
-        logging.warning("%s takes item %s over from %s, which %s", self._identity, item, holder, reason)
+        logging.warning(
+            "%s takes item %s over from %s, which %s", self._identity, item, holder, reason
+        )
         return True
 
     def _lost(self, holder: Identity | None) -> str:
@@ -161,4 +184,6 @@ class Work:
         }
         # Not synced: a claim that the loss of power destroys belongs to an actor that it has ended.
         path = steps_lib.claim_path(self._store.folder, item, turn)
-        return self._store.member.publish(path, files.seal(content), f"the claim on item {item}", sync=False)
+        return self._store.member.publish(
+            path, files.seal(content), f"the claim on item {item}", sync=False
+        )

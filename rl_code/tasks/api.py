@@ -28,11 +28,12 @@ _PROPOSALS = 40
 class TaskConfig:
     """A set of tasks.
 
-    source: a key of SOURCES. split: "train", "validation" or "test". path: the file; "" for HumanEval means the one in
-    its package, generated tasks have none. seed, levels: of generated tasks.
-    form, visible: see ``forms`` and ``mbpp.load``; generated tasks have their own.
-    differential: adds hidden tests by the reference (mbpp) or sets how they are computed (evalplus, needed there).
-    duplicates: leaves out of "train" and "validation" what is near a task of a later split or of HumanEval (mbpp).
+    source: a key of SOURCES. split: "train", "validation" or "test". path: the file; "" for
+    HumanEval means the one in its package, generated tasks have none. seed, levels: of generated
+    tasks. form, visible: see ``forms`` and ``mbpp.load``; generated tasks have their own.
+    differential: adds hidden tests by the reference (mbpp) or sets how they are computed (evalplus,
+    needed there). duplicates: leaves out of "train" and "validation" what is near a task of a later
+    split or of HumanEval (mbpp).
     """
 
     source: str
@@ -56,15 +57,20 @@ class TaskConfig:
             raise ValueError("source='evalplus' needs the section differential")
 
 
-def load(config: TaskConfig, pool: SandboxPool | None = None, workdir: Path | None = None) -> Sequence[Task]:
+def load(
+    config: TaskConfig, pool: SandboxPool | None = None, workdir: Path | None = None
+) -> Sequence[Task]:
     """The tasks of a config, in a fixed order.
 
-    pool, workdir: where references run and what they gave is kept, in CACHE_FILE; needed with ``differential``.
+    pool, workdir: where references run and what they gave is kept, in CACHE_FILE; needed with
+    ``differential``.
 
     Raises TaskFileError for a file that cannot be used, SandboxFault when the sandbox fails.
     """
     if config.differential is not None and (pool is None or workdir is None):
-        raise ValueError(f"tasks of {config.source} with a differential section need a sandbox and a workdir")
+        raise ValueError(
+            f"tasks of {config.source} with a differential section need a sandbox and a workdir"
+        )
     return SOURCES[config.source](config, pool, workdir)
 
 
@@ -72,7 +78,9 @@ class GeneratedTasks(Sequence[Task]):
     """The generated stream as a sequence of STREAM_LENGTH tasks, each made when it is asked for."""
 
     def __init__(self, split: str, seed: int, levels: Sequence[int]):
-        self._make = functools.lru_cache(1024)(lambda index: generated.generate(split, seed, index, levels))
+        self._make = functools.lru_cache(1024)(
+            lambda index: generated.generate(split, seed, index, levels)
+        )
 
     def __len__(self) -> int:
         return STREAM_LENGTH
@@ -89,11 +97,15 @@ class GeneratedTasks(Sequence[Task]):
         return self._make(index % STREAM_LENGTH)
 
 
-def _generated(config: TaskConfig, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+def _generated(
+    config: TaskConfig, pool: SandboxPool | None, workdir: Path | None
+) -> Sequence[Task]:
     return GeneratedTasks(config.split, config.seed, config.levels)
 
 
-def _humaneval(config: TaskConfig, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+def _humaneval(
+    config: TaskConfig, pool: SandboxPool | None, workdir: Path | None
+) -> Sequence[Task]:
     return humaneval.load(config.path, config.form)
 
 
@@ -105,7 +117,10 @@ def _mbpp(config: TaskConfig, pool: SandboxPool | None, workdir: Path | None) ->
         others = [task for task in every if task.meta["split"] in later] + humaneval.load()
         near = {pair.task for pair in near_duplicates(tasks, others, config.duplicates)}
         logging.info(
-            "mbpp %s: left out %d near-duplicates of held-out tasks among %d", config.split, len(near), len(tasks)
+            "mbpp %s: left out %d near-duplicates of held-out tasks among %d",
+            config.split,
+            len(near),
+            len(tasks),
         )
         tasks = [task for task in tasks if task.id not in near]
     return _strengthened(tasks, mutations, config, pool, workdir)
@@ -116,7 +131,9 @@ def _evalplus(config: TaskConfig, pool: SandboxPool | None, workdir: Path | None
     return _strengthened(tasks, lambda task: inputs[task.id], config, pool, workdir)
 
 
-def _strengthened(tasks, propose_for, config: TaskConfig, pool: SandboxPool | None, workdir: Path | None):
+def _strengthened(
+    tasks, propose_for, config: TaskConfig, pool: SandboxPool | None, workdir: Path | None
+):
     if config.differential is None:
         return tasks
     result = strengthen(tasks, propose_for, config.differential, pool, workdir / CACHE_FILE)

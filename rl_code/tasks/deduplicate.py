@@ -1,7 +1,9 @@
-"""Near-duplicates between sets of tasks: what asks for the same function must not be in training and in a test.
+"""Near-duplicates between sets of tasks: what asks for the same function must not be in training
+and in a test.
 
-Two tasks are near-duplicates when their descriptions share most of their words, or when their references share most of
-their token 4-grams after renaming; the words that every task uses and code too short to be telling do not count.
+Two tasks are near-duplicates when their descriptions share most of their words, or when their
+references share most of their token 4-grams after renaming; the words that every task uses and code
+too short to be telling do not count.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from collections.abc import Sequence
 from rl_code.types import Task
 
 _STOP_WORDS = frozenset(
-    "a an and are as at be by can check each find for from function get given give if in is it lambda of on or python "
+    "a an and are as at be by can check each find for from function get given give if in is it "
+    "lambda of on or python "
     "regex return should that the then this to use using whether with write".split()
 )
 _SYNONYMS = {"array": "list", "integer": "number"}
@@ -30,7 +33,9 @@ _MIN_WORDS = 2
 
 @dataclasses.dataclass(frozen=True)
 class DuplicateConfig:
-    """words, code: Jaccard similarity in (0, 1] of descriptions and of references from which two tasks count as one."""
+    """words, code: Jaccard similarity in (0, 1] of descriptions and of references from which two
+    tasks count as one.
+    """
 
     words: float
     code: float
@@ -46,20 +51,31 @@ class Duplicate:
     code: float
 
 
-def near_duplicates(tasks: Sequence[Task], others: Sequence[Task], config: DuplicateConfig) -> list[Duplicate]:
-    """For each task that has a near-duplicate among ``others`` (other than itself), the most similar one.
+def near_duplicates(
+    tasks: Sequence[Task], others: Sequence[Task], config: DuplicateConfig
+) -> list[Duplicate]:
+    """For each task that has a near-duplicate among ``others`` (other than itself), the most
+    similar one.
 
     Tasks are described by ``meta["description"]`` and their reference.
     """
     known = [(other.id, words_of(other.meta["description"]), code_of(other)) for other in others]
     found = []
     for task in tasks:
-        words, code = words_of(task.meta["description"]), code_of(task)
+        words = words_of(task.meta["description"])
+        code = code_of(task)
         pairs = [
-            (_jaccard(words, other_words, _MIN_WORDS), _jaccard(code, other_code, _MIN_NGRAMS), other_id)
+            (
+                _jaccard(words, other_words, _MIN_WORDS),
+                _jaccard(code, other_code, _MIN_NGRAMS),
+                other_id,
+            )
             for other_id, other_words, other_code in known
             if other_id != task.id
-            and (_may_reach(words, other_words, config.words) or _may_reach(code, other_code, config.code))
+            and (
+                _may_reach(words, other_words, config.words)
+                or _may_reach(code, other_code, config.code)
+            )
         ]
         pairs = [pair for pair in pairs if pair[0] >= config.words or pair[1] >= config.code]
         if pairs:
@@ -76,7 +92,9 @@ def words_of(description: str) -> frozenset[str]:
 
 
 def code_of(task: Task) -> frozenset[tuple[str, ...]]:
-    """Token 4-grams of the reference without comments and docstrings, its own names numbered in order of appearance."""
+    """Token 4-grams of the reference without comments and docstrings, its own names numbered in
+    order of appearance.
+    """
     grams: set[tuple[str, ...]] = set()
     for text in task.reference.values():
         tokens = _tokens(text)
@@ -102,7 +120,9 @@ def _jaccard(a: frozenset, b: frozenset, least: int) -> float:
 
 
 def _tokens(text: str) -> list[str]:
-    """The code's tokens as written by Python's own printer; of code that does not parse, its words."""
+    """The code's tokens as written by Python's own printer; of code that does not parse, its
+    words.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         try:
@@ -117,7 +137,11 @@ def _tokens(text: str) -> list[str]:
         numbers: dict[str, str] = {}
         tokens = []
         for item in tokenize.generate_tokens(io.StringIO(printed).readline):
-            if item.type == token.NAME and not keyword.iskeyword(item.string) and item.string not in attributes:
+            if (
+                item.type == token.NAME
+                and not keyword.iskeyword(item.string)
+                and item.string not in attributes
+            ):
                 tokens.append(numbers.setdefault(item.string, f"v{len(numbers)}"))
             elif item.string.strip():
                 tokens.append(item.string)

@@ -1,7 +1,9 @@
-"""Imperfect demonstrations of generated tasks, written as an episode in the compact protocol would read.
+"""Imperfect demonstrations of generated tasks, written as an episode in the compact protocol would
+read.
 
-They teach the form of an episode and a spread of attempts, not a good policy: that is left to reinforcement learning.
-What the tests say is computed from the operations themselves; nothing is executed in a sandbox.
+They teach the form of an episode and a spread of attempts, not a good policy: that is left to
+reinforcement learning. What the tests say is computed from the operations themselves; nothing is
+executed in a sandbox.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _TRIES = 20  # draws of a wrong attempt that was not made before
 
 @dataclasses.dataclass(frozen=True)
 class DemonstrationConfig:
-    """p_right: an attempt is right, else a plausible mistake. p_test: it is tested, else submitted as it stands.
+    """p_right: an attempt is right, else a plausible mistake. p_test: it is tested, else submitted
+    as it stands.
 
     p_give_up: after a failing test the file is submitted as it stands, else there is a new attempt.
     """
@@ -43,29 +46,40 @@ class Segment:
     sampled: bool
 
 
-def demonstrate(task: Task, rng: random.Random, config: DemonstrationConfig, limits: Limits) -> list[Segment]:
+def demonstrate(
+    task: Task, rng: random.Random, config: DemonstrationConfig, limits: Limits
+) -> list[Segment]:
     """One episode of a generated task, prompt first; no attempt is made twice.
 
-    Keeps to the turns and test runs of ``limits``; its budgets of tokens are not looked at. Raises ValueError for a
-    task that is not generated or when limits leave no room for a first attempt.
+    Keeps to the turns and test runs of ``limits``; its budgets of tokens are not looked at. Raises
+    ValueError for a task that is not generated or when limits leave no room for a first attempt.
     """
     if task.meta.get("source") != "generated":
-        raise ValueError(f"{task.id}: only generated tasks can be demonstrated, not {task.meta.get('source')!r}")
+        raise ValueError(
+            f"{task.id}: only generated tasks can be demonstrated, not {task.meta.get('source')!r}"
+        )
     if limits.turns < 1:
         raise ValueError(f"{limits.turns=} must be at least 1")
     segments = [Segment(_PROTOCOL.prompt(task), False)]
     tried = {task.meta["program"], task.meta["broken"]}
-    turns, runs = limits.turns, limits.test_runs
+    turns = limits.turns
+    runs = limits.test_runs
     while True:
         attempt = _attempt(task, rng, config, tried)
         content = source(attempt, OPERATIONS[task.meta["program"][0][0]].takes)
         write = ToolCall("write_file", {"path": task.path, "content": content})
         if turns < 2 or runs < 1 or rng.random() >= config.p_test:
             return [*segments, _message(write, _SUBMIT)]
-        turns, runs = turns - 1, runs - 1
+        turns = turns - 1
+        runs = runs - 1
         failures = _failures(task, attempt)
-        told = ToolResult("run_tests", describe(failures, len(task.visible_tests), runs, verbose=False))
-        segments += [_message(write, _TEST), Segment(_PROTOCOL.observation((_WRITTEN, told)), False)]
+        told = ToolResult(
+            "run_tests", describe(failures, len(task.visible_tests), runs, verbose=False)
+        )
+        segments += [
+            _message(write, _TEST),
+            Segment(_PROTOCOL.observation((_WRITTEN, told)), False),
+        ]
         if not failures or rng.random() < config.p_give_up:
             return [*segments, _message(_SUBMIT)]
 
@@ -74,7 +88,9 @@ def _message(*calls: ToolCall) -> Segment:
     return Segment(_PROTOCOL.message(calls), True)
 
 
-def _attempt(task: Task, rng: random.Random, config: DemonstrationConfig, tried: set[Program]) -> Program:
+def _attempt(
+    task: Task, rng: random.Random, config: DemonstrationConfig, tried: set[Program]
+) -> Program:
     program = task.meta["program"]
     if rng.random() >= config.p_right:
         for _ in range(_TRIES):

@@ -1,9 +1,11 @@
-"""Differential tests: hidden cases whose expected values the reference solution gives, run in the sandbox.
+"""Differential tests: hidden cases whose expected values the reference solution gives, run in the
+sandbox.
 
-A proposed input becomes a case only when the reference answers it in time, with a plain value, the same one twice: the
-second time in a module where sets are walked backwards, ties of ``max`` and ``min`` go the other way and random numbers
-are others, so that what depends on the order of a set, on the choice among equals, on chance or on the clock is left
-out. References that fail the task's own tests are found on the way.
+A proposed input becomes a case only when the reference answers it in time, with a plain value, the
+same one twice: the second time in a module where sets are walked backwards, ties of ``max`` and
+``min`` go the other way and random numbers are others, so that what depends on the order of a set,
+on the choice among equals, on chance or on the clock is left out. References that fail the task's
+own tests are found on the way.
 What was found is kept in a JSON file and computed again only when the task or the settings change.
 """
 
@@ -39,8 +41,8 @@ Propose = Callable[[Task], Sequence[tuple[Any, ...]]]
 class DifferentialConfig:
     """cases: most cases added to a task; 0 adds every one. workers: tasks worked on at once.
 
-    timeout_s: wall-clock of one batch of calls, as when a solution is graded. The reference must pass the task's own
-    tests within it, and the added cases within half of it.
+    timeout_s: wall-clock of one batch of calls, as when a solution is graded. The reference must
+    pass the task's own tests within it, and the added cases within half of it.
     """
 
     cases: int
@@ -67,24 +69,34 @@ def strengthen(
     pool: SandboxPool,
     cache: Path,
 ) -> Strengthened:
-    """Adds differential cases to the hidden tests of every task and leaves out tasks whose reference fails.
+    """Adds differential cases to the hidden tests of every task and leaves out tasks whose
+    reference fails.
 
-    propose: gives the argument tuples to try, small ones first; a task's ``meta["tolerance"]`` is how far numbers of
-    its cases may be apart (0 when absent; floats always get FLOAT_TOLERANCE at least).
-    cache: JSON file, made or extended.
+    propose: gives the argument tuples to try, small ones first; a task's ``meta["tolerance"]`` is
+    how far numbers of its cases may be apart (0 when absent; floats always get FLOAT_TOLERANCE at
+    least). cache: JSON file, made or extended.
 
     Raises SandboxFault when the sandbox itself fails.
     """
     known = _read_cache(cache)
-    proposals = {task.id: [arguments for arguments in propose(task) if _literal(arguments)] for task in tasks}
+    proposals = {
+        task.id: [arguments for arguments in propose(task) if _literal(arguments)] for task in tasks
+    }
     keys = {task.id: _key(task, proposals[task.id], config) for task in tasks}
     missing = [task for task in tasks if known.get(task.id, {}).get("key") != keys[task.id]]
     if missing:
         with concurrent.futures.ThreadPoolExecutor(config.workers) as executor:
-            found = executor.map(lambda task: _examine(task, proposals[task.id], config, pool), missing)
-            known |= {task.id: {"key": keys[task.id], **entry} for task, entry in zip(missing, found, strict=True)}
+            found = executor.map(
+                lambda task: _examine(task, proposals[task.id], config, pool), missing
+            )
+            known |= {
+                task.id: {"key": keys[task.id], **entry}
+                for task, entry in zip(missing, found, strict=True)
+            }
         _write_cache(cache, known)
-    kept, failed, added = [], {}, {}
+    kept = []
+    failed = {}
+    added = {}
     for task in tasks:
         entry = known[task.id]
         if entry["failure"]:
@@ -103,29 +115,44 @@ def strengthen(
     return Strengthened(tuple(kept), failed, added)
 
 
-def _examine(task: Task, proposals: Sequence[tuple[Any, ...]], config: DifferentialConfig, pool: SandboxPool) -> dict:
-    """What the cache keeps of one task: why its reference fails ("" when it does not), and the cases as literals."""
+def _examine(
+    task: Task, proposals: Sequence[tuple[Any, ...]], config: DifferentialConfig, pool: SandboxPool
+) -> dict:
+    """What the cache keeps of one task: why its reference fails ("" when it does not), and the
+    cases as literals.
+    """
     own = Tests(
-        cases=task.visible_tests.cases + task.hidden_tests.cases, code=task.visible_tests.code + task.hidden_tests.code
+        cases=task.visible_tests.cases + task.hidden_tests.cases,
+        code=task.visible_tests.code + task.hidden_tests.code,
     )
     if own:
         marks = _grade(task, own, pool, config.timeout_s)
         if not all(marks.passed):
             i = marks.passed.index(False)
-            return {"failure": f"test {i + 1} of {len(own)}: {marks.errors[i] or 'wrong value'}", "cases": []}
+            return {
+                "failure": f"test {i + 1} of {len(own)}: {marks.errors[i] or 'wrong value'}",
+                "cases": [],
+            }
     cases = reference_cases(task, proposals, pool, config.timeout_s) if proposals else []
     if config.cases:
         cases = choose(cases, config.cases)
-    if cases:  # with time to spare, so that a busy machine does not fail a solution that is as fast as the reference
+    # with time to spare, so that a busy machine does not fail a solution that is as fast as the
+    # reference
+    if cases:
         marks = _grade(task, Tests(cases=tuple(cases)), pool, config.timeout_s / 2)
         cases = [case for case, passed in zip(cases, marks.passed, strict=True) if passed]
-    return {"failure": "", "cases": [[repr(case.args), repr(case.expected), case.tolerance] for case in cases]}
+    return {
+        "failure": "",
+        "cases": [[repr(case.args), repr(case.expected), case.tolerance] for case in cases],
+    }
 
 
 def reference_cases(
     task: Task, proposals: Sequence[tuple[Any, ...]], pool: SandboxPool, timeout_s: float
 ) -> list[Case]:
-    """A case for each proposal that the reference answers in time, twice alike, with a plain value of modest size."""
+    """A case for each proposal that the reference answers in time, twice alike, with a plain value
+    of modest size.
+    """
     try:
         other = {**task.reference, task.path: perturb(task.reference[task.path])}
     except SyntaxError:
@@ -136,36 +163,51 @@ def reference_cases(
     if not again:
         return []
     with pool.open(other) as sandbox:
-        second = {repr(arguments): value for arguments, value in _answers(sandbox, task, again, timeout_s)}
+        second = {
+            repr(arguments): value for arguments, value in _answers(sandbox, task, again, timeout_s)
+        }
     missing = object()
     tolerance = task.meta.get("tolerance", 0.0)
     return [
         Case(arguments, value, max(tolerance, FLOAT_TOLERANCE) if _has_float(value) else tolerance)
         for arguments, value in first
-        if same(value, second.get(repr(arguments), missing)) and _literal(value) and len(repr(value)) <= _LONGEST_VALUE
+        if same(value, second.get(repr(arguments), missing))
+        and _literal(value)
+        and len(repr(value)) <= _LONGEST_VALUE
     ]
 
 
 def _answers(
     sandbox: Sandbox, task: Task, proposals: Sequence[tuple[Any, ...]], timeout_s: float
 ) -> list[tuple[tuple[Any, ...], Any]]:
-    """Arguments and value of every call that returned. A call that hangs is tried again, then its batch goes on."""
+    """Arguments and value of every call that returned. A call that hangs is tried again, then its
+    batch goes on.
+    """
     answered: list[tuple[tuple[Any, ...], Any]] = []
-    left, attempts, skipped = list(proposals), 0, 0
+    left = list(proposals)
+    attempts = 0
+    skipped = 0
     while left and skipped < _HANGS:
         results = sandbox.call(task.path, task.entry_point, left, timeout_s=timeout_s)
         hung = next((i for i, result in enumerate(results) if result.cause == "timeout"), len(left))
         answered += [
-            (args, result.value) for args, result in zip(left[:hung], results[:hung], strict=True) if result.ok
+            (args, result.value)
+            for args, result in zip(left[:hung], results[:hung], strict=True)
+            if result.ok
         ]
-        left, attempts = left[hung:], 1 if hung else attempts + 1
+        left = left[hung:]
+        attempts = 1 if hung else attempts + 1
         if left and attempts == _ATTEMPTS:
-            left, attempts, skipped = left[1:], 0, skipped + 1
+            left = left[1:]
+            attempts = 0
+            skipped = skipped + 1
     return answered
 
 
 def _grade(task: Task, tests: Tests, pool: SandboxPool, timeout_s: float) -> Grade:
-    """The reference's grade; what times out is tried again, since a busy machine may be to blame."""
+    """The reference's grade; what times out is tried again, since a busy machine may be to
+    blame.
+    """
     for _ in range(_ATTEMPTS):
         marks = grade(task.path, task.entry_point, tests, task.reference, pool, timeout_s)
         if "timeout" not in marks.flags:
@@ -174,7 +216,9 @@ def _grade(task: Task, tests: Tests, pool: SandboxPool, timeout_s: float) -> Gra
 
 
 def choose(cases: Sequence[Case], count: int) -> list[Case]:
-    """Up to ``count`` cases, taken in turn from those with each expected value, rarest value first."""
+    """Up to ``count`` cases, taken in turn from those with each expected value, rarest value
+    first.
+    """
     by_value: dict[str, list[Case]] = collections.defaultdict(list)
     for case in cases:
         by_value[repr(case.expected)].append(case)
@@ -234,7 +278,8 @@ set, frozenset = _reordered(_builtins.set), _reordered(_builtins.frozenset)
 
 
 def perturb(source: str) -> str:
-    """The module with sets walked backwards, the last of equals as ``max`` and ``min`` by a key, and another seed.
+    """The module with sets walked backwards, the last of equals as ``max`` and ``min`` by a key,
+    and another seed.
 
     Raises SyntaxError when the source does not parse.
     """
@@ -285,7 +330,9 @@ def _read_cache(cache: Path) -> dict[str, dict]:
     try:
         return json.loads(cache.read_text())
     except ValueError as error:
-        raise ValueError(f"{cache}: not a cache of differential tests ({error}); delete it to have it made") from error
+        raise ValueError(
+            f"{cache}: not a cache of differential tests ({error}); delete it to have it made"
+        ) from error
 
 
 def _write_cache(cache: Path, entries: Mapping[str, dict]) -> None:

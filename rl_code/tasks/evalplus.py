@@ -1,8 +1,10 @@
-"""Files in EvalPlus's format (Liu et al. 2023, arXiv 2305.01210): HumanEval+ and MBPP+, differential by construction.
+"""Files in EvalPlus's format (Liu et al. 2023, arXiv 2305.01210): HumanEval+ and MBPP+,
+differential by construction.
 
-A row has inputs and a reference but no expected values; ``differential.strengthen`` computes those in the sandbox.
-JSON has no tuples and no sets, so functions of MBPP+ that need them as arguments are called with lists, reference and
-candidate alike; where the reference does not take a list, the input is dropped.
+A row has inputs and a reference but no expected values; ``differential.strengthen`` computes those
+in the sandbox. JSON has no tuples and no sets, so functions of MBPP+ that need them as arguments
+are called with lists, reference and candidate alike; where the reference does not take a list, the
+input is dropped.
 """
 
 from __future__ import annotations
@@ -31,35 +33,50 @@ Inputs = Mapping[str, list[tuple[Any, ...]]]
 
 
 def load(path: str, form: Form = "raw") -> tuple[list[Task], Inputs]:
-    """The tasks of a file, without tests yet, and id -> argument tuples of the base and plus inputs, base first.
+    """The tasks of a file, without tests yet, and id -> argument tuples of the base and plus
+    inputs, base first.
 
     ``meta["tolerance"]`` of a task is the row's ``atol``.
 
-    Raises ValueError naming file, line and field of a malformed row, FileNotFoundError for a missing file.
+    Raises ValueError naming file, line and field of a malformed row, FileNotFoundError for a
+    missing file.
     """
     file = Path(path)
-    tasks, inputs = [], {}
+    tasks = []
+    inputs = {}
     for line, row in read_rows(file, _FIELDS):
         for field in ("base_input", "plus_input"):
             for i, arguments in enumerate(row[field]):
                 if not isinstance(arguments, list):
-                    malformed(file, line, f"{field}[{i}]", "a list of arguments", repr(arguments)[:80])
+                    malformed(
+                        file, line, f"{field}[{i}]", "a list of arguments", repr(arguments)[:80]
+                    )
         if row["atol"] < 0:
             malformed(file, line, "atol", "a number that is not negative", repr(row["atol"]))
         tasks.append(_task(file, line, row, form))
-        inputs[row["task_id"]] = [tuple(arguments) for arguments in row["base_input"] + row["plus_input"]]
+        inputs[row["task_id"]] = [
+            tuple(arguments) for arguments in row["base_input"] + row["plus_input"]
+        ]
     return tasks, inputs
 
 
 def _task(file: Path, line: int, row: dict[str, Any], form: Form) -> Task:
-    prompt, entry_point = row["prompt"], row["entry_point"]
+    prompt = row["prompt"]
+    entry_point = row["entry_point"]
     reference = prompt + row["canonical_solution"]
     function = _function(parse_python(file, line, "canonical_solution", reference), entry_point)
     if function is None:
         found = repr(row["canonical_solution"][:80])
-        malformed(file, line, "canonical_solution", f"a definition of the entry point {entry_point!r}", found)
+        malformed(
+            file,
+            line,
+            "canonical_solution",
+            f"a definition of the entry point {entry_point!r}",
+            found,
+        )
     tree = parse_python(file, line, "prompt", prompt)
-    if _function(tree, entry_point) is not None:  # HumanEval+: the prompt is the beginning of the file
+    # HumanEval+: the prompt is the beginning of the file
+    if _function(tree, entry_point) is not None:
         description = docstring(prompt, entry_point)
         problem = f"Complete this Python function.\n\n```python\n{prompt.strip()}\n```"
         texts = {"problem": problem, "beginning": prompt, "answer": prompt.strip()}
@@ -79,11 +96,18 @@ def _task(file: Path, line: int, row: dict[str, Any], form: Form) -> Task:
         visible_tests=Tests(),
         hidden_tests=Tests(),
         reference={PATH: reference},
-        meta={"source": "evalplus", "split": "test", "description": description, "tolerance": float(row["atol"])},
+        meta={
+            "source": "evalplus",
+            "split": "test",
+            "description": description,
+            "tolerance": float(row["atol"]),
+        },
         **present(form, **texts),
     )
 
 
 def _function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
     """The last definition of a top-level function."""
-    return next((n for n in reversed(tree.body) if isinstance(n, ast.FunctionDef) and n.name == name), None)
+    return next(
+        (n for n in reversed(tree.body) if isinstance(n, ast.FunctionDef) and n.name == name), None
+    )

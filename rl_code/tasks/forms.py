@@ -2,7 +2,8 @@
 
 raw: the model continues the beginning of a file (protocol "raw_completion").
 chat: one message; the answer is begun for the model inside a code fence (protocol "completion").
-agent: a repository with the unfinished function; the agent edits, runs and submits (a protocol with tools).
+agent: a repository with the unfinished function; the agent edits, runs and submits (a protocol with
+tools).
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ TOOLS = ("write_file", "edit_file", "read_file", "terminal", "run_tests", "submi
 def present(form: Form, *, problem: str, beginning: str, answer: str) -> dict[str, Any]:
     """The fields messages, files, tools and prefill of a Task.
 
-    problem: the user's message. beginning: start of the file, function and docstring without a body; a raw prompt that
-    ended in a newline would keep small models from writing the body, so trailing newlines are cut there.
-    answer: how the chat form's code begins.
+    problem: the user's message. beginning: start of the file, function and docstring without a
+    body; a raw prompt that ended in a newline would keep small models from writing the body, so
+    trailing newlines are cut there. answer: how the chat form's code begins.
     """
     match form:
         case "raw":
             return {"messages": (), "files": {}, "tools": (), "prefill": beginning.rstrip("\n")}
         case "chat":
             messages = ({"role": "user", "content": problem},)
-            return {"messages": messages, "files": {}, "tools": (), "prefill": f"```python\n{answer}"}
+            return {
+                "messages": messages,
+                "files": {},
+                "tools": (),
+                "prefill": f"```python\n{answer}",
+            }
         case "agent":
             content = f"{problem}\n\nThe file {PATH} holds the unfinished function. Finish it there and call submit."
             messages = ({"role": "user", "content": content},)
@@ -45,5 +51,10 @@ def signature_of(function: ast.FunctionDef) -> str:
 
 def unfinished(signature: str, text: str) -> str:
     """A function with ``text`` as docstring and no body yet."""
-    lines = [signature, f'{INDENT}"""', *(INDENT + line.strip() for line in text.strip().splitlines()), f'{INDENT}"""']
+    lines = [
+        signature,
+        f'{INDENT}"""',
+        *(INDENT + line.strip() for line in text.strip().splitlines()),
+        f'{INDENT}"""',
+    ]
     return "".join(f"{line.rstrip()}\n" for line in lines)

@@ -1,10 +1,12 @@
-"""Generated tasks: a file with a function to write or to repair, described in a few words and two examples.
+"""Generated tasks: a file with a function to write or to repair, described in a few words and two
+examples.
 
-A task is a composition of elementary operations with constants. Its description states the constants, or leaves them
-to be found from the examples and from runs of the tests. Compositions, taken without order and constants, belong to
-exactly one split, while every elementary operation occurs in training: held-out tasks ask for new combinations of
-known parts. Visible cases tell the program from every version of it with other constants or a missing step that any
-case could tell it from; so do the hidden cases.
+A task is a composition of elementary operations with constants. Its description states the
+constants, or leaves them to be found from the examples and from runs of the tests. Compositions,
+taken without order and constants, belong to exactly one split, while every elementary operation
+occurs in training: held-out tasks ask for new combinations of known parts. Visible cases tell the
+program from every version of it with other constants or a missing step that any case could tell it
+from; so do the hidden cases.
 """
 
 from __future__ import annotations
@@ -35,15 +37,32 @@ VISIBLE_CASES = 2
 HIDDEN_CASES = 6
 TOOLS = ("write_file", "edit_file", "read_file", "terminal", "run_tests", "submit")
 _POOL = 16  # inputs drawn per program, of which the cases are chosen
-_WORDS = ("an", "bee", "cat", "do", "eagle", "fig", "go", "ham", "it", "jazz", "kiwi", "lemon", "me", "noon", "owl")
+_WORDS = (
+    "an",
+    "bee",
+    "cat",
+    "do",
+    "eagle",
+    "fig",
+    "go",
+    "ham",
+    "it",
+    "jazz",
+    "kiwi",
+    "lemon",
+    "me",
+    "noon",
+    "owl",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """steps: how many operations. operations: what they are drawn from. layouts: how they are spread over functions.
+    """steps: how many operations. operations: what they are drawn from. layouts: how they are
+    spread over functions.
 
-    named: whether the message says what the files are called; left out where tokens are scarce. stated: share of tasks
-    whose description states the constants.
+    named: whether the message says what the files are called; left out where tokens are scarce.
+    stated: share of tasks whose description states the constants.
     """
 
     steps: tuple[int, ...]
@@ -63,10 +82,11 @@ LEVELS = {
 
 
 def generate(split: str, seed: int, index: int, levels: Sequence[int] = (1, 2)) -> Task:
-    """Task ``index`` of a split's endless stream; the same arguments give the same task on every machine.
+    """Task ``index`` of a split's endless stream; the same arguments give the same task on every
+    machine.
 
-    levels: keys of LEVELS, of which one is drawn per task; a level that occurs twice is drawn twice as often. Raises
-    ValueError for an unknown split or level.
+    levels: keys of LEVELS, of which one is drawn per task; a level that occurs twice is drawn twice
+    as often. Raises ValueError for an unknown split or level.
     """
     if split not in SPLITS:
         raise ValueError(f"{split=} must be one of {SPLITS}")
@@ -80,7 +100,9 @@ def generate(split: str, seed: int, index: int, levels: Sequence[int] = (1, 2)) 
 
 
 def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | None:
-    """A task, or None when the operations drawn belong to another split or no cases tell them apart."""
+    """A task, or None when the operations drawn belong to another split or no cases tell them
+    apart.
+    """
     program = _draw_program(rng, LEVELS[level])
     if program is None or split_of(names_of(program)) != split:
         return None
@@ -89,7 +111,8 @@ def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | No
         return None
     visible, hidden = cases
     layout = _draw_layout(rng, program, LEVELS[level].layouts)
-    kind, broken = rng.choice(("write", "repair")), None
+    kind = rng.choice(("write", "repair"))
+    broken = None
     if kind == "repair":
         broken = wrong_version(program, rng)
         if not (_fails(broken, visible) and _fails(broken, hidden)):
@@ -122,14 +145,23 @@ def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | No
 
 
 def _draw_program(rng: random.Random, level: Level) -> Program | None:
-    """Operations whose types fit together, with constants; None when the draw ran into a dead end."""
-    steps, previous = [], None
+    """Operations whose types fit together, with constants; None when the draw ran into a dead
+    end.
+    """
+    steps = []
+    previous = None
     for _ in range(rng.choice(level.steps)):
-        fitting = [o for o in level.operations if previous is None or (o.takes == previous.gives and o is not previous)]
+        fitting = [
+            o
+            for o in level.operations
+            if previous is None or (o.takes == previous.gives and o is not previous)
+        ]
         if not fitting:
             return None
         previous = rng.choice(fitting)
-        steps.append((previous.name, rng.choice(previous.constants) if previous.constants else None))
+        steps.append(
+            (previous.name, rng.choice(previous.constants) if previous.constants else None)
+        )
     return tuple(steps)
 
 
@@ -142,14 +174,19 @@ def _draw_layout(rng: random.Random, program: Program, kinds: Sequence[str]) -> 
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
-    """A case that could be used. told: bit i is set when rival i of the program has another value here."""
+    """A case that could be used. told: bit i is set when rival i of the program has another value
+    here.
+    """
 
     case: Case
     told: int
 
 
-def _cases(rng: random.Random, program: Program, takes: str) -> tuple[tuple[Case, ...], tuple[Case, ...]] | None:
-    """Visible and hidden cases, each of which tell all rivals that can be told; None when that leaves a near rival.
+def _cases(
+    rng: random.Random, program: Program, takes: str
+) -> tuple[tuple[Case, ...], tuple[Case, ...]] | None:
+    """Visible and hidden cases, each of which tell all rivals that can be told; None when that
+    leaves a near rival.
 
     Of all pairs of cases that tell enough, one with short inputs is visible.
     """
@@ -157,10 +194,14 @@ def _cases(rng: random.Random, program: Program, takes: str) -> tuple[tuple[Case
     needed = functools.reduce(operator.or_, (candidate.told for candidate in pool), 0)
     if len(pool) < VISIBLE_CASES + HIDDEN_CASES or near_rivals(program) & ~needed:
         return None
-    pair = next(((a, b) for b in pool for a in pool if a is not b and a.told | b.told == needed), None)
+    pair = next(
+        ((a, b) for b in pool for a in pool if a is not b and a.told | b.told == needed), None
+    )
     if pair is None:
         return None
-    rest = [candidate for candidate in pool if candidate is not pair[0] and candidate is not pair[1]]
+    rest = [
+        candidate for candidate in pool if candidate is not pair[0] and candidate is not pair[1]
+    ]
     rng.shuffle(rest)
     hidden = _covering(rest, needed)
     return hidden and (tuple(candidate.case for candidate in pair), hidden)
@@ -179,8 +220,12 @@ def _candidates(rng: random.Random, program: Program, takes: str) -> list[_Candi
 
 
 def _covering(candidates: Sequence[_Candidate], needed: int) -> tuple[Case, ...] | None:
-    """HIDDEN_CASES of the candidates that together tell all of ``needed``; None when the greedy choice does not."""
-    chosen, spare, told = [], [], 0
+    """HIDDEN_CASES of the candidates that together tell all of ``needed``; None when the greedy
+    choice does not.
+    """
+    chosen = []
+    spare = []
+    told = 0
     for candidate in candidates:
         (chosen if candidate.told & ~told else spare).append(candidate.case)
         told |= candidate.told
@@ -202,7 +247,9 @@ def _fails(program: Program, cases: Sequence[Case]) -> bool:
     return any(evaluate(program, case.args[0]) != case.expected for case in cases)
 
 
-def _message(description: str, files: Mapping[str, str], visible: Sequence[Case], *, named: bool) -> str:
+def _message(
+    description: str, files: Mapping[str, str], visible: Sequence[Case], *, named: bool
+) -> str:
     """What the user says: the description, the text of the files, the visible cases."""
     texts = [f"# {path}\n{text}" if named else text for path, text in files.items()]
     examples = "\n".join(f"f({case.args[0]!r}) == {case.expected!r}" for case in visible)

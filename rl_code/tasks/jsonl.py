@@ -1,4 +1,6 @@
-"""Reading JSON-lines files whose rows must have certain fields; what is wrong is named by file, line and field."""
+"""Reading JSON-lines files whose rows must have certain fields; what is wrong is named by file,
+line and field.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,20 @@ class TaskFileError(ValueError):
     """A file of tasks that is missing or malformed."""
 
 
-def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(
+    path: Path, fields: Mapping[str, type | tuple[type, ...]]
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number (from 1) and row of every line that is not blank; ``.gz`` files are unpacked.
 
     fields: name -> type that every row must have there; further fields are kept as they are.
 
-    Raises TaskFileError naming file, line and field, what was expected and what was found; only the file when it is
-    missing or has no rows.
+    Raises TaskFileError naming file, line and field, what was expected and what was found; only the
+    file when it is missing or has no rows.
     """
     if not path.is_file():
-        raise TaskFileError(f"{path}: no such file of tasks; the config file says where it looks for one")
+        raise TaskFileError(
+            f"{path}: no such file of tasks; the config file says where it looks for one"
+        )
     rows = 0
     for line, text in _lines(path):
         if not text.strip():
@@ -35,7 +41,9 @@ def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> Iter
         try:
             row = json.loads(text)
         except ValueError as error:
-            raise TaskFileError(f"{path}, line {line}: expected a JSON object, found invalid JSON: {error}") from error
+            raise TaskFileError(
+                f"{path}, line {line}: expected a JSON object, found invalid JSON: {error}"
+            ) from error
         if not isinstance(row, dict):
             raise TaskFileError(f"{path}, line {line}: expected a JSON object, found {_show(row)}")
         for field, kind in fields.items():
@@ -56,9 +64,12 @@ def malformed(path: Path, line: int, field: str, expected: str, found: str) -> N
 
 
 def parse_python(path: Path, line: int, field: str, source: str) -> ast.Module:
-    """The syntax tree of a field that must hold Python code; a TaskFileError names the field otherwise."""
+    """The syntax tree of a field that must hold Python code; a TaskFileError names the field
+    otherwise.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # such as "\d" in an ordinary string, common in old tasks
+        # such as "\d" in an ordinary string, common in old tasks
+        warnings.simplefilter("ignore", SyntaxWarning)
         try:
             return ast.parse(source)
         except (SyntaxError, ValueError) as error:
@@ -76,13 +87,17 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             except StopIteration:
                 return
             except (UnicodeDecodeError, EOFError, OSError, zlib.error) as error:
-                raise TaskFileError(f"{path}, after line {line}: expected UTF-8 text, found {error}") from error
+                raise TaskFileError(
+                    f"{path}, after line {line}: expected UTF-8 text, found {error}"
+                ) from error
             yield line, text
 
 
 def _names(kinds: tuple[type, ...]) -> str:
     return " or ".join(
-        {str: "a string", list: "a list", dict: "an object", int: "a number", float: "a number"}[kind]
+        {str: "a string", list: "a list", dict: "an object", int: "a number", float: "a number"}[
+            kind
+        ]
         for kind in dict.fromkeys(float if kind is int else kind for kind in kinds)
     )
 

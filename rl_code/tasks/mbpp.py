@@ -1,7 +1,9 @@
-"""MBPP: 974 short functions from a sentence and three asserts (Austin et al. 2021, arXiv 2108.07732), mxeval's format.
+"""MBPP: 974 short functions from a sentence and three asserts (Austin et al. 2021, arXiv
+2108.07732), mxeval's format.
 
-One assert is shown, the others grade. Asserts on literal values become value-level cases that compare as ``==`` does;
-the rest stay statements. The reference is the signature with the solution's body, without the docstring's examples.
+One assert is shown, the others grade. Asserts on literal values become value-level cases that
+compare as ``==`` does; the rest stay statements. The reference is the signature with the solution's
+body, without the docstring's examples.
 """
 
 from __future__ import annotations
@@ -46,10 +48,18 @@ def _task(file: Path, line: int, row: dict[str, str], form: Form, visible: int) 
     signature = _signature(file, line, row["prompt"], row["entry_point"])
     asserts = _asserts(file, line, row["test"], row["entry_point"])
     if len(asserts) <= visible:
-        malformed(file, line, "test", f"more than {visible} asserts ({visible=} are shown)", f"{len(asserts)}")
+        malformed(
+            file,
+            line,
+            "test",
+            f"more than {visible} asserts ({visible=} are shown)",
+            f"{len(asserts)}",
+        )
     shown = "\n".join(map(ast.unparse, asserts[:visible]))
     description = row["description"].strip()
-    problem = f"{description}\n\nYour code should pass this test:\n{shown}" if shown else description
+    problem = (
+        f"{description}\n\nYour code should pass this test:\n{shown}" if shown else description
+    )
     return Task(
         id=row["task_id"],
         path=PATH,
@@ -77,7 +87,9 @@ def _split(file: Path, line: int, task_id: str) -> tuple[str, int]:
 
 
 def _signature(file: Path, line: int, prompt: str, entry_point: str) -> str:
-    """The function's first line in Python's usual spacing. The docstring below may be badly indented in the file."""
+    """The function's first line in Python's usual spacing. The docstring below may be badly
+    indented in the file.
+    """
     match = re.search(rf"^def {re.escape(entry_point)}\s*\(.*:[ \t]*$", prompt, re.MULTILINE)
     if match is None:
         malformed(file, line, "prompt", f"a line 'def {entry_point}(...):'", repr(prompt[:80]))
@@ -94,7 +106,9 @@ def _asserts(file: Path, line: int, test: str, entry_point: str) -> list[ast.Ass
         malformed(file, line, "test", "a function check(candidate)", repr(test[:80]))
     for statement in node.body:
         if not isinstance(statement, ast.Assert):
-            malformed(file, line, "test", "only assert statements in check", repr(ast.unparse(statement)))
+            malformed(
+                file, line, "test", "only assert statements in check", repr(ast.unparse(statement))
+            )
         for name in ast.walk(statement):
             if isinstance(name, ast.Name) and name.id == "candidate":
                 name.id = entry_point
@@ -113,10 +127,15 @@ def _case(statement: ast.Assert) -> Case | None:
     """``assert f(<literals>) == <literal>`` as a case; None for any other assert."""
     match statement.test:
         case ast.Compare(
-            left=ast.Call(func=ast.Name(), args=args, keywords=[]), ops=[ast.Eq()], comparators=[expected]
+            left=ast.Call(func=ast.Name(), args=args, keywords=[]),
+            ops=[ast.Eq()],
+            comparators=[expected],
         ):
             try:
-                return Case(tuple(map(ast.literal_eval, args)), ast.literal_eval(expected), tolerance=0.0)
-            except (ValueError, TypeError):  # not a literal; a literal that Python cannot build, such as {[]}
+                return Case(
+                    tuple(map(ast.literal_eval, args)), ast.literal_eval(expected), tolerance=0.0
+                )
+            except (ValueError, TypeError):
+                # not a literal; a literal that Python cannot build, such as {[]}
                 return None
     return None

@@ -1,10 +1,12 @@
-"""New inputs for a function from those its tests call it with: type-aware mutation that keeps to their kind.
+"""New inputs for a function from those its tests call it with: type-aware mutation that keeps to
+their kind.
 
-The idea is EvalPlus's (Liu et al. 2023, arXiv 2305.01210). There a hand-written contract says which inputs are legal;
-here what all known inputs have in common stands in for it, so that a correct solution is not judged on inputs nobody
-meant: the types at each position, the range and sign of numbers, the characters of strings and the nesting of their
-brackets, the lengths of containers, sortedness and distinctness, rows of equal length, and relations between arguments
-(``n == len(a)``, ``k <= len(a)``, ``x in a``, ``a <= b``, lists of equal length).
+The idea is EvalPlus's (Liu et al. 2023, arXiv 2305.01210). There a hand-written contract says which
+inputs are legal; here what all known inputs have in common stands in for it, so that a correct
+solution is not judged on inputs nobody meant: the types at each position, the range and sign of
+numbers, the characters of strings and the nesting of their brackets, the lengths of containers,
+sortedness and distinctness, rows of equal length, and relations between arguments (``n == len(a)``,
+``k <= len(a)``, ``x in a``, ``a <= b``, lists of equal length).
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ Arguments = tuple[Any, ...]
 
 
 def propose(known: Sequence[Arguments], count: int, rng: random.Random) -> list[Arguments]:
-    """Up to ``count`` argument tuples that differ from the known ones and from each other, smaller ones first.
+    """Up to ``count`` argument tuples that differ from the known ones and from each other, smaller
+    ones first.
 
-    known: argument tuples of plain values, all of one length; with none, or with no arguments, there are no proposals.
+    known: argument tuples of plain values, all of one length; with none, or with no arguments,
+    there are no proposals.
     """
     if not known or not known[0] or len({len(arguments) for arguments in known}) > 1:
         return []
@@ -54,8 +58,9 @@ def propose(known: Sequence[Arguments], count: int, rng: random.Random) -> list[
 class Kind:
     """What the known values at one place have in common.
 
-    values: the known values. low, high: bounds of numbers, or of the length of containers and strings.
-    items: the kinds of the elements: one for all of them, one per position of a record, keys and values of a dict.
+    values: the known values. low, high: bounds of numbers, or of the length of containers and
+    strings. items: the kinds of the elements: one for all of them, one per position of a record,
+    keys and values of a dict.
     """
 
     name: str
@@ -102,7 +107,9 @@ class Kind:
         return Kind("mixed", tuple(values))
 
     def mutate(self, value: Any, rng: random.Random) -> Any:
-        """A value of this kind near ``value``, which is of this kind; sometimes ``value`` itself."""
+        """A value of this kind near ``value``, which is of this kind; sometimes ``value``
+        itself.
+        """
         match self.name:
             case "bool":
                 return not value
@@ -117,7 +124,11 @@ class Kind:
                 return self._sequence(list(value), rng)
             case _:
                 same_type = [known for known in self.values if type(known) is type(value)]
-                return rng.choice(self.values) if rng.random() < 0.5 else Kind.of(same_type).mutate_plain(value, rng)
+                return (
+                    rng.choice(self.values)
+                    if rng.random() < 0.5
+                    else Kind.of(same_type).mutate_plain(value, rng)
+                )
 
     def mutate_plain(self, value: Any, rng: random.Random) -> Any:
         """``mutate``, but a value whose type has no rule (None, bytes) stays."""
@@ -149,7 +160,9 @@ class Kind:
             return build(items)
         (kind,) = self.items
         pool = kind.values
-        items = self._edited(items, lambda x: kind.mutate(rng.choice(pool) if x is None else x, rng), rng)
+        items = self._edited(
+            items, lambda x: kind.mutate(rng.choice(pool) if x is None else x, rng), rng
+        )
         if self.distinct:
             items = [x for i, x in enumerate(items) if x not in items[:i]]
         if self.ordered:
@@ -160,10 +173,24 @@ class Kind:
         return build(items)
 
     def _edited(self, items: list[Any], new: Callable[[Any], Any], rng: random.Random) -> list[Any]:
-        """Elements replaced, dropped, repeated, put in, or put in another order; 1 to 3 such edits."""
+        """Elements replaced, dropped, repeated, put in, or put in another order; 1 to 3 such
+        edits.
+        """
         for _ in range(rng.randint(1, 3)):
             i = rng.randrange(len(items)) if items else 0
-            edit = rng.choice(("replace", "replace", "replace", "drop", "repeat", "insert", "swap", "reverse", "cut"))
+            edit = rng.choice(
+                (
+                    "replace",
+                    "replace",
+                    "replace",
+                    "drop",
+                    "repeat",
+                    "insert",
+                    "swap",
+                    "reverse",
+                    "cut",
+                )
+            )
             if edit == "replace" and items:
                 items[i] = new(items[i])
             elif edit == "drop" and len(items) > self.low:
@@ -214,7 +241,8 @@ def _balanced(text: str) -> bool:
 
 def _number_kind(values: tuple[Any, ...], name: str) -> Kind:
     """Range: signs as known, sizes up to twice the largest known."""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     reach = 2 * max(abs(low), abs(high), 5)
     bottom = 1 if low >= 1 else 0 if low >= 0 else -reach
     top = -1 if high <= -1 else 0 if high < 0 else reach
@@ -223,15 +251,27 @@ def _number_kind(values: tuple[Any, ...], name: str) -> Kind:
 
 def _sequence_kind(values: tuple[Any, ...], name: str) -> Kind:
     sizes = [len(value) for value in values]
-    low, high = min(sizes), max(sizes)
+    low = min(sizes)
+    high = max(sizes)
     if name == "tuple" and low == high <= _RECORD and len(values) > 1:
         return Kind(
-            name, values, low, high, tuple(Kind.of(column) for column in zip(*values, strict=True)), record=True
+            name,
+            values,
+            low,
+            high,
+            tuple(Kind.of(column) for column in zip(*values, strict=True)),
+            record=True,
         )
     elements = [element for value in values for element in value]
     ordered = 0
-    if name != "set" and high > 2 and {type(element) for element in elements} in ({int}, {float}, {str}):
-        ordered = next((d for d in (1, -1) if all(list(v) == sorted(v, reverse=d < 0) for v in values)), 0)
+    if (
+        name != "set"
+        and high > 2
+        and {type(element) for element in elements} in ({int}, {float}, {str})
+    ):
+        ordered = next(
+            (d for d in (1, -1) if all(list(v) == sorted(v, reverse=d < 0) for v in values)), 0
+        )
     rows = all(isinstance(element, list | tuple) for element in elements)
     return Kind(
         name,
@@ -240,8 +280,12 @@ def _sequence_kind(values: tuple[Any, ...], name: str) -> Kind:
         high,
         (Kind.of(elements),) if elements else (),
         ordered=ordered,
-        distinct=all(not any(x in value[:i] for i, x in enumerate(value)) for value in map(list, values)),
-        even_rows=bool(elements) and rows and all(len(set(map(len, value))) <= 1 for value in values),
+        distinct=all(
+            not any(x in value[:i] for i, x in enumerate(value)) for value in map(list, values)
+        ),
+        even_rows=bool(elements)
+        and rows
+        and all(len(set(map(len, value))) <= 1 for value in values),
     )
 
 
@@ -249,7 +293,9 @@ Relation = Callable[[list[Any], random.Random], None]
 
 
 def _relations(known: Sequence[Arguments]) -> list[Relation]:
-    """What holds between two arguments in every known call (of at least two), as functions that restore it."""
+    """What holds between two arguments in every known call (of at least two), as functions that
+    restore it.
+    """
     relations: list[Relation] = []
     positions = range(len(known[0]) if len(known) > 1 else 0)
     for i in positions:
@@ -268,7 +314,8 @@ def _relation(i: int, j: int, pairs: Sequence[tuple[Any, Any]]) -> Relation | No
         if len(gaps) == 1:
             return lambda x, rng: x.__setitem__(i, len(x[j]) + min(gaps))
         if max(gaps) <= 0:
-            most, least = max(gaps) if max(gaps) == 0 else -1, min(a for a, _ in pairs)
+            most = max(gaps) if max(gaps) == 0 else -1
+            least = min(a for a, _ in pairs)
             return lambda x, rng: x.__setitem__(i, max(min(x[i], len(x[j]) + most), min(least, 0)))
     if all(type(a) is int and type(b) is int and a <= b for a, b in pairs):
         return lambda x, rng: _swap_if(x, i, j)
@@ -276,7 +323,9 @@ def _relation(i: int, j: int, pairs: Sequence[tuple[Any, Any]]) -> Relation | No
         if len({len(a) for a, _ in pairs}) > 1 and all(len(a) == len(b) for a, b in pairs):
             return lambda x, rng: _cut_both(x, i, j)
     if sized and all(not isinstance(b, str) and a in b for a, b in pairs):
-        return lambda x, rng: x.__setitem__(i, rng.choice(x[j])) if x[j] and rng.random() < 0.7 else None
+        return lambda x, rng: (
+            x.__setitem__(i, rng.choice(x[j])) if x[j] and rng.random() < 0.7 else None
+        )
     return None
 
 

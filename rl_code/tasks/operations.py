@@ -1,8 +1,8 @@
 """The elementary operations that generated tasks are composed of.
 
-An operation is one expression over one variable; its value under the constant k is computed from the very text that
-a solution contains, so texts and expected values cannot differ. Variables are named by type: ``xs`` a list, ``s`` a
-text, ``d`` a dictionary, ``n`` a number.
+An operation is one expression over one variable; its value under the constant k is computed from
+the very text that a solution contains, so texts and expected values cannot differ. Variables are
+named by type: ``xs`` a list, ``s`` a text, ``d`` a dictionary, ``n`` a number.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ VARIABLES = {"ints": "xs", "words": "xs", "text": "s", "dict": "d", "int": "n"}
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """name: unique. words: description, with ``k`` for the constant. code: expression, with ``{k}`` for the constant.
+    """name: unique. words: description, with ``k`` for the constant. code: expression, with ``{k}``
+    for the constant.
 
-    takes, gives: types (keys of VARIABLES). constants: values of k, () for none. family: operations that are easily
-    taken for one another.
+    takes, gives: types (keys of VARIABLES). constants: values of k, () for none. family: operations
+    that are easily taken for one another.
     """
 
     name: str
@@ -117,13 +118,50 @@ STRUCTURES = (
         takes="words",
         gives="words",
     ),
-    _text("clip", "clip words to k", "[x[:{k}] for x in xs]", "trim", (1, 2, 3), takes="words", gives="words"),
-    _text("trim", "trim k from words", "[x[{k}:] for x in xs]", "trim", (1, 2), takes="words", gives="words"),
+    _text(
+        "clip",
+        "clip words to k",
+        "[x[:{k}] for x in xs]",
+        "trim",
+        (1, 2, 3),
+        takes="words",
+        gives="words",
+    ),
+    _text(
+        "trim",
+        "trim k from words",
+        "[x[{k}:] for x in xs]",
+        "trim",
+        (1, 2),
+        takes="words",
+        gives="words",
+    ),
     _text("alphabetic", "sort words", "sorted(xs)", "word_order", takes="words", gives="words"),
-    _text("by_size", "sort by length", "sorted(xs, key=len)", "word_order", takes="words", gives="words"),
+    _text(
+        "by_size",
+        "sort by length",
+        "sorted(xs, key=len)",
+        "word_order",
+        takes="words",
+        gives="words",
+    ),
     _text("sizes", "word lengths", "[len(x) for x in xs]", "measure", takes="words", gives="ints"),
-    _text("lengths", "map word to length", "{x: len(x) for x in xs}", "tally", takes="words", gives="dict"),
-    _text("counts", "map word to count", "{x: xs.count(x) for x in xs}", "tally", takes="words", gives="dict"),
+    _text(
+        "lengths",
+        "map word to length",
+        "{x: len(x) for x in xs}",
+        "tally",
+        takes="words",
+        gives="dict",
+    ),
+    _text(
+        "counts",
+        "map word to count",
+        "{x: xs.count(x) for x in xs}",
+        "tally",
+        takes="words",
+        gives="dict",
+    ),
     _text(
         "at_least",
         "keep values from k",
@@ -177,7 +215,9 @@ def expression(name: str, k: int | None) -> str:
 
 @functools.cache
 def function(name: str, k: int | None) -> Callable[[Any], Any]:
-    """The operation as a function of one value; what it raises becomes a Failure, and a Failure passes through."""
+    """The operation as a function of one value; what it raises becomes a Failure, and a Failure
+    passes through.
+    """
     compute = eval(f"lambda {VARIABLES[OPERATIONS[name].takes]}: {expression(name, k)}")
 
     def run(value: Any) -> Any:

@@ -1,4 +1,6 @@
-"""The order in which tasks are used: a new permutation of all of them in every epoch, by seed and position alone."""
+"""The order in which tasks are used: a new permutation of all of them in every epoch, by seed and
+position alone.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ import grain
 
 
 class Shuffled:
-    """An endless sequence of task indices; element i is a function of (count, seed, i), so a position is all its state.
+    """An endless sequence of task indices; element i is a function of (count, seed, i), so a
+    position is all its state.
 
-    Elements [e * count, (e + 1) * count) are the permutation of epoch e: nothing is skipped, nothing repeated.
+    Elements [e * count, (e + 1) * count) are the permutation of epoch e: nothing is skipped,
+    nothing repeated.
     """
 
     def __init__(self, count: int, seed: int):

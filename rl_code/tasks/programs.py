@@ -1,4 +1,6 @@
-"""Compositions of operations: their value, their text, their neighbours, and the split a composition belongs to."""
+"""Compositions of operations: their value, their text, their neighbours, and the split a
+composition belongs to.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,15 @@ Program = tuple[Step | None, ...]
 SPLITS = ("train", "validation", "test")
 _STUB = "    pass\n"
 _HELD_OUT_PERCENT = 15  # of all compositions, for validation and for test each
-_SALT = "1"  # gives validation and test four or five of the single operations each, from at least four families
+# gives validation and test four or five of the single operations each, from at least four families
+_SALT = "1"
 
 
 @functools.cache
 def split_of(names: tuple[str, ...]) -> str:
-    """The split of a composition; the order of its operations plays no part, so reorderings stay together."""
+    """The split of a composition; the order of its operations plays no part, so reorderings stay
+    together.
+    """
     digest = hashlib.sha256("+".join((_SALT, *sorted(names))).encode()).digest()
     percent = int.from_bytes(digest[:8], "big") % 100
     return SPLITS[1 + percent // _HELD_OUT_PERCENT] if percent < 2 * _HELD_OUT_PERCENT else "train"
@@ -49,8 +54,12 @@ def _identity(value: Any) -> Any:
 
 
 @functools.cache
-def _choices(step: Step, last: bool) -> tuple[tuple[Step | None, ...], tuple[Callable[[Any], Any], ...]]:
-    """The step itself, then what could stand in its place: other constants, or (where types allow) nothing."""
+def _choices(
+    step: Step, last: bool
+) -> tuple[tuple[Step | None, ...], tuple[Callable[[Any], Any], ...]]:
+    """The step itself, then what could stand in its place: other constants, or (where types allow)
+    nothing.
+    """
     operation = OPERATIONS[step[0]]
     steps = [step, *((step[0], k) for k in operation.constants if k != step[1])]
     functions = [function(*choice) for choice in steps]
@@ -65,7 +74,9 @@ def choices(program: Program) -> list[tuple[Step | None, ...]]:
 
 
 def outcomes(program: Program, value: Any) -> list[Any]:
-    """Values of the program (first) and of all its rivals, the other combinations of ``choices(program)``."""
+    """Values of the program (first) and of all its rivals, the other combinations of
+    ``choices(program)``.
+    """
     values = [value]
     for i, step in enumerate(program):
         functions = _choices(step, i == len(program) - 1)[1]
@@ -74,7 +85,9 @@ def outcomes(program: Program, value: Any) -> list[Any]:
 
 
 def near_rivals(program: Program) -> int:
-    """Bit i is set when rival i, numbered as in ``outcomes``, differs from the program in exactly one step."""
+    """Bit i is set when rival i, numbered as in ``outcomes``, differs from the program in exactly
+    one step.
+    """
     sizes = tuple(len(alternatives) for alternatives in choices(program))
     return _near_rivals(sizes)
 
@@ -89,18 +102,24 @@ def _near_rivals(sizes: tuple[int, ...]) -> int:
 def _confusable(name: str) -> tuple[Operation, ...]:
     operation = OPERATIONS[name]
     alike = (operation.family, operation.takes, operation.gives)
-    return tuple(o for o in OPERATIONS.values() if (o.family, o.takes, o.gives) == alike and o.name != name)
+    return tuple(
+        o for o in OPERATIONS.values() if (o.family, o.takes, o.gives) == alike and o.name != name
+    )
 
 
 def wrong_version(program: Program, rng: random.Random) -> Program:
-    """The program with one plausible mistake: another constant, a confusable operation, a missing or swapped step."""
+    """The program with one plausible mistake: another constant, a confusable operation, a missing
+    or swapped step.
+    """
     while (wrong := _mistake(program, rng)) == program:
         pass
     return wrong
 
 
 def _mistake(program: Program, rng: random.Random) -> Program:
-    """A version with a mistake at a random step; the program itself when the kind drawn is not possible there."""
+    """A version with a mistake at a random step; the program itself when the kind drawn is not
+    possible there.
+    """
     i = rng.randrange(len(program))
     step, *others = choices(program)[i]
     kind = rng.choices(("constant", "operation", "missing", "swapped"), (50, 35, 8, 7))[0]
@@ -110,7 +129,11 @@ def _mistake(program: Program, rng: random.Random) -> Program:
         step = rng.choice([other for other in others if other] or [step])
     elif kind == "operation" and (alike := _confusable(step[0])):
         operation = rng.choice(alike)
-        k = step[1] if step[1] in operation.constants else rng.choice(operation.constants or (None,))
+        k = (
+            step[1]
+            if step[1] in operation.constants
+            else rng.choice(operation.constants or (None,))
+        )
         step = (operation.name, k)
     elif kind == "missing" and None in others:
         step = None
@@ -118,7 +141,9 @@ def _mistake(program: Program, rng: random.Random) -> Program:
 
 
 def _swapped(program: Program, i: int) -> Program:
-    """The program with step i and the next one exchanged, where there is a next one and the types allow it."""
+    """The program with step i and the next one exchanged, where there is a next one and the types
+    allow it.
+    """
     pair = program[i : i + 2]
     types = {kind for name, _ in pair for kind in (OPERATIONS[name].takes, OPERATIONS[name].gives)}
     return (*program[:i], *reversed(pair), *program[i + 2 :]) if len(types) == 1 else program
@@ -127,15 +152,21 @@ def _swapped(program: Program, i: int) -> Program:
 def describe(program: Program, *, stated: bool) -> str:
     """The program in a few words; constants as digits, or as the letter k."""
     return ", ".join(
-        " ".join(str(k) if word == "k" and stated else word for word in OPERATIONS[name].words.split())
+        " ".join(
+            str(k) if word == "k" and stated else word for word in OPERATIONS[name].words.split()
+        )
         for name, k in program
     )
 
 
 def body(steps: Sequence[Step | None], takes: str, call: str = "") -> str:
-    """Lines of a function: an assignment per step, the last one a return. ``call`` is computed before the steps."""
+    """Lines of a function: an assignment per step, the last one a return. ``call`` is computed
+    before the steps.
+    """
     computed = [(VARIABLES[takes], call)] if call else []
-    computed += [(VARIABLES[OPERATIONS[step[0]].gives], expression(*step)) for step in steps if step]
+    computed += [
+        (VARIABLES[OPERATIONS[step[0]].gives], expression(*step)) for step in steps if step
+    ]
     computed = computed or [("", VARIABLES[takes])]
     lines = [f"    {variable} = {code}\n" for variable, code in computed[:-1]]
     return "".join([*lines, f"    return {computed[-1][1]}\n"])
@@ -150,8 +181,9 @@ def source(steps: Sequence[Step | None], takes: str) -> str:
 class Layout:
     """How a program's steps are spread over functions and files.
 
-    kind: "plain" has all steps in f; "helper" has the first ``cut`` in a function g of the same file, "module" in a
-    function g of h.py. takes, middle: types (keys of VARIABLES) of f's argument and of what g returns.
+    kind: "plain" has all steps in f; "helper" has the first ``cut`` in a function g of the same
+    file, "module" in a function g of h.py. takes, middle: types (keys of VARIABLES) of f's argument
+    and of what g returns.
     """
 
     kind: str
@@ -160,7 +192,9 @@ class Layout:
     cut: int
 
     def files(self, program: Program, *, stub: bool = False) -> dict[str, str]:
-        """Path -> text of the program, whose steps may be changed or missing; a stub leaves out the body of f."""
+        """Path -> text of the program, whose steps may be changed or missing; a stub leaves out the
+        body of f.
+        """
         variable = VARIABLES[self.takes]
         if self.kind == "plain":
             inside = body(program, self.takes)

@@ -1,10 +1,12 @@
-"""Recall over documents: which value was a key given, in one of many files, between words that mean nothing?
+"""Recall over documents: which value was a key given, in one of many files, between words that mean
+nothing?
 
-A row is D documents of equal length and a tail. A document starts with FILE and holds facts, SET key value, between
-noise; every key of a row is given one value, once. The tail asks for some of them, GET key value, for half of them at
-most, or else what was not yet asked for would tell; only those values are learned and scored, and none can be told
-without the document that holds it. Positions, by which RoPE rotates, may have
-gaps between documents, so that a short row knows the distances of a long one.
+A row is D documents of equal length and a tail. A document starts with FILE and holds facts, SET
+key value, between noise; every key of a row is given one value, once. The tail asks for some of
+them, GET key value, for half of them at most, or else what was not yet asked for would tell; only
+those values are learned and scored, and none can be told without the document that holds it.
+Positions, by which RoPE rotates, may have gaps between documents, so that a short row knows the
+distances of a long one.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ _FACT = 3  # tokens of SET key value and of GET key value
 
 @dataclasses.dataclass(frozen=True)
 class RecallConfig:
-    """documents: of a row in training. document_tokens, facts: of each. asked: most facts that a tail asks for.
+    """documents: of a row in training. document_tokens, facts: of each. asked: most facts that a
+    tail asks for.
 
-    keys, values, noise: sizes of the vocabularies. longer: how many times as many documents the long rows have, less
-    what the tail takes: rows of long tokens are ``longer`` times rows of training.
+    keys, values, noise: sizes of the vocabularies. longer: how many times as many documents the
+    long rows have, less what the tail takes: rows of long tokens are ``longer`` times rows of
+    training.
     """
 
     documents: int
@@ -43,13 +47,24 @@ class RecallConfig:
             if (value := getattr(self, field.name)) < 1:
                 raise ValueError(f"recall: {field.name}={value} must be positive")
         if self.facts > (self.document_tokens - 1) // _FACT:
-            raise ValueError(f"recall: facts={self.facts} of 3 tokens do not fit in {self.document_tokens} tokens")
+            raise ValueError(
+                f"recall: facts={self.facts} of 3 tokens do not fit in {self.document_tokens} "
+                "tokens"
+            )
         if self.facts < 2:
-            raise ValueError(f"recall: facts={self.facts} must be at least 2, of which half may be asked for")
+            raise ValueError(
+                f"recall: facts={self.facts} must be at least 2, of which half may be asked for"
+            )
         if self.asked > self.documents * self.facts // 2:
-            raise ValueError(f"recall: asked={self.asked} is more than half of {self.documents * self.facts} facts")
+            raise ValueError(
+                f"recall: asked={self.asked} is more than half of {self.documents * self.facts} "
+                "facts"
+            )
         if self.keys < self.many * self.facts:
-            raise ValueError(f"recall: keys={self.keys} must be at least the {self.many * self.facts} of a long row")
+            raise ValueError(
+                f"recall: keys={self.keys} must be at least the {self.many * self.facts} of a long "
+                "row"
+            )
 
     @property
     def vocabulary(self) -> int:
@@ -68,7 +83,9 @@ class RecallConfig:
     @property
     def many(self) -> int:
         """Documents of a long row."""
-        return (self.longer * self.tokens(self.documents) - self.tail_tokens) // self.document_tokens
+        return (
+            self.longer * self.tokens(self.documents) - self.tail_tokens
+        ) // self.document_tokens
 
 
 def recall_rows(
@@ -81,40 +98,64 @@ def recall_rows(
     positions: Literal["sequential", "shared"],
     span: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, Tokens, np.ndarray]:
-    """(tokens, positions, where, mask), [rows, T] each, T = ``config.tokens(documents)``; the mask marks the answers.
+    """(tokens, positions, where, mask), [rows, T] each, T = ``config.tokens(documents)``; the mask
+    marks the answers.
 
-    apart: whether documents see themselves only (squid) or all that came before. positions: "shared" lets every
-    document start at 0 and the tail after the longest, so that their order does not matter; "sequential" ones have
-    random gaps between documents that spread the row over ``span`` positions, if that is more than it has tokens.
+    apart: whether documents see themselves only (squid) or all that came before. positions:
+    "shared" lets every document start at 0 and the tail after the longest, so that their order does
+    not matter; "sequential" ones have random gaps between documents that spread the row over
+    ``span`` positions, if that is more than it has tokens.
     """
-    c, length = config, config.tokens(documents)
-    keys, values, noise = GET + 1, GET + 1 + c.keys, GET + 1 + c.keys + c.values
+    c = config
+    length = config.tokens(documents)
+    keys = GET + 1
+    values = GET + 1 + c.keys
+    noise = GET + 1 + c.keys + c.values
     facts = documents * c.facts
-    key = keys + np.argsort(rng.random((rows, c.keys)), axis=1)[:, :facts].reshape(rows, documents, c.facts)
+    key = keys + np.argsort(rng.random((rows, c.keys)), axis=1)[:, :facts].reshape(
+        rows, documents, c.facts
+    )
     value = values + rng.integers(0, c.values, key.shape)
     body = rng.integers(noise, noise + c.noise, (rows, documents, c.document_tokens))
     body[..., 0] = FILE
     room = (c.document_tokens - 1) // _FACT
-    at = 1 + _FACT * np.sort(np.argsort(rng.random((rows, documents, room)), axis=2)[..., : c.facts], axis=2)
+    at = 1 + _FACT * np.sort(
+        np.argsort(rng.random((rows, documents, room)), axis=2)[..., : c.facts], axis=2
+    )
     for offset, part in enumerate((np.full_like(key, SET), key, value)):
         np.put_along_axis(body, at + offset, part, axis=2)
     count = min(c.asked, facts // 2)
     asked = np.argsort(rng.random((rows, facts)), axis=1)[:, :count]
-    tail, mask = np.full((rows, c.tail_tokens), PAD), np.zeros((rows, length), np.float32)
-    for offset, part in enumerate((GET, *(np.take_along_axis(x.reshape(rows, -1), asked, 1) for x in (key, value)))):
+    tail = np.full((rows, c.tail_tokens), PAD)
+    mask = np.zeros((rows, length), np.float32)
+    for offset, part in enumerate(
+        (GET, *(np.take_along_axis(x.reshape(rows, -1), asked, 1) for x in (key, value)))
+    ):
         tail[:, offset : _FACT * count : _FACT] = part
     tokens = np.concatenate([body.reshape(rows, -1), tail], axis=1).astype(np.int32)
-    mask[:, length - c.tail_tokens + _FACT - 1 : length - c.tail_tokens + _FACT * count : _FACT] = 1.0
+    mask[:, length - c.tail_tokens + _FACT - 1 : length - c.tail_tokens + _FACT * count : _FACT] = (
+        1.0
+    )
 
     order = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
     zeros = np.zeros_like(tokens)
     number = np.minimum(order // c.document_tokens, documents) + 1
     numbers = np.where(number > documents, TAIL, number)
-    where = Tokens((tokens != PAD).astype(np.int32), zeros, (numbers if apart else zeros).astype(np.int32), order)
+    where = Tokens(
+        (tokens != PAD).astype(np.int32),
+        zeros,
+        (numbers if apart else zeros).astype(np.int32),
+        order,
+    )
     if positions == "shared":
         in_document = order % c.document_tokens
         at_tail = c.document_tokens + order - documents * c.document_tokens
         return tokens, np.where(numbers == TAIL, at_tail, in_document).astype(np.int32), where, mask
     free = max(span - length, 0)
     starts = np.sort(rng.integers(0, free + 1, (rows, documents + 1)), axis=1)
-    return tokens, order + np.take_along_axis(starts, number - 1, axis=1).astype(np.int32), where, mask
+    return (
+        tokens,
+        order + np.take_along_axis(starts, number - 1, axis=1).astype(np.int32),
+        where,
+        mask,
+    )

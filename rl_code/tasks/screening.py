@@ -1,9 +1,11 @@
-"""Which tasks training draws, and in which order: all of them, or those on which the policy can still learn.
+"""Which tasks training draws, and in which order: all of them, or those on which the policy can
+still learn.
 
-A group whose episodes all succeed or all fail has no advantage. Screening keeps a pool of tasks of which the policy
-solves some samples and not others. Training uses the pool up: a task that stops telling samples apart leaves it, and
-when too few are left the caller samples further tasks, first those never looked at, then those looked at longest ago.
-Only bookkeeping happens here. The state is small and goes through JSON, so that a resumed run draws the same tasks.
+A group whose episodes all succeed or all fail has no advantage. Screening keeps a pool of tasks of
+which the policy solves some samples and not others. Training uses the pool up: a task that stops
+telling samples apart leaves it, and when too few are left the caller samples further tasks, first
+those never looked at, then those looked at longest ago. Only bookkeeping happens here. The state is
+small and goes through JSON, so that a resumed run draws the same tasks.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from rl_code.tasks.order import Shuffled
 class ScreeningConfig:
     """samples: episodes per task when it is screened. chunk: tasks screened at a time.
 
-    least: tasks are screened until this many are in the pool, and again when fewer are; when all tasks together give
-    fewer, again when half of those are used up. retire: a task leaves the pool after this many groups in a row that
-    were all solved or all failed.
+    least: tasks are screened until this many are in the pool, and again when fewer are; when all
+    tasks together give fewer, again when half of those are used up. retire: a task leaves the pool
+    after this many groups in a row that were all solved or all failed.
     """
 
     samples: int
@@ -32,20 +34,32 @@ class ScreeningConfig:
 
     def __post_init__(self):
         if self.samples < 2:
-            raise ValueError(f"{self.samples=} must be at least 2: one sample cannot differ from itself")
+            raise ValueError(
+                f"{self.samples=} must be at least 2: one sample cannot differ from itself"
+            )
         if min(self.chunk, self.least, self.retire) < 1:
             raise ValueError(f"{self.chunk=}, {self.least=} and {self.retire=} must be positive")
 
 
 class TaskPool:
-    """Draws indices of tasks in [0, count). With ``screening`` None every task is drawn once per epoch.
+    """Draws indices of tasks in [0, count). With ``screening`` None every task is drawn once per
+    epoch.
 
-    With screening: call ``screened`` with what the tasks of ``to_screen`` gave until that is empty, then draw, and
-    ``record`` the groups of every step. The same calls after the same ``position`` give the same results.
+    With screening: call ``screened`` with what the tasks of ``to_screen`` gave until that is empty,
+    then draw, and ``record`` the groups of every step. The same calls after the same ``position``
+    give the same results.
     """
 
-    def __init__(self, count: int, seed: int, screening: ScreeningConfig | None, position: Mapping[str, Any] | None):
-        """position: what ``position()`` returned at the point to go on from; None for the beginning."""
+    def __init__(
+        self,
+        count: int,
+        seed: int,
+        screening: ScreeningConfig | None,
+        position: Mapping[str, Any] | None,
+    ):
+        """position: what ``position()`` returned at the point to go on from; None for the
+        beginning.
+        """
         self._order = Shuffled(count, seed)
         self._count = count
         self._seed = seed
@@ -56,7 +70,8 @@ class TaskPool:
         self._active: dict[int, int] = {}  # task in the pool -> uninformative groups in a row
         self._looked: dict[int, None] = {}  # screened tasks, longest ago first
         self._round: dict[int, None] = {}  # tasks screened since the pool last sufficed
-        self._enough = 0 if screening is None else screening.least  # screening starts when fewer are in the pool
+        # screening starts when fewer are in the pool
+        self._enough = 0 if screening is None else screening.least
         if position is not None:
             self._restore(position)
 
@@ -66,13 +81,16 @@ class TaskPool:
         return tuple(self._active)
 
     def to_screen(self) -> list[int]:
-        """The tasks to sample next, ``samples`` episodes each; empty when the pool suffices or nothing is left."""
+        """The tasks to sample next, ``samples`` episodes each; empty when the pool suffices or
+        nothing is left.
+        """
         if self._config is None or (not self._round and len(self._active) >= self._enough):
             return []
         return self._candidates()[: self._config.chunk]
 
     def screened(self, successes: Mapping[int, tuple[int, int]]) -> None:
-        """Takes task -> (samples solved, samples taken); tasks with some but not all solved enter the pool.
+        """Takes task -> (samples solved, samples taken); tasks with some but not all solved enter
+        the pool.
 
         Raises ValueError when all tasks have been looked at and none of them is worth training on.
         """
@@ -84,25 +102,34 @@ class TaskPool:
             if 0 < solved < taken:
                 self._active[task] = 0
         if len(self._active) >= self._config.least:
-            self._round, self._enough = {}, self._config.least
+            self._round = {}
+            self._enough = self._config.least
         elif not self._candidates():
-            # All have been looked at: go through them again only when half of what this gave is used up.
+            # All have been looked at: go through them again only when half of what this gave is
+            # used up.
             self._round, self._enough = {}, (len(self._active) + 1) // 2
             if not self._active:
                 raise ValueError(
-                    f"none of {self._count} tasks is solved by some but not all of {self._config.samples} samples: "
-                    "nothing to learn from; use easier or harder tasks, more samples, or a higher temperature"
+                    f"none of {self._count} tasks is solved by some but not all of "
+                    f"{self._config.samples} samples: "
+                    "nothing to learn from; use easier or harder tasks, more samples, or a higher "
+                    "temperature"
                 )
 
     def _candidates(self) -> list[int]:
-        """What can still be screened in this round: tasks never looked at, then those looked at longest ago."""
+        """What can still be screened in this round: tasks never looked at, then those looked at
+        longest ago.
+        """
         order = [self._order[i] for i in range(self._count)]
         fresh = [task for task in order if task not in self._looked]
-        again = [task for task in self._looked if task not in self._active and task not in self._round]
+        again = [
+            task for task in self._looked if task not in self._active and task not in self._round
+        ]
         return fresh + again
 
     def draw(self, count: int) -> list[int]:
-        """The next ``count`` tasks. A pool with fewer tasks repeats some; otherwise none occurs twice in one draw.
+        """The next ``count`` tasks. A pool with fewer tasks repeats some; otherwise none occurs
+        twice in one draw.
 
         Raises ValueError when the pool is empty.
         """
@@ -120,7 +147,9 @@ class TaskPool:
         return chosen
 
     def record(self, successes: Mapping[int, tuple[int, int]]) -> None:
-        """Takes what training saw, task -> (episodes solved, episodes graded); used-up tasks leave the pool."""
+        """Takes what training saw, task -> (episodes solved, episodes graded); used-up tasks leave
+        the pool.
+        """
         if self._config is None:
             return
         for task, (solved, graded) in successes.items():
@@ -147,8 +176,12 @@ class TaskPool:
 
     def _restore(self, position: Mapping[str, Any]) -> None:
         if position["count"] != self._count:
-            raise ValueError(f"the position is of {position['count']} tasks, there are {self._count}")
-        self._drawn, self._epoch, self._enough = position["drawn"], position["epoch"], position["enough"]
+            raise ValueError(
+                f"the position is of {position['count']} tasks, there are {self._count}"
+            )
+        self._drawn = position["drawn"]
+        self._epoch = position["epoch"]
+        self._enough = position["enough"]
         self._round = dict.fromkeys(position["round"])
         self._queue = list(position["queue"])
         self._active = {task: idle for task, idle in position["active"]}

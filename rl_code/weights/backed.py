@@ -1,4 +1,6 @@
-"""Weights within one process with storage behind: a restarted learner's actor may need versions from before."""
+"""Weights within one process with storage behind: a restarted learner's actor may need versions
+from before.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,23 @@ from rl_code.weights.versions import TransferStats, Version, Wanted
 
 
 class BackedWeights:
-    """Publisher and subscriber in one: versions stay in memory as ``LocalWeights`` keeps them, and all are stored."""
+    """Publisher and subscriber in one: versions stay in memory as ``LocalWeights`` keeps them, and
+    all are stored.
+    """
 
-    def __init__(self, local: LocalWeights, publisher: StoredPublisher, subscriber: StoredSubscriber):
+    def __init__(
+        self, local: LocalWeights, publisher: StoredPublisher, subscriber: StoredSubscriber
+    ):
         self._local, self._publisher, self._subscriber = local, publisher, subscriber
         self.fetched: TransferStats | None = None
 
     @property
     def published(self) -> TransferStats | None:
-        """As ``Publisher.published``: of the newest version that is stored, and what the newest moved in memory."""
-        stored, live = self._publisher.published, self._local.published
+        """As ``Publisher.published``: of the newest version that is stored, and what the newest
+        moved in memory.
+        """
+        stored = self._publisher.published
+        live = self._local.published
         if stored is None:
             return live
         return dataclasses.replace(stored, live_bytes=live.live_bytes, live_s=live.live_s)
@@ -38,13 +47,18 @@ class BackedWeights:
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:
-        """As ``Subscriber.wait``; what memory does not have comes from storage, or is waited for in memory.
+        """As ``Subscriber.wait``; what memory does not have comes from storage, or is waited for in
+        memory.
 
-        The wait in memory has no deadline: a learner that makes the steps since its checkpoint once more may take as
-        long as it did, and closes this object when it ends.
+        The wait in memory has no deadline: a learner that makes the steps since its checkpoint once
+        more may take as long as it did, and closes this object when it ends.
         """
-        wanted, source = Wanted(at_least, exactly), self._local
-        if wanted.choose(source.kept()) is None and wanted.choose(self._subscriber.announced()) is not None:
+        wanted = Wanted(at_least, exactly)
+        source = self._local
+        if (
+            wanted.choose(source.kept()) is None
+            and wanted.choose(self._subscriber.announced()) is not None
+        ):
             source = self._subscriber
         else:
             deadline_s = threading.TIMEOUT_MAX

@@ -1,8 +1,9 @@
 """Bits of arrays in host memory and on disk: whole, or as what changed since another version.
 
-A change is the exclusive or of the bit patterns: exact for every value, its own inverse, and mostly zeros in the high
-bits when the weights moved little. Both are zarr arrays of unsigned integers, compressed by Zstandard; whole weights
-compress better when their bits are sorted first, changes when only their bytes are.
+A change is the exclusive or of the bit patterns: exact for every value, its own inverse, and mostly
+zeros in the high bits when the weights moved little. Both are zarr arrays of unsigned integers,
+compressed by Zstandard; whole weights compress better when their bits are sorted first, changes
+when only their bytes are.
 """
 
 from __future__ import annotations
@@ -24,12 +25,18 @@ from rl_code.weights.waiting import Deadline
 CHUNK_BYTES = 16 * 2**20  # chunks are compressed in parallel
 SHUFFLES = {"full": "bitshuffle", "delta": "shuffle"}
 # A chunk that is missing is an error rather than zeros.
-_OPTIONS = {"driver": "zarr3", "fill_missing_data_reads": False, "store_data_equal_to_fill_value": True}
+_OPTIONS = {
+    "driver": "zarr3",
+    "fill_missing_data_reads": False,
+    "store_data_equal_to_fill_value": True,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class HostArray:
-    """The bits of one array's parts that this process answers for. chunk: shape of what is compressed at once."""
+    """The bits of one array's parts that this process answers for. chunk: shape of what is
+    compressed at once.
+    """
 
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
@@ -55,23 +62,34 @@ def to_host(named: Mapping[str, jax.Array]) -> dict[str, HostArray]:
 
 def same_layout(one: Mapping[str, HostArray], other: Mapping[str, HostArray]) -> bool:
     """Whether this process has the same parts of the same arrays in both."""
-    described = [{name: (x.shape, x.dtype, *x.parts) for name, x in host.items()} for host in (one, other)]
+    described = [
+        {name: (x.shape, x.dtype, *x.parts) for name, x in host.items()} for host in (one, other)
+    ]
     return described[0] == described[1]
 
 
 def changes(new: Mapping[str, HostArray], old: Mapping[str, HostArray]) -> dict[str, HostArray]:
     """What turns the one into the other, and back."""
     return {
-        name: dataclasses.replace(x, parts={box: part ^ old[name].parts[box] for box, part in x.parts.items()})
+        name: dataclasses.replace(
+            x, parts={box: part ^ old[name].parts[box] for box, part in x.parts.items()}
+        )
         for name, x in new.items()
     }
 
 
 def write(folder: Path, kind: str, host: Mapping[str, HostArray], deadline: Deadline) -> None:
-    """Writes this process's parts into ``<folder>/<kind>/<name>``, and to the disk; other processes write theirs."""
+    """Writes this process's parts into ``<folder>/<kind>/<name>``, and to the disk; other processes
+    write theirs.
+    """
     pending = []
     for name, x in host.items():
-        blosc = {"cname": "zstd", "clevel": 1, "shuffle": SHUFFLES[kind], "typesize": x.dtype.itemsize}
+        blosc = {
+            "cname": "zstd",
+            "clevel": 1,
+            "shuffle": SHUFFLES[kind],
+            "typesize": x.dtype.itemsize,
+        }
         codecs = [
             {"name": "bytes", "configuration": {"endian": "little"}},
             {"name": "blosc", "configuration": blosc},
@@ -82,7 +100,9 @@ def write(folder: Path, kind: str, host: Mapping[str, HostArray], deadline: Dead
         metadata = {"codecs": codecs, "chunk_grid": grid, "chunk_key_encoding": keys}
         path = str(folder / kind / name)
         spec = {**_OPTIONS, "kvstore": {"driver": "file", "path": path}, "metadata": metadata}
-        store = tensorstore.open(spec, create=True, open=True, dtype=x.dtype, shape=x.shape).result(deadline.left())
+        store = tensorstore.open(spec, create=True, open=True, dtype=x.dtype, shape=x.shape).result(
+            deadline.left()
+        )
         pending += [store[to_slices(box)].write(part) for box, part in x.parts.items()]
     for writing in pending:
         writing.result(deadline.left())
@@ -91,19 +111,27 @@ def write(folder: Path, kind: str, host: Mapping[str, HostArray], deadline: Dead
 def read(
     folders: Sequence[Path], targets: Mapping[str, jax.ShapeDtypeStruct], deadline: Deadline
 ) -> dict[str, dict[Box, np.ndarray]]:
-    """Exclusive or of the bits in all folders, for the parts that this process's devices want of each target."""
+    """Exclusive or of the bits in all folders, for the parts that this process's devices want of
+    each target.
+    """
     found = {}
     for name, target in targets.items():
-        specs = [{**_OPTIONS, "kvstore": {"driver": "file", "path": str(folder / name)}} for folder in folders]
+        specs = [
+            {**_OPTIONS, "kvstore": {"driver": "file", "path": str(folder / name)}}
+            for folder in folders
+        ]
         opening = [tensorstore.open(spec, open=True) for spec in specs]
         stores = [pending.result(deadline.left()) for pending in opening]
         for folder, store in zip(folders, stores, strict=True):
             if store.shape != target.shape or store.dtype.numpy_dtype != unsigned(target.dtype):
                 raise ValueError(
-                    f"{folder / name} holds {store.dtype.name}{list(store.shape)}, not {unsigned(target.dtype)}"
+                    f"{folder / name} holds {store.dtype.name}{list(store.shape)}, not "
+                    f"{unsigned(target.dtype)}"
                     f"{list(target.shape)}"
                 )
-        reading = {box: [store[to_slices(box)].read() for store in stores] for box in wanted_parts(target)}
+        reading = {
+            box: [store[to_slices(box)].read() for store in stores] for box in wanted_parts(target)
+        }
         found[name] = {}
         for box, pending in reading.items():
             bits = np.asarray(pending[0].result(deadline.left()))
@@ -119,14 +147,18 @@ def place(
     bits: Mapping[str, Mapping[Box, np.ndarray]],
     held: Mapping[str, jax.Array] | None,
 ) -> dict[str, jax.Array]:
-    """The arrays with these bits on the devices or, where others are held there, with those in which these differ."""
+    """The arrays with these bits on the devices or, where others are held there, with those in
+    which these differ.
+    """
     found = {}
     for name, target in targets.items():
         if held is None:
             parts = {box: part.view(target.dtype) for box, part in bits[name].items()}
             found[name] = assemble(target, parts)
         else:
-            words = jax.ShapeDtypeStruct(target.shape, unsigned(target.dtype), sharding=target.sharding)
+            words = jax.ShapeDtypeStruct(
+                target.shape, unsigned(target.dtype), sharding=target.sharding
+            )
             found[name] = _flip(target.sharding)(held[name], assemble(words, bits[name]))
     return found
 
@@ -136,16 +168,21 @@ def _flip(sharding: jax.sharding.Sharding) -> Callable[[jax.Array, jax.Array], j
     """(array, unsigned bits) -> the array with those bits flipped."""
 
     def flip(x: jax.Array, bits: jax.Array) -> jax.Array:
-        return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, bits.dtype) ^ bits, x.dtype)
+        return jax.lax.bitcast_convert_type(
+            jax.lax.bitcast_convert_type(x, bits.dtype) ^ bits, x.dtype
+        )
 
     return jax.jit(flip, out_shardings=sharding)
 
 
 def _chunk(shape: tuple[int, ...], part: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Shape of chunks of about CHUNK_BYTES, each within one device's part so that no two processes write to one."""
+    """Shape of chunks of about CHUNK_BYTES, each within one device's part so that no two processes
+    write to one.
+    """
     chunk = list(part)
     for axis, size in enumerate(part):
         pieces = math.ceil(math.prod(chunk) * itemsize / CHUNK_BYTES)
-        if pieces > 1 and size == shape[axis]:  # a cut through a sharded axis would have to meet the parts' borders
+        # a cut through a sharded axis would have to meet the parts' borders
+        if pieces > 1 and size == shape[axis]:
             chunk[axis] = math.ceil(size / pieces)
     return tuple(chunk)

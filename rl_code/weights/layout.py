@@ -22,16 +22,22 @@ Box = tuple[tuple[int, int], ...]
 
 @contextlib.contextmanager
 def any_mesh() -> Iterator[None]:
-    """Arrays may be of any mesh, whichever one the caller has set: publishing and reading are between two."""
+    """Arrays may be of any mesh, whichever one the caller has set: publishing and reading are
+    between two.
+    """
     with jax.set_mesh(None):
         yield
 
 
 def sampling_model(config: ModelConfig, dtype: str, mesh: Mesh) -> Transformer:
-    """The abstract model that a subscriber asks for: parameters and computation in ``dtype``, sharded over ``mesh``."""
+    """The abstract model that a subscriber asks for: parameters and computation in ``dtype``,
+    sharded over ``mesh``.
+    """
     model = abstract_model(dataclasses.replace(config, dtype=dtype, param_dtype=dtype))
     shardings = parameter_shardings(model, mesh)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), model, shardings)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), model, shardings
+    )
 
 
 @any_mesh()
@@ -42,12 +48,17 @@ def in_dtype(model: Transformer, dtype: str) -> dict[str, jax.Array]:
 
 @any_mesh()
 def detached(model: Transformer, dtype: str) -> dict[str, jax.Array]:
-    """The parameters by name in ``dtype``, none of them in memory of the model's, which may then be donated.
+    """The parameters by name in ``dtype``, none of them in memory of the model's, which may then be
+    donated.
 
-    ``device_put(may_alias=False)`` is not enough: from one device to a sharding over several, the first keeps its part.
+    ``device_put(may_alias=False)`` is not enough: from one device to a sharding over several, the
+    first keeps its part.
     """
     own = arrays.flatten(model)
-    return {name: x.copy() if x.dtype == own[name].dtype else x for name, x in in_dtype(model, dtype).items()}
+    return {
+        name: x.copy() if x.dtype == own[name].dtype else x
+        for name, x in in_dtype(model, dtype).items()
+    }
 
 
 def to_box(index: Sequence[slice], shape: Sequence[int]) -> Box:
@@ -58,7 +69,9 @@ def to_box(index: Sequence[slice], shape: Sequence[int]) -> Box:
 def to_slices(box: Box, origin: Box | None = None) -> tuple[slice, ...]:
     """Slices of a box within the array, or within the part of it that ``origin`` is."""
     starts = [0] * len(box) if origin is None else [start for start, _ in origin]
-    return tuple(slice(start - at, stop - at) for (start, stop), at in zip(box, starts, strict=True))
+    return tuple(
+        slice(start - at, stop - at) for (start, stop), at in zip(box, starts, strict=True)
+    )
 
 
 def overlap(one: Box, other: Box) -> Box | None:
@@ -68,23 +81,33 @@ def overlap(one: Box, other: Box) -> Box | None:
 
 
 def own_parts(x: jax.Array) -> Iterator[tuple[Box, jax.Array]]:
-    """Parts of an array that this process answers for: over all processes, each part comes exactly once."""
+    """Parts of an array that this process answers for: over all processes, each part comes exactly
+    once.
+    """
     for shard in x.addressable_shards:
         if shard.replica_id == 0:
             yield to_box(shard.index, x.shape), shard.data
 
 
 def wanted_parts(target: jax.ShapeDtypeStruct) -> dict[Box, list[jax.Device]]:
-    """The parts that this process's devices hold in the target's sharding, and which devices hold each."""
+    """The parts that this process's devices hold in the target's sharding, and which devices hold
+    each.
+    """
     found: dict[Box, list[jax.Device]] = {}
     for device, index in target.sharding.addressable_devices_indices_map(target.shape).items():
         found.setdefault(to_box(index, target.shape), []).append(device)
     return found
 
 
-def assemble(target: jax.ShapeDtypeStruct, parts: Mapping[Box, np.ndarray | jax.Array]) -> jax.Array:
+def assemble(
+    target: jax.ShapeDtypeStruct, parts: Mapping[Box, np.ndarray | jax.Array]
+) -> jax.Array:
     """The array of the target's shape and sharding from the parts that ``wanted_parts`` names."""
-    copies = [jax.device_put(parts[box], device) for box, devices in wanted_parts(target).items() for device in devices]
+    copies = [
+        jax.device_put(parts[box], device)
+        for box, devices in wanted_parts(target).items()
+        for device in devices
+    ]
     return jax.make_array_from_single_device_arrays(target.shape, target.sharding, copies)
 
 
@@ -98,7 +121,9 @@ def join(box: Box, pieces: Mapping[Box, jax.Array]) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _join(shape: tuple[int, ...], offsets: tuple[tuple[int, ...], ...], *pieces: jax.Array) -> jax.Array:
+def _join(
+    shape: tuple[int, ...], offsets: tuple[tuple[int, ...], ...], *pieces: jax.Array
+) -> jax.Array:
     whole = jnp.zeros(shape, pieces[0].dtype)
     for offset, piece in zip(offsets, pieces, strict=True):
         whole = jax.lax.dynamic_update_slice(whole, piece, offset)

@@ -10,16 +10,25 @@ import jax
 from models.transformer import Transformer
 from rl_code import arrays
 from rl_code.weights.layout import detached
-from rl_code.weights.versions import TransferStats, Version, Wanted, WeightError, check, refuse_other
+from rl_code.weights.versions import (
+    TransferStats,
+    Version,
+    Wanted,
+    WeightError,
+    check,
+    refuse_other,
+)
 from rl_code.weights.waiting import timed_out
 
 
 class LocalWeights:
-    """Publisher and subscriber in one; any number of threads may wait, and are called by their names in errors.
+    """Publisher and subscriber in one; any number of threads may wait, and are called by their
+    names in errors.
 
     Args:
-      abstract: the actor's model, leaves with shape, dtype and sharding (``layout.sampling_model``).
-      keep: how many of the newest versions stay in the memory of the actor's devices.
+      abstract: the actor's model, leaves with shape, dtype and sharding
+      (``layout.sampling_model``). keep: how many of the newest versions stay in the memory of the
+      actor's devices.
     """
 
     def __init__(self, abstract: Transformer, *, keep: int):
@@ -35,7 +44,9 @@ class LocalWeights:
         self.fetched: TransferStats | None = None
 
     def publish(self, version: int, model: Transformer) -> Version:
-        """As ``Publisher.publish``: the copy shares no memory with the model, which may be donated afterwards."""
+        """As ``Publisher.publish``: the copy shares no memory with the model, which may be donated
+        afterwards.
+        """
         begin = time.perf_counter()
         copies = detached(model, self._abstract.config.dtype)
         made = Version.of(version, copies)
@@ -43,14 +54,20 @@ class LocalWeights:
             if known := self._kept.get(version):
                 refuse_other(known[0], made, "this process")
                 return made
-        moved = {name: jax.device_put(x, self._targets[name].sharding) for name, x in copies.items()}
+        moved = {
+            name: jax.device_put(x, self._targets[name].sharding) for name, x in copies.items()
+        }
         check(made, moved, "the learner's devices")
         with self._changed:
             self._kept[version] = made, arrays.rebuild(self._abstract, moved), time.monotonic()
-            self._kept = {number: self._kept[number] for number in sorted(self._kept)[-self._keep :]}
+            self._kept = {
+                number: self._kept[number] for number in sorted(self._kept)[-self._keep :]
+            }
             seconds = time.perf_counter() - begin
             length = sum(x.nbytes for x in moved.values())
-            self.published = TransferStats("publish", version, seconds, live_bytes=length, live_s=seconds)
+            self.published = TransferStats(
+                "publish", version, seconds, live_bytes=length, live_s=seconds
+            )
             self._changed.notify_all()
         return made
 
@@ -67,11 +84,16 @@ class LocalWeights:
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:
-        """As ``Subscriber.wait``; WeightError also when the learner closes before the version comes."""
+        """As ``Subscriber.wait``; WeightError also when the learner closes before the version
+        comes.
+        """
         wanted = Wanted(at_least, exactly)
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or wanted.choose(self._kept) is not None or wanted.gone(self._kept), deadline_s
+                lambda: (
+                    self._closed or wanted.choose(self._kept) is not None or wanted.gone(self._kept)
+                ),
+                deadline_s,
             )
             number = wanted.choose(self._kept)
             if number is not None:
@@ -81,7 +103,9 @@ class LocalWeights:
                 raise WeightError(f"{wanted} is not kept any more; there are {sorted(self._kept)}")
             newest = max(self._kept, default=None)
             if self._closed:
-                raise WeightError(f"{wanted} will not come: the learner closed after version {newest}")
+                raise WeightError(
+                    f"{wanted} will not come: the learner closed after version {newest}"
+                )
             seen = None if newest is None else (newest, time.monotonic() - self._kept[newest][2])
             who = threading.current_thread().name
             raise timed_out(who, deadline_s, wanted, "the learner", seen, "this process")

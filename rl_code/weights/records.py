@@ -4,7 +4,8 @@
     weights/v_00000012/delta/<name>   what changed since its base, the version published before it
     weights/v_00000012.json           the record: checksums, base, sizes
 
-A version has either or both. The record is written last and deleted first: a version without a record never happened.
+A version has either or both. The record is written last and deleted first: a version without a
+record never happened.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _RECORD = re.compile(r"v_(\d{8,})\.json")
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """full_bytes, delta_bytes: compressed, 0 for what is not there. base: number and checksum of the delta's base."""
+    """full_bytes, delta_bytes: compressed, 0 for what is not there. base: number and checksum of
+    the delta's base.
+    """
 
     version: Version
     publisher: str
@@ -37,7 +40,8 @@ class Record:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """A way to a version: all of ``full``, or the version that the reader holds (None), then the deltas of others.
+    """A way to a version: all of ``full``, or the version that the reader holds (None), then the
+    deltas of others.
 
     full_bytes, delta_bytes: to read.
     """
@@ -108,18 +112,22 @@ def routes(folder: Path, record: Record, held: Version | None) -> list[Route]:
     found: list[Route] = []
     deltas: tuple[int, ...] = ()
     length = 0
-    node, at = (record.version.number, record.version.checksum), record
+    node = (record.version.number, record.version.checksum)
+    at = record
     while True:
         if held is not None and (held.number, held.checksum) == node:
             found.append(Route(None, deltas, 0, length))
-        if at is None or at.version.checksum != node[1]:  # deleted, or not the one that the delta was made from
+        # deleted, or not the one that the delta was made from
+        if at is None or at.version.checksum != node[1]:
             break
         if at.full_bytes:
             found.append(Route(node[0], deltas, at.full_bytes, length))
         if at.base is None:
             break
-        deltas, length = (node[0], *deltas), length + at.delta_bytes
-        node, at = at.base, readable_record(folder, at.base[0])
+        deltas = (node[0], *deltas)
+        length = length + at.delta_bytes
+        node = at.base
+        at = readable_record(folder, at.base[0])
     return sorted(found, key=lambda route: route.length)
 
 
@@ -134,9 +142,14 @@ def needed(records: Mapping[int, Record], keep: int) -> set[int]:
     return found
 
 
-def commit(folder: Path, version: Version, publisher: str, base: Version | None, keep: int) -> Record:
-    """Makes the version of a complete draft a stored one, and deletes what is not needed any more."""
-    draft, data = draft_folder(folder, version.number), data_folder(folder, version.number)
+def commit(
+    folder: Path, version: Version, publisher: str, base: Version | None, keep: int
+) -> Record:
+    """Makes the version of a complete draft a stored one, and deletes what is not needed any
+    more.
+    """
+    draft = draft_folder(folder, version.number)
+    data = data_folder(folder, version.number)
     for path in (*draft.glob("*/"), draft):  # what is below is synced when it is written
         sync(path)
     shutil.rmtree(data, ignore_errors=True)  # of a commit that failed
@@ -151,7 +164,9 @@ def commit(folder: Path, version: Version, publisher: str, base: Version | None,
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Deletes the versions that are not needed: their records first, changes before what they are made from."""
+    """Deletes the versions that are not needed: their records first, changes before what they are
+    made from.
+    """
     there = numbers(folder)
     readable = {number: record for number in there if (record := readable_record(folder, number))}
     kept = needed(readable, keep)

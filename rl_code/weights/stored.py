@@ -1,7 +1,9 @@
-"""Weights by way of shared storage: full versions now and then, changes in between, in ``<workdir>/weights``.
+"""Weights by way of shared storage: full versions now and then, changes in between, in
+``<workdir>/weights``.
 
-Each process of the learner writes its own parts of the arrays, in the background, into a draft; the first one renames
-the draft and writes the record when all have. Each process of an actor reads the parts that its devices hold.
+Each process of the learner writes its own parts of the arrays, in the background, into a draft; the
+first one renames the draft and writes the record when all have. Each process of an actor reads the
+parts that its devices hold.
 """
 
 from __future__ import annotations
@@ -35,16 +37,19 @@ from rl_code.weights.versions import (
 from rl_code.weights.waiting import GRACE_S, Deadline, agree, timed_out
 
 FOLDER = "weights"
-# What TensorStore and waits raise when files cannot be written or read; WeightError is a RuntimeError.
+# What TensorStore and waits raise when files cannot be written or read; WeightError is a
+# RuntimeError.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
 # Instead of a version's number.
-_NONE, _GONE = -2, -3
+_NONE = -2
+_GONE = -3
 
 
 class StoredPublisher:
     """Writes versions to storage; one learner at a time may use a workdir.
 
-    Each process keeps the bits of its parts of the newest version in host memory, to tell the next change.
+    Each process keeps the bits of its parts of the newest version in host memory, to tell the next
+    change.
 
     Args:
       workdir: the run's folder.
@@ -52,7 +57,14 @@ class StoredPublisher:
       name: what waiting actors call this learner in errors.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], dtype: str, config: WeightsConfig, *, name: str = "learner"):
+    def __init__(
+        self,
+        workdir: str | os.PathLike[str],
+        dtype: str,
+        config: WeightsConfig,
+        *,
+        name: str = "learner",
+    ):
         self.folder = Path(workdir).absolute() / FOLDER
         self.dtype, self.config, self.name = dtype, config, name
         self._previous: tuple[Version, dict[str, codec.HostArray]] | None = None
@@ -72,7 +84,9 @@ class StoredPublisher:
         return made
 
     def write(self, version: Version, named: Mapping[str, jax.Array], begin: float) -> None:
-        """Publishes arrays that are in the sampling dtype already; begin: since when the learner is held up."""
+        """Publishes arrays that are in the sampling dtype already; begin: since when the learner is
+        held up.
+        """
         new = changed = False
         failure = self._finish()
         if failure is None:
@@ -90,14 +104,23 @@ class StoredPublisher:
         if failure is not None:
             raise failure
         if len({number for number, *_ in facts}) > 1:
-            raise WeightError(f"the learner's processes publish different versions: {[number for number, *_ in facts]}")
+            raise WeightError(
+                "the learner's processes publish different versions: "
+                f"{[number for number, *_ in facts]}"
+            )
         if failed := [process for process, (_, fine, *_) in enumerate(facts) if not fine]:
-            raise WeightError(f"process {failed[0]} could not publish version {version.number}; its error says why")
+            raise WeightError(
+                f"process {failed[0]} could not publish version {version.number}; its error says "
+                "why"
+            )
         previous, self._previous = self._previous, (version, host)
         if facts[0][2]:  # the first process alone looks at storage, which others may see later
             base = previous if all(changed for *_, changed in facts) else None
             held_up = time.perf_counter() - begin
-            self._pending = version.number, self._writer.submit(self._write, version, host, base, held_up)
+            self._pending = (
+                version.number,
+                self._writer.submit(self._write, version, host, base, held_up),
+            )
 
     def close(self) -> None:
         """As ``Publisher.close``."""
@@ -125,7 +148,8 @@ class StoredPublisher:
             return failure
 
     def _prepare(self, version: Version, host: Mapping[str, codec.HostArray]) -> tuple[bool, bool]:
-        """(whether storage lacks the version, whether it can be stored as a change); makes place for it.
+        """(whether storage lacks the version, whether it can be stored as a change); makes place
+        for it.
 
         Raises WeightError if storage has the version with other bits.
         """
@@ -139,7 +163,8 @@ class StoredPublisher:
             if there is not None:
                 refuse_other(there.version, version, str(self.folder))
                 return False, changed
-        if known and version.number < known[-1]:  # a restarted learner on its way; this one was deleted before
+        # a restarted learner on its way; this one was deleted before
+        if known and version.number < known[-1]:
             return False, changed
         if base is not None:
             there = records.readable_record(self.folder, base[0].number)
@@ -156,8 +181,11 @@ class StoredPublisher:
         base: tuple[Version, Mapping[str, codec.HostArray]] | None,
         held_up: float,
     ) -> TransferStats:
-        """In the background: writes this process's parts, in the first one also commits the version."""
-        draft, deadline = records.draft_folder(self.folder, version.number), Deadline(self.config.deadline_s)
+        """In the background: writes this process's parts, in the first one also commits the
+        version.
+        """
+        draft = records.draft_folder(self.folder, version.number)
+        deadline = Deadline(self.config.deadline_s)
         begin = time.perf_counter()
         if base is None or version.number % self.config.full_every == 0:
             codec.write(draft, "full", host, deadline)
@@ -179,12 +207,18 @@ class StoredPublisher:
         draft = records.draft_folder(self.folder, number)
 
         def missing() -> list[int]:
-            there = os.listdir(draft)  # a client of NFS may remember for long that a file was not there
-            return [process for process in range(jax.process_count()) if _marker(draft, process).name not in there]
+            # a client of NFS may remember for long that a file was not there
+            there = os.listdir(draft)
+            return [
+                process
+                for process in range(jax.process_count())
+                if _marker(draft, process).name not in there
+            ]
 
         if not deadline.wait(lambda: not missing()):
             raise WeightTimeout(
-                f"process 0 of {self.name} waited {deadline.seconds:g} s for processes {missing()} to write their "
+                f"process 0 of {self.name} waited {deadline.seconds:g} s for processes {missing()} "
+                "to write their "
                 f"parts of version {number}"
             )
         for process in range(jax.process_count()):
@@ -201,8 +235,8 @@ class StoredSubscriber:
 
     Args:
       workdir: the learner's.
-      abstract: the actor's model, leaves with shape, dtype and sharding (``layout.sampling_model``).
-      name: of this actor in errors.
+      abstract: the actor's model, leaves with shape, dtype and sharding
+      (``layout.sampling_model``). name: of this actor in errors.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], abstract: Transformer, *, name: str):
@@ -220,8 +254,11 @@ class StoredSubscriber:
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:
-        """As ``Subscriber.wait``; reading has ``deadline_s`` once more. The learner's death shows as WeightTimeout."""
-        wanted, deadline = Wanted(at_least, exactly), Deadline(deadline_s)
+        """As ``Subscriber.wait``; reading has ``deadline_s`` once more. The learner's death shows
+        as WeightTimeout.
+        """
+        wanted = Wanted(at_least, exactly)
+        deadline = Deadline(deadline_s)
         while True:
             number = self.choose(wanted, deadline, self.announced)
             model = self.read(number, deadline_s)
@@ -230,9 +267,14 @@ class StoredSubscriber:
 
     def announced(self) -> dict[int, Path]:
         """The versions that there are, and which file says so."""
-        return {number: records.record_path(self.folder, number) for number in records.numbers(self.folder)}
+        return {
+            number: records.record_path(self.folder, number)
+            for number in records.numbers(self.folder)
+        }
 
-    def choose(self, wanted: Wanted, deadline: Deadline, announced: Callable[[], dict[int, Path]]) -> int:
+    def choose(
+        self, wanted: Wanted, deadline: Deadline, announced: Callable[[], dict[int, Path]]
+    ) -> int:
         """Waits for a fitting version; all processes get the one that the first process saw."""
         seen: dict[int, Path] = {}
 
@@ -248,17 +290,23 @@ class StoredSubscriber:
             choice = _GONE if wanted.gone(seen) else _NONE
         choice = agree(deadline.left() + GRACE_S, f"{self.name} waiting for {wanted}", choice)[0][0]
         if choice == _GONE:
-            raise WeightError(f"{wanted} is not kept any more in {self.folder}; there are {sorted(announced())}")
+            raise WeightError(
+                f"{wanted} is not kept any more in {self.folder}; there are {sorted(announced())}"
+            )
         if choice == _NONE:
-            raise timed_out(self.name, deadline.seconds, wanted, *_last_seen(announced()), str(self.folder))
+            raise timed_out(
+                self.name, deadline.seconds, wanted, *_last_seen(announced()), str(self.folder)
+            )
         return choice
 
     def read(self, number: int, deadline_s: float) -> Transformer | None:
-        """The model of a version that the first process has seen, checked; None if it was deleted in the meantime.
+        """The model of a version that the first process has seen, checked; None if it was deleted
+        in the meantime.
 
         Raises WeightError, which says what was tried, when it cannot be read in any way.
         """
-        begin, deadline = time.perf_counter(), Deadline(deadline_s)
+        begin = time.perf_counter()
+        deadline = Deadline(deadline_s)
         if not self._agree(deadline, number, records.record_path(self.folder, number).exists())[0]:
             return None
         held = self._held
@@ -275,7 +323,9 @@ class StoredSubscriber:
             named = self._follow(record, route, held and held[1], deadline, failures)
             if named is not None:
                 if failures:
-                    logging.warning("read version %d as %s, because: %s", number, route, "; ".join(failures))
+                    logging.warning(
+                        "read version %d as %s, because: %s", number, route, "; ".join(failures)
+                    )
                 sizes = {"full_bytes": route.full_bytes, "delta_bytes": route.delta_bytes}
                 seconds = time.perf_counter() - begin
                 took = {"full_s" if route.full is not None else "delta_s": seconds}
@@ -283,7 +333,9 @@ class StoredSubscriber:
                 return self.hold(record.version, named)
         if not self._agree(deadline, number, records.record_path(self.folder, number).exists())[0]:
             return None
-        raise WeightError(f"version {number} cannot be read from {self.folder}: {'; '.join(failures)}")
+        raise WeightError(
+            f"version {number} cannot be read from {self.folder}: {'; '.join(failures)}"
+        )
 
     def hold(self, version: Version, named: dict[str, jax.Array]) -> Transformer:
         """The model of these arrays, to which the next changes will be applied."""
@@ -297,8 +349,11 @@ class StoredSubscriber:
     def _routes(
         self, number: int, held: Version | None, deadline: Deadline, failures: list[str]
     ) -> tuple[Record | None, list[Route]]:
-        """The record of a version and the ways to it, none when it cannot be read or is another model's."""
-        if jax.process_index() != 0:  # to which shared storage may show later what the first process has seen
+        """The record of a version and the ways to it, none when it cannot be read or is another
+        model's.
+        """
+        # to which shared storage may show later what the first process has seen
+        if jax.process_index() != 0:
             deadline.wait(records.record_path(self.folder, number).exists)
         try:
             record = records.read_record(self.folder, number)
@@ -316,14 +371,22 @@ class StoredSubscriber:
         deadline: Deadline,
         failures: list[str],
     ) -> dict[str, jax.Array] | None:
-        """The checked arrays by one route, None (and a reason more) if it leads nowhere in any process."""
+        """The checked arrays by one route, None (and a reason more) if it leads nowhere in any
+        process.
+        """
         parts = None
         try:
             if route is not None:
-                parts = codec.read(route.folders(self.folder), self.targets, deadline) if route.length else {}
+                parts = (
+                    codec.read(route.folders(self.folder), self.targets, deadline)
+                    if route.length
+                    else {}
+                )
         except _STORAGE_ERRORS as error:
             failures.append(f"{route}: {str(error) or 'it took too long'}")
-        if not all(self._agree(deadline, record.version.number if record else _NONE, parts is not None)):
+        if not all(
+            self._agree(deadline, record.version.number if record else _NONE, parts is not None)
+        ):
             if parts is not None:
                 failures.append(f"{route}: another process could not read it")
             return None

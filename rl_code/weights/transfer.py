@@ -1,18 +1,20 @@
-"""Weights from device to device between processes, with storage behind: ``jax.experimental.transfer``.
+"""Weights from device to device between processes, with storage behind:
+``jax.experimental.transfer``.
 
 Small files in ``<workdir>/weights/live`` say who serves what; the arrays go from device to device:
 
-    publisher_<p>.json   process p of the learner: its address, the version it serves, which parts of the arrays it has
-    request_<p>_<id>     of an actor to process p: the parts that it wants
+    publisher_<p>.json   process p of the learner: its address, the version it serves, which parts
+    of the arrays it has request_<p>_<id>     of an actor to process p: the parts that it wants
     answer_<p>_<id>      the number under which they can be pulled, once; or why not
 
-An actor asks every process of the learner for what its own devices need of that process's parts, so both sides may
-consist of several processes and have any layout, and neither computes together with the other. What is not pulled is
-let go after the learner's deadline. Whatever goes wrong (nobody answers at an old address, the learner dies in the
-middle, the bits are wrong), the actor says so in its log and takes the version from storage.
+An actor asks every process of the learner for what its own devices need of that process's parts, so
+both sides may consist of several processes and have any layout, and neither computes together with
+the other. What is not pulled is let go after the learner's deadline. Whatever goes wrong (nobody
+answers at an old address, the learner dies in the middle, the bits are wrong), the actor says so in
+its log and takes the version from storage.
 
-Only the newest version is served; it takes the memory of one more copy in the sampling dtype on the learner's devices.
-The connection is neither encrypted nor authenticated: use it inside one cluster.
+Only the newest version is served; it takes the memory of one more copy in the sampling dtype on the
+learner's devices. The connection is neither encrypted nor authenticated: use it inside one cluster.
 """
 
 from __future__ import annotations
@@ -35,15 +37,32 @@ from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from models.transformer import Transformer
-from rl_code.weights.layout import Box, assemble, detached, join, overlap, own_parts, to_slices, wanted_parts
+from rl_code.weights.layout import (
+    Box,
+    assemble,
+    detached,
+    join,
+    overlap,
+    own_parts,
+    to_slices,
+    wanted_parts,
+)
 from rl_code.weights.records import read_json, write_json
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
-from rl_code.weights.versions import TransferStats, Version, Wanted, WeightError, WeightTimeout, check
+from rl_code.weights.versions import (
+    TransferStats,
+    Version,
+    Wanted,
+    WeightError,
+    WeightTimeout,
+    check,
+)
 from rl_code.weights.waiting import GRACE_S, POLL_S, Deadline, agree
 
 FOLDER = "live"
 _MOST_FAILURES = 3  # in a row, before a learner is not asked any more
-# What transfers, files and malformed files raise; WeightError and JaxRuntimeError are RuntimeErrors.
+# What transfers, files and malformed files raise; WeightError and JaxRuntimeError are
+# RuntimeErrors.
 _TRANSFER_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
 
 
@@ -67,10 +86,14 @@ class TransferPublisher:
             self._folder.mkdir(parents=True, exist_ok=True)  # an actor may be asking
         deadline_s = stored.config.deadline_s
         # also a barrier: from here on the folder is this learner's
-        self._session = agree(deadline_s, "starting to serve weights", secrets.randbits(30) + 1)[0][0]
+        self._session = agree(deadline_s, "starting to serve weights", secrets.randbits(30) + 1)[0][
+            0
+        ]
         self._server = start_server(host)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._answer_requests, name="weights-server", daemon=True)
+        self._thread = threading.Thread(
+            target=self._answer_requests, name="weights-server", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -131,15 +154,21 @@ class TransferPublisher:
         """Makes the wanted parts ready to be pulled."""
         with self._lock:
             version, parts = self._live or (None, {})
-        if version is None or (request["session"], request["version"]) != (self._session, version.number):
+        if version is None or (request["session"], request["version"]) != (
+            self._session,
+            version.number,
+        ):
             return {"refused": f"serves version {version and version.number} now"}
         pieces = []
         for name, wanted in request["wants"]:
             piece = _to_box(wanted)
             box = next(box for box in parts[name] if overlap(box, piece) == piece)
-            pieces.append(parts[name][box] if box == piece else parts[name][box][to_slices(piece, box)])
+            pieces.append(
+                parts[name][box] if box == piece else parts[name][box][to_slices(piece, box)]
+            )
         uuid = next(self._uuids)
-        # not for longer than the actor waits: what is ready to be pulled keeps an old version on the devices
+        # not for longer than the actor waits: what is ready to be pulled keeps an old version on
+        # the devices
         ready_s = min(self._stored.config.deadline_s, request["within_s"] + GRACE_S)
         until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=ready_s)
         self._server.await_pull(uuid, pieces, timeout=until)
@@ -163,7 +192,8 @@ class TransferSubscriber:
         self._pull_s = pull_s
         self._server = start_server(host)
         self._connections: dict[str, transfer.TransferConnection] = {}
-        self._failed: tuple[int, int] | None = None  # session and version of an offer that did not hold
+        # session and version of an offer that did not hold
+        self._failed: tuple[int, int] | None = None
         self._failures: collections.Counter[int] = collections.Counter()  # in a row, by session
         self.fetched: TransferStats | None = None
 
@@ -174,8 +204,11 @@ class TransferSubscriber:
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:
-        """As ``Subscriber.wait``; pulling and reading have ``pull_s`` and ``deadline_s`` once more."""
-        wanted, deadline = Wanted(at_least, exactly), Deadline(deadline_s)
+        """As ``Subscriber.wait``; pulling and reading have ``pull_s`` and ``deadline_s`` once
+        more.
+        """
+        wanted = Wanted(at_least, exactly)
+        deadline = Deadline(deadline_s)
         while True:
             number = self._stored.choose(wanted, deadline, self._announced)
             model = self._pull(number)
@@ -192,19 +225,29 @@ class TransferSubscriber:
         return live | self._stored.announced()
 
     def _offers(self) -> list[dict[str, Any]]:
-        """What each process of the learner serves; nothing unless all serve the same and it has not failed before."""
+        """What each process of the learner serves; nothing unless all serve the same and it has not
+        failed before.
+        """
         try:
             first = read_json(_offer_path(self._folder, 0))
-            offers = [read_json(_offer_path(self._folder, process)) for process in range(first["processes"])]
+            offers = [
+                read_json(_offer_path(self._folder, process))
+                for process in range(first["processes"])
+            ]
         except WeightError:
             return []
         same = all(_identity(offer) == _identity(first) for offer in offers)
-        given_up = _identity(first) == self._failed or self._failures[first["session"]] == _MOST_FAILURES
+        given_up = (
+            _identity(first) == self._failed or self._failures[first["session"]] == _MOST_FAILURES
+        )
         return offers if same and not given_up else []
 
     def _pull(self, number: int) -> Transformer | None:
-        """The checked model of a version from the learner's devices, None if it is not served or that failed."""
-        begin, deadline = time.perf_counter(), Deadline(self._pull_s)
+        """The checked model of a version from the learner's devices, None if it is not served or
+        that failed.
+        """
+        begin = time.perf_counter()
+        deadline = Deadline(self._pull_s)
         doing = f"{self._stored.name} pulling version {number}"
         offers = self._offers()
         session = offers[0]["session"] if offers and _identity(offers[0])[1] == number else 0
@@ -219,12 +262,16 @@ class TransferSubscriber:
             failure = str(error) or type(error).__name__
         if all(fine for (fine,) in agree(deadline.left() + GRACE_S, doing, pulled is not None)):
             version, parts = pulled
-            named = {name: assemble(target, parts[name]) for name, target in self._stored.targets.items()}
+            named = {
+                name: assemble(target, parts[name]) for name, target in self._stored.targets.items()
+            }
             try:
                 check(version, named, "the learner's devices")
                 length = sum(part.nbytes for boxes in parts.values() for part in boxes.values())
                 seconds = time.perf_counter() - begin
-                self.fetched = TransferStats("fetch", number, seconds, live_bytes=length, live_s=seconds)
+                self.fetched = TransferStats(
+                    "fetch", number, seconds, live_bytes=length, live_s=seconds
+                )
                 self._failures.clear()
                 return self._stored.hold(version, named)
             except WeightError as error:
@@ -234,7 +281,8 @@ class TransferSubscriber:
         logging.warning("%s failed: %s; trying storage", doing, failure)
         if self._failures[session] == _MOST_FAILURES:
             logging.warning(
-                "pulling failed %d times in a row: %s reads from storage from now on; can this machine reach %s, and "
+                "pulling failed %d times in a row: %s reads from storage from now on; can this "
+                "machine reach %s, and "
                 "the learner the --host that this actor was given?",
                 _MOST_FAILURES,
                 self._stored.name,
@@ -243,7 +291,9 @@ class TransferSubscriber:
         return None
 
     def _await_offers(self, identity: tuple[int, int], deadline: Deadline) -> list[dict[str, Any]]:
-        """The offers that the first process has seen, which shared storage may show this one later."""
+        """The offers that the first process has seen, which shared storage may show this one
+        later.
+        """
         offers: list[dict[str, Any]] = []
 
         def there() -> bool:
@@ -251,13 +301,17 @@ class TransferSubscriber:
             return bool(offers) and _identity(offers[0]) == identity
 
         if not deadline.wait(there):
-            raise WeightTimeout(f"its offer did not appear in {self._folder} within {self._pull_s:g} s")
+            raise WeightTimeout(
+                f"its offer did not appear in {self._folder} within {self._pull_s:g} s"
+            )
         return offers
 
     def _fetch(
         self, offers: list[dict[str, Any]], deadline: Deadline
     ) -> tuple[Version, dict[str, dict[Box, jax.Array]]]:
-        """The version and, by name, the parts that this process's devices want, each on one of its devices."""
+        """The version and, by name, the parts that this process's devices want, each on one of its
+        devices.
+        """
         version = Version.from_json(offers[0]["version"])
         version.check_kinds(self._stored.targets)
         wants: dict[int, list[tuple[str, Box, Box, jax.Device]]] = {}
@@ -265,16 +319,21 @@ class TransferSubscriber:
             for box, devices in wanted_parts(target).items():
                 for process, offer in enumerate(offers):
                     pieces = (overlap(box, _to_box(own)) for own in offer["boxes"][name])
-                    found = [(name, box, piece, devices[0]) for piece in pieces if piece is not None]
+                    found = [
+                        (name, box, piece, devices[0]) for piece in pieces if piece is not None
+                    ]
                     if found:
                         wants.setdefault(process, []).extend(found)
         arrived = self._pull_pieces(offers, wants, deadline)
         grouped: dict[tuple[str, Box], dict[Box, jax.Array]] = {}
-        for (name, box, piece, _), array in zip(itertools.chain(*wants.values()), arrived, strict=True):
+        for (name, box, piece, _), array in zip(
+            itertools.chain(*wants.values()), arrived, strict=True
+        ):
             grouped.setdefault((name, box), {})[piece] = array
         targets = self._stored.targets.items()
         return version, {
-            name: {box: join(box, grouped[name, box]) for box in wanted_parts(target)} for name, target in targets
+            name: {box: join(box, grouped[name, box]) for box in wanted_parts(target)}
+            for name, target in targets
         }
 
     def _pull_pieces(
@@ -285,15 +344,24 @@ class TransferSubscriber:
     ) -> list[jax.Array]:
         """What is wanted of each process, in the order of the wants."""
         session, number = _identity(offers[0])
-        requests = {process: self._folder / f"request_{process}_{secrets.token_hex(8)}" for process in wants}
+        requests = {
+            process: self._folder / f"request_{process}_{secrets.token_hex(8)}" for process in wants
+        }
         for process, path in requests.items():
             asked = [(name, piece) for name, _, piece, _ in wants[process]]
-            request = {"session": session, "version": number, "wants": asked, "within_s": deadline.left()}
+            request = {
+                "session": session,
+                "version": number,
+                "wants": asked,
+                "within_s": deadline.left(),
+            }
             write_json(path, request)
         arrived: list[jax.Array] = []
         for process, path in requests.items():
             address = offers[process]["address"]
-            uuid = self._await_answer(path, f"process {process} of {offers[0]['publisher']} at {address}", deadline)
+            uuid = self._await_answer(
+                path, f"process {process} of {offers[0]['publisher']} at {address}", deadline
+            )
             shapes = [
                 jax.ShapeDtypeStruct(
                     tuple(stop - start for start, stop in piece),
@@ -305,7 +373,8 @@ class TransferSubscriber:
             if address not in self._connections:
                 self._connections[address] = self._server.connect(address)
             arrived += self._connections[address].pull(uuid, shapes)
-        # the timeouts of pull itself have no effect with jax 0.11: without this a dead learner is waited for for ever
+        # the timeouts of pull itself have no effect with jax 0.11: without this a dead learner is
+        # waited for for ever
         if not deadline.wait(lambda: all(x.is_ready() for x in arrived), poll_s=0.005):
             raise WeightTimeout(f"the arrays did not arrive within {self._pull_s:g} s")
         return jax.block_until_ready(arrived)

@@ -1,10 +1,11 @@
 """Versions of the weights: a number, and a checksum of the bits of all parameters.
 
-Version v is the model after v updates, in the dtype it samples in. Its checksum is computed where the arrays live:
-every element's bits, mixed with its position, are summed modulo 2**32, twice with different mixes. A sum does not
-depend on its order, so the result is the same for every sharding, mesh and number of processes. For a given position
-each mix is a bijection of the bits, so a change of one element always changes both sums; any other change, such as two
-elements that swap places, goes unseen with a probability of about 2**-64.
+Version v is the model after v updates, in the dtype it samples in. Its checksum is computed where
+the arrays live: every element's bits, mixed with its position, are summed modulo 2**32, twice with
+different mixes. A sum does not depend on its order, so the result is the same for every sharding,
+mesh and number of processes. For a given position each mix is a bijection of the bits, so a change
+of one element always changes both sums; any other change, such as two elements that swap places,
+goes unseen with a probability of about 2**-64.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 class WeightError(RuntimeError):
-    """Weights could not be published or read; the message says which version, from where, and why."""
+    """Weights could not be published or read; the message says which version, from where, and
+    why.
+    """
 
 
 class WeightTimeout(WeightError):
@@ -38,9 +41,10 @@ class WeightTimeout(WeightError):
 class WeightsConfig:
     """How versions are kept.
 
-    full_every: versions whose number is a multiple of it are stored in full, the others as changes. keep: how many of
-    the newest versions stay available. deadline_s: how long processes of the learner wait for each other and for
-    storage, and how long a version that an actor asked for stays ready to be pulled.
+    full_every: versions whose number is a multiple of it are stored in full, the others as changes.
+    keep: how many of the newest versions stay available. deadline_s: how long processes of the
+    learner wait for each other and for storage, and how long a version that an actor asked for
+    stays ready to be pulled.
     """
 
     full_every: int
@@ -58,14 +62,18 @@ class WeightsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """number: updates made. arrays: by name (dtype and shape in words, checksum of 16 hex digits)."""
+    """number: updates made. arrays: by name (dtype and shape in words, checksum of 16 hex
+    digits).
+    """
 
     number: int
     arrays: Mapping[str, tuple[str, str]]
 
     @classmethod
     def of(cls, number: int, named: Mapping[str, jax.Array]) -> Self:
-        """The version that these arrays are; every process that holds a part of them has to call."""
+        """The version that these arrays are; every process that holds a part of them has to
+        call.
+        """
         sums = checksums(named)
         return cls(number, {name: (in_words(x), sums[name]) for name, x in sorted(named.items())})
 
@@ -85,13 +93,18 @@ class Version:
         return hashlib.blake2b("".join(lines).encode(), digest_size=8).hexdigest()
 
     def check_kinds(self, targets: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-        """Raises WeightError, which names them, if the arrays have other names, dtypes or shapes than the targets."""
+        """Raises WeightError, which names them, if the arrays have other names, dtypes or shapes
+        than the targets.
+        """
         here = {name: in_words(target) for name, target in targets.items()}
         there = {name: kind for name, (kind, _) in self.arrays.items()}
-        if names := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
+        if names := sorted(
+            name for name in here.keys() | there.keys() if here.get(name) != there.get(name)
+        ):
             name = names[0]
             raise WeightError(
-                f"version {self.number} is not of this model: {name} is {there.get(name, 'missing')} there and "
+                f"version {self.number} is not of this model: {name} is "
+                f"{there.get(name, 'missing')} there and "
                 f"{here.get(name, 'missing')} here"
             )
 
@@ -102,11 +115,14 @@ class Version:
 
 
 def check(expected: Version, named: Mapping[str, jax.Array], source: str) -> None:
-    """Raises WeightError if the arrays are not the version that they should be; source: where they came from."""
+    """Raises WeightError if the arrays are not the version that they should be; source: where they
+    came from.
+    """
     found = Version.of(expected.number, named)
     if expected.differing(found):
         raise WeightError(
-            f"version {expected.number} from {source} has checksum {found.checksum} instead of {expected.checksum}; "
+            f"version {expected.number} from {source} has checksum {found.checksum} instead of "
+            f"{expected.checksum}; "
             f"different: {_some(expected, found)}"
         )
 
@@ -115,9 +131,12 @@ def refuse_other(known: Version, made: Version, where: str) -> None:
     """Raises WeightError if a number that was published before is published with other bits."""
     if known.differing(made):
         raise WeightError(
-            f"version {made.number} was published to {where} with checksum {known.checksum}, and now again with "
-            f"{made.checksum}: the learner did not repeat its updates exactly, as after a change of code, or "
-            "on a GPU without XLA_FLAGS=--xla_gpu_deterministic_ops=true. Undo that, or go on in another --workdir. "
+            f"version {made.number} was published to {where} with checksum {known.checksum}, and "
+            "now again with "
+            f"{made.checksum}: the learner did not repeat its updates exactly, as after a change "
+            "of code, or "
+            "on a GPU without XLA_FLAGS=--xla_gpu_deterministic_ops=true. Undo that, or go on in "
+            "another --workdir. "
             f"Different: {_some(known, made)}"
         )
 
@@ -133,10 +152,18 @@ def in_words(x: Any) -> str:
 
 
 def unsigned(dtype: Any) -> np.dtype:
-    """The unsigned integer that holds the bits of a number of 1, 2 or 4 bytes; TypeError for other dtypes."""
+    """The unsigned integer that holds the bits of a number of 1, 2 or 4 bytes; TypeError for other
+    dtypes.
+    """
     dtype = np.dtype(dtype)
-    if dtype.itemsize not in _UNSIGNED or jax.dtypes.itemsize_bits(dtype) != 8 * dtype.itemsize or dtype.kind == "b":
-        raise TypeError(f"weights of dtype {dtype} are not supported; they must be numbers of 1, 2 or 4 bytes")
+    if (
+        dtype.itemsize not in _UNSIGNED
+        or jax.dtypes.itemsize_bits(dtype) != 8 * dtype.itemsize
+        or dtype.kind == "b"
+    ):
+        raise TypeError(
+            f"weights of dtype {dtype} are not supported; they must be numbers of 1, 2 or 4 bytes"
+        )
     return np.dtype(_UNSIGNED[dtype.itemsize])
 
 
@@ -149,26 +176,41 @@ def checksums(named: Mapping[str, jax.Array]) -> dict[str, str]:
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, PartitionSpec())
     words = np.asarray(_compiled(sharding)(dict(named)))
-    return {name: f"{first:08x}{second:08x}" for name, (first, second) in zip(sorted(named), words, strict=True)}
+    return {
+        name: f"{first:08x}{second:08x}"
+        for name, (first, second) in zip(sorted(named), words, strict=True)
+    }
 
 
 @functools.cache
 def _compiled(sharding: jax.sharding.Sharding) -> Callable[[dict[str, jax.Array]], jax.Array]:
-    """The sums of all arrays, uint32 [arrays, 2], in the order of their names, with a copy on every device."""
-    return jax.jit(lambda named: jnp.stack([_sums(named[name]) for name in sorted(named)]), out_shardings=sharding)
+    """The sums of all arrays, uint32 [arrays, 2], in the order of their names, with a copy on every
+    device.
+    """
+    return jax.jit(
+        lambda named: jnp.stack([_sums(named[name]) for name in sorted(named)]),
+        out_shardings=sharding,
+    )
 
 
 def _sums(x: Shaped[Array, " ..."]) -> UInt32[Array, " 2"]:
     """The two sums of one array."""
     bits = jax.lax.bitcast_convert_type(x, unsigned(x.dtype)).astype(jnp.uint32)
-    return jnp.stack([jnp.sum(mix(bits + _positions(x.shape, mix)), dtype=jnp.uint32) for mix in (_murmur, _lowbias)])
+    return jnp.stack(
+        [
+            jnp.sum(mix(bits + _positions(x.shape, mix)), dtype=jnp.uint32)
+            for mix in (_murmur, _lowbias)
+        ]
+    )
 
 
 def _positions(shape: tuple[int, ...], mix: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """A number for each position: the sum of one random-looking number per coordinate."""
     total = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
-        numbers = mix(jnp.arange(size, dtype=jnp.uint32) + jnp.uint32(0x9E3779B9 * (axis + 1) % 2**32))
+        numbers = mix(
+            jnp.arange(size, dtype=jnp.uint32) + jnp.uint32(0x9E3779B9 * (axis + 1) % 2**32)
+        )
         total += jnp.expand_dims(numbers, [other for other in range(len(shape)) if other != axis])
     return total
 
@@ -200,7 +242,11 @@ class Wanted:
 
     def choose(self, available: Iterable[int]) -> int | None:
         """The version to take of those that there are."""
-        fitting = (v for v in available if (v >= self.at_least if self.exactly is None else v == self.exactly))
+        fitting = (
+            v
+            for v in available
+            if (v >= self.at_least if self.exactly is None else v == self.exactly)
+        )
         return max(fitting, default=None)
 
     def gone(self, available: Iterable[int]) -> bool:
@@ -213,10 +259,12 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class TransferStats:
-    """What publishing or fetching one version took; bytes and seconds of one process, 0 where nothing moved that way.
+    """What publishing or fetching one version took; bytes and seconds of one process, 0 where
+    nothing moved that way.
 
-    seconds: for a publication how long the learner was held up, for a fetch from the choice of the version to checked
-    weights. full, delta: files written or read, compressed. live: from device to device.
+    seconds: for a publication how long the learner was held up, for a fetch from the choice of the
+    version to checked weights. full, delta: files written or read, compressed. live: from device to
+    device.
     """
 
     action: Literal["publish", "fetch"]
@@ -230,9 +278,15 @@ class TransferStats:
     live_s: float = 0.0
 
     def metrics(self) -> dict[str, float]:
-        """``weights/publish_s``, ``weights/publish_full_bytes`` and so on, for the metric writer."""
+        """``weights/publish_s``, ``weights/publish_full_bytes`` and so on, for the metric
+        writer.
+        """
         values = dataclasses.asdict(self)
-        moved = {name: float(values[name]) for name in values if name.startswith(("full", "delta", "live"))}
+        moved = {
+            name: float(values[name])
+            for name in values
+            if name.startswith(("full", "delta", "live"))
+        }
         named = {f"weights/{self.action}_{name}": value for name, value in moved.items()}
         return {
             f"weights/{self.action}_s": self.seconds,
@@ -251,10 +305,12 @@ class Publisher(Protocol):
     def publish(self, version: int, model: Any) -> Version:
         """Makes the model version ``version``, and returns it once its arrays may be donated.
 
-        A number that was published before, as after a restart from a checkpoint, is accepted if the bits are the same.
+        A number that was published before, as after a restart from a checkpoint, is accepted if the
+        bits are the same.
 
         Raises:
-          WeightError: this number was published with other bits, or the publication before this one failed.
+          WeightError: this number was published with other bits, or the publication before this one
+          failed.
         """
 
     def close(self) -> None:
@@ -262,7 +318,9 @@ class Publisher(Protocol):
 
 
 class Subscriber(Protocol):
-    """The actor's side; all processes of the actor call alike. The arrays it returns must not be donated."""
+    """The actor's side; all processes of the actor call alike. The arrays it returns must not be
+    donated.
+    """
 
     @property
     def fetched(self) -> TransferStats | None:
@@ -271,8 +329,11 @@ class Subscriber(Protocol):
     def newest(self) -> int | None:
         """Number of the newest version that can be seen, None before the first."""
 
-    def wait(self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float) -> tuple[int, Any]:
-        """(number, model) of the newest version from ``at_least`` on, or of ``exactly`` one; its checksum is checked.
+    def wait(
+        self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
+    ) -> tuple[int, Any]:
+        """(number, model) of the newest version from ``at_least`` on, or of ``exactly`` one; its
+        checksum is checked.
 
         Raises:
           WeightTimeout: it did not come within ``deadline_s``.

@@ -38,7 +38,9 @@ class Deadline:
 
 
 def within(seconds: float, function: Callable[[], Any], waiting: str) -> Any:
-    """The function's result; raises WeightTimeout, which begins with ``waiting``, when it takes longer."""
+    """The function's result; raises WeightTimeout, which begins with ``waiting``, when it takes
+    longer.
+    """
     outcome: list[tuple[Any, BaseException | None]] = []
 
     def run() -> None:
@@ -47,7 +49,8 @@ def within(seconds: float, function: Callable[[], Any], waiting: str) -> Any:
         except BaseException as error:  # raised below, where it is waited for
             outcome.append((None, error))
 
-    thread = threading.Thread(target=run, daemon=True)  # one that never ends must not keep the program alive
+    # one that never ends must not keep the program alive
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
     if not outcome:
@@ -68,8 +71,21 @@ def agree(seconds: float, waiting: str, *values: int) -> list[tuple[int, ...]]:
 
 
 def timed_out(
-    who: str, seconds: float, wanted: Wanted, publisher: str, newest: tuple[int, float] | None, where: str
+    who: str,
+    seconds: float,
+    wanted: Wanted,
+    publisher: str,
+    newest: tuple[int, float] | None,
+    where: str,
 ) -> WeightTimeout:
-    """The error of a wait for a version; newest: number of the newest that was seen, and seconds since then."""
-    seen = "no version seen" if newest is None else f"newest seen: {newest[0]}, written {newest[1]:.0f} s ago"
-    return WeightTimeout(f"{who} waited {seconds:g} s for {wanted} from {publisher} ({seen}, in {where})")
+    """The error of a wait for a version; newest: number of the newest that was seen, and seconds
+    since then.
+    """
+    seen = (
+        "no version seen"
+        if newest is None
+        else f"newest seen: {newest[0]}, written {newest[1]:.0f} s ago"
+    )
+    return WeightTimeout(
+        f"{who} waited {seconds:g} s for {wanted} from {publisher} ({seen}, in {where})"
+    )

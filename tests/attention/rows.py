@@ -13,7 +13,8 @@ from pallas_kernels.tokens import TAIL, Tokens
 
 def relative(x, expected) -> float:
     """|x - expected| / |expected| in float64."""
-    x, expected = np.asarray(x, np.float64), np.asarray(expected, np.float64)
+    x = np.asarray(x, np.float64)
+    expected = np.asarray(expected, np.float64)
     return float(np.linalg.norm(x - expected) / max(np.linalg.norm(expected), 1e-30))
 
 
@@ -32,10 +33,12 @@ class Piece:
 def pack(pieces: list[Piece], size: int) -> tuple[Tokens, list[np.ndarray]]:
     """One packed row, and the slots of each sequence in it, in order."""
     fields = np.zeros((4, size), np.int32)
-    slots, at = [], 0
+    slots = []
+    at = 0
     for number, piece in enumerate(pieces, start=1):
         prompt = np.arange(at, at + piece.prompt)
-        fields[0, prompt], fields[3, prompt] = number, np.arange(piece.prompt)
+        fields[0, prompt] = number
+        fields[3, prompt] = np.arange(piece.prompt)
         at += piece.prompt
         if not piece.completions:
             slots.append(prompt)
@@ -54,7 +57,11 @@ def documents(lengths: list[int], tail: int, block: int, prefix: int = 0, gap: i
 
     gap: by which the order of what follows the prefix is greater than its slot.
     """
-    parts = [(0, prefix)] * (prefix > 0) + list(enumerate(lengths, start=1)) + [(TAIL, tail)] * (tail > 0)
+    parts = (
+        [(0, prefix)] * (prefix > 0)
+        + list(enumerate(lengths, start=1))
+        + [(TAIL, tail)] * (tail > 0)
+    )
     fields: list[list[int]] = [[], [], [], []]
     for document, length in parts:
         start = len(fields[0])

@@ -1,4 +1,6 @@
-"""Dense attention in blocks laid out keys by queries equals the naive definition, in values and gradients."""
+"""Dense attention in blocks laid out keys by queries equals the naive definition, in values and
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ ROWS = {
 
 
 def inputs(tokens: Tokens, queries: int, heads=4, kv_heads=2, size=8, dtype=jnp.float64):
-    (batch, length), keys = tokens.shape, (*tokens.shape, kv_heads, size)
+    (batch, length) = tokens.shape
+    keys = (*tokens.shape, kv_heads, size)
     q, k, v = normal(0, (batch, length, heads, size), keys, keys, dtype=dtype)
     return (q[:, -queries:], k, v), tokens.map(lambda x: x[:, -queries:])
 
@@ -45,14 +48,18 @@ def test_values_and_gradients_equal_the_definition(x64, kind, window, block, que
     def loss(function, *qkv):
         out, lse = function(*qkv)
         seen = jnp.isfinite(lse)
-        return jnp.sum(out * weight) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0))
+        return jnp.sum(out * weight) + jnp.sum(
+            jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0)
+        )
 
     out, lse = jax.jit(ours)(*wide)
     expected, expected_lse = theirs(*wide)
     assert relative(out, expected) < 1e-12
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-12)
     found = jax.jit(jax.grad(lambda *x: loss(ours, *x), (0, 1, 2)))(*wide)
-    for one, other in zip(found, jax.grad(lambda *x: loss(theirs, *x), (0, 1, 2))(*wide), strict=True):
+    for one, other in zip(
+        found, jax.grad(lambda *x: loss(theirs, *x), (0, 1, 2))(*wide), strict=True
+    ):
         assert relative(one, other) < 1e-12
 
 
@@ -63,20 +70,28 @@ def test_group_sizes_and_precision_are_those_of_dense_attention(heads, kv_heads,
     qkv, _ = inputs(tokens, 64, heads, kv_heads, dtype=dtype)
 
     def gradient(function):
-        return jax.jit(jax.grad(lambda *x: jnp.sum(jnp.sin(function(*x)[0].astype(jnp.float32))), (0, 1, 2)))(*qkv)
+        return jax.jit(
+            jax.grad(lambda *x: jnp.sum(jnp.sin(function(*x)[0].astype(jnp.float32))), (0, 1, 2))
+        )(*qkv)
 
     ours = gradient(lambda *x: blockwise_attention(*x, tokens, tokens, None, 16))
     theirs = gradient(lambda *x: dense_attention(*x, tokens, tokens, block=16))
     for one, other in zip(ours, theirs, strict=True):
-        assert one.dtype == other.dtype and relative(one, other) < (1e-5 if dtype == "float32" else 1e-2)
+        assert one.dtype == other.dtype and relative(one, other) < (
+            1e-5 if dtype == "float32" else 1e-2
+        )
 
 
 def test_blocks_that_are_not_seen_are_not_read():
     tokens = ROWS["packed"]
     qkv, _ = inputs(tokens, 64, dtype=jnp.float32)
     clean = blockwise_attention(*qkv, tokens, tokens, None, 8)
-    poisoned = blockwise_attention(qkv[0], *(x.at[0, :8].set(jnp.nan) for x in qkv[1:]), tokens, tokens, None, 8)
-    blocks = np.repeat(np.any(np.asarray(visible(tokens, tokens))[0].reshape(8, 8, 64)[:, :, :8], axis=(1, 2)), 8)
+    poisoned = blockwise_attention(
+        qkv[0], *(x.at[0, :8].set(jnp.nan) for x in qkv[1:]), tokens, tokens, None, 8
+    )
+    blocks = np.repeat(
+        np.any(np.asarray(visible(tokens, tokens))[0].reshape(8, 8, 64)[:, :, :8], axis=(1, 2)), 8
+    )
     for one, other in zip(clean, poisoned, strict=True):
         assert np.array_equal(np.asarray(one)[0, ~blocks], np.asarray(other)[0, ~blocks])
         assert np.isnan(np.asarray(other)[0, :8]).all()
@@ -86,11 +101,20 @@ def test_blocks_that_are_not_seen_are_not_read():
 def test_mean_trips_count_the_products_that_are_made(block):
     tokens = ROWS["single"]
     qkv, _ = inputs(tokens, 317, dtype=jnp.float32)
-    hlo = jax.jit(lambda *x: blockwise_attention(*x, tokens, tokens, None, block)).lower(*qkv).compile().as_text()
+    hlo = (
+        jax.jit(lambda *x: blockwise_attention(*x, tokens, tokens, None, block))
+        .lower(*qkv)
+        .compile()
+        .as_text()
+    )
     blocks = -(-317 // block)
     made = blocks * (blocks + 1) / 2 * block**2
     assert matmul_flops(hlo, mean_trips(tokens, None, block)) == pytest.approx(2 * 2 * 4 * 8 * made)
 
 
 def test_short_rows_have_small_blocks():
-    assert block_size(1000, None) == 64 and block_size(4096, None) == 256 and block_size(4096, 512) == 64
+    assert (
+        block_size(1000, None) == 64
+        and block_size(4096, None) == 256
+        and block_size(4096, 512) == 64
+    )

@@ -1,4 +1,6 @@
-"""Blockwise dense attention equals the naive definition, in values and gradients, whatever the masks."""
+"""Blockwise dense attention equals the naive definition, in values and gradients, whatever the
+masks.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def naive(q, k, v, q_tokens, k_tokens, window=None):
 
 def inputs(tokens: Tokens, heads=4, kv_heads=2, size=8, dtype=jnp.float32, seed=0):
     batch, length = tokens.shape
-    return normal(seed, (batch, length, heads, size), *[(batch, length, kv_heads, size)] * 2, dtype=dtype)
+    return normal(
+        seed, (batch, length, heads, size), *[(batch, length, kv_heads, size)] * 2, dtype=dtype
+    )
 
 
 @pytest.mark.parametrize("kind", ["single", "packed", "documents"])
@@ -55,7 +59,9 @@ def test_values_and_gradients_equal_the_definition(x64, kind, window, block):
     def loss(function, *qkv):
         out, lse = function(*qkv)
         seen = jnp.isfinite(lse)
-        return jnp.sum(out * weight) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0))
+        return jnp.sum(out * weight) + jnp.sum(
+            jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0)
+        )
 
     def ours(q, k, v):
         return dense_attention(q, k, v, tokens, tokens, window=window, block=block)
@@ -70,7 +76,9 @@ def test_values_and_gradients_equal_the_definition(x64, kind, window, block):
     assert np.array_equal(np.isfinite(lse), finite)
     assert np.abs(np.asarray(lse)[finite] - np.asarray(expected_lse)[finite]).max() < 1e-4
     gradients = jax.jit(jax.grad(lambda *x: loss(ours, *x), (0, 1, 2)))(*narrow)
-    for found, wanted in zip(gradients, jax.grad(lambda *x: loss(theirs, *x), (0, 1, 2))(*wide), strict=True):
+    for found, wanted in zip(
+        gradients, jax.grad(lambda *x: loss(theirs, *x), (0, 1, 2))(*wide), strict=True
+    ):
         assert relative(found, wanted) < 1e-4
 
 
@@ -102,7 +110,9 @@ def test_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
         error = relative(function(*narrow), expected)
         assert error < min(5e-3, 2 * relative(theirs(*narrow), expected))
         wanted = gradient(theirs, wide)
-        naive_errors = [relative(a, b) for a, b in zip(gradient(theirs, narrow), wanted, strict=True)]
+        naive_errors = [
+            relative(a, b) for a, b in zip(gradient(theirs, narrow), wanted, strict=True)
+        ]
         for found, want, most in zip(gradient(function, narrow), wanted, naive_errors, strict=True):
             assert relative(found, want) < min(1e-2, 2 * most)
 
@@ -127,14 +137,17 @@ def test_what_is_not_seen_changes_no_bit(block, kind):
     mask = np.asarray(visible(tokens, tokens))[0]
     clean = dense_attention(q, k, v, tokens, tokens, block=block)
     for key in (0, 13, 30, 47):
-        poisoned = dense_attention(q, *(x.at[0, key].set(1e4) for x in (k, v)), tokens, tokens, block=block)
+        poisoned = dense_attention(
+            q, *(x.at[0, key].set(1e4) for x in (k, v)), tokens, tokens, block=block
+        )
         for found, expected in zip(poisoned, clean, strict=True):
             assert np.array_equal(found[0, ~mask[:, key]], expected[0, ~mask[:, key]])
 
 
 @pytest.mark.parametrize("kind", ["single", "packed", "documents"])
 def test_blocks_that_are_not_seen_are_not_read(kind):
-    tokens, size = rows(kind), 16
+    tokens = rows(kind)
+    size = 16
     q, k, v = inputs(tokens)
     clean = dense_attention(q, k, v, tokens, tokens, block=size)
     padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % size))))
@@ -142,7 +155,9 @@ def test_blocks_that_are_not_seen_are_not_read(kind):
     assert not seen.all()
     for key_block in range(seen.shape[1]):
         at = slice(key_block * size, (key_block + 1) * size)
-        poisoned = dense_attention(q, *(x.at[0, at].set(jnp.nan) for x in (k, v)), tokens, tokens, block=size)
+        poisoned = dense_attention(
+            q, *(x.at[0, at].set(jnp.nan) for x in (k, v)), tokens, tokens, block=size
+        )
         blind = ~np.repeat(seen[:, key_block], size)[: tokens.shape[1]]
         for found, expected in zip(poisoned, clean, strict=True):
             assert np.array_equal(found[0, blind], expected[0, blind])
@@ -152,7 +167,10 @@ def test_bounds_never_hide_a_visible_pair():
     rng = np.random.default_rng(0)
     for _ in range(50):
         fields = [rng.integers(*span, (2, 24)) for span in ((0, 3), (0, 3), (-1, 3), (0, 24))]
-        q, k = (Tokens(*(jnp.asarray(rng.permuted(x, axis=1), jnp.int32) for x in fields)) for _ in range(2))
+        q, k = (
+            Tokens(*(jnp.asarray(rng.permuted(x, axis=1), jnp.int32) for x in fields))
+            for _ in range(2)
+        )
         for window in (None, 3):
             pairs = np.asarray(visible(q, k, window)).reshape(2, 6, 4, 6, 4).any(axis=(2, 4))
             assert not (pairs & ~np.asarray(may_see(bounds(q, 4), bounds(k, 4), window))).any()
@@ -169,7 +187,9 @@ def test_merging_parts_equals_the_whole(x64):
     def parts(q, k, v):
         cuts = [slice(0, 13), slice(13, 30), slice(30, 40)]
         found = [
-            dense_attention(q, k[:, at], v[:, at], tokens, tokens.map(lambda x, at=at: x[:, at]), block=8)
+            dense_attention(
+                q, k[:, at], v[:, at], tokens, tokens.map(lambda x, at=at: x[:, at]), block=8
+            )
             for at in cuts
         ]
         return jnp.sum(merge(*zip(*found, strict=True))[0] * weight)
@@ -188,7 +208,9 @@ def test_decoding_token_by_token_equals_prefill():
     whole, _ = dense_attention(q, k, v, tokens, tokens, window=9)
     for t in range(33):
         at = slice(t, t + 1)
-        one, _ = dense_attention(q[:, at], k, v, tokens.map(lambda x, at=at: x[:, at]), tokens, window=9)
+        one, _ = dense_attention(
+            q[:, at], k, v, tokens.map(lambda x, at=at: x[:, at]), tokens, window=9
+        )
         assert relative(one, whole[:, at]) < 1e-6
 
 

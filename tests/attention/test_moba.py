@@ -19,7 +19,9 @@ SMALL = MoBA(block=16, picks=2)
 
 
 def inputs(length, dtype=jnp.float32, heads=4, kv_heads=2):
-    return normal(0, (1, length, heads, 8), (1, length, kv_heads, 8), (1, length, kv_heads, 8), dtype=dtype)
+    return normal(
+        0, (1, length, heads, 8), (1, length, kv_heads, 8), (1, length, kv_heads, 8), dtype=dtype
+    )
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -63,11 +65,16 @@ def test_values_and_gradients_equal_the_definition(x64, config, length, heads, k
 def test_all_blocks_chosen_is_dense_attention():
     x = inputs(90)
     config = MoBA(block=16, picks=100)
-    assert relative(ours(*x, *single(90, config), config)[0], reference.dense(*(y[0] for y in x))) < 1e-5
+    assert (
+        relative(ours(*x, *single(90, config), config)[0], reference.dense(*(y[0] for y in x)))
+        < 1e-5
+    )
 
 
 def test_packed_sequences_equal_the_sequences_apart(x64):
-    tokens, slots = pack([Piece(9), Piece(70, (40, 1, 33)), Piece(5, (30,)), Piece(16, (2, 50))], 280)
+    tokens, slots = pack(
+        [Piece(9), Piece(70, (40, 1, 33)), Piece(5, (30,)), Piece(16, (2, 50))], 280
+    )
     x = inputs(280, jnp.float64)
     out = jax.jit(lambda *x: ours(*x, tokens, aligned(tokens, 16, runs=11), SMALL))(*x)
     for at in slots:
@@ -81,7 +88,9 @@ def test_padding_between_documents_counts_for_nothing():
     clean = ours(*x, tokens, in_place(tokens, 16), SMALL)
     padding = np.asarray(tokens.segments[0]) == 0
     x = [x[0], *(y.at[:, padding].set(1e4) for y in x[1:])]
-    assert np.array_equal(ours(*x, tokens, in_place(tokens, 16), SMALL)[:, ~padding], clean[:, ~padding])
+    assert np.array_equal(
+        ours(*x, tokens, in_place(tokens, 16), SMALL)[:, ~padding], clean[:, ~padding]
+    )
 
 
 def test_the_future_changes_no_bit():

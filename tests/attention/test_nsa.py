@@ -23,7 +23,9 @@ HEADS, KV_HEADS, SIZE, HIDDEN = 4, 2, 8, 6
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a layer hands to NSA, before anything is placed in blocks: q [B, T, N, H], keys and values [B, T, K, H]."""
+    """What a layer hands to NSA, before anything is placed in blocks: q [B, T, N, H], keys and
+    values [B, T, K, H].
+    """
 
     q: jax.Array
     compressed: tuple[jax.Array, jax.Array]
@@ -38,9 +40,13 @@ class Inputs:
 jax.tree_util.register_dataclass(Inputs)
 
 
-def inputs(length: int, dtype=jnp.float32, heads: int = HEADS, kv_heads: int = KV_HEADS, seed=0) -> Inputs:
+def inputs(
+    length: int, dtype=jnp.float32, heads: int = HEADS, kv_heads: int = KV_HEADS, seed=0
+) -> Inputs:
     kv = [(1, length, kv_heads, SIZE)] * 6
-    q, *rest, gates = normal(seed, (1, length, heads, SIZE), *kv, (1, length, heads, 3), dtype=dtype)
+    q, *rest, gates = normal(
+        seed, (1, length, heads, SIZE), *kv, (1, length, heads, 3), dtype=dtype
+    )
     return Inputs(q, tuple(rest[:2]), tuple(rest[2:4]), tuple(rest[4:]), jax.nn.sigmoid(gates))
 
 
@@ -54,16 +60,24 @@ def weights(config: NSA, dtype=jnp.float32, seed=9):
 @functools.partial(jax.jit, static_argnames="config")
 def ours(x: Inputs, phi, tokens: Tokens, blocks: Blocks, config: NSA):
     stretched = entries(blocks, config.length, config.stride)
-    compressed = tuple(compress(blocks.place(y), *mlp, config) for y, mlp in zip(x.compressed, phi, strict=True))
+    compressed = tuple(
+        compress(blocks.place(y), *mlp, config) for y, mlp in zip(x.compressed, phi, strict=True)
+    )
     selected = tuple(blocks.place(y) for y in x.selected)
     window, _ = dense_attention(x.q, *x.window, tokens, tokens, window=config.window)
-    return nsa_attention(x.q, compressed, selected, window, x.gates, tokens, blocks, stretched, config)
+    return nsa_attention(
+        x.q, compressed, selected, window, x.gates, tokens, blocks, stretched, config
+    )
 
 
 def theirs(x: Inputs, phi, config: NSA):
     alone = jax.tree.map(lambda y: y[0], x)
-    compressed = tuple(reference.compress(y, *mlp, config) for y, mlp in zip(alone.compressed, phi, strict=True))
-    return reference.nsa(alone.q, compressed, alone.selected, alone.window, alone.gates, config)[None]
+    compressed = tuple(
+        reference.compress(y, *mlp, config) for y, mlp in zip(alone.compressed, phi, strict=True)
+    )
+    return reference.nsa(alone.q, compressed, alone.selected, alone.window, alone.gates, config)[
+        None
+    ]
 
 
 def single(length: int, config: NSA) -> tuple[Tokens, Blocks]:
@@ -79,9 +93,12 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("length, config", [(1, SMALL), (7, SMALL), *((97, config) for config in CONFIGS)])
+@pytest.mark.parametrize(
+    "length, config", [(1, SMALL), (7, SMALL), *((97, config) for config in CONFIGS)]
+)
 def test_values_and_gradients_equal_the_definition(x64, config, length):
-    wide, phi = inputs(length, jnp.float64), weights(config, jnp.float64)
+    wide = inputs(length, jnp.float64)
+    phi = weights(config, jnp.float64)
     tokens, blocks = single(length, config)
     (weight,) = normal(5, wide.q.shape, dtype=jnp.float64)
 
@@ -92,8 +109,12 @@ def test_values_and_gradients_equal_the_definition(x64, config, length):
     def gradient(function, x, phi):
         return jax.grad(lambda x, phi: loss(function, x, phi), (0, 1), has_aux=True)(x, phi)
 
-    wanted, expected = jax.jit(lambda x, phi: gradient(lambda x, p: theirs(x, p, config), x, phi))(wide, phi)
-    found, out = jax.jit(lambda x, phi: gradient(lambda x, p: ours(x, p, tokens, blocks, config), x, phi))(wide, phi)
+    wanted, expected = jax.jit(lambda x, phi: gradient(lambda x, p: theirs(x, p, config), x, phi))(
+        wide, phi
+    )
+    found, out = jax.jit(
+        lambda x, phi: gradient(lambda x, p: ours(x, p, tokens, blocks, config), x, phi)
+    )(wide, phi)
     assert relative(out, expected) < 1e-12  # float64: the same blocks are chosen
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert np.allclose(a, b, rtol=1e-9, atol=1e-9)
@@ -101,7 +122,8 @@ def test_values_and_gradients_equal_the_definition(x64, config, length):
 
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (16, 1), (3, 3), (6, 2)])
 def test_group_sizes(x64, heads, kv_heads):
-    x, phi = inputs(60, jnp.float64, heads, kv_heads), weights(SMALL, jnp.float64)
+    x = inputs(60, jnp.float64, heads, kv_heads)
+    phi = weights(SMALL, jnp.float64)
     assert relative(ours(x, phi, *single(60, SMALL), SMALL), theirs(x, phi, SMALL)) < 1e-12
 
 
@@ -109,9 +131,13 @@ def test_weights_of_stretches_in_a_block():
     config = NSA(length=32, stride=16, block=64)
     probabilities = jnp.eye(16)[None, None]  # query e sees stretch e alone
     scores = np.asarray(block_scores(probabilities, None, config))[0, :, 0]
-    # stretch e holds tokens 16 e ... 16 e + 31; its weight in block j is the tokens they share, by 16
+    # stretch e holds tokens 16 e ... 16 e + 31; its weight in block j is the tokens they share, by
+    # 16
     shared = [
-        [len(set(range(16 * e, 16 * e + 32)) & set(range(64 * j, 64 * j + 64))) / 16 for j in range(4)]
+        [
+            len(set(range(16 * e, 16 * e + 32)) & set(range(64 * j, 64 * j + 64))) / 16
+            for j in range(4)
+        ]
         for e in range(16)
     ]
     assert np.array_equal(scores, shared)
@@ -120,16 +146,21 @@ def test_weights_of_stretches_in_a_block():
 
 def test_a_query_that_sees_no_stretch_gets_nothing_from_it():
     tokens, blocks = single(7, SMALL)
-    x, phi = inputs(7), weights(SMALL)
+    x = inputs(7)
+    phi = weights(SMALL)
 
     def compressed(x, phi):
         stretched = entries(blocks, SMALL.length, SMALL.stride)
-        keys = (compress(blocks.place(y), *mlp, SMALL) for y, mlp in zip(x.compressed, phi, strict=True))
+        keys = (
+            compress(blocks.place(y), *mlp, SMALL) for y, mlp in zip(x.compressed, phi, strict=True)
+        )
         return compressed_attention(x.q, *keys, tokens, blocks, stretched, SMALL)[0]
 
     assert not np.any(compressed(x, phi))
     for gradient in jax.tree.leaves(
-        jax.grad(lambda x, phi: jnp.sum(compressed(x, phi) ** 2 + compressed(x, phi)), (0, 1))(x, phi)
+        jax.grad(lambda x, phi: jnp.sum(compressed(x, phi) ** 2 + compressed(x, phi)), (0, 1))(
+            x, phi
+        )
     ):
         assert not np.any(gradient)
 
@@ -137,7 +168,8 @@ def test_a_query_that_sees_no_stretch_gets_nothing_from_it():
 def test_all_blocks_chosen_is_dense_attention():
     config = dataclasses.replace(SMALL, picks=100)
     tokens, blocks = single(90, config)
-    x, phi = inputs(90), weights(config)
+    x = inputs(90)
+    phi = weights(config)
     x = dataclasses.replace(x, gates=jnp.zeros_like(x.gates).at[..., 1].set(1.0))
     expected = reference.dense(x.q[0], *(y[0] for y in x.selected))
     assert relative(ours(x, phi, tokens, blocks, config)[0], expected) < 1e-5
@@ -150,7 +182,8 @@ PIECES = [Piece(9), Piece(70, (40, 1, 33)), Piece(5, (30,)), Piece(16, (2, 50)),
 def test_packed_sequences_equal_the_sequences_apart(x64, config):
     tokens, slots = pack(PIECES, 320)
     blocks = aligned(tokens, config.block, runs=13)
-    x, phi = inputs(320, jnp.float64), weights(config, jnp.float64)
+    x = inputs(320, jnp.float64)
+    phi = weights(config, jnp.float64)
     (weight,) = normal(5, x.q.shape, dtype=jnp.float64)
 
     def together(x, phi):
@@ -161,7 +194,9 @@ def test_packed_sequences_equal_the_sequences_apart(x64, config):
 
     def alone(x, phi):  # of one shape, so that it is compiled once
         length = x.q.shape[1]
-        x = jax.tree.map(lambda y: jnp.pad(y, ((0, 0), (0, longest - length), *((0, 0),) * (y.ndim - 2))), x)
+        x = jax.tree.map(
+            lambda y: jnp.pad(y, ((0, 0), (0, longest - length), *((0, 0),) * (y.ndim - 2))), x
+        )
         return padded(x, phi, jnp.array([length]))[:, :length]
 
     @jax.jit
@@ -183,16 +218,22 @@ def test_packed_sequences_equal_the_sequences_apart(x64, config):
 
 def test_rows_already_in_place_are_aligned_where_they_are():
     tokens = sequences(jnp.array([50]), 50)
-    still, moved = in_place(tokens, 16), aligned(tokens, 16, runs=1)
-    assert np.array_equal(moved.slots[0, :50], np.arange(50)) and not np.any(moved.slots[0, 50:] >= 0)
-    x, phi = inputs(50), weights(SMALL)
+    still = in_place(tokens, 16)
+    moved = aligned(tokens, 16, runs=1)
+    assert np.array_equal(moved.slots[0, :50], np.arange(50)) and not np.any(
+        moved.slots[0, 50:] >= 0
+    )
+    x = inputs(50)
+    phi = weights(SMALL)
     assert relative(ours(x, phi, tokens, moved, SMALL), ours(x, phi, tokens, still, SMALL)) < 1e-6
 
 
 def test_documents_do_not_see_each_other():
     tokens = documents([20, 33, 5], 12, block=16)
-    blocks, length = in_place(tokens, 16), tokens.shape[1]
-    x, phi = inputs(length), weights(SMALL)
+    blocks = in_place(tokens, 16)
+    length = tokens.shape[1]
+    x = inputs(length)
+    phi = weights(SMALL)
     clean = ours(x, phi, tokens, blocks, SMALL)
     numbers = np.asarray(tokens.documents[0])
     for document in (1, 2, 3):
@@ -209,7 +250,8 @@ def test_documents_do_not_see_each_other():
 
 def test_the_future_changes_no_bit():
     tokens, blocks = single(70, SMALL)
-    x, phi = inputs(70), weights(SMALL)
+    x = inputs(70)
+    phi = weights(SMALL)
     clean = ours(x, phi, tokens, blocks, SMALL)
     for t in (5, 16, 40, 69):
         later = jax.tree.map(lambda y, t=t: y.at[:, t:].set(1e4), x)

@@ -1,4 +1,6 @@
-"""Attention over chosen blocks equals the definition for any lists, whatever the chunks and tiles."""
+"""Attention over chosen blocks equals the definition for any lists, whatever the chunks and
+tiles.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SIZE, BLOCKS, LENGTH = 8, 6, 48
 def lists(heads: int, picks: int, seed: int = 0) -> np.ndarray:
     """Random distinct blocks, some missing, for every query; those of query 5 are all missing."""
     rng = np.random.default_rng(seed)
-    found = np.argsort(rng.random((2, LENGTH, heads, BLOCKS)), axis=-1)[..., :picks].astype(np.int32)
+    found = np.argsort(rng.random((2, LENGTH, heads, BLOCKS)), axis=-1)[..., :picks].astype(
+        np.int32
+    )
     found[rng.random(found.shape) < 0.2] = -1
     found[:, 5] = -1
     return found
@@ -28,14 +32,20 @@ def expected(q, k, v, picks, q_order, k_order):
     outs = []
     for row in range(q.shape[0]):
         chosen = (picks[row][..., None] == np.arange(BLOCKS)).any(axis=2)  # [T, P, J]
-        chosen = np.repeat(np.repeat(chosen, SIZE, axis=-1), q.shape[2] // picks.shape[2], axis=1).transpose(1, 0, 2)
+        chosen = np.repeat(
+            np.repeat(chosen, SIZE, axis=-1), q.shape[2] // picks.shape[2], axis=1
+        ).transpose(1, 0, 2)
         mask = jnp.asarray(chosen & (k_order[row][None] <= q_order[row][:, None]))
         outs.append(reference.attention(q[row], k[row], v[row], mask)[:2])
     return tuple(jnp.stack(x) for x in zip(*outs, strict=True))
 
 
-@pytest.mark.parametrize("heads, kv_heads, own_lists", [(4, 2, False), (4, 2, True), (16, 1, False), (3, 3, True)])
-@pytest.mark.parametrize("direct, chunk, rows, scores", [(LENGTH, 1, 1, 1), (0, 2**19, 128, 2**18), (0, 96, 4, 64)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, own_lists", [(4, 2, False), (4, 2, True), (16, 1, False), (3, 3, True)]
+)
+@pytest.mark.parametrize(
+    "direct, chunk, rows, scores", [(LENGTH, 1, 1, 1), (0, 2**19, 128, 2**18), (0, 96, 4, 64)]
+)
 def test_values_and_gradients_equal_the_definition(
     x64, monkeypatch, heads, kv_heads, own_lists, direct, chunk, rows, scores
 ):
@@ -53,11 +63,15 @@ def test_values_and_gradients_equal_the_definition(
         def total(q, k, v):
             out, lse = function(q, k, v)
             seen = jnp.isfinite(lse)
-            return jnp.sum(out * weight) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0)), (out, lse)
+            return jnp.sum(out * weight) + jnp.sum(
+                jnp.where(seen, jnp.where(seen, lse, 0) * weight_lse, 0)
+            ), (out, lse)
 
         return jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))
 
-    found, (out, lse) = loss(lambda *x: selected_attention(*x, picks, q_order, k_order, size=SIZE))(q, k, v)
+    found, (out, lse) = loss(lambda *x: selected_attention(*x, picks, q_order, k_order, size=SIZE))(
+        q, k, v
+    )
     wanted, (want, want_lse) = loss(lambda *x: expected(*x, picks, q_order, k_order))(q, k, v)
     assert relative(out, want) < 1e-12 and not np.any(out[:, 5])
     assert np.array_equal(np.isfinite(lse), np.isfinite(want_lse))

@@ -1,4 +1,6 @@
-"""Documents with a softmax and a gate of their own equal their definition, in values and gradients."""
+"""Documents with a softmax and a gate of their own equal their definition, in values and
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_each_gate_weighs_its_part():
     q, k, v, gates = inputs(jnp.float32)
     tail = np.asarray(TOKENS.documents[0]) == TAIL
     own, others = (ours(q, k, v, jnp.zeros_like(gates).at[..., part].set(1.0)) for part in (0, 1))
-    np.testing.assert_allclose(ours(q, k, v, gates), own * gates[..., :1] + others * gates[..., 1:], atol=1e-6)
+    np.testing.assert_allclose(
+        ours(q, k, v, gates), own * gates[..., :1] + others * gates[..., 1:], atol=1e-6
+    )
     assert not np.any(others[:, ~tail]) and np.all(np.any(others[0, tail] != 0, axis=-1))
 
 

@@ -31,7 +31,9 @@ def test_a_missing_compiler_has_a_row_per_kernel_with_the_command_that_installs_
         rows = aot.in_own_process(target)
         assert [row.kernel for row in rows] == KERNELS
         for row in rows:
-            assert row.target == target.name and row.answer.endswith(f"not installed: {aot.INSTALL}")
+            assert row.target == target.name and row.answer.endswith(
+                f"not installed: {aot.INSTALL}"
+            )
 
 
 def test_a_compiler_that_ends_its_process_has_rows_too(monkeypatch):
@@ -50,21 +52,32 @@ def test_a_compiler_that_ends_its_process_has_rows_too(monkeypatch):
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments, message):
-    done = subprocess.run([sys.executable, "-m", "launch.aot", *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.aot", *arguments], capture_output=True, text=True
+    )
     assert done.returncode == 1 and message in done.stderr
 
 
 def test_time_at_peak_is_the_slower_of_arithmetic_and_memory():
     target = TARGETS["v5e"]
-    slow = Cost(flops=int(target.flops), transcendentals=0, bytes_accessed=int(2 * target.bandwidth))
-    assert aot.Row("flash forward", "v5e", "compiled", cost=slow).milliseconds == pytest.approx(2000)
+    slow = Cost(
+        flops=int(target.flops), transcendentals=0, bytes_accessed=int(2 * target.bandwidth)
+    )
+    assert aot.Row("flash forward", "v5e", "compiled", cost=slow).milliseconds == pytest.approx(
+        2000
+    )
 
 
 def test_cost_counts_the_visible_pairs():
-    shape, keys = (1, 8, 4, 16), (1, 8, 2, 16)
+    shape = (1, 8, 4, 16)
+    keys = (1, 8, 2, 16)
     tuning = heuristic("tpu", 2, 16)
-    assert cost("forward", shape, keys, 2, tuning).flops == 2 * 2 * 16 * 4 * 36  # 1 + 2 + ... + 8 pairs
-    assert cost("backward_kv", shape, keys, 2, tuning).flops == 2 * cost("forward", shape, keys, 2, tuning).flops
+    # 1 + 2 + ... + 8 pairs
+    assert cost("forward", shape, keys, 2, tuning).flops == 2 * 2 * 16 * 4 * 36
+    assert (
+        cost("backward_kv", shape, keys, 2, tuning).flops
+        == 2 * cost("forward", shape, keys, 2, tuning).flops
+    )
     assert cost("forward", shape, (1, 24, 2, 16), 2, tuning).flops == 2 * 2 * 16 * 4 * (36 + 8 * 16)
 
 
@@ -75,7 +88,9 @@ def test_kernels_compile_for_tpu_v5e():
     assert all(row.memory for row in rows)
 
 
-@pytest.mark.skipif(not installed("jax-cuda13-plugin"), reason=f"jax-cuda13-plugin is not installed: {aot.INSTALL}")
+@pytest.mark.skipif(
+    not installed("jax-cuda13-plugin"), reason=f"jax-cuda13-plugin is not installed: {aot.INSTALL}"
+)
 @pytest.mark.parametrize("name", ["h100", "gb200"])
 def test_kernels_compile_for_gpus(name):
     rows = aot.in_own_process(TARGETS[name])

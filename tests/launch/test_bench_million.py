@@ -14,15 +14,26 @@ SMALL = ("--document=1024", "--device_mib=2", "--host_mib=0", "--decode=5", "--c
 
 
 def command(folder: Path, *flags: str) -> list[str]:
-    return ["launch.bench", "million", "--device=cpu", f"--workdir={folder / 'blocks'}", *SMALL, *flags]
+    return [
+        "launch.bench",
+        "million",
+        "--device=cpu",
+        f"--workdir={folder / 'blocks'}",
+        *SMALL,
+        *flags,
+    ]
 
 
 def test_a_small_run(tmp_path):
-    done = programs.run(*command(tmp_path, "--tokens=4096", f"--json={tmp_path / 'out' / 'million.json'}"))
+    done = programs.run(
+        *command(tmp_path, "--tokens=4096", f"--json={tmp_path / 'out' / 'million.json'}")
+    )
     assert done.returncode == 0, done.stderr
     assert "4,096 tokens in documents of 1,024" in done.stdout
     report = json.loads((tmp_path / "out" / "million.json").read_text())
-    size, decoding, check = report["bytes"], report["decoding"], report["check"]
+    size = report["bytes"]
+    decoding = report["decoding"]
+    check = report["check"]
     assert size["device"] <= size["device_budget"] == 2 * 2**20 and size["host"] == 0
     assert size["disk"] >= size["history"] == 4096 * 2 * 2 * 32 * 4
     assert size["untiered"] > size["history"] * 2  # the window's keys have the same size
@@ -37,7 +48,10 @@ def test_a_small_run(tmp_path):
 
 def test_a_budget_that_is_too_small_is_refused(tmp_path):
     done = programs.run(*command(tmp_path, "--tokens=512000"))
-    assert done.returncode == 1 and "device_bytes=2097152 hold no block" in done.stderr.splitlines()[-1]
+    assert (
+        done.returncode == 1
+        and "device_bytes=2097152 hold no block" in done.stderr.splitlines()[-1]
+    )
 
 
 def test_what_is_on_disk_goes_when_the_bench_is_stopped(tmp_path):
@@ -45,7 +59,10 @@ def test_what_is_on_disk_goes_when_the_bench_is_stopped(tmp_path):
     process = programs.start(*long, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         begun = lambda: any(tmp_path.glob("blocks/million_*/blocks"))  # noqa: E731
-        assert Deadline(240).wait(lambda: begun() or process.poll() is not None) and process.poll() is None
+        assert (
+            Deadline(240).wait(lambda: begun() or process.poll() is not None)
+            and process.poll() is None
+        )
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) == 130
     finally:

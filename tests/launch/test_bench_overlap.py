@@ -12,15 +12,29 @@ from tests import programs
 
 @pytest.mark.parametrize(
     "intervals, length",
-    [([], 0.0), ([(1, 3)], 2.0), ([(4, 6), (1, 3)], 4.0), ([(1, 5), (2, 3), (4, 7)], 6.0), ([(1, 3), (3, 4)], 3.0)],
+    [
+        ([], 0.0),
+        ([(1, 3)], 2.0),
+        ([(4, 6), (1, 3)], 4.0),
+        ([(1, 5), (2, 3), (4, 7)], 6.0),
+        ([(1, 3), (3, 4)], 3.0),
+    ],
 )
 def test_the_length_of_a_union(intervals, length):
     assert union_length(intervals) == length
 
 
 def test_a_short_run(tmp_path):
-    small = ["--model=tiny", "--workload=smoke", "--residuals=everything kept", "--steps=1", "--warmup=1"]
-    done = programs.run("launch.bench", "overlap", *small, "--wait_s=0.1", f"--json={tmp_path / 'a.json'}")
+    small = [
+        "--model=tiny",
+        "--workload=smoke",
+        "--residuals=everything kept",
+        "--steps=1",
+        "--warmup=1",
+    ]
+    done = programs.run(
+        "launch.bench", "overlap", *small, "--wait_s=0.1", f"--json={tmp_path / 'a.json'}"
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
     assert set(rows) == {"everything kept"}

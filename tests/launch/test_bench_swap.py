@@ -10,20 +10,35 @@ from tests import programs
 
 
 def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return programs.run("launch.bench", "swap", "--device=cpu", f"--workdir={folder / 'documents'}", *flags)
+    return programs.run(
+        "launch.bench", "swap", "--device=cpu", f"--workdir={folder / 'documents'}", *flags
+    )
 
 
 def test_a_small_run(tmp_path):
-    done = run(tmp_path, "--row=300", "--documents=9", "--question=12", "--repeats=2", f"--json={tmp_path / 'a.json'}")
+    done = run(
+        tmp_path,
+        "--row=300",
+        "--documents=9",
+        "--question=12",
+        "--repeats=2",
+        f"--json={tmp_path / 'a.json'}",
+    )
     assert done.returncode == 0, done.stderr
     assert "9 documents and a question of 12, 300 tokens" in done.stdout
     report = json.loads((tmp_path / "a.json").read_text())
     assert len(report["contenders"]) == 6
-    assert all(0 < row["fastest"] <= row["seconds"] <= row["slowest"] for row in report["contenders"].values())
+    assert all(
+        0 < row["fastest"] <= row["seconds"] <= row["slowest"]
+        for row in report["contenders"].values()
+    )
     assert report["difference"] < 1e-4 * report["largest"]
     assert list((tmp_path / "documents").iterdir()) == []
 
 
 def test_a_row_that_is_too_short_is_refused(tmp_path):
     done = run(tmp_path, "--row=79")
-    assert done.returncode == 1 and "--row=79 leaves no token for each of --documents=16" in done.stderr
+    assert (
+        done.returncode == 1
+        and "--row=79 leaves no token for each of --documents=16" in done.stderr
+    )

@@ -86,7 +86,9 @@ def outputs(tmp_path_factory) -> dict[str, str]:
     cases = [*COMPLAINTS, *ENDINGS, GOOD]
     arguments = json.dumps([case.split() for case in cases])
     environment = {"PYTHONPATH": str(ROOT), "PATH": ""}
-    subprocess.run([sys.executable, "-c", SCRIPT, arguments], cwd=folder, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT, arguments], cwd=folder, env=environment, check=True
+    )
     return {case: (folder / f"{number}.txt").read_text() for number, case in enumerate(cases)}
 
 
@@ -105,4 +107,7 @@ def test_an_expected_error_is_told_and_a_bug_keeps_its_traceback(outputs, line):
 
 def test_a_config_is_read_with_its_argument_and_overrides(outputs):
     config, workdir = json.loads(outputs[GOOD].splitlines()[0])
-    assert config == {"steps": 1, "loss": {"low": 1.0, "levels": [3, 4], "kl": None}} and workdir == "w"
+    assert (
+        config == {"steps": 1, "loss": {"low": 1.0, "levels": [3, 4], "kl": None}}
+        and workdir == "w"
+    )

@@ -8,7 +8,8 @@ import pytest
 
 from launch.flops import matmul_flops
 
-A, B = jnp.ones((64, 32)), jnp.ones((32, 32))
+A = jnp.ones((64, 32))
+B = jnp.ones((32, 32))
 ONCE = 2 * 64 * 32 * 32
 
 
@@ -22,7 +23,9 @@ def chain(a, b, trips):
 
 def test_products_count_two_per_multiply_add():
     assert count(lambda a, b: a @ b, A, B) == ONCE
-    assert count(lambda a: jnp.einsum("bij,bkj->bik", a, a), jnp.ones((3, 8, 5))) == 2 * 3 * 8 * 8 * 5
+    assert (
+        count(lambda a: jnp.einsum("bij,bkj->bik", a, a), jnp.ones((3, 8, 5))) == 2 * 3 * 8 * 8 * 5
+    )
 
 
 def test_bodies_count_once_per_trip():
@@ -40,7 +43,9 @@ def test_loops_without_a_known_count_take_the_one_given():
 
 def test_products_that_cublas_computes_count_too():
     settings = '{"gemm_backend_config":{"alpha_real":1,"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
-    settings += '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}'
+    settings += (
+        '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}'
+    )
     call = f'custom_call_target="__cublas$gemm", backend_config={settings}'
     hlo = f"""HloModule m
 

@@ -33,15 +33,25 @@ def test_roles_of_two_processes_train_as_one_process_replays(tmp_path):
             processes.append(programs.start(*command, devices=1, cache=tmp_path / "compiled"))
     outputs = [process.communicate(timeout=400)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, outputs
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in rows] == list(range(STEPS))
     assert all(row["train/finite"] for row in rows)
     (actor,) = (tmp_path / "run" / "actors").iterdir()
     did = [json.loads(line) for line in (actor / "metrics.jsonl").read_text().splitlines()]
     assert did[0]["step"] == 0 and did[-1]["step"] == STEPS
-    assert sum(row["engine/generated_tokens"] for row in did) == sum(row["rollout/sampled_tokens"] for row in rows)
-    assert all(0.0 < row["engine/occupancy"] <= 1.0 for row in did[1:]) and did[1]["weights/fetch_live_bytes"] > 0
+    assert sum(row["engine/generated_tokens"] for row in did) == sum(
+        row["rollout/sampled_tokens"] for row in rows
+    )
+    assert (
+        all(0.0 < row["engine/occupancy"] <= 1.0 for row in did[1:])
+        and did[1]["weights/fetch_live_bytes"] > 0
+    )
 
     replay = programs.run("launch.replay", *flags(tmp_path), devices=2)
     assert replay.returncode == 0, replay.stdout + replay.stderr
-    assert f"{STEPS} of {STEPS} steps consumed" in replay.stdout and "replayed: equal, bit for bit" in replay.stdout
+    assert (
+        f"{STEPS} of {STEPS} steps consumed" in replay.stdout
+        and "replayed: equal, bit for bit" in replay.stdout
+    )

@@ -1,4 +1,6 @@
-"""The set-up script installs once, says what is missing, and leaves the caller's environment alone."""
+"""The set-up script installs once, says what is missing, and leaves the caller's environment
+alone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("bash", "cat", "cksum", "dirname", "env", "mkdir", "cp", "tail")
 
-# Stands in for Python: is of a given version, makes a virtual environment of itself, notes what pip is asked.
+# Stands in for Python: is of a given version, makes a virtual environment of itself, notes what pip
+# is asked.
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
 -c*) exit $TOO_OLD ;;
@@ -25,8 +28,11 @@ esac
 
 @pytest.fixture
 def set_up(tmp_path):
-    """Sources the script in a copy of the repository and runs a command; returns the finished process."""
-    repository, tools = tmp_path / "repository", tmp_path / "bin"
+    """Sources the script in a copy of the repository and runs a command; returns the finished
+    process.
+    """
+    repository = tmp_path / "repository"
+    tools = tmp_path / "bin"
     (repository / "launch").mkdir(parents=True)
     tools.mkdir()
     for name in ("launch/set_up.sh", "requirements.txt", ".python-version"):
@@ -40,7 +46,11 @@ def set_up(tmp_path):
         script = f"set -euo pipefail\nsource launch/set_up.sh\n{command}"
         base = {"PATH": str(tools), "HOME": "/nonexistent", "TOO_OLD": "0", "PIP_FAILS": "0"}
         return subprocess.run(
-            ["bash", "-c", script], cwd=repository, env=base | environment, capture_output=True, text=True
+            ["bash", "-c", script],
+            cwd=repository,
+            env=base | environment,
+            capture_output=True,
+            text=True,
         )
 
     run.repository = repository
@@ -64,7 +74,10 @@ def test_requirements_are_installed_once_and_again_when_they_change(set_up):
 def test_without_a_new_enough_python_it_says_what_to_do(set_up):
     finished = set_up(TOO_OLD="1")
     assert finished.returncode == 1 and installs(set_up) == 0
-    assert "needs Python 3.12 or newer; found Python 3.9.0" in finished.stderr and "PYTHON=" in finished.stderr
+    assert (
+        "needs Python 3.12 or newer; found Python 3.9.0" in finished.stderr
+        and "PYTHON=" in finished.stderr
+    )
 
 
 def test_a_failed_install_is_shown_and_tried_again(set_up):

@@ -1,4 +1,6 @@
-"""A supervised command is started again when it dies, and only then; signals reach it and end it for good."""
+"""A supervised command is started again when it dies, and only then; signals reach it and end it
+for good.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ LONG_S = 30.0
 
 @pytest.fixture
 def supervise(tmp_path):
-    """Starts a supervised shell command in a folder of its own; whatever is left of it is killed in the end."""
+    """Starts a supervised shell command in a folder of its own; whatever is left of it is killed in
+    the end.
+    """
     started = []
 
     def start(command: str, **environment: str) -> subprocess.Popen[str]:
@@ -59,7 +63,9 @@ def starts(folder: Path) -> int:
 # Fails with ``first`` until it has been started so many ``times``, then ends with ``last``.
 COUNT = "echo start >>starts; [ $(wc -l <starts) -ge {times} ] && exit {last}; exit {first}"
 # A command that goes on until SIGTERM, then takes its time and ends with 7.
-PATIENT = "trap 'sleep 0.2; echo >>ended; exit 7' TERM; echo start >>starts; while :; do sleep 0.01; done"
+PATIENT = (
+    "trap 'sleep 0.2; echo >>ended; exit 7' TERM; echo start >>starts; while :; do sleep 0.01; done"
+)
 
 
 @pytest.mark.parametrize("first", [1, 3, 137, 143])
@@ -93,11 +99,16 @@ def test_it_gives_up_after_so_many_restarts(supervise, tmp_path, restarts):
     process = supervise(COUNT.format(times=100, first=5, last=0), SUPERVISE_MAX=str(restarts))
     _, errors = process.communicate(timeout=LONG_S)
     assert process.returncode == 1 and starts(tmp_path) == restarts + 1
-    assert f"given up after {restarts} restarts" in errors and errors.count("starting again") == restarts
+    assert (
+        f"given up after {restarts} restarts" in errors
+        and errors.count("starting again") == restarts
+    )
 
 
 @pytest.mark.parametrize(("code", "starts_made"), [(1, 3), (5, 3), (137, 8)])
-def test_it_gives_up_soon_when_an_error_lasts_but_not_when_it_is_killed(supervise, tmp_path, code, starts_made):
+def test_it_gives_up_soon_when_an_error_lasts_but_not_when_it_is_killed(
+    supervise, tmp_path, code, starts_made
+):
     process = supervise(COUNT.format(times=8, first=code, last=0), SUPERVISE_QUICK="3")
     _, errors = process.communicate(timeout=LONG_S)
     assert starts(tmp_path) == starts_made

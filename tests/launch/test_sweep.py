@@ -1,4 +1,6 @@
-"""Sweeps: overrides are checked before anything runs, finished runs are not repeated, seeds are put together."""
+"""Sweeps: overrides are checked before anything runs, finished runs are not repeated, seeds are put
+together.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,15 @@ def tiny_config(monkeypatch):
 
 
 def config() -> ml_collections.ConfigDict:
-    return ml_collections.ConfigDict({"seed": 0, "steps": 2, "loss": {"kind": "grpo", "clip": None}})
+    return ml_collections.ConfigDict(
+        {"seed": 0, "steps": 2, "loss": {"kind": "grpo", "clip": None}}
+    )
 
 
 def make_runs(workdir, sweep_of=None) -> list[sweep.SweepRun]:
-    kinds_and_seeds = [{"loss.kind": kind, "seed": seed} for kind in ("grpo", "rloo") for seed in (0, 1)]
+    kinds_and_seeds = [
+        {"loss.kind": kind, "seed": seed} for kind in ("grpo", "rloo") for seed in (0, 1)
+    ]
     return sweep.plan(config(), sweep_of or kinds_and_seeds, workdir)
 
 
@@ -68,14 +74,19 @@ def calls(run: sweep.SweepRun) -> list[str]:
 
 def test_runs_are_named_by_their_overrides_and_grouped_without_the_seed(tmp_path):
     runs = make_runs(tmp_path)
-    assert [run.workdir.name for run in runs] == [f"kind={k},seed={s}" for k in ("grpo", "rloo") for s in (0, 1)]
+    assert [run.workdir.name for run in runs] == [
+        f"kind={k},seed={s}" for k in ("grpo", "rloo") for s in (0, 1)
+    ]
     assert [run.variant for run in runs] == ["kind=grpo", "kind=grpo", "kind=rloo", "kind=rloo"]
     assert runs[3].config == TinyConfig(1, 2, Loss("rloo", None))
     assert sweep.describe({"a.kind": 1, "b.kind": 2, "c.x": 3}) == "a.kind=1,b.kind=2,x=3"
 
 
 def test_a_variant_may_have_a_name(tmp_path):
-    named = [{"variant": "REINFORCE, leave one out", "loss.kind": "rloo", "seed": seed} for seed in (0, 1)]
+    named = [
+        {"variant": "REINFORCE, leave one out", "loss.kind": "rloo", "seed": seed}
+        for seed in (0, 1)
+    ]
     runs = make_runs(tmp_path, [*named, {"loss.kind": "grpo"}])
     folders = [f"variant=REINFORCE,_leave_one_out,seed={seed}" for seed in (0, 1)]
     assert [run.workdir.name for run in runs] == [*folders, "kind=grpo"]
@@ -90,7 +101,10 @@ def test_a_variant_may_have_a_name(tmp_path):
         ([{"seed.x": 1}], r"config\.seed\.x, which the config does not have"),
         ([{"steps": "many"}], r"config\.steps = 'many': expected int"),
         ([{"seed": 1}, {"seed": 1}], "seed=1 twice"),
-        ([{"variant": "a", "steps": 1}, {"variant": "a", "steps": 3}], "'a' both steps=1 and steps=3"),
+        (
+            [{"variant": "a", "steps": 1}, {"variant": "a", "steps": 3}],
+            "'a' both steps=1 and steps=3",
+        ),
     ],
 )
 def test_a_wrong_override_is_refused_before_anything_runs(tmp_path, overrides, complaint):
@@ -100,19 +114,27 @@ def test_a_wrong_override_is_refused_before_anything_runs(tmp_path, overrides, c
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_a_failed_run_is_repeated_and_a_finished_one_is_not(tmp_path, jobs):
-    runs, command = make_runs(tmp_path), [sys.executable, "-c", TRAINER, "--config=c.py"]
+    runs = make_runs(tmp_path)
+    command = [sys.executable, "-c", TRAINER, "--config=c.py"]
     (tmp_path / "broken").touch()
     assert [run.variant for run in sweep.execute(runs, command, jobs)] == ["kind=rloo"] * 2
     assert [run.finished() for run in runs] == [True, True, False, False]
     (tmp_path / "broken").unlink()
     assert sweep.execute(runs, command, jobs) == []
     assert [len(calls(run)) for run in runs] == [1, 1, 2, 2]
-    assert calls(runs[3])[0].split()[:3] == ["--config=c.py", "--config.loss.kind=rloo", "--config.seed=1"]
+    assert calls(runs[3])[0].split()[:3] == [
+        "--config=c.py",
+        "--config.loss.kind=rloo",
+        "--config.seed=1",
+    ]
 
 
-def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(tmp_path, monkeypatch, capsys):
+def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(sweep.sft, "MAY_DIFFER", ("loss",))
-    runs, command = make_runs(tmp_path), [sys.executable, "-c", TRAINER]
+    runs = make_runs(tmp_path)
+    command = [sys.executable, "-c", TRAINER]
     for run in runs[:2]:  # as if these had been trained before, each with its own warm start
         write_results(run, before=1, after=2)
         (run.workdir / "sft").mkdir()
@@ -121,7 +143,9 @@ def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(tmp
     sweep.execute(runs, command, jobs=1)
     assert (runs[2].workdir / "sft" / "weights").read_text() == "kind=grpo,seed=0"
     assert list((runs[3].workdir / "sft").iterdir()) == []
-    assert "kind=rloo,seed=0 takes over the warm start of kind=grpo,seed=0" in capsys.readouterr().out
+    assert (
+        "kind=rloo,seed=0 takes over the warm start of kind=grpo,seed=0" in capsys.readouterr().out
+    )
 
 
 def test_a_run_finished_with_another_config_is_not_taken_for_this_one(tmp_path):
@@ -134,7 +158,8 @@ def test_a_run_finished_with_another_config_is_not_taken_for_this_one(tmp_path):
 
 def test_a_stop_reaches_the_runs_and_leaves_none_behind(tmp_path, monkeypatch):
     (tmp_path / "slow").touch()
-    runs, started = make_runs(tmp_path), []
+    runs = make_runs(tmp_path)
+    started = []
 
     def start(run, command, to_log, start=sweep.start):
         started.append(start(run, command, to_log))
@@ -181,13 +206,17 @@ FIGURE = (
 
 def cells(lines: Sequence[str], variant: str) -> list[list[str]]:
     """The row of a variant in each table."""
-    return [[cell.strip() for cell in line.split("│")[2:-1]] for line in lines if f" {variant} " in line]
+    return [
+        [cell.strip() for cell in line.split("│")[2:-1]] for line in lines if f" {variant} " in line
+    ]
 
 
 def test_the_tables_and_the_figure_put_the_seeds_of_a_variant_together(tmp_path, capsys):
     runs = make_runs(tmp_path)
     for run, after in zip(runs, (3, 4, 2, 2), strict=True):
-        write_results(run, before=1, after=after, rows=[row(0.1 * after * step, 60.0, 0) for step in range(3)])
+        write_results(
+            run, before=1, after=after, rows=[row(0.1 * after * step, 60.0, 0) for step in range(3)]
+        )
     sweep.report(runs, sweep_figure.parse(FIGURE), tmp_path)
     text = (tmp_path / "sweep.txt").read_text()
     assert "mean [lowest, highest] over seeds" in text
@@ -217,9 +246,13 @@ def test_curves_are_compared_where_all_runs_have_been(tmp_path):
     slow, fast = make_runs(tmp_path, [{"seed": 0}, {"loss.kind": "rloo"}])
     write_results(slow, 1, 2, [row(reward, 120.0, 0) for reward in (1.0, 2.0, 3.0)])
     write_results(fast, 1, 2, [row(reward, 60.0, 0) for reward in (1.0, 2.0, 3.0, 4.0)])
-    numbers = sweep_figure.Curve("reward/total", "minutes", 1).numbers({"slow": [slow.workdir], "fast": [fast.workdir]})
+    numbers = sweep_figure.Curve("reward/total", "minutes", 1).numbers(
+        {"slow": [slow.workdir], "fast": [fast.workdir]}
+    )
     assert list(numbers) == [f"minutes {i} to {i + 1}" for i in range(4)]
-    assert [numbers[span]["fast"][0] for span in list(numbers)[1:]] == pytest.approx([1.5, 2.5, 3.5])
+    assert [numbers[span]["fast"][0] for span in list(numbers)[1:]] == pytest.approx(
+        [1.5, 2.5, 3.5]
+    )
     assert [numbers[span]["slow"][0] for span in list(numbers)[2:]] == pytest.approx([1.25, 1.75])
 
 
@@ -227,7 +260,9 @@ def test_a_histogram_counts_what_a_step_lacks_as_nothing(tmp_path):
     young, old = make_runs(tmp_path, [{"seed": 0}, {"loss.kind": "rloo"}])
     write_results(young, 1, 2, [row(1.0, 60.0, 0)] * 4)
     write_results(old, 1, 2, [row(1.0, 60.0, age) for age in (0, 1, 10, 10)])
-    numbers = sweep_figure.Histogram("staleness/").numbers({"young": [young.workdir], "old": [old.workdir]})
+    numbers = sweep_figure.Histogram("staleness/").numbers(
+        {"young": [young.workdir], "old": [old.workdir]}
+    )
     assert list(numbers) == [str(age) for age in range(11)]
     assert [numbers[age]["old"][0] for age in ("0", "1", "2", "10")] == [0.25, 0.25, 0.0, 0.5]
     assert sum(share["young"][0] for share in numbers.values()) == numbers["0"]["young"][0] == 1.0
@@ -245,7 +280,10 @@ def test_a_single_seed_shows_the_interval_over_tasks(tmp_path):
 @pytest.mark.parametrize(
     ("panel", "complaint"),
     [
-        (("curve", "reward/totl", "step", 1), "no metric 'reward/totl'; it has reward/total, staleness/0, step, time/"),
+        (
+            ("curve", "reward/totl", "step", 1),
+            "no metric 'reward/totl'; it has reward/total, staleness/0, step, time/",
+        ),
         (("bars", "time/idle", "time/busy"), "no metric 'time/busy'"),
         (("histogram", "age/"), "begins with 'age/'"),
     ],
@@ -254,7 +292,9 @@ def test_a_metric_that_was_not_written_is_named(tmp_path, panel, complaint):
     (run,) = make_runs(tmp_path, [{"seed": 1}])
     write_results(run, before=1, after=3, rows=[row(1.0, 60.0, 0)])
     with pytest.raises(ConfigError, match=complaint):
-        sweep_figure.draw({run.variant: [run.workdir]}, sweep_figure.parse([panel]), tmp_path / "x.png")
+        sweep_figure.draw(
+            {run.variant: [run.workdir]}, sweep_figure.parse([panel]), tmp_path / "x.png"
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The search for block sizes keeps what is faster, passes over what is refused, and leaves a file that kernels read."""
+"""The search for block sizes keeps what is faster, passes over what is refused, and leaves a file
+that kernels read.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def test_the_search_ends_at_the_fastest_setting_and_other_entries_stay(search, t
     written = json.loads(path.read_text())
     assert set(written) == {"other", "flash tpu groups=2 head_dim=8"}
     found = written["flash tpu groups=2 head_dim=8"]
-    assert found["sizes"] == dataclasses.asdict(best) and found["seconds"] == 1.0 < found["heuristic_seconds"]
+    assert (
+        found["sizes"] == dataclasses.asdict(best)
+        and found["seconds"] == 1.0 < found["heuristic_seconds"]
+    )
 
 
 def test_kernels_take_the_sizes_of_the_file(search, tmp_path, monkeypatch):
@@ -57,7 +62,9 @@ def test_kernels_take_the_sizes_of_the_file(search, tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("text", ["no JSON", '{"flash tpu groups=2 head_dim=8": {"sizes": {"block": 3}}}'])
+@pytest.mark.parametrize(
+    "text", ["no JSON", '{"flash tpu groups=2 head_dim=8": {"sizes": {"block": 3}}}']
+)
 def test_a_file_that_cannot_be_used_is_named(tmp_path, monkeypatch, text):
     path = tmp_path / "tuning.json"
     path.write_text(text)
@@ -88,5 +95,7 @@ def test_every_kernel_is_measured(name):
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments, message):
-    done = subprocess.run([sys.executable, "-m", "launch.tune", *arguments], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.tune", *arguments], capture_output=True, text=True
+    )
     assert done.returncode == 1 and message in done.stderr

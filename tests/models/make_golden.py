@@ -1,13 +1,16 @@
-"""Makes the golden files of the parity tests with PyTorch and transformers, which the project itself does not need.
+"""Makes the golden files of the parity tests with PyTorch and transformers, which the project
+itself does not need.
 
-In an environment of its own (any Python that PyTorch supports; made with torch 2.13 and transformers 5.23):
+In an environment of its own (any Python that PyTorch supports; made with torch 2.13 and
+transformers 5.23):
 
     python -m venv /some/where && /some/where/bin/pip install torch transformers safetensors
-    /some/where/bin/python tests/models/make_golden.py                    # writes tests/models/golden/
-    /some/where/bin/python tests/models/make_golden.py --check DIRECTORY  # what the project saved, with its logits.npz
+    /some/where/bin/python tests/models/make_golden.py                    # writes
+    tests/models/golden/ /some/where/bin/python tests/models/make_golden.py --check DIRECTORY  #
+    what the project saved, with its logits.npz
 
-Each model is small and random, with weights large enough that every part moves the logits. Weights are rounded to
-bfloat16 and stored so; logits are computed in float32.
+Each model is small and random, with weights large enough that every part moves the logits. Weights
+are rounded to bfloat16 and stored so; logits are computed in float32.
 """
 
 from __future__ import annotations
@@ -42,7 +45,11 @@ SCALED = {
 PLAIN = {"rope_theta": 1e4, "rope_type": "default"}
 MODELS = {
     "llama_scaled": LlamaConfig(
-        **SMALL, num_attention_heads=4, num_key_value_heads=2, rope_parameters=SCALED, tie_word_embeddings=False
+        **SMALL,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rope_parameters=SCALED,
+        tie_word_embeddings=False,
     ),
     "llama_tied": LlamaConfig(
         **SMALL,
@@ -53,10 +60,18 @@ MODELS = {
         tie_word_embeddings=True,
     ),
     "qwen2_tied": Qwen2Config(
-        **SMALL, num_attention_heads=4, num_key_value_heads=1, rope_parameters=PLAIN, tie_word_embeddings=True
+        **SMALL,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        rope_parameters=PLAIN,
+        tie_word_embeddings=True,
     ),
     "qwen2_untied": Qwen2Config(
-        **SMALL, num_attention_heads=4, num_key_value_heads=4, rope_parameters=PLAIN, tie_word_embeddings=False
+        **SMALL,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        rope_parameters=PLAIN,
+        tie_word_embeddings=False,
     ),
     "qwen3_untied": Qwen3Config(
         **SMALL,
@@ -72,7 +87,9 @@ SHARDED = {"qwen3_untied": 20_000}  # bytes per file
 
 def logits_of(directory: Path, tokens: np.ndarray) -> np.ndarray:
     """Float32 logits [1, T, V] of the checkpoint in ``directory``."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         return model(torch.from_numpy(tokens).long()).logits.numpy()
 
@@ -100,13 +117,19 @@ def make(name: str) -> None:
 
 
 def check(directory: Path) -> None:
-    """Raises AssertionError unless transformers computes the logits of ``logits.npz`` from the weights beside it."""
+    """Raises AssertionError unless transformers computes the logits of ``logits.npz`` from the
+    weights beside it.
+    """
     golden = np.load(directory / "logits.npz")
-    np.testing.assert_allclose(logits_of(directory, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        logits_of(directory, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-4
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", type=Path, help="a checkpoint with a logits.npz to compare with")
     directory = parser.parse_args().check
     if directory:

@@ -29,6 +29,8 @@ def small_config(**changes) -> ModelConfig:
 
 
 def small_model(methods: tuple[Method, ...], *, seed: int = 0, **changes) -> Transformer:
-    """A ``small_config`` with norms of q and k, with random parameters that are the same for a seed."""
+    """A ``small_config`` with norms of q and k, with random parameters that are the same for a
+    seed.
+    """
     config = small_config(**dict(qk_norm=True, attention=methods) | changes)
     return jax.jit(lambda: Transformer(config, nnx.Rngs(seed)))()

@@ -1,4 +1,6 @@
-"""Every attention method in the model: packed rows, shared prompts, documents, meshes and precision."""
+"""Every attention method in the model: packed rows, shared prompts, documents, meshes and
+precision.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def ids(seed: int, length: int = LENGTH) -> jax.Array:
 @pytest.mark.parametrize("pattern", ["window", "moba", "mixed"])
 def test_packed_rows_with_shared_prompts_equal_the_sequences_apart(x64, pattern):
     where, slots = pack([Piece(9), Piece(40, (20, 1, 17)), Piece(5, (30,))], LENGTH)
-    tokens, m = ids(1), model(pattern, dtype="float64", param_dtype="float64")
+    tokens = ids(1)
+    m = model(pattern, dtype="float64", param_dtype="float64")
     longest = max(len(at) for at in slots)
     weight = jax.random.normal(jax.random.key(2), (1, LENGTH, VOCABULARY))
 
@@ -71,10 +74,13 @@ def test_packed_rows_with_shared_prompts_equal_the_sequences_apart(x64, pattern)
 def test_documents_are_as_if_alone_and_the_tail_sees_them(pattern):
     lengths = [20, 33, 16]
     where = documents(lengths, tail=12, block=16)
-    tokens, m = ids(3, where.shape[1]), model(pattern)
+    tokens = ids(3, where.shape[1])
+    m = model(pattern)
     starts = {int(d): int(np.argmax(np.asarray(where.documents[0]) == d)) for d in (1, 2, 3, -1)}
     first = jnp.asarray([starts[int(d)] if d else 0 for d in np.asarray(where.documents[0])])
-    positions = jnp.where(where.documents[0] > 0, jnp.arange(where.shape[1]) - first, jnp.arange(where.shape[1]))[None]
+    positions = jnp.where(
+        where.documents[0] > 0, jnp.arange(where.shape[1]) - first, jnp.arange(where.shape[1])
+    )[None]
     run = jax.jit(logits)
     clean = run(m, tokens, positions, where)
     for document, length in enumerate(lengths, start=1):
@@ -96,19 +102,25 @@ def test_documents_behind_a_shared_prefix_do_not_depend_on_their_place(pattern):
     found = {}
     for order in ((0, 1, 2), (2, 0, 1)):
         where = documents([lengths[index] for index in order], 12, block, prefix, gap)
-        documents_at, tokens = np.asarray(where.documents[0]), np.zeros((1, where.shape[1]), np.int32)
+        documents_at = np.asarray(where.documents[0])
+        tokens = np.zeros((1, where.shape[1]), np.int32)
         tokens[0, :prefix] = parts[0]
         # a document's own places follow the prefix; those of the tail come last
         positions = np.asarray(where.order).copy()
         for number, index in enumerate(order, start=1):
             at = np.flatnonzero(documents_at == number)
-            tokens[0, at], positions[0, at] = parts[1 + index], prefix + np.arange(len(at))
-        out = np.asarray(jax.jit(logits)(model(pattern), jnp.asarray(tokens), jnp.asarray(positions), where))[0]
+            tokens[0, at] = parts[1 + index]
+            positions[0, at] = prefix + np.arange(len(at))
+        out = np.asarray(
+            jax.jit(logits)(model(pattern), jnp.asarray(tokens), jnp.asarray(positions), where)
+        )[0]
         for number, index in enumerate(order, start=1):
             found.setdefault(index, []).append(out[documents_at == number])
         without = tokens.copy()
         without[0, :prefix] = (without[0, :prefix] + 1) % VOCABULARY
-        changed = np.asarray(jax.jit(logits)(model(pattern), jnp.asarray(without), jnp.asarray(positions), where))[0]
+        changed = np.asarray(
+            jax.jit(logits)(model(pattern), jnp.asarray(without), jnp.asarray(positions), where)
+        )[0]
         if pattern != "window":  # whose gap hides the prefix from all
             assert not np.any(np.all(changed == out, axis=-1)[documents_at > 0])
     for one, other in found.values():
@@ -118,7 +130,8 @@ def test_documents_behind_a_shared_prefix_do_not_depend_on_their_place(pattern):
 @pytest.mark.parametrize("pattern", ["moba", "mixed"])
 def test_meshes_give_equal_losses_and_gradients(pattern):
     where, _ = pack([Piece(9), Piece(40, (20, 17))], LENGTH)
-    where, tokens = where.map(lambda x: jnp.repeat(x, 4, axis=0)), jnp.concatenate([ids(seed) for seed in range(4)])
+    where = where.map(lambda x: jnp.repeat(x, 4, axis=0))
+    tokens = jnp.concatenate([ids(seed) for seed in range(4)])
     m = model(pattern, remat=True)
     results = []
 
@@ -147,12 +160,17 @@ def test_bfloat16_follows_float32(pattern):
 
 
 def test_formats_of_others_have_no_place_for_more_parameters(tmp_path):
-    with pytest.raises(ValueError, match="huggingface checkpoints have no place for the parameters nsa of attention="):
+    with pytest.raises(
+        ValueError,
+        match="huggingface checkpoints have no place for the parameters nsa of attention=",
+    ):
         huggingface.save(tmp_path / "model", model("mixed"), max_positions=64)
 
 
 def test_layers_must_come_in_whole_periods():
-    with pytest.raises(ValueError, match="num_layers=4 must be a multiple of the 3 layers of attention"):
+    with pytest.raises(
+        ValueError, match="num_layers=4 must be a multiple of the 3 layers of attention"
+    ):
         small_model((Dense(), Dense(), SPARSE))
     with pytest.raises(ValueError, match="all NSA layers must have the same settings"):
         small_model((SPARSE, NSA()))

@@ -1,4 +1,6 @@
-"""Templates: what an episode appends is what a fresh rendering would contain; formats are exact to the letter."""
+"""Templates: what an episode appends is what a fresh rendering would contain; formats are exact to
+the letter.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ TOOL = {
         "description": "Run <it> & see",
         "parameters": {
             "type": "object",
-            "properties": {"command": {"type": "string", "description": "what to run"}, "n": {"type": "integer"}},
+            "properties": {
+                "command": {"type": "string", "description": "what to run"},
+                "n": {"type": "integer"},
+            },
             "required": ["command"],
         },
     },
@@ -31,15 +36,20 @@ texts = st.text(alphabet=st.characters(codec="utf-8"), max_size=20)
 @given(contents=st.lists(texts, min_size=1, max_size=3), answer=texts, system=st.booleans())
 def test_appended_results_equal_a_fresh_rendering(family, contents, answer, system):
     talk = TALK if system else TALK[1:]
-    appended = render(family, talk) + answer + FAMILIES[family].end + render_tool_results(family, contents)
+    appended = (
+        render(family, talk) + answer + FAMILIES[family].end + render_tool_results(family, contents)
+    )
     results = [{"role": "tool", "content": content} for content in contents]
     assert appended == render(family, [*talk, {"role": "assistant", "content": answer}, *results])
 
 
-@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.declares_tools])
+@pytest.mark.parametrize(
+    "family", [name for name, family in FAMILIES.items() if family.declares_tools]
+)
 def test_tools_are_declared_in_the_system_turn_and_nothing_else_changes(family):
     end = FAMILIES[family].end
-    plain, declared = render(family, TALK), render(family, TALK, [TOOL])
+    plain = render(family, TALK)
+    declared = render(family, TALK, [TOOL])
     assert plain.split(end)[1:] == declared.split(end)[1:]
     assert "Run <it> & see" in declared.split(end)[0]
     assert "Be brief." in declared.split(end)[0]
@@ -84,16 +94,24 @@ def test_qwen3_coder_writes_values_as_they_are():
         "<|im_start|>user\n<tool_response>\na\n</tool_response>\n<|im_end|>\n<|im_start|>assistant\n"
     )
     declared = render("qwen3_coder", TALK, [TOOL])
-    assert "<parameter>\n<name>command</name>\n<type>string</type>\n<description>what to run</description>" in declared
+    assert (
+        "<parameter>\n<name>command</name>\n<type>string</type>\n<description>what to "
+        "run</description>" in declared
+    )
     assert '<required>["command"]</required>' in declared
 
 
 def test_llama3_has_headers_and_one_call_per_message():
     call = {"function": {"name": "run", "arguments": {"command": "ls"}}}
-    talk = [*TALK, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "a"}]
+    talk = [
+        *TALK,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "a"},
+    ]
     head = "<|start_header_id|>{}<|end_header_id|>\n\n".format
     assert render("llama3", talk) == (
-        f"<|begin_of_text|>{head('system')}Be brief.<|eot_id|>{head('user')}fix {{{{ it }}}}<|eot_id|>"
+        f"<|begin_of_text|>{head('system')}Be brief.<|eot_id|>{head('user')}fix "
+        f"{{{{ it }}}}<|eot_id|>"
         f'{head("assistant")}{{"name": "run", "parameters": {{"command": "ls"}}}}<|eot_id|>'
         f"{head('ipython')}a<|eot_id|>{head('assistant')}"
     )

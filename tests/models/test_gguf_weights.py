@@ -1,4 +1,6 @@
-"""GGUF files: what they hold is what the model computes with, and SmolLM2 from its file is SmolLM2."""
+"""GGUF files: what they hold is what the model computes with, and SmolLM2 from its file is
+SmolLM2.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,17 @@ KINDS = {
     "qwen3": {"qk_norm": True, "head_dim": 16},
 }
 SMOLLM2 = Path(__file__).parents[2] / "weights" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-needs_smollm2 = pytest.mark.skipif(not SMOLLM2.exists(), reason=f"no {SMOLLM2}: run bash launch/get_smollm2.sh")
+needs_smollm2 = pytest.mark.skipif(
+    not SMOLLM2.exists(), reason=f"no {SMOLLM2}: run bash launch/get_smollm2.sh"
+)
 
 
-def write(path: Path, kind: str, model: Transformer, quantise: bool = False, skip: str = "") -> None:
-    """The model as a GGUF file: as llama.cpp's converter writes it, matrices in Q8_0 if ``quantise``."""
+def write(
+    path: Path, kind: str, model: Transformer, quantise: bool = False, skip: str = ""
+) -> None:
+    """The model as a GGUF file: as llama.cpp's converter writes it, matrices in Q8_0 if
+    ``quantise``.
+    """
     c = model.config
     writer = gguf.GGUFWriter(path, kind)
     writer.add_block_count(c.num_layers)
@@ -48,7 +56,9 @@ def write(path: Path, kind: str, model: Transformer, quantise: bool = False, ski
     for name, parameter, variable, layer in weights.stored_tensors(model, "gguf"):
         array = np.asarray(variable[...] if layer is None else variable[...][layer])
         array = parameter.to_stored(array)
-        heads = {"attn_q.weight": c.num_heads, "attn_k.weight": c.num_kv_heads}.get(name.split(".", 2)[-1])
+        heads = {"attn_q.weight": c.num_heads, "attn_k.weight": c.num_kv_heads}.get(
+            name.split(".", 2)[-1]
+        )
         if kind == "llama" and heads:
             halves = array.reshape(heads, 2, c.head_dim // 2, c.embed_dim)
             array = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
@@ -85,9 +95,12 @@ def test_a_quantised_file_loads_within_its_precision(tmp_path):
 
 
 def test_missing_tensors_unknown_architectures_and_cut_files_are_named(tmp_path):
-    path, one = tmp_path / "model.gguf", make_mesh(MESHES["one"])
+    path = tmp_path / "model.gguf"
+    one = make_mesh(MESHES["one"])
     write(path, "llama", random_model(CONFIG), skip="blk.1.ffn_up.weight")
-    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight: expected \(64, 32\), found no such tensor"):
+    with pytest.raises(
+        ValueError, match=r"blk\.1\.ffn_up\.weight: expected \(64, 32\), found no such tensor"
+    ):
         gguf_weights.load(path, CONFIG, one)
     write(path, "gemma", random_model(CONFIG))
     with pytest.raises(ValueError, match="architecture 'gemma' is not supported"):

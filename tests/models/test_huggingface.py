@@ -1,4 +1,6 @@
-"""Hugging Face checkpoints: transformers' logits, bit-exact round trips, sharded loading, errors that name tensors."""
+"""Hugging Face checkpoints: transformers' logits, bit-exact round trips, sharded loading, errors
+that name tensors.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def random_model(config: ModelConfig) -> Transformer:
     """A model all of whose parameters are random, norms and biases too."""
     rng = np.random.default_rng(0)
     draw = functools.partial(rng.standard_normal, dtype=np.float32)
-    return jax.tree.map(lambda leaf: jnp.asarray(draw(leaf.shape).astype(leaf.dtype)), abstract_model(config))
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(draw(leaf.shape).astype(leaf.dtype)), abstract_model(config)
+    )
 
 
 @jax.jit
@@ -75,7 +79,9 @@ def assert_same(a: Transformer, b: Transformer):
 def test_logits_equal_those_of_transformers(name, one):
     golden = np.load(GOLDEN / name / "logits.npz")
     model = huggingface.load(GOLDEN / name, huggingface.read_config(GOLDEN / name), one)
-    np.testing.assert_allclose(logits(model, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        logits(model, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-5
+    )
 
 
 def test_golden_logits_depend_on_rope_scaling(one):
@@ -92,7 +98,9 @@ def test_saved_and_loaded_is_bit_exact(variant, max_file_bytes, one, tmp_path):
     model = random_model(dataclasses.replace(CONFIG, **VARIANTS[variant]))
     huggingface.save(tmp_path, model, max_positions=512, max_file_bytes=max_file_bytes)
     assert (tmp_path / huggingface.INDEX).exists() == (max_file_bytes == 4000)
-    config = dataclasses.replace(huggingface.read_config(tmp_path), param_dtype=model.config.param_dtype)
+    config = dataclasses.replace(
+        huggingface.read_config(tmp_path), param_dtype=model.config.param_dtype
+    )
     assert_same(huggingface.load(tmp_path, config, one), model)
 
 
@@ -112,11 +120,15 @@ def test_a_sharded_load_is_the_whole_model_laid_out_by_the_table(mesh, tmp_path)
     mesh = make_mesh(mesh)
     loaded = huggingface.load(tmp_path, huggingface.read_config(tmp_path), mesh)
     assert_same(loaded, model)
-    for leaf, sharding in zip(jax.tree.leaves(loaded), jax.tree.leaves(parameter_shardings(model, mesh)), strict=True):
+    for leaf, sharding in zip(
+        jax.tree.leaves(loaded), jax.tree.leaves(parameter_shardings(model, mesh)), strict=True
+    ):
         assert leaf.sharding == sharding
     assert loaded.layers.q[...].addressable_shards[0].data.shape == (3, 16, 2, 6)
     huggingface.save(tmp_path / "again", loaded, max_positions=512)
-    first, second = ((path / "model.safetensors").read_bytes() for path in (tmp_path, tmp_path / "again"))
+    first, second = (
+        (path / "model.safetensors").read_bytes() for path in (tmp_path, tmp_path / "again")
+    )
     assert first == second
 
 
@@ -126,7 +138,8 @@ def test_loading_converts_to_the_dtype_asked_for(one):
     full = huggingface.load(directory, config, one)
     half = huggingface.load(directory, dataclasses.replace(config, param_dtype="bfloat16"), one)
     assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("bfloat16")}
-    for a, b in zip(jax.tree.leaves(full), jax.tree.leaves(half), strict=True):  # the files hold bfloat16
+    # the files hold bfloat16
+    for a, b in zip(jax.tree.leaves(full), jax.tree.leaves(half), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b, np.float32))
 
 
@@ -172,7 +185,9 @@ def test_a_tied_checkpoint_may_hold_its_embedding_twice_but_not_another_head(one
     assert_same(huggingface.load(tmp_path, model.config, one), model)
     tensors["lm_head.weight"][3, 4] += 1
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"lm_head\.weight: expected no such tensor, found \(24, 16\)"):
+    with pytest.raises(
+        ValueError, match=r"lm_head\.weight: expected no such tensor, found \(24, 16\)"
+    ):
         huggingface.load(tmp_path, model.config, one)
 
 

@@ -20,8 +20,11 @@ from models.transformer import abstract_model
 from tests.attention.cache.model import PAGE, SPARSE, cache, feed, model, random_tokens
 from tests.attention.rows import relative
 
-METHODS, PAGES, CHUNK = (SPARSE,) * 2, 10, 3
-KV_HEADS, SIZE = model(METHODS).config.num_kv_heads, model(METHODS).config.head_dim
+METHODS = (SPARSE,) * 2
+PAGES = 10
+CHUNK = 3
+KV_HEADS = model(METHODS).config.num_kv_heads
+SIZE = model(METHODS).config.head_dim
 # The budget of the device in blocks, of which some hold compressed keys, windows and what moves.
 DEVICE = 28
 BLOCK = 2 * KV_HEADS * PAGE * SIZE * 4
@@ -32,21 +35,28 @@ TAIL = random_tokens(4, 30)
 @contextlib.contextmanager
 def tiered(folder) -> Iterator[TieredModel]:
     sizes = dict(rows=1, pages=PAGES, chunk=CHUNK, prefetch=2, batch=4)
-    small = TieredModel(model(METHODS), folder, device_bytes=DEVICE * BLOCK, host_bytes=5 * BLOCK, **sizes)
+    small = TieredModel(
+        model(METHODS), folder, device_bytes=DEVICE * BLOCK, host_bytes=5 * BLOCK, **sizes
+    )
     try:
         yield small
     finally:
         small.cache.close()
 
 
-def advance(small: TieredModel, tokens: list[list[int]], starts: list[int], chunk: int) -> list[np.ndarray]:
+def advance(
+    small: TieredModel, tokens: list[list[int]], starts: list[int], chunk: int
+) -> list[np.ndarray]:
     """Hidden states of every row's tokens, ``chunk`` at a time from the places ``starts`` on."""
-    outs, most = [[] for _ in tokens], max(map(len, tokens))
+    outs = [[] for _ in tokens]
+    most = max(map(len, tokens))
     for at in range(0, most, chunk):
-        ids, places = np.zeros((len(tokens), chunk), np.int32), np.full((len(tokens), chunk), -1, np.int32)
+        ids = np.zeros((len(tokens), chunk), np.int32)
+        places = np.full((len(tokens), chunk), -1, np.int32)
         for row, (own, start) in enumerate(zip(tokens, starts, strict=True)):
             part = own[at : at + chunk]
-            ids[row, : len(part)], places[row, : len(part)] = part, start + at + np.arange(len(part))
+            ids[row, : len(part)] = part
+            places[row, : len(part)] = start + at + np.arange(len(part))
         hidden = np.asarray(small.forward(ids, places))
         for out, row, real in zip(outs, hidden, places >= 0, strict=True):
             out.append(row[real])
@@ -55,9 +65,12 @@ def advance(small: TieredModel, tokens: list[list[int]], starts: list[int], chun
 
 def behind(documents: list[list[int]], tail: list[int]) -> np.ndarray:
     """Hidden states of a tail behind documents in a cache without tiers."""
-    encode, allocator = document_encoder(model(METHODS)), PageAllocator(PAGES, PAGE)
+    encode = document_encoder(model(METHODS))
+    allocator = PageAllocator(PAGES, PAGE)
     encoded = [encode(document) for document in documents]
-    paged, assembly = assemble(cache(PAGES, False, METHODS), allocator, encoded, tail_pages=-(-len(tail) // PAGE))
+    paged, assembly = assemble(
+        cache(PAGES, False, METHODS), allocator, encoded, tail_pages=-(-len(tail) // PAGE)
+    )
     start = assembly.tail_place
 
     def pages_of(reached):
@@ -69,41 +82,60 @@ def behind(documents: list[list[int]], tail: list[int]) -> np.ndarray:
 def test_prefill_in_chunks_and_decoding_equal_a_cache_without_tiers(tmp_path):
     tokens = random_tokens(5, 110)
     with tiered(tmp_path) as small:
-        found = [advance(small, [tokens[:70]], [0], CHUNK)[0], advance(small, [tokens[70:]], [70], 1)[0]]
+        found = [
+            advance(small, [tokens[:70]], [0], CHUNK)[0],
+            advance(small, [tokens[70:]], [70], 1)[0],
+        ]
         metrics = small.cache.metrics()
     assert relative(np.concatenate(found), behind([], tokens)) < 1e-5
-    assert metrics["tiers/device_bytes"] <= DEVICE * BLOCK and metrics["tiers/host_bytes"] == 5 * BLOCK
-    assert min(metrics[f"tiers/{name}"] for name in ("missing", "to_device_bytes", "from_disk_bytes")) > 0
+    assert (
+        metrics["tiers/device_bytes"] <= DEVICE * BLOCK and metrics["tiers/host_bytes"] == 5 * BLOCK
+    )
+    assert (
+        min(metrics[f"tiers/{name}"] for name in ("missing", "to_device_bytes", "from_disk_bytes"))
+        > 0
+    )
 
 
 def test_documents_loaded_equal_documents_in_a_cache_without_tiers(tmp_path):
-    encode, start = document_encoder(model(METHODS)), len(A + B + C)
+    encode = document_encoder(model(METHODS))
+    start = len(A + B + C)
     with tiered(tmp_path) as small:
         for document in (A, B, C):
             small.cache.load(0, encode(document))
         metrics = small.cache.metrics()
-        found = [advance(small, [TAIL[:20]], [start], CHUNK)[0], advance(small, [TAIL[20:]], [start + 20], 1)[0]]
+        found = [
+            advance(small, [TAIL[:20]], [start], CHUNK)[0],
+            advance(small, [TAIL[20:]], [start + 20], 1)[0],
+        ]
         after = small.cache.metrics()
     assert metrics["tiers/to_host_bytes"] == start // PAGE * len(METHODS) * BLOCK
     assert metrics["tiers/host_bytes"] == 5 * BLOCK and metrics["tiers/to_device_bytes"] == 0
     assert metrics["tiers/disk_blocks"] == start // PAGE * len(METHODS) - 5
     assert after["tiers/from_disk_bytes"] > 0
     assert relative(np.concatenate(found), behind([A, B, C], TAIL)) < 1e-5
-    assert relative(np.concatenate(found), behind([A, C, B], TAIL)) > 1e-3  # so that the comparison can fail
+    # so that the comparison can fail
+    assert relative(np.concatenate(found), behind([A, C, B], TAIL)) > 1e-3
 
 
 def test_one_document_loaded_equals_its_prefill(tmp_path):
     with tiered(tmp_path / "loaded") as loaded, tiered(tmp_path / "prefilled") as prefilled:
         loaded.cache.load(0, document_encoder(model(METHODS))(C))
         advance(prefilled, [C], [0], CHUNK)
-        # what the last tokens of C would share a stretch with is cut off by the document's end, so the layers' arrays
-        # are compared and not what follows
+        # what the last tokens of C would share a stretch with is cut off by the document's end, so
+        # the layers' arrays are compared and not what follows
         for one, other in zip(loaded.cache._caches, prefilled.cache._caches, strict=True):
             for name in ("compressed", "window"):
-                for x, y in zip(getattr(one.layers[0], name), getattr(other.layers[0], name), strict=True):
+                for x, y in zip(
+                    getattr(one.layers[0], name), getattr(other.layers[0], name), strict=True
+                ):
                     assert relative(x, y) < 1e-5, name
-        keys = [(layer, 0, block) for layer in range(len(METHODS)) for block in range(len(C) // PAGE)]
-        for one, other in zip(*(each.cache._host.read(keys) for each in (loaded, prefilled)), strict=True):
+        keys = [
+            (layer, 0, block) for layer in range(len(METHODS)) for block in range(len(C) // PAGE)
+        ]
+        for one, other in zip(
+            *(each.cache._host.read(keys) for each in (loaded, prefilled)), strict=True
+        ):
             for x, y in zip(one, other, strict=True):
                 assert relative(x, y) < 1e-5
 
@@ -145,13 +177,17 @@ def test_nothing_is_compiled_after_the_first_tokens(tmp_path):
 
 def test_errors_name_the_values(tmp_path):
     dense = abstract_model(dataclasses.replace(model(METHODS).config, attention=(Dense(),)))
-    with pytest.raises(ValueError, match=r"attention=\(Dense\(\),\): a cache in tiers needs NSA in every layer"):
+    with pytest.raises(
+        ValueError, match=r"attention=\(Dense\(\),\): a cache in tiers needs NSA in every layer"
+    ):
         TieredModel(dense, tmp_path, rows=1, pages=1, chunk=1, device_bytes=1, host_bytes=1)
     encode = document_encoder(model(METHODS))
     short = dataclasses.replace(encode(B), length=10)
     others = dataclasses.replace(encode(B), fingerprint=Fingerprint("", "others"))
     with tiered(tmp_path) as small:
-        with pytest.raises(ValueError, match="a document of 10 tokens in 2 layers with page=16 does not fill"):
+        with pytest.raises(
+            ValueError, match="a document of 10 tokens in 2 layers with page=16 does not fill"
+        ):
             small.cache.load(0, short)
         for _ in range(3):
             small.cache.load(0, encode(A))
@@ -160,5 +196,7 @@ def test_errors_name_the_values(tmp_path):
         with pytest.raises(ValueError, match="3 blocks after 9 do not fit in pages=10"):
             small.cache.load(0, encode(A))
         advance(small, [TAIL[:1]], [9 * PAGE], 1)
-        with pytest.raises(ValueError, match="row=0 has 145 tokens, of which the last are in no document"):
+        with pytest.raises(
+            ValueError, match="row=0 has 145 tokens, of which the last are in no document"
+        ):
             small.cache.load(0, encode(B))

@@ -1,4 +1,6 @@
-"""The tokeniser trained on the spot: reversible, deterministic, digits alone, special tokens single."""
+"""The tokeniser trained on the spot: reversible, deterministic, digits alone, special tokens
+single.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def test_words_of_the_texts_become_single_tokens(tokenizer):
 def test_another_process_trains_the_same_tokenizer(tokenizer, tmp_path):
     program = (
         "import inspect, textwrap; from models.tokenizer import Tokenizer;"
-        f"Tokenizer.train([inspect.getsource(textwrap)], 400, {SPECIAL}).save({str(tmp_path / 'a.json')!r})"
+        "Tokenizer.train([inspect.getsource(textwrap)], 400, "
+        f"{SPECIAL}).save({str(tmp_path / 'a.json')!r})"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
     tokenizer.save(tmp_path / "b.json")
@@ -84,7 +87,9 @@ def test_a_saved_tokenizer_is_the_same_when_read(tokenizer, tmp_path):
 def test_bad_files_and_sizes_are_refused(tokenizer, tmp_path):
     with pytest.raises(ValueError, match=r"vocab_size=100 must be at least 270"):
         Tokenizer.train(TEXTS, 100, SPECIAL)
-    with pytest.raises(ValueError, match=r"'<\|nobody\|>' is not one of the tokeniser's 400 tokens"):
+    with pytest.raises(
+        ValueError, match=r"'<\|nobody\|>' is not one of the tokeniser's 400 tokens"
+    ):
         tokenizer.token_id("<|nobody|>")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):

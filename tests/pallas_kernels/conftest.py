@@ -7,6 +7,8 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_races(capsys):
-    """No kernel of the test reads what is still being written, or writes what is still being read."""
+    """No kernel of the test reads what is still being written, or writes what is still being
+    read.
+    """
     yield
     assert "RACE DETECTED" not in capsys.readouterr().out

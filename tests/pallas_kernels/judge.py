@@ -1,4 +1,6 @@
-"""What every attention kernel is held to: its definition in float64, in values, log-sum-exps and gradients."""
+"""What every attention kernel is held to: its definition in float64, in values, log-sum-exps and
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,29 @@ def judge(
     naive: Attention | None = None,
     gradients: bool = True,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...], jax.Array]:
-    """Asserts that the kernel is right; (its results, its gradients, the exact lse of the rounded inputs).
+    """Asserts that the kernel is right; (its results, its gradients, the exact lse of the rounded
+    inputs).
 
-    inputs: q, k and v in float64; the kernel is given them in ``dtype``. Gradients are of a weighted sum of out and
-    lse. In bfloat16 errors may also be no more than twice those of ``naive``, by default the definition, in bfloat16.
+    inputs: q, k and v in float64; the kernel is given them in ``dtype``. Gradients are of a
+    weighted sum of out and lse. In bfloat16 errors may also be no more than twice those of
+    ``naive``, by default the definition, in bfloat16.
     """
-    weights = normal(1, inputs[0].shape, inputs[0].shape[:3], dtype=jnp.float64) if gradients else None
+    weights = (
+        normal(1, inputs[0].shape, inputs[0].shape[:3], dtype=jnp.float64) if gradients else None
+    )
     (out, *_), slopes = run(definition, inputs, weights)
     rounded = [x.astype(dtype) for x in inputs]
     (_, lse, *_), _ = run(definition, [x.astype(jnp.float64) for x in rounded], None)
     wide = jnp.promote_types(dtype, jnp.float32)
-    with jax.enable_x64(dtype == jnp.float64):  # the GPU interpreter's own counters are 32 bits wide
+    # the GPU interpreter's own counters are 32 bits wide
+    with jax.enable_x64(dtype == jnp.float64):
         found, found_slopes = run(kernel, rounded, weights and [x.astype(wide) for x in weights])
     bounds = BOUNDS[dtype][:1] + BOUNDS[dtype][1:] * len(slopes)
     if dtype == jnp.bfloat16:
         (rough, *_), rough_slopes = run(naive or definition, rounded, weights)
-        errors = [relative(x, y) for x, y in zip((rough, *rough_slopes), (out, *slopes), strict=True)]
+        errors = [
+            relative(x, y) for x, y in zip((rough, *rough_slopes), (out, *slopes), strict=True)
+        ]
         bounds = [min(most, 2 * error) for most, error in zip(bounds, errors, strict=True)]
     for one, wanted, bound in zip((found[0], *found_slopes), (out, *slopes), bounds, strict=True):
         assert one.dtype == dtype and relative(one, wanted) < bound
@@ -53,14 +62,18 @@ def judge(
 
 
 def run(function: Attention, inputs: Sequence[jax.Array], weights: Sequence[jax.Array] | None):
-    """(results, the gradients of a weighted sum of out and lse if there are weights), under one jit."""
+    """(results, the gradients of a weighted sum of out and lse if there are weights), under one
+    jit.
+    """
     if weights is None:
         return jax.jit(function)(*inputs), ()
 
     def loss(*inputs):
         out, lse, *_ = results = function(*inputs)
         seen = jnp.isfinite(lse)
-        total = jnp.sum(out * weights[0]) + jnp.sum(jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0))
+        total = jnp.sum(out * weights[0]) + jnp.sum(
+            jnp.where(seen, jnp.where(seen, lse, 0) * weights[1], 0)
+        )
         return total, results
 
     gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*inputs)

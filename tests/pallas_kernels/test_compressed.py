@@ -1,4 +1,6 @@
-"""The kernels of compressed attention equal the definition in float64: values, gradients, and the blocks they pick."""
+"""The kernels of compressed attention equal the definition in float64: values, gradients, and the
+blocks they pick.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,12 @@ def row(kind: str, selection: Selection, scale: int = 1) -> Row:
     """A row ``scale`` times as long."""
     size = selection.block
     if kind == "packed":
-        pieces = [Piece(9), Piece(37 * scale, (24 * scale, 1, 19)), Piece(5, (20 * scale,)), Piece(16, (2, 11))]
+        pieces = [
+            Piece(9),
+            Piece(37 * scale, (24 * scale, 1, 19)),
+            Piece(5, (20 * scale,)),
+            Piece(16, (2, 11)),
+        ]
         tokens = pack(pieces, 150 * scale)[0]
         return Row(tokens, aligned(tokens, size, runs=10))
     if kind == "documents":
@@ -75,7 +82,9 @@ def row(kind: str, selection: Selection, scale: int = 1) -> Row:
 def inputs(row: Row, selection: Selection, heads: int, kv_heads: int, size: int, dtype=jnp.float64):
     batch, queries = row.tokens.shape
     keys = row.blocks.heads.shape[1] * selection.ratio
-    return normal(0, (batch, queries, heads, size), *[(batch, keys, kv_heads, size)] * 2, dtype=dtype)
+    return normal(
+        0, (batch, queries, heads, size), *[(batch, keys, kv_heads, size)] * 2, dtype=dtype
+    )
 
 
 def scores(row: Row, selection: Selection, q, k, lse):
@@ -84,12 +93,15 @@ def scores(row: Row, selection: Selection, q, k, lse):
     q_tokens = dataclasses.replace(call["q_tokens"], limits=call["own_from"])
     k_tokens = dataclasses.replace(call["k_tokens"], limits=call["k_starts"])
     heads = dataclasses.replace(call["heads"], limits=call["heads"].order)
-    return reference.scores(q, k, lse, q_tokens, k_tokens, heads, call["shadows"], selection=selection)
+    return reference.scores(
+        q, k, lse, q_tokens, k_tokens, heads, call["shadows"], selection=selection
+    )
 
 
 def check_picks(picks, ranked, rounding: float):
     """The picked blocks are the best ones, where scores differ by more than rounding."""
-    picks, ranked = np.asarray(picks), np.asarray(ranked, np.float64)
+    picks = np.asarray(picks)
+    ranked = np.asarray(ranked, np.float64)
     names = np.sort(picks, axis=-1)
     assert not np.any((names[..., 1:] == names[..., :-1]) & (names[..., 1:] >= 0))
     assert picks.min() >= -1 and picks.max() < ranked.shape[-1]
@@ -99,7 +111,9 @@ def check_picks(picks, ranked, rounding: float):
     assert np.abs(np.sort(found, axis=-1)[..., ::-1] - wanted).max() <= rounding
 
 
-def check(row: Row, selection: Selection, heads=4, kv_heads=2, size=8, dtype=jnp.float32, **options):
+def check(
+    row: Row, selection: Selection, heads=4, kv_heads=2, size=8, dtype=jnp.float32, **options
+):
     """Values, gradients and picks against the reference."""
     wide = inputs(row, selection, heads, kv_heads, size)
     naive = row.attend(selection, implementation="reference")
@@ -159,7 +173,9 @@ def test_tpu_equals_the_definition(x64, kind, heads, kv_heads, selection):
 def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
     eager = dataclasses.replace(TPU["interpret"], dma_execution_mode="eager")
     selection = CONFIGS[2]  # more picks than blocks
-    found = check(row("single", selection), selection, 4, 1, 32, jnp.bfloat16, **TPU | {"interpret": eager})
+    found = check(
+        row("single", selection), selection, 4, 1, 32, jnp.bfloat16, **TPU | {"interpret": eager}
+    )
     assert not np.any(found[0][1]) and np.all(found[2][1] == -1)  # the second row is empty
 
 
@@ -174,7 +190,15 @@ def test_gpu_equals_the_definition_in_bfloat16(x64, unit, kind, heads, kv_heads,
     attention = dataclasses.replace(GPU["tuning"].attention, matrix_unit=unit)
     tuning = dataclasses.replace(GPU["tuning"], attention=attention)
     options = GPU | {"tuning": tuning}
-    check(row(kind, selection, scale), selection, heads, kv_heads, size=16, dtype=jnp.bfloat16, **options)
+    check(
+        row(kind, selection, scale),
+        selection,
+        heads,
+        kv_heads,
+        size=16,
+        dtype=jnp.bfloat16,
+        **options,
+    )
 
 
 def test_what_comes_later_changes_no_bit_of_what_is_before():
@@ -185,8 +209,11 @@ def test_what_comes_later_changes_no_bit_of_what_is_before():
     later = jnp.arange(qkv[1].shape[1]) * SMALL.stride + SMALL.length > seen
     clean = attend(*qkv)
     where = (jnp.arange(97) >= seen, later, later)
-    poisons = (jnp.nan, jnp.nan, 1e4)  # a value that is not a number leaks from within a tile by a weight of 0
-    poisoned = [jnp.where(x[:, None, None], y, z) for x, y, z in zip(where, poisons, qkv, strict=True)]
+    # a value that is not a number leaks from within a tile by a weight of 0
+    poisons = (jnp.nan, jnp.nan, 1e4)
+    poisoned = [
+        jnp.where(x[:, None, None], y, z) for x, y, z in zip(where, poisons, qkv, strict=True)
+    ]
     for found, expected in zip(attend(*poisoned), clean, strict=True):
         assert np.array_equal(found[:, :seen], expected[:, :seen])
         assert not np.array_equal(found[:, seen:], expected[:, seen:])
@@ -206,9 +233,18 @@ def test_without_an_accelerator_the_definition_is_chosen(x64):
         ({"implementation": "gpu"}, "backend='cpu' is not 'gpu', and interpret=False"),
         ({"selection": Selection(picks=200), **TPU}, "picks=200 are more than 128"),
         ({"selection": Selection(picks=40), **GPU}, "picks=40 are more than 32"),
-        ({"selection": Selection(64, 8, 64), **GPU}, "15 stretches share tokens with a block, more than 8"),
-        ({"selection": Selection(), "k_starts": jnp.zeros((1, 3), jnp.int32)}, r"k_starts.shape=\(1, 3\) must be that"),
-        ({"selection": Selection(), "shadows": jnp.zeros((1, 3), jnp.int32)}, r"shadows.shape=\(1, 3\) must be that"),
+        (
+            {"selection": Selection(64, 8, 64), **GPU},
+            "15 stretches share tokens with a block, more than 8",
+        ),
+        (
+            {"selection": Selection(), "k_starts": jnp.zeros((1, 3), jnp.int32)},
+            r"k_starts.shape=\(1, 3\) must be that",
+        ),
+        (
+            {"selection": Selection(), "shadows": jnp.zeros((1, 3), jnp.int32)},
+            r"shadows.shape=\(1, 3\) must be that",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_values(options, message):
@@ -243,4 +279,6 @@ def test_sizes_that_do_not_fit_the_matrix_unit_are_refused(sizes, message):
     rows = row("one", SMALL)
     with pytest.raises(ValueError, match=message):
         options = GPU | {"tuning": dataclasses.replace(GPU["tuning"], **sizes)}
-        jax.eval_shape(rows.attend(SMALL, **options), *inputs(rows, SMALL, 4, 2, 8, dtype=jnp.bfloat16))
+        jax.eval_shape(
+            rows.attend(SMALL, **options), *inputs(rows, SMALL, 4, 2, 8, dtype=jnp.bfloat16)
+        )

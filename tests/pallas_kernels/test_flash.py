@@ -1,4 +1,6 @@
-"""The flash kernels equal the definition in float64, in values and gradients, whatever the masks and group sizes."""
+"""The flash kernels equal the definition in float64, in values and gradients, whatever the masks
+and group sizes.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,36 @@ PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]
 TPU = {
     "implementation": "tpu",
     "interpret": pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
-    "tuning": TuningConfig(block_q=16, block_kv=24, block_q_dq=24, block_kv_dq=16, block_q_dkv=16, block_kv_dkv=8),
+    "tuning": TuningConfig(
+        block_q=16, block_kv=24, block_q_dq=24, block_kv_dq=16, block_q_dkv=16, block_kv_dkv=8
+    ),
 }
 # tiles of 64 are what a warpgroup multiplies
 GPU = {
     "implementation": "gpu",
     "interpret": plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan"),
-    "tuning": TuningConfig(128, block_kv=64, block_q_dq=128, block_kv_dq=64, block_q_dkv=64, block_kv_dkv=128),
+    "tuning": TuningConfig(
+        128, block_kv=64, block_q_dq=128, block_kv_dq=64, block_q_dkv=64, block_kv_dkv=128
+    ),
 }
 
 
 def rows(kind: str, scale: int = 1) -> tuple[Tokens, Tokens]:
     """Tokens of the queries and of the keys, ``scale`` times as long."""
-    if kind == "prefill":  # 13 new tokens after 30 in the cache, and a row whose queries see nothing
+    # 13 new tokens after 30 in the cache, and a row whose queries see nothing
+    if kind == "prefill":
         keys = sequences(jnp.array([43, 0]) * scale, 50 * scale)
         slots = jnp.zeros((2, 1), jnp.int32) + jnp.arange(13 * scale, dtype=jnp.int32)
-        ones, zeros = jnp.ones_like(slots), jnp.zeros_like(slots)
-        return Tokens(segments=ones, branches=zeros, documents=zeros, order=slots + 30 * scale), keys
+        ones = jnp.ones_like(slots)
+        zeros = jnp.zeros_like(slots)
+        return Tokens(
+            segments=ones, branches=zeros, documents=zeros, order=slots + 30 * scale
+        ), keys
     if kind == "packed":
-        tokens = pack([Piece(x.prompt * scale, tuple(y * scale for y in x.completions)) for x in PIECES], 64 * scale)[0]
+        tokens = pack(
+            [Piece(x.prompt * scale, tuple(y * scale for y in x.completions)) for x in PIECES],
+            64 * scale,
+        )[0]
     elif kind == "documents":
         tokens = documents([x * scale for x in (9, 0, 17, 8)], 6 * scale, block=4, prefix=3 * scale)
     else:
@@ -51,8 +64,11 @@ def rows(kind: str, scale: int = 1) -> tuple[Tokens, Tokens]:
 
 
 def inputs(q_tokens: Tokens, k_tokens: Tokens, heads=4, kv_heads=2, size=8, dtype=jnp.float64):
-    (batch, queries), keys = q_tokens.shape, k_tokens.shape[1]
-    return normal(0, (batch, queries, heads, size), *[(batch, keys, kv_heads, size)] * 2, dtype=dtype)
+    (batch, queries) = q_tokens.shape
+    keys = k_tokens.shape[1]
+    return normal(
+        0, (batch, queries, heads, size), *[(batch, keys, kv_heads, size)] * 2, dtype=dtype
+    )
 
 
 def check(tokens, heads=4, kv_heads=2, size=8, window=None, dtype=jnp.float32, **options):
@@ -72,7 +88,8 @@ def test_tpu_equals_the_definition_in_values_and_gradients(x64, kind, window, he
 
 
 def test_tpu_fetches_into_no_slot_that_is_in_use(x64):
-    # a copy that is made as it is started overwrites what is still needed, which one made when awaited does not
+    # a copy that is made as it is started overwrites what is still needed, which one made when
+    # awaited does not
     eager = dataclasses.replace(TPU["interpret"], dma_execution_mode="eager")
     check(rows("documents"), 16, 1, **TPU | {"interpret": eager})
 
@@ -81,7 +98,8 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
     check(rows("packed"), size=32, dtype=jnp.bfloat16, **TPU)
 
 
-# the interpreter has no wgmma accumulators beside shared memory: its products are jnp's, all else is as on the device
+# the interpreter has no wgmma accumulators beside shared memory: its products are jnp's, all else
+# is as on the device
 @pytest.mark.parametrize(
     "unit, kind, window, heads, kv_heads",
     [
@@ -89,9 +107,19 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
         ("tcgen05", "prefill", 70, 2, 1),
     ],
 )
-def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(x64, unit, kind, window, heads, kv_heads):
+def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
+    x64, unit, kind, window, heads, kv_heads
+):
     tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit)
-    check(rows(kind, 4), heads, kv_heads, size=16, window=window, dtype=jnp.bfloat16, **GPU | {"tuning": tuning})
+    check(
+        rows(kind, 4),
+        heads,
+        kv_heads,
+        size=16,
+        window=window,
+        dtype=jnp.bfloat16,
+        **GPU | {"tuning": tuning},
+    )
 
 
 def test_tpu_does_not_read_blocks_that_are_not_seen():
@@ -101,16 +129,21 @@ def test_tpu_does_not_read_blocks_that_are_not_seen():
     clean = attend(q, k, v)
     poisoned = attend(q, *(x.at[:, TPU["tuning"].block_kv :].set(jnp.nan) for x in (k, v)))
     for found, expected in zip(poisoned, clean, strict=True):
-        assert np.array_equal(found[:, : TPU["tuning"].block_q], expected[:, : TPU["tuning"].block_q])
+        assert np.array_equal(
+            found[:, : TPU["tuning"].block_q], expected[:, : TPU["tuning"].block_q]
+        )
         assert np.isnan(found[:, TPU["tuning"].block_kv :]).any()
 
 
-@pytest.mark.parametrize("kind, window", [("single", 12), ("packed", None), ("documents", 12), ("prefill", None)])
+@pytest.mark.parametrize(
+    "kind, window", [("single", 12), ("packed", None), ("documents", 12), ("prefill", None)]
+)
 def test_lists_hold_all_that_is_seen_and_masks_all_that_is_not(kind, window):
     tokens = [x.map(lambda y: pad(y, 4)) for x in rows(kind)]
     mask = np.asarray(visible(*tokens, window))
     pairs = mask.reshape(mask.shape[0], mask.shape[1] // 4, 4, mask.shape[2] // 4, 4)
-    some, every = pairs.any(axis=(2, 4)), pairs.all(axis=(2, 4))
+    some = pairs.any(axis=(2, 4))
+    every = pairs.all(axis=(2, 4))
     lists = visits(*tokens, 4, 4, window)
     for found, axes in zip(lists, ((0, 1, 2), (0, 2, 1)), strict=True):
         for one, seen, whole in zip(
@@ -119,7 +152,9 @@ def test_lists_hold_all_that_is_seen_and_masks_all_that_is_not(kind, window):
             every.transpose(axes).reshape(-1, found.shape[2] - 2),
             strict=True,
         ):
-            count, unmasked, listed = one[0], one[1], one[2 : 2 + one[0]]
+            count = one[0]
+            unmasked = one[1]
+            listed = one[2 : 2 + one[0]]
             assert len(set(listed)) == count and set(np.flatnonzero(seen)) <= set(listed)
             assert set(listed[:unmasked]) <= set(np.flatnonzero(whole))
     if kind == "single":
@@ -129,7 +164,9 @@ def test_lists_hold_all_that_is_seen_and_masks_all_that_is_not(kind, window):
 def test_without_an_accelerator_the_definition_is_chosen(x64):
     tokens = rows("packed")
     qkv = inputs(*tokens)
-    for found, expected in zip(flash_attention(*qkv, *tokens), reference.attention(*qkv, *tokens), strict=True):
+    for found, expected in zip(
+        flash_attention(*qkv, *tokens), reference.attention(*qkv, *tokens), strict=True
+    ):
         assert found.dtype == jnp.float64 and np.array_equal(found, expected)
 
 
@@ -149,7 +186,9 @@ def test_what_cannot_run_is_refused_with_its_values(options, message):
     heads = options.get("heads", 4)
     q, k, v = inputs(*tokens, heads, dtype=jnp.float32)
     with pytest.raises(ValueError, match=message):
-        flash_attention(q, k, v, *tokens, **{name: x for name, x in options.items() if name != "heads"})
+        flash_attention(
+            q, k, v, *tokens, **{name: x for name, x in options.items() if name != "heads"}
+        )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +205,12 @@ def test_block_sizes_that_do_not_fit_the_matrix_unit_are_refused(sizes, message)
     with pytest.raises(ValueError, match=message):
         tuning = dataclasses.replace(GPU["tuning"], **sizes)
         jax.eval_shape(
-            jax.grad(lambda *x: flash_attention(*x, *tokens, **GPU | {"tuning": tuning})[0].sum().astype(float)), *qkv
+            jax.grad(
+                lambda *x: (
+                    flash_attention(*x, *tokens, **GPU | {"tuning": tuning})[0].sum().astype(float)
+                )
+            ),
+            *qkv,
         )
 
 

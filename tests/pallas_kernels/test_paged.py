@@ -1,4 +1,6 @@
-"""The paged kernels equal the definition in float64, whatever the groups, lengths, windows, picks, holes and splits."""
+"""The paged kernels equal the definition in float64, whatever the groups, lengths, windows, picks,
+holes and splits.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,14 @@ class Case:
 
     def __post_init__(self):
         rng, (page, queries) = np.random.default_rng(1), (self.page, self.queries)
-        # a full row, one with tokens after its queries, one shorter than its window, one of nothing, one of padding
+        # a full row, one with tokens after its queries, one shorter than its window, one of
+        # nothing, one of padding
         lengths = np.array([self.pages * page - 5, page + 9, 6, 0, page])
         places = lengths[:, None] - queries + np.arange(queries)
         half = max(1, queries // 2)
-        places[1] = np.where(np.arange(queries) < half, lengths[1] - 2 - half + np.arange(queries), -1)
+        places[1] = np.where(
+            np.arange(queries) < half, lengths[1] - 2 - half + np.arange(queries), -1
+        )
         places[3:] = -1
         tables = 1 + rng.permutation(ROWS * self.pages).reshape(ROWS, self.pages)
         tables[1, 0] = tables[0, 0]  # a shared page
@@ -60,11 +65,18 @@ class Case:
         tables[np.arange(self.pages) * page >= lengths[:, None]] = -1
         picks = None
         if self.lists is not None:
-            picks = np.stack([rng.permutation(self.pages)[:4] for _ in range(ROWS * queries * self.lists)])
+            picks = np.stack(
+                [rng.permutation(self.pages)[:4] for _ in range(ROWS * queries * self.lists)]
+            )
             picks = picks.reshape(ROWS, queries, self.lists, 4)
             picks[:, :, :, 1] = np.where(rng.random(picks.shape[:3]) < 0.5, -1, picks[:, :, :, 1])
             picks[0, 0, 0] = -1
-        fields = {"lengths": lengths, "places": np.maximum(places, -1), "tables": tables, "picks": picks}
+        fields = {
+            "lengths": lengths,
+            "places": np.maximum(places, -1),
+            "tables": tables,
+            "picks": picks,
+        }
         for name, x in fields.items():
             object.__setattr__(self, name, None if x is None else jnp.asarray(x, jnp.int32))
 
@@ -99,9 +111,13 @@ class Case:
 
         def rows(x):
             x = x[self.tables].swapaxes(2, 3).reshape(ROWS, -1, *x.shape[1::2])
-            return jnp.repeat(jnp.where(real[..., None, None], x, 0), self.heads // self.kv_heads, axis=2)
+            return jnp.repeat(
+                jnp.where(real[..., None, None], x, 0), self.heads // self.kv_heads, axis=2
+            )
 
-        mask, k, v = self.mask(), rows(k_pages), rows(v_pages)
+        mask = self.mask()
+        k = rows(k_pages)
+        v = rows(v_pages)
         seen = mask.any(axis=-1)
         scores = jnp.einsum("btnh,bsnh->btns", q, k) / np.sqrt(self.size)
         scores = jnp.where(mask | ~seen[..., None], scores, -jnp.inf)
@@ -119,8 +135,12 @@ class Case:
 
 def check(case: Case, dtype=jnp.float32, gradients: bool = False, **options):
     """Values and gradients against the definition."""
-    kernel, naive = (functools.partial(case.attend, **x) for x in (options, {"implementation": "reference"}))
-    _, _, lse = judge(kernel, case.definition, case.inputs(), dtype, naive=naive, gradients=gradients)
+    kernel, naive = (
+        functools.partial(case.attend, **x) for x in (options, {"implementation": "reference"})
+    )
+    _, _, lse = judge(
+        kernel, case.definition, case.inputs(), dtype, naive=naive, gradients=gradients
+    )
     seen = np.isfinite(lse)
     assert 0 < seen.sum() < seen.size
 
@@ -156,10 +176,13 @@ def test_tpu_equals_the_definition(x64, case):
 
 
 @pytest.mark.parametrize(
-    "case", [Case(heads=6, queries=4, window=21), Case(heads=2, kv_heads=1, lists=1, queries=4)], ids=str
+    "case",
+    [Case(heads=6, queries=4, window=21), Case(heads=2, kv_heads=1, lists=1, queries=4)],
+    ids=str,
 )
 def test_tpu_has_the_gradients_of_the_definition(x64, case):
-    # a copy that is made as it is started overwrites what is still needed, which one made when awaited does not
+    # a copy that is made as it is started overwrites what is still needed, which one made when
+    # awaited does not
     eager = dataclasses.replace(TPU["interpret"], dma_execution_mode="eager")
     check(case, gradients=True, **TPU | {"interpret": eager})
 
@@ -184,26 +207,41 @@ def test_gpu_equals_the_definition_in_bfloat16(x64, unit, case):
 
 
 def test_gpu_takes_many_query_rows_in_several_blocks(x64):
-    check(Case(heads=8, kv_heads=1, queries=9, size=64, page=128, pages=2), jnp.bfloat16, gradients=True, **GPU)
+    check(
+        Case(heads=8, kv_heads=1, queries=9, size=64, page=128, pages=2),
+        jnp.bfloat16,
+        gradients=True,
+        **GPU,
+    )
 
 
-@pytest.mark.parametrize("case", [Case(heads=1, kv_heads=1, queries=4), Case(heads=2, kv_heads=1, lists=2)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(heads=1, kv_heads=1, queries=4), Case(heads=2, kv_heads=1, lists=2)], ids=str
+)
 def test_splits_change_nothing(case):
     inputs = case.inputs(jnp.float32)
     one, four = (
-        jax.jit(lambda *x, s=s: case.attend(*x, **TPU | {"tuning": TuningConfig(s, 16)}))(*inputs) for s in (1, 4)
+        jax.jit(lambda *x, s=s: case.attend(*x, **TPU | {"tuning": TuningConfig(s, 16)}))(*inputs)
+        for s in (1, 4)
     )
     assert relative(four[0], one[0]) < 1e-6
     seen = np.isfinite(one[1])
-    assert np.array_equal(np.isfinite(four[1]), seen) and np.abs(np.asarray(four[1] - one[1])[seen]).max() < 1e-5
+    assert (
+        np.array_equal(np.isfinite(four[1]), seen)
+        and np.abs(np.asarray(four[1] - one[1])[seen]).max() < 1e-5
+    )
 
 
 def test_tpu_reads_no_page_that_no_query_needs():
     case = Case(queries=4, window=21)
-    inputs, nowhere = case.inputs(jnp.float32), 10**6  # reading there is an error of the interpreter
+    # reading there is an error of the interpreter
+    inputs = case.inputs(jnp.float32)
+    nowhere = 10**6
     needed = case.mask().any(axis=(1, 2)).reshape(ROWS, case.pages, case.page).any(axis=-1)
     assert needed.sum() < (case.tables >= 0).sum()
-    attend = jax.jit(lambda tables: paged_attention(*inputs, tables, case.places, case.lengths, window=21, **TPU))
+    attend = jax.jit(
+        lambda tables: paged_attention(*inputs, tables, case.places, case.lengths, window=21, **TPU)
+    )
     clean = attend(case.tables)
     for found, expected in zip(attend(jnp.where(needed, case.tables, nowhere)), clean, strict=True):
         assert np.array_equal(found, expected)
@@ -225,14 +263,18 @@ def test_a_score_that_is_not_a_number_stays_one():
 def test_lists_hold_the_pages_that_are_seen_once_each(splits):
     tuning = TuningConfig(splits, 32)
     for case in (Case(queries=4), Case(queries=4, window=21), Case(queries=4, lists=2)):
-        rows, page = (case.tables, case.places, case.lengths), case.page
+        rows = (case.tables, case.places, case.lengths)
+        page = case.page
         mask = case.mask().reshape(ROWS, case.queries, case.heads, -1, page).any(axis=-1)
         if case.picks is None:
-            work, wanted = dense_work(*rows, case.window, page, tuning), mask.any(axis=(1, 2))[:, None]
+            work = dense_work(*rows, case.window, page, tuning)
+            wanted = mask.any(axis=(1, 2))[:, None]
         else:
-            work, wanted = selected_work(case.picks, *rows, page, tuning), mask[:, :, ::2].reshape(-1, 2, case.pages)
+            work = selected_work(case.picks, *rows, page, tuning)
+            wanted = mask[:, :, ::2].reshape(-1, 2, case.pages)
         assert work.pages == (case.pages if case.picks is None else 4)
-        lists, tables = np.asarray(work.lists), np.asarray(case.tables)
+        lists = np.asarray(work.lists)
+        tables = np.asarray(case.tables)
         for unit, head in np.ndindex(*wanted.shape[:2]):
             own = lists[unit, head]
             pages, numbers = np.split(own[2 * splits :], [work.pages])
@@ -241,7 +283,9 @@ def test_lists_hold_the_pages_that_are_seen_once_each(splits):
                 at = [i for i in range(begin, end) if pages[i] >= 0]
                 row = unit // (len(wanted) // ROWS)
                 listed += [int(numbers[i]) if work.numbered else i for i in at]
-                assert all(pages[i] == tables[row, int(numbers[i]) if work.numbered else i] for i in at)
+                assert all(
+                    pages[i] == tables[row, int(numbers[i]) if work.numbered else i] for i in at
+                )
             assert sorted(listed) == np.flatnonzero(wanted[unit, head]).tolist()
         assert np.array_equal(work.seeing.reshape(-1), (np.asarray(case.places) >= 0).reshape(-1))
 
@@ -255,7 +299,8 @@ def test_a_batch_of_one_fills_a_gpu(device, processors):
 
 def test_without_an_accelerator_the_reference_is_chosen(x64):
     case = Case(queries=4)
-    inputs, rows = case.inputs(), (case.tables, case.places, case.lengths)
+    inputs = case.inputs()
+    rows = (case.tables, case.places, case.lengths)
     for found, expected in zip(case.attend(*inputs), reference.dense(*inputs, *rows), strict=True):
         assert found.dtype == jnp.float64 and np.array_equal(found, expected)
 

@@ -1,4 +1,6 @@
-"""The kernels of chosen blocks equal the definition in float64, in values and gradients, whatever was chosen."""
+"""The kernels of chosen blocks equal the definition in float64, in values and gradients, whatever
+was chosen.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.pallas_kernels.judge import judge
 
 TPU = {
     "implementation": "tpu",
-    "interpret": pltpu.InterpretParams(detect_races=True, dma_execution_mode="eager", uninitialized_memory="nan"),
+    "interpret": pltpu.InterpretParams(
+        detect_races=True, dma_execution_mode="eager", uninitialized_memory="nan"
+    ),
     "tuning": TuningConfig(chunk=32, rows=48),
 }
 GPU = {
@@ -41,9 +45,13 @@ def small_tiles(monkeypatch):
 
 
 def choose(batch: int, length: int, lists: int, blocks: int, picks: int) -> np.ndarray:
-    """Random distinct blocks, some missing; all those of query ALONE, and block UNPICKED everywhere."""
+    """Random distinct blocks, some missing; all those of query ALONE, and block UNPICKED
+    everywhere.
+    """
     rng = np.random.default_rng(0)
-    found = np.argsort(rng.random((batch, length, lists, blocks)), axis=-1)[..., :picks].astype(np.int32)
+    found = np.argsort(rng.random((batch, length, lists, blocks)), axis=-1)[..., :picks].astype(
+        np.int32
+    )
     found[(rng.random(found.shape) < 0.2) | (found == UNPICKED)] = -1
     found[:, ALONE] = -1
     return found
@@ -52,19 +60,37 @@ def choose(batch: int, length: int, lists: int, blocks: int, picks: int) -> np.n
 def orders(batch: int, length: int, places: int) -> tuple[np.ndarray, np.ndarray]:
     """Of queries and of keys, shuffled; one place is empty."""
     rng = np.random.default_rng(1)
-    q, k = (rng.permuted(np.tile(np.arange(x, dtype=np.int32), (batch, 1)), axis=1) for x in (length, places))
+    q, k = (
+        rng.permuted(np.tile(np.arange(x, dtype=np.int32), (batch, 1)), axis=1)
+        for x in (length, places)
+    )
     k[:, 3] = np.iinfo(np.int32).max
     return q, k
 
 
-def check(heads, kv_heads, lists, size, blocks, length, picks=3, head_dim=8, batch=1, dtype=jnp.float32, **options):
+def check(
+    heads,
+    kv_heads,
+    lists,
+    size,
+    blocks,
+    length,
+    picks=3,
+    head_dim=8,
+    batch=1,
+    dtype=jnp.float32,
+    **options,
+):
     """Values and gradients against the reference."""
-    picks, order = choose(batch, length, lists, blocks, picks), orders(batch, length, blocks * size)
+    picks = choose(batch, length, lists, blocks, picks)
+    order = orders(batch, length, blocks * size)
     keys = (batch, blocks * size, kv_heads, head_dim)
     inputs = normal(0, (batch, length, heads, head_dim), keys, keys, dtype=jnp.float64)
     given = {"picks": picks, "q_order": order[0], "k_order": order[1], "size": size}
     naive = functools.partial(reference.attention, **given)
-    _, (dq, dk, dv), lse = judge(functools.partial(selected_attention, **given, **options), naive, inputs, dtype)
+    _, (dq, dk, dv), lse = judge(
+        functools.partial(selected_attention, **given, **options), naive, inputs, dtype
+    )
     assert not np.isfinite(lse)[:, ALONE].any() and not np.any(dq[:, ALONE])
     unpicked = slice(UNPICKED * size, (UNPICKED + 1) * size)
     assert not np.any(dk[:, unpicked]) and not np.any(dv[:, unpicked])
@@ -74,7 +100,9 @@ def check(heads, kv_heads, lists, size, blocks, length, picks=3, head_dim=8, bat
     "heads, kv_heads, lists",
     [(4, 2, 2), (2, 1, 2), (7, 1, 1), (16, 1, 1)],
 )
-def test_tpu_equals_the_definition_in_values_and_gradients(x64, small_tiles, heads, kv_heads, lists):
+def test_tpu_equals_the_definition_in_values_and_gradients(
+    x64, small_tiles, heads, kv_heads, lists
+):
     check(heads, kv_heads, lists, size=8, blocks=4, length=27, **TPU)
 
 
@@ -87,15 +115,31 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64, small_
     check(2, 1, 1, size=16, blocks=4, length=16, batch=2, head_dim=32, dtype=jnp.bfloat16, **TPU)
 
 
-# the interpreter has no wgmma accumulators beside shared memory: its products are jnp's, all else is as on the device
-@pytest.mark.parametrize("unit, heads, kv_heads, lists, size", [("wgmma", 3, 1, 1, 64), ("tcgen05", 2, 1, 2, 128)])
-def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(x64, unit, heads, kv_heads, lists, size):
+# the interpreter has no wgmma accumulators beside shared memory: its products are jnp's, all else
+# is as on the device
+@pytest.mark.parametrize(
+    "unit, heads, kv_heads, lists, size", [("wgmma", 3, 1, 1, 64), ("tcgen05", 2, 1, 2, 128)]
+)
+def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
+    x64, unit, heads, kv_heads, lists, size
+):
     options = GPU | {"tuning": TuningConfig(chunk=128, span=2, matrix_unit=unit)}
-    check(heads, kv_heads, lists, size, blocks=3, length=140, head_dim=16, dtype=jnp.bfloat16, **options)
+    check(
+        heads,
+        kv_heads,
+        lists,
+        size,
+        blocks=3,
+        length=140,
+        head_dim=16,
+        dtype=jnp.bfloat16,
+        **options,
+    )
 
 
 def test_all_blocks_are_dense_causal_attention(x64, small_tiles):
-    tokens, size = sequences(jnp.array([24]), 24), 8
+    tokens = sequences(jnp.array([24]), 24)
+    size = 8
     qkv = normal(0, (1, 24, 2, 8), *[(1, 24, 1, 8)] * 2, dtype=jnp.float64)
     wanted = dense.attention(*qkv, tokens, tokens)
     picks = jnp.broadcast_to(jnp.arange(3, dtype=jnp.int32), (1, 24, 1, 3))
@@ -108,7 +152,8 @@ def test_all_blocks_are_dense_causal_attention(x64, small_tiles):
 
 
 def test_tpu_does_not_read_blocks_that_were_not_chosen(small_tiles):
-    picks, order = choose(1, 24, 1, 4, 3), orders(1, 24, 32)
+    picks = choose(1, 24, 1, 4, 3)
+    order = orders(1, 24, 32)
     q, k, v = normal(0, (1, 24, 2, 8), *[(1, 32, 1, 8)] * 2)
     attend = jax.jit(lambda *x: selected_attention(*x, picks, *order, size=8, **TPU))
     poisoned = [x.at[:, UNPICKED * 8 : UNPICKED * 8 + 8].set(jnp.nan) for x in (k, v)]
@@ -124,16 +169,23 @@ def test_every_pick_is_in_one_row_of_a_tile_of_its_block(queries, multiple):
     rows = found.query.reshape(-1)
     for query, own in enumerate(picks):
         for pick, row in zip(own, found.row[query], strict=True):
-            assert row == rows.size if pick < 0 else rows[row] == query and found.block[row // queries] == pick
+            assert (
+                row == rows.size
+                if pick < 0
+                else rows[row] == query and found.block[row // queries] == pick
+            )
     assert np.sum(rows < len(picks)) == np.sum(picks >= 0)
     for block in range(6):
         own = range(found.starts[block], found.starts[block + 1])
-        assert len(own) == -(-np.sum(picks == block) // queries) and np.all(found.block[own] == block)
+        assert len(own) == -(-np.sum(picks == block) // queries) and np.all(
+            found.block[own] == block
+        )
     assert np.all(found.query[found.starts[-1] :] == len(picks))
 
 
 def test_without_an_accelerator_the_definition_is_chosen(x64):
-    picks, order = choose(1, 12, 1, 4, 2), orders(1, 12, 32)
+    picks = choose(1, 12, 1, 4, 2)
+    order = orders(1, 12, 32)
     qkv = normal(0, (1, 12, 2, 8), *[(1, 32, 1, 8)] * 2, dtype=jnp.float64)
     results = (f(*qkv, picks, *order, size=8) for f in (selected_attention, reference.attention))
     for found, expected in zip(*results, strict=True):
@@ -150,7 +202,10 @@ def test_without_an_accelerator_the_definition_is_chosen(x64):
         ({"size": 5}, "size=5 must divide the 32 places of keys"),
         ({"size": 4, **TPU}, "size=4 must be a multiple of 8 up to 512"),
         ({"dtype": jnp.bfloat16, **GPU}, "size=8 must be a multiple of 64"),
-        ({"head_dim": 160, "size": 64, "blocks": 2, "dtype": jnp.bfloat16, **GPU}, "head size 160 is more than 128"),
+        (
+            {"head_dim": 160, "size": 64, "blocks": 2, "dtype": jnp.bfloat16, **GPU},
+            "head size 160 is more than 128",
+        ),
         (GPU, r"the dtypes \['float32'\] must be one of \('bfloat16',\)"),
     ],
 )
@@ -162,7 +217,9 @@ def test_what_cannot_run_is_refused_with_its_values(options, message):
     qkv = normal(0, shape, *[(1, places, 1, head_dim)] * 2, dtype=dtype)
     options = {name: x for name, x in options.items() if name not in own}
     with pytest.raises(ValueError, match=message):
-        selected_attention(*qkv, choose(1, 12, lists, blocks, 2), *orders(1, 12, places), size=size, **options)
+        selected_attention(
+            *qkv, choose(1, 12, lists, blocks, 2), *orders(1, 12, places), size=size, **options
+        )
 
 
 def test_sizes_that_mean_nothing_are_refused():

@@ -1,4 +1,5 @@
-"""An actor with the real engine, in a thread beside the learner: its bound holds and its record gives the same weights.
+"""An actor with the real engine, in a thread beside the learner: its bound holds and its record
+gives the same weights.
 
 Nothing here is replaced: tasks, episodes, sandboxes, engine, store, weights, update.
 """
@@ -27,7 +28,13 @@ STEPS = 4
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     tiny = dataclasses.replace(
-        run_lib.PRESETS["tiny"], embed_dim=32, mlp_dim=32, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=16
+        run_lib.PRESETS["tiny"],
+        embed_dim=32,
+        mlp_dim=32,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=16,
     )
     monkeypatch.setitem(run_lib.PRESETS, "tiny", tiny)
 
@@ -45,7 +52,9 @@ def make_config(mode: str, bound: int, recompute: bool) -> RunConfig:
     return build(RunConfig, settings)
 
 
-@pytest.mark.parametrize(("mode", "bound", "recompute"), [("one_step", 1, False), ("in_flight", 2, True)])
+@pytest.mark.parametrize(
+    ("mode", "bound", "recompute"), [("one_step", 1, False), ("in_flight", 2, True)]
+)
 def test_a_run_keeps_its_bound_and_can_be_replayed(tmp_path, mode, bound, recompute):
     config = make_config(mode, bound, recompute)
     train(config, tmp_path)
@@ -54,8 +63,12 @@ def test_a_run_keeps_its_bound_and_can_be_replayed(tmp_path, mode, bound, recomp
     with Run(config, tmp_path, "learner") as run, jax.set_mesh(run.mesh):
         assert [step.same for step in replay(run, StopRequest())] == [True] * STEPS
     rows = read_metrics(tmp_path)
-    assert {age for row in rows for age in range(9) if row.get(f"staleness/{age}")} <= set(range(bound + 1))
+    assert {age for row in rows for age in range(9) if row.get(f"staleness/{age}")} <= set(
+        range(bound + 1)
+    )
     assert any(row.get("staleness/1") for row in rows)
     # by the same weights the sampler and the trainer agree to rounding, however keys were shared
-    assert all(row["policy/mismatch_max"] < 1e-3 for row in rows if row["rollout/staleness_max"] == 0)
+    assert all(
+        row["policy/mismatch_max"] < 1e-3 for row in rows if row["rollout/staleness_max"] == 0
+    )
     assert sum(row["engine/generated_tokens"] for row in rows) > 0

@@ -26,7 +26,9 @@ CONFIG = {"seed": 0, "steps": 10, "loss": {"clip_high": 0.28, "clip_low": 0.2}}
 
 
 def make_state(seed: int = 0) -> dict:
-    """A state with everything a run has: an nnx model, optimizer moments, random keys, bfloat16, an empty array."""
+    """A state with everything a run has: an nnx model, optimizer moments, random keys, bfloat16, an
+    empty array.
+    """
     model = nnx.Linear(8, 64, rngs=nnx.Rngs(seed))
     return {
         "model": model,
@@ -46,7 +48,9 @@ def leaves(state) -> list[np.ndarray]:
 
 def assert_identical(a, b) -> None:
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    assert all(x.dtype == y.dtype for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    assert all(
+        x.dtype == y.dtype for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
     for x, y in zip(leaves(a), leaves(b), strict=True):
         assert x.shape == y.shape and x.tobytes() == y.tobytes()
 
@@ -87,7 +91,9 @@ def test_donating_right_after_save_does_not_change_what_is_saved(tmp_path):
             for _ in range(5):
                 state = step(state)
     for number, arrays in expected.items():
-        assert_identical(checkpoint.load(tmp_path, state, step=number).state, jax.tree.map(jnp.asarray, arrays))
+        assert_identical(
+            checkpoint.load(tmp_path, state, step=number).state, jax.tree.map(jnp.asarray, arrays)
+        )
 
 
 def test_position_is_what_it_was_when_saved(tmp_path):
@@ -104,9 +110,14 @@ def test_arrays_come_back_in_the_asked_sharding(tmp_path):
     state = {"x": jnp.arange(8.0 * len(devices)), "key": jax.random.key(1)}
     with Checkpoints(tmp_path, CONFIG, keep=1) as checkpoints:
         checkpoints.save(0, state, {})
-        shardings = {"x": NamedSharding(mesh, PartitionSpec("data")), "key": NamedSharding(mesh, PartitionSpec())}
+        shardings = {
+            "x": NamedSharding(mesh, PartitionSpec("data")),
+            "key": NamedSharding(mesh, PartitionSpec()),
+        }
         abstract = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), jax.eval_shape(lambda: state), shardings
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            jax.eval_shape(lambda: state),
+            shardings,
         )
         restored = checkpoints.restore(abstract).state
     assert restored["x"].sharding == shardings["x"]
@@ -123,7 +134,9 @@ def test_part_of_the_state_can_be_read_while_a_run_holds_the_workdir(tmp_path):
     with Checkpoints(tmp_path, CONFIG, keep=2) as checkpoints:
         checkpoints.save(0, make_state(5), {})
         checkpoints.wait()
-        model = checkpoint.load(tmp_path, {"model": make_state(0)["model"]}, partial=True).state["model"]
+        model = checkpoint.load(tmp_path, {"model": make_state(0)["model"]}, partial=True).state[
+            "model"
+        ]
     assert_identical(model, make_state(5)["model"])
 
 
@@ -157,14 +170,18 @@ def test_nothing_readable_is_an_error_not_a_fresh_start(tmp_path):
     for step in (1, 2):
         os.truncate(data_files(tmp_path, step)[0], 0)
     with Checkpoints(tmp_path, CONFIG, keep=2) as checkpoints:
-        with pytest.raises(CheckpointError, match=r"no checkpoint .* can be read: step 2: .*; step 1: "):
+        with pytest.raises(
+            CheckpointError, match=r"no checkpoint .* can be read: step 2: .*; step 1: "
+        ):
             checkpoints.restore(make_state())
 
 
 def test_another_config_in_the_workdir_is_refused_by_name(tmp_path):
     save_steps(tmp_path, 1)
     other = {**CONFIG, "steps": 20, "loss": {"clip_high": 0.3, "clip_low": 0.2}}
-    with pytest.raises(config_lib.ConfigError, match=r"loss\.clip_high = 0\.28 there, 0\.3 here") as error:
+    with pytest.raises(
+        config_lib.ConfigError, match=r"loss\.clip_high = 0\.28 there, 0\.3 here"
+    ) as error:
         Checkpoints(tmp_path, other, keep=2, may_change=("steps",))
     assert "steps" not in str(error.value) and "clip_low" not in str(error.value)
     with Checkpoints(tmp_path, other, keep=2, may_change=("steps", "loss")) as checkpoints:
@@ -174,7 +191,9 @@ def test_another_config_in_the_workdir_is_refused_by_name(tmp_path):
 def test_a_state_of_another_shape_is_named(tmp_path):
     save_steps(tmp_path, 1)
     with Checkpoints(tmp_path, CONFIG, keep=2) as checkpoints:
-        with pytest.raises(ValueError, match=r"half: expected float32\[5\], found bfloat16\[5, 3\]"):
+        with pytest.raises(
+            ValueError, match=r"half: expected float32\[5\], found bfloat16\[5, 3\]"
+        ):
             checkpoints.restore({**make_state(), "half": jnp.zeros(5)})
         with pytest.raises(ValueError, match=r"extra: expected .*, found nothing"):
             checkpoints.restore({**make_state(), "extra": jnp.zeros(5)})
@@ -201,7 +220,9 @@ def test_saving_over_a_run_that_was_not_restored_is_refused(tmp_path):
 
 
 def test_a_second_process_in_the_same_workdir_is_refused(tmp_path):
-    script = f"from rl_code.checkpoint import Checkpoints; Checkpoints({str(tmp_path)!r}, {{}}, keep=1)"
+    script = (
+        f"from rl_code.checkpoint import Checkpoints; Checkpoints({str(tmp_path)!r}, {{}}, keep=1)"
+    )
     with Checkpoints(tmp_path, {}, keep=1):
         run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 1 and "another process is running in" in run.stderr
@@ -209,7 +230,9 @@ def test_a_second_process_in_the_same_workdir_is_refused(tmp_path):
 
 @pytest.fixture
 def file_size_limit():
-    """Makes every write past a file size fail, which storage reports the way it reports a full disk."""
+    """Makes every write past a file size fail, which storage reports the way it reports a full
+    disk.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -217,7 +240,9 @@ def file_size_limit():
     signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_failed_write_leaves_the_older_checkpoint_good_and_the_next_save_works(tmp_path, file_size_limit):
+def test_a_failed_write_leaves_the_older_checkpoint_good_and_the_next_save_works(
+    tmp_path, file_size_limit
+):
     states = [{"x": jax.random.normal(jax.random.key(i), (256, 256))} for i in range(3)]
     with Checkpoints(tmp_path, CONFIG, keep=1) as checkpoints:
         checkpoints.save(0, states[0], {})
@@ -254,7 +279,9 @@ def test_a_full_disk_is_named_and_the_older_checkpoint_is_good(tmp_path):
     unshare = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
     if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
         pytest.skip("mount namespaces are not allowed here, so no small disk can be made")
-    run = subprocess.run([*unshare, "bash", "-c", command, FULL_DISK], capture_output=True, text=True)
+    run = subprocess.run(
+        [*unshare, "bash", "-c", command, FULL_DISK], capture_output=True, text=True
+    )
     result = [line for line in run.stdout.splitlines() if line.startswith("RESULT")]
     assert result, run.stderr
     _, failed, restored, same, message = result[0].split(maxsplit=4)
@@ -327,4 +354,7 @@ def test_an_unfinished_save_is_cleared_away(tmp_path):
     (folder / "step_00000003.tmp").write_text(json.dumps({}))
     with Checkpoints(tmp_path, CONFIG, keep=2) as checkpoints:
         assert checkpoints.restore(make_state()).step == 1
-    assert sorted(path.name for path in folder.glob("step_*")) == ["step_00000001", "step_00000001.json"]
+    assert sorted(path.name for path in folder.glob("step_*")) == [
+        "step_00000001",
+        "step_00000001.json",
+    ]

@@ -1,4 +1,6 @@
-"""Properties of reading configs: strict, and every complaint names the key, the value and what would be right."""
+"""Properties of reading configs: strict, and every complaint names the key, the value and what
+would be right.
+"""
 
 from __future__ import annotations
 
@@ -98,24 +100,44 @@ def test_a_config_becomes_the_dataclass_it_describes():
     [
         ("setps", 4, r"config\.setps: no such key\. Did you mean 'steps'\?"),
         ("loss.clip_hihg", 4, r"config\.loss\.clip_hihg: no such key\. Did you mean 'clip_high'\?"),
-        ("loss.zzz", 4, r"config\.loss\.zzz: no such key\. config\.loss has: kind, clip_low, clip_high"),
+        (
+            "loss.zzz",
+            4,
+            r"config\.loss\.zzz: no such key\. config\.loss has: kind, clip_low, clip_high",
+        ),
         ("steps", KeyError, r"config\.steps: missing; expected int"),
-        ("loss", KeyError, r"config\.loss: missing; expected a section with the keys kind, clip_low, clip_high"),
-        ("steps", ml_collections.config_dict.placeholder(int, required=True), r"config\.steps: missing"),
+        (
+            "loss",
+            KeyError,
+            r"config\.loss: missing; expected a section with the keys kind, clip_low, clip_high",
+        ),
+        (
+            "steps",
+            ml_collections.config_dict.placeholder(int, required=True),
+            r"config\.steps: missing",
+        ),
         ("steps", 1.0, r"config\.steps = 1\.0: expected int"),
         ("steps", True, r"config\.steps = True: expected int"),
         ("steps", "3", r"config\.steps = '3': expected int"),
         ("steps", None, r"config\.steps = None: expected int"),
         ("resume", 1, r"config\.resume = 1: expected bool"),
         ("loss", 3, r"config\.loss = 3: expected a section with the keys kind"),
-        ("loss.kind", "gpso", r"config\.loss\.kind = 'gpso': expected one of 'ppo', 'gspo'\. Did you mean 'gspo'\?"),
+        (
+            "loss.kind",
+            "gpso",
+            r"config\.loss\.kind = 'gpso': expected one of 'ppo', 'gspo'\. Did you mean 'gspo'\?",
+        ),
         ("loss.clip_low", False, r"config\.loss\.clip_low = False: expected float"),
         ("loss.clip_low", -1.0, r"config\.loss: clip_low=-1\.0 must not be negative"),
         ("loss.clip_high", "x", r"config\.loss\.clip_high = 'x': expected float or None"),
         ("betas", (0.9, "x"), r"config\.betas\[1\] = 'x': expected float"),
         ("betas", 0.9, r"config\.betas = 0\.9: expected a tuple, each item float"),
         ("suites", ({"path": 3},), r"config\.suites\[0\]\.path = 3: expected str"),
-        ("tasks.levels", (1, 2, 3), r"config\.tasks = .*: expected a section .* path or a section .* levels"),
+        (
+            "tasks.levels",
+            (1, 2, 3),
+            r"config\.tasks = .*: expected a section .* path or a section .* levels",
+        ),
         ("weights", {"tests": "x"}, r"config\.weights\.tests = 'x': expected float"),
         ("note", 3, r"config\.note = 3: expected str"),
     ],
@@ -125,7 +147,9 @@ def test_a_wrong_config_is_refused_by_name_and_value(key, value, complaint):
         config_lib.build(Run, changed(key, value))
 
 
-scalars = st.sampled_from([None, True, False, 0, 1, 1.0, -0.0, float("nan"), float("inf"), "", "1", (), (1, 2.5), [3]])
+scalars = st.sampled_from(
+    [None, True, False, 0, 1, 1.0, -0.0, float("nan"), float("inf"), "", "1", (), (1, 2.5), [3]]
+)
 sections = st.dictionaries(st.sampled_from("abc"), scalars, max_size=3)
 configs = st.dictionaries(st.sampled_from("xyz"), scalars | sections, max_size=3)
 
@@ -146,7 +170,13 @@ def test_a_difference_is_named_where_it_is():
     a = config_lib.build(Run, good())
     b = dataclasses.replace(a, steps=4, loss=Loss("ppo", 0.3, None), tasks=Files("x"), betas=(0.9,))
     assert config_lib.diff(a, a) == []
-    assert config_lib.diff(a, b) == ["betas", "loss.clip_low", "steps", "tasks.levels", "tasks.path"]
+    assert config_lib.diff(a, b) == [
+        "betas",
+        "loss.clip_low",
+        "steps",
+        "tasks.levels",
+        "tasks.path",
+    ]
     assert config_lib.lookup(b, "loss.clip_low") == 0.3 and config_lib.lookup(b, "loss.x.y") is None
 
 

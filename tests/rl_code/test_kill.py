@@ -52,7 +52,9 @@ def _rows(folder: Path) -> int:
 
 
 def _kill(workdir: Path, cache: Path, moment: float) -> None:
-    """Starts the run and kills it. moment in [0, 1): from program start over the warm start to the last step."""
+    """Starts the run and kills it. moment in [0, 1): from program start over the warm start to the
+    last step.
+    """
     process = _start(workdir, cache)
     progress = moment * (4 + STEPS)
     deadline = time.monotonic() + 120
@@ -76,14 +78,17 @@ def _state(workdir: Path):
 def _deterministic(row: dict) -> dict:
     """Without what depends on when it ran: groups that were there already are not sampled again."""
     return {
-        name: value for name, value in row.items() if not name.startswith(("time/", "engine/", "actor/", "weights/"))
+        name: value
+        for name, value in row.items()
+        if not name.startswith(("time/", "engine/", "actor/", "weights/"))
     }
 
 
 @pytest.mark.timeout(3600)
 def test_killed_and_restarted_equals_uninterrupted(tmp_path):
     cache = tmp_path / "cache"
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole = tmp_path / "whole"
+    killed = tmp_path / "killed"
     _finish(whole, cache)
 
     seed = random.randrange(1 << 32)
@@ -94,17 +99,22 @@ def test_killed_and_restarted_equals_uninterrupted(tmp_path):
         _kill(killed, cache, moment)
     _finish(killed, cache)
 
-    one, other = _state(whole), _state(killed)
+    one = _state(whole)
+    other = _state(killed)
     assert one.step == other.step == STEPS
     assert one.position == other.position
     for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    assert [_deterministic(row) for row in read_metrics(whole)] == [_deterministic(row) for row in read_metrics(killed)]
+    assert [_deterministic(row) for row in read_metrics(whole)] == [
+        _deterministic(row) for row in read_metrics(killed)
+    ]
     for step in range(STEPS):
         assert _episodes(whole, step) == _episodes(killed, step)
     results = sorted(path.name for path in (whole / "evaluations").iterdir())
     suites = [suite["name"] for suite in quickstart.get_config("smoke").suites]
-    assert results == sorted(f"{suite}.{label}.json" for suite in suites for label in ("before", "after"))
+    assert results == sorted(
+        f"{suite}.{label}.json" for suite in suites for label in ("before", "after")
+    )
     for name in results:
         assert json.loads((whole / "evaluations" / name).read_text()) == json.loads(
             (killed / "evaluations" / name).read_text()
@@ -113,6 +123,10 @@ def test_killed_and_restarted_equals_uninterrupted(tmp_path):
 
 def _episodes(workdir: Path, step: int) -> list:
     return [
-        (group["task_id"], group["group"], [(t["ids"], t["logprobs"], t["reward"]) for t in group["trajectories"]])
+        (
+            group["task_id"],
+            group["group"],
+            [(t["ids"], t["logprobs"], t["reward"]) for t in group["trajectories"]],
+        )
         for group in read_trajectories(workdir, step)
     ]

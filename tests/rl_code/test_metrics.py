@@ -1,4 +1,6 @@
-"""The files of a run: what is written comes back, a resumed run leaves what an uninterrupted one would."""
+"""The files of a run: what is written comes back, a resumed run leaves what an uninterrupted one
+would.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from tensorboardX.proto.event_pb2 import Event
 
 import rl_code.metrics
 from rl_code import types
-from rl_code.metrics import MetricWriter, Progress, TrajectoryLog, read_metrics, read_trajectories, trajectory_steps
+from rl_code.metrics import (
+    MetricWriter,
+    Progress,
+    TrajectoryLog,
+    read_metrics,
+    read_trajectories,
+    trajectory_steps,
+)
 from rl_code.types import Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
 
 
@@ -26,13 +35,30 @@ def _bytes_of(ids):
 
 def _group(completion: bytes = b"return 1", logprob: float = -0.5) -> Group:
     none = types.Tests()
-    task = Task("t/1", ({"role": "user", "content": "x"},), {}, "a.py", "f", (), none, none, {"a.py": "pass"})
+    task = Task(
+        "t/1",
+        ({"role": "user", "content": "x"},),
+        {},
+        "a.py",
+        "f",
+        (),
+        none,
+        none,
+        {"a.py": "pass"},
+    )
     tokens = np.frombuffer(b"fix" + completion, np.uint8).astype(np.int32)
     sampled = np.arange(len(tokens)) >= 3
     call = ToolCall("write", {"content": "x"})
     turns = (
         Turn("prompt", 0, 3, "fix"),
-        Turn("assistant", 3, len(tokens), _bytes_of(completion), (call,), (ToolResult("write", "ok", True, 0.1),)),
+        Turn(
+            "assistant",
+            3,
+            len(tokens),
+            _bytes_of(completion),
+            (call,),
+            (ToolResult("write", "ok", True, 0.1),),
+        ),
     )
     trajectory = Trajectory(
         task_id=task.id,
@@ -64,7 +90,9 @@ def _events(workdir: Path) -> list[Event]:
 
 def test_metrics_come_back_as_written(tmp_path):
     with MetricWriter(tmp_path) as writer:
-        writer.write(0, {"train/loss": np.float32(0.5), "train/steps": np.int32(3), "train/finite": True})
+        writer.write(
+            0, {"train/loss": np.float32(0.5), "train/steps": np.int32(3), "train/finite": True}
+        )
         writer.write(2, {"train/loss": math.inf, "policy/kl": math.nan})
     first, second = read_metrics(tmp_path)
     assert first == {"step": 0, "train/loss": 0.5, "train/steps": 3, "train/finite": 1}
@@ -92,7 +120,9 @@ def test_resumed_metrics_equal_uninterrupted(tmp_path):
     with open(tmp_path / "killed" / "metrics.jsonl", "a") as file:
         file.write('{"step":6,"train/lo')
     run(tmp_path / "killed", 4, 9)
-    assert (tmp_path / "killed/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
+    assert (tmp_path / "killed/metrics.jsonl").read_bytes() == (
+        tmp_path / "whole/metrics.jsonl"
+    ).read_bytes()
 
 
 def test_tensorboard_hides_the_steps_that_are_repeated(tmp_path):
@@ -107,7 +137,10 @@ def test_tensorboard_hides_the_steps_that_are_repeated(tmp_path):
         for value in event.summary.value:
             assert event.step not in shown
             shown[event.step] = value.simple_value
-    assert shown == {**{step: step for step in range(4)}, **{step: 4 + step for step in range(4, 9)}}
+    assert shown == {
+        **{step: step for step in range(4)},
+        **{step: 4 + step for step in range(4, 9)},
+    }
 
 
 def test_damage_before_the_last_line_is_named(tmp_path):
@@ -181,10 +214,14 @@ def test_trajectories_come_back_as_written(tmp_path):
     assert sample["reward"] == {"total": 1.0, "components": {"tests": 1.0}, "flags": ["slow"]}
     (turn,) = sample["turns"]
     assert (turn["role"], turn["start"], turn["end"]) == ("assistant", 0, 6)
-    assert turn["calls"][0]["arguments"] == {"content": "x"} and turn["results"][0]["content"] == "ok"
+    assert (
+        turn["calls"][0]["arguments"] == {"content": "x"} and turn["results"][0]["content"] == "ok"
+    )
 
 
-@pytest.mark.parametrize("text", [b"\xff\xfe", b"\xe2\x82", b"\xf0\x9f\x98\x80\xe2", b"a\xe2\x82\xacb\x80"])
+@pytest.mark.parametrize(
+    "text", [b"\xff\xfe", b"\xe2\x82", b"\xf0\x9f\x98\x80\xe2", b"a\xe2\x82\xacb\x80"]
+)
 def test_pieces_join_to_the_text_of_all_tokens(tmp_path, text):
     TrajectoryLog(tmp_path, _bytes_of).append(0, [_group(text)])
     pieces = read_trajectories(tmp_path, 0)[0]["trajectories"][0]["pieces"]
@@ -230,7 +267,10 @@ def test_progress_off_a_terminal_prints_plain_lines():
             progress.update(step + 1, reward=0.5, pass_rate=0.25, tokens_per_s=1234.5, phase="[rl]")
         progress.note("wrote [report]")
     lines = text.getvalue().splitlines()
-    assert lines[0].startswith("train  1/3  reward 0.50  pass 25%  1,234 tok/s  phase [rl]") and "left" in lines[0]
+    assert (
+        lines[0].startswith("train  1/3  reward 0.50  pass 25%  1,234 tok/s  phase [rl]")
+        and "left" in lines[0]
+    )
     assert lines[2].startswith("train  3/3") and "left" not in lines[2]
     assert lines[3:] == ["wrote [report]"]
 

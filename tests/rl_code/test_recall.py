@@ -1,4 +1,6 @@
-"""The recall experiment: it learns, continues where it was stopped, and counts what it says it counts."""
+"""The recall experiment: it learns, continues where it was stopped, and counts what it says it
+counts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from rl_code.stop import Stopped, StopRequest
 @pytest.fixture(scope="module")
 def smoke() -> RecallExperiment:
     experiment = config_lib.build(RecallExperiment, config.get_config("smoke"))
-    return dataclasses.replace(experiment, methods={"window": RecallMethod((Window(8),))}, checkpoint_every=1)
+    return dataclasses.replace(
+        experiment, methods={"window": RecallMethod((Window(8),))}, checkpoint_every=1
+    )
 
 
 def run(experiment, folder):
@@ -79,6 +83,11 @@ def test_decoded_bytes_are_those_of_the_papers_count():
     assert decode_bytes(Dense(), 65536, **shape) == 65536 * token
     assert decode_bytes(Window(512), 65536, **shape) == 512 * token
     # 2502.11089, table 4: 11.6 times less than dense at 65,536 tokens
-    assert decode_bytes(Dense(), 65536, **shape) / decode_bytes(NSA(), 65536, **shape) == pytest.approx(11.6, abs=0.05)
+    assert decode_bytes(Dense(), 65536, **shape) / decode_bytes(
+        NSA(), 65536, **shape
+    ) == pytest.approx(11.6, abs=0.05)
     assert decode_bytes(MoBA(block=512, picks=1), 1024, **shape) <= 1024 * token + 2 * 4 * 128 * 4
-    assert all(decode_bytes(method, 64, **shape) <= 3 * 64 * token for method in (Dense(), Window(512), NSA(), MoBA()))
+    assert all(
+        decode_bytes(method, 64, **shape) <= 3 * 64 * token
+        for method in (Dense(), Window(512), NSA(), MoBA())
+    )

@@ -1,6 +1,7 @@
 """The store of a run gives its weights again, bit for bit, and a changed token shows.
 
-The runs here train for real and sample with a stand-in, whose tokens and rewards are a function of the item.
+The runs here train for real and sample with a stand-in, whose tokens and rewards are a function of
+the item.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ VOCAB = 64
 
 
 def make_config(mode: str, k: int) -> RunConfig:
-    """The quickstart's smoke config with a smaller model, a batch of a few tokens and nothing else to do."""
+    """The quickstart's smoke config with a smaller model, a batch of a few tokens and nothing else
+    to do.
+    """
     settings = quickstart.get_config("smoke")
     settings.suites = ()
     settings.sft.steps = 0
@@ -64,9 +67,16 @@ def make_config(mode: str, k: int) -> RunConfig:
 def _small():
     """Replaces the model and what samples; nothing is compiled twice, and nobody cuts the power."""
     tiny = dataclasses.replace(
-        run_lib.PRESETS["tiny"], embed_dim=32, mlp_dim=32, num_layers=1, num_heads=2, num_kv_heads=2, head_dim=16
+        run_lib.PRESETS["tiny"],
+        embed_dim=32,
+        mlp_dim=32,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=16,
     )
-    run_init, made = Run.init_model, []
+    run_init = Run.init_model
+    made = []
 
     def init_model(run: Run):
         made.extend([] if made else [run_init(run)])
@@ -96,9 +106,14 @@ def copy(recorded, tmp_path) -> Path:
     return shutil.copytree(recorded, tmp_path / "copy")
 
 
-def replayed(workdir: Path, start: int = 0, end: int | None = None, config: RunConfig | None = None) -> list[Replayed]:
+def replayed(
+    workdir: Path, start: int = 0, end: int | None = None, config: RunConfig | None = None
+) -> list[Replayed]:
     """What a replay finds; only the last state is still good."""
-    with Run(config or make_config("one_step", 1), workdir, "learner") as run, jax.set_mesh(run.mesh):
+    with (
+        Run(config or make_config("one_step", 1), workdir, "learner") as run,
+        jax.set_mesh(run.mesh),
+    ):
         return list(replay(run, StopRequest(), start, end))
 
 
@@ -118,17 +133,21 @@ def final_state(workdir: Path):
 
 def deterministic(workdir: Path) -> list[dict]:
     names = ("time/", "engine/", "actor/", "weights/", "tasks/")
-    return [{k: v for k, v in row.items() if not k.startswith(names)} for row in read_metrics(workdir)]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(names)} for row in read_metrics(workdir)
+    ]
 
 
-# --- Replay ----------------------------------------------------------------------------------------------------------
+# --- Replay ---------------------------------------------------------------------------------------
 
 
 def test_the_recorded_groups_give_the_recorded_weights(recorded):
     store = GroupStore(recorded / STORE)
     steps = replayed(recorded)
     assert sameness(steps) == dict.fromkeys(range(STEPS), True)
-    assert [step.then for step in steps] == [store.consumption(step)["weights"] for step in range(STEPS)]
+    assert [step.then for step in steps] == [
+        store.consumption(step)["weights"] for step in range(STEPS)
+    ]
     assert len({step.now for step in steps}) == STEPS  # every step moved the weights
     assert same_bits(steps[-1].state, final_state(recorded))
     report = audit.check(recorded / STORE, 1)
@@ -149,9 +168,12 @@ def test_a_replay_cannot_begin_where_there_is_no_checkpoint(recorded):
 def change_token(workdir: Path, step: int) -> None:
     """Changes one sampled token of a group that is learned from; the record stays valid."""
     store = GroupStore(workdir / STORE)
-    record = next(r for r in store.read(step) if len({t.reward.total for t in r.group.trajectories}) > 1)
+    record = next(
+        r for r in store.read(step) if len({t.reward.total for t in r.group.trajectories}) > 1
+    )
     first, *others = record.group.trajectories
-    tokens, place = first.tokens.copy(), np.flatnonzero(first.sampled)[0]
+    tokens = first.tokens.copy()
+    place = np.flatnonzero(first.sampled)[0]
     tokens[place] = (tokens[place] + 1) % VOCAB
     group = Group(record.group.task, (dataclasses.replace(first, tokens=tokens), *others))
     data = records.encode(step, record.number, record.actor, record.when, group)
@@ -162,7 +184,10 @@ def test_a_changed_token_shows_at_its_step(copy):
     change_token(copy, 3)
     assert sameness(replayed(copy)) == {0: True, 1: True, 2: True, 3: False, 4: False}
     (problem,) = audit.check(copy / STORE, 1).problems
-    assert "the group consumed is another one than the group that is there" in problem and "item (3, " in problem
+    assert (
+        "the group consumed is another one than the group that is there" in problem
+        and "item (3, " in problem
+    )
 
 
 def test_a_damaged_group_is_an_error(copy):
@@ -174,12 +199,13 @@ def test_a_damaged_group_is_an_error(copy):
         replayed(copy)
 
 
-# --- The runs that are replayed --------------------------------------------------------------------------------------
+# --- The runs that are replayed -------------------------------------------------------------------
 
 
 def strike(patch: pytest.MonkeyPatch, at: int, blow) -> None:
     """blow() instead of, or before, the learner's update of a step, once."""
-    call, done = Learner.__call__, []
+    call = Learner.__call__
+    done = []
 
     def struck(learner, state, groups, version, *rest):
         if version == at and not done:
@@ -202,7 +228,9 @@ def ask_to_stop() -> None:
     ("at", "blow", "raised", "saved"),
     [(1, fail, OSError, []), (3, fail, OSError, [2]), (2, ask_to_stop, Stopped, [2, 3])],
 )
-def test_an_interrupted_run_ends_as_one_that_was_not(recorded, tmp_path, monkeypatch, at, blow, raised, saved):
+def test_an_interrupted_run_ends_as_one_that_was_not(
+    recorded, tmp_path, monkeypatch, at, blow, raised, saved
+):
     config = make_config("one_step", 1)
     strike(monkeypatch, at, blow)
     with pytest.raises(raised):
@@ -236,7 +264,9 @@ def test_in_two_phases_prompts_are_begun_before_groups_are_there_and_steps_are_t
     config = make_config("one_step", 1)
     pack = dataclasses.replace(config.train.pack, prompt_slots=16)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, pack=pack))
-    begin, wait, order = Learner.begin, InThread.wait, []
+    begin = Learner.begin
+    wait = InThread.wait
+    order = []
 
     def seen_begin(learner, *arguments):
         order.append("begin")
@@ -265,16 +295,22 @@ def test_a_workdir_keeps_its_config_from_the_first_step_on(tmp_path, monkeypatch
         with pytest.raises(OSError, match="struck"):
             train(config, tmp_path)
     assert checkpoint.steps(tmp_path) == []
-    changed = dataclasses.replace(config, seed=7, checkpoint=dataclasses.replace(config.checkpoint, keep=1))
+    changed = dataclasses.replace(
+        config, seed=7, checkpoint=dataclasses.replace(config.checkpoint, keep=1)
+    )
     start = functools.partial(act, name="actor-0") if role == "actor" else train
-    with pytest.raises(ConfigError, match=r"holds a run of another config: seed = 0 there, 7 here\. Use another"):
+    with pytest.raises(
+        ConfigError, match=r"holds a run of another config: seed = 0 there, 7 here\. Use another"
+    ):
         start(changed, tmp_path)
 
 
 def test_roles_apart_are_not_synchronous(tmp_path):
     config = make_config("sync", 0)
     for start in (functools.partial(train, role="learner"), functools.partial(act, name="actor-0")):
-        with pytest.raises(ConfigError, match=r"asynchrony\.mode = 'sync'.* need 'one_step' or 'in_flight'"):
+        with pytest.raises(
+            ConfigError, match=r"asynchrony\.mode = 'sync'.* need 'one_step' or 'in_flight'"
+        ):
             start(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -295,13 +331,18 @@ def test_a_group_of_another_task_than_the_learners_is_refused(tmp_path, monkeypa
         return actor
 
     monkeypatch.setattr(train_lib, "make_actor", make)
-    with pytest.raises(StoreError, match=r"actor/0 sampled '.*' for item \(0, \d\), which is '.*' here: do both read"):
+    with pytest.raises(
+        StoreError,
+        match=r"actor/0 sampled '.*' for item \(0, \d\), which is '.*' here: do both read",
+    ):
         train(make_config("one_step", 1), tmp_path)
 
 
 @pytest.fixture
 def version_missing(tmp_path, monkeypatch) -> Path:
-    """A run interrupted as if version 3 had not reached storage, nor the groups of step 4, which it samples."""
+    """A run interrupted as if version 3 had not reached storage, nor the groups of step 4, which it
+    samples.
+    """
     with monkeypatch.context() as patch:
         strike(patch, 3, fail)
         with pytest.raises(OSError, match="struck"):
@@ -314,7 +355,8 @@ def version_missing(tmp_path, monkeypatch) -> Path:
 
 def report_wait(patch: pytest.MonkeyPatch, subscriber: type) -> threading.Event:
     """Set when version 3 is waited for; the deadline of that wait is longer than a test's."""
-    waiting, wait = threading.Event(), subscriber.wait
+    waiting = threading.Event()
+    wait = subscriber.wait
 
     def seen(weights, **wanted):
         if wanted.get("exactly") == 3:
@@ -326,7 +368,9 @@ def report_wait(patch: pytest.MonkeyPatch, subscriber: type) -> threading.Event:
 
 
 @pytest.mark.timeout(120)
-def test_a_learner_that_ends_does_not_wait_for_an_actor_that_waits_for_weights(version_missing, monkeypatch):
+def test_a_learner_that_ends_does_not_wait_for_an_actor_that_waits_for_weights(
+    version_missing, monkeypatch
+):
     waiting = report_wait(monkeypatch, LocalWeights)
 
     def fail_when_it_waits() -> None:
@@ -352,4 +396,5 @@ def test_an_actor_that_waits_for_weights_stops_when_it_is_asked_to(version_missi
         act(make_config("one_step", 1), version_missing, "actor-0")
     config = make_config("one_step", 1).asynchrony.work
     with Work(GroupStore(version_missing / STORE, "actor-1"), config) as work:
-        assert {item.step for item in work.claim(100)} == {4}  # at once, without the heartbeat's timeout
+        # at once, without the heartbeat's timeout
+        assert {item.step for item in work.claim(100)} == {4}

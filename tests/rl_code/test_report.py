@@ -1,4 +1,6 @@
-"""The page holds what the run left, stays within its size, and nothing a model wrote becomes part of its markup."""
+"""The page holds what the run left, stays within its size, and nothing a model wrote becomes part
+of its markup.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class _Page(HTMLParser):
 
     def __init__(self, text: str):
         super().__init__()
-        self.tags, self.attributes, self.data, self._inside = [], [], "", False
+        self.tags = []
+        self.attributes = []
+        self.data = ""
+        self._inside = False
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -40,7 +45,9 @@ class _Page(HTMLParser):
         self._inside = False
 
 
-def _trajectory(group: int, index: int, solved: bool, flags: tuple[str, ...] = (), text: str = HOSTILE) -> Trajectory:
+def _trajectory(
+    group: int, index: int, solved: bool, flags: tuple[str, ...] = (), text: str = HOSTILE
+) -> Trajectory:
     tokens = np.arange(6, dtype=np.int32)
     return Trajectory(
         task_id=f"task {group}",
@@ -61,9 +68,22 @@ def _trajectory(group: int, index: int, solved: bool, flags: tuple[str, ...] = (
     )
 
 
-def _group(group: int, solved: list[bool], flags: tuple[str, ...] = (), text: str = HOSTILE) -> Group:
+def _group(
+    group: int, solved: list[bool], flags: tuple[str, ...] = (), text: str = HOSTILE
+) -> Group:
     none = types.Tests()
-    task = Task(f"task {group} {text}", (), {}, "a.py", "f", (), none, none, {"a.py": text}, meta={"level": text})
+    task = Task(
+        f"task {group} {text}",
+        (),
+        {},
+        "a.py",
+        "f",
+        (),
+        none,
+        none,
+        {"a.py": text},
+        meta={"level": text},
+    )
     return Group(task, tuple(_trajectory(group, i, s, flags, text) for i, s in enumerate(solved)))
 
 
@@ -71,8 +91,18 @@ def _write_run(workdir, steps: int = 3, text: str = HOSTILE) -> None:
     log = TrajectoryLog(workdir, lambda ids: "".join(f"{text}{id}" for id in ids))
     with MetricWriter(workdir) as writer:
         for step in range(steps):
-            writer.write(step, {"reward/total": step / 10, "policy/kl": float("nan"), "time/step_s": 2, "time/a_s": 1})
-            log.append(step, [_group(0, [True, False], text=text), _group(1, [False, False], text=text)])
+            writer.write(
+                step,
+                {
+                    "reward/total": step / 10,
+                    "policy/kl": float("nan"),
+                    "time/step_s": 2,
+                    "time/a_s": 1,
+                },
+            )
+            log.append(
+                step, [_group(0, [True, False], text=text), _group(1, [False, False], text=text)]
+            )
     for label, step, correct in (("before", 0, 1), ("after", steps, 2)):
         tasks = tuple(TaskResult(f"{i}", 2, correct, 1, 0, 5.0) for i in range(4))
         SuiteResult("held-out", label, step, {"temperature": 1.0}, tasks).save(workdir)
@@ -92,7 +122,9 @@ def test_the_page_shows_what_the_run_left(tmp_path):
     (stack,) = data["curves"]["times"]
     assert [layer["values"] for layer in stack["layers"]] == [[1] * 3, [1] * 3]
     assert [step["step"] for step in data["trajectories"]["steps"]] == [0, 1, 2]
-    assert "50.0% → 100.0%" in text and "after − before, pass@1: +50.0 points [+50.0, +50.0]" in text
+    assert (
+        "50.0% → 100.0%" in text and "after − before, pass@1: +50.0 points [+50.0, +50.0]" in text
+    )
     assert "going on after the first edit is worth +50.0 points" in text
 
 
@@ -101,7 +133,9 @@ def test_embedded_tokens_are_those_of_the_trajectory(tmp_path):
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
     found = data["trajectories"]
     sample = found["steps"][2]["groups"][0]["samples"][1]
-    assert [found["tokens"][i] for i in sample["tokens"]] == [[id, f"{HOSTILE}{id}"] for id in range(2, 6)]
+    assert [found["tokens"][i] for i in sample["tokens"]] == [
+        [id, f"{HOSTILE}{id}"] for id in range(2, 6)
+    ]
     assert sample["logprobs"] == [round(-12.3 * id) for id in range(2, 6)]
     assert sample["versions"] == [[3, 2], [4, 2]]
     assert sample["passed"] is False and sample["turns"][0]["calls"][0]["error"] == HOSTILE
@@ -110,20 +144,28 @@ def test_embedded_tokens_are_those_of_the_trajectory(tmp_path):
 def test_nothing_a_model_wrote_becomes_markup(tmp_path):
     _write_run(tmp_path / "hostile")
     _write_run(tmp_path / "tame", text="plain")
-    _, hostile, _ = _read(write_report(tmp_path / "hostile", tmp_path / "a.html", CONFIG, HOSTILE[:-1]))
+    _, hostile, _ = _read(
+        write_report(tmp_path / "hostile", tmp_path / "a.html", CONFIG, HOSTILE[:-1])
+    )
     _, tame, _ = _read(write_report(tmp_path / "tame", tmp_path / "b.html", CONFIG, "plain"))
     assert hostile.tags == tame.tags
 
 
 def test_scripts_never_parse_text_as_markup(tmp_path):
     text, _, _ = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "empty"))
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+    )
 
 
 def test_the_page_refers_to_nothing_outside_itself(tmp_path):
     _write_run(tmp_path)
     text, page, _ = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
-    assert not [value for name, value in page.attributes if name in ("src", "href", "srcset") and value[0] != "#"]
+    assert not [
+        value
+        for name, value in page.attributes
+        if name in ("src", "href", "srcset") and value[0] != "#"
+    ]
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(", text)
     assert set(re.findall(r"https?://[^\"']+", text)) <= {"http://www.w3.org/2000/svg"}
     assert "default-src 'none'" in text
@@ -167,7 +209,13 @@ def test_long_runs_are_shown_as_means(tmp_path):
 
 def test_every_metric_is_in_exactly_one_place(tmp_path):
     names = ["reward/total", "reward/solved", "policy/kl", "odd/one", "time/step_s", "time/tools_s"]
-    names += ["policy/mismatch_mean", "policy/mismatch_k1", "engine/occupancy", "actor/total_s", "actor/decode_s"]
+    names += [
+        "policy/mismatch_mean",
+        "policy/mismatch_k1",
+        "engine/occupancy",
+        "actor/total_s",
+        "actor/decode_s",
+    ]
     with MetricWriter(tmp_path) as writer:
         writer.write(0, dict.fromkeys(names, 1.0))
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
@@ -180,8 +228,14 @@ def test_every_metric_is_in_exactly_one_place(tmp_path):
 
 def test_layers_of_time_add_up_to_the_step_and_to_the_actors_time(tmp_path):
     step = {"step": 10, "screening": 1, "rollout": 6, "update": 2}
-    actor = {"total": 9, "prefill": 1, "decode": 3, "tool_wait": 2.5, "idle": 2}  # beside the update too
-    concurrent = {"time/tools_s": 40.0, "time/grade_s": 20.0, "time/tokens_per_s": 1000.0, "time/actor_idle": 0.2}
+    # beside the update too
+    actor = {"total": 9, "prefill": 1, "decode": 3, "tool_wait": 2.5, "idle": 2}
+    concurrent = {
+        "time/tools_s": 40.0,
+        "time/grade_s": 20.0,
+        "time/tokens_per_s": 1000.0,
+        "time/actor_idle": 0.2,
+    }
     with MetricWriter(tmp_path) as writer:
         times = {
             f"{part}/{name}_s": value
@@ -190,7 +244,9 @@ def test_layers_of_time_add_up_to_the_step_and_to_the_actors_time(tmp_path):
         }
         writer.write(0, times | concurrent)
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
-    of_step, of_actor = ({x["label"]: x["values"][0] for x in stack["layers"]} for stack in data["curves"]["times"])
+    of_step, of_actor = (
+        {x["label"]: x["values"][0] for x in stack["layers"]} for stack in data["curves"]["times"]
+    )
     assert of_step == {"screening": 1, "rollout": 6, "update": 2, "other": 1}
     assert of_actor == {"prefill": 1, "decode": 3, "tool wait": 2.5, "idle": 2, "other": 0.5}
 
@@ -202,7 +258,13 @@ def test_actors_of_other_processes_are_shown_together(tmp_path):
     for name, steps in (("actor-0", (0, 1, 2, 3)), ("actor-1", (1, 3))):
         with MetricWriter(tmp_path / "actors" / name) as writer:
             for step in steps:
-                writer.write(step, {"engine/generated_per_s": 100.0, "engine/occupancy": 0.25 * (1 + len(steps) // 4)})
+                writer.write(
+                    step,
+                    {
+                        "engine/generated_per_s": 100.0,
+                        "engine/occupancy": 0.25 * (1 + len(steps) // 4),
+                    },
+                )
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
     assert data["curves"]["steps"] == [0, 1, 2]
     assert data["curves"]["series"]["engine/generated_per_s"] == [100, 200, 100]
@@ -225,7 +287,12 @@ def test_flagged_and_mixed_groups_come_first():
         samples = [{"reward": {"components": {"tests": float(s)}, "flags": flags}} for s in solved]
         return {"trajectories": samples, "name": (tuple(solved), flags)}
 
-    groups = [logged([True, True]), logged([True, False]), logged([False, False], ("cheat",)), logged([False, True])]
+    groups = [
+        logged([True, True]),
+        logged([True, False]),
+        logged([False, False], ("cheat",)),
+        logged([False, True]),
+    ]
     found = list(choose(groups, 5))
     assert [group["name"] for group in found] == [groups[i]["name"] for i in (2, 1, 3)]
     assert [len(group["trajectories"]) for group in found] == [2, 2, 1]

@@ -25,7 +25,9 @@ def test_a_suite_may_hold_the_tasks_with_the_shortest_prompts(tmp_path):
     with Run(config(count=5, shortest=True), tmp_path) as run:
         (suite,) = run.config.suites
         chosen = run.suite_tasks(suite)
-        lengths = [len(run.tokenizer.encode(PROTOCOLS["raw_completion"].prompt(task))) for task in chosen]
+        lengths = [
+            len(run.tokenizer.encode(PROTOCOLS["raw_completion"].prompt(task))) for task in chosen
+        ]
         assert len(chosen) == 5 and lengths == sorted(lengths)
         assert lengths[-1] <= run.config.rollout.engine.prompt_length
     with Run(config(count=5), tmp_path) as run:
@@ -38,7 +40,8 @@ def test_a_suite_may_hold_the_tasks_with_the_shortest_prompts(tmp_path):
 def test_a_suite_of_more_tasks_than_fit_is_named(tmp_path):
     with Run(config(count=164), tmp_path) as run:
         with pytest.raises(
-            ConfigError, match=r"suite held_out: count=164, but only \d+ tasks have a prompt of at most"
+            ConfigError,
+            match=r"suite held_out: count=164, but only \d+ tasks have a prompt of at most",
         ):
             run.suite_tasks(run.config.suites[0])
 
@@ -62,7 +65,10 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
         ({"train.loss.temperature": 0.5}, "train.loss.temperature=0.5 must equal the sampler's"),
         ({"limits.tokens": 1000}, "limits.tokens=1000 must not exceed rollout.engine.length"),
         ({"model.preset": "huge"}, "model.preset='huge' is not one of tiny"),
-        ({"tasks.source": "humaneval", "tasks.split": "test"}, "tokenizer.source='train' trains on demonstrations"),
+        (
+            {"tasks.source": "humaneval", "tasks.split": "test"},
+            "tokenizer.source='train' trains on demonstrations",
+        ),
         ({"protocol": "morse"}, "protocol='morse' is not one of"),
     ],
 )
@@ -76,5 +82,7 @@ def test_a_config_that_contradicts_itself_is_refused(changes, message):
 def test_endless_tasks_cannot_be_sorted():
     settings = quickstart.get_config("smoke")
     settings.suites = (dict(settings.suites[0]) | dict(shortest=True),)
-    with pytest.raises((ConfigError, ValueError), match="suite held_out: shortest=True sorts all tasks"):
+    with pytest.raises(
+        (ConfigError, ValueError), match="suite held_out: shortest=True sorts all tasks"
+    ):
         build(RunConfig, settings)

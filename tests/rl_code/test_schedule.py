@@ -1,4 +1,6 @@
-"""No token that is trained on is older than the bound, whatever is slow and whoever dies, and nothing is dropped."""
+"""No token that is trained on is older than the bound, whatever is slow and whoever dies, and
+nothing is dropped.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ from rl_code.store.work import Work, WorkConfig
 from rl_code.tasks.screening import ScreeningConfig, TaskPool
 from rl_code.types import Group, Reward
 from rl_code.weights.local import LocalWeights
-from tests.rl_code.rollout.test_actor import WORK, FakeScheduler, LateWeights, kill, make_asynchrony, make_tasks
+from tests.rl_code.rollout.test_actor import (
+    WORK,
+    FakeScheduler,
+    LateWeights,
+    kill,
+    make_asynchrony,
+    make_tasks,
+)
 from tests.rl_code.rollout.test_actor import make_group as sampled_group
 from tests.rl_code.weights.small import assert_is, mesh, model_of, wanted
 
@@ -48,13 +57,15 @@ def _quick():
         yield
 
 
-def make_schedule(store: GroupStore, mode: str, k: int, pool: TaskPool, steps: int, next_step: int = 0, **changes):
+def make_schedule(
+    store: GroupStore, mode: str, k: int, pool: TaskPool, steps: int, next_step: int = 0, **changes
+):
     config = make_asynchrony(mode, k, changes.pop("work", WORK))
     sizes = dict(tasks_per_step=PER_STEP, group_size=GROUP_SIZE, samples=3, seed=5) | changes
     return Schedule(config, store, pool, steps=steps, next_step=next_step, **sizes)
 
 
-# --- The bound -------------------------------------------------------------------------------------------------------
+# --- The bound ------------------------------------------------------------------------------------
 
 LIVELY = WorkConfig(heartbeat_s=0.02, heartbeat_timeout_s=0.2, stall_s=0.15, deadline_s=30.0)
 MODES = [("sync", 0), ("one_step", 1), ("in_flight", 1), ("in_flight", 2), ("in_flight", 4)]
@@ -68,7 +79,8 @@ class Killed(BaseException):
 
 @dataclasses.dataclass
 class Played:
-    """What one run did. ages: of the tokens of each step when they were trained on. begun: when each item was, by step.
+    """What one run did. ages: of the tokens of each step when they were trained on. begun: when
+    each item was, by step.
 
     updates: (begin, end) of each step's. mixed: whether some message has tokens of two versions.
     """
@@ -82,11 +94,14 @@ class Played:
     @property
     def overlaps(self) -> bool:
         """Whether a group of some step began before the update of the step before it ended."""
-        return any(min(self.begun[step + 1]) < end for step, (_, end) in enumerate(self.updates[:-1]))
+        return any(
+            min(self.begun[step + 1]) < end for step, (_, end) in enumerate(self.updates[:-1])
+        )
 
 
 class RandomScheduler(FakeScheduler):
-    """Rounds and tools take random times; notes when groups begin, and checks the weights that it is given.
+    """Rounds and tools take random times; notes when groups begin, and checks the weights that it
+    is given.
 
     fault: what happens to its actor in the first round with a group open.
     """
@@ -118,10 +133,16 @@ class RandomScheduler(FakeScheduler):
 
 
 def play(folder: Path, mode: str, k: int, seed: int) -> Played:
-    """A run of a learner and two or three actors, in threads of this process, with random delays."""
-    rng, fault = random.Random(f"{mode} {k} {seed}"), FAULTS[seed % len(FAULTS)]
-    steps, count = k + 4, rng.choice([2, 3])
-    played, errors, stop = Played(), [], threading.Event()
+    """A run of a learner and two or three actors, in threads of this process, with random
+    delays.
+    """
+    rng = random.Random(f"{mode} {k} {seed}")
+    fault = FAULTS[seed % len(FAULTS)]
+    steps = k + 4
+    count = rng.choice([2, 3])
+    played = Played()
+    errors = []
+    stop = threading.Event()
     store = GroupStore(folder, "learner")
     late = rng.random() < 0.5
     weights = LocalWeights(wanted(mesh()), keep=steps + 1 if late else k + 1)
@@ -130,7 +151,8 @@ def play(folder: Path, mode: str, k: int, seed: int) -> Played:
     def act(scheduler: RandomScheduler, name: str, chance: random.Random) -> None:
         subscriber = LateWeights(weights, lambda: chance.randint(0, k + 2)) if late else weights
         own = GroupStore(folder, name)
-        work, config = Work(own, LIVELY), make_asynchrony(mode, k, LIVELY)
+        work = Work(own, LIVELY)
+        config = make_asynchrony(mode, k, LIVELY)
         actor = Actor(scheduler, own, work, subscriber, make_tasks(TASKS), lambda *_: None, config)
         try:
             actor.run(lambda: stop.is_set() or store.is_consumed(steps - 1))
@@ -152,7 +174,9 @@ def play(folder: Path, mode: str, k: int, seed: int) -> Played:
         schedule.plan(0, supply.wait)
         stack.callback(stop.set)
         for i in range(count):
-            scheduler = RandomScheduler(played, random.Random(rng.random()), fault if i == 0 else "none")
+            scheduler = RandomScheduler(
+                played, random.Random(rng.random()), fault if i == 0 else "none"
+            )
             args = scheduler, f"actor-{i}", random.Random(rng.random())
             threads.append(threading.Thread(target=act, args=args, name=f"actor-{i}"))
             threads[-1].start()
@@ -193,10 +217,18 @@ def test_staleness_is_bounded_and_every_planned_group_is_used_once(mode, k, tmp_
     for seed in range(SEEDS):
         run = play(tmp_path / str(seed), mode, k, seed)
         played.append(run)
-        report, steps = run.report, k + 4
+        report = run.report
+        steps = k + 4
         assert report.problems == [], seed
-        assert (report.steps, report.consumed, report.groups, report.waiting) == (steps, steps, steps * PER_STEP, 0)
-        assert max(map(max, run.ages)) == report.staleness_max <= k and min(map(min, run.ages)) >= 0, seed
+        assert (report.steps, report.consumed, report.groups, report.waiting) == (
+            steps,
+            steps,
+            steps * PER_STEP,
+            0,
+        )
+        assert (
+            max(map(max, run.ages)) == report.staleness_max <= k and min(map(min, run.ages)) >= 0
+        ), seed
         if mode != "in_flight":
             assert run.ages == [{min(step, k)} for step in range(steps)], seed
             assert not run.mixed
@@ -209,16 +241,25 @@ def test_staleness_is_bounded_and_every_planned_group_is_used_once(mode, k, tmp_
     assert any(run.mixed for run in played) == (mode == "in_flight")
 
 
-# --- The plan --------------------------------------------------------------------------------------------------------
+# --- The plan -------------------------------------------------------------------------------------
 
 
 class Learner:
-    """Steps without actors or weights: what a task gives is a function of the task and of how often it was looked at.
+    """Steps without actors or weights: what a task gives is a function of the task and of how often
+    it was looked at.
 
     planned: the items of each step. positions: what a checkpoint before each step holds.
     """
 
-    def __init__(self, folder: Path, mode: str, k: int, screening: ScreeningConfig | None, steps: int, position=None):
+    def __init__(
+        self,
+        folder: Path,
+        mode: str,
+        k: int,
+        screening: ScreeningConfig | None,
+        steps: int,
+        position=None,
+    ):
         position = position or {"tasks": None, "planned": 0}
         self.store = GroupStore(folder, "learner")
         self.pool = TaskPool(ALL_TASKS, 3, screening, position["tasks"])
@@ -235,15 +276,20 @@ class Learner:
         items = items or self.store.items(step)
         trained = [item for item in items if item.kind == "train"]
         self.pool.record({item.task: solved(outcome(item).group) for item in trained})
-        self.position = json.loads(json.dumps({"tasks": self.pool.position(), "planned": self.schedule.next_step}))
+        self.position = json.loads(
+            json.dumps({"tasks": self.pool.position(), "planned": self.schedule.next_step})
+        )
 
 
 def outcome(item: Item) -> Record:
     """As many solved samples as a hash of task and step says; of every third task all or none."""
-    group = sampled_group(make_tasks(ALL_TASKS)[item.task], item.group, item.seed, [[0]] * item.group_size)
+    group = sampled_group(
+        make_tasks(ALL_TASKS)[item.task], item.group, item.seed, [[0]] * item.group_size
+    )
     good = random.Random(f"{item.task} {item.step // 2}").choice([0, 1, 1, 1, item.group_size])
     members = tuple(
-        dataclasses.replace(t, reward=Reward(0.0, {"tests": float(t.index < good)})) for t in group.trajectories
+        dataclasses.replace(t, reward=Reward(0.0, {"tests": float(t.index < good)}))
+        for t in group.trajectories
     )
     return Record(item.step, item.number, None, 0.0, (0,), Group(group.task, members), "")
 
@@ -263,9 +309,12 @@ def test_a_restart_from_any_checkpoint_plans_the_same(mode, k, screening, tmp_pa
     plans = [whole.store.items(step) for step in range(steps)]
     kinds = {item.kind for plan in plans for item in plan}
     assert kinds == ({"train"} if screening is None else {"train", "screen"})
-    assert screening is None or sum(any(item.kind == "screen" for item in plan) for plan in plans) > 1
+    assert (
+        screening is None or sum(any(item.kind == "screen" for item in plan) for plan in plans) > 1
+    )
     for start, position in enumerate(positions):
-        # In the store that there is, where another plan would be an error, and in one that has nothing yet.
+        # In the store that there is, where another plan would be an error, and in one that has
+        # nothing yet.
         again = Learner(tmp_path / "whole", mode, k, screening, steps, position)
         fresh = Learner(tmp_path / f"fresh-{start}", mode, k, screening, steps, position)
         for step in range(start, steps):
@@ -276,13 +325,19 @@ def test_a_restart_from_any_checkpoint_plans_the_same(mode, k, screening, tmp_pa
         assert [fresh.store.items(step) for step in range(first, steps)] == plans[first:]
 
 
-@pytest.mark.parametrize(("mode", "k"), [("sync", 0), ("one_step", 1), ("in_flight", 1), ("in_flight", 4)])
-def test_a_step_is_planned_as_soon_as_its_oldest_weights_are_there_and_not_before(mode, k, tmp_path):
+@pytest.mark.parametrize(
+    ("mode", "k"), [("sync", 0), ("one_step", 1), ("in_flight", 1), ("in_flight", 4)]
+)
+def test_a_step_is_planned_as_soon_as_its_oldest_weights_are_there_and_not_before(
+    mode, k, tmp_path
+):
     steps = 8
     learner = Learner(tmp_path / "store", mode, k, SCREENING, steps)
     for version in range(steps):
         learner.schedule.plan(version, learner.wait)
-        planned = [step for step in range(steps + k + 1) if (tmp_path / f"store/steps/{step:08}").exists()]
+        planned = [
+            step for step in range(steps + k + 1) if (tmp_path / f"store/steps/{step:08}").exists()
+        ]
         assert planned == list(range(min(version + k + 1, steps)))
         for step in planned:
             versions = {item.version for item in learner.store.items(step)}
@@ -291,7 +346,9 @@ def test_a_step_is_planned_as_soon_as_its_oldest_weights_are_there_and_not_befor
 
 def test_items_that_choose_the_tasks_come_before_those_that_are_trained_on(tmp_path):
     learner = Learner(tmp_path / "store", "one_step", 1, SCREENING, 6)
-    screened, seeds, mixed = 0, set(), set()
+    screened = 0
+    seeds = set()
+    mixed = set()
     for step in range(6):
         learner.step(step)
         items = learner.store.items(step)
@@ -300,7 +357,9 @@ def test_items_that_choose_the_tasks_come_before_those_that_are_trained_on(tmp_p
         trained = items[len(chosen) :]
         assert len(trained) == PER_STEP and {item.kind for item in trained} == {"train"}
         assert len({item.task for item in trained}) == PER_STEP
-        mixed |= {item.task for item in chosen if 0 < solved(outcome(item).group)[0] < SCREENING.samples}
+        mixed |= {
+            item.task for item in chosen if 0 < solved(outcome(item).group)[0] < SCREENING.samples
+        }
         assert {item.task for item in trained} <= mixed
         assert [item.group for item in chosen] == list(range(len(chosen)))
         assert [item.group for item in trained] == [PER_STEP * step + i for i in range(PER_STEP)]
@@ -311,8 +370,13 @@ def test_items_that_choose_the_tasks_come_before_those_that_are_trained_on(tmp_p
         seeds |= {item.seed for item in chosen}
         screened += len(chosen)
     assert learner.screened == screened > SCREENING.chunk
-    # no two groups of a run share a random stream: each step chooses its tasks with a key of its own
-    assert len(seeds) == len([1 for step in range(6) if learner.store.items(step)[0].kind == "screen"]) > 1
+    # no two groups of a run share a random stream: each step chooses its tasks with a key of its
+    # own
+    assert (
+        len(seeds)
+        == len([1 for step in range(6) if learner.store.items(step)[0].kind == "screen"])
+        > 1
+    )
     assert tuple(key) not in seeds
 
 
@@ -331,7 +395,9 @@ def test_another_process_of_the_learner_plans_nothing_and_checks_what_is_planned
         return schedule
 
     assert follow(5).next_step == 5
-    with pytest.raises(StoreError, match=r"another plan of step 0 stands in .* group_size = 2 there, 4 here"):
+    with pytest.raises(
+        StoreError, match=r"another plan of step 0 stands in .* group_size = 2 there, 4 here"
+    ):
         follow(5, group_size=4)
     hasty = dataclasses.replace(WORK, stall_s=0.1, heartbeat_timeout_s=0.1, deadline_s=0.3)
     with pytest.raises(StoreError, match=r"nobody planned item \(5, 0\) within 0\.3 s"):
@@ -340,7 +406,8 @@ def test_another_process_of_the_learner_plans_nothing_and_checks_what_is_planned
 
 def test_faults_of_the_sandbox_are_no_graded_episodes():
     group = sampled_group(make_tasks(1)[0], 0, (1, 2), [[0]] * 4)
-    good, bad = Reward(1.0, {"tests": 1.0}), Reward(0.0, {"tests": 0.0})
+    good = Reward(1.0, {"tests": 1.0})
+    bad = Reward(0.0, {"tests": 0.0})
     rewards = zip(group.trajectories, (good, bad, good, bad), strict=True)
     members = [dataclasses.replace(t, reward=reward) for t, reward in rewards]
     members[2] = dataclasses.replace(members[2], status="fault")
@@ -373,5 +440,7 @@ def test_weights_that_actors_need_must_be_kept():
 def test_the_learner_and_the_actors_have_the_same_bound():
     settings = quickstart.get_config("smoke")
     settings.train.pack.max_staleness = 1
-    with pytest.raises(ValueError, match=r"train.pack.max_staleness=1 must equal asynchrony.max_staleness=0"):
+    with pytest.raises(
+        ValueError, match=r"train.pack.max_staleness=1 must equal asynchrony.max_staleness=0"
+    ):
         build(RunConfig, settings)

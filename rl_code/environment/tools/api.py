@@ -10,12 +10,15 @@ from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import ToolCall, ToolResult
 
 TOOLS: dict[str, Tool] = {
-    module.TOOL.name: module.TOOL for module in (terminal, read_file, write_file, edit_file, run_tests, submit)
+    module.TOOL.name: module.TOOL
+    for module in (terminal, read_file, write_file, edit_file, run_tests, submit)
 }
 
 
 def check(call: ToolCall, allowed: tuple[str, ...]) -> str:
-    """What is wrong with a call, in words for the model: not parsed, unknown tool, wrong arguments. "" if nothing."""
+    """What is wrong with a call, in words for the model: not parsed, unknown tool, wrong arguments.
+    "" if nothing.
+    """
     if call.error:
         return call.error
     if call.name not in allowed:
@@ -24,7 +27,9 @@ def check(call: ToolCall, allowed: tuple[str, ...]) -> str:
 
 
 def execute(call: ToolCall, workspace: Workspace) -> ToolResult:
-    """Runs a call that ``check`` found nothing wrong with. Raises SandboxFault when the sandbox itself failed."""
+    """Runs a call that ``check`` found nothing wrong with. Raises SandboxFault when the sandbox
+    itself failed.
+    """
     start = time.perf_counter()
     answer = TOOLS[call.name].function(call.arguments, workspace)
     return ToolResult(call.name, answer.content, answer.ok, time.perf_counter() - start)

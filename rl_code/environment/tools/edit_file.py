@@ -12,7 +12,9 @@ from rl_code.environment.tools.write_file import write
 
 
 def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
-    path, old, new = arguments["path"], arguments["old"], arguments["new"]
+    path = arguments["path"]
+    old = arguments["old"]
+    new = arguments["new"]
     if not old:
         return Answer("old is empty; give the text to replace", ok=False)
     try:
@@ -22,14 +24,20 @@ def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
     times = text.count(old)
     if times != 1:
         advice = "give it exactly as it stands" if times == 0 else "give more of the text around it"
-        return Answer(f"old occurs {times} times" + (f" in {path}; {advice}" if workspace.verbose else ""), ok=False)
-    return write(path, text.replace(old, new), workspace, f"edited {path}" if workspace.verbose else "ok")
+        return Answer(
+            f"old occurs {times} times" + (f" in {path}; {advice}" if workspace.verbose else ""),
+            ok=False,
+        )
+    return write(
+        path, text.replace(old, new), workspace, f"edited {path}" if workspace.verbose else "ok"
+    )
 
 
 TOOL = Tool(
     schema(
         "edit_file",
-        "Replace one piece of a file. The old text must occur in the file exactly once, character by character.",
+        "Replace one piece of a file. The old text must occur in the file exactly once, character "
+        "by character.",
         {
             "path": {"type": "string", "description": "Path relative to the workspace."},
             "old": {"type": "string", "description": "The text to replace, with its indentation."},

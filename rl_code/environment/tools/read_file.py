@@ -32,13 +32,18 @@ def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
     except (OSError, ValueError) as error:
         return unreadable(path, error, workspace)
     lines = text.splitlines(keepends=True)
-    first, last = arguments.get("first_line", 1), arguments.get("last_line", len(lines))
+    first = arguments.get("first_line", 1)
+    last = arguments.get("last_line", len(lines))
     if {"first_line", "last_line"} & arguments.keys() and not 1 <= first <= last:
-        return Answer(f"lines {first} to {last} make no range; {path} has {len(lines)} lines", ok=False)
+        return Answer(
+            f"lines {first} to {last} make no range; {path} has {len(lines)} lines", ok=False
+        )
     if first > len(lines) > 0:
         return Answer(f"no line {first}; {path} has {len(lines)} lines", ok=False)
     text = "".join(lines[first - 1 : last])
-    return Answer(cut_middle(text, _VERBOSE_WIDTH if workspace.verbose else _WIDTH) or f"{path} is empty")
+    return Answer(
+        cut_middle(text, _VERBOSE_WIDTH if workspace.verbose else _WIDTH) or f"{path} is empty"
+    )
 
 
 TOOL = Tool(

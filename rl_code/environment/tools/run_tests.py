@@ -1,7 +1,7 @@
 """run_tests: runs the visible tests on the file as it stands and says what failed.
 
-The texts come from pure functions (``failed_case``, ``failed_code``, ``describe``), so that demonstrations can be
-written in exactly the words of an episode.
+The texts come from pure functions (``failed_case``, ``failed_code``, ``describe``), so that
+demonstrations can be written in exactly the words of an episode.
 """
 
 from __future__ import annotations
@@ -22,28 +22,37 @@ _VERBOSE_FAILURES = 3
 
 
 def failed_case(entry_point: str, case: Case, value: Any, error: str, *, verbose: bool) -> str:
-    """One failing value-level test on one line: ``f([3, 1]) gave [4, 2] want [5, 3]`` or ``f([3, 1]) error ...``.
+    """One failing value-level test on one line: ``f([3, 1]) gave [4, 2] want [5, 3]`` or ``f([3,
+    1]) error ...``.
 
-    value: what the call returned; not looked at when ``error`` (what it raised, in short) is not "".
+    value: what the call returned; not looked at when ``error`` (what it raised, in short) is not
+    "".
     """
     width = _VERBOSE_WIDTH if verbose else _WIDTH
     call = one_line(f"{entry_point}({', '.join(map(show, case.args))})", width)
     if error:
         return f"{call} {'raised' if verbose else 'error'} {one_line(error, width)}"
-    got, want = one_line(show(value), width), one_line(show(case.expected), width)
-    return f"{call} returned {got}, expected {want}" if verbose else f"{call} gave {got} want {want}"
+    got = one_line(show(value), width)
+    want = one_line(show(case.expected), width)
+    return (
+        f"{call} returned {got}, expected {want}" if verbose else f"{call} gave {got} want {want}"
+    )
 
 
 def failed_code(statement: str, error: str, *, verbose: bool) -> str:
     """One failing test statement on one line: ``assert f(2) == 4 error AssertionError``."""
     width = _VERBOSE_WIDTH if verbose else _WIDTH
-    return f"{one_line(statement, width)} {'failed:' if verbose else 'error'} {one_line(error, width)}"
+    return (
+        f"{one_line(statement, width)} {'failed:' if verbose else 'error'} {one_line(error, width)}"
+    )
 
 
 def describe(failures: Sequence[str], total: int, runs_left: int, *, verbose: bool) -> str:
-    """What a run of ``total`` tests came to; ``failures`` are the texts of those that failed, in order.
+    """What a run of ``total`` tests came to; ``failures`` are the texts of those that failed, in
+    order.
 
-    Short: ``PASS left 2`` or ``FAIL <first failure> left 2``. Long: counts and the first few failures.
+    Short: ``PASS left 2`` or ``FAIL <first failure> left 2``. Long: counts and the first few
+    failures.
     """
     if not verbose:
         return f"{f'FAIL {failures[0]}' if failures else 'PASS'} left {runs_left}"
@@ -58,8 +67,10 @@ def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
     if workspace.test_runs_left == 0:
         return Answer("no test runs left; submit" if workspace.verbose else "left 0", ok=False)
     workspace.test_runs_left -= 1
-    task, verbose = workspace.task, workspace.verbose
-    tests, timeout_s = task.visible_tests, workspace.limits.command_s
+    task = workspace.task
+    verbose = workspace.verbose
+    tests = task.visible_tests
+    timeout_s = workspace.limits.command_s
     failures = []
     if tests.cases:
         calls = [case.args for case in tests.cases]
@@ -71,7 +82,12 @@ def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         ]
     if tests.code:
         marks = grade(
-            task.path, task.entry_point, Tests(code=tests.code), workspace.snapshot(), workspace.pool, timeout_s
+            task.path,
+            task.entry_point,
+            Tests(code=tests.code),
+            workspace.snapshot(),
+            workspace.pool,
+            timeout_s,
         )
         failures += [
             failed_code(statement, error, verbose=verbose)
@@ -85,7 +101,8 @@ def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
 TOOL = Tool(
     schema(
         "run_tests",
-        "Run the visible tests on the current files and see which fail and why. The number of runs is limited; "
+        "Run the visible tests on the current files and see which fail and why. The number of runs "
+        "is limited; "
         "the answer says how many are left. Hidden tests decide after submit.",
         {},
         (),

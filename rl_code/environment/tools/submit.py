@@ -17,7 +17,8 @@ def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
 TOOL = Tool(
     schema(
         "submit",
-        "Hand in the files as they stand. Hidden tests decide, and there is no way back. Work that is never "
+        "Hand in the files as they stand. Hidden tests decide, and there is no way back. Work that "
+        "is never "
         "submitted earns nothing.",
         {},
         (),

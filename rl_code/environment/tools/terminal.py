@@ -29,8 +29,10 @@ def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
 TOOL = Tool(
     schema(
         "terminal",
-        "Run a bash command in the workspace. Returns its output (standard output and error together, cut in the "
-        "middle when long) and exit code. No network; processes left running are killed when the command ends.",
+        "Run a bash command in the workspace. Returns its output (standard output and error "
+        "together, cut in the "
+        "middle when long) and exit code. No network; processes left running are killed when the "
+        "command ends.",
         {"command": {"type": "string", "description": "The command, as given to bash -c."}},
         ("command",),
     ),

@@ -1,4 +1,6 @@
-"""How values and outputs are written for the model to read: on one line, cut, and the same on every run."""
+"""How values and outputs are written for the model to read: on one line, cut, and the same on every
+run.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,27 @@ def show(value: Any) -> str:
         case frozenset() if value:
             return f"frozenset({show(set(value))})"
         case dict():
-            return "{" + ", ".join(f"{show(key)}: {show(item)}" for key, item in value.items()) + "}"
+            return (
+                "{" + ", ".join(f"{show(key)}: {show(item)}" for key, item in value.items()) + "}"
+            )
         case _:
             return repr(value)
 
 
 def one_line(text: str, width: int) -> str:
-    """The text with runs of white space made single spaces, cut to ``width`` characters (ending in "...")."""
+    """The text with runs of white space made single spaces, cut to ``width`` characters (ending in
+    "...").
+    """
     line = " ".join(text[: 4 * width].split())
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
 def cut_middle(text: str, width: int) -> str:
-    """The text, or its beginning and end (``width`` characters of it) with a note of how much was left out."""
+    """The text, or its beginning and end (``width`` characters of it) with a note of how much was
+    left out.
+    """
     if len(text) <= width:
         return text
-    head, tail = width - width // 2, width // 2
+    head = width - width // 2
+    tail = width // 2
     return f"{text[:head]}\n[{len(text) - width} characters cut]\n{text[-tail:]}"

@@ -25,7 +25,8 @@ class Tool:
 
     schema: the function schema that is shown to the model (OpenAI's form, the value of "function").
     function: does the work; its arguments have been checked against the schema.
-    edits: whether a successful call changes a file by intention (the first of them is graded on its own).
+    edits: whether a successful call changes a file by intention (the first of them is graded on its
+    own).
     """
 
     schema: Mapping[str, Any]
@@ -37,7 +38,9 @@ class Tool:
         return self.schema["name"]
 
 
-def schema(name: str, description: str, properties: Mapping[str, Any], required: tuple[str, ...]) -> dict[str, Any]:
+def schema(
+    name: str, description: str, properties: Mapping[str, Any], required: tuple[str, ...]
+) -> dict[str, Any]:
     """A function schema in OpenAI's form; arguments outside ``properties`` are not allowed."""
     parameters = {
         "type": "object",

@@ -1,6 +1,7 @@
 """The files an agent works on, and what its tools may still use.
 
-Files stay in memory until a tool has something to execute; the sandbox is opened then, with the files as they stand.
+Files stay in memory until a tool has something to execute; the sandbox is opened then, with the
+files as they stand.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Workspace:
     """One episode's files.
 
     verbose: whether tools answer in sentences (large models) or in as few tokens as will do.
-    test_runs_left: changed by run_tests, as is tests_failed, whether a visible test failed when they were last run.
-    submitted: changed by submit.
+    test_runs_left: changed by run_tests, as is tests_failed, whether a visible test failed when
+    they were last run. submitted: changed by submit.
     """
 
     def __init__(self, task: Task, pool: SandboxPool, limits: Limits, *, verbose: bool):
@@ -45,7 +46,9 @@ class Workspace:
         return self._sandbox
 
     def read(self, path: str) -> str:
-        """Text of a file. Raises RefusedPath, or OSError/ValueError when it is no readable text file."""
+        """Text of a file. Raises RefusedPath, or OSError/ValueError when it is no readable text
+        file.
+        """
         path = self.resolve(path)
         if self._sandbox is not None:
             return self._sandbox.read_file(path)
@@ -54,7 +57,9 @@ class Workspace:
         return self._files[path]
 
     def write(self, path: str, text: str) -> None:
-        """Writes a file. Raises RefusedPath, or OSError when the sandbox's file system refuses it."""
+        """Writes a file. Raises RefusedPath, or OSError when the sandbox's file system refuses
+        it.
+        """
         path = self.resolve(path)
         if self._sandbox is not None:
             self._sandbox.write_file(path, text)
@@ -79,7 +84,9 @@ class Workspace:
             self._sandbox = None
 
     def resolve(self, path: str) -> str:
-        """The path relative to the workspace, normalised. Raises RefusedPath for one that leads out or is too long."""
+        """The path relative to the workspace, normalised. Raises RefusedPath for one that leads out
+        or is too long.
+        """
         normal = posixpath.normpath(path) if path else "."
         advice = f"use a relative path such as {self.task.path}"
         if normal.split("/")[0] in ("", ".", "..") or "\0" in path:

@@ -21,9 +21,12 @@ def write(path: str, text: str, workspace: Workspace, done: str) -> Answer:
 
 
 def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
-    path, text = arguments["path"], arguments["content"]
+    path = arguments["path"]
+    text = arguments["content"]
     lines = len(text.splitlines())
-    return write(path, text, workspace, f"wrote {lines} lines to {path}" if workspace.verbose else "ok")
+    return write(
+        path, text, workspace, f"wrote {lines} lines to {path}" if workspace.verbose else "ok"
+    )
 
 
 TOOL = Tool(

@@ -46,10 +46,14 @@ def view(tables, lengths) -> Pages:
 
 
 def run(model, cache, tables, tokens: list[list[int]], starts: list[int], chunk: int):
-    """``feed`` for rows that hold one sequence each; the tokens of each row are given from its start."""
+    """``feed`` for rows that hold one sequence each; the tokens of each row are given from its
+    start.
+    """
     tables = jnp.asarray(tables)
     rows = [row[start:] for row, start in zip(tokens, starts, strict=True)]
-    return feed(model, cache, lambda lengths: view(tables, jnp.asarray(lengths)), rows, starts, chunk)
+    return feed(
+        model, cache, lambda lengths: view(tables, jnp.asarray(lengths)), rows, starts, chunk
+    )
 
 
 def feed(model, cache, pages_of, tokens: list[list[int]], starts: list[int], chunk: int):
@@ -57,12 +61,15 @@ def feed(model, cache, pages_of, tokens: list[list[int]], starts: list[int], chu
 
     starts: place of each row's first token. pages_of: from the places that the rows reach to Pages.
     """
-    outs, done = [[] for _ in tokens], [0] * len(tokens)
+    outs = [[] for _ in tokens]
+    done = [0] * len(tokens)
     while any(at < len(row) for at, row in zip(done, tokens, strict=True)):
-        ids, places = np.zeros((len(tokens), chunk), np.int32), np.full((len(tokens), chunk), -1, np.int32)
+        ids = np.zeros((len(tokens), chunk), np.int32)
+        places = np.full((len(tokens), chunk), -1, np.int32)
         counts = [min(chunk, len(row) - at) for at, row in zip(done, tokens, strict=True)]
         for i, (at, count) in enumerate(zip(done, counts, strict=True)):
-            ids[i, :count], places[i, :count] = tokens[i][at : at + count], starts[i] + np.arange(at, at + count)
+            ids[i, :count] = tokens[i][at : at + count]
+            places[i, :count] = starts[i] + np.arange(at, at + count)
         done = [at + count for at, count in zip(done, counts, strict=True)]
         pages = pages_of([start + at for start, at in zip(starts, done, strict=True)])
         hidden, cache = step(model, cache, jnp.asarray(ids), jnp.asarray(places), pages)

@@ -1,4 +1,6 @@
-"""Tiers of documents: what is used least moves down, and files that are not what was written are noticed."""
+"""Tiers of documents: what is used least moves down, and files that are not what was written are
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from attention.cache.documents import DocumentKV, Fingerprint, StaleDocument, fi
 from attention.cache.paged import LayerPages
 from attention.cache.storage import CorruptedFile
 
-ONE = 2 * 2 * 1 * 4 * 2 * 2 + 2 * 2 * 1 * 2 * 2 * 2  # bytes of a document: two pages, main and compressed, bfloat16
+# bytes of a document: two pages, main and compressed, bfloat16
+ONE = 2 * 2 * 1 * 4 * 2 * 2 + 2 * 2 * 1 * 2 * 2 * 2
 ENOUGH = 100 * ONE
 
 
@@ -25,7 +28,9 @@ def document(number: int, weights: str = "w") -> DocumentKV:
     values = np.random.default_rng(number)
 
     def pair(length):
-        return tuple(jnp.asarray(values.normal(size=(2, 1, length, 2)), jnp.bfloat16) for _ in range(2))
+        return tuple(
+            jnp.asarray(values.normal(size=(2, 1, length, 2)), jnp.bfloat16) for _ in range(2)
+        )
 
     layers = (LayerPages(pair(4), compressed=pair(2)),)
     return DocumentKV(layers, 7, 4, Fingerprint(fingerprint_tokens(tokens(number)), weights))
@@ -33,14 +38,22 @@ def document(number: int, weights: str = "w") -> DocumentKV:
 
 def same(found: DocumentKV, number: int) -> bool:
     expected = document(number)
-    equal = (found.fingerprint, found.length, found.page) == (expected.fingerprint, expected.length, expected.page)
+    equal = (found.fingerprint, found.length, found.page) == (
+        expected.fingerprint,
+        expected.length,
+        expected.page,
+    )
     for name in ("main", "compressed"):
         pairs = zip(getattr(found.layers[0], name), getattr(expected.layers[0], name), strict=True)
-        equal &= all(np.array_equal(np.asarray(x), np.asarray(y)) and x.dtype == y.dtype for x, y in pairs)
+        equal &= all(
+            np.array_equal(np.asarray(x), np.asarray(y)) and x.dtype == y.dtype for x, y in pairs
+        )
     return equal and found.layers[0].window is None
 
 
-def store(path: Path, device=ENOUGH, host=ENOUGH, disk=ENOUGH, encode=None, weights="w") -> DocumentStore:
+def store(
+    path: Path, device=ENOUGH, host=ENOUGH, disk=ENOUGH, encode=None, weights="w"
+) -> DocumentStore:
     return DocumentStore(path, weights, Budgets(device, host, disk), encode)
 
 
@@ -104,11 +117,17 @@ def test_corrupted_files_are_noticed_and_encoded_again(tmp_path):
     ]
     for number, damage in enumerate(damages):
         asked = []
-        documents = store(tmp_path, encode=lambda ids, asked=asked: asked.append(ids) or document(ids[0]))
+        documents = store(
+            tmp_path, encode=lambda ids, asked=asked: asked.append(ids) or document(ids[0])
+        )
         documents.put(document(number), "disk")
         damage(tmp_path / fingerprint_tokens(tokens(number)))
         assert same(documents.get(tokens(number)), number) and asked == [tokens(number)]
-        assert documents.metrics()["documents/corrupted"] == documents.metrics()["documents/encoded"] == 1
+        assert (
+            documents.metrics()["documents/corrupted"]
+            == documents.metrics()["documents/encoded"]
+            == 1
+        )
         assert documents.where(tokens(number)) == "device"
     documents = store(tmp_path)
     documents.put(document(9), "disk")
@@ -117,14 +136,17 @@ def test_corrupted_files_are_noticed_and_encoded_again(tmp_path):
         documents.get(tokens(9))
     documents.put(document(9), "disk")
     (tmp_path / fingerprint_tokens(tokens(9)) / "meta.json").write_text("")
-    assert store(tmp_path).metrics()["documents/corrupted"] == 1  # one that cannot be read is not counted in
+    # one that cannot be read is not counted in
+    assert store(tmp_path).metrics()["documents/corrupted"] == 1
 
 
 def test_documents_of_other_weights_or_tokens_are_refused(tmp_path):
     documents = store(tmp_path, encode=lambda ids: document(1))
     with pytest.raises(StaleDocument, match=r"weights='new'.*expected.*weights='w'"):
         documents.put(document(0, "new"))
-    with pytest.raises(StaleDocument, match=f"{fingerprint_tokens(tokens(1))}.*{fingerprint_tokens(tokens(0))}"):
+    with pytest.raises(
+        StaleDocument, match=f"{fingerprint_tokens(tokens(1))}.*{fingerprint_tokens(tokens(0))}"
+    ):
         documents.get(tokens(0))  # the callback encodes something else
     documents.put(document(0), "disk")
     with pytest.raises(StaleDocument, match=r"weights='w'.*expected.*weights='new'"):
@@ -137,7 +159,10 @@ def test_documents_of_other_weights_or_tokens_are_refused(tmp_path):
 
 def test_errors_name_the_values(tmp_path):
     documents = store(tmp_path, ONE - 1)
-    with pytest.raises(ValueError, match=f"a document of {ONE} bytes does not fit in tier='device' of {ONE - 1} bytes"):
+    with pytest.raises(
+        ValueError,
+        match=f"a document of {ONE} bytes does not fit in tier='device' of {ONE - 1} bytes",
+    ):
         documents.put(document(0))
     with pytest.raises(KeyError, match=fingerprint_tokens(tokens(0))):
         documents.get(tokens(0))

@@ -25,12 +25,23 @@ from attention.cache.documents import (
 from attention.cache.pages import OutOfPages, PageAllocator
 from attention.methods import Dense
 from pallas_kernels.tokens import sequences
-from tests.attention.cache.model import METHODS, PAGE, WIDTH, cache, feed, full, model, random_tokens
+from tests.attention.cache.model import (
+    METHODS,
+    PAGE,
+    WIDTH,
+    cache,
+    feed,
+    full,
+    model,
+    random_tokens,
+)
 from tests.attention.rows import relative
 
 PAGES = 16
 DENSE = (Dense(),)
-A, B, C, TAIL = (random_tokens(seed, length) for seed, length in ((1, 20), (2, 32), (3, 29), (4, 25)))
+A, B, C, TAIL = (
+    random_tokens(seed, length) for seed, length in ((1, 20), (2, 32), (3, 29), (4, 25))
+)
 keys_values = jax.jit(lambda model, tokens, where: model.keys_values(tokens, where.order, where))
 
 
@@ -44,7 +55,9 @@ def encode(tokens, methods=METHODS) -> DocumentKV:
     return encode_document(keys_of, methods, tokens, weights(methods), PAGE)
 
 
-def tail_of(paged, assemblies: list[Assembly], methods=METHODS, chunk: int = 30) -> list[np.ndarray]:
+def tail_of(
+    paged, assemblies: list[Assembly], methods=METHODS, chunk: int = 30
+) -> list[np.ndarray]:
     """Hidden states of the tail after each of two assemblies."""
     starts = [assembly.tail_place for assembly in assemblies]
 
@@ -58,7 +71,9 @@ def tail_of(paged, assemblies: list[Assembly], methods=METHODS, chunk: int = 30)
 def assembled(documents, methods=METHODS, **options):
     """(cache, allocator, assembly) of the documents with room for the tail."""
     allocator = PageAllocator(PAGES, PAGE)
-    paged, first = assemble(cache(PAGES, False, methods), allocator, documents, tail_pages=2, **options)
+    paged, first = assemble(
+        cache(PAGES, False, methods), allocator, documents, tail_pages=2, **options
+    )
     return paged, allocator, first
 
 
@@ -101,7 +116,8 @@ def test_several_tails_share_their_documents():
     out = tail_of(paged, [first, second])
     assert np.array_equal(*out)
     _, swapped = swap(paged, allocator, second, 0, encode(C))
-    assert not set(swapped.slots[0].pages) & set(first.slots[0].pages)  # the other tail still reads them
+    # the other tail still reads them
+    assert not set(swapped.slots[0].pages) & set(first.slots[0].pages)
     allocator.check()
 
 
@@ -127,12 +143,17 @@ def test_one_document_is_the_plain_sequence():
 def test_documents_of_other_weights_are_refused():
     paged, allocator, assembly = assembled([encode(A)])
     fingerprint = encode(B).fingerprint
-    stale = dataclasses.replace(encode(B), fingerprint=dataclasses.replace(fingerprint, weights="other"))
+    stale = dataclasses.replace(
+        encode(B), fingerprint=dataclasses.replace(fingerprint, weights="other")
+    )
     with pytest.raises(StaleDocument, match=f"weights='other'.* expected .*weights='{weights()}'"):
         swap(paged, allocator, assembly, 0, stale)
     with pytest.raises(StaleDocument, match="weights='other'"):
         assemble(paged, allocator, [encode(A), stale])
-    others = [fingerprint_weights(model(), "other"), fingerprint_weights(model(METHODS, seed=1), repr(METHODS))]
+    others = [
+        fingerprint_weights(model(), "other"),
+        fingerprint_weights(model(METHODS, seed=1), repr(METHODS)),
+    ]
     assert weights() == fingerprint_weights(model(), repr(METHODS)) and weights() not in others
     allocator.check()
 

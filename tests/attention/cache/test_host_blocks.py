@@ -1,4 +1,6 @@
-"""Blocks in host memory and on disk come back as they were, and what goes wrong in a thread is not lost."""
+"""Blocks in host memory and on disk come back as they were, and what goes wrong in a thread is not
+lost.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def test_the_least_recently_read_go_to_disk(tmp_path):
     assert blocks.metrics()["from_disk_bytes"] == 0 and blocks.metrics()["disk_blocks"] == 1
     assert np.array_equal(blocks.read([(0, 1)]), [block(1)])
     metrics = blocks.metrics()
-    assert metrics["from_disk_bytes"] == metrics["to_disk_bytes"] == SIZE and metrics["host_bytes"] == 2 * SIZE
+    assert (
+        metrics["from_disk_bytes"] == metrics["to_disk_bytes"] == SIZE
+        and metrics["host_bytes"] == 2 * SIZE
+    )
     assert metrics["to_host_bytes"] == 3 * SIZE and metrics["to_device_bytes"] == 4 * SIZE
     blocks.forget({(0, 0), (0, 1), (0, 2)})
     assert blocks.metrics()["host_bytes"] == blocks.metrics()["disk_blocks"] == 0
@@ -40,19 +45,26 @@ def test_the_least_recently_read_go_to_disk(tmp_path):
 
 
 def test_many_writes_and_reads_at_once_lose_nothing(tmp_path):
-    rng, expected, blocks = np.random.default_rng(0), {}, HostBlocks(tmp_path, 3 * SIZE, workers=4)
+    rng = np.random.default_rng(0)
+    expected = {}
+    blocks = HostBlocks(tmp_path, 3 * SIZE, workers=4)
     for number in range(300):
         key = (int(rng.integers(12)),)
         if rng.random() < 0.5:
             more = (key[0] + 100,)
-            blocks.write([key, more], tuple(jnp.stack(x) for x in zip(block(number), block(-number), strict=True)))
+            blocks.write(
+                [key, more],
+                tuple(jnp.stack(x) for x in zip(block(number), block(-number), strict=True)),
+            )
             expected |= {key: number, more: -number}
         elif rng.random() < 0.1:
             blocks.forget({key} & expected.keys())
             expected.pop(key, None)
         else:
             keys = [key for key in expected if rng.random() < 0.3]
-            for found, wanted in zip(blocks.read(keys), (block(expected[key]) for key in keys), strict=True):
+            for found, wanted in zip(
+                blocks.read(keys), (block(expected[key]) for key in keys), strict=True
+            ):
                 assert np.array_equal(found, wanted)
     blocks.flush()
     metrics = blocks.metrics()

@@ -1,4 +1,6 @@
-"""A model over a paged cache equals the model over whole rows, however its tokens are cut and its pages shared."""
+"""A model over a paged cache equals the model over whole rows, however its tokens are cut and its
+pages shared.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from attention.cache.paged import NewKeys, Tables, copy_pages, init_cache, page_bytes, page_size, write
+from attention.cache.paged import (
+    NewKeys,
+    Tables,
+    copy_pages,
+    init_cache,
+    page_bytes,
+    page_size,
+    write,
+)
 from attention.cache.pages import PageAllocator
 from attention.methods import Dense
 from attention.moba import MoBA
@@ -18,7 +28,17 @@ from attention.nsa import NSA
 from models.paged import model_cache
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from pallas_kernels.tokens import sequences
-from tests.attention.cache.model import METHODS, PAGE, SPARSE, WIDTH, cache, full, model, random_tokens, run
+from tests.attention.cache.model import (
+    METHODS,
+    PAGE,
+    SPARSE,
+    WIDTH,
+    cache,
+    full,
+    model,
+    random_tokens,
+    run,
+)
 from tests.attention.rows import relative
 
 LENGTHS = (90, 41)
@@ -50,7 +70,9 @@ def dirty(paged):
 
 
 def tables() -> np.ndarray:
-    return np.random.default_rng(0).permutation(PAGES)[: 2 * WIDTH].reshape(2, WIDTH).astype(np.int32)
+    return (
+        np.random.default_rng(0).permutation(PAGES)[: 2 * WIDTH].reshape(2, WIDTH).astype(np.int32)
+    )
 
 
 def alone(allocator: PageAllocator, sequence: int) -> np.ndarray:
@@ -61,8 +83,10 @@ def alone(allocator: PageAllocator, sequence: int) -> np.ndarray:
 @pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("chunks", [(30,), (1,), (30, 1), (3, 30)])
 def test_prefill_in_chunks_and_decoding_equal_the_full_forward(rotated, chunks):
-    tokens, paged = rows(), dirty(cache(PAGES, rotated))
-    starts, outs = [0, 0], [[], []]
+    tokens = rows()
+    paged = dirty(cache(PAGES, rotated))
+    starts = [0, 0]
+    outs = [[], []]
     # the first sizes of chunk up to the middle of each row, the last one to its end
     for chunk, share in zip(chunks, np.linspace(0, 1, len(chunks) + 1)[1:], strict=True):
         ends = [int(len(row) * share) for row in tokens]
@@ -76,7 +100,8 @@ def test_prefill_in_chunks_and_decoding_equal_the_full_forward(rotated, chunks):
 
 
 def test_shared_prefixes_and_copies_on_write_change_nothing():
-    allocator, paged = PageAllocator(PAGES, PAGE), dirty(cache(PAGES))
+    allocator = PageAllocator(PAGES, PAGE)
+    paged = dirty(cache(PAGES))
     prompt = random_tokens(1, 40)
     first = prompt + random_tokens(2, 50)
     second = prompt + random_tokens(3, 9)
@@ -88,7 +113,9 @@ def test_shared_prefixes_and_copies_on_write_change_nothing():
     copies = allocator.append(number, first[40:])
     assert len(copies) == 1 and allocator.append(fork, second[40:]) == []
     paged = copy(paged, *(jnp.array(x) for x in zip(*copies, strict=True)))
-    found, paged = run(model(), paged, allocator.tables([number, fork], WIDTH), [first, second], [40, 40], 3)
+    found, paged = run(
+        model(), paged, allocator.tables([number, fork], WIDTH), [first, second], [40, 40], 3
+    )
     wanted = expected([first, second])
     assert relative(found[0], wanted[0][40:]) < 1e-5
     assert relative(found[1], wanted[1][40:]) < 1e-5
@@ -104,7 +131,8 @@ def test_shared_prefixes_and_copies_on_write_change_nothing():
 
 
 def test_nothing_but_the_rows_own_pages_is_written():
-    paged, table = dirty(cache(PAGES)), tables()
+    paged = dirty(cache(PAGES))
+    table = tables()
     _, written = run(model(), paged, table, [row[:37] for row in rows()], [0, 0], 30)
     mine = set(table[:, :3].ravel().tolist())
     others = np.array([page for page in range(PAGES) if page not in mine])
@@ -113,18 +141,23 @@ def test_nothing_but_the_rows_own_pages_is_written():
 
 
 def test_heads_may_be_spread_over_devices():
-    tokens, mesh = [row[:39] for row in rows()], make_mesh(MeshConfig(1, 2))
+    tokens = [row[:39] for row in rows()]
+    mesh = make_mesh(MeshConfig(1, 2))
     wanted, _ = run(model(), dirty(cache(PAGES)), tables(), tokens, [0, 0], 3)
     with jax.set_mesh(mesh):
         spread = jax.device_put(model(), parameter_shardings(model(), mesh))
-        paged = jax.device_put(dirty(cache(PAGES)), NamedSharding(mesh, PartitionSpec(None, "tensor")))
+        paged = jax.device_put(
+            dirty(cache(PAGES)), NamedSharding(mesh, PartitionSpec(None, "tensor"))
+        )
         found, paged = run(spread, paged, tables(), tokens, [0, 0], 3)
     assert relative(np.concatenate(found), np.concatenate(wanted)) < 1e-5
-    assert {x.sharding.shard_shape(x.shape)[1] for x in jax.tree.leaves(paged)} == {1}  # of two heads
+    # of two heads
+    assert {x.sharding.shard_shape(x.shape)[1] for x in jax.tree.leaves(paged)} == {1}
 
 
 def test_a_bfloat16_cache_follows_float32():
-    methods, tokens = (Dense(),), [row[:30] for row in rows()]
+    methods = (Dense(),)
+    tokens = [row[:30] for row in rows()]
     out = {}
     for dtype in ("float32", "bfloat16"):
         paged = dirty(model_cache(model(methods).config, PAGES, dtype, page=PAGE))
@@ -135,7 +168,8 @@ def test_a_bfloat16_cache_follows_float32():
 def test_bytes_of_a_page():
     paged = cache(PAGES)
     one = 2 * 8 * 4  # heads, size, float32
-    compressed, recent = PAGE // SPARSE.stride, SPARSE.length
+    compressed = PAGE // SPARSE.stride
+    recent = SPARSE.length
     assert page_bytes(paged) == one * (2 * PAGE * 6 + 2 * (compressed + recent) + 1)
 
 
@@ -148,6 +182,14 @@ def test_errors_name_the_values():
         page_size([NSA()], 8)
     paged = init_cache(METHODS, 2, 1, 4, jnp.float32)
     new = jnp.zeros((1, 1, 1, 4))
-    with pytest.raises(ValueError, match=r"layer=1 is NSA: compress, new\.raw and new\.window are needed"):
-        write(paged, 1, Tables.same(jnp.zeros((1, 1), int)), jnp.zeros((1, 1), int), NewKeys((new, new)))
+    with pytest.raises(
+        ValueError, match=r"layer=1 is NSA: compress, new\.raw and new\.window are needed"
+    ):
+        write(
+            paged,
+            1,
+            Tables.same(jnp.zeros((1, 1), int)),
+            jnp.zeros((1, 1), int),
+            NewKeys((new, new)),
+        )
     assert dataclasses.replace(paged, rotated=False).num_pages == 2

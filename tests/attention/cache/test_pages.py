@@ -1,4 +1,6 @@
-"""The page allocator against a cache that is written as it says: every sequence always reads its own tokens."""
+"""The page allocator against a cache that is written as it says: every sequence always reads its
+own tokens.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ class Cache(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(0, 9), tokens=TOKENS)
     def reserve(self, data, count, tokens):
         sequence = data.draw(st.sampled_from(sorted(self.sequences)))
-        before, free = self.sequences[sequence], self.pages.free
+        before = self.sequences[sequence]
+        free = self.pages.free
         try:
             copies = self.pages.reserve(sequence, count)
         except OutOfPages:

@@ -30,7 +30,11 @@ def rotate(k, positions):
     angle = positions[..., None, None] / 10.0
     first, second = jnp.split(k, 2, axis=-1)
     return jnp.concatenate(
-        [first * jnp.cos(angle) - second * jnp.sin(angle), second * jnp.cos(angle) + first * jnp.sin(angle)], axis=-1
+        [
+            first * jnp.cos(angle) - second * jnp.sin(angle),
+            second * jnp.cos(angle) + first * jnp.sin(angle),
+        ],
+        axis=-1,
     )
 
 
@@ -58,13 +62,34 @@ def everything(cache, layer, lengths, places, q, new, gates, parameters):
     tables = Tables.same(jnp.arange(ROWS * PAGES).reshape(ROWS, PAGES))
     tokens = sequences(lengths, PAGES * METHOD.block)
     pages = Pages(tables, tokens, tokens.order)
-    cache = write(cache, layer, tables, places, new, compress=functools.partial(shrink, parameters), rotate=rotate)
+    cache = write(
+        cache,
+        layer,
+        tables,
+        places,
+        new,
+        compress=functools.partial(shrink, parameters),
+        rotate=rotate,
+    )
     return cache, attend(cache, layer, q, pages.at(places)[0], pages, gates=gates)
 
 
 def tiered(tmp_path, slots: int = 7, host_blocks: int = 100, **changes) -> TieredCache:
-    sizes = dict(layers=LAYERS, rows=ROWS, pages=PAGES, chunk=CHUNK, kv_heads=KV_HEADS, head_dim=SIZE, dtype="float32")
-    budgets = dict(device_bytes=FIXED + slots * LAYERS * BLOCK, host_bytes=host_blocks * BLOCK, prefetch=4, batch=4)
+    sizes = dict(
+        layers=LAYERS,
+        rows=ROWS,
+        pages=PAGES,
+        chunk=CHUNK,
+        kv_heads=KV_HEADS,
+        head_dim=SIZE,
+        dtype="float32",
+    )
+    budgets = dict(
+        device_bytes=FIXED + slots * LAYERS * BLOCK,
+        host_bytes=host_blocks * BLOCK,
+        prefetch=4,
+        batch=4,
+    )
     return TieredCache(METHOD, TierConfig(**sizes, **(budgets | changes)), tmp_path, shrink, rotate)
 
 
@@ -83,7 +108,9 @@ def compare(small: TieredCache, lengths, seed: int = 0) -> None:
         reached = np.maximum(reached, places.max(axis=1) + 1)
         q, new, gates = inputs(seed + number)
         for layer in range(LAYERS):
-            cache, wanted = everything(cache, layer, reached, places, q, new, gates, parameters[layer])
+            cache, wanted = everything(
+                cache, layer, reached, places, q, new, gates, parameters[layer]
+            )
             out = small.step(layer, q, new, places, gates, parameters[layer])
             real = places >= 0
             assert relative(np.asarray(out)[real], np.asarray(wanted)[real]) < 1e-6
@@ -103,7 +130,13 @@ def test_tiers_change_nothing_and_keep_to_their_budgets(tmp_path):
     moved = metrics["tiers/to_device_bytes"] // BLOCK
     arrived = metrics["tiers/prefetched"] + metrics["tiers/missing"] + metrics["tiers/sent_in_vain"]
     assert 0 <= moved - arrived <= 4  # those sent ahead for a step that never came
-    assert min(metrics[f"tiers/{name}"] for name in ("present", "prefetched", "missing", "from_disk_bytes")) > 0
+    assert (
+        min(
+            metrics[f"tiers/{name}"]
+            for name in ("present", "prefetched", "missing", "from_disk_bytes")
+        )
+        > 0
+    )
 
 
 def test_a_row_serves_another_sequence_after_a_reset(tmp_path):
@@ -128,7 +161,9 @@ def test_errors_name_the_values(tmp_path):
         tiered(tmp_path, slots=0)
     small = tiered(tmp_path, slots=1)
     q, new, gates = inputs(0)
-    with pytest.raises(ValueError, match="a step needs 2 blocks of layer 0, slots=1 fit in device_bytes="):
+    with pytest.raises(
+        ValueError, match="a step needs 2 blocks of layer 0, slots=1 fit in device_bytes="
+    ):
         small.step(0, q, new, next(chunks((2, 2))), gates, mlps(100))
     with pytest.raises(ValueError, match="3 tokens in a step, at most chunk=2"):
         small.step(0, q, new, np.zeros((ROWS, 3), np.int32), gates, mlps(100))

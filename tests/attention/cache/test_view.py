@@ -1,4 +1,6 @@
-"""A view of pages side by side gives what the pages give, token after token, however rows share prefixes."""
+"""A view of pages side by side gives what the pages give, token after token, however rows share
+prefixes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ROWS = ((3, 0, 1), (3, 0, 9), (3, 0, 14), (2, 1, 5), (0, 2, 7), (3, 0, 2))
 def _cache(seed: int):
     cache = init_cache([Dense()], 40, KV_HEADS, SIZE, jnp.float32, page=PAGE)
     keys = jax.random.split(jax.random.key(seed), 2)
-    main = tuple(jax.random.normal(key, x.shape) for key, x in zip(keys, cache.layers[0].main, strict=True))
+    main = tuple(
+        jax.random.normal(key, x.shape) for key, x in zip(keys, cache.layers[0].main, strict=True)
+    )
     return jax.tree.unflatten(jax.tree.structure(cache), main)
 
 
@@ -28,25 +32,38 @@ def _rows(steps: int, tile: int):
     """(rows of the view, all their tables [B, P], tokens of each)."""
     fresh = iter(np.random.default_rng(0).permutation(40).tolist())
     groups = {group: [next(fresh) for _ in range(3)] for group in (0, 1, 2)}
-    tables, own = np.full((len(ROWS), 8), -1, np.int32), np.full((len(ROWS), 8), -1, np.int32)
-    tiles, prefixes, sharing = np.full((6, tile), -1, np.int32), np.full((6, 3), -1, np.int32), {}
+    tables = np.full((len(ROWS), 8), -1, np.int32)
+    own = np.full((len(ROWS), 8), -1, np.int32)
+    tiles = np.full((6, tile), -1, np.int32)
+    prefixes = np.full((6, 3), -1, np.int32)
+    sharing = {}
     for row, (shared, group, tokens) in enumerate(ROWS):
         pages = [next(fresh) for _ in range(-(-(tokens + steps) // PAGE))]
         own[row, : len(pages)] = pages
         tables[row, : shared + len(pages)] = groups[group][:shared] + pages
         if shared:
             sharing.setdefault((shared, group), []).append(row)
-    members = [(key, rows[at : at + tile]) for key, rows in sharing.items() for at in range(0, len(rows), tile)]
+    members = [
+        (key, rows[at : at + tile])
+        for key, rows in sharing.items()
+        for at in range(0, len(rows), tile)
+    ]
     for number, ((shared, group), found) in enumerate(members):
-        tiles[number, : len(found)], prefixes[number, :shared] = found, groups[group][:shared]
+        tiles[number, : len(found)] = found
+        prefixes[number, :shared] = groups[group][:shared]
     starts = np.array([shared * PAGE for shared, _, _ in ROWS], np.int32)
     rows = view.Rows(own, starts, tiles, prefixes, np.array([len(members)], np.int32))
-    return jax.tree.map(jnp.asarray, rows), jnp.asarray(tables), starts + [tokens for _, _, tokens in ROWS]
+    return (
+        jax.tree.map(jnp.asarray, rows),
+        jnp.asarray(tables),
+        starts + [tokens for _, _, tokens in ROWS],
+    )
 
 
 @pytest.mark.parametrize("tile", [1, 2, 8])
 def test_decoding_in_a_view_equals_decoding_from_pages(tile):
-    steps, cache = 5, _cache(0)
+    steps = 5
+    cache = _cache(0)
     rows, tables, lengths = _rows(steps, tile)
     rng = np.random.default_rng(1)
     seen = view.gather(cache, 0, rows, BLOCK, jnp.int32(30))
@@ -54,7 +71,10 @@ def test_decoding_in_a_view_equals_decoding_from_pages(tile):
     counts = np.array([5, 3, 5, 0, 5, 1])
     for step in range(steps):
         places = np.where(step < counts, lengths + step, -1)
-        q, k, v = (jnp.asarray(rng.normal(size=(len(ROWS), n, SIZE)), jnp.float32) for n in (HEADS, KV_HEADS, KV_HEADS))
+        q, k, v = (
+            jnp.asarray(rng.normal(size=(len(ROWS), n, SIZE)), jnp.float32)
+            for n in (HEADS, KV_HEADS, KV_HEADS)
+        )
         for row, place in enumerate(places):
             if place >= 0:
                 for x, new in zip(pages, (k, v), strict=True):
@@ -70,7 +90,9 @@ def test_decoding_in_a_view_equals_decoding_from_pages(tile):
             implementation="reference",
         )[0][:, 0]
         active = places >= 0
-        np.testing.assert_allclose(np.asarray(out)[active], np.asarray(expected)[active], rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(
+            np.asarray(out)[active], np.asarray(expected)[active], rtol=2e-5, atol=2e-6
+        )
     back = view.put_back(cache, 0, seen, rows, jnp.asarray(lengths), jnp.asarray(counts), steps)
     for x, expected in zip(back.layers[0].main, pages, strict=True):
         np.testing.assert_array_equal(np.asarray(x), expected)
@@ -80,7 +102,9 @@ def test_a_rows_numbers_do_not_depend_on_the_other_rows():
     cache = _cache(2)
     rows, _, lengths = _rows(1, 2)
     q = jax.random.normal(jax.random.key(3), (len(ROWS), HEADS, SIZE))
-    new = tuple(jax.random.normal(jax.random.key(seed), (len(ROWS), KV_HEADS, SIZE)) for seed in (4, 5))
+    new = tuple(
+        jax.random.normal(jax.random.key(seed), (len(ROWS), KV_HEADS, SIZE)) for seed in (4, 5)
+    )
 
     @jax.jit
     def attended(places):
@@ -90,5 +114,7 @@ def test_a_rows_numbers_do_not_depend_on_the_other_rows():
 
     together = np.asarray(attended(jnp.asarray(lengths)))
     for row in range(len(ROWS)):
-        alone = np.asarray(attended(jnp.asarray(np.where(np.arange(len(ROWS)) == row, lengths, -1))))
+        alone = np.asarray(
+            attended(jnp.asarray(np.where(np.arange(len(ROWS)) == row, lengths, -1)))
+        )
         np.testing.assert_array_equal(alone[row], together[row])

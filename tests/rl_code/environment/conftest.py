@@ -28,13 +28,17 @@ def call_here(text: str, entry_point: str, calls: list[tuple]) -> list[CallResul
             exec(text, namespace)
             results.append(CallResult(value=namespace[entry_point](*args), error="", ok=True))
         except Exception as error:
-            results.append(CallResult(value=None, error=f"{type(error).__name__}: {error}", ok=False))
+            results.append(
+                CallResult(value=None, error=f"{type(error).__name__}: {error}", ok=False)
+            )
     return results
 
 
 class FakeSandbox:
     def __init__(self, pool: FakePool, files: Mapping[str, str]):
-        self.pool, self.files, self.closed = pool, dict(files), False
+        self.pool = pool
+        self.files = dict(files)
+        self.closed = False
 
     def call(self, path, entry_point, args, *, timeout_s):
         time.sleep(self.pool.delay_s)
@@ -45,9 +49,13 @@ class FakeSandbox:
     def run(self, argv, *, stdin="", timeout_s):
         if self.pool.faulty:
             raise SandboxFault("the zygote died")
-        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            argv, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
         output = done.stdout + done.stderr
-        return Completed(stdout=output, exit_code=done.returncode, timed_out=False, cut_bytes=0, seconds=0.0)
+        return Completed(
+            stdout=output, exit_code=done.returncode, timed_out=False, cut_bytes=0, seconds=0.0
+        )
 
     def read_file(self, path):
         if path not in self.files:
@@ -68,7 +76,9 @@ class FakeSandbox:
 
 
 class FakePool:
-    """Opens sandboxes that run in this process. faulty: every command fails as the sandbox's own fault."""
+    """Opens sandboxes that run in this process. faulty: every command fails as the sandbox's own
+    fault.
+    """
 
     def __init__(self, delay_s: float = 0.0):
         self.opened: list[FakeSandbox] = []
@@ -86,7 +96,8 @@ class FakePool:
         text = snapshot.get(path, "")
         results = call_here(text, entry_point, [case.args for case in tests.cases])
         passed = [
-            result.ok and result.value == case.expected for result, case in zip(results, tests.cases, strict=True)
+            result.ok and result.value == case.expected
+            for result, case in zip(results, tests.cases, strict=True)
         ]
         errors = [result.error for result in results]
         for statement in tests.code:
@@ -131,5 +142,8 @@ def limits() -> Limits:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    texts = ["def f(x):\n    return [2 * y for y in x]\n", "FAIL f([3, 1]) gave [4, 2] want [5, 3] left 2"] * 4
+    texts = [
+        "def f(x):\n    return [2 * y for y in x]\n",
+        "FAIL f([3, 1]) gave [4, 2] want [5, 3] left 2",
+    ] * 4
     return Tokenizer.train(texts, 330, Compact.SPECIAL_TOKENS)

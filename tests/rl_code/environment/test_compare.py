@@ -15,7 +15,9 @@ KEYS = st.booleans() | st.integers() | st.text(max_size=3)
 VALUES = st.recursive(
     st.none() | KEYS | st.floats() | st.binary(max_size=3) | st.frozensets(KEYS, max_size=3),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -49,7 +51,8 @@ def test_without_tolerance_equal_values_of_other_types_are_refused(a, b):
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [([1], (1,)), (1, "1"), (None, False), ([1, 2], [1]), ({"a": 1}, {"b": 1}), (1, 1.0001)]
+    ("a", "b"),
+    [([1], (1,)), (1, "1"), (None, False), ([1, 2], [1]), ({"a": 1}, {"b": 1}), (1, 1.0001)],
 )
 def test_tolerance_zero_is_equality(a, b):
     assert not accepts(Case((), a, tolerance=0.0), b)

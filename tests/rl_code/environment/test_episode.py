@@ -1,4 +1,6 @@
-"""The episode loop: what goes in comes out token by token, every end has its status, nothing is lost."""
+"""The episode loop: what goes in comes out token by token, every end has its status, nothing is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +69,17 @@ def test_a_failing_run_is_read_and_repaired(make, tokenizer, pool):
     assert tokenizer.decode(episode.start()) == "<|bos|>double each number\nf([1]) == [2]<|eot|>"
     answer = say(episode, tokenizer, WRITE_BAD + TEST + "<|eot|>", version=3)
     assert answer == "<|tool|>ok\nFAIL f([1]) gave [1] want [2] left 1<|eot|>"
-    assert say(episode, tokenizer, WRITE_GOOD + TEST + "<|eot|>", version=4) == "<|tool|>ok\nPASS left 0<|eot|>"
+    assert (
+        say(episode, tokenizer, WRITE_GOOD + TEST + "<|eot|>", version=4)
+        == "<|tool|>ok\nPASS left 0<|eot|>"
+    )
     assert say(episode, tokenizer, SUBMIT + "<|eot|>", version=4) is None
     trajectory = episode.finish()
-    assert (trajectory.status, trajectory.reward.total, trajectory.first_edit_passed) == ("submitted", 1.0, False)
+    assert (trajectory.status, trajectory.reward.total, trajectory.first_edit_passed) == (
+        "submitted",
+        1.0,
+        False,
+    )
     assert (trajectory.task_id, trajectory.group, trajectory.index) == ("double/0", 5, 2)
     assert [turn.role for turn in trajectory.turns] == ["prompt"] + ["assistant", "tool"] * 3
     assert trajectory.versions[trajectory.turns[1].start] == 3 and trajectory.versions[-1] == 4
@@ -178,7 +187,9 @@ def test_a_full_context_ends_the_episode(make, limits, tokenizer):
 def test_work_submitted_with_the_last_token_counts(make, limits, tokenizer):
     message = tokenizer.encode(WRITE_GOOD + SUBMIT + "<|eot|>")
     prompt = len(make().start())
-    episode = make(limits=dataclasses.replace(limits, tokens=prompt + len(message), turn_tokens=len(message)))
+    episode = make(
+        limits=dataclasses.replace(limits, tokens=prompt + len(message), turn_tokens=len(message))
+    )
     episode.start()
     assert episode.budget == len(message)
     assert episode.step(message, [0.0] * len(message), [0] * len(message)) is None
@@ -195,7 +206,11 @@ def test_a_fault_of_the_sandbox_is_flagged_and_earns_nothing(make, tokenizer, po
     in_a_tool = play(make(), tokenizer, WRITE_GOOD + TEST)
     in_the_grader = play(make(), tokenizer, WRITE_GOOD + SUBMIT)
     for trajectory in (in_a_tool, in_the_grader):
-        assert trajectory.status == "fault" and trajectory.reward.total == 0.0 and "fault" in trajectory.reward.flags
+        assert (
+            trajectory.status == "fault"
+            and trajectory.reward.total == 0.0
+            and "fault" in trajectory.reward.flags
+        )
         assert trajectory.sampled.any() and not trajectory.first_edit_passed
     assert all(sandbox.closed for sandbox in pool.opened)
 
@@ -206,7 +221,12 @@ def test_messages_the_sampler_must_not_produce_are_refused(make, tokenizer):
         episode.step([1], [0.0], [0])
     episode.start()
     stop = tokenizer.token_id("<|eot|>")
-    for tokens, logprobs in [([], []), ([1], [0.0, 0.0]), ([1] * 121, [0.0] * 121), ([stop, 1], [0.0, 0.0])]:
+    for tokens, logprobs in [
+        ([], []),
+        ([1], [0.0, 0.0]),
+        ([1] * 121, [0.0] * 121),
+        ([stop, 1], [0.0, 0.0]),
+    ]:
         with pytest.raises(ValueError, match=r"must be in|stands inside"):
             episode.step(tokens, logprobs, [0] * len(logprobs))
     with pytest.raises(ValueError, match="not over"):
@@ -230,10 +250,16 @@ def test_llama_episodes_read_as_the_family_renders_a_conversation(make, task):
     episode = make(protocol=PROTOCOLS["llama3"], limits=limits, tokenizer=tokenizer)
     episode.start()
     conversation = list(task.messages)
-    for tool, arguments in [("write_file", {"path": "solution.py", "content": BAD}), ("run_tests", {}), ("submit", {})]:
+    for tool, arguments in [
+        ("write_file", {"path": "solution.py", "content": BAD}),
+        ("run_tests", {}),
+        ("submit", {}),
+    ]:
         call = [{"function": {"name": tool, "arguments": arguments}}]
         message = {"role": "assistant", "content": "", "tool_calls": call}
-        text = render("llama3", [message], add_generation_prompt=False).partition("<|end_header_id|>\n\n")[2]
+        text = render("llama3", [message], add_generation_prompt=False).partition(
+            "<|end_header_id|>\n\n"
+        )[2]
         say(episode, tokenizer, text)
         conversation.append(message)
     trajectory = episode.finish()
@@ -243,25 +269,35 @@ def test_llama_episodes_read_as_the_family_renders_a_conversation(make, task):
     for message, content in zip(conversation[len(told) :], [*results[:2], None], strict=True):
         told += [message] + ([] if content is None else [{"role": "tool", "content": content}])
     schemas = [{"type": "function", "function": TOOLS[tool].schema} for tool in task.tools]
-    assert tokenizer.decode(trajectory.tokens) == render("llama3", told, schemas, add_generation_prompt=False)
+    assert tokenizer.decode(trajectory.tokens) == render(
+        "llama3", told, schemas, add_generation_prompt=False
+    )
 
 
 @pytest.mark.parametrize(("name", "family"), [("hermes", "qwen"), ("qwen3_coder", "qwen3_coder")])
 def test_chat_episodes_read_as_the_family_renders_a_conversation(make, task, name, family):
     ends = ("<|im_end|>", "<|endoftext|>")
-    tokenizer = Tokenizer.train(["def f(x):"] * 2, 300, ("<|im_start|>", *ends), eos=ends[0], pad=ends[1])
+    tokenizer = Tokenizer.train(
+        ["def f(x):"] * 2, 300, ("<|im_start|>", *ends), eos=ends[0], pad=ends[1]
+    )
     limits = Limits(turns=4, tokens=20_000, turn_tokens=2_000, test_runs=2, command_s=5.0)
     episode = make(protocol=PROTOCOLS[name], limits=limits, tokenizer=tokenizer)
     episode.start()
-    told, conversation = [], list(task.messages)
-    for calls in [[("write_file", {"path": "solution.py", "content": BAD}), ("run_tests", {})], [("submit", {})]]:
+    told = []
+    conversation = list(task.messages)
+    for calls in [
+        [("write_file", {"path": "solution.py", "content": BAD}), ("run_tests", {})],
+        [("submit", {})],
+    ]:
         spec = [{"function": {"name": tool, "arguments": arguments}} for tool, arguments in calls]
         message = {"role": "assistant", "content": "So:", "tool_calls": spec}
         text = render(family, [message], add_generation_prompt=False).partition("assistant\n")[2]
         told.append(say(episode, tokenizer, text.rpartition("\n")[0]))
         conversation.append(message)
     trajectory = episode.finish()
-    answers = [{"role": "tool", "content": result.content} for result in trajectory.turns[2].results]
+    answers = [
+        {"role": "tool", "content": result.content} for result in trajectory.turns[2].results
+    ]
     conversation[-1:] = [*answers, conversation[-1]]
     schemas = [{"type": "function", "function": TOOLS[tool].schema} for tool in task.tools]
     rendered = render(family, conversation, schemas, add_generation_prompt=False)
@@ -285,15 +321,34 @@ def test_single_shot_completions_are_written_and_submitted(make, task, tokenizer
 def test_a_prefill_belongs_to_the_first_message_only(make, task, tokenizer):
     episode = make(task=dataclasses.replace(task, prefill="<|call|>write\ndef f(x):\n"))
     episode.start()
-    assert say(episode, tokenizer, "    return [2 * y for y in x]\n<|end|><|eot|>") == "<|tool|>ok<|eot|>"
+    assert (
+        say(episode, tokenizer, "    return [2 * y for y in x]\n<|end|><|eot|>")
+        == "<|tool|>ok<|eot|>"
+    )
     assert say(episode, tokenizer, SUBMIT + "<|eot|>") is None
     assert episode.finish().reward.total == 1.0
 
 
 piece = st.sampled_from(
     [
-        *(WRITE_GOOD, WRITE_BAD, TEST, SUBMIT, "<|call|>read<|end|>", "<|call|>edit\n2\n=====\n3<|end|>"),
-        *("<|call|>run\necho hi<|end|>", "<|call|>", "<|end|>", "<|tool|>", "<|bos|>", "<|pad|>", "x = 1\n", "é"),
+        *(
+            WRITE_GOOD,
+            WRITE_BAD,
+            TEST,
+            SUBMIT,
+            "<|call|>read<|end|>",
+            "<|call|>edit\n2\n=====\n3<|end|>",
+        ),
+        *(
+            "<|call|>run\necho hi<|end|>",
+            "<|call|>",
+            "<|end|>",
+            "<|tool|>",
+            "<|bos|>",
+            "<|pad|>",
+            "x = 1\n",
+            "é",
+        ),
     ]
 )
 message = st.lists(piece, max_size=5).map("".join)
@@ -315,22 +370,38 @@ class Recorder(Compact):
     turns=st.integers(1, 4),
     data=st.data(),
 )
-def test_trajectories_are_token_in_token_out(script, tokens, turn_tokens, turns, data, task, tokenizer):
+def test_trajectories_are_token_in_token_out(
+    script, tokens, turn_tokens, turns, data, task, tokenizer
+):
     limits = Limits(turns=turns, tokens=tokens, turn_tokens=turn_tokens, test_runs=0, command_s=1.0)
-    task = dataclasses.replace(task, tools=("read_file", "write_file", "edit_file", "run_tests", "submit"))
+    task = dataclasses.replace(
+        task, tools=("read_file", "write_file", "edit_file", "run_tests", "submit")
+    )
     protocol = Recorder()
     object.__setattr__(protocol, "seen", [])
     episode = Episode(
-        task, group=0, index=0, protocol=protocol, tokenizer=tokenizer, pool=None, limits=limits, reward=REWARD
+        task,
+        group=0,
+        index=0,
+        protocol=protocol,
+        tokenizer=tokenizer,
+        pool=None,
+        limits=limits,
+        reward=REWARD,
     )
     stream = [(token, False, 0.0, -1) for token in episode.start()]
-    texts, counted = [], 0
+    texts = []
+    counted = 0
     for version, text in enumerate(script):
         if episode.over:
             break
         ids = tokenizer.encode(text + "<|eot|>")[: episode.budget]
-        logprobs = data.draw(st.lists(st.floats(-9, 0, width=32), min_size=len(ids), max_size=len(ids)))
-        stream += [(token, True, logprob, version) for token, logprob in zip(ids, logprobs, strict=True)]
+        logprobs = data.draw(
+            st.lists(st.floats(-9, 0, width=32), min_size=len(ids), max_size=len(ids))
+        )
+        stream += [
+            (token, True, logprob, version) for token, logprob in zip(ids, logprobs, strict=True)
+        ]
         texts.append(tokenizer.decode(ids))
         answer = episode.step(ids, logprobs, [version] * len(ids))
         stream += [(token, False, 0.0, -1) for token in answer or ()]
@@ -341,17 +412,24 @@ def test_trajectories_are_token_in_token_out(script, tokens, turn_tokens, turns,
     if not episode.over:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rl_code.environment.episode.grade", lambda *_: Grade((False,) * 4, ("",) * 4, (), 0.0))
+        patch.setattr(
+            "rl_code.environment.episode.grade", lambda *_: Grade((False,) * 4, ("",) * 4, (), 0.0)
+        )
         trajectory = episode.finish()
     columns = (trajectory.tokens, trajectory.sampled, trajectory.logprobs, trajectory.versions)
     expected = [np.array(column) for column in zip(*stream, strict=True)]
     for got, want in zip(columns, expected, strict=True):
         np.testing.assert_array_equal(got, want)
     assert [column.dtype.name for column in columns] == ["int32", "bool", "float32", "int32"]
-    assert trajectory.malformed_calls == counted and trajectory.prompt_length == trajectory.turns[0].end
+    assert (
+        trajectory.malformed_calls == counted
+        and trajectory.prompt_length == trajectory.turns[0].end
+    )
     ends = [0] + [turn.end for turn in trajectory.turns]
     assert ends == [turn.start for turn in trajectory.turns] + [len(trajectory.tokens)]
     for turn in trajectory.turns:
         assert turn.text == tokenizer.decode(trajectory.tokens[turn.start : turn.end])
-        assert (turn.role == "assistant") == trajectory.sampled[turn.start : turn.end].all() or turn.start == turn.end
+        assert (turn.role == "assistant") == trajectory.sampled[
+            turn.start : turn.end
+        ].all() or turn.start == turn.end
     assert [turn.text for turn in trajectory.turns if turn.role == "assistant"] == texts

@@ -15,7 +15,9 @@ from rl_code.environment.tools.workspace import Workspace
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.types import Limits, Tests, ToolCall
 
-CONFIG = SandboxConfig(workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=5, output_bytes=20_000)
+CONFIG = SandboxConfig(
+    workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=5, output_bytes=20_000
+)
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=30.0)
 REWARD = RewardConfig(full=1.0, partial_weight=0.0, malformed_penalty=0.0)
 GOOD = "def f(x):\n    return [2 * y for y in x]\n"
@@ -63,24 +65,57 @@ def write(text):
 
 def test_what_failed_is_read_and_repaired(task, sandboxes, tokenizer):
     bad = write("def f(x):\n    return x + 1")
-    trajectory = run(task, sandboxes, tokenizer, bad + "<|call|>test<|end|>", write(GOOD), "<|call|>submit<|end|>")
+    trajectory = run(
+        task,
+        sandboxes,
+        tokenizer,
+        bad + "<|call|>test<|end|>",
+        write(GOOD),
+        "<|call|>submit<|end|>",
+    )
     answers = [turn.text for turn in trajectory.turns if turn.role == "tool"]
-    assert answers[0].startswith("<|tool|>ok\nFAIL f([1]) error TypeError: ") and "left 2" in answers[0]
+    assert (
+        answers[0].startswith("<|tool|>ok\nFAIL f([1]) error TypeError: ")
+        and "left 2" in answers[0]
+    )
     assert trajectory.reward.total == 1.0 and not trajectory.first_edit_passed
     assert trajectory.seconds["tools"] > 0 and trajectory.seconds["grade"] > 0
 
 
 def test_statements_are_tests_too(task, sandboxes, tokenizer):
-    code = Tests(code=("assert f([1]) == [2]", "def check(candidate):\n    assert candidate([0]) == [0]\ncheck(f)"))
-    task = dataclasses.replace(task, visible_tests=code, hidden_tests=Tests(code=("assert f([5]) == [10]",)))
+    code = Tests(
+        code=(
+            "assert f([1]) == [2]",
+            "def check(candidate):\n    assert candidate([0]) == [0]\ncheck(f)",
+        )
+    )
+    task = dataclasses.replace(
+        task, visible_tests=code, hidden_tests=Tests(code=("assert f([5]) == [10]",))
+    )
     bad = write("def f(x):\n    return [0]")
-    trajectory = run(task, sandboxes, tokenizer, bad + "<|call|>test<|end|>", write(GOOD) + "<|call|>submit<|end|>")
-    assert "FAIL assert f([1]) == [2] error" in trajectory.turns[2].text and trajectory.reward.total == 1.0
+    trajectory = run(
+        task,
+        sandboxes,
+        tokenizer,
+        bad + "<|call|>test<|end|>",
+        write(GOOD) + "<|call|>submit<|end|>",
+    )
+    assert (
+        "FAIL assert f([1]) == [2] error" in trajectory.turns[2].text
+        and trajectory.reward.total == 1.0
+    )
 
 
 @pytest.mark.parametrize(
     "body",
-    ["while True: pass", "import sys; sys.exit(0)", "import os; os._exit(0)", "return f(x)", "return print", "("],
+    [
+        "while True: pass",
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "return f(x)",
+        "return print",
+        "(",
+    ],
 )
 def test_code_that_hangs_leaves_or_crashes_is_an_honest_failure(task, sandboxes, tokenizer, body):
     limits = dataclasses.replace(LIMITS, command_s=0.5)
@@ -92,16 +127,25 @@ def test_code_that_hangs_leaves_or_crashes_is_an_honest_failure(task, sandboxes,
 
 def test_tools_see_one_workspace(workspace):
     assert use(workspace, "write_file", path="pkg/a.py", content="x = 1\n").ok
-    assert use(workspace, "terminal", command="cat pkg/a.py; echo x = 2 > pkg/a.py").content == "x = 1"
+    assert (
+        use(workspace, "terminal", command="cat pkg/a.py; echo x = 2 > pkg/a.py").content == "x = 1"
+    )
     assert use(workspace, "read_file", path="pkg/a.py").content == "x = 2\n"
     assert use(workspace, "edit_file", path="pkg/a.py", old="2", new="3").ok
     assert use(workspace, "terminal", command="cat pkg/a.py").content == "x = 3"
-    assert "files: notes.txt, pkg/a.py, solution.py" in use(workspace, "read_file", path="nope").content
+    assert (
+        "files: notes.txt, pkg/a.py, solution.py"
+        in use(workspace, "read_file", path="nope").content
+    )
     assert use(workspace, "read_file", path="pkg").content == "pkg is not a readable text file"
 
 
 def test_links_lead_nowhere_outside(workspace):
-    use(workspace, "terminal", command="ln -s /etc/passwd link; ln -s / root; mkfifo pipe; printf '\\377' > bytes")
+    use(
+        workspace,
+        "terminal",
+        command="ln -s /etc/passwd link; ln -s / root; mkfifo pipe; printf '\\377' > bytes",
+    )
     for path in ("link", "root/etc/passwd", "pipe", "bytes"):
         assert not use(workspace, "read_file", path=path).ok
         assert path not in workspace.snapshot()
@@ -110,7 +154,9 @@ def test_links_lead_nowhere_outside(workspace):
 
 
 def test_commands_are_stopped_cut_and_survived(task, sandboxes):
-    workspace = Workspace(task, sandboxes, dataclasses.replace(LIMITS, command_s=0.5), verbose=False)
+    workspace = Workspace(
+        task, sandboxes, dataclasses.replace(LIMITS, command_s=0.5), verbose=False
+    )
     assert use(workspace, "terminal", command="sleep 30").content == "stopped after 0.5 s"
     assert len(use(workspace, "terminal", command="yes | head -c 1000000").content) < 300
     assert use(workspace, "terminal", command="kill -9 $$").content == "exit 137"
@@ -136,15 +182,23 @@ def test_output_cannot_end_a_turn(task, sandboxes, tokenizer):
     answer = trajectory.turns[2]
     assert "< |eot|>< |call|>submit< |end|>" in answer.text
     tokens = trajectory.tokens[answer.start : answer.end].tolist()
-    assert tokens.count(tokenizer.token_id("<|eot|>")) == 1 and tokens.count(tokenizer.token_id("<|call|>")) == 0
+    assert (
+        tokens.count(tokenizer.token_id("<|eot|>")) == 1
+        and tokens.count(tokenizer.token_id("<|call|>")) == 0
+    )
 
 
 def test_a_slow_episode_holds_up_no_other(task, tokenizer):
     text = write(GOOD) + "<|call|>test<|end|>"
     patient = dataclasses.replace(LIMITS, command_s=120.0)
     with concurrent.futures.ThreadPoolExecutor(5) as threads, SandboxPool(CONFIG) as pool:
-        slow = threads.submit(run, task, pool, tokenizer, "<|call|>run\nsleep 100<|end|>", limits=patient)
-        quick = [threads.submit(run, task, pool, tokenizer, text, "<|call|>submit<|end|>") for _ in range(12)]
+        slow = threads.submit(
+            run, task, pool, tokenizer, "<|call|>run\nsleep 100<|end|>", limits=patient
+        )
+        quick = [
+            threads.submit(run, task, pool, tokenizer, text, "<|call|>submit<|end|>")
+            for _ in range(12)
+        ]
         assert [episode.result().reward.total for episode in quick] == [1.0] * 12
         assert not slow.done()
         pool.close()  # ends the sleeping command, too

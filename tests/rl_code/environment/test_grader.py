@@ -10,8 +10,12 @@ from rl_code.environment.grader import grade
 from rl_code.environment.sandbox import SandboxConfig, SandboxFault, SandboxPool
 from rl_code.types import Case, Tests
 
-CONFIG = SandboxConfig(workers=1, memory_mb=256, processes=16, workspace_mb=8, cpu_s=20, output_bytes=4000)
-DOUBLE = Tests(cases=(Case((2,), 4), Case(([1],), [1, 1])), code=("assert f(3) == 6", "assert f('a') == 'aa'"))
+CONFIG = SandboxConfig(
+    workers=1, memory_mb=256, processes=16, workspace_mb=8, cpu_s=20, output_bytes=4000
+)
+DOUBLE = Tests(
+    cases=(Case((2,), 4), Case(([1],), [1, 1])), code=("assert f(3) == 6", "assert f('a') == 'aa'")
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,9 @@ def test_right_code_passes_and_wrong_code_says_why(marks):
     assert wrong.errors[2] == "AssertionError (f returned 7)"
     broken = marks("def f(x):\n    return 2 *\n")
     assert not any(broken.passed)
-    assert all("SyntaxError: invalid syntax (line 2: return 2 *)" in error for error in broken.errors)
+    assert all(
+        "SyntaxError: invalid syntax (line 2: return 2 *)" in error for error in broken.errors
+    )
     absent = marks("x = 1\n")
     assert not any(absent.passed) and "NameError: solution.py defines no f" in absent.errors[0]
 
@@ -239,7 +245,8 @@ def f(x):
 def test_forged_frames_pass_nothing(marks):
     assert marks(FORGE).passed == (False,) * 4
     assert marks(FORGE.replace("def f(x):", "def g(x):") + "g(0)\n").passed == (False,) * 4
-    assert marks("def f(x):\n    return x * 2\n").passed == (True,) * 4  # the next one is none the worse
+    # the next one is none the worse
+    assert marks("def f(x):\n    return x * 2\n").passed == (True,) * 4
 
 
 SEARCH = r"""
@@ -321,25 +328,42 @@ check(f)
 
 def test_statements_stand_alone_and_the_candidate_lives_on(marks):
     text = "import os\nn = 0\ndef f(x):\n    global n\n    n += 1\n    if x == 'die': os._exit(1)\n    return n\n"
-    statements = ("assert f(0) == 1; y = 1", "assert 'y' not in globals() and f(0) == 2", "f('die')")
+    statements = (
+        "assert f(0) == 1; y = 1",
+        "assert 'y' not in globals() and f(0) == 2",
+        "f('die')",
+    )
     statements += ("assert f(0) == 1", "raise SystemExit", "assert f(0) == 2")
     assert marks(text, Tests(code=statements)).passed == (True, True, False, True, False, True)
 
 
 def test_an_argument_that_cannot_travel_is_named(marks):
     result = marks("def f(g):\n    return g(1)\n", Tests(code=("assert f(lambda x: x) == 1",)))
-    assert "f is called with an argument that cannot be sent to it: a function is not a plain value" in result.errors[0]
+    assert (
+        "f is called with an argument that cannot be sent to it: a function is not a plain value"
+        in result.errors[0]
+    )
     with pytest.raises(ValueError, match=r"f cannot be called.*function.* is not a plain value"):
         marks("def f(g):\n    return g(1)\n", Tests(cases=(Case((len, lambda: 1), 1),)))
 
 
 def test_changes_to_an_argument_stay_in_the_candidate(marks):
-    tests = Tests(code=("xs = [1]\nf(xs)\nassert xs == [1]",), cases=(Case(([1],), [1, 2]), Case(([1],), [1, 2])))
-    assert marks("def f(xs):\n    xs.append(2)\n    return xs\n", tests).passed == (True, True, True)
+    tests = Tests(
+        code=("xs = [1]\nf(xs)\nassert xs == [1]",),
+        cases=(Case(([1],), [1, 2]), Case(([1],), [1, 2])),
+    )
+    assert marks("def f(xs):\n    xs.append(2)\n    return xs\n", tests).passed == (
+        True,
+        True,
+        True,
+    )
 
 
 def test_neighbours_in_the_snapshot_are_there(sandboxes):
-    files = {"src/main.py": "from src.other import two\ndef f(x):\n    return two * x\n", "src/other.py": "two = 2\n"}
+    files = {
+        "src/main.py": "from src.other import two\ndef f(x):\n    return two * x\n",
+        "src/other.py": "two = 2\n",
+    }
     assert grade("src/main.py", "f", DOUBLE, files, sandboxes, 30.0).passed == (True,) * 4
     gone = grade("src/none.py", "f", DOUBLE, files, sandboxes, 30.0)
     assert not any(gone.passed) and "FileNotFoundError" in gone.errors[0]

@@ -1,4 +1,6 @@
-"""Protocols: what is written is parsed back, what is malformed is named, and no output can forge a mark."""
+"""Protocols: what is written is parsed back, what is malformed is named, and no output can forge a
+mark.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.chat import render, render_tool_results
-from rl_code.environment.protocol import PROTOCOLS, Chat, Compact, Completion, break_up, stop_ids, stop_length
+from rl_code.environment.protocol import (
+    PROTOCOLS,
+    Chat,
+    Compact,
+    Completion,
+    break_up,
+    stop_ids,
+    stop_length,
+)
 from rl_code.environment.tools.api import TOOLS, check
 from rl_code.types import Task, Tests, ToolCall, ToolResult
 
@@ -31,9 +41,13 @@ COMPACT, HERMES, CODER, LLAMA, COMPLETION = (
 
 plain = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<"), max_size=20)
 written = st.builds(lambda text: ToolCall("write_file", {"path": "s.py", "content": text}), plain)
-edited = st.builds(lambda a, b: ToolCall("edit_file", {"path": "s.py", "old": a, "new": b}), plain, plain)
+edited = st.builds(
+    lambda a, b: ToolCall("edit_file", {"path": "s.py", "old": a, "new": b}), plain, plain
+)
 ran = st.builds(lambda text: ToolCall("terminal", {"command": text}), plain)
-read = st.builds(lambda n: ToolCall("read_file", {"path": "s.py", "first_line": n}), st.integers(1, 999))
+read = st.builds(
+    lambda n: ToolCall("read_file", {"path": "s.py", "first_line": n}), st.integers(1, 999)
+)
 bare = st.sampled_from([ToolCall("run_tests", {}), ToolCall("submit", {})])
 calls = st.lists(st.one_of(written, edited, ran, read, bare), min_size=1, max_size=4)
 
@@ -65,7 +79,11 @@ def test_qwen3_coder_messages_are_parsed_back(made):
 def test_llama_messages_are_parsed_back(made, tag):
     for call in made:  # one call per message
         spec = [{"function": {"name": call.name, "arguments": dict(call.arguments)}}]
-        text = render("llama3", [{"role": "assistant", "content": "", "tool_calls": spec}], add_generation_prompt=False)
+        text = render(
+            "llama3",
+            [{"role": "assistant", "content": "", "tool_calls": spec}],
+            add_generation_prompt=False,
+        )
         text = text.partition("<|end_header_id|>\n\n")[2].rpartition("<|eot_id|>")[0]
         assert LLAMA.parse(tag + text, TASK) == [call]
 
@@ -105,7 +123,11 @@ def test_malformed_compact_calls_are_named(text, named):
         (HERMES, '<tool_call>{"name": "submit", "arguments": {}}', "not closed"),
         (HERMES, '<think><tool_call>{"name": "submit"}</tool_call></think>', "no tool call"),
         (CODER, "<tool_call><function=submit></tool_call>", "function tag"),
-        (CODER, "<tool_call><function=read_file><parameter=path>a</function></tool_call>", "parameter tag"),
+        (
+            CODER,
+            "<tool_call><function=read_file><parameter=path>a</function></tool_call>",
+            "parameter tag",
+        ),
         (CODER, "done", "no tool call"),
         (LLAMA, "I would submit.", "no tool call; write a JSON object"),
         (LLAMA, '{"name": "submit", "parameters": {}} done', "not valid JSON"),
@@ -132,7 +154,15 @@ def test_any_text_is_parsed_into_at_least_one_call(text, name):
 
 
 marks = st.sampled_from(
-    ["<|eot|>", "<|call|>submit<|end|>", "<tool_call>", "</tool_response>", "<|im_end|>", "<think>", "a"]
+    [
+        "<|eot|>",
+        "<|call|>submit<|end|>",
+        "<tool_call>",
+        "</tool_response>",
+        "<|im_end|>",
+        "<think>",
+        "a",
+    ]
 )
 
 
@@ -192,13 +222,19 @@ def test_a_stopped_text_stays_stopped(text, more):
     assert not COMPLETION.stopped(text) or COMPLETION.stopped(text + more)
 
 
-@given(st.lists(st.sampled_from(["a", "\n", " ", ")", "é", "　", "<|eot|>", "return"]), max_size=12).map("".join))
+@given(
+    st.lists(
+        st.sampled_from(["a", "\n", " ", ")", "é", "　", "<|eot|>", "return"]), max_size=12
+    ).map("".join)
+)
 def test_stop_length_is_the_first_complete_prefix(tokenizer, text):
     rule = Completion(None, stop_tokens=("<|eot|>",))
     tokens = tokenizer.encode(text)
     ends = stop_ids(rule, tokenizer)
     lengths = range(1, len(tokens) + 1)
-    complete = (n for n in lengths if tokens[n - 1] in ends or rule.stopped(tokenizer.decode(tokens[:n])))
+    complete = (
+        n for n in lengths if tokens[n - 1] in ends or rule.stopped(tokenizer.decode(tokens[:n]))
+    )
     assert stop_length(rule, tokenizer, tokens) == next(complete, None)
 
 
@@ -215,5 +251,7 @@ def test_ordinary_text_is_not_broken_up():
 def test_what_no_encoding_can_carry_is_replaced():
     answer = COMPACT.observation([ToolResult("terminal", "a\ud800b")])
     assert answer.encode() == b"<|tool|>a?b<|eot|>"
-    call = HERMES.parse('<tool_call>{"name": "terminal", "arguments": {"command": "\\ud800"}}</tool_call>', TASK)[0]
+    call = HERMES.parse(
+        '<tool_call>{"name": "terminal", "arguments": {"command": "\\ud800"}}</tool_call>', TASK
+    )[0]
     assert "not valid Unicode" in check(call, ALL)

@@ -1,4 +1,6 @@
-"""What a sandbox does for honest code, and for the host when code is not honest or its own processes die."""
+"""What a sandbox does for honest code, and for the host when code is not honest or its own
+processes die.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from rl_code.environment.sandbox import (
 )
 
 ROOT = Path(__file__).parents[3]
-CONFIG = SandboxConfig(workers=1, memory_mb=256, processes=16, workspace_mb=8, cpu_s=20, output_bytes=4000)
+CONFIG = SandboxConfig(
+    workers=1, memory_mb=256, processes=16, workspace_mb=8, cpu_s=20, output_bytes=4000
+)
 ADD = {"solution.py": "def add(a, b):\n    return a + b\n"}
 
 
@@ -73,7 +77,9 @@ def kill_zygote(pool) -> None:
 
 def test_calls_return_values_and_errors_in_order(either):
     with either.open(ADD) as sandbox:
-        one, two, three = sandbox.call("solution.py", "add", [(1, 2), ("a", 1), ([1], [2])], timeout_s=20)
+        one, two, three = sandbox.call(
+            "solution.py", "add", [(1, 2), ("a", 1), ([1], [2])], timeout_s=20
+        )
         assert (one.ok, one.value) == (True, 3)
         assert not two.ok and two.error == 'TypeError: can only concatenate str (not "int") to str'
         assert three.value == [1, 2]
@@ -81,7 +87,9 @@ def test_calls_return_values_and_errors_in_order(either):
 
 def test_a_command_has_its_output_code_and_input(either):
     with either.open(ADD) as sandbox:
-        done = sandbox.run(["bash", "-c", "cat; echo err >&2; pwd; exit 3"], stdin="in\n" * 50_000, timeout_s=20)
+        done = sandbox.run(
+            ["bash", "-c", "cat; echo err >&2; pwd; exit 3"], stdin="in\n" * 50_000, timeout_s=20
+        )
         assert done.exit_code == 3 and not done.timed_out
         assert done.stdout.endswith("err\n/workspace\n") and done.stdout.startswith("in\n")
         assert done.cut_bytes == 150_000 + 15 - CONFIG.output_bytes
@@ -95,7 +103,11 @@ def test_files_live_as_long_as_the_sandbox(either):
         assert sandbox.run(["python3", "-m", "d.e"], timeout_s=20).stdout == "1\n"
         sandbox.run(["bash", "-c", "rm c.py; echo new > f"], timeout_s=20)
         assert sandbox.list_files() == ["a/b.txt", "d/e.py", "f"]
-        assert sandbox.snapshot() == {"a/b.txt": "text é\n", "d/e.py": "import c\nprint(c.x)\n", "f": "new\n"}
+        assert sandbox.snapshot() == {
+            "a/b.txt": "text é\n",
+            "d/e.py": "import c\nprint(c.x)\n",
+            "f": "new\n",
+        }
         assert sandbox.read_file("a/b.txt") == "text é\n"
     with either.open({}) as sandbox:
         assert sandbox.list_files() == []
@@ -103,13 +115,21 @@ def test_files_live_as_long_as_the_sandbox(either):
 
 def test_what_cannot_be_read_or_written_is_an_error_with_its_kind(sandboxes):
     with sandboxes.open({"f": "x", "d/g": "y"}) as sandbox:
-        sandbox.run(["bash", "-c", "mkfifo pipe; head -c 100 /dev/urandom > noise; ln -s /etc out"], timeout_s=20)
+        sandbox.run(
+            ["bash", "-c", "mkfifo pipe; head -c 100 /dev/urandom > noise; ln -s /etc out"],
+            timeout_s=20,
+        )
         for path, kind in (("nothing", FileNotFoundError), ("d", IsADirectoryError), ("pipe", PermissionError),
                            ("noise", ValueError), ("out/ld.so.cache", PermissionError), ("../x", PermissionError),
                            ("a\0b", ValueError)):  # fmt: skip
             with pytest.raises(kind):
                 sandbox.read_file(path)
-        for path, kind in (("d", OSError), ("f/x", OSError), ("out/x", OSError), ("/tmp/x", PermissionError)):
+        for path, kind in (
+            ("d", OSError),
+            ("f/x", OSError),
+            ("out/x", OSError),
+            ("/tmp/x", PermissionError),
+        ):
             with pytest.raises(kind):
                 sandbox.write_file(path, "z")
         assert sandbox.snapshot() == {"f": "x", "d/g": "y"}
@@ -143,14 +163,22 @@ def test_the_file_of_a_call_imports_its_neighbours(sandboxes):
         "top.py": "X = 2\n",
     }
     with sandboxes.open(files) as sandbox:
-        assert sandbox.call("pkg/main.py", "f", [()], timeout_s=20)[0].value == ("pkg", 1, 2, "pkg.main")
+        assert sandbox.call("pkg/main.py", "f", [()], timeout_s=20)[0].value == (
+            "pkg",
+            1,
+            2,
+            "pkg.main",
+        )
 
 
 @pytest.mark.parametrize(
     ("text", "error"),
     [
         ("def f(x):\n    return x +\n", "SyntaxError: invalid syntax (line 2: return x +)"),
-        ("def f(x):\nreturn x\n", "IndentationError: expected an indented block after function definition on line 1"),
+        (
+            "def f(x):\nreturn x\n",
+            "IndentationError: expected an indented block after function definition on line 1",
+        ),
         ("raise ImportError('no such thing')\n", "ImportError: no such thing"),
         ("import numpy\n", "ModuleNotFoundError: No module named 'numpy'"),
         ("g = 1\n", "NameError: solution.py defines no f"),
@@ -160,7 +188,10 @@ def test_the_file_of_a_call_imports_its_neighbours(sandboxes):
         ("def f(x):\n    return [f]\n", "a function is not a plain value"),
         ("def f(x):\n    y = []\n    y.append(y)\n    return y\n", "nested deeper than"),
         ("import sys\ndef f(x):\n    sys.exit(0)\n", "SystemExit: 0"),
-        ("import os\ndef f(x):\n    os._exit(0)\n", "the process exited with code 0 before it returned"),
+        (
+            "import os\ndef f(x):\n    os._exit(0)\n",
+            "the process exited with code 0 before it returned",
+        ),
         ("import os\ndef f(x):\n    os.kill(os.getpid(), 11)\n", "crashed (SIGSEGV)"),
         (
             "class E(Exception):\n    def __str__(self): raise E\ndef f(x):\n    raise E\n",
@@ -196,7 +227,9 @@ def test_calls_that_hang_end_in_time(either):
 
 
 def test_a_caller_keeps_the_state_of_its_process(sandboxes):
-    with sandboxes.open({"s.py": "n = 0\ndef f(*, by):\n    global n\n    n += by\n    return n\n"}) as sandbox:
+    with sandboxes.open(
+        {"s.py": "n = 0\ndef f(*, by):\n    global n\n    n += by\n    return n\n"}
+    ) as sandbox:
         with sandbox.caller("s.py", "f", 20) as caller:
             assert [caller.call((), {"by": 2}).value for _ in range(3)] == [2, 4, 6]
         with sandbox.caller("s.py", "f", 20) as caller:
@@ -204,7 +237,10 @@ def test_a_caller_keeps_the_state_of_its_process(sandboxes):
 
 
 def test_arguments_that_cannot_travel_are_named(sandboxes):
-    with sandboxes.open(ADD) as sandbox, pytest.raises(ValueError, match=r"add cannot be called.*function"):
+    with (
+        sandboxes.open(ADD) as sandbox,
+        pytest.raises(ValueError, match=r"add cannot be called.*function"),
+    ):
         sandbox.call("solution.py", "add", [(len, 1), (lambda: 1, 2)], timeout_s=20)
 
 
@@ -293,7 +329,14 @@ def test_without_a_sandbox_code_is_refused_with_advice(monkeypatch):
 
 @pytest.mark.parametrize("change", [{"workers": 0}, {"memory_mb": 8}, {"processes": -1}])
 def test_impossible_limits_are_named(change):
-    fields = {"workers": 1, "memory_mb": 256, "processes": 8, "workspace_mb": 8, "cpu_s": 5, "output_bytes": 1000}
+    fields = {
+        "workers": 1,
+        "memory_mb": 256,
+        "processes": 8,
+        "workspace_mb": 8,
+        "cpu_s": 5,
+        "output_bytes": 1000,
+    }
     with pytest.raises(ValueError, match=next(iter(change))):
         SandboxConfig(**{**fields, **change})
 

@@ -1,4 +1,6 @@
-"""Every limit of the sandbox holds against code that tries to get round it, and the host is untouched."""
+"""Every limit of the sandbox holds against code that tries to get round it, and the host is
+untouched.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import pytest
 
 from rl_code.environment.sandbox import Mode, SandboxConfig, SandboxPool
 
-CONFIG = SandboxConfig(workers=1, memory_mb=200, processes=12, workspace_mb=8, cpu_s=2, output_bytes=4000)
+CONFIG = SandboxConfig(
+    workers=1, memory_mb=200, processes=12, workspace_mb=8, cpu_s=2, output_bytes=4000
+)
 ROOT = Path(__file__).parents[3]
 
 
@@ -26,7 +30,8 @@ def pool(request):
 def sandbox(pool):
     with pool.open({"solution.py": "def f(x):\n    return x\n"}) as sandbox:
         yield sandbox
-        assert sandbox.call("solution.py", "f", [(1,)], timeout_s=30)[0].value == 1  # it is still of use
+        # it is still of use
+        assert sandbox.call("solution.py", "f", [(1,)], timeout_s=30)[0].value == 1
 
 
 def python(sandbox, script: str) -> str:
@@ -36,7 +41,9 @@ def python(sandbox, script: str) -> str:
 
 def refused(sandbox, setup: str, expression: str) -> str:
     """The name of the exception that the expression raises, or what it gave."""
-    script = f"{setup}\ntry: print('gave', {expression})\nexcept Exception as e: print(type(e).__name__)"
+    script = (
+        f"{setup}\ntry: print('gave', {expression})\nexcept Exception as e: print(type(e).__name__)"
+    )
     return python(sandbox, script).strip()
 
 
@@ -48,7 +55,11 @@ def session_pid(pool, sandbox) -> int:
 
 
 def children(pid: int) -> list[int]:
-    return [int(n) for task in Path(f"/proc/{pid}/task").iterdir() for n in (task / "children").read_text().split()]
+    return [
+        int(n)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for n in (task / "children").read_text().split()
+    ]
 
 
 def descendants(pid: int) -> list[int]:
@@ -75,7 +86,12 @@ print(a.send(b"x"), [line.split(":")[0].strip() for line in open("/proc/net/dev"
 def test_files_of_the_host_cannot_be_read(sandbox):
     hidden = [__file__, str(ROOT), str(Path.home())]
     hidden += "/etc/shadow /etc/passwd /root /home /var /sys /run /mnt /usr/local /dev/mem /dev/sda /dev/vda".split()
-    assert python(sandbox, f"import os; print([path for path in {hidden!r} if os.path.exists(path)])").strip() == "[]"
+    assert (
+        python(
+            sandbox, f"import os; print([path for path in {hidden!r} if os.path.exists(path)])"
+        ).strip()
+        == "[]"
+    )
     seen = set(python(sandbox, "import os; print(*os.listdir('/'))").split())
     assert seen <= {*"bin dev etc lib lib32 lib64 opt proc sbin tmp usr workspace".split()}
 
@@ -95,16 +111,29 @@ for folder in ("/", "/usr", "/usr/lib", "/etc", "/opt", "/opt/python", "/opt/pyt
     except OSError: continue
     print(folder)
 """
-    assert python(sandbox, script.replace("NAME", name)).split() == ["/tmp", "/dev/shm", "/workspace"]
+    assert python(sandbox, script.replace("NAME", name)).split() == [
+        "/tmp",
+        "/dev/shm",
+        "/workspace",
+    ]
     assert name in sandbox.snapshot()
     for folder in ("/", "/usr", "/etc", "/opt", "/dev", "/tmp", "/dev/shm", "/workspace"):
         assert not Path(folder, name).exists()
 
 
 def test_system_settings_cannot_be_changed(sandbox):
-    for path in ("/proc/sys/kernel/hostname", "/proc/sys/vm/overcommit_memory", "/proc/sysrq-trigger"):
+    for path in (
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/vm/overcommit_memory",
+        "/proc/sysrq-trigger",
+    ):
         assert refused(sandbox, "", f"open('{path}', 'w').write('1')").endswith("Error"), path
-    calls = ("socket.sethostname('x')", "os.setuid(0)", "os.chroot('/tmp')", "os.mknod('n', 0o60666, 2049)")
+    calls = (
+        "socket.sethostname('x')",
+        "os.setuid(0)",
+        "os.chroot('/tmp')",
+        "os.mknod('n', 0o60666, 2049)",
+    )
     for call in calls:
         assert refused(sandbox, "import os, socket", call) in ("PermissionError", "OSError"), call
 
@@ -142,15 +171,23 @@ def test_system_calls_that_open_the_kernel_are_denied(sandbox):
         "open_by_handle_at": 304, "swapon": 167, "shmget": 29, "memfd_create": 319, "mq_open": 240, "pidfd_getfd": 438,
         "fsopen": 430, "open_tree": 428, "personality": 135,
     }  # fmt: skip
-    text = python(sandbox, f"{CALLS}\nprint({{n: attempt(k, 0, 0, 0, 0, 0) for n, k in {numbers!r}.items()}})")
+    text = python(
+        sandbox, f"{CALLS}\nprint({{n: attempt(k, 0, 0, 0, 0, 0) for n, k in {numbers!r}.items()}})"
+    )
     assert set(ast.literal_eval(text).values()) == {"EPERM"}, text
     flags = [0x10000000, 0x20000000, 0x40000000, 0x20000]
     clone = f"print([attempt(56, flag | 17, 0, 0, 0, 0) for flag in {flags}], attempt(435, 0, 0), attempt(600))"
-    assert python(sandbox, f"{CALLS}\n{clone}").strip() == "['EPERM', 'EPERM', 'EPERM', 'EPERM'] ENOSYS ENOSYS"
+    assert (
+        python(sandbox, f"{CALLS}\n{clone}").strip()
+        == "['EPERM', 'EPERM', 'EPERM', 'EPERM'] ENOSYS ENOSYS"
+    )
     ioctl = "print(attempt(16, 0, 0x5412, 0), attempt(16, 0, 0x1_0000_5412, 0))"
     assert python(sandbox, f"{CALLS}\n{ioctl}").split() == ["EPERM", "EPERM"]
     # The numbers of another architecture are not a way round: the process dies.
-    assert sandbox.run(["python3", "-c", f"{CALLS}\nattempt(0x40000000 + 39)"], timeout_s=30).exit_code == 128 + 31
+    assert (
+        sandbox.run(["python3", "-c", f"{CALLS}\nattempt(0x40000000 + 39)"], timeout_s=30).exit_code
+        == 128 + 31
+    )
 
 
 def test_the_session_cannot_be_looked_into_or_signalled(sandbox):
@@ -215,7 +252,10 @@ def test_a_sandbox_brought_down_by_its_command_has_failed_and_is_no_fault(pool):
     with pool.open({"s.py": "def f():\n    return 1\n"}) as sandbox:
         os.kill(session_pid(pool, sandbox), 9)  # as when the memory limit takes the session itself
         assert sandbox.run(["true"], timeout_s=30).exit_code == 137
-        assert [result.cause for result in sandbox.call("s.py", "f", [(), ()], timeout_s=30)] == ["killed", "not_run"]
+        assert [result.cause for result in sandbox.call("s.py", "f", [(), ()], timeout_s=30)] == [
+            "killed",
+            "not_run",
+        ]
         assert (sandbox.list_files(), sandbox.snapshot()) == ([], {})
         with pytest.raises(FileNotFoundError):
             sandbox.read_file("s.py")
@@ -228,7 +268,11 @@ def test_endless_output_is_cut_and_costs_no_memory(sandbox):
 
 
 def test_endless_loops_end_by_time_and_by_cpu_time(sandbox):
-    spin = ["python3", "-c", "import signal; signal.signal(signal.SIGXCPU, lambda *a: None)\nwhile True: pass"]
+    spin = [
+        "python3",
+        "-c",
+        "import signal; signal.signal(signal.SIGXCPU, lambda *a: None)\nwhile True: pass",
+    ]
     assert sandbox.run(spin, timeout_s=0.5).timed_out
     done = sandbox.run(spin, timeout_s=60)
     assert done.exit_code == 137 and not done.timed_out
@@ -274,7 +318,10 @@ def f():
 def test_sandboxes_do_not_meet(pool):
     look = ["bash", "-c", "ls /tmp /dev/shm /workspace; ls -d /proc/[0-9]* | wc -l"]
     with pool.open({}) as one, pool.open({}) as two:
-        one.run(["bash", "-c", "for f in /tmp /dev/shm /workspace; do echo secret > $f/note; done"], timeout_s=30)
+        one.run(
+            ["bash", "-c", "for f in /tmp /dev/shm /workspace; do echo secret > $f/note; done"],
+            timeout_s=30,
+        )
         text = two.run(look, timeout_s=30).stdout
         assert "note" not in text and int(text.split()[-1]) <= 5
     with pool.open({}) as three:
@@ -304,7 +351,10 @@ ln -s /etc/ld.so.cache a; ln -s /opt dir; ln -s solution.py c; ln -s . loop; mkf
 echo x > $'new\nline'; head -c 3000000 /dev/zero > zeros; cp zeros more; mkdir -p d/e; echo 1 > d/e/f
 """
     sandbox.run(["bash", "-c", script], timeout_s=30)
-    python(sandbox, "import os\nfor i in range(300): os.mkdir('deep'); os.chdir('deep')\nopen('x', 'w')")
+    python(
+        sandbox,
+        "import os\nfor i in range(300): os.mkdir('deep'); os.chdir('deep')\nopen('x', 'w')",
+    )
     snapshot = sandbox.snapshot()
     assert snapshot["solution.py"] == "def f(x):\n    return x\n" and snapshot["d/e/f"] == "1\n"
     assert not {"a", "c", "p", "new\nline"} & snapshot.keys()
@@ -313,7 +363,9 @@ echo x > $'new\nline'; head -c 3000000 /dev/zero > zeros; cp zeros more; mkdir -
 
 
 def test_the_results_channel_carries_claims_and_nothing_else(pool):
-    """A forged frame is at most another return value: the session and later commands are not touched by it."""
+    """A forged frame is at most another return value: the session and later commands are not
+    touched by it.
+    """
     forge = r"""
 import os, struct
 def f(x):
@@ -348,17 +400,23 @@ for number in sorted(os.listdir("/proc/self/fd")):
 
 
 def test_the_session_runs_nothing_that_the_workspace_shadows(pool):
-    """json.py, random.py or sitecustomize.py in the workspace are the candidate's own trouble only."""
+    """json.py, random.py or sitecustomize.py in the workspace are the candidate's own trouble
+    only.
+    """
     names = ("json.py", "random.py", "sitecustomize.py", "socket.py")
     files = {name: "raise SystemExit('shadowed')\n" for name in names}
-    with pool.open({**files, "s.py": "def f():\n    import json\n    return json.dumps(1)\n"}) as sandbox:
+    with pool.open(
+        {**files, "s.py": "def f():\n    import json\n    return json.dumps(1)\n"}
+    ) as sandbox:
         assert sandbox.call("s.py", "f", [()], timeout_s=30)[0].value == "1"
         assert "s.py" in sandbox.snapshot()
         assert sandbox.run(["bash", "-c", "echo fine"], timeout_s=30).stdout == "fine\n"
 
 
 def test_the_host_is_left_as_it_was():
-    """No process, no cgroup and no descriptor remains of a pool; sandboxes one by one share one slot."""
+    """No process, no cgroup and no descriptor remains of a pool; sandboxes one by one share one
+    slot.
+    """
     pool = SandboxPool(CONFIG)
     try:
         for _ in range(10):

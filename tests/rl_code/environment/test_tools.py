@@ -35,7 +35,9 @@ def test_schemas_are_json_and_describe_every_argument():
         schema = json.loads(json.dumps(tool.schema))
         assert schema["name"] == name and len(schema["description"]) > 20
         assert set(schema["parameters"]["required"]) <= set(schema["parameters"]["properties"])
-        assert all(argument["description"] for argument in schema["parameters"]["properties"].values())
+        assert all(
+            argument["description"] for argument in schema["parameters"]["properties"].values()
+        )
 
 
 @pytest.mark.parametrize(
@@ -68,11 +70,16 @@ def test_written_text_is_read_back_before_and_after_the_sandbox_opens(workspace,
 
 
 @pytest.mark.parametrize(
-    "path", ["../a", "/etc/passwd", "a/../../b", "", ".", "a\0b", "..", "//x", "a" * 300, "a/" * 600 + "b"]
+    "path",
+    ["../a", "/etc/passwd", "a/../../b", "", ".", "a\0b", "..", "//x", "a" * 300, "a/" * 600 + "b"],
 )
 def test_paths_outside_the_workspace_are_refused(workspace, path):
     before = workspace.snapshot()
-    for tool, more in [("read_file", {}), ("write_file", {"content": ""}), ("edit_file", {"old": "a", "new": "b"})]:
+    for tool, more in [
+        ("read_file", {}),
+        ("write_file", {"content": ""}),
+        ("edit_file", {"old": "a", "new": "b"}),
+    ]:
         result = use(workspace, tool, path=path, **more)
         assert not result.ok and "use a relative path" in result.content
     assert workspace.snapshot() == before
@@ -107,7 +114,12 @@ def test_line_ranges_select_lines(workspace):
     assert read(first_line=2).content == "two\nthree\n"
     assert read(last_line=1).content == "one\n"
     assert read(first_line=2, last_line=9).content == "two\nthree\n"
-    for lines in [{"first_line": 4}, {"first_line": 3, "last_line": 2}, {"first_line": 0}, {"last_line": -1}]:
+    for lines in [
+        {"first_line": 4},
+        {"first_line": 3, "last_line": 2},
+        {"first_line": 0},
+        {"last_line": -1},
+    ]:
         result = read(**lines)
         assert not result.ok and "3 lines" in result.content
 
@@ -147,7 +159,9 @@ def test_terminal_says_output_and_exit_code(workspace):
 def test_long_answers_say_how_many_passed_and_show_the_first_failures():
     failures = [failed_case("f", Case((i,), i), i + 1, "", verbose=True) for i in range(5)]
     text = describe(failures, 7, 1, verbose=True)
-    assert all(part in text for part in ("2 of 7", "f(2) returned 3, expected 2", "1 test runs left"))
+    assert all(
+        part in text for part in ("2 of 7", "f(2) returned 3, expected 2", "1 test runs left")
+    )
     assert "f(3)" not in text
 
 
@@ -160,14 +174,20 @@ def test_short_answers_stay_on_one_short_line():
     ]:
         line = describe([text], 3, 2, verbose=False)
         assert "\n" not in line and len(line) < 220 and line.endswith(" left 2")
-    assert failed_code("assert f(2) == 4", "AssertionError", verbose=False) == "assert f(2) == 4 error AssertionError"
+    assert (
+        failed_code("assert f(2) == 4", "AssertionError", verbose=False)
+        == "assert f(2) == 4 error AssertionError"
+    )
 
 
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False),
         lambda inner: (
-            st.lists(inner) | st.lists(inner).map(tuple) | st.sets(st.integers()) | st.dictionaries(st.text(), inner)
+            st.lists(inner)
+            | st.lists(inner).map(tuple)
+            | st.sets(st.integers())
+            | st.dictionaries(st.text(), inner)
         ),
         max_leaves=8,
     )

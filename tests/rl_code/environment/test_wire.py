@@ -24,7 +24,11 @@ KEYS = st.one_of(st.integers(), st.text(), st.booleans(), st.tuples(st.integers(
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(
-        st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(KEYS, inner), st.sets(KEYS), st.frozensets(KEYS)
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(KEYS, inner),
+        st.sets(KEYS),
+        st.frozensets(KEYS),
     ),
     max_leaves=20,
 )
@@ -125,7 +129,9 @@ def test_forged_text_is_refused(text):
 @given(
     st.recursive(
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
-        lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.sampled_from([*wire.DECODERS, "x"]), inner)),
+        lambda inner: st.one_of(
+            st.lists(inner), st.dictionaries(st.sampled_from([*wire.DECODERS, "x"]), inner)
+        ),
     )
 )
 @settings(max_examples=300, deadline=None)  # fmt: skip
@@ -138,7 +144,21 @@ def test_any_json_gives_plain_values_or_a_wire_error(data):
 
 
 def assert_plain(value):
-    assert type(value) in (type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range)
+    assert type(value) in (
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        list,
+        tuple,
+        set,
+        frozenset,
+        dict,
+        range,
+    )
     if isinstance(value, list | tuple | set | frozenset):
         for item in value:
             assert_plain(item)
@@ -151,7 +171,9 @@ def test_frames_of_any_size_arrive_whole_and_too_long_ones_are_refused():
     left, right = socket.socketpair()
     with left, right:
         texts = ["", "é" * 10, "x" * 1_000_000]
-        sender = threading.Thread(target=lambda: [wire.write_frame(left, text) for text in [*texts, "y" * 11]])
+        sender = threading.Thread(
+            target=lambda: [wire.write_frame(left, text) for text in [*texts, "y" * 11]]
+        )
         sender.start()
         assert [wire.read_frame(right, 1_000_000) for _ in texts] == texts
         with pytest.raises(wire.WireError, match="11 bytes"):
@@ -167,5 +189,8 @@ def test_frames_of_any_size_arrive_whole_and_too_long_ones_are_refused():
 
 
 def test_not_a_number_is_itself_on_arrival():
-    assert math.isnan(wire.loads(wire.dumps(math.nan))) and wire.loads(wire.dumps(-math.inf)) == -math.inf
+    assert (
+        math.isnan(wire.loads(wire.dumps(math.nan)))
+        and wire.loads(wire.dumps(-math.inf)) == -math.inf
+    )
     assert math.copysign(1, wire.loads(wire.dumps(-0.0))) == -1

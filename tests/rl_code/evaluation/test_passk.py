@@ -1,4 +1,6 @@
-"""pass@k equals its definition by enumeration; the interval behaves as a bootstrap interval must."""
+"""pass@k equals its definition by enumeration; the interval behaves as a bootstrap interval
+must.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def test_pass_at_k_is_exact_for_large_counts():
 
 @given(st.integers(1, 60), st.data())
 def test_pass_at_k_grows_with_k_and_c(n, data):
-    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    c = data.draw(st.integers(0, n))
+    k = data.draw(st.integers(1, n))
     assert pass_at_k(n, c, 1) == c / n
     if c < n:
         assert pass_at_k(n, c, k) <= pass_at_k(n, c + 1, k)

@@ -16,7 +16,9 @@ from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.types import Group, Reward, Task, Trajectory
 
 
-def _result(correct: dict[str, int], n: int = 4, label: str = "before", first: int = 0) -> SuiteResult:
+def _result(
+    correct: dict[str, int], n: int = 4, label: str = "before", first: int = 0
+) -> SuiteResult:
     tasks = tuple(TaskResult(id, n, c, min(c, first), 1, 20.0) for id, c in correct.items())
     return SuiteResult("generated", label, 0, {"temperature": 1.0}, tasks)
 
@@ -26,7 +28,9 @@ def _group(id: str, *outcomes: str) -> Group:
     task = Task(id, (), {}, "a.py", "f", (), none, none, {})
     samples = []
     for index, outcome in enumerate(outcomes):
-        components = {} if outcome == "fault" else {"tests": float(outcome == "solved"), "partial": 0.1}
+        components = (
+            {} if outcome == "fault" else {"tests": float(outcome == "solved"), "partial": 0.1}
+        )
         sampled = np.arange(10) >= 6 - index
         samples.append(
             Trajectory(
@@ -55,11 +59,19 @@ def _text(table) -> str:
 
 
 def test_episodes_are_counted_by_task_and_faults_apart():
-    groups = [_group("a", "solved", "failed"), _group("b", "failed", "fault"), _group("a", "solved")]
+    groups = [
+        _group("a", "solved", "failed"),
+        _group("b", "failed", "fault"),
+        _group("a", "solved"),
+    ]
     result = suite.from_groups("s", "before", 3, {"temperature": 0.0}, groups)
     assert result.tasks == (
-        TaskResult("a", n=3, correct=2, first_edit_correct=2, malformed=1, mean_tokens=(4 + 5 + 4) / 3),
-        TaskResult("b", n=1, correct=0, first_edit_correct=0, malformed=0, mean_tokens=4.0, faults=1),
+        TaskResult(
+            "a", n=3, correct=2, first_edit_correct=2, malformed=1, mean_tokens=(4 + 5 + 4) / 3
+        ),
+        TaskResult(
+            "b", n=1, correct=0, first_edit_correct=0, malformed=0, mean_tokens=4.0, faults=1
+        ),
     )
     assert result.per_episode("malformed") == 1 / 4 and result.per_episode("tokens") == 17 / 4
 
@@ -94,7 +106,9 @@ def test_impossible_results_are_refused():
 
 
 def test_too_few_samples_are_named_and_shown_as_a_dash():
-    result = SuiteResult("s", "x", 0, {}, (TaskResult("a", 8, 1, 1, 0, 1.0), TaskResult("b", 7, 1, 1, 0, 1.0)))
+    result = SuiteResult(
+        "s", "x", 0, {}, (TaskResult("a", 8, 1, 1, 0, 1.0), TaskResult("b", 7, 1, 1, 0, 1.0))
+    )
     with pytest.raises(ValueError, match=r"pass@8.*b \(7\)"):
         result.pass_at(8)
     (row,) = [line for line in _text(suite.table([result], [1, 8])).splitlines() if " s " in line]
@@ -102,14 +116,18 @@ def test_too_few_samples_are_named_and_shown_as_a_dash():
 
 
 def test_tables_show_the_numbers_of_the_result():
-    before, after = _result({"a": 1, "b": 0}), _result({"a": 4, "b": 2}, label="after", first=1)
+    before = _result({"a": 1, "b": 0})
+    after = _result({"a": 4, "b": 2}, label="after", first=1)
     text = _text(suite.table([before, after], [1, 4]))
-    assert "12.5 [0.0, 25.0]" in text and "75.0 [50.0, 100.0]" in text and "25.0 [25.0, 25.0]" in text
+    assert (
+        "12.5 [0.0, 25.0]" in text and "75.0 [50.0, 100.0]" in text and "25.0 [25.0, 25.0]" in text
+    )
     assert "+62.5 [+50.0, +75.0]" in _text(compare.table([compare.compare(before, after, 1)]))
 
 
 def test_comparison_pairs_by_id_and_not_by_order():
-    before, after = _result({"a": 0, "b": 4, "c": 2}), _result({"c": 2, "b": 4, "a": 1}, label="after")
+    before = _result({"a": 0, "b": 4, "c": 2})
+    after = _result({"c": 2, "b": 4, "a": 1}, label="after")
     found = compare.compare(before, after, 1)
     assert (found.gained, found.lost) == (1, 0)
     assert found.difference.mean == pytest.approx(1 / 12)
@@ -119,15 +137,20 @@ def test_comparison_pairs_by_id_and_not_by_order():
 def test_pairing_narrows_the_interval_of_what_both_share():
     generator = np.random.default_rng(0)
     base = {str(i): int(c) for i, c in enumerate(generator.integers(0, 8, 100))}
-    before, after = _result(base, n=8), _result({id: c + 1 for id, c in base.items()}, n=8, label="after")
+    before = _result(base, n=8)
+    after = _result({id: c + 1 for id, c in base.items()}, n=8, label="after")
     found = compare.compare(before, after, 1)
     assert found.difference.low == pytest.approx(found.difference.high) == pytest.approx(1 / 8)
     assert found.before.high - found.before.low > 0.05
 
 
 def test_different_tasks_are_refused_by_name():
-    with pytest.raises(ValueError, match=r"generated\.before has c; only generated\.after has x, y"):
-        compare.compare(_result({"a": 1, "c": 1}), _result({"a": 1, "x": 1, "y": 0}, label="after"), 1)
+    with pytest.raises(
+        ValueError, match=r"generated\.before has c; only generated\.after has x, y"
+    ):
+        compare.compare(
+            _result({"a": 1, "c": 1}), _result({"a": 1, "x": 1, "y": 0}, label="after"), 1
+        )
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 0), (5, 5), (3, 9), (12, 2), (40, 61)])
@@ -138,7 +161,9 @@ def test_mcnemar_equals_the_binomial_test(gained, lost):
 
 
 def test_mcnemar_is_given_only_for_one_sample_per_task():
-    greedy = compare.compare(_result({"a": 0, "b": 1}, n=1), _result({"a": 1, "b": 1}, n=1, label="after"), 1)
+    greedy = compare.compare(
+        _result({"a": 0, "b": 1}, n=1), _result({"a": 1, "b": 1}, n=1, label="after"), 1
+    )
     assert greedy.p_value == 1.0 and greedy.gained == 1
     assert compare.compare(_result({"a": 0}), _result({"a": 1}, label="after"), 1).p_value is None
 

@@ -24,9 +24,12 @@ from tests.models.small import small_config
 VOCAB = 32
 
 
-def make_trajectory(tokens, sampled, *, prompt_length, group=0, index=0, status="submitted", reward=0.0, version=0):
+def make_trajectory(
+    tokens, sampled, *, prompt_length, group=0, index=0, status="submitted", reward=0.0, version=0
+):
     """A trajectory whose sampler log-probabilities are a fixed function of its tokens."""
-    tokens, sampled = np.asarray(tokens, np.int32), np.asarray(sampled, bool)
+    tokens = np.asarray(tokens, np.int32)
+    sampled = np.asarray(sampled, bool)
     return Trajectory(
         task_id=f"task{group}",
         group=group,
@@ -48,7 +51,9 @@ def make_group(trajectories, number=0):
 
 
 def make_groups(sizes, *, seed=0, prompt=(4, 8), completion=(5, 12), version=0):
-    """Random groups: sampled spans with observations in between, a sampled last token, prompts shared."""
+    """Random groups: sampled spans with observations in between, a sampled last token, prompts
+    shared.
+    """
     rng = np.random.default_rng(seed)
     groups = []
     for number, size in enumerate(sizes):
@@ -75,19 +80,28 @@ def make_groups(sizes, *, seed=0, prompt=(4, 8), completion=(5, 12), version=0):
 
 
 def make_turns(sizes, *, seed=0, prompt=(20, 40)):
-    """Random groups whose completions have one to three sampled spans with observations before, between and after."""
+    """Random groups whose completions have one to three sampled spans with observations before,
+    between and after.
+    """
     rng = np.random.default_rng(seed)
     groups = []
     for number, size in enumerate(sizes):
         shared = rng.integers(0, VOCAB, rng.integers(*prompt))
         members = []
         for index in range(size):
-            spans = [rng.integers(0, 3)]  # an observation of so many tokens, a sampled span, an observation, ...
+            # an observation of so many tokens, a sampled span, an observation, ...
+            spans = [rng.integers(0, 3)]
             for _ in range(rng.integers(1, 4)):
                 spans += [rng.integers(1, 7), rng.integers(0, 5)]
-            sampled = np.concatenate([np.zeros(len(shared), bool), np.repeat(np.arange(len(spans)) % 2 == 1, spans)])
+            sampled = np.concatenate(
+                [np.zeros(len(shared), bool), np.repeat(np.arange(len(spans)) % 2 == 1, spans)]
+            )
             tokens = np.concatenate([shared, rng.integers(0, VOCAB, len(sampled) - len(shared))])
-            members.append(make_trajectory(tokens, sampled, prompt_length=len(shared), group=number, index=index))
+            members.append(
+                make_trajectory(
+                    tokens, sampled, prompt_length=len(shared), group=number, index=index
+                )
+            )
         groups.append(make_group(members, number))
     return groups
 
@@ -106,7 +120,9 @@ def make_attending(name):
 
 @functools.cache
 def make_model(**changes):
-    """A small model, the same for the same arguments; norms and biases are off their initial ones and zeros."""
+    """A small model, the same for the same arguments; norms and biases are off their initial ones
+    and zeros.
+    """
     own = dict(vocab_size=VOCAB, mlp_dim=32, num_layers=2, num_heads=2, qkv_bias=True)
     config = small_config(**own | changes)
 
@@ -115,29 +131,42 @@ def make_model(**changes):
         model = Transformer(config, nnx.Rngs(0))
         leaves, tree = jax.tree.flatten(model)
         keys = jax.random.split(jax.random.key(1), len(leaves))
-        leaves = [x + 0.2 * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys, strict=True)]
+        leaves = [
+            x + 0.2 * jax.random.normal(key, x.shape, x.dtype)
+            for x, key in zip(leaves, keys, strict=True)
+        ]
         return jax.tree.unflatten(tree, leaves)
 
-    return jax.device_put(init(), jax.devices()[0])  # whatever mesh is set when it is first asked for
+    # whatever mesh is set when it is first asked for
+    return jax.device_put(init(), jax.devices()[0])
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Toy:
-    """The least that has a model's methods: a position-dependent mean of what a slot sees. It compiles quickly."""
+    """The least that has a model's methods: a position-dependent mean of what a slot sees. It
+    compiles quickly.
+    """
 
     table: jax.Array
     mix: jax.Array
     norm: jax.Array
 
     def prefill(self, tokens, positions, where, runs=None):
-        return [self.table[tokens] * jnp.sin(positions[..., None] + jnp.arange(1.0, 9.0)).astype(self.table.dtype)]
+        return [
+            self.table[tokens]
+            * jnp.sin(positions[..., None] + jnp.arange(1.0, 9.0)).astype(self.table.dtype)
+        ]
 
     def hidden(self, tokens, positions, where, runs=None, before=None):
-        (x,), earlier = self.prefill(tokens, positions, where), before.keys if before else []
+        (x,) = self.prefill(tokens, positions, where)
+        earlier = before.keys if before else []
         keys = jnp.concatenate([*earlier, x], axis=1)
         mask = visible(
-            where, jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *([before.tokens] if before else []), where)
+            where,
+            jax.tree.map(
+                lambda *x: jnp.concatenate(x, axis=1), *([before.tokens] if before else []), where
+            ),
         )
         seen = jnp.einsum("BTS,BSD->BTD", mask, keys) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
         return self.norm * jnp.tanh((x + seen).astype(x.dtype) @ self.mix)
@@ -150,7 +179,9 @@ class Toy:
 def make_toy(dtype="float32"):
     """A toy model, the same every time."""
     rng = np.random.default_rng(0)
-    return Toy(*(jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((VOCAB, 8), (8, 8), (8,))))
+    return Toy(
+        *(jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((VOCAB, 8), (8, 8), (8,)))
+    )
 
 
 @pytest.fixture(scope="session")

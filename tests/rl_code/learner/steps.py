@@ -30,7 +30,8 @@ LOSS = LossConfig(
     correction_high=5.0,
     temperature=0.8,
 )
-# Multi-turn groups of these sizes, their shapes in one phase and in two: two prompts in the first two of eight rows.
+# Multi-turn groups of these sizes, their shapes in one phase and in two: two prompts in the first
+# two of eight rows.
 SIZES = (3, 4, 1, 4, 2, 3, 2, 5, 1, 2)
 ONE = PackConfig(rows=8, slots=160, targets=120, max_staleness=0, drop_uninformative=False, runs=12)
 TWO = dataclasses.replace(ONE, prompt_slots=80)
@@ -70,7 +71,17 @@ def fresh(model):
     return jax.tree.map(jnp.copy, model)
 
 
-def first_step(model, batch, loss=LOSS, micro_batches=1, prox="sampler", optimizer=OPTIMIZER, *, runs=0, prompts=None):
+def first_step(
+    model,
+    batch,
+    loss=LOSS,
+    micro_batches=1,
+    prox="sampler",
+    optimizer=OPTIMIZER,
+    *,
+    runs=0,
+    prompts=None,
+):
     """(gradient, metrics, state) of one update, in two phases where there are prompts.
 
     prox and ref are functions of the batch, aligned with any packing.
@@ -93,10 +104,17 @@ def shuffled_rows(batch):
 
 
 def assert_close(a, b, rtol=1e-5, skip=(), floor=1e-6):
-    """Leaves agree relative to the largest number of each leaf, or to ``floor`` where that is larger."""
-    flat = zip(jax.tree_util.tree_leaves_with_path(a), jax.tree_util.tree_leaves_with_path(b), strict=True)
+    """Leaves agree relative to the largest number of each leaf, or to ``floor`` where that is
+    larger.
+    """
+    flat = zip(
+        jax.tree_util.tree_leaves_with_path(a), jax.tree_util.tree_leaves_with_path(b), strict=True
+    )
     for (path, x), (_, y) in flat:
         name = jax.tree_util.keystr(path)
         if not any(word in name for word in skip):
-            x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-            np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * max(np.abs(y).max(), floor), err_msg=name)
+            x = np.asarray(x, np.float64)
+            y = np.asarray(y, np.float64)
+            np.testing.assert_allclose(
+                x, y, rtol=rtol, atol=rtol * max(np.abs(y).max(), floor), err_msg=name
+            )

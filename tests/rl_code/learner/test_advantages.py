@@ -20,7 +20,13 @@ REWARDS = np.array(
 @pytest.mark.parametrize(
     "name, expected",
     [
-        ("grpo", [[0.5 / 0.6, -0.5 / 0.6, -0.5 / 0.6, 0.5 / 0.6], np.array([2.0, 0.0, -1.0, -1.0]) / (1.5**0.5 + 0.1)]),
+        (
+            "grpo",
+            [
+                [0.5 / 0.6, -0.5 / 0.6, -0.5 / 0.6, 0.5 / 0.6],
+                np.array([2.0, 0.0, -1.0, -1.0]) / (1.5**0.5 + 0.1),
+            ],
+        ),
         ("dr_grpo", [[0.5, -0.5, -0.5, 0.5], [2.0, 0.0, -1.0, -1.0]]),
         ("rloo", [[2 / 3, -2 / 3, -2 / 3, 2 / 3], [8 / 3, 0.0, -4 / 3, -4 / 3]]),
     ],
@@ -33,13 +39,19 @@ def test_advantages_equal_hand_computed_numbers(name, expected):
 
 def test_rloo_is_the_reward_minus_the_mean_of_the_others():
     others = [[np.mean(np.delete(row, i)) for i in range(4)] for row in REWARDS]
-    np.testing.assert_allclose(ADVANTAGES["rloo"](REWARDS, 0.0), REWARDS - np.array(others), rtol=1e-6)
+    np.testing.assert_allclose(
+        ADVANTAGES["rloo"](REWARDS, 0.0), REWARDS - np.array(others), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 def test_single_or_equal_rewards_give_exactly_zero(name, eps):
-    for rewards in (np.full((2, 1), 0.7), np.full((3, 7), 0.1, np.float32), np.full((1, 3), 1e6 + 0.1)):
+    for rewards in (
+        np.full((2, 1), 0.7),
+        np.full((3, 7), 0.1, np.float32),
+        np.full((1, 3), 1e6 + 0.1),
+    ):
         np.testing.assert_array_equal(ADVANTAGES[name](rewards, eps), np.zeros(rewards.shape))
 
 
@@ -48,24 +60,34 @@ def test_invalid_trajectories_change_nothing_for_the_others(name):
     rewards = np.array([[1.0, 99.0, 0.0, 0.5]])
     valid = np.array([[True, False, True, True]])
     result = ADVANTAGES[name](rewards, 1e-3, valid)
-    np.testing.assert_array_equal(result[0, [0, 2, 3]], ADVANTAGES[name](rewards[:, [0, 2, 3]], 1e-3)[0])
+    np.testing.assert_array_equal(
+        result[0, [0, 2, 3]], ADVANTAGES[name](rewards[:, [0, 2, 3]], 1e-3)[0]
+    )
     assert result[0, 1] == 0.0
-    np.testing.assert_array_equal(ADVANTAGES[name](rewards, 1e-3, np.zeros((1, 4), bool)), np.zeros((1, 4)))
+    np.testing.assert_array_equal(
+        ADVANTAGES[name](rewards, 1e-3, np.zeros((1, 4), bool)), np.zeros((1, 4))
+    )
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 @settings(deadline=None, max_examples=30)
 @given(
-    rewards=st.lists(st.lists(st.floats(-100, 100, width=32), min_size=5, max_size=5), min_size=1, max_size=4),
+    rewards=st.lists(
+        st.lists(st.floats(-100, 100, width=32), min_size=5, max_size=5), min_size=1, max_size=4
+    ),
     seed=st.integers(0, 100),
 )
 def test_order_does_not_matter_and_shifts_cancel(name, rewards, seed):
-    rewards, rng = np.array(rewards), np.random.default_rng(seed)
+    rewards = np.array(rewards)
+    rng = np.random.default_rng(seed)
     result = ADVANTAGES[name](rewards, 1e-2)
     assert np.isfinite(result).all()
     np.testing.assert_allclose(result.sum(axis=1), 0.0, atol=1e-3)
-    groups, members = rng.permutation(len(rewards)), rng.permutation(5)
-    np.testing.assert_allclose(ADVANTAGES[name](rewards[groups][:, members], 1e-2), result[groups][:, members], 1e-5)
+    groups = rng.permutation(len(rewards))
+    members = rng.permutation(5)
+    np.testing.assert_allclose(
+        ADVANTAGES[name](rewards[groups][:, members], 1e-2), result[groups][:, members], 1e-5
+    )
 
 
 def test_groups_of_any_size_get_theirs_and_faults_none(build):

@@ -16,11 +16,16 @@ from rl_code.types import Batch
 
 def advantages_for(groups):
     """Distinct numbers, so that a mix-up shows."""
-    return [np.array([10 * g + i for i in range(len(group.trajectories))], float) for g, group in enumerate(groups)]
+    return [
+        np.array([10 * g + i for i in range(len(group.trajectories))], float)
+        for g, group in enumerate(groups)
+    ]
 
 
 def read_back(batch: Batch):
-    """By sequence: (context of each target as the mask shows it, target, logprob, advantage, length, staleness)."""
+    """By sequence: (context of each target as the mask shows it, target, logprob, advantage,
+    length, staleness).
+    """
     where = packed_rows(batch.segments, batch.branches, batch.positions)
     mask = np.asarray(visible(where, where))
     found: dict[int, list] = {}
@@ -35,7 +40,8 @@ def read_back(batch: Batch):
 
 
 def expected(groups, advantages, version):
-    wanted, sequence = {}, 0
+    wanted = {}
+    sequence = 0
     for group, values in zip(groups, advantages, strict=True):
         for t, advantage in zip(group.trajectories, values, strict=True):
             indices = np.flatnonzero(t.sampled)
@@ -63,27 +69,41 @@ def expected(groups, advantages, version):
     runs=st.sampled_from([0, 5, 9]),
     align=st.sampled_from([1, 4]),
 )
-def test_every_sampled_token_sees_its_own_trajectory_and_keeps_its_numbers(build, sizes, seed, slots, runs, align):
+def test_every_sampled_token_sees_its_own_trajectory_and_keeps_its_numbers(
+    build, sizes, seed, slots, runs, align
+):
     groups = build.groups(sizes, seed=seed, version=6)
     advantages = advantages_for(groups)
     config = PackConfig(64, slots, 40, 1, False, runs=runs, align=align)
     batch, metrics = pack(groups, advantages, config, version=7)
-    starts = np.pad(np.diff(100 * batch.segments + batch.branches, axis=1) != 0, ((0, 0), (1, 0)), constant_values=True)
+    starts = np.pad(
+        np.diff(100 * batch.segments + batch.branches, axis=1) != 0,
+        ((0, 0), (1, 0)),
+        constant_values=True,
+    )
     assert (np.nonzero(starts & (batch.segments > 0))[1] % align == 0).all()
-    assert (starts[batch.mask.any(axis=1)].sum(axis=1) - 1).max() <= (runs or np.inf)  # but for empty slots at the end
+    # but for empty slots at the end
+    assert (starts[batch.mask.any(axis=1)].sum(axis=1) - 1).max() <= (runs or np.inf)
     assert read_back(batch) == expected(groups, advantages, 7)
     assert batch.mask.sum() == sum(t.sampled.sum() for group in groups for t in group.trajectories)
     rows = (batch.mask.sum(axis=1) > 0).sum()
     assert metrics["pack/rows"] == rows and batch.mask[:rows].sum() == batch.mask.sum()
     assert metrics["pack/fill"] == pytest.approx((batch.segments[:rows] > 0).mean())
     assert metrics["pack/target_fill"] == pytest.approx(batch.mask[:rows].mean())
-    assert (batch.sequences[batch.mask == 0] == sum(sizes)).all() and (batch.lengths[batch.mask == 0] == 1).all()
+    assert (batch.sequences[batch.mask == 0] == sum(sizes)).all() and (
+        batch.lengths[batch.mask == 0] == 1
+    ).all()
 
 
 def test_a_prompt_stands_once_per_group(build):
     prompt = [1, 2, 3, 4]
-    members = [build.trajectory([*prompt, 5 + i, 6, 7], [0] * 4 + [1] * 3, prompt_length=4, index=i) for i in range(3)]
-    batch, metrics = pack([build.group(members)], [np.zeros(3)], PackConfig(1, 12, 9, 0, False), version=0)
+    members = [
+        build.trajectory([*prompt, 5 + i, 6, 7], [0] * 4 + [1] * 3, prompt_length=4, index=i)
+        for i in range(3)
+    ]
+    batch, metrics = pack(
+        [build.group(members)], [np.zeros(3)], PackConfig(1, 12, 9, 0, False), version=0
+    )
     np.testing.assert_array_equal(batch.tokens[0], [1, 2, 3, 4, 5, 6, 6, 6, 7, 6, 0, 0])
     np.testing.assert_array_equal(batch.positions[0], [0, 1, 2, 3, 4, 5, 4, 5, 4, 5, 0, 0])
     np.testing.assert_array_equal(batch.segments[0], [1] * 10 + [0] * 2)
@@ -97,10 +117,12 @@ def test_a_prompt_stands_once_per_group(build):
 def test_a_group_that_fits_no_row_is_split_with_its_prompt_repeated(build):
     groups = build.groups([6], prompt=(6, 7), completion=(8, 9))
     advantages = advantages_for(groups)
-    batch, metrics = pack(groups, advantages, PackConfig(4, 22, 100, 0, False), version=0)  # 6 + 2 x 7 slots
+    # 6 + 2 x 7 slots
+    batch, metrics = pack(groups, advantages, PackConfig(4, 22, 100, 0, False), version=0)
     assert metrics["pack/rows"] == 3
     assert read_back(batch) == expected(groups, advantages, 0)
-    batch, metrics = pack(groups, advantages, PackConfig(6, 100, 11, 0, False), version=0)  # 6 targets each
+    # 6 targets each
+    batch, metrics = pack(groups, advantages, PackConfig(6, 100, 11, 0, False), version=0)
     assert metrics["pack/rows"] == 6
     assert read_back(batch) == expected(groups, advantages, 0)
 
@@ -109,9 +131,16 @@ def test_a_batch_has_the_configured_rows_and_fills_the_first(build):
     groups = build.groups([3, 3, 3], prompt=(6, 7), completion=(8, 9))
     for count in (1, 2, 3):
         batch, metrics = pack(
-            groups[:count], advantages_for(groups[:count]), PackConfig(8, 27, 18, 0, False), version=0
+            groups[:count],
+            advantages_for(groups[:count]),
+            PackConfig(8, 27, 18, 0, False),
+            version=0,
         )
-        assert batch.tokens.shape == (8, 27) and batch.targets.shape == (8, 18) and metrics["pack/rows"] == count
+        assert (
+            batch.tokens.shape == (8, 27)
+            and batch.targets.shape == (8, 18)
+            and metrics["pack/rows"] == count
+        )
         assert batch.mask[:count].any(axis=1).all() and not batch.mask[count:].any()
 
 
@@ -119,9 +148,19 @@ def test_groups_without_any_advantage_are_left_out_when_asked(build):
     groups = build.groups([3, 2, 4], prompt=(6, 7), completion=(8, 9))
     advantages = [np.array([0.5, -0.5, 0.0]), np.zeros(2), np.array([1.0, 0.0, 0.0, -1.0])]
     kept, metrics = pack(groups, advantages, PackConfig(4, 60, 50, 0, True), version=0)
-    assert metrics["pack/uninformative"] == 2 and set(kept.sequences[kept.mask > 0]) == {0, 1, 2, 5, 6, 7, 8}
+    assert metrics["pack/uninformative"] == 2 and set(kept.sequences[kept.mask > 0]) == {
+        0,
+        1,
+        2,
+        5,
+        6,
+        7,
+        8,
+    }
     every, metrics = pack(groups, advantages, PackConfig(4, 60, 50, 0, False), version=0)
-    assert metrics["pack/uninformative"] == 0 and set(every.sequences[every.mask > 0]) == set(range(9))
+    assert metrics["pack/uninformative"] == 0 and set(every.sequences[every.mask > 0]) == set(
+        range(9)
+    )
     nothing, metrics = pack(groups[1:2], advantages[1:2], PackConfig(4, 60, 50, 0, True), version=0)
     assert not nothing.mask.any() and metrics["pack/rows"] == 0 and metrics["pack/saved"] == 0
 
@@ -130,14 +169,17 @@ def test_shapes_and_dtypes_are_those_of_the_empty_batch(build):
     config = PackConfig(4, 60, 50, 0, False)
     batch, _ = pack(build.groups([2, 3]), [np.zeros(2), np.zeros(3)], config, version=0)
     for field in dataclasses.fields(Batch):
-        full, empty = getattr(batch, field.name), getattr(empty_batch(config, 4), field.name)
+        full = getattr(batch, field.name)
+        empty = getattr(empty_batch(config, 4), field.name)
         assert (full.shape, full.dtype) == (empty.shape, empty.dtype), field.name
 
 
 def test_faults_and_empty_trajectories_are_left_out_and_counted(build):
     (group,) = build.groups([4])
     fault = dataclasses.replace(group.trajectories[0], status="fault", logprobs=np.array([np.nan]))
-    empty = dataclasses.replace(group.trajectories[2], sampled=np.zeros_like(group.trajectories[2].sampled))
+    empty = dataclasses.replace(
+        group.trajectories[2], sampled=np.zeros_like(group.trajectories[2].sampled)
+    )
     group = build.group([fault, group.trajectories[1], empty, group.trajectories[3]])
     batch, metrics = pack([group], [np.arange(4.0)], PackConfig(1, 60, 50, 0, False), version=0)
     assert metrics["pack/faults"] == 1 and metrics["pack/empty"] == 1
@@ -147,8 +189,12 @@ def test_faults_and_empty_trajectories_are_left_out_and_counted(build):
 def test_the_way_a_trajectory_ended_does_not_remove_it(build):
     (group,) = build.groups([3])
     ends = ("submitted", "turn_limit", "token_limit")
-    members = [dataclasses.replace(t, status=s) for t, s in zip(group.trajectories, ends, strict=True)]
-    batch, _ = pack([build.group(members)], [np.zeros(3)], PackConfig(1, 60, 50, 0, False), version=0)
+    members = [
+        dataclasses.replace(t, status=s) for t, s in zip(group.trajectories, ends, strict=True)
+    ]
+    batch, _ = pack(
+        [build.group(members)], [np.zeros(3)], PackConfig(1, 60, 50, 0, False), version=0
+    )
     assert batch.mask.sum() == sum(t.sampled.sum() for t in members)
 
 
@@ -166,7 +212,9 @@ def test_the_way_a_trajectory_ended_does_not_remove_it(build):
 )
 def test_what_must_not_be_trained_on_is_named(build, change, message):
     members = [
-        build.trajectory([1, 1, 1, 1, 5, 6, 7], [0] * 4 + [1] * 3, prompt_length=4, index=i, version=5)
+        build.trajectory(
+            [1, 1, 1, 1, 5, 6, 7], [0] * 4 + [1] * 3, prompt_length=4, index=i, version=5
+        )
         for i in range(2)
     ]
     members[1] = dataclasses.replace(members[1], **change)
@@ -180,7 +228,9 @@ def test_a_batch_that_does_not_fit_is_named_with_its_numbers(build):
         pack(groups, advantages_for(groups), PackConfig(2, 12, 100, 0, False), version=0)
     with pytest.raises(ValueError, match=r"needs 13 slots and 6 targets; .*targets=5"):
         pack(groups, advantages_for(groups), PackConfig(2, 100, 5, 0, False), version=0)
-    with pytest.raises(ValueError, match=r"needs 2 rows \(40 slots, 24 targets in 2 pieces\); rows=1"):
+    with pytest.raises(
+        ValueError, match=r"needs 2 rows \(40 slots, 24 targets in 2 pieces\); rows=1"
+    ):
         pack(groups, advantages_for(groups), PackConfig(1, 20, 100, 0, False), version=0)
     with pytest.raises(ValueError, match="2 trajectories but 3 advantages"):
         pack(groups[:1], [np.zeros(3)], PackConfig(1, 20, 100, 0, False), version=0)
@@ -195,7 +245,12 @@ def test_a_batch_that_does_not_fit_is_named_with_its_numbers(build):
 
 
 def test_demonstrations_are_packed_in_order_until_one_does_not_fit():
-    examples = [([1, 2, 3], [0, 1, 1]), ([4, 5, 6, 7], [0, 0, 1, 1]), ([8, 9], [0, 1]), ([1] * 5, [1] * 5)]
+    examples = [
+        ([1, 2, 3], [0, 1, 1]),
+        ([4, 5, 6, 7], [0, 0, 1, 1]),
+        ([8, 9], [0, 1]),
+        ([1] * 5, [1] * 5),
+    ]
     batch, taken = pack_supervised(iter(examples), rows=2, slots=5)
     assert taken == 3
     np.testing.assert_array_equal(batch.tokens, [[1, 2, 3, 8, 9], [4, 5, 6, 7, 0]])

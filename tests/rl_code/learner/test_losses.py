@@ -1,4 +1,6 @@
-"""Losses, corrections and metrics against numbers worked out by hand, and what must not change them."""
+"""Losses, corrections and metrics against numbers worked out by hand, and what must not change
+them.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def run(logp=LOGP, prox=PROX, sampler=None, ref=None, entropy=None, order=slice(
         staleness=STALENESS,
     )
     arrays = {name: None if x is None else jnp.asarray(x)[order] for name, x in arrays.items()}
-    loss, terms = policy_loss(config(**changes), **arrays, denominators=Denominators.of(MASK, LENGTHS))
+    loss, terms = policy_loss(
+        config(**changes), **arrays, denominators=Denominators.of(MASK, LENGTHS)
+    )
     return loss, policy_metrics(terms)
 
 
@@ -84,7 +88,9 @@ def test_ppo_clips_each_side_at_its_own_bound():
     np.testing.assert_allclose(loss, PPO.sum() / 6, rtol=1e-6)
     assert metrics["policy/clip_fraction"] == pytest.approx(3 / 6)
     # d(r A)/d log pi = r A where not clipped
-    np.testing.assert_allclose(gradient(), -np.array([[0, 0.5, 1.1, 0], [2.4, 0, 0, 0]]) / 6, rtol=1e-5)
+    np.testing.assert_allclose(
+        gradient(), -np.array([[0, 0.5, 1.1, 0], [2.4, 0, 0, 0]]) / 6, rtol=1e-5
+    )
 
 
 def test_gspo_clips_the_geometric_mean_of_the_ratio():
@@ -125,7 +131,8 @@ def test_kl_estimators_equal_their_formulas():
 
 
 def test_expected_kl_gradients_are_right_for_k2_and_k3_as_losses():
-    logits, ref = jnp.array([0.3, -1.0, 0.8, 0.1]), jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5, 0.0]))
+    logits = jnp.array([0.3, -1.0, 0.8, 0.1])
+    ref = jax.nn.log_softmax(jnp.array([1.0, 0.2, -0.5, 0.0]))
     probabilities = jax.nn.softmax(logits)
 
     def exact(logits):
@@ -135,10 +142,13 @@ def test_expected_kl_gradients_are_right_for_k2_and_k3_as_losses():
     def estimated(logits, name):  # expectation over samples of the gradient of the sampled loss
         return jnp.sum(probabilities * KL[name](ref - jax.nn.log_softmax(logits)))
 
-    np.testing.assert_allclose(jax.grad(estimated)(logits, "k2"), jax.grad(exact)(logits), atol=1e-6)
+    np.testing.assert_allclose(
+        jax.grad(estimated)(logits, "k2"), jax.grad(exact)(logits), atol=1e-6
+    )
     np.testing.assert_allclose(jax.grad(estimated)(logits, "k1"), jnp.zeros(4), atol=1e-6)
     reverse = jax.grad(lambda x: -jnp.sum(jnp.exp(ref) * jax.nn.log_softmax(x)))(logits)
-    np.testing.assert_allclose(jax.grad(estimated)(logits, "k3"), reverse, atol=1e-6)  # that of KL(ref || pi)
+    # that of KL(ref || pi)
+    np.testing.assert_allclose(jax.grad(estimated)(logits, "k3"), reverse, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
@@ -148,18 +158,23 @@ def test_kl_is_added_with_the_aggregation_of_the_loss(estimator):
     loss, metrics = run(ref=LOGP + d, kl_coef=0.1, kl_estimator=estimator, aggregation="sequence")
     plain = run(aggregation="sequence")[0]
     np.testing.assert_allclose(loss - plain, 0.1 * (term * MASK / LENGTHS).sum() / 3, rtol=1e-4)
-    np.testing.assert_allclose(metrics["policy/kl"], (np.exp(d) - d - 1)[MASK > 0].mean(), rtol=1e-5)
+    np.testing.assert_allclose(
+        metrics["policy/kl"], (np.exp(d) - d - 1)[MASK > 0].mean(), rtol=1e-5
+    )
     np.testing.assert_allclose(metrics["policy/kl_k1"], -d[MASK > 0].mean(), rtol=1e-5)
 
 
 def test_k1_is_taken_off_the_reward_of_the_whole_trajectory():
-    d = np.array([[0.5, -1.0, 0.0, 0.3], [0.2, 0.0, 9, 9]], np.float32)  # sums of k1 = -d: 0.5, -0.3, -0.2
+    # sums of k1 = -d: 0.5, -0.3, -0.2
+    d = np.array([[0.5, -1.0, 0.0, 0.3], [0.2, 0.0, 9, 9]], np.float32)
     options = dict(loss="cispo", clip_low=1.0, clip_high=9.0)
     advantages = np.array([[1 - 0.05] * 3 + [-1 + 0.03], [2 + 0.02] * 2 + [0, 0]])
     loss, _ = run(ref=LOGP + d, kl_coef=0.1, kl_estimator="k1", **options)
     np.testing.assert_allclose(loss, -(RATIO * advantages * LOGP * MASK).sum() / 6, rtol=1e-5)
     np.testing.assert_allclose(
-        gradient(ref=LOGP + d, kl_coef=0.1, kl_estimator="k1", **options), -RATIO * advantages * MASK / 6, rtol=1e-5
+        gradient(ref=LOGP + d, kl_coef=0.1, kl_estimator="k1", **options),
+        -RATIO * advantages * MASK / 6,
+        rtol=1e-5,
     )
 
 
@@ -170,7 +185,8 @@ def test_entropy_is_rewarded():
     assert metrics["policy/entropy"] == pytest.approx(1.0)
 
 
-# w = prox / mu per token: trajectory 0 has 4, 1, 0.25; trajectory 1 has 0.4; trajectory 2 has 2, 1.5.
+# w = prox / mu per token: trajectory 0 has 4, 1, 0.25; trajectory 1 has 0.4; trajectory 2 has 2,
+# 1.5.
 W = np.array([[4.0, 1.0, 0.25, 0.4], [2.0, 1.5, 1.0, 1.0]], np.float32)
 
 
@@ -202,9 +218,12 @@ def test_corrections_weigh_the_loss_by_hand_computed_factors(correction, weight,
 
 
 @pytest.mark.parametrize(
-    ("correction", "fresh", "stale"), [("auto", "none", "decoupled"), ("none", "none", "none"), ("truncated",) * 3]
+    ("correction", "fresh", "stale"),
+    [("auto", "none", "decoupled"), ("none", "none", "none"), ("truncated",) * 3],
 )
-def test_stale_data_are_weighted_by_the_decoupled_loss_unless_another_is_asked_for(correction, fresh, stale):
+def test_stale_data_are_weighted_by_the_decoupled_loss_unless_another_is_asked_for(
+    correction, fresh, stale
+):
     made = config(correction=correction)
     assert [made.for_staleness(bound).correction for bound in (0, 1, 4)] == [fresh, stale, stale]
 
@@ -217,7 +236,11 @@ def test_a_correction_that_was_not_decided_is_refused():
 def test_a_sequence_ratio_beyond_float_range_is_masked_and_not_nan():
     log_w = jnp.full((1, 4), 60.0)
     weight, outside = correction_weights(
-        config(correction="masked_sequence"), log_w, jnp.ones((1, 4)), jnp.zeros((1, 4), int), jnp.full((1, 4), 4.0)
+        config(correction="masked_sequence"),
+        log_w,
+        jnp.ones((1, 4)),
+        jnp.zeros((1, 4), int),
+        jnp.full((1, 4), 4.0),
     )
     np.testing.assert_array_equal(weight, jnp.zeros((1, 4)))
     assert outside.all()
@@ -225,7 +248,8 @@ def test_a_sequence_ratio_beyond_float_range_is_masked_and_not_nan():
 
 def test_mismatch_ess_and_staleness_are_always_logged():
     _, metrics = run(sampler=PROX - np.log(W))
-    log_w, w = np.log(W)[MASK > 0], W[MASK > 0]
+    log_w = np.log(W)[MASK > 0]
+    w = W[MASK > 0]
     expected = {
         "policy/mismatch_mean": np.abs(log_w).mean(),
         "policy/mismatch_max": math.log(4.0),
@@ -255,7 +279,9 @@ def test_padding_content_and_row_order_do_not_matter(loss, correction, estimator
     def poison(x):
         return np.where(MASK > 0, x, np.nan)
 
-    options = dict(loss=loss, correction=correction, kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.1)
+    options = dict(
+        loss=loss, correction=correction, kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.1
+    )
     inputs = dict(prox=PROX, sampler=PROX - 0.1 * np.log(W), ref=PROX + 0.2, entropy=-PROX)
     loss, metrics = run(**inputs, **options)
     poisoned = {name: poison(x) for name, x in inputs.items()}
@@ -272,9 +298,17 @@ def test_padding_content_and_row_order_do_not_matter(loss, correction, estimator
 def test_shares_of_micro_batches_add_up_to_the_whole():
     for loss in LOSSES:
         for aggregation in AGGREGATIONS:
-            options = dict(loss=loss, aggregation=aggregation, correction="masked_geometric", ref=PROX, kl_coef=0.1)
+            options = dict(
+                loss=loss,
+                aggregation=aggregation,
+                correction="masked_geometric",
+                ref=PROX,
+                kl_coef=0.1,
+            )
             whole = run(sampler=PROX - np.log(W), **options)[0]
-            parts = [run(sampler=PROX - np.log(W), order=slice(i, i + 1), **options)[0] for i in range(2)]
+            parts = [
+                run(sampler=PROX - np.log(W), order=slice(i, i + 1), **options)[0] for i in range(2)
+            ]
             np.testing.assert_allclose(sum(parts), whole, rtol=1e-6)
 
 

@@ -1,4 +1,6 @@
-"""Under any attention, prompts shared, prompts repeated per completion and prompts computed first are equal."""
+"""Under any attention, prompts shared, prompts repeated per completion and prompts computed first
+are equal.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.rl_code.learner.steps import (
     update_for,
 )
 
-REPEATED = PackConfig(rows=1, slots=80, targets=24, max_staleness=0, drop_uninformative=False, runs=2)
+REPEATED = PackConfig(
+    rows=1, slots=80, targets=24, max_staleness=0, drop_uninformative=False, runs=2
+)
 
 
 def repeated(build, groups, advantages):
@@ -36,12 +40,16 @@ def repeated(build, groups, advantages):
         for t, a in zip(group.trajectories, values, strict=True)
     ]
     numbered = [dataclasses.replace(row, sequences=row.sequences + i) for i, row in enumerate(rows)]
-    return jax.tree.map(lambda *x: np.concatenate(x), *numbered, *[empty_batch(REPEATED, 1)] * (32 - len(rows)))
+    return jax.tree.map(
+        lambda *x: np.concatenate(x), *numbered, *[empty_batch(REPEATED, 1)] * (32 - len(rows))
+    )
 
 
 @pytest.mark.parametrize("methods", ["dense-window", "moba-documents", "nsa"])
 def test_losses_and_gradients_do_not_depend_on_how_prompts_are_shared(build, methods):
-    groups, advantages, model = build.turns(SIZES, seed=1), advantages_of(SIZES), build.attending(methods)
+    groups = build.turns(SIZES, seed=1)
+    advantages = advantages_of(SIZES)
+    model = build.attending(methods)
     batch, metrics = pack(groups, advantages, ONE, version=0)
     assert metrics["pack/rows"] < len(SIZES)
     shared = first_step(model, batch, runs=ONE.runs)
@@ -70,12 +78,17 @@ def test_layers_that_choose_blocks_must_be_told_how_many_runs_a_row_has(build):
 def test_projections_and_feed_forward_are_computed_for_each_prompt_once(build):
     """Their share of a step's operations falls with the tokens, to (P + sum R) / (G P + sum R)."""
     prompt, completion, size, groups = 192, 64, 8, 2
-    model = build.model(mlp_dim=128, vocab_size=8)  # few operations for logits, of which there are as many either way
+    # few operations for logits, of which there are as many either way
+    model = build.model(mlp_dim=128, vocab_size=8)
 
     def counted(rows, slots, targets):
-        batch = empty_batch(PackConfig(rows, slots, targets, max_staleness=0, drop_uninformative=False), rows)
+        batch = empty_batch(
+            PackConfig(rows, slots, targets, max_staleness=0, drop_uninformative=False), rows
+        )
         update = update_for(dataclasses.replace(LOSS, kl_coef=0.0), OPTIMIZER, 1, 0)
-        hlo = update.lower(init_state(fresh(model), OPTIMIZER), batch, None, None).compile().as_text()
+        hlo = (
+            update.lower(init_state(fresh(model), OPTIMIZER), batch, None, None).compile().as_text()
+        )
         return matmul_flops(hlo, unknown_trips=0.0)  # without attention's loops over blocks of keys
 
     shared = counted(groups, prompt + size * completion, size * completion)

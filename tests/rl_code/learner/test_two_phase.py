@@ -1,4 +1,6 @@
-"""The update in two phases equals the one in one phase, whatever the loss, the cut and the devices."""
+"""The update in two phases equals the one in one phase, whatever the loss, the cut and the
+devices.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from tests.rl_code.learner.steps import (
 
 def layouts(build):
     """(Batch of one phase, Prompts, Batch of completions) of the same multi-turn groups."""
-    groups, advantages = build.turns(SIZES, seed=1), advantages_of(SIZES)
+    groups = build.turns(SIZES, seed=1)
+    advantages = advantages_of(SIZES)
     prompts = laid_out(groups)
     completions, _ = pack_completions(groups, advantages, prompts, TWO, version=0)
     return pack(groups, advantages, ONE, version=0)[0], prompts, completions
@@ -80,32 +83,43 @@ def test_neither_micro_batches_nor_devices_change_anything(build, whole, data, m
         model = jax.device_put(fresh(build.toy()), NamedSharding(mesh, PartitionSpec()))
         rows = NamedSharding(mesh, PartitionSpec("data"))
         prompts, completions = jax.device_put((prompts, completions), rows)
-        assert_equal_steps(whole, first_step(model, completions, micro_batches=micro_batches, prompts=prompts))
+        assert_equal_steps(
+            whole, first_step(model, completions, micro_batches=micro_batches, prompts=prompts)
+        )
 
 
 def test_groups_that_are_left_out_and_rows_without_completions_change_nothing(build):
     groups = build.turns(SIZES, seed=1)
     prompts = pack_prompts(
-        [group.trajectories[0].tokens[: group.trajectories[0].prompt_length] for group in groups], TWO
+        [group.trajectories[0].tokens[: group.trajectories[0].prompt_length] for group in groups],
+        TWO,
     )
-    advantages = [np.ones(size) * (2 <= number < 5) for number, size in enumerate(SIZES)]  # of rows 2 to 4
+    # of rows 2 to 4
+    advantages = [np.ones(size) * (2 <= number < 5) for number, size in enumerate(SIZES)]
     one, two = (dataclasses.replace(config, drop_uninformative=True) for config in (ONE, TWO))
     batch, _ = pack(groups, advantages, one, version=0)
     completions, metrics = pack_completions(groups, advantages, prompts, two, version=0)
-    assert metrics["pack/rows"] == 3 and metrics["pack/uninformative"] == sum(SIZES) - sum(SIZES[2:5])
+    assert metrics["pack/rows"] == 3 and metrics["pack/uninformative"] == sum(SIZES) - sum(
+        SIZES[2:5]
+    )
     for micro_batches in (1, 4):
         step = first_step(build.toy(), completions, micro_batches=micro_batches, prompts=prompts)
         assert_equal_steps(first_step(build.toy(), batch), step)
 
 
-def test_a_transformer_with_rematerialisation_on_a_mesh_steps_as_without_on_one_device_and_compiles_once(build):
+def test_a_transformer_with_rematerialisation_on_a_mesh_steps_as_without_on_one_device_and_compiles_once(
+    build,
+):
     batch, prompts, completions = layouts(build)
     alone = first_step(build.model(), batch)
-    mesh, model = make_mesh(MeshConfig(2, 2)), fresh(build.model(remat=True))
+    mesh = make_mesh(MeshConfig(2, 2))
+    model = fresh(build.model(remat=True))
     prefill, update = make_two_phase_update(LOSS, OPTIMIZER, 2)
     with jax.set_mesh(mesh), CompilationCounter() as compilations:
         state = init_state(jax.device_put(model, parameter_shardings(model, mesh)), OPTIMIZER)
-        rows, counts, steps = NamedSharding(mesh, PartitionSpec("data")), [], []
+        rows = NamedSharding(mesh, PartitionSpec("data"))
+        counts = []
+        steps = []
         ref = completions.logprobs - 0.2 * np.sin(completions.targets)
         prox = completions.logprobs + 0.1 * np.cos(completions.targets)
         prompts, completions, prox, ref = jax.device_put((prompts, completions, prox, ref), rows)
@@ -121,7 +135,9 @@ def test_log_probabilities_are_those_of_one_phase(build):
     batch, prompts, completions = layouts(build)
     model = build.model()
     one = np.asarray(make_token_logprobs(0.8, 1)(model, batch))[batch.mask > 0]
-    two = np.asarray(make_two_phase_logprobs(0.8, 4)(model, prompts, completions))[completions.mask > 0]
+    two = np.asarray(make_two_phase_logprobs(0.8, 4)(model, prompts, completions))[
+        completions.mask > 0
+    ]
     orders = [np.argsort(x.sequences[x.mask > 0], kind="stable") for x in (batch, completions)]
     np.testing.assert_allclose(one[orders[0]], two[orders[1]], rtol=1e-5)
 
@@ -129,13 +145,19 @@ def test_log_probabilities_are_those_of_one_phase(build):
 def test_rematerialisation_keeps_less(build):
     _, prompts, _ = layouts(build)
     prefill, _ = make_two_phase_update(LOSS, OPTIMIZER, 1)
-    kept = [residual_bytes(jax.eval_shape(prefill, build.model(remat=remat), prompts)) for remat in (False, True)]
+    kept = [
+        residual_bytes(jax.eval_shape(prefill, build.model(remat=remat), prompts))
+        for remat in (False, True)
+    ]
     assert kept[1] < kept[0] / 2
 
 
 def test_a_prompt_of_one_token_leaves_nothing_to_prefill(build):
-    members = [build.trajectory([7, 3 + i, 5], [0, 1, 1], prompt_length=1, index=i) for i in range(2)]
-    groups, advantages = [build.group(members)], [np.array([1.0, -0.5])]
+    members = [
+        build.trajectory([7, 3 + i, 5], [0, 1, 1], prompt_length=1, index=i) for i in range(2)
+    ]
+    groups = [build.group(members)]
+    advantages = [np.array([1.0, -0.5])]
     two = PackConfig(1, 8, 4, 0, False, prompt_slots=4)
     prompts = pack_prompts([members[0].tokens[:1]], two)
     assert not np.any(prompts.segments)
@@ -143,23 +165,36 @@ def test_a_prompt_of_one_token_leaves_nothing_to_prefill(build):
     np.testing.assert_array_equal(completions.tokens[0], [7, 3, 7, 4, 0, 0, 0, 0])
     np.testing.assert_array_equal(completions.sources[0], [0, 1, 2, 3])
     batch, _ = pack(groups, advantages, PackConfig(1, 8, 4, 0, False), version=0)
-    assert_equal_steps(first_step(build.toy(), batch), first_step(build.toy(), completions, prompts=prompts))
+    assert_equal_steps(
+        first_step(build.toy(), batch), first_step(build.toy(), completions, prompts=prompts)
+    )
 
 
 def test_what_does_not_fit_or_belong_is_named(build):
-    members = [build.trajectory([1, 2, 3, 4 + i, 5], [0, 0, 0, 1, 1], prompt_length=3, index=i) for i in range(2)]
-    group, config = build.group(members), PackConfig(1, 6, 4, 0, False, prompt_slots=2)
-    with pytest.raises(ValueError, match=r"prompt 1 of 2 tokens does not fit row 0, in which 2 of prompt_slots=2"):
+    members = [
+        build.trajectory([1, 2, 3, 4 + i, 5], [0, 0, 0, 1, 1], prompt_length=3, index=i)
+        for i in range(2)
+    ]
+    group = build.group(members)
+    config = PackConfig(1, 6, 4, 0, False, prompt_slots=2)
+    with pytest.raises(
+        ValueError, match=r"prompt 1 of 2 tokens does not fit row 0, in which 2 of prompt_slots=2"
+    ):
         pack_prompts([[1, 2, 3], [4, 5]], config)
     with pytest.raises(ValueError, match=r"prompt 0 of 0 tokens"):
         pack_prompts([[]], config)
-    prompts, values = pack_prompts([[1, 2, 3]], config), [np.ones(2)]
+    prompts = pack_prompts([[1, 2, 3]], config)
+    values = [np.ones(2)]
     pack_completions([group], values, prompts, config, version=0)
     for name, found in (("slots", "4 slots"), ("targets", "4 targets"), ("runs", "3 runs")):
-        with pytest.raises(ValueError, match=f"row 0 needs .*{found}.* for task 'task0'.*{name}=[23]"):
+        with pytest.raises(
+            ValueError, match=f"row 0 needs .*{found}.* for task 'task0'.*{name}=[23]"
+        ):
             small = dataclasses.replace(config, **{name: 3 if name != "runs" else 2})
             pack_completions([group], values, prompts, small, version=0)
-    with pytest.raises(ValueError, match="task 'task0': its prompt is not prompt 0 of those laid out"):
+    with pytest.raises(
+        ValueError, match="task 'task0': its prompt is not prompt 0 of those laid out"
+    ):
         pack_completions([group], values, pack_prompts([[1, 9, 3]], config), config, version=0)
     with pytest.raises(ValueError, match="runs=1 must be 0 or at least 2"):
         dataclasses.replace(config, runs=1)

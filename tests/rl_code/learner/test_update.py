@@ -1,4 +1,6 @@
-"""The update: equal gradients however the batch is packed, cut or sharded; and what must leave the state alone."""
+"""The update: equal gradients however the batch is packed, cut or sharded; and what must leave the
+state alone.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,15 @@ from rl_code.learner.update import (
 )
 from rl_code.metrics import CompilationCounter
 from tests.rl_code.learner import steps
-from tests.rl_code.learner.steps import LOSS, OPTIMIZER, PACK, assert_close, first_step, fresh, shuffled_rows
+from tests.rl_code.learner.steps import (
+    LOSS,
+    OPTIMIZER,
+    PACK,
+    assert_close,
+    first_step,
+    fresh,
+    shuffled_rows,
+)
 
 
 def packed(build, config=PACK, groups=None):
@@ -40,7 +50,8 @@ def packed(build, config=PACK, groups=None):
 # One compilation per configuration and shape.
 sft_update_for = functools.cache(make_sft_update)
 token_logprobs_for = functools.cache(make_token_logprobs)
-jit_logprobs, jit_supervised = jax.jit(batch_logprobs, static_argnums=(2, 3)), jax.jit(supervised_loss)
+jit_logprobs = jax.jit(batch_logprobs, static_argnums=(2, 3))
+jit_supervised = jax.jit(supervised_loss)
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +74,16 @@ def test_micro_batches_without_targets_are_not_computed(build, whole, monkeypatc
     batch = packed(build)
     rows = int((batch.mask.sum(axis=1) > 0).sum())
     assert rows <= 16
-    batch = dataclasses.replace(batch, advantages=np.where(np.arange(32)[:, None] < 16, batch.advantages, np.nan))
+    batch = dataclasses.replace(
+        batch, advantages=np.where(np.arange(32)[:, None] < 16, batch.advantages, np.nan)
+    )
     model = build.toy()
     gradient, metrics, _ = first_step(model, batch, micro_batches=2)
     assert_close(gradient, whole[0])
     assert_close(metrics, whole[1])
 
-    calls, logits = [], type(model).logits
+    calls = []
+    logits = type(model).logits
 
     def counted(self, hidden):
         jax.debug.callback(lambda: calls.append(1))
@@ -86,7 +100,9 @@ def test_the_number_of_devices_changes_nothing(build, whole, data, micro_batches
     mesh = make_mesh(MeshConfig(data, 1))
     with jax.set_mesh(mesh):
         model = jax.device_put(fresh(build.toy()), NamedSharding(mesh, PartitionSpec()))
-        batch = jax.device_put(shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data")))
+        batch = jax.device_put(
+            shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data"))
+        )
         gradient, metrics, state = first_step(model, batch, micro_batches=micro_batches)
         assert_close(gradient, whole[0])
         assert_close(metrics, whole[1])
@@ -95,30 +111,42 @@ def test_the_number_of_devices_changes_nothing(build, whole, data, micro_batches
 
 def test_a_transformer_on_a_mesh_of_data_and_tensor_trains_as_on_one_device(build):
     alone = first_step(build.model(), packed(build))
-    mesh, model = make_mesh(MeshConfig(2, 2)), fresh(build.model())
+    mesh = make_mesh(MeshConfig(2, 2))
+    model = fresh(build.model())
     with jax.set_mesh(mesh):
         model = jax.device_put(model, parameter_shardings(model, mesh))
-        batch = jax.device_put(shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data")))
+        batch = jax.device_put(
+            shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data"))
+        )
         gradient, metrics, _ = first_step(model, batch, micro_batches=2)
         assert_close(gradient, alone[0])
         assert_close(metrics, alone[1])
 
 
 def test_layouts_stay_so_the_second_step_does_not_compile(build):
-    mesh, model = make_mesh(MeshConfig(2, 2)), fresh(build.model())
+    mesh = make_mesh(MeshConfig(2, 2))
+    model = fresh(build.model())
     with jax.set_mesh(mesh), CompilationCounter() as compilations:
         model = jax.device_put(model, parameter_shardings(model, mesh))
-        batch = jax.device_put(shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data")))
-        state, counts, layouts = init_state(model, OPTIMIZER), [], []
+        batch = jax.device_put(
+            shuffled_rows(packed(build)), NamedSharding(mesh, PartitionSpec("data"))
+        )
+        state = init_state(model, OPTIMIZER)
+        counts = []
+        layouts = []
         for _ in range(3):
             layouts.append([leaf.sharding for leaf in jax.tree.leaves(state)])
-            state, _ = steps.update_for(LOSS, OPTIMIZER, 2)(state, batch, batch.logprobs, batch.logprobs)
+            state, _ = steps.update_for(LOSS, OPTIMIZER, 2)(
+                state, batch, batch.logprobs, batch.logprobs
+            )
             counts.append(compilations.count)
         assert counts[0] == counts[1] == counts[2]
         assert layouts[0] == layouts[1] == layouts[2]
         wanted = [leaf.sharding for leaf in jax.tree.leaves(state.model)]
         for name in ("mu", "nu"):
-            for leaf, layout in zip(jax.tree.leaves(optax.tree.get(state.opt_state, name)), wanted, strict=True):
+            for leaf, layout in zip(
+                jax.tree.leaves(optax.tree.get(state.opt_state, name)), wanted, strict=True
+            ):
                 assert leaf.sharding.is_equivalent_to(layout, leaf.ndim)
 
 
@@ -134,7 +162,9 @@ def test_the_order_of_groups_and_of_rows_changes_nothing(build, whole):
         assert_close(metrics, whole[1])
 
 
-@pytest.mark.parametrize("loss, aggregation", [("ppo", "token"), ("gspo", "sequence"), ("cispo", "constant")])
+@pytest.mark.parametrize(
+    "loss, aggregation", [("ppo", "token"), ("gspo", "sequence"), ("cispo", "constant")]
+)
 def test_a_shared_prompt_equals_each_trajectory_alone(build, loss, aggregation):
     loss = dataclasses.replace(LOSS, loss=loss, aggregation=aggregation)
     groups = build.groups([3, 5, 2, 4, 3, 4, 1, 5], seed=1)
@@ -143,23 +173,33 @@ def test_a_shared_prompt_equals_each_trajectory_alone(build, loss, aggregation):
     advantages = [rng.standard_normal(len(group.trajectories)) for group in groups]
     shared, _ = pack(groups, advantages, PACK, version=0)
     lonely = [a for values in advantages for a in values]
-    rows = [pack([g], [[a]], PackConfig(1, 40, 32, 0, False), version=0)[0] for g, a in zip(alone, lonely, strict=True)]
+    rows = [
+        pack([g], [[a]], PackConfig(1, 40, 32, 0, False), version=0)[0]
+        for g, a in zip(alone, lonely, strict=True)
+    ]
     rows += [empty_batch(PACK, 1)] * (32 - len(rows))
     separate = jax.tree.map(lambda *x: np.concatenate(x), *rows)  # one trajectory in a row
     model = build.model()
-    one, two = first_step(model, shared, loss), first_step(model, separate, loss)
+    one = first_step(model, shared, loss)
+    two = first_step(model, separate, loss)
     assert_close(one[0], two[0])
     assert_close(one[1], two[1])
 
-    logprobs = [np.asarray(token_logprobs_for(0.8, 1)(model, batch)) for batch in (shared, separate)]
+    logprobs = [
+        np.asarray(token_logprobs_for(0.8, 1)(model, batch)) for batch in (shared, separate)
+    ]
     # Groups land in rows largest first, so trajectories are compared in the order of their numbers.
     order = np.argsort(shared.sequences[shared.mask > 0], kind="stable")
-    np.testing.assert_allclose(logprobs[0][shared.mask > 0][order], logprobs[1][separate.mask > 0], rtol=1e-5)
+    np.testing.assert_allclose(
+        logprobs[0][shared.mask > 0][order], logprobs[1][separate.mask > 0], rtol=1e-5
+    )
 
 
 def test_padding_content_changes_nothing(build, whole):
-    batch, rng = packed(build), np.random.default_rng(5)
-    pad, targets = batch.segments == 0, batch.mask == 0
+    batch = packed(build)
+    rng = np.random.default_rng(5)
+    pad = batch.segments == 0
+    targets = batch.mask == 0
     assert pad.any() and targets.any()
 
     def noise(x, where):
@@ -183,10 +223,15 @@ def test_padding_content_changes_nothing(build, whole):
 
 
 def test_log_probabilities_are_of_the_logits_over_the_temperature(build):
-    model, batch = build.toy(), packed(build)
+    model = build.toy()
+    batch = packed(build)
     forward = jax.jit(
         lambda m: m.logits(
-            m.hidden(batch.tokens, batch.positions, packed_rows(batch.segments, batch.branches, batch.positions))
+            m.hidden(
+                batch.tokens,
+                batch.positions,
+                packed_rows(batch.segments, batch.branches, batch.positions),
+            )
         )
     )
     logits = np.asarray(forward(model), np.float64)
@@ -196,14 +241,19 @@ def test_log_probabilities_are_of_the_logits_over_the_temperature(build):
     real = batch.mask > 0
     chosen = np.take_along_axis(reference, batch.targets[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(logp[real], chosen[real], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(entropy[real], -(np.exp(reference) * reference).sum(-1)[real], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        entropy[real], -(np.exp(reference) * reference).sum(-1)[real], rtol=1e-4, atol=1e-5
+    )
     split = token_logprobs_for(0.5, 4)(model, batch)
     np.testing.assert_allclose(split[real], logp[real], rtol=1e-5)
 
 
 def test_a_policy_on_its_own_samples_has_ratio_one(build):
-    model, batch = build.toy(), packed(build)
-    batch = dataclasses.replace(batch, logprobs=np.asarray(token_logprobs_for(0.8, 1)(model, batch)))
+    model = build.toy()
+    batch = packed(build)
+    batch = dataclasses.replace(
+        batch, logprobs=np.asarray(token_logprobs_for(0.8, 1)(model, batch))
+    )
     _, metrics, _ = first_step(model, batch, prox=None)
     assert metrics["policy/mismatch_max"] < 1e-5 and metrics["policy/clip_fraction"] == 0.0
     np.testing.assert_allclose(metrics["policy/ess"], 1.0, rtol=1e-5)
@@ -215,21 +265,33 @@ def test_a_zero_advantage_gives_a_zero_gradient(build):
     batch = packed(build)
     batch = dataclasses.replace(batch, advantages=np.zeros_like(batch.advantages))
     gradient, metrics, _ = first_step(build.toy(), batch, plain)
-    assert optax.tree.norm(gradient) == 0.0 and metrics["train/grad_norm"] == 0.0 and metrics["train/finite"] == 1.0
+    assert (
+        optax.tree.norm(gradient) == 0.0
+        and metrics["train/grad_norm"] == 0.0
+        and metrics["train/finite"] == 1.0
+    )
     _, metrics, _ = first_step(build.toy(), empty_batch(PACK, 32), plain)
     assert all(np.isfinite(value) for value in metrics.values()) and metrics["train/loss"] == 0.0
 
 
 @pytest.mark.parametrize("entropy_coef", [0.5, -0.5])
 def test_the_gradient_of_the_entropy_term_is_the_slope_of_the_entropy(build, entropy_coef):
-    """Advantages of 0 leave the entropy alone in the loss; along its own gradient the loss rises by the norm."""
-    loss = dataclasses.replace(LOSS, loss="ppo", aggregation="token", kl_coef=0.0, entropy_coef=entropy_coef)
+    """Advantages of 0 leave the entropy alone in the loss; along its own gradient the loss rises by
+    the norm.
+    """
+    loss = dataclasses.replace(
+        LOSS, loss="ppo", aggregation="token", kl_coef=0.0, entropy_coef=entropy_coef
+    )
     loss = dataclasses.replace(loss, correction="none")
-    model, batch = build.toy(), packed(build)
+    model = build.toy()
+    batch = packed(build)
     batch = dataclasses.replace(batch, advantages=np.zeros_like(batch.advantages))
     gradient, metrics, _ = first_step(model, batch, loss, prox=None)
-    np.testing.assert_allclose(metrics["train/loss"], -entropy_coef * metrics["policy/entropy"], rtol=1e-6)
-    norm, step = optax.tree.norm(gradient), 1e-2
+    np.testing.assert_allclose(
+        metrics["train/loss"], -entropy_coef * metrics["policy/entropy"], rtol=1e-6
+    )
+    norm = optax.tree.norm(gradient)
+    step = 1e-2
     assert norm > 1e-3
 
     def moved(by):
@@ -251,7 +313,9 @@ def test_a_loss_that_is_not_finite_leaves_the_state_as_it_was(build):
 
 
 def test_the_update_is_adamw_on_the_clipped_gradient(build):
-    """First step by hand: moments are (1 - b) g and (1 - b) g^2, their bias correction gives g / (|g| + eps)."""
+    """First step by hand: moments are (1 - b) g and (1 - b) g^2, their bias correction gives g /
+    (|g| + eps).
+    """
     clip = 1e-3
     optimizer = dataclasses.replace(OPTIMIZER, b1=0.9, b2=0.95, eps=1e-4, clip_norm=clip)
     model = build.toy()
@@ -269,33 +333,57 @@ def test_the_update_is_adamw_on_the_clipped_gradient(build):
 
 
 def test_muon_moves_matrices_by_orthogonal_steps_and_leaves_the_rest_to_adamw(build):
-    """Its Newton-Schulz iteration takes singular values near 1; a matrix then moves by about rate * sqrt(out / in)."""
-    model, batch = build.model(), packed(build)
+    """Its Newton-Schulz iteration takes singular values near 1; a matrix then moves by about rate *
+    sqrt(out / in).
+    """
+    model = build.model()
+    batch = packed(build)
     plain = dataclasses.replace(OPTIMIZER, weight_decay=0.0)
     muon = dataclasses.replace(plain, muon_learning_rate=0.1)
     gradient, _, _ = first_step(model, batch, optimizer=plain)
-    prox, ref = batch.logprobs + 0.1 * np.cos(batch.targets), batch.logprobs - 0.2 * np.sin(batch.targets)
+    prox = batch.logprobs + 0.1 * np.cos(batch.targets)
+    ref = batch.logprobs - 0.2 * np.sin(batch.targets)
     state, _ = steps.update_for(LOSS, muon, 1)(init_state(fresh(model), muon), batch, prox, ref)
     for name in ("q", "k", "v", "o", "gate", "up", "down"):
-        before, after, slope = (getattr(m.layers, name)[...] for m in (model, state.model, gradient))
+        before, after, slope = (
+            getattr(m.layers, name)[...] for m in (model, state.model, gradient)
+        )
         embed_first = name not in ("o", "down")
         for step, g in zip(np.asarray(before - after), np.asarray(slope), strict=True):
             # [in, out], whichever axes those are
-            step, g = (x.reshape((x.shape[0], -1) if embed_first else (-1, x.shape[-1])) for x in (step, g))
-            singular = np.linalg.svd(step, compute_uv=False) / (0.1 * max(1.0, step.shape[1] / step.shape[0]) ** 0.5)
+            step, g = (
+                x.reshape((x.shape[0], -1) if embed_first else (-1, x.shape[-1])) for x in (step, g)
+            )
+            singular = np.linalg.svd(step, compute_uv=False) / (
+                0.1 * max(1.0, step.shape[1] / step.shape[0]) ** 0.5
+            )
             strong = np.linalg.svd(g, compute_uv=False) > 0.05 * np.linalg.norm(g)
             assert (0.6 < singular[strong]).all() and (singular < 1.3).all(), (name, singular)
             assert np.sum(step * g) > 0
-    table, start = state.model.embed.table[...], model.embed.table[...]
-    assert 0 < np.abs(table - start).max() < 1.01e-2  # a first step of Adam moves by at most the rate
+    table = state.model.embed.table[...]
+    start = model.embed.table[...]
+    # a first step of Adam moves by at most the rate
+    assert 0 < np.abs(table - start).max() < 1.01e-2
 
 
 def test_norms_and_biases_do_not_decay(build):
     config = dataclasses.replace(build.model().config, qk_norm=True)
     abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
-    flags = {jax.tree_util.keystr(path): flag for path, flag in jax.tree_util.tree_leaves_with_path(decayed(abstract))}
+    flags = {
+        jax.tree_util.keystr(path): flag
+        for path, flag in jax.tree_util.tree_leaves_with_path(decayed(abstract))
+    }
     free = {name for name, flag in flags.items() if not flag}
-    words = ("attention_norm", "mlp_norm", "final_norm", "q_norm", "k_norm", "q_bias", "k_bias", "v_bias")
+    words = (
+        "attention_norm",
+        "mlp_norm",
+        "final_norm",
+        "q_norm",
+        "k_norm",
+        "q_bias",
+        "k_bias",
+        "v_bias",
+    )
     assert len(free) == len(words) and all(any(word in name for name in free) for word in words)
     assert any("table" in name for name in flags.keys() - free)
 
@@ -309,10 +397,16 @@ def test_norms_and_biases_do_not_decay(build):
     ],
 )
 def test_the_schedule_rises_and_falls_as_configured(schedule, expected):
-    config = dataclasses.replace(OPTIMIZER, schedule=schedule, warmup_steps=4, total_steps=12, learning_rate=2.0)
+    config = dataclasses.replace(
+        OPTIMIZER, schedule=schedule, warmup_steps=4, total_steps=12, learning_rate=2.0
+    )
     steps = [0, 1, 2, 3, 4, 8, 12]
-    np.testing.assert_allclose([learning_rate(config, s) for s in steps], 2.0 * np.array(expected), atol=1e-6)
-    quarter = dataclasses.replace(config, schedule="cosine", warmup_steps=0, total_steps=8, learning_rate=1.0)
+    np.testing.assert_allclose(
+        [learning_rate(config, s) for s in steps], 2.0 * np.array(expected), atol=1e-6
+    )
+    quarter = dataclasses.replace(
+        config, schedule="cosine", warmup_steps=0, total_steps=8, learning_rate=1.0
+    )
     np.testing.assert_allclose(learning_rate(quarter, 2), 0.5 + 0.5**1.5, rtol=1e-6)
     assert learning_rate(quarter, 0) == 1.0
 
@@ -321,13 +415,16 @@ def test_moments_are_float32_and_parameters_keep_their_dtype(build):
     _, metrics, state = first_step(build.toy("bfloat16"), packed(build), micro_batches=2)
     assert {x.dtype for x in jax.tree.leaves(state.model)} == {jnp.dtype("bfloat16")}
     for name in ("mu", "nu"):
-        assert {x.dtype for x in jax.tree.leaves(optax.tree.get(state.opt_state, name))} == {jnp.dtype("float32")}
+        assert {x.dtype for x in jax.tree.leaves(optax.tree.get(state.opt_state, name))} == {
+            jnp.dtype("float32")
+        }
     assert metrics["train/finite"] == 1.0
 
 
 def test_the_state_is_donated(build):
     state = init_state(fresh(build.toy()), OPTIMIZER)
-    table, batch = state.model.table, packed(build)
+    table = state.model.table
+    batch = packed(build)
     steps.update_for(LOSS, OPTIMIZER, 1)(state, batch, batch.logprobs, batch.logprobs)
     assert table.is_deleted()
 
@@ -357,16 +454,21 @@ def demonstrations(build, count=11):
 
 
 def test_supervised_loss_is_the_mean_over_selected_tokens_of_each_example_alone(build):
-    model, examples = build.toy(), demonstrations(build)
+    model = build.toy()
+    examples = demonstrations(build)
     batch, taken = pack_supervised(examples, rows=4, slots=40)
     assert taken == len(examples)
-    total, count, alone = 0.0, 0, jax.jit(lambda model, *row: model.logits(model.hidden(*row)))
+    total = 0.0
+    count = 0
+    alone = jax.jit(lambda model, *row: model.logits(model.hidden(*row)))
     for tokens, mask in examples:
         row = np.asarray(tokens)[None]
-        row, size = np.pad(row, ((0, 0), (0, 15 - row.size))), row.size  # one shape; later tokens are not seen
+        # one shape; later tokens are not seen
+        row, size = np.pad(row, ((0, 0), (0, 15 - row.size))), row.size
         logits = alone(model, row, np.arange(15)[None], sequences(np.array([15]), 15))
         logp = np.asarray(jax.nn.log_softmax(logits))[0, np.arange(size - 1), row[0, 1:size]]
-        total, count = total - logp[mask[1:]].sum(), count + mask[1:].sum()
+        total = total - logp[mask[1:]].sum()
+        count = count + mask[1:].sum()
     np.testing.assert_allclose(jit_supervised(model, batch)[0], total / count, rtol=1e-5)
 
 

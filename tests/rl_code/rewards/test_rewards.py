@@ -41,14 +41,19 @@ def test_a_partial_solution_earns_less_than_a_full_one(outcome, config):
 def test_partial_reward_is_the_fraction_of_hidden_tests():
     config = RewardConfig(full=1.0, partial_weight=0.5, malformed_penalty=0.25)
     reward = combine(Outcome(True, (False,), (True, True, False, False), 1), config, ())
-    assert reward.components == {"tests": 0.0, "partial": 0.25, "malformed": -0.25} and reward.total == 0.0
+    assert (
+        reward.components == {"tests": 0.0, "partial": 0.25, "malformed": -0.25}
+        and reward.total == 0.0
+    )
 
 
 def test_a_task_without_tests_is_never_solved():
     assert not Outcome(True, (), (), 0).solved
 
 
-@pytest.mark.parametrize("values", [(1.0, 1.0, 0.0), (1.0, -0.1, 0.0), (1.0, 0.0, -1.0), (0.0, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    "values", [(1.0, 1.0, 0.0), (1.0, -0.1, 0.0), (1.0, 0.0, -1.0), (0.0, 0.0, 0.0)]
+)
 def test_prices_that_invert_the_order_of_outcomes_are_refused(values):
     with pytest.raises(ValueError, match="must be at least 0"):
         RewardConfig(*values)

@@ -2,8 +2,9 @@
 
     python -m tests.rl_code.rollout.lockstep_process OUT PORT PROCESS DATA TENSOR [KILLED]
 
-Plays tasks with so few pages that episodes lose theirs; the first process writes what was sampled to OUT (.npz).
-KILLED: ends without a word after so many decode dispatches; the other one prints what it raises.
+Plays tasks with so few pages that episodes lose theirs; the first process writes what was sampled
+to OUT (.npz). KILLED: ends without a word after so many decode dispatches; the other one prints
+what it raises.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from models.sharding import MeshConfig, make_mesh
 from rl_code.rollout import lockstep
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
-from tests.rl_code.rollout.small import MODEL, SAMPLING, SCARCE, STOP, Episode, Letters, model_on, task_of
+from tests.rl_code.rollout.small import (
+    MODEL,
+    SAMPLING,
+    SCARCE,
+    STOP,
+    Episode,
+    Letters,
+    model_on,
+    task_of,
+)
 
 
 class _Weights:
@@ -39,7 +49,8 @@ class _Weights:
 def main(out: str, port: str, process: str, data: str, tensor: str, killed: str = "") -> None:
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process))
     mesh = make_mesh(MeshConfig(data=int(data), tensor=int(tensor)), jax.devices())
-    weights, channel = _Weights(mesh), lockstep.Channel("127.0.0.1", 30.0)
+    weights = _Weights(mesh)
+    channel = lockstep.Channel("127.0.0.1", 30.0)
     if not channel.leads:
         try:
             lockstep.follow(Engine(MODEL, SCARCE, SAMPLING, (STOP,), mesh), weights, channel)
@@ -49,7 +60,8 @@ def main(out: str, port: str, process: str, data: str, tensor: str, killed: str 
         return
     engine = lockstep.LeadingEngine(MODEL, SCARCE, SAMPLING, (STOP,), mesh, channel=channel)
     if killed:
-        decode, left = engine.decode, [int(killed)]
+        decode = engine.decode
+        left = [int(killed)]
 
         def dying(*arguments):
             left[0] -= 1
@@ -58,12 +70,17 @@ def main(out: str, port: str, process: str, data: str, tensor: str, killed: str 
         engine.decode = dying
     scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
     version, model = lockstep.LeadingWeights(weights, channel).wait(exactly=1, deadline_s=30.0)
-    tasks, key = [task_of(seed) for seed in range(5)], jax.random.key(7)
+    tasks = [task_of(seed) for seed in range(5)]
+    key = jax.random.key(7)
     groups, stats = scheduler.rollout(model, tasks, Episode, group_size=4, version=version, key=key)
     scheduler.close()
     channel.tell("stop")
     played = [t for group in groups for t in group.trajectories]
-    arrays = {f"{name}{i}": getattr(t, name) for i, t in enumerate(played) for name in ("tokens", "logprobs")}
+    arrays = {
+        f"{name}{i}": getattr(t, name)
+        for i, t in enumerate(played)
+        for name in ("tokens", "logprobs")
+    }
     np.savez(out, preempted=stats.preempted, **arrays)
 
 

@@ -1,4 +1,6 @@
-"""A small engine and what it plays in tests: a model that depends on its context, tasks, episodes, a tokenizer."""
+"""A small engine and what it plays in tests: a model that depends on its context, tasks, episodes,
+a tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,11 @@ class Episode:
     def __init__(self, task, group, index, turns=3, protocol=None, wait=None):
         self.task, self.group, self.index, self.turns = task, group, index, turns
         self.protocol = protocol or Protocol()
-        self.tokens, self.sampled, self.logprobs, self.versions, self.messages = [], [], [], [], 0
+        self.tokens = []
+        self.sampled = []
+        self.logprobs = []
+        self.versions = []
+        self.messages = 0
         self.wait, self.closed = wait, False
 
     @property
@@ -130,7 +136,9 @@ def initial(config) -> Transformer:
 
 
 def make_scheduler(engine=ENGINE, model=MODEL, shards=1, timeout_s=30.0) -> Scheduler:
-    return Scheduler(engine_of(model, engine, shards), Letters(), workers=4, tool_timeout_s=timeout_s)
+    return Scheduler(
+        engine_of(model, engine, shards), Letters(), workers=4, tool_timeout_s=timeout_s
+    )
 
 
 @functools.cache
@@ -139,11 +147,15 @@ def engine_of(model, engine, shards=1) -> Engine:
     return Engine(model, engine, SAMPLING, (STOP,), make_mesh(MeshConfig(data=shards, tensor=1)))
 
 
-def play(tasks, *, group_size=4, shards=1, make=Episode, engine=ENGINE, model=MODEL, scheduler=None):
+def play(
+    tasks, *, group_size=4, shards=1, make=Episode, engine=ENGINE, model=MODEL, scheduler=None
+):
     own = scheduler or make_scheduler(engine, model, shards)
     try:
         weights = model_on(own.engine.mesh, model)
-        return own.rollout(weights, tasks, make, group_size=group_size, version=1, key=jax.random.key(7))
+        return own.rollout(
+            weights, tasks, make, group_size=group_size, version=1, key=jax.random.key(7)
+        )
     finally:
         if scheduler is None:
             own.close()

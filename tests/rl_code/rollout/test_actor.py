@@ -1,4 +1,6 @@
-"""An actor samples every item with the weights that it is planned for, and delivers each group for its own item."""
+"""An actor samples every item with the weights that it is planned for, and delivers each group for
+its own item.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,26 @@ def prompt_of(task: Task, vocab: int = 32) -> np.ndarray:
     return np.random.default_rng(list(task.id.encode())).integers(0, vocab, PROMPT)
 
 
-def make_group(task: Task, group: int, key: Sequence[int], versions: Sequence[Sequence[int]], vocab: int = 32) -> Group:
-    """What a scheduler returns; tokens and rewards depend on (key, group, index) alone, as the real one's do."""
+def make_group(
+    task: Task, group: int, key: Sequence[int], versions: Sequence[Sequence[int]], vocab: int = 32
+) -> Group:
+    """What a scheduler returns; tokens and rewards depend on (key, group, index) alone, as the real
+    one's do.
+    """
     prompt = prompt_of(task, vocab)
     members = []
     for index, sampled in enumerate(versions):
         rng = np.random.default_rng([*key, group, index])
-        end, solved = PROMPT + len(sampled), float(rng.integers(0, 2))
+        end = PROMPT + len(sampled)
+        solved = float(rng.integers(0, 2))
         members.append(
             Trajectory(
                 task_id=task.id,
                 group=group,
                 index=index,
-                tokens=np.concatenate([prompt, rng.integers(0, vocab, len(sampled))]).astype(np.int32),
+                tokens=np.concatenate([prompt, rng.integers(0, vocab, len(sampled))]).astype(
+                    np.int32
+                ),
                 sampled=np.arange(end) >= PROMPT,
                 logprobs=np.where(np.arange(end) >= PROMPT, -3.0, 0.0).astype(np.float32),
                 versions=np.concatenate([np.full(PROMPT, -1), sampled]).astype(np.int32),
@@ -71,7 +80,9 @@ def make_group(task: Task, group: int, key: Sequence[int], versions: Sequence[Se
 
 @dataclasses.dataclass
 class Open:
-    """A group in the hands of the scheduler below. left: rounds until it is finished. versions: of every row."""
+    """A group in the hands of the scheduler below. left: rounds until it is finished. versions: of
+    every row.
+    """
 
     item: Item
     task: Task
@@ -81,11 +92,12 @@ class Open:
 
 
 class FakeScheduler:
-    """The real one's interface. A round 'samples' one token for every row of a group, by the version that is loaded.
+    """The real one's interface. A round 'samples' one token for every row of a group, by the
+    version that is loaded.
 
-    rounds(item): how many a group takes. before_round(scheduler): what happens first in each; it may sleep or raise.
-    waits(): whether a tool keeps a group from taking part in a round. log: ("load", version), ("begin", item) and
-    ("end", item), in order.
+    rounds(item): how many a group takes. before_round(scheduler): what happens first in each; it
+    may sleep or raise. waits(): whether a tool keeps a group from taking part in a round. log:
+    ("load", version), ("begin", item) and ("end", item), in order.
     """
 
     def __init__(
@@ -145,7 +157,9 @@ class FakeScheduler:
             if group.left <= 0:
                 self.open.remove(group)
                 self.log.append(("end", group.item))
-                made = make_group(group.task, group.item.group, group.key, group.versions, self._vocab)
+                made = make_group(
+                    group.task, group.item.group, group.key, group.versions, self._vocab
+                )
                 finished.append((group.item, made))
         return finished
 
@@ -159,7 +173,9 @@ class FakeScheduler:
 
 
 class LateWeights:
-    """A subscriber to whom versions show late by up to ``lag``, and which may see less than it saw before."""
+    """A subscriber to whom versions show late by up to ``lag``, and which may see less than it saw
+    before.
+    """
 
     def __init__(self, local: LocalWeights, lag: Callable[[], int]):
         self._local, self._lag, self.fetched = local, lag, None
@@ -193,7 +209,10 @@ class Site:
             self.weights.publish(version, model_of(version, mesh()))
 
     def plan(self, step: int, count: int, version: int | None, group_size: int = 2) -> list[Item]:
-        items = [Item(step, n, n, group_size, "train", version, 10 * step + n, (7, 2**31)) for n in range(count)]
+        items = [
+            Item(step, n, n, group_size, "train", version, 10 * step + n, (7, 2**31))
+            for n in range(count)
+        ]
         self.store.plan(items)
         return items
 
@@ -210,7 +229,15 @@ class Site:
         self.works.append(Work(store, WORK))
         config = make_asynchrony(mode, max_staleness, **changes)
         tasks = make_tasks(20)
-        return Actor(scheduler, store, self.works[-1], weights or self.weights, tasks, lambda *_: None, config)
+        return Actor(
+            scheduler,
+            store,
+            self.works[-1],
+            weights or self.weights,
+            tasks,
+            lambda *_: None,
+            config,
+        )
 
 
 @pytest.fixture
@@ -237,12 +264,15 @@ def test_the_fake_has_the_interface_of_the_scheduler():
             (p.name, p.kind) for p in fake.parameters.values()
         ], name
     for name in ("groups", "room"):
-        assert isinstance(getattr(Scheduler, name), property) and isinstance(getattr(FakeScheduler, name), property)
+        assert isinstance(getattr(Scheduler, name), property) and isinstance(
+            getattr(FakeScheduler, name), property
+        )
 
 
 def test_items_of_another_version_wait_until_the_open_groups_are_done(site):
     site.publish(0, 1)
-    first, second = site.plan(0, 3, version=0), site.plan(1, 2, version=1)
+    first = site.plan(0, 3, version=0)
+    second = site.plan(1, 2, version=1)
     scheduler = FakeScheduler(episodes=20, rounds=lambda item: 2 + 3 * item.number)
     actor = site.actor("one_step", 1, scheduler)
     play(actor, site.store, 0, 1)
@@ -295,7 +325,9 @@ def test_in_flight_never_goes_back_to_older_weights(site):
     site.publish(0, 1, 2, 3)
     lags = iter([0, 0, 3, 3, 2, 2, 1, 1, 0, 0] + [3] * 100)
     scheduler = FakeScheduler(rounds=lambda item: 4)
-    actor = site.actor("in_flight", 1, scheduler, weights=LateWeights(site.weights, lambda: next(lags)))
+    actor = site.actor(
+        "in_flight", 1, scheduler, weights=LateWeights(site.weights, lambda: next(lags))
+    )
     site.plan(4, 1, version=None)
     play(actor, site.store, 4)
     assert [version for what, version in scheduler.log if what == "load"] == [3]
@@ -320,7 +352,9 @@ def test_each_group_is_delivered_for_its_own_item(site, mode, version):
     items = site.plan(0, 11, version=version, group_size=3)
     rng = np.random.default_rng(0)
     scheduler = FakeScheduler(
-        episodes=9, rounds=lambda item: int(rng.integers(1, 6)), waits=lambda: bool(rng.random() < 0.4)
+        episodes=9,
+        rounds=lambda item: int(rng.integers(1, 6)),
+        waits=lambda: bool(rng.random() < 0.4),
     )
     play(site.actor(mode, 1, scheduler), site.store, 0)
     ended = [item.number for what, item in scheduler.log if what == "end"]
@@ -341,7 +375,8 @@ def test_nothing_is_claimed_without_room(site):
     scheduler = FakeScheduler(episodes=6, rounds=lambda item: 2 + item.number % 4)
     actor = site.actor("one_step", 1, scheduler)
     while site.store.missing(0):
-        room, claimed = scheduler.room, site.works[0].claimed
+        room = scheduler.room
+        claimed = site.works[0].claimed
         actor.turn()
         assert room > 0 or site.works[0].claimed == claimed
 
@@ -426,24 +461,33 @@ def test_a_group_of_faults_is_played_again_and_never_delivered(site):
 
     class Faulty(FakeScheduler):
         def step(self):
-            return [(item, faulted(group) if broken.pop(0) else group) for item, group in super().step()]
+            return [
+                (item, faulted(group) if broken.pop(0) else group) for item, group in super().step()
+            ]
 
     def faulted(group: Group) -> Group:
-        return Group(group.task, tuple(dataclasses.replace(t, status="fault") for t in group.trajectories))
+        return Group(
+            group.task, tuple(dataclasses.replace(t, status="fault") for t in group.trajectories)
+        )
 
     play(site.actor("one_step", 1, Faulty()), site.store, 0)
-    assert not broken and {t.status for t in site.store.record(0, 0).group.trajectories} == {"submitted"}
+    assert not broken and {t.status for t in site.store.record(0, 0).group.trajectories} == {
+        "submitted"
+    }
 
     site.plan(1, 1, version=0)
     broken[:] = [True, True]
-    with pytest.raises(SandboxUnavailable, match=r"all 2 episodes of task 't/0' ended in a fault .*, twice"):
+    with pytest.raises(
+        SandboxUnavailable, match=r"all 2 episodes of task 't/0' ended in a fault .*, twice"
+    ):
         play(site.actor("one_step", 1, Faulty(), "b"), site.store, 1)
     assert site.store.missing(1)
 
 
 def test_in_flight_a_version_that_is_announced_but_never_comes_is_not_waited_for(site, monkeypatch):
     site.publish(0)
-    monkeypatch.setattr(site.weights, "newest", lambda: 1)  # by a learner that died before it stored it
+    # by a learner that died before it stored it
+    monkeypatch.setattr(site.weights, "newest", lambda: 1)
     site.plan(0, 1, version=None)
     scheduler = FakeScheduler()
     play(site.actor("in_flight", 2, scheduler), site.store, 0)
@@ -461,7 +505,9 @@ def test_items_that_others_finished_are_dropped_without_asking_for_their_weights
         heir.turn()
     site.store.consume(0, site.store.read(0), version=0)
     site.plan(1, 1, version=1)
-    actor._weights = types.SimpleNamespace(wait=lambda **wanted: site.weights.wait(exactly=1, deadline_s=1.0))
+    actor._weights = types.SimpleNamespace(
+        wait=lambda **wanted: site.weights.wait(exactly=1, deadline_s=1.0)
+    )
     actor._begin()
     assert not actor._claimed and actor._loaded is None
 
@@ -470,7 +516,8 @@ def test_loading_weights_is_reported(site):
     site.publish(0, 1)
     site.plan(0, 1, version=0)
     site.plan(1, 1, version=1)
-    actor, loaded = site.actor("one_step", 1, FakeScheduler()), []
+    actor = site.actor("one_step", 1, FakeScheduler())
+    loaded = []
     actor._on_loaded = loaded.append
     play(actor, site.store, 0, 1)
     assert loaded == [0, 1]

@@ -32,7 +32,9 @@ def test_two_processes_sample_what_one_does(tmp_path, data, tensor):
     assert played["preempted"] > 0  # their pages came to the host and went back to all devices
 
     mesh = make_mesh(MeshConfig(data=data, tensor=tensor))
-    scheduler = Scheduler(Engine(MODEL, SCARCE, SAMPLING, (STOP,), mesh), Letters(), workers=4, tool_timeout_s=30.0)
+    scheduler = Scheduler(
+        Engine(MODEL, SCARCE, SAMPLING, (STOP,), mesh), Letters(), workers=4, tool_timeout_s=30.0
+    )
     groups, _ = play([task_of(seed) for seed in range(5)], scheduler=scheduler)
     scheduler.close()
     for i, t in enumerate(t for group in groups for t in group.trajectories):

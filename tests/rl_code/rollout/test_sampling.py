@@ -19,7 +19,8 @@ def _logits(vocab: int, seed: int = 0) -> jax.Array:
 @pytest.mark.parametrize("vocab", [7, 16, 50])
 def test_frequencies_follow_the_softmax(vocab):
     draws = 40_000
-    uniforms = (jnp.arange(draws) + 0.5) / draws  # a stratified sample: frequencies are exact to one draw per token
+    # a stratified sample: frequencies are exact to one draw per token
+    uniforms = (jnp.arange(draws) + 0.5) / draws
     logits = jnp.broadcast_to(_logits(vocab), (draws, vocab))
     tokens, _ = sample(logits, uniforms, SamplingConfig(temperature=0.7, top_k=0, top_p=1.0))
     found = np.bincount(tokens, minlength=vocab) / draws
@@ -29,7 +30,9 @@ def test_frequencies_follow_the_softmax(vocab):
 
 def test_log_probability_is_of_the_whole_vocabulary_at_the_temperature():
     logits = _logits(30)[None]
-    token, logprob = sample(logits, jnp.array([0.4]), SamplingConfig(temperature=0.5, top_k=3, top_p=1.0))
+    token, logprob = sample(
+        logits, jnp.array([0.4]), SamplingConfig(temperature=0.5, top_k=3, top_p=1.0)
+    )
     expected = jax.nn.log_softmax(logits[0] / 0.5)[token[0]]
     np.testing.assert_allclose(logprob[0], expected, rtol=1e-6)
 
@@ -43,7 +46,8 @@ def test_top_k_and_top_p_keep_the_smallest_set(k, p, seed):
     probs = np.asarray(jax.nn.softmax(_logits(12, seed)), np.float64)
     order = np.argsort(-probs)[:k]
     kept = np.cumsum(probs[order]) - probs[order] < p * probs[order].sum() - 1e-6
-    allowed = set(order[: max(1, int(kept.sum()) + 1)])  # one token of slack for rounding at the boundary
+    # one token of slack for rounding at the boundary
+    allowed = set(order[: max(1, int(kept.sum()) + 1)])
     assert set(np.unique(tokens)) <= allowed
 
 
@@ -61,7 +65,9 @@ def test_impossible_tokens_are_never_drawn():
 
 def test_random_numbers_depend_on_the_sequence_and_not_on_its_row():
     keys = jnp.array([[0, 3], [0, 3], [0, 3], [0, 4]], jnp.uint32)
-    groups, samples, positions = jnp.array([5, 6, 5, 5]), jnp.array([0, 0, 1, 1]), jnp.array([9, 9, 9, 9])
+    groups = jnp.array([5, 6, 5, 5])
+    samples = jnp.array([0, 0, 1, 1])
+    positions = jnp.array([9, 9, 9, 9])
     together = token_uniforms(keys, groups, samples, positions)
     turned = token_uniforms(keys[::-1], groups[::-1], samples[::-1], positions[::-1])
     assert (together == turned[::-1]).all()
@@ -72,7 +78,9 @@ def test_stop_tokens_are_recognised():
     assert stop_mask(jnp.array([1, 7, 9]), (7, 9)).tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("change", [{"temperature": -1.0}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}])
+@pytest.mark.parametrize(
+    "change", [{"temperature": -1.0}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}]
+)
 def test_a_bad_value_is_named(change):
     name, value = next(iter(change.items()))
     with pytest.raises(ValueError, match=f"{name}={value}"):

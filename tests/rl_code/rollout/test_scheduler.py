@@ -1,4 +1,6 @@
-"""The engine samples what the trainer computes, whatever shares the batch; tools never hold up the other rows."""
+"""The engine samples what the trainer computes, whatever shares the batch; tools never hold up the
+other rows.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def _assert_trained_alike(trajectories, config, model=None):
     model = model or model_on(make_mesh(MeshConfig(data=1, tensor=1)), config)
     for row, t in zip(_trainer_logprobs(trajectories, model), trajectories, strict=True):
         predicted = row[np.arange(len(t.tokens) - 1), t.tokens[1:]]
-        np.testing.assert_allclose(t.logprobs[1:][t.sampled[1:]], predicted[t.sampled[1:]], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            t.logprobs[1:][t.sampled[1:]], predicted[t.sampled[1:]], rtol=1e-3, atol=1e-4
+        )
 
 
 def _trainer_logprobs(trajectories, model):
@@ -71,14 +75,19 @@ def test_tokens_do_not_depend_on_what_else_is_in_the_batch():
     tasks = [task_of(seed) for seed in range(5)]
     together, _ = play(tasks)
     alone, _ = play(tasks[:1])
-    wider, _ = play(tasks, engine=dataclasses.replace(ENGINE, slots=7, episodes=20, pages=200, view_block=32))
+    wider, _ = play(
+        tasks, engine=dataclasses.replace(ENGINE, slots=7, episodes=20, pages=200, view_block=32)
+    )
     split, _ = play(tasks, shards=2)
     for a, b in zip(together[0].trajectories, alone[0].trajectories, strict=True):
         assert (a.tokens == b.tokens).all()
         assert (a.logprobs == b.logprobs).all()
     assert_same(split, together)
     for a, b in zip(wider, together, strict=True):  # other shapes may round otherwise
-        assert all((x.tokens == y.tokens).all() for x, y in zip(a.trajectories, b.trajectories, strict=True))
+        assert all(
+            (x.tokens == y.tokens).all()
+            for x, y in zip(a.trajectories, b.trajectories, strict=True)
+        )
 
 
 METHODS = {
@@ -94,11 +103,14 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_batch(name):
     attention, changes = METHODS[name]
-    model, engine = dataclasses.replace(MODEL, attention=attention), dataclasses.replace(ENGINE, **changes)
+    model = dataclasses.replace(MODEL, attention=attention)
+    engine = dataclasses.replace(ENGINE, **changes)
     tasks = [task_of(seed) for seed in range(3)]
     together, _ = play(tasks, engine=engine, model=model)
     alone, _ = play(tasks[:1], engine=engine, model=model)
-    scarce, stats = play(tasks, engine=dataclasses.replace(engine, pages=72 // engine.page), model=model)
+    scarce, stats = play(
+        tasks, engine=dataclasses.replace(engine, pages=72 // engine.page), model=model
+    )
     for a, b in zip(together[0].trajectories, alone[0].trajectories, strict=True):
         assert (a.tokens == b.tokens).all() and (a.logprobs == b.logprobs).all()
     assert stats.preempted
@@ -107,9 +119,14 @@ def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_
 
 
 def test_statistics_are_taken_without_a_program_on_the_cache(monkeypatch):
-    """The learner's thread takes them at any moment, also while the actor's is giving the cache to a program."""
+    """The learner's thread takes them at any moment, also while the actor's is giving the cache to
+    a program.
+    """
     scheduler = make_scheduler()
-    fork, run, taken, counting = scheduler._pool.fork, Engine._run, [], []
+    fork = scheduler._pool.fork
+    run = Engine._run
+    taken = []
+    counting = []
 
     def fork_and_count(*spans):
         fork(*spans)  # a page is to be copied now
@@ -149,12 +166,15 @@ def test_short_answers_of_tools_have_a_shape_of_their_own_that_changes_no_token(
 
 
 def test_a_cache_that_cannot_hold_one_trajectory_is_refused():
-    with pytest.raises(ValueError, match=r"pages=16 of 4 tokens must hold length=64 tokens and one page more"):
+    with pytest.raises(
+        ValueError, match=r"pages=16 of 4 tokens must hold length=64 tokens and one page more"
+    ):
         dataclasses.replace(ENGINE, pages=16)
 
 
 def test_prompts_prefilled_on_other_devices_give_the_same_samples():
-    devices, tasks = jax.devices(), [task_of(seed) for seed in range(5)]
+    devices = jax.devices()
+    tasks = [task_of(seed) for seed in range(5)]
     together, _ = play(tasks)
     for decoders in (1, 2):
         prefill = make_mesh(MeshConfig(data=1, tensor=1), devices[:1])
@@ -183,7 +203,9 @@ def test_tasks_with_a_common_prefix_share_its_pages_under_the_same_weights_only(
     model = model_on(mesh)
 
     def prefilled(tasks, model):
-        _, stats = scheduler.rollout(model, tasks, once, group_size=2, version=0, key=jax.random.key(0), first_group=0)
+        _, stats = scheduler.rollout(
+            model, tasks, once, group_size=2, version=0, key=jax.random.key(0), first_group=0
+        )
         return stats.prefilled_tokens
 
     assert prefilled(tasks[:1], model) == 13
@@ -198,7 +220,9 @@ def test_tasks_with_a_common_prefix_share_its_pages_under_the_same_weights_only(
 
 @pytest.mark.parametrize(("decoding", "chunks"), [(1, 4), (3, 1)])
 def test_a_long_prompt_does_not_hold_up_the_others(decoding, chunks):
-    """Few chunks of 4 tokens between two dispatches while slots are free, one while nearly none is."""
+    """Few chunks of 4 tokens between two dispatches while slots are free, one while nearly none
+    is.
+    """
     scheduler = make_scheduler(dataclasses.replace(ENGINE, decode_steps=1, prompt_length=48))
     scheduler.load(model_on(scheduler.engine.mesh), 0)
     once = functools.partial(Episode, turns=1)
@@ -221,7 +245,8 @@ def test_a_long_prompt_does_not_hold_up_the_others(decoding, chunks):
 def test_weights_change_in_the_middle_of_a_message_and_every_token_says_whose_it_is(recompute):
     scheduler = make_scheduler(dataclasses.replace(ENGINE, decode_steps=2))
     mesh = scheduler.engine.mesh
-    old, new = model_on(mesh), jax.tree.map(lambda x: -x, model_on(mesh))
+    old = model_on(mesh)
+    new = jax.tree.map(lambda x: -x, model_on(mesh))
     episodes = []
 
     def make(task, group, index):
@@ -241,7 +266,11 @@ def test_weights_change_in_the_middle_of_a_message_and_every_token_says_whose_it
     for episode in episodes:
         (logprobs,) = _trainer_logprobs([episode.finish()], new)
         at = next(
-            (i for i, (s, v) in enumerate(zip(episode.sampled, episode.all_versions, strict=True)) if s and v == 4),
+            (
+                i
+                for i, (s, v) in enumerate(zip(episode.sampled, episode.all_versions, strict=True))
+                if s and v == 4
+            ),
             None,
         )
         if at is None:
@@ -252,10 +281,15 @@ def test_weights_change_in_the_middle_of_a_message_and_every_token_says_whose_it
 
 @pytest.fixture
 def handed_over():
-    """A scheduler whose prompts are prefilled on other devices, with few pages where they are decoded."""
-    prefill, decode = (make_mesh(MeshConfig(data=1, tensor=1), [device]) for device in jax.devices()[:2])
+    """A scheduler whose prompts are prefilled on other devices, with few pages where they are
+    decoded.
+    """
+    prefill, decode = (
+        make_mesh(MeshConfig(data=1, tensor=1), [device]) for device in jax.devices()[:2]
+    )
     decoder, prefiller = (
-        Engine(MODEL, SCARCE if mesh is decode else ENGINE, SAMPLING, (STOP,), mesh) for mesh in (decode, prefill)
+        Engine(MODEL, SCARCE if mesh is decode else ENGINE, SAMPLING, (STOP,), mesh)
+        for mesh in (decode, prefill)
     )
     scheduler = Scheduler(decoder, Letters(), workers=4, tool_timeout_s=30.0, prefiller=prefiller)
     yield scheduler
@@ -278,7 +312,8 @@ def _assert_all_free(scheduler):
 
 
 def test_a_prompt_that_waits_to_be_handed_over_is_computed_anew_with_new_weights(handed_over):
-    mesh, episodes = handed_over.engine.mesh, []
+    mesh = handed_over.engine.mesh
+    episodes = []
     new = jax.tree.map(lambda x: -x, model_on(mesh))
 
     def make(*which):
@@ -304,7 +339,8 @@ def test_a_new_group_shares_no_prompt_that_older_weights_computed():
     """Also not one that came back, with its keys kept, after its row had lost its pages."""
     common = types.SimpleNamespace(id="common", prompt=[*range(1, 14)])
     scheduler = make_scheduler(SCARCE)
-    old, new = model_on(scheduler.engine.mesh), jax.tree.map(lambda x: -x, model_on(scheduler.engine.mesh))
+    old = model_on(scheduler.engine.mesh)
+    new = jax.tree.map(lambda x: -x, model_on(scheduler.engine.mesh))
     key = jax.random.key_data(jax.random.key(7)).tolist()
     scheduler.load(old, 0)
     scheduler.submit(common, Episode, group=0, group_size=4, key=key)
@@ -318,7 +354,9 @@ def test_a_new_group_shares_no_prompt_that_older_weights_computed():
         finished |= scheduler.step()
     scheduler.close()
     fresh = make_scheduler(SCARCE)
-    alone, _ = fresh.rollout(new, [common], Episode, group_size=2, version=1, key=jax.random.key(7), first_group=9)
+    alone, _ = fresh.rollout(
+        new, [common], Episode, group_size=2, version=1, key=jax.random.key(7), first_group=9
+    )
     fresh.close()
     assert_same([finished["new"]], alone)
 
@@ -339,9 +377,11 @@ def test_a_prompt_is_prefilled_once_for_its_group():
 
 
 def test_what_is_found_in_the_cache_is_what_is_not_prefilled():
-    tasks = [task_of(seed) for seed in (0, 8, 8)]  # the last begins with the pages of the one before
+    # the last begins with the pages of the one before
+    tasks = [task_of(seed) for seed in (0, 8, 8)]
     scheduler = make_scheduler()
-    model, way = model_on(scheduler.engine.mesh), dict(group_size=4, version=1, key=jax.random.key(7))
+    model = model_on(scheduler.engine.mesh)
+    way = dict(group_size=4, version=1, key=jax.random.key(7))
     for number, task in enumerate(tasks):
         groups, stats = scheduler.rollout(model, [task], Episode, **way)
         found = (stats.found_in_tasks, stats.found_in_groups, stats.found_in_turns)
@@ -349,7 +389,9 @@ def test_what_is_found_in_the_cache_is_what_is_not_prefilled():
         assert stats.prefix_hit_rate == sum(found) / stats.needed_tokens
         assert found[:2] == (8 if number == 2 else 0, 3 * (len(task.prompt) - 1))
         # a context is kept but for the token that was sampled last
-        turns = [np.flatnonzero(np.diff(t.sampled.astype(int)) == -1) for t in groups[0].trajectories]
+        turns = [
+            np.flatnonzero(np.diff(t.sampled.astype(int)) == -1) for t in groups[0].trajectories
+        ]
         assert found[2] == sum(ends[:2].sum() for ends in turns)
     scheduler.close()
 
@@ -374,12 +416,15 @@ def test_nothing_is_compiled_after_the_first_rollout():
 
 
 def test_a_rule_on_text_cuts_the_message_at_the_token_that_triggers_it():
-    groups, _ = play([task_of(2), task_of(3)], make=lambda *a: Episode(*a, protocol=Protocol(rule=True)))
+    groups, _ = play(
+        [task_of(2), task_of(3)], make=lambda *a: Episode(*a, protocol=Protocol(rule=True))
+    )
     plain, _ = play([task_of(2), task_of(3)])
     for group, other in zip(groups, plain, strict=True):
         for t, p in zip(group.trajectories, other.trajectories, strict=True):
             start = len(group.task.prompt)
-            first, whole = _first_message(t, start), _first_message(p, start)
+            first = _first_message(t, start)
+            whole = _first_message(p, start)
             assert 7 not in first[:-1]
             assert whole[: len(first)] == first
 
@@ -396,7 +441,12 @@ def test_decoding_goes_on_while_one_tool_is_slow():
     finished = []
 
     def make(task, group, index):
-        return Episode(task, group, index, wait=(lambda: release.wait(20)) if (group, index) == (0, 0) else None)
+        return Episode(
+            task,
+            group,
+            index,
+            wait=(lambda: release.wait(20)) if (group, index) == (0, 0) else None,
+        )
 
     mesh = make_mesh(MeshConfig(data=1, tensor=1))
     scheduler = make_scheduler()
@@ -408,7 +458,13 @@ def test_decoding_goes_on_while_one_tool_is_slow():
 
     tasks = [task_of(0), task_of(1)]
     scheduler.rollout(
-        model_on(mesh), tasks, make, group_size=4, version=0, key=jax.random.key(0), on_finished=on_finished
+        model_on(mesh),
+        tasks,
+        make,
+        group_size=4,
+        version=0,
+        key=jax.random.key(0),
+        on_finished=on_finished,
     )
     scheduler.close()
     assert finished[-1] == (0, 0)
@@ -425,7 +481,9 @@ def test_a_tool_that_never_answers_is_named():
     mesh = make_mesh(MeshConfig(data=1, tensor=1))
     scheduler = make_scheduler(timeout_s=0.3)
     with pytest.raises(RolloutTimeout, match="task5"):
-        scheduler.rollout(model_on(mesh), [task_of(5)], make, group_size=2, version=0, key=jax.random.key(0))
+        scheduler.rollout(
+            model_on(mesh), [task_of(5)], make, group_size=2, version=0, key=jax.random.key(0)
+        )
     release.set()
     scheduler.close()
     assert all(episode.closed for episode in episodes)

@@ -1,4 +1,6 @@
-"""The learner gets its groups, or learns why it does not; an actor of its own process ends with it."""
+"""The learner gets its groups, or learns why it does not; an actor of its own process ends with
+it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def site(tmp_path):
 
 def deliver(site: Site, items) -> None:
     for item in items:
-        group = make_group(make_tasks(20)[item.task], item.group, item.seed, [[0]] * item.group_size)
+        group = make_group(
+            make_tasks(20)[item.task], item.group, item.seed, [[0]] * item.group_size
+        )
         site.store.deliver(item, group)
 
 
@@ -90,7 +94,9 @@ def test_a_thread_samples_while_the_learner_does_something_else(site):
     site.plan(0, 2, version=0)
     site.plan(1, 2, version=0)
     scheduler = FakeScheduler()
-    with InThread(site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest()) as supply:
+    with InThread(
+        site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest()
+    ) as supply:
         assert numbers(supply.wait(0, [1])) == [(0, 1)]
         assert Deadline(LONG_S).wait(lambda: not site.store.missing(1))
         assert numbers(supply.wait(1)) == [(1, 0), (1, 1)]
@@ -98,7 +104,9 @@ def test_a_thread_samples_while_the_learner_does_something_else(site):
     assert scheduler.aborted == 1
 
 
-@pytest.mark.parametrize("error", [RolloutTimeout("no tool answered"), WeightError("damaged"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [RolloutTimeout("no tool answered"), WeightError("damaged"), KeyboardInterrupt()]
+)
 def test_what_the_thread_raises_is_raised_where_the_learner_waits(site, error):
     site.plan(0, 1, version=0)
 
@@ -106,7 +114,9 @@ def test_what_the_thread_raises_is_raised_where_the_learner_waits(site, error):
         raise error
 
     scheduler = FakeScheduler(before_round=fail)
-    with InThread(site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest()) as supply:
+    with InThread(
+        site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest()
+    ) as supply:
         with pytest.raises(type(error)) as caught:
             supply.wait(0)
         assert caught.value is error
@@ -120,7 +130,9 @@ def test_what_the_thread_raises_is_raised_where_the_learner_waits(site, error):
 def test_the_thread_ends_with_the_learner_whatever_it_was_doing(site, busy):
     if busy:
         site.plan(0, 2, version=0)
-    scheduler = FakeScheduler(rounds=lambda item: 10**9, before_round=lambda scheduler: time.sleep(0.001))
+    scheduler = FakeScheduler(
+        rounds=lambda item: 10**9, before_round=lambda scheduler: time.sleep(0.001)
+    )
     supply = InThread(site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest())
     with supply:
         assert not busy or Deadline(LONG_S).wait(lambda: bool(scheduler.groups))
@@ -142,7 +154,9 @@ def test_a_thread_that_waits_for_weights_ends_when_they_are_closed(site):
 def make(kind: str, site: Site, deadline_s: float, request: StopRequest):
     if kind == "remote":
         return Remote(site.store, deadline_s, request)
-    scheduler = FakeScheduler(rounds=lambda item: 10**9, before_round=lambda scheduler: time.sleep(0.001))
+    scheduler = FakeScheduler(
+        rounds=lambda item: 10**9, before_round=lambda scheduler: time.sleep(0.001)
+    )
     return InThread(site.store, site.actor("one_step", 1, scheduler), deadline_s, request)
 
 
@@ -163,10 +177,16 @@ def test_a_deadline_names_the_items_that_are_missing_and_who_holds_them(site, ki
     items = site.plan(0, 3, version=0)
     deliver(site, items[:1])
     with make(kind, site, 0.6, StopRequest()) as supply:
-        with pytest.raises(StoreTimeout, match=r"step 0 lacks 2 of 3 groups after 0\.6 s") as caught:
+        with pytest.raises(
+            StoreTimeout, match=r"step 0 lacks 2 of 3 groups after 0\.6 s"
+        ) as caught:
             supply.wait(0)
         assert [missing.item for missing in caught.value.missing] == items[1:]
-        held = r"\(0, 1\) held by a/0, last seen 0\.\d s ago" if kind == "thread" else r"\(0, 1\) unclaimed"
+        held = (
+            r"\(0, 1\) held by a/0, last seen 0\.\d s ago"
+            if kind == "thread"
+            else r"\(0, 1\) unclaimed"
+        )
         caught.match(held)
         with pytest.raises(StoreTimeout, match=r"lacks 1 of 1 groups"):
             supply.wait(0, [2])

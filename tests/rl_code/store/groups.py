@@ -13,7 +13,10 @@ from rl_code.types import Case, Group, Reward, Task, Tests, ToolCall, ToolResult
 def make_items(step, count, *, first=0, version=None, kind="train", group_size=2):
     """Items ``first``, ``first + 1``, ... of a step."""
     numbers = range(first, first + count)
-    return [Item(step, n, 7 * n, group_size, kind, version, 1000 * step + n, (3, 2**32 - 1)) for n in numbers]
+    return [
+        Item(step, n, 7 * n, group_size, kind, version, 1000 * step + n, (3, 2**32 - 1))
+        for n in numbers
+    ]
 
 
 def make_trajectory(task, group, index, tokens, version, seconds=0.5):
@@ -34,7 +37,14 @@ def make_trajectory(task, group, index, tokens, version, seconds=0.5):
         prompt_length=count // 2,
         turns=(
             Turn("prompt", 0, count // 2, "fix it"),
-            Turn("assistant", count // 2, count, "→", (call,), (ToolResult("write_file", "ok", True, 0.25),)),
+            Turn(
+                "assistant",
+                count // 2,
+                count,
+                "→",
+                (call,),
+                (ToolResult("write_file", "ok", True, 0.25),),
+            ),
         ),
         status="submitted",
         reward=Reward(1.0, {"tests": 1.0}, ("slow",)),
@@ -46,7 +56,10 @@ def make_trajectory(task, group, index, tokens, version, seconds=0.5):
 def make_group(item, *, version=0, length=64, seconds=0.5):
     """A group that answers an item; its tokens depend on the item alone."""
     rng = np.random.default_rng([item.step, item.number])
-    cases = (Case(({1, "a", (2,)}, [1, (2, [3])]), frozenset({b"x"})), Case((None, True, 1.0), 2**70, 0.0))
+    cases = (
+        Case(({1, "a", (2,)}, [1, (2, [3])]), frozenset({b"x"})),
+        Case((None, True, 1.0), 2**70, 0.0),
+    )
     task = Task(
         id=f"t/{item.task}",
         messages=({"role": "user", "content": "fix"},),
@@ -57,11 +70,19 @@ def make_group(item, *, version=0, length=64, seconds=0.5):
         visible_tests=Tests(cases),
         hidden_tests=Tests((), ("assert f(1) == 1",)),
         reference={"a.py": "def f(): return 1"},
-        meta={"source": "test", "levels": (1, [2]), "raw": b"\x00\xff", "none": None, "seen": {3, 1}},
+        meta={
+            "source": "test",
+            "levels": (1, [2]),
+            "raw": b"\x00\xff",
+            "none": None,
+            "seen": {3, 1},
+        },
     )
     version = version if item.version is None else item.version
     tokens = rng.integers(0, 50_000, (item.group_size, length))
-    members = [make_trajectory(task, item.group, i, row, version, seconds) for i, row in enumerate(tokens)]
+    members = [
+        make_trajectory(task, item.group, i, row, version, seconds) for i, row in enumerate(tokens)
+    ]
     return Group(task, tuple(members))
 
 

@@ -1,6 +1,8 @@
-"""Processes that share a store and are killed. Run as ``python -m tests.rl_code.store.processes <what> <folder>``.
+"""Processes that share a store and are killed. Run as ``python -m tests.rl_code.store.processes
+<what> <folder>``.
 
-The parent imports once and forks its children before it has any thread; it prints what it found as JSON.
+The parent imports once and forks its children before it has any thread; it prints what it found as
+JSON.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def message(use: Callable[[], Any]) -> str:
     return ""
 
 
-# --- Racing ----------------------------------------------------------------------------------------------------------
+# --- Racing ---------------------------------------------------------------------------------------
 
 
 def claim_all(folder: Path, name: str) -> None:
@@ -68,7 +70,8 @@ def claim_all(folder: Path, name: str) -> None:
         while items := work.claim(2):
             got += [(item.step, item.number) for item in items]
         folder.with_name(f"{name}.json").write_text(json.dumps(got))
-        while len(list(folder.parent.glob("actor-*.json"))) < 4:  # an actor that leaves gives its items back
+        # an actor that leaves gives its items back
+        while len(list(folder.parent.glob("actor-*.json"))) < 4:
             work.progress()
             time.sleep(0.01)
 
@@ -83,15 +86,20 @@ def race(folder: Path) -> list[list[tuple[int, int]]]:
     return [json.loads(folder.with_name(f"actor-{i}.json").read_text()) for i in range(4)]
 
 
-# --- Killed before each thing that it does to the disk ---------------------------------------------------------------
+# --- Killed before each thing that it does to the disk --------------------------------------------
 
 
 def play(folder: Path, step: int, kill_at: int) -> None:
-    """All that happens to one step, from wherever it was left; SIGKILL when the disk is used for the nth time."""
+    """All that happens to one step, from wherever it was left; SIGKILL when the disk is used for
+    the nth time.
+    """
     uses = itertools.count(1)
 
     def count(event: str, args: tuple) -> None:
-        if event in ("open", "os.link", "os.remove", "os.rename", "os.listdir", "os.mkdir") and next(uses) == kill_at:
+        if (
+            event in ("open", "os.link", "os.remove", "os.rename", "os.listdir", "os.mkdir")
+            and next(uses) == kill_at
+        ):
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
@@ -105,7 +113,8 @@ def play(folder: Path, step: int, kill_at: int) -> None:
 
 
 def kill_points(folder: Path) -> dict[str, int]:
-    """Plays a step of its own for each kill point, and plays it to its end after the kill; returns how many there are.
+    """Plays a step of its own for each kill point, and plays it to its end after the kill; returns
+    how many there are.
 
     begun, delivered: after how many kills the step was planned, and had all its groups.
     """
@@ -121,7 +130,7 @@ def kill_points(folder: Path) -> dict[str, int]:
         assert end(spawn(play, folder, point, -1)) == 0, point
 
 
-# --- A learner and actors, killed at random --------------------------------------------------------------------------
+# --- A learner and actors, killed at random -------------------------------------------------------
 
 
 def act(folder: Path, name: str, chance: random.Random) -> None:
@@ -136,7 +145,9 @@ def act(folder: Path, name: str, chance: random.Random) -> None:
 
 
 def learn(folder: Path, steps: int) -> None:
-    """Plans one step ahead of the one it consumes, as one-step-off training does. A restart begins at the beginning."""
+    """Plans one step ahead of the one it consumes, as one-step-off training does. A restart begins
+    at the beginning.
+    """
     store = GroupStore(folder, "learner")
     store.plan(make_items(0, PER_STEP, version=0))
     for step in range(steps):
@@ -165,7 +176,8 @@ def fleet(folder: Path, seed: int, steps: int = 30, kills: int = 25) -> dict[str
     GroupStore(folder, "learner")
     roles = {"learner": (learn, folder, steps)}
     roles |= {f"actor-{i}": (act, folder, f"actor-{i}", random.Random(seed + i)) for i in range(3)}
-    doomed, children = spawn(hold, folder), {"learner": spawn(*roles["learner"])}
+    doomed = spawn(hold, folder)
+    children = {"learner": spawn(*roles["learner"])}
     while not folder.with_name("held").exists():
         time.sleep(0.01)
     os.kill(doomed, signal.SIGKILL)
@@ -181,15 +193,23 @@ def fleet(folder: Path, seed: int, steps: int = 30, kills: int = 25) -> dict[str
     for child in children.values():
         os.kill(child, signal.SIGKILL)
         end(child)
-    left = [path for path in folder.glob("members/*/aside.*") if path.name.split(".")[1] != _newest(path.parent)]
-    return {"code": code, "left": len(left), "starts": sum(int(_newest(p)) + 1 for p in folder.glob("members/*"))}
+    left = [
+        path
+        for path in folder.glob("members/*/aside.*")
+        if path.name.split(".")[1] != _newest(path.parent)
+    ]
+    return {
+        "code": code,
+        "left": len(left),
+        "starts": sum(int(_newest(p)) + 1 for p in folder.glob("members/*")),
+    }
 
 
 def _newest(folder: Path) -> str:
     return str(max(int(path.stem) for path in folder.glob("*.json")))
 
 
-# --- A disk that is full, then read-only -----------------------------------------------------------------------------
+# --- A disk that is full, then read-only ----------------------------------------------------------
 
 
 def fill(path: Path) -> None:
@@ -200,21 +220,27 @@ def fill(path: Path) -> None:
 
 def full(folder: Path) -> dict[str, Any]:
     """``folder`` is on a disk of its own, a few MiB large."""
-    store, filler = GroupStore(folder, "learner"), folder.with_name("filler")
+    store = GroupStore(folder, "learner")
+    filler = folder.with_name("filler")
     items = make_items(0, 400)
     store.plan(items)
     work = Work(GroupStore(folder, "actor"), CONFIG)
-    messages, delivered = {}, 0
+    messages = {}
+    delivered = 0
     while not messages.get("deliver"):
         item = items[delivered]
-        messages["deliver"] = message(lambda item=item: store.deliver(item, make_group(item, length=5000)))
+        messages["deliver"] = message(
+            lambda item=item: store.deliver(item, make_group(item, length=5000))
+        )
         delivered += not messages["deliver"]
     fill(filler)
     messages["claim"] = message(lambda: work.claim(1))
     messages["plan"] = message(lambda: store.plan(make_items(0, 100, first=400)))
     result = {
         "delivered": delivered,
-        "verified": len([store.record(0, n) for n in range(400) if items[n] not in store.missing(0)]),
+        "verified": len(
+            [store.record(0, n) for n in range(400) if items[n] not in store.missing(0)]
+        ),
         "left": [path.name for path in (folder / "members" / "learner").glob("aside.*")],
     }
     filler.unlink()

@@ -37,13 +37,21 @@ def rewrite_consumption(folder, step, **changes):
 def redeliver(folder, item, group):
     """Puts a sound file of another group in an item's place."""
     who = GroupStore(folder, "forger").member.identity
-    group_path(folder, item.step, item.number).write_bytes(records.encode(item.step, item.number, who, 0.0, group))
+    group_path(folder, item.step, item.number).write_bytes(
+        records.encode(item.step, item.number, who, 0.0, group)
+    )
 
 
 def test_a_sound_store_has_no_problems(folder):
     report = check(folder, max_staleness=1)
     assert report.problems == []
-    assert (report.steps, report.consumed, report.groups, report.waiting, report.takeovers) == (4, 3, 6, 1, 0)
+    assert (report.steps, report.consumed, report.groups, report.waiting, report.takeovers) == (
+        4,
+        3,
+        6,
+        1,
+        0,
+    )
     assert report.staleness_max == 1
     assert check(folder, max_staleness=0).problems != []
 
@@ -67,7 +75,8 @@ def flip(folder):
 
 
 def copy_group(folder):
-    item, group = GroupStore(folder).items(2)[0], GroupStore(folder).record(2, 1).group
+    item = GroupStore(folder).items(2)[0]
+    group = GroupStore(folder).record(2, 1).group
     redeliver(folder, item, group)
 
 

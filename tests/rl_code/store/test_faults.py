@@ -1,4 +1,6 @@
-"""Killed at any moment, out of space, read-only: what is in the store is whole, and the work goes on."""
+"""Killed at any moment, out of space, read-only: what is in the store is whole, and the work goes
+on.
+"""
 
 from __future__ import annotations
 

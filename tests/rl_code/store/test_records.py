@@ -23,7 +23,9 @@ BITS = st.integers(0, 2**32 - 1)
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_groups_come_back_bit_for_bit(data):
-    task = dataclasses.replace(make_group(ITEM).task, id=data.draw(st.text()), prefill=data.draw(st.text()))
+    task = dataclasses.replace(
+        make_group(ITEM).task, id=data.draw(st.text()), prefill=data.draw(st.text())
+    )
     members = []
     for index in range(data.draw(st.integers(0, 3))):
         length = data.draw(st.integers(0, 9))
@@ -31,10 +33,16 @@ def test_groups_come_back_bit_for_bit(data):
         total = data.draw(st.floats())
         members.append(
             dataclasses.replace(
-                make_trajectory(task, 4, index, np.arange(length), data.draw(st.integers(-(2**31), 2**31 - 1))),
+                make_trajectory(
+                    task, 4, index, np.arange(length), data.draw(st.integers(-(2**31), 2**31 - 1))
+                ),
                 logprobs=bits.view(np.float32),
                 sampled=bits % 2 == 0,
-                reward=Reward(total, {data.draw(st.text()): total}, tuple(data.draw(st.lists(st.text(), max_size=2)))),
+                reward=Reward(
+                    total,
+                    {data.draw(st.text()): total},
+                    tuple(data.draw(st.lists(st.text(), max_size=2))),
+                ),
             )
         )
     group = Group(task, tuple(members))
@@ -48,7 +56,11 @@ def test_groups_come_back_bit_for_bit(data):
 def test_the_digest_is_of_the_group_alone():
     one, again, other = (
         records.decode(records.encode(*place, make_group(ITEM, seconds=seconds)), "x")
-        for *place, seconds in ((5, 0, ACTOR, 1.0, 0.5), (6, 1, Identity("b", 0), 2.0, 0.5), (5, 0, ACTOR, 1.0, 0.75))
+        for *place, seconds in (
+            (5, 0, ACTOR, 1.0, 0.5),
+            (6, 1, Identity("b", 0), 2.0, 0.5),
+            (5, 0, ACTOR, 1.0, 0.75),
+        )
     )
     assert one.digest == again.digest != other.digest
 

@@ -1,4 +1,6 @@
-"""Plans, deliveries and consumptions happen once; what is missing, different or damaged is named."""
+"""Plans, deliveries and consumptions happen once; what is missing, different or damaged is
+named.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def run_steps(store, steps, per_step=2):
         store.consume(step, store.read(step), version=step)
 
 
-# --- Plans -----------------------------------------------------------------------------------------------------------
+# --- Plans ----------------------------------------------------------------------------------------
 
 
 def test_a_plan_is_written_once_and_accepted_again(store):
@@ -47,7 +49,9 @@ def test_a_plan_is_written_once_and_accepted_again(store):
 
 def test_another_plan_is_refused_and_the_difference_named(store):
     store.plan(make_items(0, 3, version=4))
-    with pytest.raises(StoreError, match=r"item \(0, 0\): version = 4 there, 5 here; item \(0, 1\)"):
+    with pytest.raises(
+        StoreError, match=r"item \(0, 0\): version = 4 there, 5 here; item \(0, 1\)"
+    ):
         store.plan(make_items(0, 3, version=5))
     with pytest.raises(StoreError, match="3 items there, 2 here"):
         store.plan(make_items(0, 2, version=4))
@@ -55,7 +59,8 @@ def test_another_plan_is_refused_and_the_difference_named(store):
 
 
 def test_a_plan_may_grow_while_its_step_is_open(store):
-    screen, train = make_items(0, 2, kind="screen"), make_items(0, 2, first=2)
+    screen = make_items(0, 2, kind="screen")
+    train = make_items(0, 2, first=2)
     store.plan(screen)
     for item in screen:
         store.deliver(item, make_group(item))
@@ -69,7 +74,8 @@ def test_a_plan_may_grow_while_its_step_is_open(store):
     store.consume(0, store.wait(0, 5.0), version=0)
     with pytest.raises(StoreError, match="step 0 is consumed"):
         store.plan(make_items(0, 1, first=4))
-    assert not store.plan(screen) and not store.plan(train)  # as a learner does that repeats the step
+    # as a learner does that repeats the step
+    assert not store.plan(screen) and not store.plan(train)
 
 
 def test_steps_are_planned_in_order_from_anywhere(store):
@@ -81,7 +87,15 @@ def test_steps_are_planned_in_order_from_anywhere(store):
 
 
 @pytest.mark.parametrize(
-    "change", [{"step": -1}, {"group_size": 0}, {"seed": (0.5,)}, {"version": -1}, {"kind": "test"}, {"task": True}]
+    "change",
+    [
+        {"step": -1},
+        {"group_size": 0},
+        {"seed": (0.5,)},
+        {"version": -1},
+        {"kind": "test"},
+        {"task": True},
+    ],
 )
 def test_items_that_make_no_sense_are_refused(change):
     with pytest.raises(ValueError, match="Item"):
@@ -95,7 +109,7 @@ def test_a_plan_has_one_step_and_consecutive_numbers(store):
             store.plan(items)
 
 
-# --- Deliveries ------------------------------------------------------------------------------------------------------
+# --- Deliveries -----------------------------------------------------------------------------------
 
 
 def test_the_first_delivery_counts_and_the_loser_knows(store):
@@ -108,7 +122,9 @@ def test_the_first_delivery_counts_and_the_loser_knows(store):
         if other.deliver(item, make_group(item, seconds=float(i))):
             won.append(i)
 
-    threads = [threading.Thread(target=deliver, args=pair, daemon=True) for pair in enumerate(others)]
+    threads = [
+        threading.Thread(target=deliver, args=pair, daemon=True) for pair in enumerate(others)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -126,8 +142,14 @@ def test_a_group_that_does_not_answer_its_item_is_refused(store):
     group = make_group(item)
     for wrong, words in (
         (make_group(other), r"\(task_id, group, index\)"),
-        (dataclasses.replace(group, trajectories=group.trajectories[:1]), "1 trajectories instead of 2"),
-        (dataclasses.replace(group, trajectories=group.trajectories[::-1]), r"\(task_id, group, index\)"),
+        (
+            dataclasses.replace(group, trajectories=group.trajectories[:1]),
+            "1 trajectories instead of 2",
+        ),
+        (
+            dataclasses.replace(group, trajectories=group.trajectories[::-1]),
+            r"\(task_id, group, index\)",
+        ),
         (make_group(dataclasses.replace(item, version=2)), r"versions \(2,\) instead of 3"),
     ):
         with pytest.raises(ValueError, match=rf"item \(0, 0\): .*{words}"):
@@ -175,7 +197,7 @@ def test_a_link_whose_answer_was_lost_counts_as_made(store, monkeypatch):
     assert store.duplicates == 0 and store.missing(0) == items[1:]
 
 
-# --- Waiting and consuming -------------------------------------------------------------------------------------------
+# --- Waiting and consuming ------------------------------------------------------------------------
 
 
 def test_waiting_ends_when_the_last_group_arrives(store):
@@ -200,13 +222,19 @@ def test_waiting_and_reading_name_what_is_missing(store):
     items = make_items(0, 3)
     store.plan(items)
     store.deliver(items[1], make_group(items[1]))
-    with pytest.raises(StoreTimeout, match=r"step 0 lacks 2 of 3 groups after 0.1 s .*\(0, 0\) unclaimed") as caught:
+    with pytest.raises(
+        StoreTimeout, match=r"step 0 lacks 2 of 3 groups after 0.1 s .*\(0, 0\) unclaimed"
+    ) as caught:
         store.wait(0, 0.1)
     assert [missing.item for missing in caught.value.missing] == [items[0], items[2]]
     with pytest.raises(StoreError, match=r"step 0 lacks \(0, 0\), \(0, 2\)"):
         store.read(0)
     step_folder(store.folder, 1).mkdir()  # killed before the plan was in it
-    for use in (lambda: store.wait(1, 0.1), lambda: store.read(2), lambda: store.consume(1, [], version=1)):
+    for use in (
+        lambda: store.wait(1, 0.1),
+        lambda: store.read(2),
+        lambda: store.consume(1, [], version=1),
+    ):
         with pytest.raises(StoreError, match=r"step [12] is not planned"):
             use()
     with pytest.raises(ValueError, match=r"numbers=\[3\] of step 0 must be in \[0, 3\)"):
@@ -218,7 +246,9 @@ def test_a_step_is_consumed_again_only_by_the_same(store):
     records = store.read(0)
     again = GroupStore(store.folder, "learner")
     assert not again.consume(0, records, version=0)
-    with pytest.raises(StoreError, match=r"consumed otherwise by learner/0, in .*: version = 0 there, 1 here"):
+    with pytest.raises(
+        StoreError, match=r"consumed otherwise by learner/0, in .*: version = 0 there, 1 here"
+    ):
         again.consume(0, records, version=1)
     with pytest.raises(StoreError, match="weights = None there, abc here"):
         again.consume(0, records, version=0, weights="abc")
@@ -242,11 +272,13 @@ def test_steps_are_consumed_in_order(store):
     assert store.consumed() == [7, 8]
 
 
-# --- The folder ------------------------------------------------------------------------------------------------------
+# --- The folder -----------------------------------------------------------------------------------
 
 
 def test_a_store_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(StoreError, match=r"could not list .*gone/steps: there is no such .*MiB free"):
+    with pytest.raises(
+        StoreError, match=r"could not list .*gone/steps: there is no such .*MiB free"
+    ):
         GroupStore(tmp_path / "gone")
     with pytest.raises(StoreError, match="could not make the store's folder"):
         GroupStore(tmp_path / "not mounted" / "store", "learner")
@@ -290,7 +322,7 @@ def test_writing_needs_a_name_that_can_be_a_file(store):
             GroupStore(store.folder, name)
 
 
-# --- Grain -----------------------------------------------------------------------------------------------------------
+# --- Grain ----------------------------------------------------------------------------------------
 
 
 def test_consumed_groups_are_a_grain_dataset_in_order(store):

@@ -40,9 +40,15 @@ ARRAYS = hnp.arrays(
     hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
 )  # fmt: skip
 VALUES = st.recursive(
-    st.one_of(SCALARS, ARRAYS, st.floats(width=32).map(np.float32), st.integers(-100, 100).map(np.int16)),
+    st.one_of(
+        SCALARS, ARRAYS, st.floats(width=32).map(np.float32), st.integers(-100, 100).map(np.int16)
+    ),
     lambda inner: st.one_of(
-        st.lists(inner), st.lists(inner).map(tuple), st.dictionaries(KEYS, inner), st.sets(KEYS), st.frozensets(KEYS)
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(KEYS, inner),
+        st.sets(KEYS),
+        st.frozensets(KEYS),
     ),
     max_leaves=20,
 )
@@ -59,9 +65,20 @@ def test_values_come_back_as_they_were(value):
 def test_every_order_and_bit_of_an_array_is_kept():
     base = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     base.view(np.uint32)[0, 0, 0] = 0x7F801234  # a signalling NaN
-    for array in (base, base.T, base[:, ::2], np.asfortranarray(base), base.astype(">f4"), np.array(3, np.int8)):
+    for array in (
+        base,
+        base.T,
+        base[:, ::2],
+        np.asfortranarray(base),
+        base.astype(">f4"),
+        np.array(3, np.int8),
+    ):
         back = values.loads(values.dumps(array))
-        assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert (back.dtype, back.shape, back.tobytes()) == (
+            array.dtype,
+            array.shape,
+            array.tobytes(),
+        )
         assert back.flags.writeable
 
 
@@ -78,7 +95,8 @@ def test_there_is_no_limit_on_depth():
 def test_equal_sets_have_equal_bytes_in_every_process():
     script = (
         "from rl_code.store.values import dumps;"
-        "print(dumps({'seen': {'a', 'bc', 'def', 1, (2, 'x')}, 'nested': {frozenset({'p', 'q'}), 0, 8}}).hex())"
+        "print(dumps({'seen': {'a', 'bc', 'def', 1, (2, 'x')}, 'nested': {frozenset({'p', 'q'}), "
+        "0, 8}}).hex())"
     )
     runs = [
         subprocess.run([sys.executable, "-c", script], env={"PYTHONHASHSEED": seed}, cwd=ROOT, text=True,

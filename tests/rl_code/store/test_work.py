@@ -53,7 +53,7 @@ def kill(work):
     work._heartbeat._thread.join()
 
 
-# --- Claims ----------------------------------------------------------------------------------------------------------
+# --- Claims ---------------------------------------------------------------------------------------
 
 
 def test_racing_threads_never_share_an_item(learner, actor):
@@ -62,7 +62,8 @@ def test_racing_threads_never_share_an_item(learner, actor):
     got = {}
 
     def claim(name):
-        work, got[name] = actor(name), []
+        work = actor(name)
+        got[name] = []
         while items := work.claim(3):
             got[name] += items
 
@@ -93,15 +94,19 @@ def test_the_oldest_step_comes_first_and_a_consumed_one_never(learner, actor):
 
 
 def test_an_idle_actor_looks_only_at_open_steps(learner, actor, monkeypatch):
-    work, looked = actor("a"), []
+    work = actor("a")
+    looked = []
     for step in range(6):
         learner.plan(make_items(step, 1))
         if step < 4:
             for item in work.claim(1):
                 learner.deliver(item, make_group(item))
             learner.consume(step, learner.read(step), version=step)
-    late, list_step = actor("late"), steps.list_step
-    monkeypatch.setattr(steps, "list_step", lambda store, step: looked.append(step) or list_step(store, step))
+    late = actor("late")
+    list_step = steps.list_step
+    monkeypatch.setattr(
+        steps, "list_step", lambda store, step: looked.append(step) or list_step(store, step)
+    )
     assert len(work.claim(1) + work.claim(1) + late.claim(1)) == 2
     looked.clear()
     assert work.claim(1) + late.claim(1) == [] and looked == [4, 5, 6] * 2
@@ -109,7 +114,8 @@ def test_an_idle_actor_looks_only_at_open_steps(learner, actor, monkeypatch):
 
 def test_what_a_failed_claim_got_is_handed_out_by_the_next(learner, actor, monkeypatch):
     learner.plan(make_items(0, 3))
-    work, publish = actor("a"), type(learner.member).publish
+    work = actor("a")
+    publish = type(learner.member).publish
     made = []
 
     def failing(member, path, *args, **options):
@@ -126,7 +132,7 @@ def test_what_a_failed_claim_got_is_handed_out_by_the_next(learner, actor, monke
     assert work.claim(3) == []
 
 
-# --- Who is lost -----------------------------------------------------------------------------------------------------
+# --- Who is lost ----------------------------------------------------------------------------------
 
 
 def test_items_of_a_killed_actor_go_to_exactly_one_other(learner, actor, caplog):
@@ -151,7 +157,8 @@ def test_items_of_a_killed_actor_go_to_exactly_one_other(learner, actor, caplog)
 def test_a_hung_actor_loses_its_items_and_knows_when_it_delivers(learner, actor, caplog):
     (item,) = make_items(0, 1)
     learner.plan([item])
-    hung, other = actor("hung", HASTY), actor("other")
+    hung = actor("hung", HASTY)
+    other = actor("other")
     hung.claim(1)
     assert claim_soon(other, 1) == [item]
     assert "hung/0 has stopped its heartbeat: its main loop has made no progress" in caplog.text
@@ -163,7 +170,8 @@ def test_a_hung_actor_loses_its_items_and_knows_when_it_delivers(learner, actor,
 
 def test_an_actor_that_makes_progress_keeps_its_items(learner, actor):
     learner.plan(make_items(0, 1))
-    busy, other = actor("busy", HASTY), actor("other")
+    busy = actor("busy", HASTY)
+    other = actor("other")
     busy.claim(1)
     end = time.monotonic() + 2.5 * HASTY.heartbeat_timeout_s
     while time.monotonic() < end:
@@ -177,9 +185,13 @@ def test_a_restarted_actor_gets_what_its_earlier_self_held(learner, actor, caplo
     learner.plan(items)
     first = actor("a")
     assert first.claim(2) == items
-    again, other = actor("a"), actor("b")
+    again = actor("a")
+    other = actor("b")
     got = again.claim(1) + other.claim(2)
-    assert sorted(item.number for item in got) == [0, 1] and (again.takeovers, other.takeovers) == (1, 1)
+    assert sorted(item.number for item in got) == [0, 1] and (again.takeovers, other.takeovers) == (
+        1,
+        1,
+    )
     assert "from a/0, which was restarted as a/1" in caplog.text
     with pytest.raises(StoreError, match="a/0 has been replaced by a/1"):
         claim_soon(first, 1)
@@ -215,7 +227,8 @@ def test_a_damaged_group_is_sampled_again_once_it_and_its_claims_are_deleted(lea
 
 def test_a_timeout_names_the_holder_and_how_long_it_was_silent(learner, actor):
     learner.plan(make_items(0, 3))
-    lost, left = actor("lost"), actor("left")
+    lost = actor("lost")
+    left = actor("left")
     taken = lost.claim(1) + left.claim(1)
     kill(lost)
     left.close()
@@ -224,12 +237,14 @@ def test_a_timeout_names_the_holder_and_how_long_it_was_silent(learner, actor):
     by_number = {missing.item.number: missing for missing in caught.value.missing}
     silent, gone = (by_number[item.number] for item in taken)
     assert silent.holder == Identity("lost", 0) and 0.9 < silent.silent_s < 10
-    assert gone.gone == "has left" and f"{taken[1]} held by left/0, which has left" in str(caught.value)
+    assert gone.gone == "has left" and f"{taken[1]} held by left/0, which has left" in str(
+        caught.value
+    )
     assert f"{taken[0]} held by lost/0, last seen {silent.silent_s:.1f} s ago" in str(caught.value)
     assert str(caught.value).count("unclaimed") == 1
 
 
-# --- Heartbeats ------------------------------------------------------------------------------------------------------
+# --- Heartbeats -----------------------------------------------------------------------------------
 
 
 def test_silence_is_counted_on_the_observers_clock_alone(learner):
@@ -256,7 +271,8 @@ def test_an_observer_that_was_stopped_gives_others_time_to_beat(learner):
 
 def test_a_heartbeat_that_cannot_be_written_goes_on_afterwards(learner, caplog):
     member = GroupStore(learner.folder, "a").member
-    folder, away = learner.folder / "members" / "a", learner.folder / "away"
+    folder = learner.folder / "members" / "a"
+    away = learner.folder / "away"
     beats = Heartbeat(member, heartbeat_s=0.02, stall_s=60.0)
     folder.rename(away)
     _until(lambda: "a/0 has stopped its heartbeat: could not list" in caplog.text)
@@ -279,7 +295,10 @@ def _until(condition):
     ("values", "words"),
     [
         ((0.0, 1.0, 1.0, 9.0), r"self\.heartbeat_s=0\.0"),
-        ((1.0, 2.0, 1.0, 9.0), r"self\.heartbeat_timeout_s=2\.0 must be more than two beats of self\.heartbeat_s=1\.0"),
+        (
+            (1.0, 2.0, 1.0, 9.0),
+            r"self\.heartbeat_timeout_s=2\.0 must be more than two beats of self\.heartbeat_s=1\.0",
+        ),
         ((1.0, 3.0, -1.0, 9.0), r"self\.stall_s=-1\.0"),
         ((1.0, 3.0, 6.0, 9.0), r"self\.deadline_s=9\.0 must be more than self\.stall_s=6\.0"),
     ],

@@ -37,14 +37,25 @@ def mbpp_file(folder) -> str:
 def test_generated_tasks_are_a_sequence_that_repeats_itself():
     tasks, again = (load(TaskConfig(**GENERATED)) for _ in range(2))
     assert len(tasks) == STREAM_LENGTH
-    assert tasks[7] == again[7] and tasks[2:4] == [tasks[2], tasks[3]] and tasks[-1] == tasks[STREAM_LENGTH - 1]
+    assert (
+        tasks[7] == again[7]
+        and tasks[2:4] == [tasks[2], tasks[3]]
+        and tasks[-1] == tasks[STREAM_LENGTH - 1]
+    )
     with pytest.raises(IndexError):
         tasks[STREAM_LENGTH]
 
 
 def test_near_duplicates_of_held_out_tasks_leave_training_only(tmp_path):
-    config = GENERATED | {"source": "mbpp", "path": mbpp_file(tmp_path), "duplicates": DuplicateConfig(0.8, 0.8)}
-    ids = {split: [task.id for task in load(TaskConfig(**config | {"split": split}))] for split in ("train", "test")}
+    config = GENERATED | {
+        "source": "mbpp",
+        "path": mbpp_file(tmp_path),
+        "duplicates": DuplicateConfig(0.8, 0.8),
+    }
+    ids = {
+        split: [task.id for task in load(TaskConfig(**config | {"split": split}))]
+        for split in ("train", "test")
+    }
     assert ids == {"train": ["MBPP/602"], "test": ["MBPP/404"]}
     every = load(TaskConfig(**config | {"duplicates": None}))
     assert [task.id for task in every] == ["MBPP/601", "MBPP/602"]
@@ -67,7 +78,9 @@ def test_a_wrong_config_is_named(change, message):
 
 
 def test_differential_tests_need_a_sandbox(tmp_path):
-    config = TaskConfig(**GENERATED | {"source": "mbpp", "differential": DifferentialConfig(1, 1.0, 1)})
+    config = TaskConfig(
+        **GENERATED | {"source": "mbpp", "differential": DifferentialConfig(1, 1.0, 1)}
+    )
     with pytest.raises(ValueError, match="need a sandbox and a workdir"):
         load(config)
 

@@ -27,7 +27,10 @@ def tokenizer() -> Tokenizer:
 
 def some(config, count, levels=(1, 2), limits=LIMITS):
     tasks = [generate("train", 3, index, levels) for index in range(count)]
-    return [(task, demonstrate(task, random.Random(index), config, limits)) for index, task in enumerate(tasks)]
+    return [
+        (task, demonstrate(task, random.Random(index), config, limits))
+        for index, task in enumerate(tasks)
+    ]
 
 
 def message_calls(task, segment):
@@ -35,7 +38,9 @@ def message_calls(task, segment):
 
 
 def attempts(task, segments):
-    calls = [call for segment in segments if segment.sampled for call in message_calls(task, segment)]
+    calls = [
+        call for segment in segments if segment.sampled for call in message_calls(task, segment)
+    ]
     return [call.arguments["content"] for call in calls if call.name == "write_file"]
 
 
@@ -63,7 +68,9 @@ def test_demonstrations_keep_to_turns_and_runs_and_end_by_submitting(
 ):
     task = generate("train", 1, index, (level,))
     limits = Limits(turns=turns, tokens=400, turn_tokens=80, test_runs=runs, command_s=5.0)
-    segments = demonstrate(task, random.Random(index), DemonstrationConfig(p_right, p_test, p_give_up), limits)
+    segments = demonstrate(
+        task, random.Random(index), DemonstrationConfig(p_right, p_test, p_give_up), limits
+    )
     assert segments[0] == Segment(PROTOCOL.prompt(task), False)
     assert [segment.sampled for segment in segments] == [i % 2 == 1 for i in range(len(segments))]
     messages = [message_calls(task, segment) for segment in segments[1::2]]
@@ -87,7 +94,9 @@ def test_attempts_are_right_as_often_as_configured():
 
 
 def test_a_perfect_demonstration_tests_once_and_submits():
-    for task, segments in some(DemonstrationConfig(p_right=1.0, p_test=1.0, p_give_up=1.0), 50, (1, 2, 3, 4, 5)):
+    for task, segments in some(
+        DemonstrationConfig(p_right=1.0, p_test=1.0, p_give_up=1.0), 50, (1, 2, 3, 4, 5)
+    ):
         calls = [call.name for segment in segments[1::2] for call in message_calls(task, segment)]
         assert calls == ["write_file", "run_tests", "submit"]
         assert segments[2].text == f"<|tool|>ok\nPASS left {LIMITS.test_runs - 1}<|eot|>"
@@ -123,15 +132,24 @@ def test_texts_are_short_enough_for_a_small_context(tokenizer):
     pairs = some(IMPERFECT, 500)
     assert tokenizer.vocab_size <= 512
     assert max(len(tokenizer.encode(segments[0].text)) for _, segments in pairs) <= 96
-    lengths = sorted(sum(len(tokenizer.encode(segment.text)) for segment in segments) for _, segments in pairs)
+    lengths = sorted(
+        sum(len(tokenizer.encode(segment.text)) for segment in segments) for _, segments in pairs
+    )
     assert lengths[len(lengths) * 95 // 100] <= 300
-    messages = [len(tokenizer.encode(segment.text)) for _, segments in pairs for segment in segments[1::2]]
+    messages = [
+        len(tokenizer.encode(segment.text)) for _, segments in pairs for segment in segments[1::2]
+    ]
     assert max(messages) <= 64
 
 
 def test_only_generated_tasks_are_demonstrated():
     task = generate("train", 0, 0)
-    other = Task(**{**{name: getattr(task, name) for name in task.__dataclass_fields__}, "meta": {"source": "mbpp"}})
+    other = Task(
+        **{
+            **{name: getattr(task, name) for name in task.__dataclass_fields__},
+            "meta": {"source": "mbpp"},
+        }
+    )
     with pytest.raises(ValueError, match="mbpp"):
         demonstrate(other, random.Random(0), IMPERFECT, LIMITS)
     with pytest.raises(ValueError, match="turns=0"):

@@ -1,4 +1,6 @@
-"""Differential cases say what the reference does, only where it does the same every time, and catch wrong solutions."""
+"""Differential cases say what the reference does, only where it does the same every time, and catch
+wrong solutions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from rl_code.environment.grader import grade
 from rl_code.environment.sandbox import SandboxConfig, SandboxPool
 from rl_code.tasks import mbpp
 from rl_code.tasks.api import TaskConfig, load, mutations
-from rl_code.tasks.differential import DifferentialConfig, choose, perturb, reference_cases, strengthen
+from rl_code.tasks.differential import (
+    DifferentialConfig,
+    choose,
+    perturb,
+    reference_cases,
+    strengthen,
+)
 from rl_code.types import Case, Task, Tests
 
 CONFIG = DifferentialConfig(cases=12, timeout_s=5.0, workers=2)
@@ -25,14 +33,27 @@ PARITY = "def is_abundant(n):\n    return n % 2 == 0\n"
 
 @pytest.fixture(scope="module")
 def pool():
-    config = SandboxConfig(workers=1, memory_mb=512, processes=16, workspace_mb=8, cpu_s=10, output_bytes=1 << 16)
+    config = SandboxConfig(
+        workers=1, memory_mb=512, processes=16, workspace_mb=8, cpu_s=10, output_bytes=1 << 16
+    )
     with SandboxPool(config) as pool:
         yield pool
 
 
 def task(code: str, entry_point: str = "f", *cases: tuple, **meta) -> Task:
     tests = Tests(cases=tuple(Case(args, expected, 0.0) for args, expected in cases))
-    return Task("t", (), {}, "solution.py", entry_point, (), Tests(), tests, {"solution.py": code}, meta=meta)
+    return Task(
+        "t",
+        (),
+        {},
+        "solution.py",
+        entry_point,
+        (),
+        Tests(),
+        tests,
+        {"solution.py": code},
+        meta=meta,
+    )
 
 
 def abundant() -> Task:
@@ -40,7 +61,9 @@ def abundant() -> Task:
 
 
 def passes(solution: str, of: Task, pool: SandboxPool) -> bool:
-    return all(grade(of.path, of.entry_point, of.hidden_tests, {of.path: solution}, pool, 5.0).passed)
+    return all(
+        grade(of.path, of.entry_point, of.hidden_tests, {of.path: solution}, pool, 5.0).passed
+    )
 
 
 def test_a_wrong_solution_that_passes_the_asserts_fails_the_strengthened_tests(pool, tmp_path):
@@ -52,12 +75,18 @@ def test_a_wrong_solution_that_passes_the_asserts_fails_the_strengthened_tests(p
 
 
 def test_references_that_fail_their_own_tests_are_left_out_and_named(pool, tmp_path):
-    wrong = dataclasses.replace(task("def f(x):\n    return x", "f", ((1,), 1), ((2,), 3)), id="wrong")
+    wrong = dataclasses.replace(
+        task("def f(x):\n    return x", "f", ((1,), 1), ((2,), 3)), id="wrong"
+    )
     broken = dataclasses.replace(task("def f(x)", "f", ((1,), 1)), id="broken")
     code = dataclasses.replace(
-        task("def f(x):\n    return x", "f"), id="code", hidden_tests=Tests(code=("assert f(1) == undefined",))
+        task("def f(x):\n    return x", "f"),
+        id="code",
+        hidden_tests=Tests(code=("assert f(1) == undefined",)),
     )
-    result = strengthen([wrong, abundant(), broken, code], mutations, CONFIG, pool, tmp_path / "cache.json")
+    result = strengthen(
+        [wrong, abundant(), broken, code], mutations, CONFIG, pool, tmp_path / "cache.json"
+    )
     assert [t.id for t in result.tasks] == ["t"]
     assert result.failed.keys() == {"wrong", "broken", "code"}
     assert result.failed["wrong"].startswith("test 2 of 2")
@@ -79,10 +108,18 @@ INPUTS = [(n,) for n in range(6)]
         ("infinity", "return float('inf') if n == 1 else n", [INPUTS[0], *INPUTS[2:]]),
         ("long", "return 'x' * 10000 if n == 1 else 'x'", [INPUTS[0], *INPUTS[2:]]),
         ("set order", "return list(set(str(i * 7) for i in range(n)))", INPUTS[:2]),
-        ("set operation order", "return list(set(range(n * 8)) & set(range(0, 99, 8)))", INPUTS[:2]),
+        (
+            "set operation order",
+            "return list(set(range(n * 8)) & set(range(0, 99, 8)))",
+            INPUTS[:2],
+        ),
         ("set display order", "return list({str(i) for i in range(n)} - {'x'})", INPUTS[:2]),
         ("tie", "return max(['a', 'bb', 'c' * n], key=len)", [INPUTS[i] for i in (0, 1, 3, 4, 5)]),
-        ("sorted set", "return sorted(set(str(i * 7) for i in range(n)) & {'0', '7', '14'})", INPUTS),
+        (
+            "sorted set",
+            "return sorted(set(str(i * 7) for i in range(n)) & {'0', '7', '14'})",
+            INPUTS,
+        ),
     ],
 )
 def test_only_plain_answers_given_every_time_become_cases(pool, name, body, kept):
@@ -96,22 +133,33 @@ def test_only_plain_answers_given_every_time_become_cases(pool, name, body, kept
 
 def test_an_input_that_hangs_costs_only_itself(pool):
     code = "def f(n):\n    while n == 2:\n        pass\n    return n\n"
-    assert [case.args for case in reference_cases(task(code), INPUTS, pool, 2.0)] == [*INPUTS[:2], *INPUTS[3:]]
+    assert [case.args for case in reference_cases(task(code), INPUTS, pool, 2.0)] == [
+        *INPUTS[:2],
+        *INPUTS[3:],
+    ]
 
 
 def test_floats_get_a_tolerance_and_the_tasks_own_is_kept(pool):
     code = "def f(n):\n    return n / 3 if n % 2 else n\n"
-    assert [case.tolerance for case in reference_cases(task(code), INPUTS[:2], pool, 5.0)] == [0.0, 1e-6]
-    assert [case.tolerance for case in reference_cases(task(code, tolerance=0.5), INPUTS[:2], pool, 5.0)] == [0.5, 0.5]
+    assert [case.tolerance for case in reference_cases(task(code), INPUTS[:2], pool, 5.0)] == [
+        0.0,
+        1e-6,
+    ]
+    assert [
+        case.tolerance for case in reference_cases(task(code, tolerance=0.5), INPUTS[:2], pool, 5.0)
+    ] == [0.5, 0.5]
 
 
 def test_the_cache_is_used_for_the_same_task_only(pool, tmp_path):
     cache = tmp_path / "folder" / "cache.json"
     first = strengthen([abundant()], mutations, CONFIG, pool, cache)
-    assert strengthen([abundant()], mutations, CONFIG, None, cache) == first  # runs nothing: there is no sandbox
+    # runs nothing: there is no sandbox
+    assert strengthen([abundant()], mutations, CONFIG, None, cache) == first
     changed = dataclasses.replace(abundant(), reference={"solution.py": PARITY})
     result = strengthen([changed], mutations, CONFIG, pool, cache)
-    assert all(case.expected == (case.args[0] % 2 == 0) for case in result.tasks[0].hidden_tests.cases)
+    assert all(
+        case.expected == (case.args[0] % 2 == 0) for case in result.tasks[0].hidden_tests.cases
+    )
     cache.write_text("{")
     with pytest.raises(ValueError, match=r"cache\.json: not a cache"):
         strengthen([abundant()], mutations, CONFIG, pool, cache)
@@ -165,7 +213,13 @@ def test_evalplus_files_get_their_expected_values_from_the_reference(pool, tmp_p
     path = tmp_path / "plus.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = TaskConfig(
-        "evalplus", "test", str(path), 0, (), form="raw", differential=dataclasses.replace(CONFIG, cases=0)
+        "evalplus",
+        "test",
+        str(path),
+        0,
+        (),
+        form="raw",
+        differential=dataclasses.replace(CONFIG, cases=0),
     )
     (task,) = load(config, pool, tmp_path)
     assert task.hidden_tests == Tests(cases=(Case((1,), 0.5, 0.01), Case((3,), 1.5, 0.01)))
@@ -173,7 +227,9 @@ def test_evalplus_files_get_their_expected_values_from_the_reference(pool, tmp_p
     assert not passes("def half(x):\n    return x * 0.51\n", task, pool)
 
 
-@pytest.mark.skipif("RL_CODE_DATA" not in os.environ, reason="RL_CODE_DATA, the folder with mbpp.jsonl, is not set")
+@pytest.mark.skipif(
+    "RL_CODE_DATA" not in os.environ, reason="RL_CODE_DATA, the folder with mbpp.jsonl, is not set"
+)
 def test_is_abundant_of_mbpp_is_no_longer_fooled_by_parity(pool, tmp_path):
     tasks = mbpp.load(str(Path(os.environ["RL_CODE_DATA"]) / "mbpp.jsonl"))
     task = next(t for t in tasks if t.entry_point == "is_abundant")

@@ -1,4 +1,6 @@
-"""Generated tasks: reproducible, many, solvable, decided by their tests, and split by composition."""
+"""Generated tasks: reproducible, many, solvable, decided by their tests, and split by
+composition.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ print(hashlib.sha256(repr(tasks).encode()).hexdigest())
 
 
 def run_source(files, path, entry_point, args):
-    """What the files compute: a value, or the exception raised. The texts are this repository's own."""
+    """What the files compute: a value, or the exception raised. The texts are this repository's
+    own.
+    """
     modules = {}
 
     def load(name):
@@ -44,7 +48,10 @@ def run_source(files, path, entry_point, args):
 
 
 def fails(task, files, tests):
-    return any(run_source(files, task.path, task.entry_point, case.args) != case.expected for case in tests.cases)
+    return any(
+        run_source(files, task.path, task.entry_point, case.args) != case.expected
+        for case in tests.cases
+    )
 
 
 def some_tasks(split, levels, count, seed=0):
@@ -65,9 +72,13 @@ def test_the_same_arguments_give_the_same_task_in_every_process():
 
 
 def test_there_are_at_least_50000_distinct_tasks():
-    # Two samples of n from N equally likely tasks share n²/N messages on average; unequal chances share more.
+    # Two samples of n from N equally likely tasks share n²/N messages on average; unequal chances
+    # share more.
     count, least = 800, 50_000
-    first, second = ({t.messages[0]["content"] for t in some_tasks("train", (1, 2), count, seed)} for seed in (1, 2))
+    first, second = (
+        {t.messages[0]["content"] for t in some_tasks("train", (1, 2), count, seed)}
+        for seed in (1, 2)
+    )
     assert len(first) * len(second) / max(1, len(first & second)) > least
     assert len({t.meta["program"] for t in some_tasks("train", (2,), 500)}) > 400
 
@@ -80,7 +91,9 @@ def test_ids_are_distinct():
 @pytest.mark.parametrize("level", LEVELS)
 def test_references_pass_all_tests(level):
     for task in some_tasks("train", (level,), 60):
-        assert len(task.visible_tests) == VISIBLE_CASES and len(task.hidden_tests) == HIDDEN_CASES >= 5
+        assert (
+            len(task.visible_tests) == VISIBLE_CASES and len(task.hidden_tests) == HIDDEN_CASES >= 5
+        )
         for case in task.visible_tests.cases + task.hidden_tests.cases:
             value = run_source(task.reference, task.path, task.entry_point, case.args)
             assert value == case.expected and type(value) is type(case.expected)
@@ -91,7 +104,9 @@ def test_files_as_given_fail_visible_and_hidden_tests(level):
     kinds = set()
     for task in some_tasks("train", (level,), 60):
         kinds.add(task.meta["kind"])
-        assert fails(task, task.files, task.visible_tests) and fails(task, task.files, task.hidden_tests)
+        assert fails(task, task.files, task.visible_tests) and fails(
+            task, task.files, task.hidden_tests
+        )
         assert task.files != task.reference and task.path in task.files
     assert kinds == {"write", "repair"}
 
@@ -104,7 +119,9 @@ def test_a_wrong_constant_or_missing_step_fails_visible_and_hidden_tests(level):
             for other in others:
                 wrong = (*program[:i], other, *program[i + 1 :])
                 for tests in (task.visible_tests, task.hidden_tests):
-                    assert any(evaluate(wrong, case.args[0]) != case.expected for case in tests.cases), (program, wrong)
+                    assert any(
+                        evaluate(wrong, case.args[0]) != case.expected for case in tests.cases
+                    ), (program, wrong)
 
 
 def test_constants_that_pass_the_visible_tests_pass_the_hidden_tests():
@@ -115,7 +132,8 @@ def test_constants_that_pass_the_visible_tests_pass_the_hidden_tests():
                 all(evaluate(rival, case.args[0]) == case.expected for case in tests.cases)
                 for tests in (task.visible_tests, task.hidden_tests)
             )
-            passed_visible, passed_both = passed_visible + visible, passed_both + (visible and hidden)
+            passed_visible = passed_visible + visible
+            passed_both = passed_both + (visible and hidden)
     assert passed_visible >= 200  # the programs themselves
     assert passed_both == passed_visible
 
@@ -132,7 +150,9 @@ def test_hidden_inputs_are_not_shown(level):
 
 @pytest.mark.parametrize("levels", [(1, 2), (3,), (4,)])
 def test_splits_share_no_composition_and_no_text(levels):
-    templates, messages, solutions = {}, {}, {}
+    templates = {}
+    messages = {}
+    solutions = {}
     for split in SPLITS:
         tasks = some_tasks(split, levels, 300 if levels[0] < 3 else 100)
         templates[split] = {tuple(sorted(task.meta["template"].split("+"))) for task in tasks}

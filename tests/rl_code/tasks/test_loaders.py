@@ -1,4 +1,6 @@
-"""HumanEval, MBPP and EvalPlus files become tasks; a row that is not right stops the load and is named."""
+"""HumanEval, MBPP and EvalPlus files become tasks; a row that is not right stops the load and is
+named.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ HUMANEVAL_ROW = {
     "canonical_solution": "    return math.pi * r * r\n",
     "test": "def check(candidate):\n    assert abs(candidate(helper(1)) - math.pi) < 1e-6\n",
 }
-EVALPLUS_ROW = HUMANEVAL_ROW | {"base_input": [[1.0]], "plus_input": [[2.0], [0.0]], "atol": 1e-6, "contract": ""}
+EVALPLUS_ROW = HUMANEVAL_ROW | {
+    "base_input": [[1.0]],
+    "plus_input": [[2.0], [0.0]],
+    "atol": 1e-6,
+    "contract": "",
+}
 EVALPLUS_MBPP_ROW = {
     "task_id": "Mbpp/2",
     "prompt": '"""\nWrite a function to add.\nassert add(1, 2) == 3\n"""\n',
@@ -52,7 +59,9 @@ def write(folder: Path, *rows: object) -> str:
 def test_mbpp_asserts_are_split_and_keep_their_meaning(tmp_path):
     (task,) = mbpp.load(write(tmp_path, MBPP_ROW))
     assert task.visible_tests == Tests(cases=(Case((1, 2), 3, tolerance=0.0),))
-    assert task.hidden_tests == Tests(cases=(Case(([1], (2,)), [(1, 2)], tolerance=0.0),), code=("assert add(x) == 3",))
+    assert task.hidden_tests == Tests(
+        cases=(Case(([1], (2,)), [(1, 2)], tolerance=0.0),), code=("assert add(x) == 3",)
+    )
     assert task.meta["split"] == "train"
 
 
@@ -127,7 +136,12 @@ LOADERS = {
         ("mbpp", "entry_point", "sub", "a line 'def sub(...):'"),
         ("mbpp", "test", "def check(candidate:", "expected Python code"),
         ("mbpp", "test", "x = 1", "expected a function check"),
-        ("mbpp", "test", "def check(candidate):\n    import os", "only assert statements in check, found 'import os'"),
+        (
+            "mbpp",
+            "test",
+            "def check(candidate):\n    import os",
+            "only assert statements in check, found 'import os'",
+        ),
         ("mbpp", "test", "def check(candidate):\n    assert candidate(1)", "more than 1 asserts"),
         ("humaneval", "prompt", 3, "expected a string, found 3"),
         ("humaneval", "prompt", "def area(r):", "expected Python code"),
@@ -177,7 +191,9 @@ def test_a_missing_file_is_named(tmp_path):
         mbpp.load(str(tmp_path / "none.jsonl"))
 
 
-@pytest.mark.skipif("RL_CODE_DATA" not in os.environ, reason="RL_CODE_DATA, the folder with mbpp.jsonl, is not set")
+@pytest.mark.skipif(
+    "RL_CODE_DATA" not in os.environ, reason="RL_CODE_DATA, the folder with mbpp.jsonl, is not set"
+)
 def test_all_of_mbpp_loads_in_its_usual_splits():
     tasks = mbpp.load(str(Path(os.environ["RL_CODE_DATA"]) / "mbpp.jsonl"))
     sizes = {split: sum(task.meta["split"] == split for task in tasks) for split in mbpp.SPLITS}

@@ -41,7 +41,10 @@ KINDS = {
     "descending": ([([5, 2, 1],), ([9, 8, 3],)], lambda a: a[0] == sorted(a[0], reverse=True)),
     "distinct": ([([5, 2, 1],), ([9, 8, 3],)], lambda a: len(set(a[0])) == len(a[0])),
     "records": ([([(1, "a"), (2, "b")],), ([(3, "c")],)], lambda a: all(map(_record, a[0]))),
-    "rectangular": ([([[1, 2], [3, 4]],), ([[1, 2, 3]],)], lambda a: len({len(row) for row in a[0]}) <= 1),
+    "rectangular": (
+        [([[1, 2], [3, 4]],), ([[1, 2, 3]],)],
+        lambda a: len({len(row) for row in a[0]}) <= 1,
+    ),
     "characters": ([("hello",), ("abc",)], lambda a: a[0].isalpha() and a[0].islower()),
     "brackets": ([("(a)[b]",), ("(())",)], lambda a: a[0].count("(") == a[0].count(")")),
     "length given": ([([1, 2], 2), ([1, 2, 3], 3)], lambda a: len(a[0]) == a[1]),

@@ -1,4 +1,6 @@
-"""Generated tasks and their demonstrations in real episodes: same text, same tokens, same verdicts."""
+"""Generated tasks and their demonstrations in real episodes: same text, same tokens, same
+verdicts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from rl_code.types import Limits
 LIMITS = Limits(turns=5, tokens=2000, turn_tokens=400, test_runs=3, command_s=20.0)
 IMPERFECT = DemonstrationConfig(p_right=0.4, p_test=0.8, p_give_up=0.2)
 PROTOCOL = Compact()
-SANDBOX = SandboxConfig(workers=1, memory_mb=512, processes=16, workspace_mb=16, cpu_s=10, output_bytes=10_000)
+SANDBOX = SandboxConfig(
+    workers=1, memory_mb=512, processes=16, workspace_mb=16, cpu_s=10, output_bytes=10_000
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,10 @@ def pool():
 def demonstrated():
     """The first few, and those in which an attempt raises."""
     tasks = [generate("train", 11, index, tuple(LEVELS)) for index in range(200)]
-    pairs = [(task, demonstrate(task, random.Random(index), IMPERFECT, LIMITS)) for index, task in enumerate(tasks)]
+    pairs = [
+        (task, demonstrate(task, random.Random(index), IMPERFECT, LIMITS))
+        for index, task in enumerate(tasks)
+    ]
     raising = [pair for pair in pairs[20:] if any(" error " in segment.text for segment in pair[1])]
     assert raising
     return pairs[:20] + raising[:4]
@@ -66,8 +73,15 @@ def test_replayed_demonstrations_give_the_same_text_tokens_and_mask(demonstrated
                 assert (tokenizer.decode(given), given) == (segment.text, tokens)
         assert given is None
         trajectory = episode.finish()
-        pieces = [(token, segment.sampled) for segment in segments for token in tokenizer.encode(segment.text)]
-        assert list(zip(trajectory.tokens.tolist(), trajectory.sampled.tolist(), strict=True)) == pieces
+        pieces = [
+            (token, segment.sampled)
+            for segment in segments
+            for token in tokenizer.encode(segment.text)
+        ]
+        assert (
+            list(zip(trajectory.tokens.tolist(), trajectory.sampled.tolist(), strict=True))
+            == pieces
+        )
         assert trajectory.status == "submitted" and trajectory.malformed_calls == 0
         rewards.add(trajectory.reward.total)
     assert rewards == {0.0, 1.0}
@@ -76,5 +90,7 @@ def test_replayed_demonstrations_give_the_same_text_tokens_and_mask(demonstrated
 def test_references_are_graded_as_solved_and_files_as_given_are_not(demonstrated, pool):
     for task, _ in demonstrated[:10]:
         for files, solved in ((task.reference, True), (task.files, False)):
-            marks = grade(task.path, task.entry_point, task.hidden_tests, files, pool, LIMITS.command_s)
+            marks = grade(
+                task.path, task.entry_point, task.hidden_tests, files, pool, LIMITS.command_s
+            )
             assert all(marks.passed) == solved, (task.id, marks)

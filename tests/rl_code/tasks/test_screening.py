@@ -1,4 +1,6 @@
-"""Every task is drawn once per epoch; a pool holds what can be learned from; the state resumes exactly."""
+"""Every task is drawn once per epoch; a pool holds what can be learned from; the state resumes
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ CONFIG = ScreeningConfig(samples=8, chunk=10, least=6, retire=2)
 
 
 def outcome(task: int, visit: int = 0) -> int:
-    """How many of 8 samples a made-up policy solves: tasks of each third are impossible, easy, and in between."""
+    """How many of 8 samples a made-up policy solves: tasks of each third are impossible, easy, and
+    in between.
+    """
     return (0, 8, 1 + (task + visit) % 7)[task % 3]
 
 
@@ -39,7 +43,8 @@ def test_every_epoch_is_a_permutation(count, seed):
 
 
 def test_epochs_and_seeds_differ():
-    order, other = Shuffled(50, 0), Shuffled(50, 1)
+    order = Shuffled(50, 0)
+    other = Shuffled(50, 1)
     assert [order[i] for i in range(50)] != [order[50 + i] for i in range(50)]
     assert [order[i] for i in range(50)] != [other[i] for i in range(50)]
 
@@ -117,7 +122,9 @@ def test_a_group_of_nothing_but_faults_is_no_evidence():
 
 def test_a_set_that_teaches_nothing_is_an_error_and_a_small_pool_is_used():
     hopeless = TaskPool(25, 0, CONFIG, None)
-    with pytest.raises(ValueError, match="none of 25 tasks is solved by some but not all of 8 samples"):
+    with pytest.raises(
+        ValueError, match="none of 25 tasks is solved by some but not all of 8 samples"
+    ):
         while tasks := hopeless.to_screen():
             hopeless.screened({task: (0, 8) for task in tasks})
     small = TaskPool(25, 0, CONFIG, None)

@@ -1,10 +1,12 @@
-"""A learner in a process of its own, for tests: it obeys lines on its standard input and answers each with one.
+"""A learner in a process of its own, for tests: it obeys lines on its standard input and answers
+each with one.
 
     python -m tests.rl_code.weights.learner WORKDIR [PORT PROCESS PROCESSES]
 
-publish V, serve V: publishes version V to storage, or to be pulled too; with the numbers of another version if a second
-one is given. fetch V stored, fetch V live: reads it back, and answers whether anything came in full, as changes, live.
-cut 1: storage cannot be read any more. With a port it is one of several processes under jax.distributed.
+publish V, serve V: publishes version V to storage, or to be pulled too; with the numbers of another
+version if a second one is given. fetch V stored, fetch V live: reads it back, and answers whether
+anything came in full, as changes, live. cut 1: storage cannot be read any more. With a port it is
+one of several processes under jax.distributed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class Learner:
 
     def __init__(self, workdir: Path, *arguments: int):
         module = "tests.rl_code.weights.learner"
-        self.process = programs.start(module, workdir, *arguments, stdin=subprocess.PIPE, stderr=None)
+        self.process = programs.start(
+            module, workdir, *arguments, stdin=subprocess.PIPE, stderr=None
+        )
 
     def send(self, line: str) -> None:
         """Without waiting for the answer."""
@@ -32,7 +36,8 @@ class Learner:
 
     def answer(self) -> str:
         """The next answer; empty when the process has ended."""
-        while (line := self.process.stdout.readline()) and not line.startswith(MARK):  # Gloo prints lines of its own
+        # Gloo prints lines of its own
+        while (line := self.process.stdout.readline()) and not line.startswith(MARK):
             pass
         return line.removeprefix(MARK).strip()
 
@@ -69,7 +74,9 @@ def main(workdir: str, port: str = "", process: str = "0", processes: str = "1")
     stored = StoredPublisher(workdir, DTYPE, KEPT)
     live = TransferPublisher(stored, host="127.0.0.1")
     reader = StoredSubscriber(workdir, wanted(actor), name="actor-0")
-    puller = TransferSubscriber(StoredSubscriber(workdir, wanted(actor), name="actor-1"), host="127.0.0.1", pull_s=30.0)
+    puller = TransferSubscriber(
+        StoredSubscriber(workdir, wanted(actor), name="actor-1"), host="127.0.0.1", pull_s=30.0
+    )
     _say("ready")
     for line in sys.stdin:
         verb, *words = line.split()

@@ -59,7 +59,9 @@ def model_of(version: int, where: Mesh) -> Transformer:
         )
     )
     made = {
-        name: jax.make_array_from_callback(x.shape, targets[name].sharding, lambda index, x=x: x[index])
+        name: jax.make_array_from_callback(
+            x.shape, targets[name].sharding, lambda index, x=x: x[index]
+        )
         for name, x in numbers(version).items()
     }
     return arrays.rebuild(abstract, made)
@@ -78,4 +80,7 @@ def assert_is(model: Transformer, version: int, where: Mesh) -> None:
         assert found[name].sharding == target.sharding and found[name].dtype == target.dtype, name
         expected = numbers(version)[name].astype(target.dtype)
         for shard in found[name].addressable_shards:
-            assert np.asarray(shard.data).tobytes() == expected[shard.index].tobytes(), (name, version)
+            assert np.asarray(shard.data).tobytes() == expected[shard.index].tobytes(), (
+                name,
+                version,
+            )

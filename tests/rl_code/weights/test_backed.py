@@ -1,4 +1,6 @@
-"""What memory lacks comes from storage, bit for bit; what neither has is waited for in memory alone."""
+"""What memory lacks comes from storage, bit for bit; what neither has is waited for in memory
+alone.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def start(tmp_path):
 
 
 def assert_gives(backed: BackedWeights, version: int, source: str, **asked: int) -> None:
-    """Where a version comes from, "memory", "storage" or what was "held" of it, and that its bits are right."""
+    """Where a version comes from, "memory", "storage" or what was "held" of it, and that its bits
+    are right.
+    """
     number, model = backed.wait(**asked, deadline_s=LONG_S)
     assert number == backed.fetched.version == version
     assert_is(model, version, mesh())
@@ -51,7 +55,10 @@ def test_versions_that_memory_no_longer_keeps_come_from_storage(start):
     assert_gives(backed, 2, "storage", exactly=2)
     assert_gives(backed, 1, "storage", exactly=1)
     assert_gives(backed, 4, "memory", at_least=0)
-    assert backed.published.version >= 3 and backed.published.full_bytes + backed.published.delta_bytes > 0
+    assert (
+        backed.published.version >= 3
+        and backed.published.full_bytes + backed.published.delta_bytes > 0
+    )
 
 
 def test_a_restarted_learner_has_what_was_published_before(start):
@@ -76,12 +83,15 @@ def test_what_was_published_before_a_restart_is_not_waited_for(start):
 
 
 def test_versions_that_are_to_come_are_waited_for(start):
-    backed, found = start(2, 0), {}
+    backed = start(2, 0)
+    found = {}
 
     def act(asked: tuple[str, int]) -> None:
         found[asked] = backed.wait(**dict([asked]), deadline_s=LONG_S)[0]
 
-    actors = [threading.Thread(target=act, args=(asked,)) for asked in [("exactly", 1), ("at_least", 1)]]
+    actors = [
+        threading.Thread(target=act, args=(asked,)) for asked in [("exactly", 1), ("at_least", 1)]
+    ]
     for actor in actors:
         actor.start()
     backed.publish(1, model_of(1, mesh()))
@@ -92,12 +102,16 @@ def test_versions_that_are_to_come_are_waited_for(start):
 
 @pytest.mark.parametrize("asked", [{"exactly": 7}, {"at_least": 7}])
 def test_a_learner_of_this_process_may_take_longer_than_the_deadline(start, asked):
-    """It may have to go through the steps since its checkpoint again; it ends the wait when it ends itself."""
+    """It may have to go through the steps since its checkpoint again; it ends the wait when it ends
+    itself.
+    """
     backed = start(2, 0, 1)
     threading.Timer(0.3, lambda: backed.publish(7, model_of(7, mesh()))).start()
     assert backed.wait(**asked, deadline_s=0.05)[0] == 7
     threading.Timer(0.3, backed.close).start()
-    with pytest.raises(WeightError, match=r"version 8 will not come: the learner closed after version 7"):
+    with pytest.raises(
+        WeightError, match=r"version 8 will not come: the learner closed after version 7"
+    ):
         backed.wait(**{name: 8 for name in asked}, deadline_s=0.05)
 
 
@@ -113,7 +127,9 @@ def test_nobody_waits_for_a_learner_that_has_closed(start):
     backed = start(1, 0, 1)
     closing = threading.Timer(0.1, backed.close)
     closing.start()
-    with pytest.raises(WeightError, match="version 2 will not come: the learner closed after version 1") as caught:
+    with pytest.raises(
+        WeightError, match="version 2 will not come: the learner closed after version 1"
+    ) as caught:
         backed.wait(exactly=2, deadline_s=LONG_S)
     assert not isinstance(caught.value, WeightTimeout)
     closing.join()

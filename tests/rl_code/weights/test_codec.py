@@ -22,7 +22,18 @@ from rl_code.weights.waiting import Deadline
 from tests.rl_code.weights.small import mesh
 
 # -0.0, denormals, infinities and NaNs of all kinds, as float32; their halves are special in 16 bits
-SPECIAL = (0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0xFFFFFFFF)
+SPECIAL = (
+    0,
+    0x80000000,
+    1,
+    0x80000001,
+    0x007FFFFF,
+    0x7F800000,
+    0xFF800000,
+    0x7FC00000,
+    0x7F800001,
+    0xFFFFFFFF,
+)
 DTYPES = ("float32", "bfloat16", "float16", "int32", "int8")
 
 
@@ -47,22 +58,31 @@ def bits_of(x: jax.Array) -> np.ndarray:
 
 
 def like(named: dict[str, jax.Array], sharding=None) -> dict[str, jax.ShapeDtypeStruct]:
-    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or x.sharding) for name, x in named.items()}
+    return {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or x.sharding)
+        for name, x in named.items()
+    }
 
 
 @settings(max_examples=40, deadline=None)
 @given(two_patterns())
 def test_whole_and_change_give_back_every_bit(patterns):
     dtype, one, other = patterns
-    old, new = on_device(one, dtype), on_device(other, dtype)
-    targets, deadline = like(old), Deadline(30.0)
+    old = on_device(one, dtype)
+    new = on_device(other, dtype)
+    targets = like(old)
+    deadline = Deadline(30.0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         codec.write(folder, "full", codec.to_host(old), deadline)
-        codec.write(folder, "delta", codec.changes(codec.to_host(new), codec.to_host(old)), deadline)
+        codec.write(
+            folder, "delta", codec.changes(codec.to_host(new), codec.to_host(old)), deadline
+        )
         whole = codec.place(targets, codec.read([folder / "full"], targets, deadline), None)
         change = codec.read([folder / "delta"], targets, deadline)
-        both = codec.place(targets, codec.read([folder / "full", folder / "delta"], targets, deadline), None)
+        both = codec.place(
+            targets, codec.read([folder / "full", folder / "delta"], targets, deadline), None
+        )
     np.testing.assert_array_equal(bits_of(whole["x"]), one)
     np.testing.assert_array_equal(bits_of(both["x"]), other)
     np.testing.assert_array_equal(bits_of(codec.place(targets, change, old)["x"]), other)
@@ -78,7 +98,8 @@ def test_reader_and_writer_may_have_any_layout_and_chunks(theirs, ours, tmp_path
     host = codec.to_host(named)["x"]
     part = named["x"].sharding.shard_shape(bits.shape)
     assert all(
-        size % piece == 0 or size == whole for size, piece, whole in zip(part, host.chunk, bits.shape, strict=True)
+        size % piece == 0 or size == whole
+        for size, piece, whole in zip(part, host.chunk, bits.shape, strict=True)
     )
     assert np.prod(host.chunk) < np.prod(part)
     codec.write(tmp_path, "full", {"x": host}, Deadline(30.0))
@@ -101,7 +122,8 @@ def test_copies_in_host_memory_survive_donation():
 
 def test_another_layout_is_noticed():
     bits = np.zeros((4, 4), np.uint32)
-    one, other = on_device(bits, "float32"), on_device(bits, "float32", NamedSharding(mesh(1, 2), P("tensor")))
+    one = on_device(bits, "float32")
+    other = on_device(bits, "float32", NamedSharding(mesh(1, 2), P("tensor")))
     assert codec.same_layout(codec.to_host(one), codec.to_host(one))
     assert not codec.same_layout(codec.to_host(one), codec.to_host(other))
 
@@ -113,9 +135,16 @@ def test_a_small_step_is_stored_in_a_fraction(tmp_path):
     for dtype in ("float32", "bfloat16"):
         before, after = ({"x": jnp.asarray(x, dtype)} for x in (old, old + np.float32(1e-5)))
         host = codec.to_host(after)
-        for kind, content in (("full", host), ("delta", codec.changes(host, codec.to_host(before)))):
+        for kind, content in (
+            ("full", host),
+            ("delta", codec.changes(host, codec.to_host(before))),
+        ):
             codec.write(tmp_path / dtype, kind, content, Deadline(30.0))
-            written = sum(path.stat().st_size for path in (tmp_path / dtype / kind).rglob("*") if path.is_file())
+            written = sum(
+                path.stat().st_size
+                for path in (tmp_path / dtype / kind).rglob("*")
+                if path.is_file()
+            )
             sizes[dtype, kind] = written / after["x"].nbytes
     assert sizes["float32", "delta"] < 0.6 and sizes["bfloat16", "delta"] < 0.15
     assert sizes["float32", "full"] < 0.95 and sizes["bfloat16", "full"] < 0.8
@@ -130,6 +159,13 @@ def test_a_missing_chunk_is_an_error_and_not_zeros(tmp_path):
 
 
 def test_arrays_of_another_shape_are_named(tmp_path):
-    codec.write(tmp_path, "full", codec.to_host(on_device(np.zeros(4, np.uint32), "float32")), Deadline(30.0))
+    codec.write(
+        tmp_path,
+        "full",
+        codec.to_host(on_device(np.zeros(4, np.uint32), "float32")),
+        Deadline(30.0),
+    )
     with pytest.raises(ValueError, match=r"x holds uint32\[4\], not uint16\[4\]"):
-        codec.read([tmp_path / "full"], like(on_device(np.zeros(4, np.uint16), "bfloat16")), Deadline(30.0))
+        codec.read(
+            [tmp_path / "full"], like(on_device(np.zeros(4, np.uint16), "bfloat16")), Deadline(30.0)
+        )

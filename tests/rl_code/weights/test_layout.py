@@ -11,7 +11,16 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from models.transformer import Transformer
-from rl_code.weights.layout import any_mesh, assemble, detached, join, overlap, own_parts, to_slices, wanted_parts
+from rl_code.weights.layout import (
+    any_mesh,
+    assemble,
+    detached,
+    join,
+    overlap,
+    own_parts,
+    to_slices,
+    wanted_parts,
+)
 from tests.rl_code.weights.small import CONFIG, mesh
 
 LAYOUTS = (P(), P("data"), P("tensor", "data"), P(None, ("data", "tensor")))
@@ -20,8 +29,12 @@ LAYOUTS = (P(), P("data"), P("tensor", "data"), P(None, ("data", "tensor")))
 @pytest.mark.parametrize("theirs", LAYOUTS)
 @pytest.mark.parametrize("ours", LAYOUTS)
 def test_any_layout_can_be_put_together_from_the_parts_of_any_other(theirs, ours):
-    source = jax.device_put(jnp.arange(8 * 16 * 3).reshape(8, 16, 3), NamedSharding(mesh(2, 2), theirs))
-    target = jax.ShapeDtypeStruct(source.shape, source.dtype, sharding=NamedSharding(mesh(2, 4), ours))
+    source = jax.device_put(
+        jnp.arange(8 * 16 * 3).reshape(8, 16, 3), NamedSharding(mesh(2, 2), theirs)
+    )
+    target = jax.ShapeDtypeStruct(
+        source.shape, source.dtype, sharding=NamedSharding(mesh(2, 4), ours)
+    )
     held = dict(own_parts(source))
     assert sum(part.size for part in held.values()) == source.size
     parts = {}

@@ -21,7 +21,8 @@ def weights(where=None, *, keep: int = 2) -> LocalWeights:
 
 @pytest.mark.parametrize("actors", [(1, 1), (2, 2), (1, 2)])
 def test_the_actor_gets_the_learners_weights_in_its_own_layout_and_dtype(actors):
-    learner, actor = mesh(1, 2), mesh(*actors, devices=jax.devices()[4:])
+    learner = mesh(1, 2)
+    actor = mesh(*actors, devices=jax.devices()[4:])
     local = weights(actor)
     with jax.set_mesh(learner):
         for version in (0, 1):
@@ -29,10 +30,14 @@ def test_the_actor_gets_the_learners_weights_in_its_own_layout_and_dtype(actors)
     number, model = local.wait(at_least=0, deadline_s=1.0)
     assert number == local.newest() == 1
     assert_is(model, 1, actor)
-    assert local.published.version == 1 and local.published.live_bytes == sum(x.nbytes for x in jax.tree.leaves(model))
+    assert local.published.version == 1 and local.published.live_bytes == sum(
+        x.nbytes for x in jax.tree.leaves(model)
+    )
 
 
-@pytest.mark.parametrize(("dtype", "actors"), [("float32", (1, 1)), ("float32", (2, 1)), ("bfloat16", (1, 1))])
+@pytest.mark.parametrize(
+    ("dtype", "actors"), [("float32", (1, 1)), ("float32", (2, 1)), ("bfloat16", (1, 1))]
+)
 def test_published_weights_survive_updates_that_donate_the_learners_state(dtype, actors):
     model = model_of(0, mesh())
     expected = [np.array(x.astype(dtype)) for x in jax.tree.leaves(model)]
@@ -47,7 +52,8 @@ def test_published_weights_survive_updates_that_donate_the_learners_state(dtype,
 
 
 def test_actors_that_wait_all_get_the_version_they_wait_for():
-    local, found = weights(), {}
+    local = weights()
+    found = {}
 
     def act(index: int) -> None:
         found[index] = local.wait(at_least=1, deadline_s=30.0)[0]
@@ -63,7 +69,8 @@ def test_actors_that_wait_all_get_the_version_they_wait_for():
 
 
 def test_a_wait_that_is_too_long_says_who_waits_for_whom():
-    local, errors = weights(), []
+    local = weights()
+    errors = []
 
     def act() -> None:
         try:
@@ -77,8 +84,12 @@ def test_a_wait_that_is_too_long_says_who_waits_for_whom():
         actor = threading.Thread(target=act, name="actor-1")
         actor.start()
         actor.join()
-    for error, seen in zip(errors, ("no version seen", r"newest seen: 10, written \d+ s ago"), strict=True):
-        message = rf"actor-1 waited 0\.1 s for version 12 from the learner \({seen}, in this process\)"
+    for error, seen in zip(
+        errors, ("no version seen", r"newest seen: 10, written \d+ s ago"), strict=True
+    ):
+        message = (
+            rf"actor-1 waited 0\.1 s for version 12 from the learner \({seen}, in this process\)"
+        )
         assert re.fullmatch(message, error)
 
 
@@ -106,6 +117,8 @@ def test_nobody_waits_for_a_learner_that_has_closed():
     local = weights()
     local.publish(0, model_of(0, mesh()))
     threading.Timer(0.1, local.close).start()
-    with pytest.raises(WeightError, match="version 1 will not come: the learner closed after version 0"):
+    with pytest.raises(
+        WeightError, match="version 1 will not come: the learner closed after version 0"
+    ):
         local.wait(at_least=1, deadline_s=30.0)
     assert local.wait(at_least=0, deadline_s=1.0)[0] == 0

@@ -1,4 +1,6 @@
-"""Properties of a learner and an actor that consist of several processes, and of waits for each other."""
+"""Properties of a learner and an actor that consist of several processes, and of waits for each
+other.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +55,15 @@ def test_two_processes_publish_and_read_one_model(tmp_path):
 
         # all stop when one publishes other bits under a known number, or another number
         answers = ask(learners, "publish 2 3")
-        assert "and now again with" in answers[0] and "process 0 could not publish version 2" in answers[1]
+        assert (
+            "and now again with" in answers[0]
+            and "process 0 could not publish version 2" in answers[1]
+        )
         answers = ask(learners, "publish 4", "publish 5")
-        assert all("the learner's processes publish different versions: [4, 5]" in answer for answer in answers)
+        assert all(
+            "the learner's processes publish different versions: [4, 5]" in answer
+            for answer in answers
+        )
         assert records.numbers(folder) == [0, 1, 2]
     finally:
         for learner in learners:
@@ -63,7 +71,9 @@ def test_two_processes_publish_and_read_one_model(tmp_path):
 
 
 def test_a_process_that_does_not_write_its_parts_is_named(tmp_path, monkeypatch):
-    publisher = StoredPublisher(tmp_path, DTYPE, WeightsConfig(full_every=1, keep=1, deadline_s=0.3))
+    publisher = StoredPublisher(
+        tmp_path, DTYPE, WeightsConfig(full_every=1, keep=1, deadline_s=0.3)
+    )
     real = publisher._await_others
 
     def with_another(*args) -> None:
@@ -73,7 +83,8 @@ def test_a_process_that_does_not_write_its_parts_is_named(tmp_path, monkeypatch)
     monkeypatch.setattr(publisher, "_await_others", with_another)
     publisher.publish(0, model_of(0, mesh()))
     with pytest.raises(
-        WeightError, match=r"process 0 of learner waited 0.3 s for processes \[1\] to write their parts of version 0"
+        WeightError,
+        match=r"process 0 of learner waited 0.3 s for processes \[1\] to write their parts of version 0",
     ):
         publisher._pending[1].result(30.0)
     monkeypatch.undo()
@@ -98,8 +109,13 @@ def test_a_wait_for_something_that_never_returns_ends(never):
 
 def test_a_process_that_waits_for_others_in_vain_says_so(monkeypatch, never):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", lambda _: never.wait())
-    with pytest.raises(WeightTimeout, match=r"^process 0 of 2, which reads version 3, for the others waited 0\.1 s$"):
+    monkeypatch.setattr(
+        "jax.experimental.multihost_utils.process_allgather", lambda _: never.wait()
+    )
+    with pytest.raises(
+        WeightTimeout,
+        match=r"^process 0 of 2, which reads version 3, for the others waited 0\.1 s$",
+    ):
         agree(0.1, "which reads version 3", 1)
 
 

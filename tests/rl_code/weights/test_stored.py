@@ -59,8 +59,10 @@ def flip(path: Path, position: int = -1) -> None:
 
 
 def test_every_version_comes_back_in_full_or_by_its_changes(tmp_path):
-    publisher, where = learner(tmp_path, keep=9), mesh(1, 2)
-    follower, layout = actor(tmp_path, mesh(2, 2)), mesh(2, 2)
+    publisher = learner(tmp_path, keep=9)
+    where = mesh(1, 2)
+    follower = actor(tmp_path, mesh(2, 2))
+    layout = mesh(2, 2)
     routes = []
     for version in range(5):
         publisher.publish(version, model_of(version, where))
@@ -73,7 +75,10 @@ def test_every_version_comes_back_in_full_or_by_its_changes(tmp_path):
     assert routes == [(True, False)] + [(False, True)] * 4
     for version in range(5):
         assert_is(actor(tmp_path).wait(exactly=version, deadline_s=30.0)[1], version, mesh())
-    assert publisher.published.version == 4 and publisher.published.delta_bytes == follower.fetched.delta_bytes
+    assert (
+        publisher.published.version == 4
+        and publisher.published.delta_bytes == follower.fetched.delta_bytes
+    )
     # what is held already is not read again
     assert_is(follower.wait(at_least=4, deadline_s=30.0)[1], 4, layout)
     assert follower.fetched.full_bytes == follower.fetched.delta_bytes == 0
@@ -90,7 +95,9 @@ def test_the_newest_stay_and_what_they_are_made_from(tmp_path):
     assert kept == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [3, 4], [3, 4, 5], [3, 4, 5, 6], [6, 7]]
     folders = sorted(path.name for path in (tmp_path / "weights").iterdir() if path.is_dir())
     assert folders == ["v_00000006", "v_00000007"]
-    with pytest.raises(WeightError, match=r"version 5 is not kept any more in .*; there are \[6, 7\]"):
+    with pytest.raises(
+        WeightError, match=r"version 5 is not kept any more in .*; there are \[6, 7\]"
+    ):
         actor(tmp_path).wait(exactly=5, deadline_s=30.0)
 
 
@@ -115,7 +122,7 @@ def test_weights_that_the_actor_lost_are_read_in_full(tmp_path):
     assert careless.fetched.full_bytes > 0
 
 
-# --- A learner that starts again --------------------------------------------------------------------------------------
+# --- A learner that starts again ------------------------------------------------------------------
 
 
 def test_a_restarted_learner_may_publish_the_same_again_and_go_on(tmp_path):
@@ -133,12 +140,15 @@ def test_a_learner_whose_replay_differs_is_stopped(tmp_path):
     publisher = learner(tmp_path)
     publisher.publish(0, model_of(0, mesh()))
     checksum = records.read_record(tmp_path / "weights", 1).version.checksum
-    with pytest.raises(WeightError, match=f"version 1 .* with checksum {checksum}, and now again with [0-9a-f]{{16}}"):
+    with pytest.raises(
+        WeightError,
+        match=f"version 1 .* with checksum {checksum}, and now again with [0-9a-f]{{16}}",
+    ):
         publisher.publish(1, model_of(2, mesh()))
     assert_is(actor(tmp_path).wait(exactly=1, deadline_s=30.0)[1], 1, mesh())
 
 
-# --- Publications that fail -------------------------------------------------------------------------------------------
+# --- Publications that fail -----------------------------------------------------------------------
 
 FULL_AND_DELTA = 3  # the version after 2, see KEPT
 
@@ -173,7 +183,9 @@ def test_a_publication_that_breaks_off_leaves_only_complete_versions(moment, tmp
         module, name, when = CRASHES[moment]
         patch.setattr(module, name, fail_at(getattr(module, name), when))
         publisher.publish(FULL_AND_DELTA, model_of(FULL_AND_DELTA, mesh()))
-        with pytest.raises(WeightError, match=r"could not write version 3 to .* free\): .*No space left"):
+        with pytest.raises(
+            WeightError, match=r"could not write version 3 to .* free\): .*No space left"
+        ):
             publisher.close()
     newest = actor(tmp_path).newest()
     assert newest == (FULL_AND_DELTA if "deleted" in moment else FULL_AND_DELTA - 1)
@@ -181,7 +193,9 @@ def test_a_publication_that_breaks_off_leaves_only_complete_versions(moment, tmp
         assert_is(actor(tmp_path).wait(exactly=version, deadline_s=30.0)[1], version, mesh())
     publish(tmp_path, 2, 3, 4)
     assert kinds(tmp_path) == {3: "fulldelta", 4: "delta"}
-    assert not [path for path in (tmp_path / "weights").iterdir() if path.suffix in (".draft", ".tmp")]
+    assert not [
+        path for path in (tmp_path / "weights").iterdir() if path.suffix in (".draft", ".tmp")
+    ]
     assert_is(actor(tmp_path).wait(exactly=4, deadline_s=30.0)[1], 4, mesh())
 
 
@@ -228,7 +242,7 @@ def test_a_learner_killed_at_any_moment_leaves_only_complete_versions(tmp_path):
     }
 
 
-# --- Damage -----------------------------------------------------------------------------------------------------------
+# --- Damage ---------------------------------------------------------------------------------------
 
 
 def test_a_flipped_byte_in_any_file_is_noticed_and_never_used(tmp_path):
@@ -271,9 +285,13 @@ def test_a_damaged_change_is_gone_around_by_a_full_version(tmp_path, caplog):
     follower.wait(exactly=2, deadline_s=30.0)
     for path in data_files(tmp_path, 3, "delta"):
         flip(path)
-    assert_is(follower.wait(exactly=4, deadline_s=30.0)[1], 4, mesh())  # not by 3 and 4, but by 3 in full and 4
+    # not by 3 and 4, but by 3 in full and 4
+    assert_is(follower.wait(exactly=4, deadline_s=30.0)[1], 4, mesh())
     assert follower.fetched.full_bytes > 0
-    assert "read version 4 as version 3 in full + 4, because: the version held + 3 + 4: " in caplog.text
+    assert (
+        "read version 4 as version 3 in full + 4, because: the version held + 3 + 4: "
+        in caplog.text
+    )
 
 
 def test_a_damaged_full_version_is_gone_around_by_an_older_one(tmp_path, caplog):
@@ -281,7 +299,10 @@ def test_a_damaged_full_version_is_gone_around_by_an_older_one(tmp_path, caplog)
     for path in data_files(tmp_path, 3, "full"):
         flip(path)
     assert_is(actor(tmp_path).wait(exactly=4, deadline_s=30.0)[1], 4, mesh())
-    assert "read version 4 as version 0 in full + 1 + 2 + 3 + 4, because: version 3 in full + 4: " in caplog.text
+    assert (
+        "read version 4 as version 0 in full + 1 + 2 + 3 + 4, because: version 3 in full + 4: "
+        in caplog.text
+    )
 
 
 def test_damage_that_no_way_leads_around_is_an_error_that_lists_the_ways(tmp_path):
@@ -289,7 +310,8 @@ def test_damage_that_no_way_leads_around_is_an_error_that_lists_the_ways(tmp_pat
     for path in data_files(tmp_path, 4, "delta"):
         flip(path)
     with pytest.raises(
-        WeightError, match=r"version 4 cannot be .*: version 3 in full \+ 4: .*; version 0 in full \+ 1"
+        WeightError,
+        match=r"version 4 cannot be .*: version 3 in full \+ 4: .*; version 0 in full \+ 1",
     ):
         actor(tmp_path).wait(exactly=4, deadline_s=30.0)
     assert_is(actor(tmp_path).wait(exactly=3, deadline_s=30.0)[1], 3, mesh())
@@ -311,24 +333,26 @@ def test_changes_of_another_run_are_not_applied(tmp_path):
 def test_weights_of_another_model_are_named(tmp_path):
     publish(tmp_path, 0)
     other = StoredSubscriber(tmp_path, sampling_model(CONFIG, "float32", mesh()), name="actor-1")
-    with pytest.raises(WeightError, match=r"embed.table.value is bfloat16\[32, 16\] there and float32\[32, 16\] here"):
+    with pytest.raises(
+        WeightError,
+        match=r"embed.table.value is bfloat16\[32, 16\] there and float32\[32, 16\] here",
+    ):
         other.wait(exactly=0, deadline_s=30.0)
 
 
-# --- Waiting ----------------------------------------------------------------------------------------------------------
+# --- Waiting --------------------------------------------------------------------------------------
 
 
 def test_a_wait_that_is_too_long_says_who_waits_for_whom(tmp_path):
     folder = tmp_path / "weights"
     with pytest.raises(
-        WeightTimeout, match=rf"^actor-1 waited 0.1 s for version 12 from the learner \(no version seen, in {folder}\)$"
+        WeightTimeout,
+        match=rf"^actor-1 waited 0.1 s for version 12 from the learner \(no version seen, in {folder}\)$",
     ):
         actor(tmp_path).wait(at_least=12, deadline_s=0.1)
     publish(tmp_path, 10)
     os.utime(records.record_path(folder, 10), times=(time.time() - 75,) * 2)
-    message = (
-        rf"^actor-1 waited 0.1 s for version 12 from learner \(newest seen: 10, written 7[5-9] s ago, in {folder}\)$"
-    )
+    message = rf"^actor-1 waited 0.1 s for version 12 from learner \(newest seen: 10, written 7[5-9] s ago, in {folder}\)$"
     with pytest.raises(WeightTimeout, match=message):
         actor(tmp_path).wait(at_least=12, deadline_s=0.1)
 
@@ -349,8 +373,11 @@ def test_a_version_deleted_while_it_is_read_gives_way_to_a_newer_one(tmp_path, m
 
 
 def test_actors_that_came_first_wait_for_the_learner(tmp_path):
-    early, found = actor(tmp_path), []
-    thread = threading.Thread(target=lambda: found.append(early.wait(at_least=1, deadline_s=30.0)[0]))
+    early = actor(tmp_path)
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(early.wait(at_least=1, deadline_s=30.0)[0])
+    )
     thread.start()
     publish(tmp_path, 0, 1)
     thread.join(30.0)
@@ -362,6 +389,8 @@ def test_storage_that_hangs_is_given_up(tmp_path, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(codec, "write", lambda *_: release.wait(30.0))
     publisher.publish(0, model_of(0, mesh()))
-    with pytest.raises(WeightError, match=r"could not write version 0 to .*: it took more than 0.2 s"):
+    with pytest.raises(
+        WeightError, match=r"could not write version 0 to .*: it took more than 0.2 s"
+    ):
         publisher.close()
     release.set()

@@ -22,8 +22,12 @@ from tests.rl_code.weights.small import DTYPE, KEPT, assert_is, mesh, model_of, 
 HOST = "127.0.0.1"
 
 
-def actor(workdir: Path, where=None, *, pull_s: float = 30.0, name: str = "actor-1") -> TransferSubscriber:
-    return TransferSubscriber(StoredSubscriber(workdir, wanted(where or mesh()), name=name), host=HOST, pull_s=pull_s)
+def actor(
+    workdir: Path, where=None, *, pull_s: float = 30.0, name: str = "actor-1"
+) -> TransferSubscriber:
+    return TransferSubscriber(
+        StoredSubscriber(workdir, wanted(where or mesh()), name=name), host=HOST, pull_s=pull_s
+    )
 
 
 def offer_path(workdir: Path) -> Path:
@@ -76,7 +80,10 @@ def test_what_was_pulled_is_the_base_of_the_next_change(serving):
     assert learner.ask("serve 4") == "served"
     assert learner.ask("serve 5") == "served"
     assert_is(follower.wait(exactly=4, deadline_s=30.0)[1], 4, mesh())  # only the newest is served
-    assert follower.fetched.live_bytes == follower.fetched.full_bytes == 0 and follower.fetched.delta_bytes > 0
+    assert (
+        follower.fetched.live_bytes == follower.fetched.full_bytes == 0
+        and follower.fetched.delta_bytes > 0
+    )
 
 
 def test_wrong_bits_are_not_used(serving, monkeypatch, caplog):
@@ -87,7 +94,10 @@ def test_wrong_bits_are_not_used(serving, monkeypatch, caplog):
     doubtful = actor(workdir)
     assert_is(doubtful.wait(exactly=6, deadline_s=30.0)[1], 6, mesh())
     assert doubtful.fetched.live_bytes == 0 and doubtful.fetched.full_bytes > 0
-    assert "actor-1 pulling version 6 failed: version 6 from the learner's devices has checksum" in caplog.text
+    assert (
+        "actor-1 pulling version 6 failed: version 6 from the learner's devices has checksum"
+        in caplog.text
+    )
 
 
 def test_a_request_that_cannot_be_served_is_answered(serving, caplog):
@@ -95,7 +105,8 @@ def test_a_request_that_cannot_be_served_is_answered(serving, caplog):
     assert learner.ask("serve 7") == "served"
     offer = read_json(offer_path(workdir))
     late = actor(workdir)
-    late._offers = lambda: [offer | {"version": offer["version"] | {"number": 6}}]  # as seen a moment before 7
+    # as seen a moment before 7
+    late._offers = lambda: [offer | {"version": offer["version"] | {"number": 6}}]
     assert_is(late.wait(exactly=6, deadline_s=30.0)[1], 6, mesh())
     assert "pulling version 6 failed: process 0 of learner at " in caplog.text
     assert "refused: serves version 7 now; trying storage" in caplog.text
@@ -122,7 +133,10 @@ def test_a_learner_that_hangs_in_the_middle_is_waited_for_only_so_long(serving, 
     try:
         assert_is(follower.wait(exactly=8, deadline_s=30.0)[1], 8, mesh())
         assert follower.fetched.live_bytes == 0
-        assert "pulling version 8 failed: the arrays did not arrive within 2 s; trying storage" in caplog.text
+        assert (
+            "pulling version 8 failed: the arrays did not arrive within 2 s; trying storage"
+            in caplog.text
+        )
     finally:
         learner.process.send_signal(signal.SIGCONT)
     assert learner.ask("serve 9") == "served"
@@ -146,7 +160,10 @@ def test_a_learner_that_dies_in_the_middle_leaves_the_actor_to_storage(tmp_path,
         # nobody answers at the old address; this actor knows, another one finds out
         assert follower.newest() == 1
         begin = time.monotonic()
-        with pytest.raises(WeightTimeout, match=r"actor-1 waited 0\.1 s for version 2 from learner \(newest seen: 1, "):
+        with pytest.raises(
+            WeightTimeout,
+            match=r"actor-1 waited 0\.1 s for version 2 from learner \(newest seen: 1, ",
+        ):
             follower.wait(at_least=2, deadline_s=0.1)
         assert_is(follower.wait(at_least=1, deadline_s=30.0)[1], 1, mesh())
         assert time.monotonic() - begin < 30.0
@@ -167,7 +184,8 @@ def test_an_offer_whose_version_never_was_stored_is_waited_for_only_so_long(tmp_
     offer = read_json(offer_path(tmp_path))
     live.close()
     assert not offer_path(tmp_path).exists()
-    write_json(offer_path(tmp_path), offer | {"version": offer["version"] | {"number": 3}})  # and then it died
+    # and then it died
+    write_json(offer_path(tmp_path), offer | {"version": offer["version"] | {"number": 3}})
     follower = actor(tmp_path, pull_s=0.2)
     assert follower.newest() == 3
     with pytest.raises(WeightTimeout, match=r"for version 2 from learner \(newest seen: 0, "):
@@ -199,7 +217,10 @@ def test_a_malformed_request_does_not_stop_the_server(tmp_path):
     live.publish(0, model_of(0, mesh()))
     folder = offer_path(tmp_path).parent
     (folder / "request_0_a").write_text("no json")
-    write_json(folder / "request_0_b", {"session": live._session, "version": 0, "wants": [["nothing", [[0, 1]]]]})
+    write_json(
+        folder / "request_0_b",
+        {"session": live._session, "version": 0, "wants": [["nothing", [[0, 1]]]]},
+    )
     write_json(folder / "request_0_c", ["a list"])
     answers = [folder / f"answer_0_{name}" for name in "abc"]
     deadline = time.monotonic() + 30

@@ -79,15 +79,21 @@ def test_two_elements_that_swap_places_change_it():
 def test_it_does_not_depend_on_the_sharding(dtype):
     x = array_of(random_bits((8, 16, 3), dtype), dtype)
     expected = checksum(x)
-    whole, apart = mesh(2, 4), mesh(1, 2, jax.devices()[4:6])
-    for where, spec in ((whole, P()), (whole, P("tensor", "data")), (apart, P(None, ("data", "tensor")))):
+    whole = mesh(2, 4)
+    apart = mesh(1, 2, jax.devices()[4:6])
+    for where, spec in (
+        (whole, P()),
+        (whole, P("tensor", "data")),
+        (apart, P(None, ("data", "tensor"))),
+    ):
         assert checksum(jax.device_put(x, NamedSharding(where, spec))) == expected
     assert checksum(jax.device_put(x, jax.devices()[3])) == expected
 
 
 def test_it_is_what_its_definition_says_in_integers():
     bits = random_bits((3, 4), "float32")
-    murmur, lowbias = (16, 0x85EBCA6B, 13, 0xC2B2AE35, 16), (16, 0x21F0AAAD, 15, 0xD35A2D97, 15)
+    murmur = (16, 0x85EBCA6B, 13, 0xC2B2AE35, 16)
+    lowbias = (16, 0x21F0AAAD, 15, 0xD35A2D97, 15)
     expected = ""
     for mix in (functools.partial(_mixed, murmur), functools.partial(_mixed, lowbias)):
         rows = [mix(i + 0x9E3779B9) for i in range(3)]
@@ -108,7 +114,8 @@ def _mixed(constants: tuple[int, ...], x: int) -> int:
 def test_it_tells_bits_apart_that_are_equal_as_numbers():
     zeros = [jnp.array([0.0]), jnp.array([-0.0])]
     nans = [
-        array_of(np.array([bits], np.uint32), "float32") for bits in (0x7FC00000, 0x7FC00001, 0xFFC00000, 0x7F800001)
+        array_of(np.array([bits], np.uint32), "float32")
+        for bits in (0x7FC00000, 0x7FC00001, 0xFFC00000, 0x7F800001)
     ]
     denormals = [array_of(np.array([bits], np.uint32), "float32") for bits in (1, 2, 0x80000001)]
     found = [checksum(x) for x in (*zeros, *nans, *denormals)]
@@ -135,15 +142,20 @@ def test_a_version_survives_json():
 
 
 def test_a_failed_check_names_both_checksums_the_array_and_the_source():
-    good, bad = {"x": jnp.zeros(3), "y": jnp.zeros(3)}, {"x": jnp.zeros(3), "y": jnp.ones(3)}
+    good = {"x": jnp.zeros(3), "y": jnp.zeros(3)}
+    bad = {"x": jnp.zeros(3), "y": jnp.ones(3)}
     version = Version.of(4, good)
     check(version, good, "the disk")
-    now, then = Version.of(4, bad).checksum, version.checksum
+    now = Version.of(4, bad).checksum
+    then = version.checksum
     with pytest.raises(
-        WeightError, match=f"version 4 from the disk has checksum {now} instead of {then}; different: y$"
+        WeightError,
+        match=f"version 4 from the disk has checksum {now} instead of {then}; different: y$",
     ):
         check(version, bad, "the disk")
-    with pytest.raises(WeightError, match=f"version 4 .* the disk with checksum {then}, and now again with {now}"):
+    with pytest.raises(
+        WeightError, match=f"version 4 .* the disk with checksum {then}, and now again with {now}"
+    ):
         refuse_other(version, Version.of(4, bad), "the disk")
 
 
@@ -180,7 +192,9 @@ def test_exactly_one_wish():
     for wish in ({}, {"at_least": 1, "exactly": 1}):
         with pytest.raises(ValueError, match="give one of at_least"):
             Wanted(**wish)
-    assert Wanted(at_least=2).choose([1, 2, 3]) == 3 and Wanted(at_least=4).choose([1, 2, 3]) is None
+    assert (
+        Wanted(at_least=2).choose([1, 2, 3]) == 3 and Wanted(at_least=4).choose([1, 2, 3]) is None
+    )
     assert Wanted(exactly=2).choose([1, 2, 3]) == 2 and not Wanted(at_least=4).gone([5])
     assert Wanted(exactly=2).gone([1, 3]) and not Wanted(exactly=2).gone([1])
 
