@@ -1,14 +1,14 @@
 """What the parts cost: speed as ratios of contenders measured side by side in one run, and memory.
 
-python -m launch.bench attention --device=cpu --json=runs/attention.json [--lengths=2048,4096
---heads=16 ...] python -m launch.bench swap --device=cpu --json=runs/swap.json [--row=16384
---documents=16 --question=64 ...] python -m launch.bench rl_step --workload=W1|W2 [--steps=5
---warmup=2 --tag=name --json=runs/rl_step.json] python -m launch.bench async [--steps=5
---json=runs/async.json]
-python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile
---json=runs/overlap.json] python -m launch.bench engine [--batches=1,8,64 --prompt=1024
---json=runs/engine.json] python -m launch.bench million --device=cpu --json=runs/million.json
-[--tokens=1000000 --device_mib=64 ...]
+python -m launch.bench attention --device=cpu [--lengths=2048,4096 --heads=16 ...]
+python -m launch.bench swap --device=cpu [--row=16384 --documents=16 --question=64 ...]
+python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name]
+python -m launch.bench async [--steps=5]
+python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile]
+python -m launch.bench engine [--batches=1,8,64 --prompt=1024]
+python -m launch.bench million --device=cpu [--tokens=1000000 --device_mib=64 ...]
+
+Each takes --json=<file> for its numbers. The benches themselves are in benchmarks/.
 """
 
 from __future__ import annotations
@@ -20,27 +20,19 @@ import sys
 import jax
 from absl import app, flags, logging
 
-from launch import (
-    bench_async,
-    bench_attention,
-    bench_engine,
-    bench_million,
-    bench_overlap,
-    bench_rl_step,
-    bench_swap,
-)
-from launch.allocator import keep_memory
+from benchmarks import asynchrony, attention, engine, million, overlap, rl_step, swap
+from benchmarks.allocator import keep_memory
 from launch.flags import use_virtual_devices
 from models.sharding import MeshConfig
 
 BENCHES = {
-    "attention": bench_attention.main,
-    "swap": bench_swap.main,
-    "million": bench_million.main,
-    "rl_step": bench_rl_step.main,
-    "async": bench_async.main,
-    "overlap": bench_overlap.main,
-    "engine": bench_engine.main,
+    "attention": attention.main,
+    "swap": swap.main,
+    "million": million.main,
+    "rl_step": rl_step.main,
+    "async": asynchrony.main,
+    "overlap": overlap.main,
+    "engine": engine.main,
 }
 # Benches of a whole system, for which the CPU stands for a device per core.
 ON_ALL_CORES = ("rl_step", "async", "overlap", "engine")

@@ -26,7 +26,7 @@ from models.sharding import parameter_shardings
 from models.transformer import Transformer, abstract_model
 from rl_code import checkpoint
 from rl_code import config as config_lib
-from rl_code.environment.sandbox import SandboxUnavailable
+from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult

@@ -21,8 +21,8 @@ import rich.table
 from flax import nnx
 
 from attention.methods import decode_bytes
+from benchmarks.flops import attention_trips, matmul_flops
 from launch import flags
-from launch.flops import attention_trips, matmul_flops
 from models.transformer import ModelConfig, Transformer
 from rl_code import config as config_lib
 from rl_code.learner.update import supervised_loss

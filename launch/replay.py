@@ -20,7 +20,7 @@ from absl import flags as absl_flags
 from launch import flags
 from rl_code import checkpoint
 from rl_code import config as config_lib
-from rl_code.environment.sandbox import SandboxUnavailable
+from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.metrics import Progress
 from rl_code.replay import replay, same_bits
 from rl_code.run import Run

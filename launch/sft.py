@@ -14,7 +14,7 @@ import ml_collections
 from launch import flags
 from rl_code import config as config_lib
 from rl_code import sft
-from rl_code.environment.sandbox import SandboxUnavailable
+from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
 from rl_code.stop import StopRequest

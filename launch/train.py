@@ -21,7 +21,7 @@ from absl import flags as absl_flags
 
 from launch import flags
 from rl_code import config as config_lib
-from rl_code.environment.sandbox import SandboxUnavailable
+from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.report import ReportConfig, write_report

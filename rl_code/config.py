@@ -151,6 +151,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     arguments = typing.get_args(hint)
     if hint is Any:
         return _plain(value)
+    if hasattr(hint, "from_config"):  # a type that reads its own notation, as named.Named
+        return hint.from_config(value, path)
     if dataclasses.is_dataclass(hint):
         return build(hint, value, path)
     if origin in (typing.Union, types.UnionType):

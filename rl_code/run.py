@@ -21,7 +21,7 @@ from models.transformer import ModelConfig, Transformer, abstract_model, cast
 from rl_code.config import ConfigError
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocol import PROTOCOLS, Compact, stop_ids
-from rl_code.environment.sandbox import SandboxPool
+from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.evaluation.suite import SuiteResult, from_groups
 from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.lockstep import Channel, LeadingEngine

@@ -1,4 +1,4 @@
-"""Imports point one way: launch, configs, rl_code, models, attention, pallas_kernels."""
+"""Imports point one way: launch, configs, benchmarks, rl_code, models, attention, pallas_kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # what each top folder may import of the others; itself is always allowed
 ALLOWED = {
-    "launch": {"configs", "rl_code", "models", "attention", "pallas_kernels"},
+    "launch": {"configs", "benchmarks", "rl_code", "models", "attention", "pallas_kernels"},
+    "benchmarks": {"rl_code", "models", "attention", "pallas_kernels"},
     "configs": set(),
     "rl_code": {"models", "attention", "pallas_kernels"},
     "models": {"attention", "pallas_kernels"},

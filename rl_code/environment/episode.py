@@ -17,7 +17,7 @@ from absl import logging
 from models.tokenizer import Tokenizer
 from rl_code.environment.grader import grade
 from rl_code.environment.protocol import Protocol, stop_ids
-from rl_code.environment.sandbox import SandboxFault, SandboxPool
+from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.tools.api import TOOLS, check, execute
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.rewards.combine import combine

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rl_code.environment.compare import accepts
-from rl_code.environment.sandbox import Caller, CallResult, Sandbox, SandboxPool
+from rl_code.environment.sandbox.pool import Caller, CallResult, Sandbox, SandboxPool
 from rl_code.types import Case, Tests
 
 _SHOWN = 200

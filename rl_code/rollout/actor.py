@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 from rl_code.environment.episode import Episode
-from rl_code.environment.sandbox import SandboxUnavailable
+from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.rollout.scheduler import RolloutStats, Scheduler
 from rl_code.schedule import AsynchronyConfig
 from rl_code.store.steps import Item

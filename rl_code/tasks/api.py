@@ -11,7 +11,7 @@ from typing import overload
 
 from absl import logging
 
-from rl_code.environment.sandbox import SandboxPool
+from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks import evalplus, generated, humaneval, mbpp
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen

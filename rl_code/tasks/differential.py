@@ -25,7 +25,7 @@ from typing import Any
 
 from rl_code.environment.compare import same
 from rl_code.environment.grader import Grade, grade
-from rl_code.environment.sandbox import Sandbox, SandboxPool
+from rl_code.environment.sandbox.pool import Sandbox, SandboxPool
 from rl_code.types import Case, Task, Tests
 
 REVISION = 4  # of this file and of the proposals; a cache written by another revision is not used

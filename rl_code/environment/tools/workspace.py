@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 
-from rl_code.environment.sandbox import Sandbox, SandboxPool
+from rl_code.environment.sandbox.pool import Sandbox, SandboxPool
 from rl_code.types import Limits, Task
 
 _PATH_LENGTH = 1000  # characters

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from rl_code.environment.grader import grade
-from rl_code.environment.sandbox import SandboxConfig, SandboxFault, SandboxPool
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxFault, SandboxPool
 from rl_code.types import Case, Tests
 
 CONFIG = SandboxConfig(
@@ -135,7 +135,7 @@ def f(x):
     return 0
 ### patched wire
 import sys
-w = sys.modules['rl_code.environment.wire']
+w = sys.modules['rl_code.environment.sandbox.inside.wire']
 w.dumps = lambda v: '{"passed":true}'
 w._encode = lambda *a: True
 def f(x):

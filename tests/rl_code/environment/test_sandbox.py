@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_code.environment import workers
-from rl_code.environment.sandbox import (
+from rl_code.environment.sandbox import workers
+from rl_code.environment.sandbox.pool import (
     Mode,
     SandboxConfig,
     SandboxFault,
@@ -306,7 +306,7 @@ def test_closing_the_pool_ends_everything(either):
 def test_nothing_outlives_a_host_killed_at_once():
     marker = f"{os.getpid()}{time.time_ns()}"
     script = (
-        "from rl_code.environment.sandbox import *\n"
+        "from rl_code.environment.sandbox.pool import *\n"
         f"pool = SandboxPool({CONFIG!r})\n"
         f"pool.open({{}}).run(['sleep', '{marker}'], timeout_s=100)\n"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_code.environment.sandbox import Mode, SandboxConfig, SandboxPool
+from rl_code.environment.sandbox.pool import Mode, SandboxConfig, SandboxPool
 
 CONFIG = SandboxConfig(
     workers=1, memory_mb=200, processes=12, workspace_mb=8, cpu_s=2, output_bytes=4000

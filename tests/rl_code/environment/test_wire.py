@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_code.environment import wire
 from rl_code.environment.compare import same
+from rl_code.environment.sandbox.inside import wire
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.integers(-(2**900), 2**900), st.floats(), st.text(), st.binary(),

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch.flops import matmul_flops
+from benchmarks.flops import matmul_flops
 from rl_code.learner.batching import PackConfig, empty_batch, pack, pack_completions
 from rl_code.learner.update import init_state
 from tests.rl_code.learner.steps import (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_code.environment.sandbox import SandboxUnavailable
+from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.rollout import actor as actor_lib
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.scheduler import RolloutStats, RolloutTimeout, Scheduler

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rl_code.environment.grader import grade
-from rl_code.environment.sandbox import SandboxConfig, SandboxPool
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.tasks import mbpp
 from rl_code.tasks.api import TaskConfig, load, mutations
 from rl_code.tasks.differential import (

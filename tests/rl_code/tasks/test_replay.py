@@ -12,7 +12,7 @@ from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
 from rl_code.environment.grader import grade
 from rl_code.environment.protocol import Compact
-from rl_code.environment.sandbox import SandboxConfig, SandboxPool
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.generated import LEVELS, generate

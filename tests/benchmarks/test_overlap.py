@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launch.bench_overlap import union_length
+from benchmarks.overlap import union_length
 from tests import programs
 
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rl_code.environment import candidate, files, wire
+from . import candidate, files, wire
 
 WORKSPACE = "/workspace"
 INODES = 8192

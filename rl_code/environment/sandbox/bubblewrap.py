@@ -13,12 +13,11 @@ from pathlib import Path
 
 PYTHON_PREFIX = "/opt/python"
 SOURCES = "/opt/sandbox"
-MODULES = ("candidate", "files", "seccomp", "session", "wire", "zygote")
-START = "import sys; sys.path.insert(0, '/opt/sandbox'); from rl_code.environment import zygote; zygote.main()"
+MODULES = ("__init__", "candidate", "files", "seccomp", "session", "wire", "zygote")
+START = "import sys; sys.path.insert(0, '/opt/sandbox'); from inside import zygote; zygote.main()"
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share/zoneinfo", "share/git-core")
-_FOLDERS = ("/usr", "/usr/share", "/etc", "/opt", PYTHON_PREFIX, SOURCES, f"{SOURCES}/rl_code",
-            f"{SOURCES}/rl_code/environment", "/workspace", "/tmp", "/proc")  # fmt: skip
+_FOLDERS = ("/usr", "/usr/share", "/etc", "/opt", PYTHON_PREFIX, SOURCES, f"{SOURCES}/inside", "/workspace", "/tmp", "/proc")  # fmt: skip
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _PACKAGES = ("site-packages", "dist-packages")
 

@@ -17,9 +17,9 @@ import rich.console
 import rich.table
 from absl import flags
 
-from launch import bench_model
-from launch.bench_episodes import FixedEpisode, prompts
-from launch.bench_report import hardware, save
+from benchmarks import model as bench_model
+from benchmarks.episodes import FixedEpisode, prompts
+from benchmarks.results import hardware, save
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import cast, parameter_count
 

@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from rl_code.environment import wire
+from . import wire
 
 MESSAGE_CHARACTERS = 500
 FRAME_BYTES = 4 << 20

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.bench_episodes import STOP_IDS, Letters
+from benchmarks.episodes import STOP_IDS, Letters
 from models.presets import PRESETS
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import ModelConfig, Transformer, abstract_model

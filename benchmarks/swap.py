@@ -28,7 +28,7 @@ from attention.cache.document_store import TIERS, Budgets, DocumentStore
 from attention.cache.documents import assemble, document_pages, fingerprint_weights, swap
 from attention.cache.paged_attention import sequence_pages
 from attention.cache.pages import PageAllocator
-from launch.bench_report import hardware, save, scratch
+from benchmarks.results import hardware, save, scratch
 from models.paged import document_encoder, forward, model_cache
 from models.transformer import ModelConfig, Transformer
 

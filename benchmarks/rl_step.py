@@ -21,10 +21,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attention.methods import Dense
-from launch import bench_model
-from launch.bench_episodes import FixedEpisode, prompts
-from launch.bench_report import hardware, save
-from launch.flops import attention_trips, matmul_flops
+from benchmarks import model as bench_model
+from benchmarks.episodes import FixedEpisode, prompts
+from benchmarks.flops import attention_trips, matmul_flops
+from benchmarks.results import hardware, save
 from models.transformer import cast
 from pallas_kernels.tokens import packed_rows
 from rl_code.learner.advantages import group_advantages

@@ -31,7 +31,7 @@ from attention.cache.documents import assemble, document_pages
 from attention.cache.pages import PageAllocator
 from attention.cache.storage import nbytes
 from attention.nsa import NSA
-from launch.bench_report import hardware, save, scratch
+from benchmarks.results import hardware, save, scratch
 from models.paged import document_encoder, forward, model_cache
 from models.tiered import TieredModel
 from models.transformer import ModelConfig, Transformer

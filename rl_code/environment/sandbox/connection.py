@@ -7,8 +7,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from rl_code.environment import session, wire
-from rl_code.environment.workers import Sandboxes, SandboxFault, Slot
+from rl_code.environment.sandbox.inside import session, wire
+from rl_code.environment.sandbox.workers import Sandboxes, SandboxFault, Slot
 
 # Seconds that a session may answer later than its command's time limit before it is given up.
 GRACE_S = 20.0

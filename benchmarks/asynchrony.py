@@ -24,9 +24,9 @@ from absl import flags
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch import bench_model
-from launch.bench_episodes import FixedEpisode, prompts
-from launch.bench_report import hardware, save, scratch
+from benchmarks import model as bench_model
+from benchmarks.episodes import FixedEpisode, prompts
+from benchmarks.results import hardware, save, scratch
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer
 from rl_code.learner.advantages import group_advantages

@@ -27,10 +27,10 @@ from absl import flags
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch import bench_model
-from launch.bench_episodes import FixedEpisode, prompts
-from launch.bench_report import hardware, save
-from launch.bench_rl_step import PROMPTS, SAMPLES, WORKLOADS
+from benchmarks import model as bench_model
+from benchmarks.episodes import FixedEpisode, prompts
+from benchmarks.results import hardware, save
+from benchmarks.rl_step import PROMPTS, SAMPLES, WORKLOADS
 from models.transformer import ModelConfig
 from rl_code.learner.advantages import group_advantages
 from rl_code.learner.batching import PackConfig, pack, pack_completions, pack_prompts

@@ -14,10 +14,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rl_code.environment import session, wire
-from rl_code.environment.caller import KILLED, Caller, CallResult, Child, answer_text, call_text
-from rl_code.environment.connection import Connection, Lost
-from rl_code.environment.workers import (
+from rl_code.environment.sandbox.caller import (
+    KILLED,
+    Caller,
+    CallResult,
+    Child,
+    answer_text,
+    call_text,
+)
+from rl_code.environment.sandbox.connection import Connection, Lost
+from rl_code.environment.sandbox.inside import session, wire
+from rl_code.environment.sandbox.workers import (
     Mode,
     SandboxConfig,
     Sandboxes,

@@ -15,17 +15,16 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from launch.workdir import WORKDIR
-
 JSON = flags.DEFINE_string("json", None, "File for the numbers, besides the table.")
 
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     """A new folder in --workdir, or where temporary files go; it is removed in the end."""
-    if WORKDIR.value:
-        Path(WORKDIR.value).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=WORKDIR.value, prefix=prefix) as folder:
+    parent = flags.FLAGS.workdir  # defined by launch.workdir, as for every entry point
+    if parent:
+        Path(parent).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as folder:
         yield Path(folder)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from launch.flops import matmul_flops
+from benchmarks.flops import matmul_flops
 
 A = jnp.ones((64, 32))
 B = jnp.ones((32, 32))
