@@ -33,8 +33,8 @@ from rl_code.learner.advantages import group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update
 from rl_code.rollout.actor import Actor
+from rl_code.rollout.group_source import InActorThread, InLearnerThread
 from rl_code.rollout.scheduler import Scheduler
-from rl_code.rollout.supply import InThread, InTurn
 from rl_code.schedule import AsynchronyConfig, Schedule
 from rl_code.stop import StopRequest
 from rl_code.store.store import GroupStore
@@ -161,7 +161,11 @@ def _play(
     actor = Actor(parts.scheduler, own, Work(own, _WORK), weights, parts.tasks, episode, asynchrony)
     deadline = _WORK.deadline_s
     stop = StopRequest()
-    supply = InThread(store, actor, deadline, stop) if bound else InTurn(store, actor, deadline)
+    source = (
+        InActorThread(store, actor, deadline, stop)
+        if bound
+        else InLearnerThread(store, actor, deadline)
+    )
     pool = TaskPool(len(parts.tasks), flags.FLAGS.seed, None, None)
     counts = dict(steps=steps, next_step=0, tasks_per_step=GROUPS, group_size=SAMPLES, samples=0)
     schedule = Schedule(asynchrony, store, pool, **counts, seed=flags.FLAGS.seed)
@@ -169,15 +173,15 @@ def _play(
     taken: dict[str, list[float]] = {
         name: [] for name in ("step", "sample", "update", "learner_idle", "actor_idle")
     }
-    with jax.set_mesh(parts.mesh), supply, contextlib.closing(weights):
+    with jax.set_mesh(parts.mesh), source, contextlib.closing(weights):
         state = init_state(
             bench_model.random_model(config, parts.mesh, flags.FLAGS.seed), bench_model.OPTIMIZER
         )
         weights.publish(0, state.model)
         for step in range(steps):
             begin = time.perf_counter()
-            schedule.plan(step, supply.wait)
-            records = supply.wait(step)
+            schedule.plan(step, source.wait)
+            records = source.wait(step)
             sampled = time.perf_counter()
             groups = [record.group for record in records]
             advantages = group_advantages(groups, "grpo", 1e-4)
@@ -193,7 +197,7 @@ def _play(
                 done - sampled,
                 (sampled - begin) / (done - begin),
             )
-            for name, value in zip(taken, (*values, supply.take_stats().idle_share), strict=True):
+            for name, value in zip(taken, (*values, source.take_stats().idle_share), strict=True):
                 taken[name].append(value)
     return taken
 

@@ -25,7 +25,7 @@ from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.report import ReportConfig, write_report
-from rl_code.rollout.lockstep import ProcessLost
+from rl_code.rollout.multihost import ProcessLost
 from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.run_config import RunConfig, meshes
 from rl_code.store.files import StoreError

@@ -12,12 +12,13 @@ import jax
 import numpy as np
 
 from rl_code import checkpoint, sft
+from rl_code.learner.learner import Learner
 from rl_code.learner.update import TrainState, init_state
 from rl_code.run import Run
 from rl_code.stop import StopRequest
 from rl_code.store.source import read_ahead
 from rl_code.store.store import GroupStore
-from rl_code.train import STORE, Learner
+from rl_code.train import STORE
 from rl_code.weights.layout import in_dtype
 from rl_code.weights.versions import Version
 
@@ -47,7 +48,7 @@ def replay(
     is no such checkpoint, StoreError for a group that is damaged.
     """
     model = sft.warm_start(run, stop).model if run.config.sft.steps else run.init_model()
-    learn = Learner(run, model)
+    learn = Learner(run.config.train, run.rows_sharding, model)
     state = init_state(model, run.config.train.optimizer)
     if start:
         state = checkpoint.load(run.workdir, state, step=start).state

@@ -24,7 +24,7 @@ from rl_code.environment.protocol import PROTOCOLS, Compact, stop_ids
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.evaluation.suite import SuiteResult, from_groups
 from rl_code.rollout.engine import Engine, EngineConfig
-from rl_code.rollout.lockstep import Channel, LeadingEngine
+from rl_code.rollout.multihost import Channel, LeadingEngine
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run_config import RunConfig, SuiteConfig, meshes

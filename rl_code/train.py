@@ -17,7 +17,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,14 +26,18 @@ from rl_code import run_config, sft
 from rl_code.checkpoint import Checkpoints
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
-from rl_code.learner.advantages import group_advantages
-from rl_code.learner.batching import pack, pack_completions, pack_prompts
-from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
-from rl_code.learner.update import TrainState, init_state, make_token_logprobs, make_update
+from rl_code.learner.learner import Learner
+from rl_code.learner.update import TrainState, init_state
 from rl_code.metrics import CompilationCounter, MetricWriter, Progress, TrajectoryLog, read_metrics
 from rl_code.rollout.actor import Actor, ActorStats
-from rl_code.rollout.lockstep import Channel, LeadingWeights, follow
-from rl_code.rollout.supply import InThread, InTurn, Remote, StopWaiting, Supply
+from rl_code.rollout.group_source import (
+    FromOtherProcesses,
+    GroupSource,
+    InActorThread,
+    InLearnerThread,
+    StopWaiting,
+)
+from rl_code.rollout.multihost import Channel, LeadingWeights, follow
 from rl_code.run import Run
 from rl_code.run_config import MAY_CHANGE, RunConfig
 from rl_code.schedule import solved
@@ -171,86 +174,6 @@ def _resumed_writer(folder: Path) -> MetricWriter:
     return MetricWriter(folder, rows[-1]["step"] + 1 if rows else 0)
 
 
-class Learner:
-    """From the groups of a step to the next weights, in one phase or, where ``pack.prompt_slots``
-    is not 0, in two.
-
-    model: the one that training begins with, which a penalty on divergence refers to.
-    """
-
-    def __init__(self, run: Run, model: Transformer):
-        self._config = run.config.train
-        self._rows = run.rows_sharding
-        loss = self._config.loss.for_staleness(self._config.pack.max_staleness)
-        self._reference = (
-            jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None
-        )
-        config = self._config
-        runs = self._config.pack.runs
-        way = (loss, config.optimizer, config.micro_batches, runs)
-        logprobs = (loss.temperature, config.micro_batches, runs)
-        self._two_phase = config.pack.prompt_slots > 0
-        if self._two_phase:
-            self._prefill, self._update = make_two_phase_update(*way)
-            self._token_logprobs = make_two_phase_logprobs(*logprobs)
-        else:
-            self._update = make_update(*way)
-            self._token_logprobs = make_token_logprobs(*logprobs)
-
-    def begin(self, state: TrainState, prompts: Sequence[Sequence[int]]) -> Prefilled | None:
-        """The first of two phases, which needs the prompts of the step alone; returns before it is
-        done.
-        """
-        if not self._two_phase:
-            return None
-        packed = pack_prompts(prompts, self._config.pack)
-        return self._prefill(state.model, jax.device_put(packed, self._rows))
-
-    def __call__(
-        self,
-        state: TrainState,
-        groups: Sequence[Group],
-        version: int,
-        begun: Prefilled | None = None,
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """The state after the step and its metrics; donates ``state``, whose weights have this
-        version.
-
-        begun: what ``begin`` returned for this step, or None.
-        """
-        config = self._config
-
-        # Credit: advantages within each group, then fixed shapes with each prompt once.
-        advantages = group_advantages(groups, config.advantage, config.advantage_eps)
-        if self._two_phase:
-            begun = begun or self.begin(
-                state, [g.trajectories[0].tokens[: g.trajectories[0].prompt_length] for g in groups]
-            )
-            batch, pack_metrics = pack_completions(
-                groups, advantages, begun.prompts, config.pack, version=version
-            )
-            before = (begun.prompts,)
-        else:
-            batch, pack_metrics = pack(groups, advantages, config.pack, version=version)
-            before = ()
-        batch = jax.device_put(batch, self._rows)
-
-        # Update. With one epoch the policy of the first pass is the proximal policy.
-        prox = self._token_logprobs(state.model, *before, batch) if config.epochs > 1 else None
-        ref = (
-            self._token_logprobs(self._reference, *before, batch)
-            if self._reference is not None
-            else None
-        )
-        finite = True
-        for _ in range(config.epochs):
-            parts = (begun, batch) if self._two_phase else (batch,)
-            state, metrics = self._update(state, *parts, prox, ref)
-            metrics = jax.device_get(metrics)
-            finite = finite and metrics["train/finite"]
-        return state, pack_metrics | metrics | {"train/finite": finite}
-
-
 # --- The loop -------------------------------------------------------------------------------------
 
 
@@ -258,7 +181,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
     """The RL steps that are still to be done."""
     config = run.config.train
     checkpoint = run.config.checkpoint
-    learn = Learner(run, model)
+    learn = Learner(config, run.rows_sharding, model)
 
     with Checkpoints(
         run.workdir, run.config, keep=checkpoint.keep, may_change=MAY_CHANGE
@@ -276,12 +199,12 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
         store = _open_store(run)
         pool = TaskPool(len(tasks), run.config.seed, config.screening, position["tasks"])
         schedule = run.schedule(store, pool, position["planned"])
-        publisher, supply = _connect(run, store, stop, host)
+        publisher, source = _connect(run, store, stop, host)
         publisher.publish(start, state.model)
 
         with (
-            supply,
-            # before the supply, whose actor may be waiting for weights
+            source,
+            # before the source, whose actor may be waiting for weights
             contextlib.closing(publisher),
             MetricWriter(run.journal, start) as writer,
             Progress("training", config.steps, start) as progress,
@@ -295,11 +218,11 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 # Then wait for G episodes of each task of this one, sampled and graded by actors
                 # here or elsewhere.
                 try:
-                    screened = schedule.plan(step, supply.wait)
+                    screened = schedule.plan(step, source.wait)
                     planned = time.perf_counter()
                     items = [item for item in store.items(step) if item.kind == "train"]
                     begun = learn.begin(state, [run.prompt(tasks[item.task]) for item in items])
-                    records = supply.wait(step)
+                    records = source.wait(step)
                 except StopWaiting:
                     checkpoints.save(step, state, position)
                     raise Stopped(f"stopped before step {step} of {config.steps}") from None
@@ -332,7 +255,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 metrics = (
                     episode_metrics(groups, step)
                     | learner_metrics
-                    | actor_metrics(supply.take_stats())
+                    | actor_metrics(source.take_stats())
                 )
                 metrics |= publisher.published.metrics() if publisher.published else {}
                 metrics |= times.metrics(metrics["rollout/sampled_tokens"]) | {
@@ -375,21 +298,27 @@ def _open_store(run: Run) -> GroupStore:
     return GroupStore(run.workdir / STORE)
 
 
-def _connect(run: Run, store: GroupStore, stop: StopRequest, host: str) -> tuple[Publisher, Supply]:
+def _connect(
+    run: Run, store: GroupStore, stop: StopRequest, host: str
+) -> tuple[Publisher, GroupSource]:
     """How weights leave the learner, and how groups reach it."""
     config = run.config.asynchrony
     if run.role == "learner":
         stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
-        return TransferPublisher(stored, host=host), Remote(store, config.work.deadline_s, stop)
+        return TransferPublisher(stored, host=host), FromOtherProcesses(
+            store, config.work.deadline_s, stop
+        )
     local = LocalWeights(run.sampling_model(), keep=config.weights.keep)
     actor_store = GroupStore(run.workdir / STORE, ACTOR)
     if config.mode == "sync":
-        return local, InTurn(store, make_actor(run, actor_store, local), config.work.deadline_s)
+        return local, InLearnerThread(
+            store, make_actor(run, actor_store, local), config.work.deadline_s
+        )
     stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
     weights = BackedWeights(
         local, stored, StoredSubscriber(run.workdir, run.sampling_model(), name=ACTOR)
     )
-    return weights, InThread(
+    return weights, InActorThread(
         store, make_actor(run, actor_store, weights), config.work.deadline_s, stop
     )
 

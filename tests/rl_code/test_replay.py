@@ -24,10 +24,11 @@ from rl_code import run as run_lib
 from rl_code import train as train_lib
 from rl_code.checkpoint import CheckpointError
 from rl_code.config import ConfigError, build
+from rl_code.learner.learner import Learner
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics
 from rl_code.replay import Replayed, replay, same_bits
-from rl_code.rollout.supply import InThread
+from rl_code.rollout.group_source import InActorThread
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import Stopped, StopRequest
@@ -36,7 +37,7 @@ from rl_code.store.files import StoreError
 from rl_code.store.steps import group_path
 from rl_code.store.store import GroupStore
 from rl_code.store.work import Work
-from rl_code.train import STORE, Learner, act, train
+from rl_code.train import STORE, act, train
 from rl_code.types import Group
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.transfer import TransferSubscriber
@@ -265,19 +266,19 @@ def test_in_two_phases_prompts_are_begun_before_groups_are_there_and_steps_are_t
     pack = dataclasses.replace(config.train.pack, prompt_slots=16)
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, pack=pack))
     begin = Learner.begin
-    wait = InThread.wait
+    wait = InActorThread.wait
     order = []
 
     def seen_begin(learner, *arguments):
         order.append("begin")
         return begin(learner, *arguments)
 
-    def seen_wait(supply, *arguments):
+    def seen_wait(source, *arguments):
         order.append("wait")
-        return wait(supply, *arguments)
+        return wait(source, *arguments)
 
     monkeypatch.setattr(Learner, "begin", seen_begin)
-    monkeypatch.setattr(InThread, "wait", seen_wait)
+    monkeypatch.setattr(InActorThread, "wait", seen_wait)
     train(config, tmp_path)
     assert order == ["begin", "wait"] * STEPS
     assert all(sameness(replayed(tmp_path, config=config)).values())

@@ -20,7 +20,7 @@ import pytest
 from configs import quickstart
 from rl_code.config import build
 from rl_code.rollout.actor import Actor
-from rl_code.rollout.supply import Remote, StopWaiting
+from rl_code.rollout.group_source import FromOtherProcesses, StopWaiting
 from rl_code.run_config import RunConfig
 from rl_code.schedule import Schedule, solved
 from rl_code.store import audit
@@ -169,9 +169,12 @@ def play(folder: Path, mode: str, k: int, seed: int) -> Played:
         requested = property(lambda self: bool(errors))
 
     threads = []
-    with Remote(store, LIVELY.deadline_s, Request()) as supply, contextlib.ExitStack() as stack:
+    with (
+        FromOtherProcesses(store, LIVELY.deadline_s, Request()) as source,
+        contextlib.ExitStack() as stack,
+    ):
         schedule = make_schedule(store, mode, k, TaskPool(TASKS, 0, None, None), steps)
-        schedule.plan(0, supply.wait)
+        schedule.plan(0, source.wait)
         stack.callback(stop.set)
         for i in range(count):
             scheduler = RandomScheduler(
@@ -186,7 +189,7 @@ def play(folder: Path, mode: str, k: int, seed: int) -> Played:
                 assert scheduler.begun.wait(LIVELY.deadline_s)
         for step in range(steps):
             try:
-                learn(store, schedule, supply, weights, played, step, rng)
+                learn(store, schedule, source, weights, played, step, rng)
             except StopWaiting:
                 raise errors[0] from None
     assert not errors, errors
@@ -194,12 +197,12 @@ def play(folder: Path, mode: str, k: int, seed: int) -> Played:
     return played
 
 
-def learn(store, schedule, supply, weights, played, step, rng) -> None:
+def learn(store, schedule, source, weights, played, step, rng) -> None:
     """A step of the learner, as ``train`` makes it."""
     pause = lambda: time.sleep(rng.choice([0.0, 0.0, 0.005, 0.03]))  # noqa: E731
-    schedule.plan(step, supply.wait)
+    schedule.plan(step, source.wait)
     pause()
-    records = supply.wait(step)
+    records = source.wait(step)
     sampled = [t.versions[t.sampled] for record in records for t in record.group.trajectories]
     played.ages.append({step - int(version) for versions in sampled for version in versions})
     played.mixed |= any(len(set(versions.tolist())) > 1 for versions in sampled)

@@ -21,7 +21,7 @@ from rl_code.store.store import GroupStore
 _SILENT_S = 60.0
 
 
-class Supply(Protocol):
+class GroupSource(Protocol):
     """The groups of planned steps. A context manager, which ends what it began."""
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
@@ -33,7 +33,7 @@ class Supply(Protocol):
     def take_stats(self) -> ActorStats | None:
         """Of the actor of this process, since the last call; None when there is none."""
 
-    def __enter__(self) -> Supply: ...
+    def __enter__(self) -> GroupSource: ...
     def __exit__(self, *_: object) -> None: ...
 
 
@@ -41,14 +41,14 @@ class StopWaiting(Exception):
     """The run was asked to stop while the learner waited for groups."""
 
 
-class Remote:
+class FromOtherProcesses:
     """Other processes sample."""
 
     def __init__(self, store: GroupStore, deadline_s: float, stop: StopRequest):
         self._store, self._deadline_s, self._stop = store, deadline_s, stop
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
-        """As ``Supply.wait``; StopWaiting when the run is to stop."""
+        """As ``GroupSource.wait``; StopWaiting when the run is to stop."""
         begin = time.monotonic()
 
         def check() -> None:
@@ -69,22 +69,22 @@ class Remote:
         """None."""
         return None
 
-    def __enter__(self) -> Remote:
+    def __enter__(self) -> FromOtherProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
 
-class InTurn:
+class InLearnerThread:
     """The learner's thread samples while the learner waits."""
 
     def __init__(self, store: GroupStore, actor: Actor, deadline_s: float):
         self._store, self._actor, self._deadline_s = store, actor, deadline_s
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
-        """As ``Supply.wait``; the deadline is for what another process holds, as its own actor has
-        that of tools.
+        """As ``GroupSource.wait``; the deadline is for what another process holds, as its own actor
+        has the deadline of tools.
         """
         wanted = None if numbers is None else set(numbers)
         worked = time.monotonic()
@@ -98,17 +98,17 @@ class InTurn:
         return self._store.wait(step, 0.0, numbers)
 
     def take_stats(self) -> ActorStats:
-        """As ``Supply.take_stats``."""
+        """As ``GroupSource.take_stats``."""
         return self._actor.take_stats()
 
-    def __enter__(self) -> InTurn:
+    def __enter__(self) -> InLearnerThread:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._actor.close()
 
 
-class InThread:
+class InActorThread:
     """An actor in a thread of this process, on devices of its own or on the learner's."""
 
     def __init__(self, store: GroupStore, actor: Actor, deadline_s: float, stop: StopRequest):
@@ -118,7 +118,7 @@ class InThread:
         self._thread = threading.Thread(target=self._run, name="actor", daemon=True)
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
-        """As ``Supply.wait``; StopWaiting when the run is to stop."""
+        """As ``GroupSource.wait``; StopWaiting when the run is to stop."""
 
         def check() -> None:
             if self._error is not None:
@@ -129,10 +129,10 @@ class InThread:
         return self._store.wait(step, self._deadline_s, numbers, check)
 
     def take_stats(self) -> ActorStats:
-        """As ``Supply.take_stats``."""
+        """As ``GroupSource.take_stats``."""
         return self._actor.take_stats()
 
-    def __enter__(self) -> InThread:
+    def __enter__(self) -> InActorThread:
         self._thread.start()
         return self
 

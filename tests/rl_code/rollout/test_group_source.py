@@ -9,10 +9,15 @@ import time
 
 import pytest
 
-from rl_code.rollout import supply as supply_lib
+from rl_code.rollout import group_source
 from rl_code.rollout.actor import ActorStats
+from rl_code.rollout.group_source import (
+    FromOtherProcesses,
+    InActorThread,
+    InLearnerThread,
+    StopWaiting,
+)
 from rl_code.rollout.scheduler import RolloutTimeout
-from rl_code.rollout.supply import InThread, InTurn, Remote, StopWaiting
 from rl_code.stop import StopRequest
 from rl_code.store.store import GroupStore, StoreTimeout
 from rl_code.store.work import Work
@@ -53,15 +58,15 @@ def stop_after(request: StopRequest, seconds: float) -> None:
 def test_in_turn_the_learner_drives_the_actor_until_it_has_what_it_waits_for(site):
     site.plan(0, 5, version=0)
     scheduler = FakeScheduler(rounds=lambda item: 1 + 4 * item.number)
-    with InTurn(site.store, site.actor("sync", 0, scheduler), LONG_S) as supply:
+    with InLearnerThread(site.store, site.actor("sync", 0, scheduler), LONG_S) as source:
         assert scheduler.log == []  # nothing happens but in the learner's own turns
-        assert numbers(supply.wait(0, [1, 0])) == [(0, 1), (0, 0)]
+        assert numbers(source.wait(0, [1, 0])) == [(0, 1), (0, 0)]
         assert [item.number for item in site.store.missing(0)] == [2, 3, 4]
-        assert numbers(supply.wait(0)) == [(0, number) for number in range(5)]
+        assert numbers(source.wait(0)) == [(0, number) for number in range(5)]
         rounds = scheduler.take_stats().sampled_tokens
-        assert numbers(supply.wait(0)) == [(0, number) for number in range(5)]
+        assert numbers(source.wait(0)) == [(0, number) for number in range(5)]
         assert scheduler.take_stats().sampled_tokens == 0 < rounds
-        assert isinstance(supply.take_stats(), ActorStats)
+        assert isinstance(source.take_stats(), ActorStats)
         assert scheduler.aborted == 0
     assert scheduler.aborted == 1
     assert {thread.name for thread in threading.enumerate()} & {"actor"} == set()
@@ -72,9 +77,9 @@ def test_in_turn_what_another_process_holds_has_a_deadline(site):
     other = Work(GroupStore(site.store.folder, "other"), WORK)
     site.works.append(other)
     other.claim(1)
-    with InTurn(site.store, site.actor("sync", 0, FakeScheduler()), 0.3) as supply:
+    with InLearnerThread(site.store, site.actor("sync", 0, FakeScheduler()), 0.3) as source:
         with pytest.raises(StoreTimeout, match=r"step 0 lacks 1 of 2 groups .* held by other/0"):
-            supply.wait(0)
+            source.wait(0)
 
 
 def test_in_turn_what_the_actor_raises_reaches_the_learner(site):
@@ -84,9 +89,9 @@ def test_in_turn_what_the_actor_raises_reaches_the_learner(site):
         raise RolloutTimeout("no tool answered")
 
     scheduler = FakeScheduler(before_round=fail)
-    with InTurn(site.store, site.actor("sync", 0, scheduler), LONG_S) as supply:
+    with InLearnerThread(site.store, site.actor("sync", 0, scheduler), LONG_S) as source:
         with pytest.raises(RolloutTimeout, match="no tool answered"):
-            supply.wait(0)
+            source.wait(0)
     assert scheduler.aborted == 1
 
 
@@ -94,13 +99,13 @@ def test_a_thread_samples_while_the_learner_does_something_else(site):
     site.plan(0, 2, version=0)
     site.plan(1, 2, version=0)
     scheduler = FakeScheduler()
-    with InThread(
+    with InActorThread(
         site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest()
-    ) as supply:
-        assert numbers(supply.wait(0, [1])) == [(0, 1)]
+    ) as source:
+        assert numbers(source.wait(0, [1])) == [(0, 1)]
         assert Deadline(LONG_S).wait(lambda: not site.store.missing(1))
-        assert numbers(supply.wait(1)) == [(1, 0), (1, 1)]
-        assert supply.take_stats().rollout.sampled_tokens > 0
+        assert numbers(source.wait(1)) == [(1, 0), (1, 1)]
+        assert source.take_stats().rollout.sampled_tokens > 0
     assert scheduler.aborted == 1
 
 
@@ -114,16 +119,16 @@ def test_what_the_thread_raises_is_raised_where_the_learner_waits(site, error):
         raise error
 
     scheduler = FakeScheduler(before_round=fail)
-    with InThread(
+    with InActorThread(
         site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest()
-    ) as supply:
+    ) as source:
         with pytest.raises(type(error)) as caught:
-            supply.wait(0)
+            source.wait(0)
         assert caught.value is error
-        supply._thread.join(LONG_S)
+        source._thread.join(LONG_S)
         assert scheduler.aborted == 1  # others may have the item
         with pytest.raises(type(error)):  # and again: there is no actor any more
-            supply.wait(0)
+            source.wait(0)
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -133,10 +138,10 @@ def test_the_thread_ends_with_the_learner_whatever_it_was_doing(site, busy):
     scheduler = FakeScheduler(
         rounds=lambda item: 10**9, before_round=lambda scheduler: time.sleep(0.001)
     )
-    supply = InThread(site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest())
-    with supply:
+    source = InActorThread(site.store, site.actor("one_step", 1, scheduler), LONG_S, StopRequest())
+    with source:
         assert not busy or Deadline(LONG_S).wait(lambda: bool(scheduler.groups))
-    assert not supply._thread.is_alive() and scheduler.aborted == 1
+    assert not source._thread.is_alive() and scheduler.aborted == 1
     heir = Work(GroupStore(site.store.folder, "heir"), WORK)
     site.works.append(heir)
     assert len(heir.claim(9)) == 2 * busy
@@ -144,43 +149,45 @@ def test_the_thread_ends_with_the_learner_whatever_it_was_doing(site, busy):
 
 def test_a_thread_that_waits_for_weights_ends_when_they_are_closed(site):
     site.plan(0, 1, version=1)
-    supply = InThread(site.store, site.actor("one_step", 1, FakeScheduler()), LONG_S, StopRequest())
-    with supply:
+    source = InActorThread(
+        site.store, site.actor("one_step", 1, FakeScheduler()), LONG_S, StopRequest()
+    )
+    with source:
         assert Deadline(LONG_S).wait(lambda: bool(site.works[0].claimed))
         site.weights.close()
-    assert not supply._thread.is_alive()
+    assert not source._thread.is_alive()
 
 
 def make(kind: str, site: Site, deadline_s: float, request: StopRequest):
     if kind == "remote":
-        return Remote(site.store, deadline_s, request)
+        return FromOtherProcesses(site.store, deadline_s, request)
     scheduler = FakeScheduler(
         rounds=lambda item: 10**9, before_round=lambda scheduler: time.sleep(0.001)
     )
-    return InThread(site.store, site.actor("one_step", 1, scheduler), deadline_s, request)
+    return InActorThread(site.store, site.actor("one_step", 1, scheduler), deadline_s, request)
 
 
 @pytest.mark.parametrize("kind", ["remote", "thread"])
 def test_a_request_to_stop_ends_the_wait(site, kind):
     site.plan(0, 2, version=0)
     request = StopRequest()
-    with make(kind, site, LONG_S, request) as supply:
+    with make(kind, site, LONG_S, request) as source:
         stop_after(request, 0.2)
         with pytest.raises(StopWaiting):
-            supply.wait(0)
+            source.wait(0)
         with pytest.raises(StopWaiting):  # at once
-            supply.wait(0)
+            source.wait(0)
 
 
 @pytest.mark.parametrize("kind", ["remote", "thread"])
 def test_a_deadline_names_the_items_that_are_missing_and_who_holds_them(site, kind):
     items = site.plan(0, 3, version=0)
     deliver(site, items[:1])
-    with make(kind, site, 0.6, StopRequest()) as supply:
+    with make(kind, site, 0.6, StopRequest()) as source:
         with pytest.raises(
             StoreTimeout, match=r"step 0 lacks 2 of 3 groups after 0\.6 s"
         ) as caught:
-            supply.wait(0)
+            source.wait(0)
         assert [missing.item for missing in caught.value.missing] == items[1:]
         held = (
             r"\(0, 1\) held by a/0, last seen 0\.\d s ago"
@@ -189,8 +196,8 @@ def test_a_deadline_names_the_items_that_are_missing_and_who_holds_them(site, ki
         )
         caught.match(held)
         with pytest.raises(StoreTimeout, match=r"lacks 1 of 1 groups"):
-            supply.wait(0, [2])
-        assert numbers(supply.wait(0, [0])) == [(0, 0)]
+            source.wait(0, [2])
+        assert numbers(source.wait(0, [0])) == [(0, 0)]
 
 
 def test_a_deadline_says_for_how_long_the_holder_has_been_silent(site):
@@ -199,7 +206,7 @@ def test_a_deadline_says_for_how_long_the_holder_has_been_silent(site):
     work.claim(1)
     kill(work)
     with pytest.raises(StoreTimeout) as caught:
-        Remote(site.store, 1.2, StopRequest()).wait(0)
+        FromOtherProcesses(site.store, 1.2, StopRequest()).wait(0)
     (missing,) = caught.value.missing
     assert missing.holder.name == "lost" and missing.silent_s > 0.8
 
@@ -207,20 +214,20 @@ def test_a_deadline_says_for_how_long_the_holder_has_been_silent(site):
 def test_what_arrives_late_is_returned(site):
     items = site.plan(0, 2, version=0)
     threading.Timer(0.7, lambda: deliver(site, items)).start()
-    supply = Remote(site.store, LONG_S, StopRequest())
-    with supply:
-        assert numbers(supply.wait(0)) == [(0, 0), (0, 1)]
-    assert supply.take_stats() is None
+    source = FromOtherProcesses(site.store, LONG_S, StopRequest())
+    with source:
+        assert numbers(source.wait(0)) == [(0, 0), (0, 1)]
+    assert source.take_stats() is None
 
 
 def test_groups_that_are_there_are_returned_without_a_wait(site):
     deliver(site, site.plan(0, 2, version=0))
-    assert numbers(Remote(site.store, 0.0, StopRequest()).wait(0)) == [(0, 0), (0, 1)]
+    assert numbers(FromOtherProcesses(site.store, 0.0, StopRequest()).wait(0)) == [(0, 0), (0, 1)]
 
 
 def test_a_learner_that_waits_long_for_other_processes_says_so(site, monkeypatch, caplog):
     site.plan(0, 1, version=0)
-    monkeypatch.setattr(supply_lib, "_SILENT_S", 0.0)
+    monkeypatch.setattr(group_source, "_SILENT_S", 0.0)
     with pytest.raises(StoreTimeout):
-        Remote(site.store, 0.2, StopRequest()).wait(0)
+        FromOtherProcesses(site.store, 0.2, StopRequest()).wait(0)
     assert "waiting for the groups of step 0; is an actor running?" in caplog.text

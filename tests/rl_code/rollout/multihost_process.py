@@ -1,6 +1,6 @@
 """One process of an actor that has two, for tests.
 
-    python -m tests.rl_code.rollout.lockstep_process OUT PORT PROCESS DATA TENSOR [KILLED]
+    python -m tests.rl_code.rollout.multihost_process OUT PORT PROCESS DATA TENSOR [KILLED]
 
 Plays tasks with so few pages that episodes lose theirs; the first process writes what was sampled
 to OUT (.npz). KILLED: ends without a word after so many decode dispatches; the other one prints
@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from models.sharding import MeshConfig, make_mesh
-from rl_code.rollout import lockstep
+from rl_code.rollout import multihost
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
@@ -50,15 +50,15 @@ def main(out: str, port: str, process: str, data: str, tensor: str, killed: str 
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process))
     mesh = make_mesh(MeshConfig(data=int(data), tensor=int(tensor)), jax.devices())
     weights = _Weights(mesh)
-    channel = lockstep.Channel("127.0.0.1", 30.0)
+    channel = multihost.Channel("127.0.0.1", 30.0)
     if not channel.leads:
         try:
-            lockstep.follow(Engine(MODEL, SCARCE, SAMPLING, (STOP,), mesh), weights, channel)
-        except lockstep.ProcessLost as error:
+            multihost.follow(Engine(MODEL, SCARCE, SAMPLING, (STOP,), mesh), weights, channel)
+        except multihost.ProcessLost as error:
             print("raised:", error, flush=True)
             os._exit(3)  # the other one has gone, so nobody would meet this one to say goodbye
         return
-    engine = lockstep.LeadingEngine(MODEL, SCARCE, SAMPLING, (STOP,), mesh, channel=channel)
+    engine = multihost.LeadingEngine(MODEL, SCARCE, SAMPLING, (STOP,), mesh, channel=channel)
     if killed:
         decode = engine.decode
         left = [int(killed)]
@@ -69,7 +69,7 @@ def main(out: str, port: str, process: str, data: str, tensor: str, killed: str 
 
         engine.decode = dying
     scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
-    version, model = lockstep.LeadingWeights(weights, channel).wait(exactly=1, deadline_s=30.0)
+    version, model = multihost.LeadingWeights(weights, channel).wait(exactly=1, deadline_s=30.0)
     tasks = [task_of(seed) for seed in range(5)]
     key = jax.random.key(7)
     groups, stats = scheduler.rollout(model, tasks, Episode, group_size=4, version=version, key=key)

@@ -10,7 +10,7 @@ import pytest
 
 from models.sharding import MeshConfig, make_mesh
 from rl_code.rollout.engine import Engine
-from rl_code.rollout.lockstep import Channel
+from rl_code.rollout.multihost import Channel
 from rl_code.rollout.scheduler import Scheduler
 from tests import programs
 from tests.rl_code.rollout.small import MODEL, SAMPLING, SCARCE, STOP, Letters, play, task_of
@@ -19,7 +19,7 @@ from tests.rl_code.rollout.small import MODEL, SAMPLING, SCARCE, STOP, Letters, 
 def start(out: Path, *arguments: int) -> list[subprocess.Popen]:
     """Both processes, with a device each."""
     shared = [str(out), programs.free_port()]
-    module = "tests.rl_code.rollout.lockstep_process"
+    module = "tests.rl_code.rollout.multihost_process"
     return [programs.start(module, *shared, process, *arguments, devices=1) for process in range(2)]
 
 

@@ -1,0 +1,103 @@
+"""The learner: one step of training from sampled groups to the next weights.
+
+It works out the advantages, packs the batch and makes the updates. It knows nothing of files, of
+stores or of how the groups were sampled, so that a replay and a run use the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from models.transformer import Transformer
+from rl_code.learner.advantages import group_advantages
+from rl_code.learner.batching import pack, pack_completions, pack_prompts
+from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
+from rl_code.learner.update import TrainState, make_token_logprobs, make_update
+from rl_code.run_config import TrainConfig
+from rl_code.types import Group
+
+
+class Learner:
+    """Turns the groups of a step into the next weights.
+
+    The update has one phase or, where ``pack.prompt_slots`` is not 0, two: the first needs only the
+    prompts, so it can run while the episodes are still being sampled.
+    """
+
+    def __init__(self, config: TrainConfig, rows: jax.sharding.Sharding, model: Transformer):
+        """
+        rows: sharding of a batch's rows over the mesh.
+        model: the one that training begins with; a penalty on divergence refers to it.
+        """
+        self._config = config
+        self._rows = rows
+        loss = self._config.loss.for_staleness(self._config.pack.max_staleness)
+        self._reference = (
+            jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None
+        )
+        runs = config.pack.runs
+        way = (loss, config.optimizer, config.micro_batches, runs)
+        logprobs = (loss.temperature, config.micro_batches, runs)
+        self._two_phase = config.pack.prompt_slots > 0
+        if self._two_phase:
+            self._prefill, self._update = make_two_phase_update(*way)
+            self._token_logprobs = make_two_phase_logprobs(*logprobs)
+        else:
+            self._update = make_update(*way)
+            self._token_logprobs = make_token_logprobs(*logprobs)
+
+    def begin(self, state: TrainState, prompts: Sequence[Sequence[int]]) -> Prefilled | None:
+        """The first of two phases, which needs the prompts of the step alone; returns before it is
+        done.
+        """
+        if not self._two_phase:
+            return None
+        packed = pack_prompts(prompts, self._config.pack)
+        return self._prefill(state.model, jax.device_put(packed, self._rows))
+
+    def __call__(
+        self,
+        state: TrainState,
+        groups: Sequence[Group],
+        version: int,
+        begun: Prefilled | None = None,
+    ) -> tuple[TrainState, dict[str, Any]]:
+        """The state after the step and its metrics; donates ``state``, whose weights have this
+        version.
+
+        begun: what ``begin`` returned for this step, or None.
+        """
+        config = self._config
+
+        # Credit: advantages within each group, then fixed shapes with each prompt once.
+        advantages = group_advantages(groups, config.advantage, config.advantage_eps)
+        if self._two_phase:
+            begun = begun or self.begin(
+                state, [g.trajectories[0].tokens[: g.trajectories[0].prompt_length] for g in groups]
+            )
+            batch, pack_metrics = pack_completions(
+                groups, advantages, begun.prompts, config.pack, version=version
+            )
+            before = (begun.prompts,)
+        else:
+            batch, pack_metrics = pack(groups, advantages, config.pack, version=version)
+            before = ()
+        batch = jax.device_put(batch, self._rows)
+
+        # Update. With one epoch the policy of the first pass is the proximal policy.
+        prox = self._token_logprobs(state.model, *before, batch) if config.epochs > 1 else None
+        ref = (
+            self._token_logprobs(self._reference, *before, batch)
+            if self._reference is not None
+            else None
+        )
+        finite = True
+        for _ in range(config.epochs):
+            parts = (begun, batch) if self._two_phase else (batch,)
+            state, metrics = self._update(state, *parts, prox, ref)
+            metrics = jax.device_get(metrics)
+            finite = finite and metrics["train/finite"]
+        return state, pack_metrics | metrics | {"train/finite": finite}
