@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import gguf_weights, huggingface
-from models.families import PRESETS
+from models.presets import PRESETS
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
@@ -138,7 +138,8 @@ class Run:
                 "tokens, "
                 f"model.preset={spec.preset!r} has {preset.vocab_size}"
             )
-        return dataclasses.replace(preset, dtype=spec.dtype, remat=spec.remat)
+        changes = dict(dtype=spec.dtype, remat=spec.remat)
+        return dataclasses.replace(preset, attention=spec.methods() or preset.attention, **changes)
 
     def init_model(self) -> Transformer:
         """The model a run starts from, laid out over the mesh: random, or the configured

@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from models.families import PRESETS
+from attention.methods import METHODS, Method
+from models.presets import PRESETS
 from models.sharding import MeshConfig
 from rl_code import config as config_lib
 from rl_code.config import ConfigError
@@ -18,6 +19,7 @@ from rl_code.learner.batching import PackConfig
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import OptimizerConfig
 from rl_code.metrics import write_atomically
+from rl_code.named import Named, make
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.rollout.engine import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
@@ -30,14 +32,25 @@ from rl_code.types import Limits
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """preset: a key of models.families.PRESETS. weights: a .gguf file or a Hugging Face directory;
-    "" for random ones.
+    """preset: a key of models.presets. weights: a .gguf file or a Hugging Face directory; "" for
+    random ones.
     """
 
     preset: str
     weights: str
     dtype: str
     remat: bool
+    # The methods of attention of the first layers, repeated until all layers have one; one name
+    # stands for all layers, None for the preset's.
+    attention: tuple[Named, ...] | Named | None = None
+
+    def methods(self) -> tuple[Method, ...] | None:
+        """The methods of ``attention`` with their settings, or None. Raises ConfigError."""
+        if self.attention is None:
+            return None
+        period = self.attention if isinstance(self.attention, tuple) else (self.attention,)
+        path = "config.model.attention"
+        return tuple(make(METHODS, named, f"{path}.{at}") for at, named in enumerate(period))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +179,9 @@ class RunConfig:
             raise ValueError(
                 f"model.preset={self.model.preset!r} is not one of {', '.join(PRESETS)}"
             )
+        methods = self.model.methods()
+        if methods is not None:
+            dataclasses.replace(PRESETS[self.model.preset], attention=methods)
         for protocol in (
             self.protocol,
             *(suite.protocol for suite in self.suites if suite.protocol),

@@ -14,9 +14,9 @@ from typing import Any
 import ml_collections
 import pytest
 
+from experiments.recall.study import RecallExperiment
 from launch import sweep
 from rl_code import config as config_lib
-from rl_code.recall import RecallExperiment
 from rl_code.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]

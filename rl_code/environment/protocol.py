@@ -250,7 +250,7 @@ def _outside(text: str) -> ToolCall:
 class Chat:
     """Turns in a model family's own chat template, with its own way of writing calls.
 
-    family: a key of models.families.FAMILIES. calls: "json" for ``<tool_call>`` blocks that
+    family: name of the template in ``models.chat``. calls: "json" for ``<tool_call>`` blocks that
     hold ``{"name": ..., "arguments": {...}}``, as Hermes, Qwen2.5 and Qwen3 write them; "tags" for
     blocks that hold ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder
     does; "bare" for one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as
@@ -414,7 +414,7 @@ class Completion:
 
 PROTOCOLS: dict[str, Protocol] = {
     "compact": Compact(),
-    "hermes": Chat("qwen2", "json"),
+    "hermes": Chat("qwen", "json"),
     "qwen3_coder": Chat("qwen3_coder", "tags"),
     "llama3": Chat("llama3", "bare", stop_tokens=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")),
     "completion": Completion("smollm2"),

@@ -1,4 +1,4 @@
-"""Does an attention method remember? Small models trained from scratch on ``tasks.recall``, one per
+"""Does an attention method remember? Small models trained from scratch on ``rows``, one per
 method.
 
 Training goes from few documents to many: the association is learned where rows are short and cheap,
@@ -22,6 +22,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from attention.methods import Method
+from experiments.recall.rows import RecallConfig, recall_rows
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import ModelConfig, Transformer
 from rl_code.checkpoint import Checkpoints
@@ -29,7 +30,6 @@ from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.update import OptimizerConfig, TrainState, init_state, make_sft_update
 from rl_code.metrics import MetricWriter, Progress, write_atomically
 from rl_code.stop import Stopped, StopRequest
-from rl_code.tasks.recall import RecallConfig, recall_rows
 
 RESULT = "recall.json"
 # What the rows of an evaluation are drawn by, apart from those of training.

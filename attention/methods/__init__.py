@@ -45,6 +45,15 @@ class Window:
 
 Method = Dense | Window | MoBA | NSA | GatedDocuments
 
+# Name in a config -> method; its fields are the method's settings.
+METHODS = {
+    "dense": Dense,
+    "window": Window,
+    "moba": MoBA,
+    "nsa": NSA,
+    "squid": GatedDocuments,
+}
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,10 @@ from attention.methods import Dense, Window, decode_bytes
 from attention.moba import MoBA
 from attention.nsa import NSA
 from configs import recall as config
+from experiments.recall import study
+from experiments.recall.study import RecallExperiment, RecallMethod, run_method
 from rl_code import config as config_lib
-from rl_code import recall
 from rl_code.metrics import read_metrics
-from rl_code.recall import RecallExperiment, RecallMethod, run_method
 from rl_code.stop import Stopped, StopRequest
 
 
@@ -40,13 +40,13 @@ def test_a_stopped_method_continues_to_the_same_result(smoke, tmp_path, monkeypa
     whole, losses = run(smoke, tmp_path / "whole")
     stop = StopRequest()
     with stop, pytest.raises(Stopped, match="stopped after step 2 of 4 of window"):
-        rows = recall.rows
+        rows = study.rows
 
         def then_stop(experiment, method, seed, *arguments):
             stop.requested = seed == 1
             return rows(experiment, method, seed, *arguments)
 
-        monkeypatch.setattr(recall, "rows", then_stop)
+        monkeypatch.setattr(study, "rows", then_stop)
         run_method(smoke, "window", tmp_path / "parts", stop)
     monkeypatch.undo()
     parts, continued = run(smoke, tmp_path / "parts")
@@ -57,7 +57,7 @@ def test_a_stopped_method_continues_to_the_same_result(smoke, tmp_path, monkeypa
 
 def test_right_answers_are_those_of_the_highest_logit(smoke):
     method = smoke.methods["window"]
-    batch = recall.rows(smoke, method, 0, 4, 3)
+    batch = study.rows(smoke, method, 0, 4, 3)
     vocabulary = smoke.task.vocabulary
 
     class Oracle:
@@ -68,7 +68,7 @@ def test_right_answers_are_those_of_the_highest_logit(smoke):
         def logits(self, hidden):
             return jax.nn.one_hot(np.where(np.arange(4)[:, None] == 0, 0, hidden), vocabulary)
 
-    assert recall.right_answers.__wrapped__(Oracle(), batch) == batch.mask[1:].sum()
+    assert study.right_answers.__wrapped__(Oracle(), batch) == batch.mask[1:].sum()
 
 
 def test_stages_follow_each_other(smoke):

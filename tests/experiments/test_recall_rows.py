@@ -9,8 +9,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from experiments.recall.rows import FILE, GET, PAD, SET, RecallConfig, recall_rows
 from pallas_kernels.tokens import TAIL
-from rl_code.tasks.recall import FILE, GET, PAD, SET, RecallConfig, recall_rows
 
 TASK = RecallConfig(
     documents=5, document_tokens=16, facts=3, asked=6, keys=64, values=8, noise=8, longer=3

@@ -1,12 +1,4 @@
-"""Trains one small model per attention method on recall over documents, then prints a table and
-draws a figure.
-
-python -m launch.recall --config=configs/recall.py[:smoke] --workdir=runs/recall
-
-Methods that are done are not run again and a stopped one continues, so the same command can be
-given again at any time. The workdir then holds one folder per method, recall.txt (the table) and
-recall.png (the figure).
-"""
+"""What the study of recall shows: a table and a figure of accuracy and of bytes read, by method."""
 
 from __future__ import annotations
 
@@ -14,34 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import ml_collections
 import numpy as np
-import rich.console
 import rich.table
 from flax import nnx
 
 from attention.methods import decode_bytes
 from benchmarks.flops import attention_trips, matmul_flops
-from launch import flags
+from experiments.recall.study import RecallExperiment, RecallResult, model_config, rows
 from models.transformer import ModelConfig, Transformer
-from rl_code import config as config_lib
 from rl_code.learner.update import supervised_loss
-from rl_code.recall import RecallExperiment, RecallResult, model_config, rows, run_method
-from rl_code.stop import StopRequest
-
-
-def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
-    experiment = config_lib.build(RecallExperiment, config)
-    folder = Path(workdir)
-    flags.use_virtual_devices(experiment.mesh)
-    with StopRequest() as stop:
-        results = [run_method(experiment, name, folder / name, stop) for name in experiment.methods]
-    view = table(experiment, results)
-    flags.console().print(view)
-    with open(folder / "recall.txt", "w") as file:
-        rich.console.Console(file=file, width=132).print(view)
-    draw(experiment, results, folder / "recall.png")
-    print(f"Figure: {folder / 'recall.png'}")
 
 
 def table(experiment: RecallExperiment, results: Sequence[RecallResult]) -> rich.table.Table:
@@ -169,7 +142,3 @@ def draw(experiment: RecallExperiment, results: Sequence[RecallResult], path: Pa
 
 def _percent(share: float, questions: int) -> str:
     return f"{100 * share:.1f} ± {200 * (share * (1 - share) / questions) ** 0.5:.1f}"
-
-
-if __name__ == "__main__":
-    flags.run(main, expected=(FloatingPointError,))
