@@ -1,11 +1,14 @@
 """Plays one suite of a config with the weights of a run, or with those a run starts from.
 
-python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval                      #
-untrained python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval
---workdir=runs/mbpp  # newest checkpoint ... --greedy               one greedy sample per task
-instead of the suite's own sampling ... --step=20              another checkpoint of the workdir
-... --against=runs/other   also another run's newest checkpoint ("start": the untrained weights),
-compared task by task
+The untrained weights, and the newest checkpoint of a run:
+
+    python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval
+    python -m launch.evaluate --config=configs/smollm2_mbpp.py --suite=humaneval --workdir=runs/mbpp
+
+    --greedy              one greedy sample per task instead of the suite's own sampling
+    --step=20             another checkpoint of the workdir
+    --against=runs/other  also another run's newest checkpoint, compared task by task
+                          ("start" stands for the untrained weights)
 
 Results are written to <workdir>/evaluations; those of the untrained weights to
 runs/untrained_<config>/evaluations.

@@ -1,14 +1,12 @@
-"""Kills a learner and its actors at random moments, then proves that nothing was lost, repeated or
-changed.
+"""Kills a learner and its actors at random moments, then proves that nothing was lost or changed.
 
-python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 --hangs=3
-[--actors=2]
+    python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 --hangs=3
 
 Each role runs under launch/supervise.sh, which starts it again. Every kill is a SIGKILL of one role
-and all its children, sandboxes included, at a random moment: some seconds after a random step, also
-while that role or another is just starting; one in four strikes the learner. Between them actors
-are hung (SIGSTOP) until others have taken over all that they held. When the run has ended, its
-store is audited and replayed.
+and all its children, sandboxes included, some seconds after a random step, also while that role or
+another is just starting. One in four strikes the learner. Between kills, actors are hung (SIGSTOP)
+until others have taken over all that they held. When the run has ended, its store is audited and
+replayed: nothing may be lost, repeated or changed.
 """
 
 from __future__ import annotations

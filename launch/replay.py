@@ -1,11 +1,9 @@
-"""Trains once more from a run's store and says whether every step gives the weights that it gave
-then.
+"""Trains again on the groups in a run's store, and says whether every step gives the same weights.
 
-python -m launch.replay --config=<the run's> --workdir=runs/first [--start=18 --end=36]
-[--config.<key>=<as then>]
+    python -m launch.replay --config=<the run's> --workdir=runs/first [--start=18 --end=36]
 
-The store is checked first: every planned group present and consumed once, none older than the
-bound. Exits with 1 when anything differs.
+Overrides of the config must be those of the run. The store is checked first: every planned group is
+there, was consumed once, and none is older than the bound. Exits with 1 when anything differs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Runs the supervised warm start of a config alone; launch.train on the same workdir continues from
-it.
+"""Runs the supervised warm start of a config alone; launch.train then goes on from it.
 
 python -m launch.sft --config=configs/quickstart.py[:smoke] --workdir=runs/first
 """

@@ -1,20 +1,17 @@
 """Runs a config once per set of overrides and compares the runs in one table and one figure.
 
-python -m launch.sweep --config=configs/ablation.py[:smoke] --workdir=runs/ablation [--jobs=2]
-[--config.train.steps=9]
+    python -m launch.sweep --config=configs/ablation.py[:smoke] --workdir=runs/ablation [--jobs=2]
 
 The config file also defines
 
-  get_sweep(arg) -> iterable of {dotted key: value}, the overrides of one run each; runs that differ
-    in nothing but the key ``seed`` are one variant, shown as a mean with the range over seeds. A
-    key ``variant`` names it; without one its overrides do.
-  get_figure(arg) -> the panels of a figure, as launch/sweep_figure.py says (optional; no figure
-  without it).
+  get_sweep(arg)   iterable of {dotted key: value}, the overrides of one run each. Runs that differ
+                   in nothing but the key ``seed`` are one variant, shown as a mean with the range
+                   over seeds. The key ``variant`` names it; without one its overrides do.
+  get_figure(arg)  the panels of a figure, as launch/sweep_figure.py says (optional).
 
-Finished runs are skipped and unfinished ones continue, so the same command can be started again at
+Finished runs are skipped and unfinished ones continue, so the same command can be given again at
 any time. A run that starts like one that has finished takes over its warm start. The sweep leaves
-in the workdir one folder per run, sweep.txt (the table, and the numbers of the figure) and
-sweep.png (the figure).
+in the workdir one folder per run, sweep.txt (the table, and the figure's numbers) and sweep.png.
 """
 
 from __future__ import annotations

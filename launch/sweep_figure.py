@@ -3,13 +3,12 @@
 A config names a panel by a tuple, its kind first:
 
   ("curve", metric, "step", n)     the metric against the step, both as means of n steps in a row
-  ("curve", metric, "minutes", n)  the same against the minutes that steps took, from the beginning
-  of the first one on ("bars", metric, ...)            the means of metrics over the steps
-  ("histogram", prefix)            the means over the steps of all metrics that begin so; what a
-  step lacks is 0 there
+  ("curve", metric, "minutes", n)  the same against the minutes since the first step began
+  ("bars", metric, ...)            the means of metrics over the steps
+  ("histogram", prefix)            the means over the steps of all metrics whose name begins so;
+                                   a metric that a step lacks counts as 0 there
 
-Wherever a variant has several seeds, its mean is shown with the range from the lowest to the
-highest.
+Where a variant has several seeds, its mean is shown with the range from the lowest to the highest.
 """
 
 from __future__ import annotations

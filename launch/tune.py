@@ -1,13 +1,12 @@
-"""Finds the sizes of a kernel's blocks that are fastest on the device at hand, and writes them to a
-file.
+"""Finds the block sizes of a kernel that are fastest on this device, and writes them to a file.
 
-python -m launch.tune flash --file=runs/tuning.json [--shape=1,8192,32,8,128]
-RL_CODE_TUNING=runs/tuning.json python -m launch.train ...     # uses them
+    python -m launch.tune flash --file=runs/tuning.json [--shape=1,8192,32,8,128]
+    RL_CODE_TUNING=runs/tuning.json python -m launch.train ...     # uses them
 
-Starting from the heuristic's, one size after another is halved and doubled while that makes forward
-and backward (of paged attention: forward) faster. What a compiler refuses is passed over. Each
-improvement is written at once, so a search that is stopped leaves the best so far; other entries of
-the file stay.
+The search starts from the heuristic's sizes. One size after another is halved and doubled while
+that makes forward and backward faster (of paged attention: forward). A size that the compiler
+refuses is passed over. Each improvement is written at once, so a search that is stopped leaves the
+best so far. Other entries of the file stay.
 """
 
 from __future__ import annotations

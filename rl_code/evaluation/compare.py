@@ -9,10 +9,10 @@ of so uneven a split of the tasks that only one side solves.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import rich.table
+import scipy.stats
 
 from rl_code.evaluation.passk import Interval, mean_interval
 from rl_code.evaluation.suite import SuiteResult, percent
@@ -75,8 +75,7 @@ def mcnemar(gained: int, lost: int) -> float:
     if min(gained, lost) < 0:
         raise ValueError(f"counts must not be negative: {gained=}, {lost=}")
     n = gained + lost
-    tail = sum(math.comb(n, i) for i in range(min(gained, lost) + 1))
-    return min(1.0, 2 * tail / 2**n)
+    return float(scipy.stats.binomtest(gained, n, 0.5).pvalue) if n else 1.0
 
 
 def table(comparisons: Sequence[Comparison]) -> rich.table.Table:

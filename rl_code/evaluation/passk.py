@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.stats
 from jaxtyping import Float64
 
 RESAMPLES = 10_000
@@ -59,18 +60,16 @@ def mean_interval(
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or not array.size or not np.isfinite(array).all():
         raise ValueError(f"expected at least one finite value per task, got {array!r}")
-    low, high = np.quantile(_resampled_means(array, seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(array.mean()), float(low), float(high))
-
-
-def _resampled_means(values: np.ndarray, seed: int) -> np.ndarray:
-    """Means of RESAMPLES draws of the values with replacement, float64 [RESAMPLES]."""
-    generator = np.random.default_rng(seed)
-    rows = max(1, _INDICES_AT_ONCE // values.size)
-    sizes = [min(rows, RESAMPLES - start) for start in range(0, RESAMPLES, rows)]
-    return np.concatenate(
-        [
-            values[generator.integers(0, values.size, (size, values.size))].mean(axis=1)
-            for size in sizes
-        ]
-    )
+    mean = float(array.mean())
+    if array.size == 1:  # which scipy refuses: there is nothing to resample
+        return Interval(mean, mean, mean)
+    found = scipy.stats.bootstrap(
+        (array,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        confidence_level=LEVEL,
+        method="percentile",
+        batch=max(1, _INDICES_AT_ONCE // array.size),
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(mean, float(found.low), float(found.high))

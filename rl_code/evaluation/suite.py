@@ -1,12 +1,10 @@
-"""The result of a suite of tasks, task by task: built from episodes, kept as JSON, read as a table.
+"""The result of a suite of tasks, task by task: built from trajectories, kept as JSON.
 
-A result lies in ``evaluations/<suite>.<label>.json`` of the working directory:
+A result lies in ``evaluations/<suite>.<label>.json`` of the working directory and holds
 
-  suite, label, step: what was run, on which weights ("before", "after"), and the step of training
-  they come from sampling: temperature and whatever else describes how the samples were drawn tasks:
-  per task id, n (samples graded), correct, first_edit_correct, malformed (calls), mean_tokens
-  (sampled tokens
-    per episode), faults (samples lost to the sandbox; not in n)
+  suite, label, step  what was run, on which weights ("before", "after"), and their step of training
+  sampling            temperature and whatever else describes how tokens were drawn
+  tasks               one ``TaskResult`` per task
 """
 
 from __future__ import annotations
@@ -182,7 +180,8 @@ def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table
 def percent(interval: Interval, *, signed: bool = False) -> str:
     """An interval of fractions as "41.2 [38.0, 44.1]", in percent."""
     sign = "+" if signed else ""
-    return f"{100 * interval.mean:{sign}.1f} [{100 * interval.low:{sign}.1f}, {100 * interval.high:{sign}.1f}]"
+    mean, low, high = (f"{100 * x:{sign}.1f}" for x in dataclasses.astuple(interval))
+    return f"{mean} [{low}, {high}]"
 
 
 def _count(id: str, samples: Sequence[Trajectory]) -> TaskResult:
