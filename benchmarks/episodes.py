@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rl_code.types import Reward, Task, Tests, Trajectory, Turn
+from rl_code.types import Context, Reward, Task, Tests, Trajectory, Turn
 
 # No token ends a message.
 STOP_IDS = (-1,)
@@ -116,10 +116,14 @@ class FixedEpisode:
             task_id=self.task.id,
             group=self.group,
             index=self.index,
-            tokens=tokens,
-            sampled=sampled,
-            logprobs=np.array(self._logprobs, np.float32),
-            versions=np.array(self._versions, np.int32),
+            contexts=(
+                Context(
+                    tokens=tokens,
+                    sampled=sampled,
+                    logprobs=np.array(self._logprobs, np.float32),
+                    versions=np.array(self._versions, np.int32),
+                ),
+            ),
             prompt_length=prompt,
             turns=(Turn("prompt", 0, prompt, ""), Turn("assistant", prompt, len(tokens), "")),
             status="submitted",

@@ -142,14 +142,16 @@ class TrajectoryLog:
 
       step, task_id, group
       task: path, entry_point, meta, reference (path -> text)
-      prompt: ids [P], pieces [P] (the text of each token), text. Shared by the group's
-      trajectories. trajectories: per sample
+      prompt: ids [P], pieces [P] (the text of each token), text. Shared by the trajectories.
+      trajectories, each with
         index, status, reward {total, components, flags}, malformed_calls, first_edit_passed,
-        seconds ids [T-P], pieces [T-P], versions [T-P]: the tokens after the prompt; version -1
-        where not sampled logprobs [T-P]: the sampler's log-probability, null where not sampled
+        seconds
+        ids, pieces, versions [T-P]: the tokens after the prompt; version -1 where not sampled
+        logprobs [T-P]: the sampler's log-probability, null where not sampled
         turns: role, start, end (offsets into ids; the prompt's turn is left out), calls [{name,
-        arguments, error}],
-          results [{name, content, ok, seconds}]
+          arguments, error}], results [{name, content, ok, seconds}]
+        contexts: the tree, one for each: start (of its own tokens, an offset into ids), parent (an
+          index, -1 for a root), kept (how many tokens of the whole parent stand before its own)
 
     Where several tokens share one character, the first has the text and the others have "".
     """
@@ -199,6 +201,10 @@ class TrajectoryLog:
 
     def _trajectory(self, trajectory: Trajectory) -> dict[str, Any]:
         start = trajectory.prompt_length
+        # the offset of each context in ids; that of the first is that of the prompt, which is not
+        # part of ids
+        lengths = [len(context.tokens) for context in trajectory.contexts]
+        offsets = [sum(lengths[:index]) - start for index in range(len(lengths))]
         ids = [int(token) for token in trajectory.tokens[start:]]
         chosen = zip(trajectory.sampled[start:], trajectory.logprobs[start:], strict=True)
         return {
@@ -218,7 +224,15 @@ class TrajectoryLog:
                 round(float(logprob), 4) if sampled else None for sampled, logprob in chosen
             ],
             "versions": [int(version) for version in trajectory.versions[start:]],
-            "turns": [_turn(turn, start) for turn in trajectory.turns if turn.role != "prompt"],
+            "turns": [
+                _turn(turn, offsets[turn.context])
+                for turn in trajectory.turns
+                if turn.role != "prompt"
+            ],
+            "contexts": [
+                {"start": max(offset, 0), "parent": context.parent, "kept": context.kept}
+                for offset, context in zip(offsets, trajectory.contexts, strict=True)
+            ],
         }
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
@@ -404,8 +418,8 @@ def _number(name: str, value: Any) -> int | float | str:
 def _turn(turn: Turn, offset: int) -> dict[str, Any]:
     return {
         "role": turn.role,
-        "start": turn.start - offset,
-        "end": turn.end - offset,
+        "start": turn.start + offset,
+        "end": turn.end + offset,
         "calls": [
             {"name": c.name, "arguments": dict(c.arguments), "error": c.error} for c in turn.calls
         ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -113,18 +113,19 @@ class ToolResult:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One span of a trajectory's tokens, ``[start, end)``.
+    """One span of the tokens of a context: ``contexts[context].tokens[start:end]``."""
 
-    role: "prompt", "assistant" or "tool". text: the decoded span. calls and results belong to
-    "assistant" and "tool".
-    """
-
-    role: str
+    role: Literal["prompt", "assistant", "tool"]
+    # First and one past the last index into the context's own tokens.
     start: int
     end: int
+    # The decoded span.
     text: str
+    # What the model asked for in an "assistant" turn, and what came back, in the "tool" turn.
     calls: tuple[ToolCall, ...] = ()
     results: tuple[ToolResult, ...] = ()
+    # Index of the context in ``Trajectory.contexts``.
+    context: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,31 +140,87 @@ class Reward:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trajectory:
-    """One finished episode, token in, token out.
+class Context:
+    """A node of a trajectory's tree: tokens that follow what is kept of another context.
 
-    tokens int32 [T]; sampled bool [T], True where the policy chose the token; logprobs float32 [T],
-    the sampler's log-probability of the token (0 where not sampled); versions int32 [T], the
-    version of the weights that sampled it (-1 where not sampled). prompt_length: tokens shared by
-    the whole group. status: how it ended: "submitted", "turn_limit", "token_limit", "fault" (the
-    sandbox's own, masked from training). first_edit_passed: whether the first edit alone, graded as
-    it stood, passes the hidden tests. seconds: wall-clock time by activity ("tools", "grade").
+    The whole context, which is what the policy saw, is the first ``kept`` tokens of the whole
+    parent and then ``tokens``. A summary that replaces a long context keeps the prompt of its
+    parent; a sub-agent starts from a prefix of it, or is a root; an agent that rewrites its history
+    keeps what it left as it was.
+    """
+
+    # int32 [T], the context's own tokens, without those that it keeps of its parent.
+    tokens: np.ndarray
+    # bool [T], True where the policy chose the token.
+    sampled: np.ndarray
+    # float32 [T], the sampler's log-probability of the token; 0 where not sampled.
+    logprobs: np.ndarray
+    # int32 [T], version of the weights that sampled the token; -1 where not sampled.
+    versions: np.ndarray
+    # Index of the context that this one continues, less than its own; -1 for a root.
+    parent: int = -1
+    # How many tokens of the whole parent it keeps, counted from the start; 0 for a root.
+    kept: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """One finished episode, token in, token out: a tree of contexts.
+
+    A linear episode has one context. ``tokens``, ``sampled``, ``logprobs`` and ``versions`` are
+    those of all contexts, one after another, each token of the tree once; of a linear episode they
+    are the arrays of its context.
     """
 
     task_id: str
+    # The number of its group, and its own index within the group.
     group: int
     index: int
-    tokens: np.ndarray
-    sampled: np.ndarray
-    logprobs: np.ndarray
-    versions: np.ndarray
+    # The first one starts with the group's prompt; parents stand before their children.
+    contexts: tuple[Context, ...]
+    # How many tokens at the start of the first context are the same in the whole group.
     prompt_length: int
     turns: tuple[Turn, ...]
+    # How it ended: "submitted", "turn_limit", "token_limit", "fault" (the sandbox's own, which is
+    # masked from training).
     status: str
     reward: Reward
     malformed_calls: int = 0
+    # Whether the first edit alone, graded as it stood, passes the hidden tests.
     first_edit_passed: bool = False
+    # Wall-clock time by activity ("tools", "grade").
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32 [T], the tokens of all contexts."""
+        return self._join("tokens")
+
+    @property
+    def sampled(self) -> np.ndarray:
+        """bool [T], where the policy chose the token."""
+        return self._join("sampled")
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        """float32 [T], the sampler's log-probabilities; 0 where not sampled."""
+        return self._join("logprobs")
+
+    @property
+    def versions(self) -> np.ndarray:
+        """int32 [T], versions of the weights that sampled the tokens; -1 where not sampled."""
+        return self._join("versions")
+
+    def whole(self, index: int) -> np.ndarray:
+        """int32 [...], what the policy saw of context ``index``: kept tokens and its own."""
+        context = self.contexts[index]
+        if context.parent < 0:
+            return context.tokens
+        return np.concatenate([self.whole(context.parent)[: context.kept], context.tokens])
+
+    def _join(self, name: str) -> np.ndarray:
+        parts = [getattr(context, name) for context in self.contexts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,17 @@ from rl_code.environment.tools.api import TOOLS, check, execute
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.rewards.combine import combine
 from rl_code.rewards.outcome import Outcome, RewardConfig
-from rl_code.types import Limits, Reward, Task, Tests, ToolCall, ToolResult, Trajectory, Turn
+from rl_code.types import (
+    Context,
+    Limits,
+    Reward,
+    Task,
+    Tests,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 
 
 class Episode:
@@ -160,10 +170,14 @@ class Episode:
             task_id=self.task.id,
             group=self.group,
             index=self.index,
-            tokens=np.array(self._tokens, np.int32),
-            sampled=np.array(self._sampled, bool),
-            logprobs=np.array(self._logprobs, np.float32),
-            versions=np.array(self._versions, np.int32),
+            contexts=(
+                Context(
+                    tokens=np.array(self._tokens, np.int32),
+                    sampled=np.array(self._sampled, bool),
+                    logprobs=np.array(self._logprobs, np.float32),
+                    versions=np.array(self._versions, np.int32),
+                ),
+            ),
             prompt_length=self._turns[0].end,
             turns=tuple(self._turns),
             status=self.status,

@@ -78,9 +78,12 @@ def _check(completion: Completion, first: Trajectory, max_staleness: int, versio
     """
     t = completion.trajectory
     indices = completion.indices
+    if len(t.contexts) != 1:
+        raise ValueError(f"task {t.task_id!r} trajectory {t.index}: {len(t.contexts)} contexts")
     name = f"task {t.task_id!r} trajectory {t.index}"
     lengths = {
-        field: len(getattr(t, field)) for field in ("tokens", "sampled", "logprobs", "versions")
+        field: len(getattr(t.contexts[0], field))
+        for field in ("tokens", "sampled", "logprobs", "versions")
     }
     if len(set(lengths.values())) != 1:
         raise ValueError(f"{name}: lengths differ: {lengths}")

@@ -26,7 +26,7 @@ from rl_code.metrics import (
     read_trajectories,
     trajectory_steps,
 )
-from rl_code.types import Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
+from rl_code.types import Context, Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
 
 
 def _bytes_of(ids):
@@ -64,10 +64,14 @@ def _group(completion: bytes = b"return 1", logprob: float = -0.5) -> Group:
         task_id=task.id,
         group=4,
         index=0,
-        tokens=tokens,
-        sampled=sampled,
-        logprobs=np.where(sampled, logprob, 0).astype(np.float32),
-        versions=np.where(sampled, 7, -1).astype(np.int32),
+        contexts=(
+            Context(
+                tokens=tokens,
+                sampled=sampled,
+                logprobs=np.where(sampled, logprob, 0).astype(np.float32),
+                versions=np.where(sampled, 7, -1).astype(np.int32),
+            ),
+        ),
         prompt_length=3,
         turns=turns,
         status="submitted",

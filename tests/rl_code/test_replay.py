@@ -42,6 +42,7 @@ from rl_code.types import Group
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.transfer import TransferSubscriber
 from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of
+from tests.rl_code.trajectories import with_context
 
 STEPS = 5
 VOCAB = 64
@@ -176,7 +177,7 @@ def change_token(workdir: Path, step: int) -> None:
     tokens = first.tokens.copy()
     place = np.flatnonzero(first.sampled)[0]
     tokens[place] = (tokens[place] + 1) % VOCAB
-    group = Group(record.group.task, (dataclasses.replace(first, tokens=tokens), *others))
+    group = Group(record.group.task, (with_context(first, tokens=tokens), *others))
     data = records.encode(step, record.number, record.actor, record.when, group)
     group_path(store.folder, step, record.number).write_bytes(data)
 

@@ -15,7 +15,7 @@ from rl_code import types
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.metrics import MetricWriter, TrajectoryLog, trajectory_steps
 from rl_code.report import ReportConfig, choose, spread, write_report
-from rl_code.types import Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
+from rl_code.types import Context, Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
 
 CONFIG = ReportConfig(ks=(1, 2), trajectories_per_step=4, trajectory_steps=5, megabytes=1.0)
 HOSTILE = "</script><script>alert(1)</script><!--<script>&amp;\u2028\udc80"
@@ -53,10 +53,14 @@ def _trajectory(
         task_id=f"task {group}",
         group=group,
         index=index,
-        tokens=tokens,
-        sampled=tokens >= 2,
-        logprobs=np.where(tokens >= 2, -0.123 * tokens, 0).astype(np.float32),
-        versions=np.array([-1, -1, 3, 3, 4, 4], np.int32),
+        contexts=(
+            Context(
+                tokens=tokens,
+                sampled=tokens >= 2,
+                logprobs=np.where(tokens >= 2, -0.123 * tokens, 0).astype(np.float32),
+                versions=np.array([-1, -1, 3, 3, 4, 4], np.int32),
+            ),
+        ),
         prompt_length=2,
         turns=(
             Turn("prompt", 0, 2, text),

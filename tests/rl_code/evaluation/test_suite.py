@@ -13,7 +13,7 @@ import scipy.stats
 from rl_code import types
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult, TaskResult
-from rl_code.types import Group, Reward, Task, Trajectory
+from rl_code.types import Context, Group, Reward, Task, Trajectory
 
 
 def _result(
@@ -37,10 +37,14 @@ def _group(id: str, *outcomes: str) -> Group:
                 task_id=id,
                 group=0,
                 index=index,
-                tokens=np.zeros(10, np.int32),
-                sampled=sampled,
-                logprobs=np.zeros(10, np.float32),
-                versions=np.zeros(10, np.int32),
+                contexts=(
+                    Context(
+                        tokens=np.zeros(10, np.int32),
+                        sampled=sampled,
+                        logprobs=np.zeros(10, np.float32),
+                        versions=np.zeros(10, np.int32),
+                    ),
+                ),
                 prompt_length=2,
                 turns=(),
                 status="fault" if outcome == "fault" else "submitted",

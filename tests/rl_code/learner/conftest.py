@@ -18,7 +18,7 @@ from attention.nsa import NSA
 from attention.squid import GatedDocuments
 from models.transformer import Transformer
 from pallas_kernels.tokens import visible
-from rl_code.types import Group, Reward, Task, Tests, Trajectory
+from rl_code.types import Context, Group, Reward, Task, Tests, Trajectory
 from tests.models.small import small_config
 
 VOCAB = 32
@@ -34,10 +34,14 @@ def make_trajectory(
         task_id=f"task{group}",
         group=group,
         index=index,
-        tokens=tokens,
-        sampled=sampled,
-        logprobs=np.where(sampled, -3.4 - 0.3 * np.sin(tokens), 0.0).astype(np.float32),
-        versions=np.where(sampled, version, -1).astype(np.int32),
+        contexts=(
+            Context(
+                tokens=tokens,
+                sampled=sampled,
+                logprobs=np.where(sampled, -3.4 - 0.3 * np.sin(tokens), 0.0).astype(np.float32),
+                versions=np.where(sampled, version, -1).astype(np.int32),
+            ),
+        ),
         prompt_length=prompt_length,
         turns=(),
         status=status,

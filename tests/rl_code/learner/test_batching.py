@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pallas_kernels.tokens import packed_rows, visible
 from rl_code.learner.batching import PackConfig, empty_batch, pack, pack_supervised
 from rl_code.types import Batch
+from tests.rl_code.trajectories import with_context
 
 
 def advantages_for(groups):
@@ -176,8 +177,10 @@ def test_shapes_and_dtypes_are_those_of_the_empty_batch(build):
 
 def test_faults_and_empty_trajectories_are_left_out_and_counted(build):
     (group,) = build.groups([4])
-    fault = dataclasses.replace(group.trajectories[0], status="fault", logprobs=np.array([np.nan]))
-    empty = dataclasses.replace(
+    fault = dataclasses.replace(
+        with_context(group.trajectories[0], logprobs=np.array([np.nan])), status="fault"
+    )
+    empty = with_context(
         group.trajectories[2], sampled=np.zeros_like(group.trajectories[2].sampled)
     )
     group = build.group([fault, group.trajectories[1], empty, group.trajectories[3]])
@@ -217,7 +220,8 @@ def test_what_must_not_be_trained_on_is_named(build, change, message):
         )
         for i in range(2)
     ]
-    members[1] = dataclasses.replace(members[1], **change)
+    own = {name: change.pop(name) for name in set(change) - {"prompt_length"}}
+    members[1] = dataclasses.replace(with_context(members[1], **own), **change)
     with pytest.raises(ValueError, match=f"task0.*{message}"):
         pack([build.group(members)], [np.zeros(2)], PackConfig(1, 30, 30, 1, False), version=5)
 

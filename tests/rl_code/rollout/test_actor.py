@@ -21,7 +21,7 @@ from rl_code.schedule import AsynchronyConfig
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
 from rl_code.store.work import Work, WorkConfig
-from rl_code.types import Group, Reward, Task, Tests, Trajectory, Turn
+from rl_code.types import Context, Group, Reward, Task, Tests, Trajectory, Turn
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.versions import Wanted, WeightsConfig
 from tests.rl_code.weights.small import assert_is, mesh, model_of, wanted
@@ -63,12 +63,16 @@ def make_group(
                 task_id=task.id,
                 group=group,
                 index=index,
-                tokens=np.concatenate([prompt, rng.integers(0, vocab, len(sampled))]).astype(
-                    np.int32
+                contexts=(
+                    Context(
+                        tokens=np.concatenate(
+                            [prompt, rng.integers(0, vocab, len(sampled))]
+                        ).astype(np.int32),
+                        sampled=np.arange(end) >= PROMPT,
+                        logprobs=np.where(np.arange(end) >= PROMPT, -3.0, 0.0).astype(np.float32),
+                        versions=np.concatenate([np.full(PROMPT, -1), sampled]).astype(np.int32),
+                    ),
                 ),
-                sampled=np.arange(end) >= PROMPT,
-                logprobs=np.where(np.arange(end) >= PROMPT, -3.0, 0.0).astype(np.float32),
-                versions=np.concatenate([np.full(PROMPT, -1), sampled]).astype(np.int32),
                 prompt_length=PROMPT,
                 turns=(Turn("prompt", 0, PROMPT, ""), Turn("assistant", PROMPT, end, "")),
                 status="submitted",

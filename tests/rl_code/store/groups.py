@@ -7,7 +7,18 @@ import struct
 import numpy as np
 
 from rl_code.store.steps import Item
-from rl_code.types import Case, Group, Reward, Task, Tests, ToolCall, ToolResult, Trajectory, Turn
+from rl_code.types import (
+    Case,
+    Context,
+    Group,
+    Reward,
+    Task,
+    Tests,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 
 
 def make_items(step, count, *, first=0, version=None, kind="train", group_size=2):
@@ -30,10 +41,14 @@ def make_trajectory(task, group, index, tokens, version, seconds=0.5):
         task_id=task.id,
         group=group,
         index=index,
-        tokens=np.asarray(tokens, np.int32),
-        sampled=sampled,
-        logprobs=logprobs,
-        versions=np.where(sampled, version, -1).astype(np.int32),
+        contexts=(
+            Context(
+                tokens=np.asarray(tokens, np.int32),
+                sampled=sampled,
+                logprobs=logprobs,
+                versions=np.where(sampled, version, -1).astype(np.int32),
+            ),
+        ),
         prompt_length=count // 2,
         turns=(
             Turn("prompt", 0, count // 2, "fix it"),

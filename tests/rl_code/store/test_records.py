@@ -14,6 +14,7 @@ from rl_code.store.files import StoreError
 from rl_code.store.members import Identity
 from rl_code.types import Group, Reward
 from tests.rl_code.store.groups import identical, make_group, make_items, make_trajectory
+from tests.rl_code.trajectories import with_context
 
 ACTOR = Identity("actor-0", 3)
 (ITEM,) = make_items(5, 1)
@@ -33,11 +34,19 @@ def test_groups_come_back_bit_for_bit(data):
         total = data.draw(st.floats())
         members.append(
             dataclasses.replace(
-                make_trajectory(
-                    task, 4, index, np.arange(length), data.draw(st.integers(-(2**31), 2**31 - 1))
+                with_context(
+                    make_trajectory(
+                        task,
+                        4,
+                        index,
+                        np.arange(length),
+                        data.draw(st.integers(-(2**31), 2**31 - 1)),
+                    ),
+                    logprobs=bits.view(np.float32),
+                    sampled=bits % 2 == 0,
+                    parent=data.draw(st.integers(-1, 3)),
+                    kept=data.draw(st.integers(0, 9)),
                 ),
-                logprobs=bits.view(np.float32),
-                sampled=bits % 2 == 0,
                 reward=Reward(
                     total,
                     {data.draw(st.text()): total},
