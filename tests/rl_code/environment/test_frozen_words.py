@@ -1,0 +1,123 @@
+"""What a policy reads is frozen: prompts and observations may change only on purpose.
+
+A changed word would make trained weights and recorded runs read another language. The digests were
+taken before tools, protocols and sources of tasks became members that a config names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from configs import quickstart
+from models.tokenizer import Tokenizer
+from rl_code import config as config_lib
+from rl_code.environment.episode import Episode
+from rl_code.environment.protocol import PROTOCOLS, Compact
+from rl_code.rewards.outcome import RewardConfig
+from rl_code.run_config import RunConfig
+from rl_code.tasks.api import load
+from rl_code.types import Limits
+
+COUNT = 24
+# Every tool of the compact protocol, right and wrong, and every way to be malformed.
+MESSAGES = (
+    "<|call|>read<|end|><|call|>read nothing.py<|end|><|call|>read solution.py 1 1<|end|>"
+    "<|call|>read a b<|end|><|call|>read solution.py 9 1<|end|>",
+    "<|call|>test<|end|><|call|>test now<|end|><|call|>fly<|end|>out<|call|>submit x<|end|>",
+    "<|call|>edit\nreturn\n=====\nreturn 1 +<|end|><|call|>edit\nno\n=====\nx<|end|>"
+    "<|call|>edit x<|end|><|call|>edit\nold<|end|><|call|>edit\n\n=====\n<|end|>",
+    "<|call|>run\necho one; exit 3<|end|><|call|>run echo<|end|><|call|>run\nseq 300<|end|>",
+    "<|call|>write\ndef f(x):\n    return x<|end|><|call|>write f<|end|><|call|>test<|end|>"
+    "<|call|>write\nx",
+    "no call",
+    "<|call|>submit<|end|>",
+)
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    config = config_lib.build(RunConfig, quickstart.get_config())
+    return load(config.tasks)[:COUNT]
+
+
+def digest(parts) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("compact", "5e34eb3161f8cea7"),
+        ("hermes", "30a6b1a83f2414fb"),
+        ("qwen3_coder", "485042128b2fb5a3"),
+        ("llama3", "18b7d881534b8d57"),
+        ("completion", "3bc3637c32908f51"),
+    ],
+)
+def test_prompts_are_what_they_were(tasks, name, expected):
+    assert digest(PROTOCOLS[name].prompt(task) for task in tasks) == expected
+
+
+# The same in sentences: a message per call, as a large model writes them.
+CALLS = (
+    ("read_file", {"path": "solution.py"}),
+    ("read_file", {"path": "none.py"}),
+    ("read_file", {"path": "solution.py", "first_line": 9}),
+    ("read_file", {"path": 3}),
+    ("fly", {}),
+    ("run_tests", {}),
+    ("edit_file", {"path": "solution.py", "old": "no", "new": "x"}),
+    ("edit_file", {"path": "solution.py", "old": "return", "new": "return 1 +"}),
+    ("terminal", {"command": "echo one; exit 3"}),
+    ("terminal", {"command": "echo two"}),
+    ("write_file", {"path": "../x", "content": "x"}),
+    ("write_file", {"path": "solution.py", "content": "def f(x):\n    return x\n"}),
+    ("write_file", {"path": "solution.py"}),
+    ("run_tests", {}),
+    ("run_tests", {"now": "x"}),
+    ("run_tests", {}),
+    ("submit", {}),
+)
+
+
+def play(task, pool, tokenizer, name: str, messages) -> tuple[list, list]:
+    """Tokens of the trajectory; the answers, and what the episode came to."""
+    episode = Episode(
+        task,
+        group=0,
+        index=0,
+        protocol=PROTOCOLS[name],
+        tokenizer=tokenizer,
+        pool=pool,
+        limits=Limits(turns=20, tokens=40_000, turn_tokens=800, test_runs=2, command_s=20.0),
+        reward=RewardConfig(full=1.0, partial_weight=0.0, malformed_penalty=0.25),
+    )
+    episode.start()
+    answers: list = []
+    for message in messages:
+        ids = tokenizer.encode(message)
+        answers.append(episode.step(ids, [0.0] * len(ids), [0] * len(ids)))
+    trajectory = episode.finish()
+    answers.append((trajectory.reward.total, trajectory.malformed_calls, trajectory.status))
+    return trajectory.tokens.tolist(), answers
+
+
+def test_short_observations_and_their_tokens_are_what_they_were(tasks, pool):
+    texts = [PROTOCOLS["compact"].prompt(task) for task in tasks]
+    tokenizer = Tokenizer.train(texts, 400, Compact.SPECIAL_TOKENS, eos="<|eot|>", pad="<|pad|>")
+    messages = [f"{message}<|eot|>" for message in MESSAGES]
+    played = [play(task, pool, tokenizer, "compact", messages) for task in tasks]
+    assert list(map(digest, zip(*played, strict=True))) == ["4741afc41d789d69", "df402f8af799f7ea"]
+
+
+def test_sentences_and_their_tokens_are_what_they_were(tasks, pool):
+    special = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    texts = [PROTOCOLS["hermes"].prompt(task) for task in tasks[:4]]
+    tokenizer = Tokenizer.train(texts, 400, special, eos="<|im_end|>", pad="<|endoftext|>")
+    calls = [json.dumps({"name": tool, "arguments": arguments}) for tool, arguments in CALLS]
+    messages = [f"<tool_call>{call}</tool_call><|im_end|>" for call in calls]
+    played = [play(task, pool, tokenizer, "hermes", messages) for task in tasks[:8]]
+    assert list(map(digest, zip(*played, strict=True))) == ["47c5ea7191bf34da", "9f363b990e0211b1"]
