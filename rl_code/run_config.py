@@ -13,7 +13,7 @@ from models.presets import PRESETS
 from models.sharding import MeshConfig
 from rl_code import config as config_lib
 from rl_code.config import ConfigError
-from rl_code.environment.protocol import PROTOCOLS
+from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.losses import LossConfig

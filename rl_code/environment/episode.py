@@ -16,7 +16,7 @@ from absl import logging
 
 from models.tokenizer import Tokenizer
 from rl_code.environment.grader import grade
-from rl_code.environment.protocol import Protocol, stop_ids
+from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.tools.api import TOOLS, check, execute
 from rl_code.environment.tools.workspace import Workspace

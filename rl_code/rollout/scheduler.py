@@ -26,7 +26,7 @@ from attention.cache.pages import OutOfPages
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
-from rl_code.environment.protocol import stop_length
+from rl_code.environment.protocols.protocol import stop_length
 from rl_code.rollout.decode_input import decode_input
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool, Span

@@ -12,7 +12,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from rl_code.environment.protocol import Compact
+from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.tasks.operations import OPERATIONS, Failure
 from rl_code.tasks.programs import Program, evaluate, source, wrong_version

@@ -11,7 +11,7 @@ import pytest
 
 from models.tokenizer import Tokenizer
 from rl_code.environment.grader import Grade
-from rl_code.environment.protocol import Compact
+from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import CallResult, Completed, SandboxFault
 from rl_code.types import Case, Limits, Task, Tests
 

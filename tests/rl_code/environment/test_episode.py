@@ -15,7 +15,9 @@ from models.chat import render
 from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
 from rl_code.environment.grader import Grade
-from rl_code.environment.protocol import PROTOCOLS, Compact, Completion
+from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.tools.api import TOOLS
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.types import Limits, Task, Trajectory

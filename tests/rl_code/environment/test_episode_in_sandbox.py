@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from rl_code.environment.episode import Episode
-from rl_code.environment.protocol import PROTOCOLS
+from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import execute
 from rl_code.environment.tools.workspace import Workspace

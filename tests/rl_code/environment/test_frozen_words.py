@@ -15,7 +15,8 @@ from configs import quickstart
 from models.tokenizer import Tokenizer
 from rl_code import config as config_lib
 from rl_code.environment.episode import Episode
-from rl_code.environment.protocol import PROTOCOLS, Compact
+from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.protocols.compact import Compact
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.run_config import RunConfig
 from rl_code.tasks.api import load

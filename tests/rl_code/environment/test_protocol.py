@@ -11,15 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.chat import render, render_tool_results
-from rl_code.environment.protocol import (
-    PROTOCOLS,
-    Chat,
-    Compact,
-    Completion,
-    break_up,
-    stop_ids,
-    stop_length,
-)
+from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.protocols.chat import Chat
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.protocols.completion import Completion
+from rl_code.environment.protocols.protocol import break_up, stop_ids, stop_length
 from rl_code.environment.tools.api import TOOLS, check
 from rl_code.types import Task, Tests, ToolCall, ToolResult
 

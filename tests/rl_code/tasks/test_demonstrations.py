@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.tokenizer import Tokenizer
-from rl_code.environment.protocol import Compact
+from rl_code.environment.protocols.compact import Compact
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate
 from rl_code.tasks.generated import generate
 from rl_code.types import Limits, Task

@@ -11,7 +11,7 @@ import pytest
 from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
 from rl_code.environment.grader import grade
-from rl_code.environment.protocol import Compact
+from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate

@@ -1,0 +1,138 @@
+"""Protocols of chat models: turns in a family's template, calls as the family writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from models.chat import render
+from rl_code.environment.protocols.protocol import answer
+from rl_code.environment.tools.api import TOOLS
+from rl_code.environment.tools.text import one_line
+from rl_code.types import Task, ToolCall, ToolResult
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """Turns in a model family's own chat template, with its own way of writing calls.
+
+    family: name of the template in ``models.chat``. calls: "json" for ``<tool_call>`` blocks that
+    hold ``{"name": ..., "arguments": {...}}``, as Hermes, Qwen2.5 and Qwen3 write them; "tags" for
+    blocks that hold ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder
+    does; "bare" for one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as
+    Llama 3.1 does. Text around blocks is the model's own business.
+    """
+
+    family: str
+    calls: Literal["json", "tags", "bare"]
+    stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
+    verbose: bool = True
+
+    def tools(self, task: Task) -> tuple[str, ...]:
+        return task.tools
+
+    def prompt(self, task: Task) -> str:
+        schemas = [{"type": "function", "function": TOOLS[name].schema} for name in task.tools]
+        return render(self.family, task.messages, schemas) + task.prefill
+
+    def parse(self, text: str, task: Task) -> list[ToolCall]:
+        text = text.rpartition("</think>")[2]
+        if self.calls == "bare":
+            body = text.strip().removeprefix("<|python_tag|>").lstrip()
+            return [
+                _parse_json(body, "parameters", _FORMS["bare"])
+                if body.startswith("{")
+                else self._no_call()
+            ]
+        pieces = text.split("<tool_call>")[1:]
+        if not pieces:
+            return [self._no_call()]
+        calls = []
+        for piece in pieces:
+            body, end, _ = piece.partition("</tool_call>")
+            call = (
+                _parse_json(body, "arguments", _FORMS["json"])
+                if self.calls == "json"
+                else _parse_function(body)
+            )
+            calls.append(
+                call if end or call.error else ToolCall(call.name, {}, "the call is not closed")
+            )
+        return calls
+
+    def _no_call(self) -> ToolCall:
+        return ToolCall(
+            "", {}, f"no tool call; write {_FORMS[self.calls]}. Call submit when the work is done"
+        )
+
+    def observation(self, results: Sequence[ToolResult]) -> str:
+        return answer(self.family, results)
+
+    def stopped(self, text: str) -> bool:
+        return False
+
+
+_FORMS = {
+    "json": 'a JSON object {"name": ..., "arguments": {...}} inside tool_call tags',
+    "tags": "function and parameter tags inside tool_call tags",
+    "bare": 'a JSON object {"name": ..., "parameters": {...}} and nothing else',
+}
+
+
+def _parse_json(body: str, key: str, form: str) -> ToolCall:
+    """A call written as JSON, its arguments under ``key``."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", {}, f"the call is not valid JSON ({error}); write {form}")
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return ToolCall("", {}, f"the call has no name; write {form}")
+    arguments = value.get(key, {})
+    if not isinstance(arguments, dict):
+        return ToolCall(value["name"], {}, f"{key} must be a JSON object")
+    return ToolCall(value["name"], arguments)
+
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]*)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>(.*?)</parameter>\s*", re.DOTALL)
+
+
+def _parse_function(body: str) -> ToolCall:
+    """A call from the inside of a Qwen3-Coder tool_call block; values are typed by the tool's
+    schema.
+    """
+    function = _FUNCTION.fullmatch(body)
+    if function is None:
+        return ToolCall("", {}, f"the call has no closed function tag; write {_FORMS['tags']}")
+    name = function[1].strip()
+    inside = function[2]
+    arguments: dict[str, Any] = {}
+    position = 0
+    while inside[position:].strip():
+        parameter = _PARAMETER.match(inside, position)
+        if parameter is None:
+            return ToolCall(
+                name, {}, f"not a closed parameter tag: {one_line(inside[position:], 40)!r}"
+            )
+        key = parameter[1].strip()
+        value = parameter[2].removeprefix("\n").removesuffix("\n")
+        arguments[key] = _typed(name, key, value)
+        position = parameter.end()
+    return ToolCall(name, arguments)
+
+
+def _typed(tool: str, key: str, value: str) -> Any:
+    """The value as the tool's schema wants it; text where that cannot be, for the check of
+    arguments to name.
+    """
+    properties = TOOLS[tool].schema["parameters"]["properties"] if tool in TOOLS else {}
+    if (
+        key in properties
+        and properties[key]["type"] == "integer"
+        and re.fullmatch(r"-?[0-9]{1,9}", value.strip())
+    ):
+        return int(value)
+    return value

@@ -1,0 +1,52 @@
+"""Single shot: the model's text is the file, and there are no calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from models.chat import render
+from rl_code.types import Task, ToolCall, ToolResult
+
+_COLUMN_0 = re.compile(r"\n[^\s)\]}]")
+_FENCE = re.compile(r"\A```\w*\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """Single shot: the assistant's text continues ``task.prefill``; the two are written to
+    ``task.path`` and submitted.
+
+    The text ends before the first line that starts in column 0 with neither white space nor a
+    closing bracket. A code fence that opens the prefill is no part of the file. family: chat
+    template around the messages (without tools), or None for raw completion: the prompt is the
+    prefill alone, the beginning of a document.
+    """
+
+    family: str | None
+    stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
+    verbose: bool = False
+
+    def tools(self, task: Task) -> tuple[str, ...]:
+        return ("write_file", "submit")
+
+    def prompt(self, task: Task) -> str:
+        return ("" if self.family is None else render(self.family, task.messages)) + task.prefill
+
+    def parse(self, text: str, task: Task) -> list[ToolCall]:
+        start = len(task.prefill)
+        end = _COLUMN_0.search(text, start)
+        content = _FENCE.sub("", text if end is None else text[: end.start() + 1])
+        return [
+            ToolCall("write_file", {"path": task.path, "content": content}),
+            ToolCall("submit", {}),
+        ]
+
+    def observation(self, results: Sequence[ToolResult]) -> str:
+        return ""
+
+    def stopped(self, text: str) -> bool:
+        # A character whose bytes are not all there yet decodes to U+FFFD; it may still become white
+        # space.
+        return _COLUMN_0.search(text.rstrip("\ufffd")) is not None

@@ -1,0 +1,110 @@
+"""What a protocol is: how a model's text becomes tool calls and how their results become text.
+
+What a tool says can hold anything, special tokens included; every protocol breaks those up before
+the text is tokenised, so that no output of a program can end a turn or open another.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import typing
+from collections.abc import Sequence
+
+from models.chat import render_tool_results
+from models.tokenizer import Tokenizer
+from rl_code.types import Task, ToolCall, ToolResult
+
+
+class Protocol(typing.Protocol):
+    """One way of writing calls.
+
+    stop_tokens: special tokens that end an assistant message; the first is put in where a message
+    was cut. verbose: whether tools answer in sentences or in as few words as will do.
+    """
+
+    stop_tokens: tuple[str, ...]
+    verbose: bool
+
+    def tools(self, task: Task) -> tuple[str, ...]:
+        """Names of the tools that calls may name."""
+        ...
+
+    def prompt(self, task: Task) -> str:
+        """All text before the first sampled token; it ends in ``task.prefill``."""
+        ...
+
+    def parse(self, text: str, task: Task) -> list[ToolCall]:
+        """The calls of one assistant message in order, at least one; those that are malformed have
+        ``error`` set.
+
+        text: the message without its stop token; the first one with ``task.prefill`` before it.
+        """
+        ...
+
+    def observation(self, results: Sequence[ToolResult]) -> str:
+        """The text after the message's stop token, up to where the assistant goes on."""
+        ...
+
+    def stopped(self, text: str) -> bool:
+        """Whether the text sampled so far is complete without a stop token; once True it stays
+        True.
+        """
+        ...
+
+
+def stop_ids(protocol: Protocol, tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids of the tokens that end an assistant message."""
+    return frozenset(tokenizer.token_id(token) for token in protocol.stop_tokens)
+
+
+def stop_length(protocol: Protocol, tokenizer: Tokenizer, tokens: Sequence[int]) -> int | None:
+    """Length of the first prefix of one message's sampled tokens at which it is complete; None when
+    it is not yet.
+
+    The token that completes it, a stop token or the one that triggers the rule on text, is part of
+    the prefix.
+    """
+    ends = stop_ids(protocol, tokenizer)
+    stop = next((i for i, token in enumerate(tokens) if token in ends), None)
+    body = list(tokens if stop is None else tokens[:stop])
+    if not protocol.stopped(tokenizer.decode(body)):
+        return None if stop is None else stop + 1
+    low, high = 0, len(body)  # not stopped after low tokens, stopped after high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if protocol.stopped(tokenizer.decode(body[:middle])):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+_MARKS = re.compile(r"<(?=\||/?(?:tool_call|tool_response|think|function|parameter)\b)")
+
+
+def break_up(text: str) -> str:
+    """The text with every special token (``<|...|>``) and every tag of a chat template taken apart
+    by a space.
+
+    Lone surrogates, which no encoding can carry, become question marks.
+    """
+    return _MARKS.sub("< ", text.encode("utf-8", "replace").decode("utf-8"))
+
+
+@functools.cache
+def _frame(family: str, count: int) -> tuple[str, ...]:
+    """The template's text before, between and after ``count`` results; rendered once, since
+    rendering is slow.
+    """
+    return tuple(render_tool_results(family, ["\0"] * count).split("\0"))
+
+
+def answer(family: str, results: Sequence[ToolResult]) -> str:
+    """What follows an assistant's message in the family's template: the results, broken up, and the
+    next opening.
+    """
+    first, *others = _frame(family, len(results))
+    return first + "".join(
+        break_up(result.content) + after for result, after in zip(results, others, strict=True)
+    )
