@@ -37,13 +37,13 @@ from rl_code.rollout.group_source import InActorThread, InLearnerThread
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.schedule import AsynchronyConfig, Schedule
 from rl_code.stop import StopRequest
+from rl_code.store.claims import Claims, WorkConfig
 from rl_code.store.store import GroupStore
-from rl_code.store.work import Work, WorkConfig
 from rl_code.tasks.screening import TaskPool
 from rl_code.types import Task
-from rl_code.weights.backed import BackedWeights
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.local import LocalWeights
+from rl_code.weights.local_and_stored import LocalAndStoredWeights
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.versions import WeightsConfig
 
@@ -158,7 +158,9 @@ def _play(
     episode = functools.partial(
         FixedEpisode, message=MESSAGE, turns=TURNS, answer=ANSWER, tool_s=_tool(wait)
     )
-    actor = Actor(parts.scheduler, own, Work(own, _WORK), weights, parts.tasks, episode, asynchrony)
+    actor = Actor(
+        parts.scheduler, own, Claims(own, _WORK), weights, parts.tasks, episode, asynchrony
+    )
     deadline = _WORK.deadline_s
     stop = StopRequest()
     source = (
@@ -204,13 +206,13 @@ def _play(
 
 def _weights(
     folder: Path, asynchrony: AsynchronyConfig, abstract: Transformer
-) -> LocalWeights | BackedWeights:
+) -> LocalWeights | LocalAndStoredWeights:
     """As in training: ahead of the learner every version is stored too."""
     local = LocalWeights(abstract, keep=2)
     if asynchrony.mode == "sync":
         return local
     stored = StoredPublisher(folder, abstract.config.dtype, asynchrony.weights)
-    return BackedWeights(local, stored, StoredSubscriber(folder, abstract, name="actor"))
+    return LocalAndStoredWeights(local, stored, StoredSubscriber(folder, abstract, name="actor"))
 
 
 def _tool(wait: float):

@@ -28,7 +28,7 @@ from ml_collections import config_flags
 
 from launch import flags
 from rl_code import config as config_lib
-from rl_code.metrics import write_atomically
+from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig, refuse_sync
 from rl_code.store import audit
 from rl_code.store import steps as steps_lib

@@ -25,7 +25,7 @@ from rl_code.run import Run
 from rl_code.run_config import RunConfig, check, meshes
 from rl_code.stop import StopRequest
 from rl_code.store import audit
-from rl_code.store.files import StoreError
+from rl_code.store.errors import StoreError
 from rl_code.train import STORE
 
 START = absl_flags.DEFINE_integer(

@@ -43,7 +43,7 @@ from rl_code import config as config_lib
 from rl_code import sft
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
-from rl_code.metrics import write_atomically
+from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig
 
 SEED = "seed"

@@ -28,7 +28,7 @@ from rl_code.report import ReportConfig, write_report
 from rl_code.rollout.multihost import ProcessLost
 from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.run_config import RunConfig, meshes
-from rl_code.store.files import StoreError
+from rl_code.store.errors import StoreError
 from rl_code.store.heartbeat import Replaced
 from rl_code.train import RESERVED, act, train
 from rl_code.weights.versions import WeightError

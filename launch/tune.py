@@ -34,7 +34,7 @@ from pallas_kernels.flash import api as flash
 from pallas_kernels.paged import api as paged
 from pallas_kernels.selected import api as selected
 from pallas_kernels.tokens import sequences
-from rl_code.metrics import write_atomically
+from rl_code.files import write_atomically
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(

@@ -31,7 +31,7 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from rl_code import arrays
+from rl_code import arrays, files
 from rl_code import config as config_lib
 
 _RECORD = re.compile(r"step_(\d{8,})\.json")
@@ -206,12 +206,9 @@ class Checkpoints:
         if jax.process_index() != 0:
             return
         record["files"] = {name: _checksum(directory / name) for name in _list(directory)}
-        temporary = _record_path(directory).with_suffix(".tmp")
-        temporary.write_text(json.dumps(record))
-        for path in (*(directory / name for name in record["files"]), directory, temporary):
-            _sync(path)
-        os.replace(temporary, _record_path(directory))
-        _sync(self._folder)
+        for path in (*(directory / name for name in record["files"]), directory):
+            files.sync(path)
+        files.write_atomically(_record_path(directory), json.dumps(record).encode())
         for old in self.steps()[: -self._keep]:
             _remove(self._directory(old))
 
@@ -383,15 +380,6 @@ def _checksum(path: Path) -> tuple[int, int]:
         return file.tell(), crc
 
 
-def _sync(path: Path) -> None:
-    """Forces a file or folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _remove(directory: Path) -> None:
     """Deletes a checkpoint, its record first, so that no record ever stands without its files."""
     _record_path(directory).unlink(missing_ok=True)
@@ -403,11 +391,11 @@ def _remove_incomplete(folder: Path) -> None:
     if jax.process_index() != 0:
         return
     complete = {f"step_{step:08d}" for step in steps(folder.parent)}
+    for path in folder.glob(f".step_*{files.PARTIAL}"):
+        path.unlink(missing_ok=True)
     for path in folder.glob("step_*"):
         if path.is_dir() and path.name not in complete:
             shutil.rmtree(path, ignore_errors=True)
-        elif path.suffix == ".tmp":
-            path.unlink(missing_ok=True)
 
 
 def _set_aside(directory: Path) -> None:

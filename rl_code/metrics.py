@@ -15,8 +15,6 @@ for steps >= s.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import gzip
 import json
 import math
@@ -24,7 +22,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +33,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
+from rl_code.files import explain_full_disk, write_atomically
 from rl_code.types import Group, Trajectory, Turn
 
 METRICS_FILE = "metrics.jsonl"
@@ -64,7 +63,7 @@ class MetricWriter:
         self.last_step = kept[-1]["step"] if kept else -1
         self._file = open(self._path, "ab", buffering=0)
         folder = self._path.parent / "tensorboard"
-        with _explain_full_disk(folder):
+        with explain_full_disk(folder):
             folder.mkdir(exist_ok=True)
             # The library names files by the second; the suffix keeps a quick restart from
             # overwriting one.
@@ -95,7 +94,7 @@ class MetricWriter:
         scalars = [
             Summary.Value(tag=name, simple_value=float(number)) for name, number in numbers.items()
         ]
-        with _explain_full_disk(self._path.parent / "tensorboard"):
+        with explain_full_disk(self._path.parent / "tensorboard"):
             self._events.write_event(
                 Event(wall_time=time.time(), step=step, summary=Summary(value=scalars))
             )
@@ -434,44 +433,14 @@ def _step_path(workdir: str | os.PathLike[str], step: int) -> Path:
     return Path(workdir) / TRAJECTORIES_FOLDER / f"step_{step:06}.jsonl.gz"
 
 
-@contextlib.contextmanager
-def _explain_full_disk(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = "the disk is full; free some space and start the same command again"
-            raise OSError(error.errno, message, path) from error
-        raise
-
-
 def _append(file: IO[bytes], path: Path, data: bytes) -> None:
     """Appends all of ``data`` to an unbuffered file or, when the disk is full, none of it."""
     size = os.fstat(file.fileno()).st_size
-    with _explain_full_disk(path):
+    with explain_full_disk(path):
         try:
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]
         except OSError:
             file.truncate(size)
-            raise
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that readers see the old content or all of the new, never a part, also after
-    a loss of power.
-
-    Raises OSError, leaving the old content, when the disk is full.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    with _explain_full_disk(path):
-        try:
-            with open(partial, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)
             raise

@@ -24,7 +24,8 @@ from rl_code.evaluation import suite
 from rl_code.evaluation.compare import Comparison, compare, whole_against_first_edit
 from rl_code.evaluation.passk import Interval
 from rl_code.evaluation.suite import SuiteResult
-from rl_code.metrics import read_metrics, read_trajectories, trajectory_steps, write_atomically
+from rl_code.files import write_atomically
+from rl_code.metrics import read_metrics, read_trajectories, trajectory_steps
 
 PAGE = Path(__file__).parent / "report_page"
 

@@ -15,10 +15,10 @@ from rl_code import config as config_lib
 from rl_code.config import ConfigError
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig
+from rl_code.files import write_atomically
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import OptimizerConfig
-from rl_code.metrics import write_atomically
 from rl_code.named import Named, make
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.rollout.engine import EngineConfig

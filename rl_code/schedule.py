@@ -25,10 +25,10 @@ from typing import Literal
 import jax
 
 from rl_code.evaluation.suite import solved as is_solved
-from rl_code.store.records import Record
+from rl_code.store.claims import WorkConfig
+from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
-from rl_code.store.work import WorkConfig
 from rl_code.tasks.screening import TaskPool
 from rl_code.types import Group
 from rl_code.weights.versions import WeightsConfig
@@ -104,7 +104,9 @@ class Schedule:
         self._words = _words(jax.random.key(seed + 1))
         self._screening = jax.random.key(seed + 2)
 
-    def plan(self, version: int, wait: Callable[[int, Sequence[int]], Sequence[Record]]) -> int:
+    def plan(
+        self, version: int, wait: Callable[[int, Sequence[int]], Sequence[GroupRecord]]
+    ) -> int:
         """Plans every step that may begin now that ``version`` is published; returns how many tasks
         were screened.
 

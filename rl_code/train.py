@@ -43,14 +43,14 @@ from rl_code.run_config import MAY_CHANGE, RunConfig
 from rl_code.schedule import solved
 from rl_code.stop import Stopped, StopRequest
 from rl_code.store import steps as steps_lib
-from rl_code.store.files import StoreError
-from rl_code.store.records import Record
+from rl_code.store.claims import Claims
+from rl_code.store.errors import StoreError
+from rl_code.store.group_records import GroupRecord
 from rl_code.store.store import GroupStore
-from rl_code.store.work import Work
 from rl_code.tasks.screening import TaskPool
 from rl_code.types import Group, Task, Trajectory
-from rl_code.weights.backed import BackedWeights
 from rl_code.weights.local import LocalWeights
+from rl_code.weights.local_and_stored import LocalAndStoredWeights
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.transfer import TransferPublisher, TransferSubscriber
 from rl_code.weights.versions import Publisher, Subscriber
@@ -159,7 +159,7 @@ def make_actor(
     return Actor(
         scheduler,
         store,
-        Work(store, config.work),
+        Claims(store, config.work),
         weights,
         run.tasks,
         run.episode,
@@ -279,7 +279,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
         return state
 
 
-def _group_of(task: Task, record: Record) -> Group:
+def _group_of(task: Task, record: GroupRecord) -> Group:
     """The group of a record. Raises StoreError if its actor has another task at that place."""
     if record.group.task.id != task.id:
         raise StoreError(
@@ -315,7 +315,7 @@ def _connect(
             store, make_actor(run, actor_store, local), config.work.deadline_s
         )
     stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
-    weights = BackedWeights(
+    weights = LocalAndStoredWeights(
         local, stored, StoredSubscriber(run.workdir, run.sampling_model(), name=ACTOR)
     )
     return weights, InActorThread(

@@ -26,9 +26,10 @@ from experiments.recall.rows import RecallConfig, recall_rows
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import ModelConfig, Transformer
 from rl_code.checkpoint import Checkpoints
+from rl_code.files import write_atomically
 from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.update import OptimizerConfig, TrainState, init_state, make_sft_update
-from rl_code.metrics import MetricWriter, Progress, write_atomically
+from rl_code.metrics import MetricWriter, Progress
 from rl_code.stop import Stopped, StopRequest
 
 RESULT = "recall.json"

@@ -20,7 +20,7 @@ from typing import Any
 import rich.table
 
 from rl_code.evaluation.passk import Interval, mean_interval, pass_at_k
-from rl_code.metrics import write_atomically
+from rl_code.files import write_atomically
 from rl_code.types import Group, Trajectory
 
 FOLDER = "evaluations"

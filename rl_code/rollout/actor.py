@@ -16,9 +16,9 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.rollout.scheduler import RolloutStats, Scheduler
 from rl_code.schedule import AsynchronyConfig
+from rl_code.store.claims import Claims
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
-from rl_code.store.work import Work
 from rl_code.types import Task
 from rl_code.weights.versions import Subscriber
 
@@ -57,7 +57,7 @@ class Actor:
         self,
         scheduler: Scheduler,
         store: GroupStore,
-        work: Work,
+        work: Claims,
         weights: Subscriber,
         tasks: Sequence[Task],
         make_episode: Callable[[Task, int, int], Episode],

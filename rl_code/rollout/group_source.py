@@ -14,7 +14,7 @@ from absl import logging
 
 from rl_code.rollout.actor import Actor, ActorStats
 from rl_code.stop import StopRequest
-from rl_code.store.records import Record
+from rl_code.store.group_records import GroupRecord
 from rl_code.store.store import GroupStore
 
 # How long groups of other processes may take before the learner says that it waits for them.
@@ -24,7 +24,7 @@ _SILENT_S = 60.0
 class GroupSource(Protocol):
     """The groups of planned steps. A context manager, which ends what it began."""
 
-    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
+    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[GroupRecord]:
         """The groups of a step, or of some of its items, as soon as all are there.
 
         Raises StoreTimeout after the deadline, and whatever an actor of this process raised.
@@ -47,7 +47,7 @@ class FromOtherProcesses:
     def __init__(self, store: GroupStore, deadline_s: float, stop: StopRequest):
         self._store, self._deadline_s, self._stop = store, deadline_s, stop
 
-    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
+    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[GroupRecord]:
         """As ``GroupSource.wait``; StopWaiting when the run is to stop."""
         begin = time.monotonic()
 
@@ -82,7 +82,7 @@ class InLearnerThread:
     def __init__(self, store: GroupStore, actor: Actor, deadline_s: float):
         self._store, self._actor, self._deadline_s = store, actor, deadline_s
 
-    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
+    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[GroupRecord]:
         """As ``GroupSource.wait``; the deadline is for what another process holds, as its own actor
         has the deadline of tools.
         """
@@ -117,7 +117,7 @@ class InActorThread:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="actor", daemon=True)
 
-    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[Record]:
+    def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[GroupRecord]:
         """As ``GroupSource.wait``; StopWaiting when the run is to stop."""
 
         def check() -> None:

@@ -8,8 +8,8 @@ import dataclasses
 from pathlib import Path
 
 from rl_code.store import steps as steps_lib
-from rl_code.store.files import StoreError
-from rl_code.store.records import Record
+from rl_code.store.errors import StoreError
+from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item, Listing
 from rl_code.store.store import GroupStore
 
@@ -90,7 +90,7 @@ class _Audit:
             )
         self._check_consumption(step, items, delivered)
 
-    def _records(self, items: list[Item], listing: Listing) -> dict[int, Record]:
+    def _records(self, items: list[Item], listing: Listing) -> dict[int, GroupRecord]:
         """The sound groups of a step by number."""
         delivered = {}
         for item in items:
@@ -112,7 +112,7 @@ class _Audit:
         return delivered
 
     def _check_consumption(
-        self, step: int, items: list[Item], delivered: dict[int, Record]
+        self, step: int, items: list[Item], delivered: dict[int, GroupRecord]
     ) -> None:
         problems = self.report.problems
         consumption = self.store.consumption(step)

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from absl import logging
 
-from rl_code.store import files
-from rl_code.store.files import StoreError, explain
-from rl_code.store.members import Identity, Member, incarnations
+from rl_code.store.errors import StoreError, explain
+from rl_code.store.processes import ProcessId, StoreProcess, incarnations
+from rl_code.store.sealed import unseal
 
 
 class Replaced(StoreError):
@@ -33,8 +33,8 @@ class Heartbeat:
     that hangs looks dead to others. A file that cannot be written is logged and tried again.
     """
 
-    def __init__(self, member: Member, *, heartbeat_s: float, stall_s: float):
-        self._member = member
+    def __init__(self, process: StoreProcess, *, heartbeat_s: float, stall_s: float):
+        self._process = process
         self._heartbeat_s, self._stall_s = heartbeat_s, stall_s
         self._count = 0
         self._progress_at = time.monotonic()
@@ -58,7 +58,7 @@ class Heartbeat:
         self._closing.set()
         self._thread.join()
         if self._replaced is None:
-            self._member.beat(self._count + 1, left=True)
+            self._process.beat(self._count + 1, left=True)
 
     def _run(self) -> None:
         trouble = ""
@@ -66,9 +66,9 @@ class Heartbeat:
             before = trouble
             trouble = self._beat()
             if trouble and not before:
-                logging.warning("%s has stopped its heartbeat: %s", self._member.identity, trouble)
+                logging.warning("%s has stopped its heartbeat: %s", self._process.identity, trouble)
             elif before and not trouble:
-                logging.warning("%s has a heartbeat again", self._member.identity)
+                logging.warning("%s has a heartbeat again", self._process.identity)
 
     def _beat(self) -> str:
         """Changes the file if this process may; returns what is in the way, "" for nothing."""
@@ -76,16 +76,16 @@ class Heartbeat:
         if idle_s > self._stall_s:
             return f"its main loop has made no progress for {idle_s:.1f} s"
         try:
-            newest = self._member.newest()
-            if newest != self._member.identity:
+            newest = self._process.newest()
+            if newest != self._process.identity:
                 self._replaced = Replaced(
-                    f"{self._member.identity} has been replaced by {newest}: another process was "
+                    f"{self._process.identity} has been replaced by {newest}: another process was "
                     "started as "
                     f"{newest.name!r}; each needs a --name of its own"
                 )
                 return str(self._replaced)
             self._count += 1
-            self._member.beat(self._count)
+            self._process.beat(self._count)
         except StoreError as error:
             return str(error)
         return ""
@@ -122,13 +122,13 @@ class Observer:
         longest_gap_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._members = store / "members"
+        self._processes = store / "processes"
         self._longest_gap_s, self._clock = longest_gap_s, clock
-        self._seen: dict[Identity, _Seen] = {}
+        self._seen: dict[ProcessId, _Seen] = {}
 
-    def look(self, who: Identity) -> Sighting:
+    def look(self, who: ProcessId) -> Sighting:
         """What is known of a process now. Raises StoreError when the store cannot be read."""
-        folder = self._members / who.name
+        folder = self._processes / who.name
         path = folder / f"{who.incarnation}.json"
         with explain("read the heartbeat", path):
             try:
@@ -152,7 +152,7 @@ class Observer:
 
 def _left(content: bytes, path: Path) -> bool:
     try:
-        return files.unseal(content, path)["left"]
+        return unseal(content, path)["left"]
     except StoreError:
         # the empty file of a process that is just starting, or one that a crash of its host cut
         # short

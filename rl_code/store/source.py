@@ -9,9 +9,9 @@ from pathlib import Path
 
 import grain
 
-from rl_code.store import records, steps
-from rl_code.store.files import StoreError, explain
-from rl_code.store.records import Record
+from rl_code.store import group_records, steps
+from rl_code.store.errors import StoreError, explain
+from rl_code.store.group_records import GroupRecord
 
 _READ = grain.ReadOptions(num_threads=4, prefetch_buffer_size=64)
 
@@ -28,7 +28,7 @@ class RecordSource:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> Record:
+    def __getitem__(self, index: int) -> GroupRecord:
         """Raises IndexError outside of [0, len), StoreError for a group that is missing or
         damaged.
         """
@@ -41,23 +41,23 @@ class RecordSource:
 
 
 def dataset(folder: str | Path, places: Sequence[tuple[int, int]]) -> grain.MapDataset:
-    """The groups at these places, as from ``GroupStore.places``, as a dataset of ``Record``."""
+    """The groups at these places, as from ``GroupStore.places``, as a dataset of records."""
     return grain.MapDataset.source(RecordSource(folder, places))
 
 
-def read_ahead(folder: str | Path, places: Sequence[tuple[int, int]]) -> Iterator[Record]:
+def read_ahead(folder: str | Path, places: Sequence[tuple[int, int]]) -> Iterator[GroupRecord]:
     """The groups at these places in their order. Raises StoreError."""
     if len(places) == 1:
         return iter([read_record(Path(folder), *places[0])])
     return iter(dataset(folder, places).to_iter_dataset(_READ) if places else ())
 
 
-def read_record(folder: Path, step: int, number: int) -> Record:
+def read_record(folder: Path, step: int, number: int) -> GroupRecord:
     """What was delivered for an item to the store in ``folder``, verified. Raises StoreError."""
     path = steps.group_path(folder, step, number)
     with explain("read the group", path):
         data = path.read_bytes()
-    record = records.decode(data, path)
+    record = group_records.decode(data, path)
     if (record.step, record.number) != (step, number):
         raise StoreError(f"{path} holds the group of item ({record.step}, {record.number})")
     return record

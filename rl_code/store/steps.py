@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_code.store import files
-from rl_code.store.files import StoreError, explain
-from rl_code.store.members import Identity
-from rl_code.store.records import versions
+from rl_code.store.errors import StoreError, explain
+from rl_code.store.group_records import versions
+from rl_code.store.processes import ProcessId
+from rl_code.store.sealed import seal, unseal
 from rl_code.types import Group
 
 STEPS = "steps"
@@ -79,10 +79,10 @@ class Item:
 
     def mismatch(self, group: Group) -> str:
         """What makes ``group`` no answer to this item; "" when it is one."""
-        members = group.trajectories
-        if len(members) != self.group_size:
-            return f"{len(members)} trajectories instead of {self.group_size}"
-        for index, trajectory in enumerate(members):
+        trajectories = group.trajectories
+        if len(trajectories) != self.group_size:
+            return f"{len(trajectories)} trajectories instead of {self.group_size}"
+        for index, trajectory in enumerate(trajectories):
             found = trajectory.task_id, trajectory.group, trajectory.index
             if found != (group.task.id, self.group, index):
                 return f"(task_id, group, index) = {found} instead of {(group.task.id, self.group, index)}"
@@ -158,17 +158,17 @@ def list_step(store: Path, step: int) -> Listing | None:
     return Listing(tuple(sorted(parts)), claims, frozenset(groups), CONSUMED in names)
 
 
-def read_claim(path: Path) -> Identity | None:
+def read_claim(path: Path) -> ProcessId | None:
     """Who made a claim; None when the claim did not survive a crash of its writer's host. Raises
     StoreError.
     """
     with explain("read the claim", path):
         data = path.read_bytes()
     try:
-        content = files.unseal(data, path)
+        content = unseal(data, path)
     except StoreError:
         return None
-    return Identity(content["actor"], content["incarnation"])
+    return ProcessId(content["actor"], content["incarnation"])
 
 
 # --- The plan -------------------------------------------------------------------------------------
@@ -179,14 +179,14 @@ def part_path(store: Path, step: int, first: int) -> Path:
 
 
 def part_bytes(items: Sequence[Item]) -> bytes:
-    return files.seal([dataclasses.asdict(item) for item in items])
+    return seal([dataclasses.asdict(item) for item in items])
 
 
 def read_part(path: Path) -> tuple[Item, ...]:
     """The items of one part of a plan. Raises StoreError."""
     with explain("read the plan", path):
         data = path.read_bytes()
-    content: list[dict[str, Any]] = files.unseal(data, path)
+    content: list[dict[str, Any]] = unseal(data, path)
     return tuple(Item(**(item | {"seed": tuple(item["seed"])})) for item in content)
 
 

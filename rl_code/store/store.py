@@ -23,12 +23,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_code.store import files, records
+from rl_code import files
+from rl_code.store import group_records
 from rl_code.store import steps as steps_lib
-from rl_code.store.files import StoreError, explain
+from rl_code.store.errors import StoreError, explain
+from rl_code.store.group_records import GroupRecord
 from rl_code.store.heartbeat import Observer
-from rl_code.store.members import Identity, Member
-from rl_code.store.records import Record
+from rl_code.store.processes import ProcessId, StoreProcess
+from rl_code.store.sealed import seal, unseal
 from rl_code.store.source import read_ahead, read_record
 from rl_code.store.steps import Item, Listing
 from rl_code.types import Group
@@ -46,7 +48,7 @@ class Missing:
     """
 
     item: Item
-    holder: Identity | None
+    holder: ProcessId | None
     silent_s: float = 0.0
     gone: str = ""
 
@@ -69,8 +71,8 @@ class StoreTimeout(StoreError):
 class GroupStore:
     """A process's view of the store in ``folder``.
 
-    name: of this process among those that write (``members.Member``); the store is made when there
-    is none. None opens an existing store for reading.
+    name: of this process among those that write (``processes.StoreProcess``); the store is made
+      when there is none. None opens an existing store for reading.
     duplicates: deliveries that came after another one's.
     Every method raises StoreError when the storage fails or a file is damaged.
     """
@@ -78,29 +80,29 @@ class GroupStore:
     def __init__(self, folder: str | Path, name: str | None = None):
         self.folder = Path(folder).absolute()
         self.duplicates = 0
-        self._member: Member | None = None
+        self._process: StoreProcess | None = None
         if name is not None:
             # The parent must be there: a folder made where storage is not mounted would be shared
             # with nobody.
-            for made in (self.folder, self.folder / steps_lib.STEPS, self.folder / "members"):
+            for made in (self.folder, self.folder / steps_lib.STEPS, self.folder / "processes"):
                 with explain("make the store's folder", made):
                     made.mkdir(exist_ok=True)
-            self._member = Member(self.folder, name)
+            self._process = StoreProcess(self.folder, name)
         steps_lib.steps(self.folder)
         self._read_part = functools.lru_cache(maxsize=64)(steps_lib.read_part)
         self._read_claim = functools.lru_cache(maxsize=4096)(steps_lib.read_claim)
 
     @property
-    def member(self) -> Member:
-        """This process as a member. Raises ValueError for a store that was opened for reading."""
-        if self._member is None:
+    def process(self) -> StoreProcess:
+        """This process as the store knows it; ValueError for a store opened for reading."""
+        if self._process is None:
             raise ValueError(f"{self.folder} was opened without a name, for reading")
-        return self._member
+        return self._process
 
     @property
     def writes(self) -> bool:
         """Whether it was opened with a name."""
-        return self._member is not None
+        return self._process is not None
 
     # --- For the learner --------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class GroupStore:
             self._check_next(step)
             with explain("make the folder of a step", folder):
                 folder.mkdir(exist_ok=True)
-                files.sync_folder(folder.parent)
+                files.sync(folder.parent)
             listing = Listing()
         path = steps_lib.part_path(self.folder, step, first)
         if first not in listing.parts:
@@ -132,7 +134,7 @@ class GroupStore:
                     f"the plan of step {step} has {len(self.items(step, listing))} items, not "
                     f"{first}"
                 )
-            if self.member.publish(path, steps_lib.part_bytes(items), f"the plan of step {step}"):
+            if self.process.publish(path, steps_lib.part_bytes(items), f"the plan of step {step}"):
                 return True
         if found := steps_lib.differences(self._read_part(path), items):
             raise StoreError(
@@ -167,7 +169,7 @@ class GroupStore:
         deadline_s: float,
         numbers: Sequence[int] | None = None,
         check: Callable[[], None] = lambda: None,
-    ) -> list[Record]:
+    ) -> list[GroupRecord]:
         """The groups of a planned step, or of some of its ``numbers``, in order, as soon as all are
         there.
 
@@ -178,7 +180,7 @@ class GroupStore:
         deadline = time.monotonic() + deadline_s
         observer = Observer(self.folder)
         next_look = -math.inf
-        found: dict[int, Record] = {}
+        found: dict[int, GroupRecord] = {}
         while True:
             check()
             listing = self._listing(step)
@@ -208,7 +210,7 @@ class GroupStore:
             time.sleep(min(_POLL_S, deadline - now))
 
     def consume(
-        self, step: int, groups: Sequence[Record], *, version: int, weights: str | None = None
+        self, step: int, groups: Sequence[GroupRecord], *, version: int, weights: str | None = None
     ) -> bool:
         """Marks a step consumed; returns False when it was, by the same groups.
 
@@ -233,9 +235,9 @@ class GroupStore:
             "weights": weights,
             "digests": [record.digest for record in groups],
         }
-        by = {"by": str(self.member.identity), "when": time.time()}
+        by = {"by": str(self.process.identity), "when": time.time()}
         path = steps_lib.step_folder(self.folder, step) / steps_lib.CONSUMED
-        if self.member.publish(path, files.seal(content | by), f"the consumption of step {step}"):
+        if self.process.publish(path, seal(content | by), f"the consumption of step {step}"):
             return True
         there = self.consumption(step)
         changed = [
@@ -266,8 +268,10 @@ class GroupStore:
         if problem := item.mismatch(group):
             raise ValueError(f"this is no group of item {item}: {problem}")
         path = steps_lib.group_path(self.folder, item.step, item.number)
-        data = records.encode(item.step, item.number, self.member.identity, time.time(), group)
-        if self.member.publish(path, data, f"the group of item {item}"):
+        data = group_records.encode(
+            item.step, item.number, self.process.identity, time.time(), group
+        )
+        if self.process.publish(path, data, f"the group of item {item}"):
             return True
         self.duplicates += 1
         return False
@@ -290,7 +294,7 @@ class GroupStore:
         listing = self._listing(step)
         return [item for item in self.items(step, listing) if item.number not in listing.groups]
 
-    def holder(self, item: Item, listing: Listing) -> Identity | None:
+    def holder(self, item: Item, listing: Listing) -> ProcessId | None:
         """Who has an item by its latest claim; None when nobody has, or the claim is damaged."""
         turn = listing.claims.get(item.number)
         return (
@@ -299,11 +303,11 @@ class GroupStore:
             else self._read_claim(steps_lib.claim_path(self.folder, item, turn))
         )
 
-    def record(self, step: int, number: int) -> Record:
+    def record(self, step: int, number: int) -> GroupRecord:
         """What was delivered for an item, verified."""
         return read_record(self.folder, step, number)
 
-    def read(self, step: int) -> list[Record]:
+    def read(self, step: int) -> list[GroupRecord]:
         """All groups of a step. Raises StoreError naming the items that are missing."""
         if missing := self.missing(step):
             raise StoreError(
@@ -347,7 +351,7 @@ class GroupStore:
         path = steps_lib.step_folder(self.folder, step) / steps_lib.CONSUMED
         with explain("read", path):
             data = path.read_bytes()
-        return files.unseal(data, path)
+        return unseal(data, path)
 
     def _listing(self, step: int) -> Listing:
         listing = steps_lib.list_step(self.folder, step)

@@ -21,9 +21,9 @@ from absl import logging
 
 from models.transformer import Transformer
 from rl_code import arrays
-from rl_code.weights import codec, records
+from rl_code.weights import codec, version_records
 from rl_code.weights.layout import in_dtype
-from rl_code.weights.records import Record, Route
+from rl_code.weights.version_records import Route, VersionRecord
 from rl_code.weights.versions import (
     TransferStats,
     Version,
@@ -73,7 +73,7 @@ class StoredPublisher:
         self.published: TransferStats | None = None
         if jax.process_index() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
-            records.delete_incomplete(self.folder)
+            version_records.delete_incomplete(self.folder)
 
     def publish(self, version: int, model: Transformer) -> Version:
         """As ``Publisher.publish``; the files are written in the background."""
@@ -157,9 +157,9 @@ class StoredPublisher:
         changed = base is not None and codec.same_layout(base[1], host)
         if jax.process_index() != 0:
             return False, changed
-        known = records.numbers(self.folder)
+        known = version_records.numbers(self.folder)
         if version.number in known:
-            there = records.readable_record(self.folder, version.number)
+            there = version_records.readable_record(self.folder, version.number)
             if there is not None:
                 refuse_other(there.version, version, str(self.folder))
                 return False, changed
@@ -167,9 +167,9 @@ class StoredPublisher:
         if known and version.number < known[-1]:
             return False, changed
         if base is not None:
-            there = records.readable_record(self.folder, base[0].number)
+            there = version_records.readable_record(self.folder, base[0].number)
             changed = changed and there is not None and there.version.checksum == base[0].checksum
-        draft = records.draft_folder(self.folder, version.number)
+        draft = version_records.draft_folder(self.folder, version.number)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         return True, changed
@@ -184,7 +184,7 @@ class StoredPublisher:
         """In the background: writes this process's parts, in the first one also commits the
         version.
         """
-        draft = records.draft_folder(self.folder, version.number)
+        draft = version_records.draft_folder(self.folder, version.number)
         deadline = Deadline(self.config.deadline_s)
         begin = time.perf_counter()
         if base is None or version.number % self.config.full_every == 0:
@@ -198,13 +198,15 @@ class StoredPublisher:
         if jax.process_index() != 0:
             return TransferStats("publish", version.number, held_up, **seconds)
         self._await_others(version.number, deadline)
-        record = records.commit(self.folder, version, self.name, base and base[0], self.config.keep)
+        record = version_records.commit(
+            self.folder, version, self.name, base and base[0], self.config.keep
+        )
         sizes = {"full_bytes": record.full_bytes, "delta_bytes": record.delta_bytes}
         return TransferStats("publish", version.number, held_up, **seconds, **sizes)
 
     def _await_others(self, number: int, deadline: Deadline) -> None:
         """Until all processes of the learner have written their parts of a version."""
-        draft = records.draft_folder(self.folder, number)
+        draft = version_records.draft_folder(self.folder, number)
 
         def missing() -> list[int]:
             # a client of NFS may remember for long that a file was not there
@@ -249,7 +251,7 @@ class StoredSubscriber:
 
     def newest(self) -> int | None:
         """As ``Subscriber.newest``."""
-        return max(records.numbers(self.folder), default=None)
+        return max(version_records.numbers(self.folder), default=None)
 
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
@@ -268,8 +270,8 @@ class StoredSubscriber:
     def announced(self) -> dict[int, Path]:
         """The versions that there are, and which file says so."""
         return {
-            number: records.record_path(self.folder, number)
-            for number in records.numbers(self.folder)
+            number: version_records.record_path(self.folder, number)
+            for number in version_records.numbers(self.folder)
         }
 
     def choose(
@@ -307,7 +309,9 @@ class StoredSubscriber:
         """
         begin = time.perf_counter()
         deadline = Deadline(deadline_s)
-        if not self._agree(deadline, number, records.record_path(self.folder, number).exists())[0]:
+        if not self._agree(
+            deadline, number, version_records.record_path(self.folder, number).exists()
+        )[0]:
             return None
         held = self._held
         if held is not None and any(x.is_deleted() for x in held[1].values()):
@@ -331,7 +335,9 @@ class StoredSubscriber:
                 took = {"full_s" if route.full is not None else "delta_s": seconds}
                 self.fetched = TransferStats("fetch", number, seconds, **sizes, **took)
                 return self.hold(record.version, named)
-        if not self._agree(deadline, number, records.record_path(self.folder, number).exists())[0]:
+        if not self._agree(
+            deadline, number, version_records.record_path(self.folder, number).exists()
+        )[0]:
             return None
         raise WeightError(
             f"version {number} cannot be read from {self.folder}: {'; '.join(failures)}"
@@ -348,24 +354,24 @@ class StoredSubscriber:
 
     def _routes(
         self, number: int, held: Version | None, deadline: Deadline, failures: list[str]
-    ) -> tuple[Record | None, list[Route]]:
+    ) -> tuple[VersionRecord | None, list[Route]]:
         """The record of a version and the ways to it, none when it cannot be read or is another
         model's.
         """
         # to which shared storage may show later what the first process has seen
         if jax.process_index() != 0:
-            deadline.wait(records.record_path(self.folder, number).exists)
+            deadline.wait(version_records.record_path(self.folder, number).exists)
         try:
-            record = records.read_record(self.folder, number)
+            record = version_records.read_record(self.folder, number)
             record.version.check_kinds(self.targets)
         except WeightError as error:
             failures.append(str(error))
             return None, []
-        return record, records.routes(self.folder, record, held)
+        return record, version_records.routes(self.folder, record, held)
 
     def _follow(
         self,
-        record: Record | None,
+        record: VersionRecord | None,
         route: Route | None,
         held: dict[str, jax.Array] | None,
         deadline: Deadline,
@@ -406,5 +412,5 @@ def _last_seen(announced: Mapping[int, Path]) -> tuple[str, tuple[int, float] | 
     if newest is not None:
         with contextlib.suppress(WeightError, OSError):  # it may be deleted just now
             age = time.time() - announced[newest].stat().st_mtime
-            return records.read_json(announced[newest])["publisher"], (newest, age)
+            return version_records.read_json(announced[newest])["publisher"], (newest, age)
     return "the learner", None

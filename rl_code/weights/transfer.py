@@ -47,8 +47,8 @@ from rl_code.weights.layout import (
     to_slices,
     wanted_parts,
 )
-from rl_code.weights.records import read_json, write_json
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.version_records import read_json, write_json
 from rl_code.weights.versions import (
     TransferStats,
     Version,
@@ -135,8 +135,7 @@ class TransferPublisher:
             try:
                 names = os.listdir(self._folder)
                 for path in (self._folder / name for name in names if name.startswith(prefix)):
-                    if path.suffix != ".tmp":
-                        self._answer(path)
+                    self._answer(path)
             except OSError as error:
                 logging.log_every_n_seconds(
                     logging.WARNING, "%s cannot serve weights: %s", 60, self._stored.name, error

@@ -351,9 +351,11 @@ def test_an_unfinished_save_is_cleared_away(tmp_path):
     folder = tmp_path / "checkpoints"
     (folder / "step_00000002.json").unlink()  # killed between the arrays and the record
     (folder / "step_00000003.orbax-checkpoint-tmp").mkdir()
-    (folder / "step_00000003.tmp").write_text(json.dumps({}))
+    partial = folder / ".step_00000003.json.partial"
+    partial.write_text(json.dumps({}))
     with Checkpoints(tmp_path, CONFIG, keep=2) as checkpoints:
         assert checkpoints.restore(make_state()).step == 1
+    assert not partial.exists()
     assert sorted(path.name for path in folder.glob("step_*")) == [
         "step_00000001",
         "step_00000001.json",

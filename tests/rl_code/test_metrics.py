@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-import rl_code.metrics
+import rl_code.files
 from rl_code import types
 from rl_code.metrics import (
     MetricWriter,
@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_no_partial_trajectories(tmp_path, monkeypatch):
     def no_room(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(rl_code.metrics.os, "fsync", no_room)
+    monkeypatch.setattr(rl_code.files.os, "fsync", no_room)
     with pytest.raises(OSError, match=r"disk is full.*step_000001"):
         log.append(1, [_group()])
     assert [path.name for path in (tmp_path / "trajectories").iterdir()] == ["step_000000.jsonl.gz"]

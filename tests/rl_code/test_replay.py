@@ -32,11 +32,11 @@ from rl_code.rollout.group_source import InActorThread
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import Stopped, StopRequest
-from rl_code.store import audit, records
-from rl_code.store.files import StoreError
+from rl_code.store import audit, group_records
+from rl_code.store.claims import Claims
+from rl_code.store.errors import StoreError
 from rl_code.store.steps import group_path
 from rl_code.store.store import GroupStore
-from rl_code.store.work import Work
 from rl_code.train import STORE, act, train
 from rl_code.types import Group
 from rl_code.weights.local import LocalWeights
@@ -178,7 +178,7 @@ def change_token(workdir: Path, step: int) -> None:
     place = np.flatnonzero(first.sampled)[0]
     tokens[place] = (tokens[place] + 1) % VOCAB
     group = Group(record.group.task, (with_context(first, tokens=tokens), *others))
-    data = records.encode(step, record.number, record.actor, record.when, group)
+    data = group_records.encode(step, record.number, record.actor, record.when, group)
     group_path(store.folder, step, record.number).write_bytes(data)
 
 
@@ -397,6 +397,6 @@ def test_an_actor_that_waits_for_weights_stops_when_it_is_asked_to(version_missi
     with pytest.raises(Stopped, match="actor-0 stopped; what it held may be taken over"):
         act(make_config("one_step", 1), version_missing, "actor-0")
     config = make_config("one_step", 1).asynchrony.work
-    with Work(GroupStore(version_missing / STORE, "actor-1"), config) as work:
+    with Claims(GroupStore(version_missing / STORE, "actor-1"), config) as work:
         # at once, without the heartbeat's timeout
         assert {item.step for item in work.claim(100)} == {4}

@@ -25,11 +25,11 @@ from rl_code.run_config import RunConfig
 from rl_code.schedule import Schedule, solved
 from rl_code.store import audit
 from rl_code.store import store as store_lib
-from rl_code.store.files import StoreError
-from rl_code.store.records import Record
+from rl_code.store.claims import Claims, WorkConfig
+from rl_code.store.errors import StoreError
+from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
-from rl_code.store.work import Work, WorkConfig
 from rl_code.tasks.screening import ScreeningConfig, TaskPool
 from rl_code.types import Group, Reward
 from rl_code.weights.local import LocalWeights
@@ -151,7 +151,7 @@ def play(folder: Path, mode: str, k: int, seed: int) -> Played:
     def act(scheduler: RandomScheduler, name: str, chance: random.Random) -> None:
         subscriber = LateWeights(weights, lambda: chance.randint(0, k + 2)) if late else weights
         own = GroupStore(folder, name)
-        work = Work(own, LIVELY)
+        work = Claims(own, LIVELY)
         config = make_asynchrony(mode, k, LIVELY)
         actor = Actor(scheduler, own, work, subscriber, make_tasks(TASKS), lambda *_: None, config)
         try:
@@ -269,7 +269,7 @@ class Learner:
         self.schedule = make_schedule(self.store, mode, k, self.pool, steps, position["planned"])
         self.position, self.screened = position, 0
 
-    def wait(self, step: int, numbers: Sequence[int]) -> list[Record]:
+    def wait(self, step: int, numbers: Sequence[int]) -> list[GroupRecord]:
         items = self.store.items(step)
         return [outcome(items[number]) for number in numbers]
 
@@ -284,7 +284,7 @@ class Learner:
         )
 
 
-def outcome(item: Item) -> Record:
+def outcome(item: Item) -> GroupRecord:
     """As many solved samples as a hash of task and step says; of every third task all or none."""
     group = sampled_group(
         make_tasks(ALL_TASKS)[item.task], item.group, item.seed, [[0]] * item.group_size
@@ -294,7 +294,7 @@ def outcome(item: Item) -> Record:
         dataclasses.replace(t, reward=Reward(0.0, {"tests": float(t.index < good)}))
         for t in group.trajectories
     )
-    return Record(item.step, item.number, None, 0.0, (0,), Group(group.task, members), "")
+    return GroupRecord(item.step, item.number, None, 0.0, (0,), Group(group.task, members), "")
 
 
 SCREENING = ScreeningConfig(samples=3, chunk=4, least=5, retire=1)

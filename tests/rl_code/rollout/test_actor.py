@@ -18,9 +18,9 @@ from rl_code.rollout import actor as actor_lib
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.scheduler import RolloutStats, RolloutTimeout, Scheduler
 from rl_code.schedule import AsynchronyConfig
+from rl_code.store.claims import Claims, WorkConfig
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
-from rl_code.store.work import Work, WorkConfig
 from rl_code.types import Context, Group, Reward, Task, Tests, Trajectory, Turn
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.versions import Wanted, WeightsConfig
@@ -194,7 +194,7 @@ class LateWeights:
         return self._local.wait(exactly=exactly, deadline_s=deadline_s)
 
 
-def kill(work: Work) -> None:
+def kill(work: Claims) -> None:
     """Ends an actor's heartbeat the way SIGKILL does: it does not say that it leaves."""
     work._heartbeat._closing.set()
     work._heartbeat._thread.join()
@@ -206,7 +206,7 @@ class Site:
 
     store: GroupStore
     weights: LocalWeights
-    works: list[Work] = dataclasses.field(default_factory=list)
+    works: list[Claims] = dataclasses.field(default_factory=list)
 
     def publish(self, *versions: int) -> None:
         for version in versions:
@@ -230,7 +230,7 @@ class Site:
         **changes: Any,
     ) -> Actor:
         store = GroupStore(self.store.folder, name)
-        self.works.append(Work(store, WORK))
+        self.works.append(Claims(store, WORK))
         config = make_asynchrony(mode, max_staleness, **changes)
         tasks = make_tasks(20)
         return Actor(
@@ -437,7 +437,7 @@ def test_an_actor_that_closes_gives_up_its_items_to_others(site):
     for _ in range(5):
         actor.turn()
     assert site.store.missing(0) == items[1:] and scheduler.groups == 3
-    heir = Work(GroupStore(site.store.folder, "b"), WORK)
+    heir = Claims(GroupStore(site.store.folder, "b"), WORK)
     site.works.append(heir)
     assert heir.claim(9) == []
     actor.close()

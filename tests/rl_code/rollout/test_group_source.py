@@ -19,8 +19,8 @@ from rl_code.rollout.group_source import (
 )
 from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.stop import StopRequest
+from rl_code.store.claims import Claims
 from rl_code.store.store import GroupStore, StoreTimeout
-from rl_code.store.work import Work
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.versions import WeightError
 from rl_code.weights.waiting import Deadline
@@ -74,7 +74,7 @@ def test_in_turn_the_learner_drives_the_actor_until_it_has_what_it_waits_for(sit
 
 def test_in_turn_what_another_process_holds_has_a_deadline(site):
     site.plan(0, 2, version=0)
-    other = Work(GroupStore(site.store.folder, "other"), WORK)
+    other = Claims(GroupStore(site.store.folder, "other"), WORK)
     site.works.append(other)
     other.claim(1)
     with InLearnerThread(site.store, site.actor("sync", 0, FakeScheduler()), 0.3) as source:
@@ -142,7 +142,7 @@ def test_the_thread_ends_with_the_learner_whatever_it_was_doing(site, busy):
     with source:
         assert not busy or Deadline(LONG_S).wait(lambda: bool(scheduler.groups))
     assert not source._thread.is_alive() and scheduler.aborted == 1
-    heir = Work(GroupStore(site.store.folder, "heir"), WORK)
+    heir = Claims(GroupStore(site.store.folder, "heir"), WORK)
     site.works.append(heir)
     assert len(heir.claim(9)) == 2 * busy
 
@@ -202,7 +202,7 @@ def test_a_deadline_names_the_items_that_are_missing_and_who_holds_them(site, ki
 
 def test_a_deadline_says_for_how_long_the_holder_has_been_silent(site):
     site.plan(0, 1, version=0)
-    work = Work(GroupStore(site.store.folder, "lost"), WORK)
+    work = Claims(GroupStore(site.store.folder, "lost"), WORK)
     work.claim(1)
     kill(work)
     with pytest.raises(StoreTimeout) as caught:

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rl_code.store.files import StoreError
+from rl_code.store.claims import Claims, WorkConfig
+from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
-from rl_code.store.work import Work, WorkConfig
 from tests.rl_code.store.groups import make_group, make_items
 
 CONFIG = WorkConfig(heartbeat_s=0.05, heartbeat_timeout_s=1.0, stall_s=20.0, deadline_s=60.0)
@@ -65,7 +65,7 @@ def message(use: Callable[[], Any]) -> str:
 
 
 def claim_all(folder: Path, name: str) -> None:
-    with Work(GroupStore(folder, name), CONFIG) as work:
+    with Claims(GroupStore(folder, name), CONFIG) as work:
         got = []
         while items := work.claim(2):
             got += [(item.step, item.number) for item in items]
@@ -104,7 +104,7 @@ def play(folder: Path, step: int, kill_at: int) -> None:
 
     sys.addaudithook(count)
     store = GroupStore(folder, "all")
-    with Work(store, CONFIG) as work:
+    with Claims(store, CONFIG) as work:
         store.plan(make_items(step, 2, version=step))
         while store.missing(step):
             for item in work.claim(1):
@@ -135,7 +135,7 @@ def kill_points(folder: Path) -> dict[str, int]:
 
 def act(folder: Path, name: str, chance: random.Random) -> None:
     store = GroupStore(folder, name)
-    with Work(store, CONFIG) as work:
+    with Claims(store, CONFIG) as work:
         while True:
             for item in work.claim(2):
                 time.sleep(chance.uniform(0, 0.02))
@@ -158,7 +158,7 @@ def learn(folder: Path, steps: int) -> None:
 
 def hold(folder: Path) -> None:
     """Claims two items and does nothing about them."""
-    work = Work(GroupStore(folder, "doomed"), CONFIG)
+    work = Claims(GroupStore(folder, "doomed"), CONFIG)
     while not work.claim(2):
         time.sleep(0.01)
     folder.with_name("held").touch()
@@ -195,13 +195,13 @@ def fleet(folder: Path, seed: int, steps: int = 30, kills: int = 25) -> dict[str
         end(child)
     left = [
         path
-        for path in folder.glob("members/*/aside.*")
+        for path in folder.glob("processes/*/aside.*")
         if path.name.split(".")[1] != _newest(path.parent)
     ]
     return {
         "code": code,
         "left": len(left),
-        "starts": sum(int(_newest(p)) + 1 for p in folder.glob("members/*")),
+        "starts": sum(int(_newest(p)) + 1 for p in folder.glob("processes/*")),
     }
 
 
@@ -224,7 +224,7 @@ def full(folder: Path) -> dict[str, Any]:
     filler = folder.with_name("filler")
     items = make_items(0, 400)
     store.plan(items)
-    work = Work(GroupStore(folder, "actor"), CONFIG)
+    work = Claims(GroupStore(folder, "actor"), CONFIG)
     messages = {}
     delivered = 0
     while not messages.get("deliver"):
@@ -241,7 +241,7 @@ def full(folder: Path) -> dict[str, Any]:
         "verified": len(
             [store.record(0, n) for n in range(400) if items[n] not in store.missing(0)]
         ),
-        "left": [path.name for path in (folder / "members" / "learner").glob("aside.*")],
+        "left": [path.name for path in (folder / "processes" / "learner").glob("aside.*")],
     }
     filler.unlink()
     again = work.claim(1)

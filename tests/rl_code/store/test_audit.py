@@ -8,8 +8,9 @@ import shutil
 
 import pytest
 
-from rl_code.store import files, records
+from rl_code.store import group_records
 from rl_code.store.audit import check
+from rl_code.store.sealed import seal
 from rl_code.store.steps import group_path, step_folder
 from rl_code.store.store import GroupStore
 from tests.rl_code.store.groups import make_group, make_items
@@ -31,14 +32,14 @@ def folder(tmp_path):
 
 def rewrite_consumption(folder, step, **changes):
     path = step_folder(folder, step) / "consumed.json"
-    path.write_bytes(files.seal(GroupStore(folder).consumption(step) | changes))
+    path.write_bytes(seal(GroupStore(folder).consumption(step) | changes))
 
 
 def redeliver(folder, item, group):
     """Puts a sound file of another group in an item's place."""
-    who = GroupStore(folder, "forger").member.identity
+    who = GroupStore(folder, "forger").process.identity
     group_path(folder, item.step, item.number).write_bytes(
-        records.encode(item.step, item.number, who, 0.0, group)
+        group_records.encode(item.step, item.number, who, 0.0, group)
     )
 
 

@@ -15,7 +15,7 @@ import time
 import grain
 import pytest
 
-from rl_code.store.files import StoreError
+from rl_code.store.errors import StoreError
 from rl_code.store.source import RecordSource, dataset
 from rl_code.store.steps import group_path, step_folder
 from rl_code.store.store import GroupStore, StoreTimeout
@@ -131,7 +131,7 @@ def test_the_first_delivery_counts_and_the_loser_knows(store):
         thread.join()
     (record,) = store.read(0)
     assert won == [int(record.group.trajectories[0].seconds["tools"])]
-    assert record.actor == others[won[0]].member.identity
+    assert record.actor == others[won[0]].process.identity
     assert sum(other.duplicates for other in others) == 7
     assert list(store.folder.rglob("aside*")) == []
 
@@ -301,12 +301,12 @@ def test_a_store_that_is_deleted_under_its_users_is_named(store):
 
 
 def test_what_an_earlier_incarnation_was_writing_is_deleted_and_nothing_else(store):
-    folder = store.folder / "members"
+    folder = store.folder / "processes"
     GroupStore(store.folder, "actor")
     for name in ("learner/aside.0.7", "actor/aside.0.7"):
         (folder / name).write_bytes(b"half")
-    assert GroupStore(store.folder, "learner").member.identity == ("learner", 1)
-    assert GroupStore(store.folder, "learner").member.identity == ("learner", 2)
+    assert GroupStore(store.folder, "learner").process.identity == ("learner", 1)
+    assert GroupStore(store.folder, "learner").process.identity == ("learner", 2)
     assert sorted(str(path.relative_to(folder)) for path in folder.glob("*/*")) == [
         "actor/0.json",
         "actor/aside.0.7",

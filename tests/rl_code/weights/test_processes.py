@@ -9,7 +9,7 @@ import threading
 import jax
 import pytest
 
-from rl_code.weights import records
+from rl_code.weights import version_records
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.versions import WeightError, WeightsConfig, WeightTimeout
 from rl_code.weights.waiting import Deadline, agree, within
@@ -64,7 +64,7 @@ def test_two_processes_publish_and_read_one_model(tmp_path):
             "the learner's processes publish different versions: [4, 5]" in answer
             for answer in answers
         )
-        assert records.numbers(folder) == [0, 1, 2]
+        assert version_records.numbers(folder) == [0, 1, 2]
     finally:
         for learner in learners:
             learner.kill()
@@ -88,7 +88,7 @@ def test_a_process_that_does_not_write_its_parts_is_named(tmp_path, monkeypatch)
     ):
         publisher._pending[1].result(30.0)
     monkeypatch.undo()
-    assert records.numbers(tmp_path / "weights") == []
+    assert version_records.numbers(tmp_path / "weights") == []
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from rl_code.weights import codec, records
+from rl_code import files
+from rl_code.weights import codec, version_records
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.versions import WeightError, WeightsConfig, WeightTimeout
@@ -39,16 +40,20 @@ def kinds(workdir: Path) -> dict[int, str]:
     """What is stored of each version."""
     folder = workdir / "weights"
     found = {}
-    for number in records.numbers(folder):
-        record = records.read_record(folder, number)
-        assert (record.full_bytes > 0) == (records.data_folder(folder, number) / "full").exists()
-        assert (record.delta_bytes > 0) == (records.data_folder(folder, number) / "delta").exists()
+    for number in version_records.numbers(folder):
+        record = version_records.read_record(folder, number)
+        assert (record.full_bytes > 0) == (
+            version_records.data_folder(folder, number) / "full"
+        ).exists()
+        assert (record.delta_bytes > 0) == (
+            version_records.data_folder(folder, number) / "delta"
+        ).exists()
         found[number] = "full" * (record.full_bytes > 0) + "delta" * (record.delta_bytes > 0)
     return found
 
 
 def data_files(workdir: Path, number: int, kind: str) -> list[Path]:
-    folder = records.data_folder(workdir / "weights", number) / kind
+    folder = version_records.data_folder(workdir / "weights", number) / kind
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -91,7 +96,7 @@ def test_the_newest_stay_and_what_they_are_made_from(tmp_path):
         publisher.publish(version, model_of(version, mesh()))
         actor(tmp_path).wait(exactly=version, deadline_s=30.0)
         publisher.close() if version == 7 else publisher._finish()
-        kept.append(records.numbers(tmp_path / "weights"))
+        kept.append(version_records.numbers(tmp_path / "weights"))
     assert kept == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [3, 4], [3, 4, 5], [3, 4, 5, 6], [6, 7]]
     folders = sorted(path.name for path in (tmp_path / "weights").iterdir() if path.is_dir())
     assert folders == ["v_00000006", "v_00000007"]
@@ -107,7 +112,9 @@ def test_an_actor_that_was_away_reads_only_the_changes_since(tmp_path):
     away.wait(exactly=0, deadline_s=30.0)
     publish(tmp_path, 0, 1, 2, keep=9, full_every=9)
     assert_is(away.wait(at_least=2, deadline_s=30.0)[1], 2, mesh())
-    lengths = {number: records.read_record(tmp_path / "weights", number) for number in (1, 2)}
+    lengths = {
+        number: version_records.read_record(tmp_path / "weights", number) for number in (1, 2)
+    }
     assert away.fetched.full_bytes == 0
     assert away.fetched.delta_bytes == sum(record.delta_bytes for record in lengths.values())
 
@@ -139,7 +146,7 @@ def test_a_learner_whose_replay_differs_is_stopped(tmp_path):
     publish(tmp_path, 0, 1)
     publisher = learner(tmp_path)
     publisher.publish(0, model_of(0, mesh()))
-    checksum = records.read_record(tmp_path / "weights", 1).version.checksum
+    checksum = version_records.read_record(tmp_path / "weights", 1).version.checksum
     with pytest.raises(
         WeightError,
         match=f"version 1 .* with checksum {checksum}, and now again with [0-9a-f]{{16}}",
@@ -164,11 +171,11 @@ def fail_at(real, when):
 CRASHES = {
     "before anything is written": (codec, "write", lambda *_: True),
     "between full and delta": (codec, "write", lambda folder, kind, *_: kind == "delta"),
-    "while the draft is synced": (records, "sync", lambda path: ".draft" in str(path)),
+    "while the draft is synced": (files, "sync", lambda path: ".draft" in str(path)),
     "before the draft gets its name": (os, "replace", lambda source, _: ".draft" in str(source)),
-    "before the record": (records, "write_json", lambda *_: True),
-    "before the record gets its name": (os, "replace", lambda source, _: ".tmp" in str(source)),
-    "before older versions are deleted": (records, "prune", lambda *_: True),
+    "before the record": (version_records, "write_json", lambda *_: True),
+    "before the record gets its name": (os, "replace", lambda source, _: ".partial" in str(source)),
+    "before older versions are deleted": (version_records, "prune", lambda *_: True),
     "while they are deleted": (shutil, "rmtree", lambda path, *_: path.name == "v_00000000"),
 }
 
@@ -184,17 +191,18 @@ def test_a_publication_that_breaks_off_leaves_only_complete_versions(moment, tmp
         patch.setattr(module, name, fail_at(getattr(module, name), when))
         publisher.publish(FULL_AND_DELTA, model_of(FULL_AND_DELTA, mesh()))
         with pytest.raises(
-            WeightError, match=r"could not write version 3 to .* free\): .*No space left"
+            WeightError,
+            match=r"could not write version 3 to .* free\): .*(No space left|disk is full)",
         ):
             publisher.close()
     newest = actor(tmp_path).newest()
     assert newest == (FULL_AND_DELTA if "deleted" in moment else FULL_AND_DELTA - 1)
-    for version in records.numbers(tmp_path / "weights"):
+    for version in version_records.numbers(tmp_path / "weights"):
         assert_is(actor(tmp_path).wait(exactly=version, deadline_s=30.0)[1], version, mesh())
     publish(tmp_path, 2, 3, 4)
     assert kinds(tmp_path) == {3: "fulldelta", 4: "delta"}
     assert not [
-        path for path in (tmp_path / "weights").iterdir() if path.suffix in (".draft", ".tmp")
+        path for path in (tmp_path / "weights").iterdir() if path.suffix in (".draft", ".partial")
     ]
     assert_is(actor(tmp_path).wait(exactly=4, deadline_s=30.0)[1], 4, mesh())
 
@@ -223,13 +231,13 @@ def test_a_learner_killed_at_any_moment_leaves_only_complete_versions(tmp_path):
         for version in range(400):
             process.send(f"publish {version}")
         deadline = time.monotonic() + 60
-        while len(found := records.numbers(tmp_path / "weights")) == 0 or found[-1] < 4:
+        while len(found := version_records.numbers(tmp_path / "weights")) == 0 or found[-1] < 4:
             assert time.monotonic() < deadline
             time.sleep(0.002)
         time.sleep(random.Random(seed).random() * 0.1)
     finally:
         process.kill()
-    found = records.numbers(tmp_path / "weights")
+    found = version_records.numbers(tmp_path / "weights")
     assert 4 <= found[-1] < 399
     for version in found:
         assert_is(actor(tmp_path).wait(exactly=version, deadline_s=30.0)[1], version, mesh())
@@ -238,7 +246,8 @@ def test_a_learner_killed_at_any_moment_leaves_only_complete_versions(tmp_path):
     assert_is(actor(tmp_path).wait(exactly=newest + 1, deadline_s=30.0)[1], newest + 1, mesh())
     folder = tmp_path / "weights"
     assert {path.name for path in folder.glob("v_*") if path.is_dir()} == {
-        records.data_folder(folder, number).name for number in records.numbers(folder)
+        version_records.data_folder(folder, number).name
+        for number in version_records.numbers(folder)
     }
 
 
@@ -248,7 +257,7 @@ def test_a_learner_killed_at_any_moment_leaves_only_complete_versions(tmp_path):
 def test_a_flipped_byte_in_any_file_is_noticed_and_never_used(tmp_path):
     publish(tmp_path, 0, 1)
     files = [*data_files(tmp_path, 0, "full"), *data_files(tmp_path, 1, "delta")]
-    files.append(records.record_path(tmp_path / "weights", 1))
+    files.append(version_records.record_path(tmp_path / "weights", 1))
     for path in files:
         content = path.read_bytes()
         flip(path, len(content) // 2)
@@ -266,11 +275,15 @@ def test_a_flipped_byte_in_any_file_is_noticed_and_never_used(tmp_path):
 def test_wrong_bits_behind_right_crcs_are_named_with_both_checksums(tmp_path):
     publish(tmp_path / "one", 0)
     publish(tmp_path / "other", 1)
-    wrong = records.data_folder(tmp_path / "other" / "weights", 1) / "full" / "final_norm.value"
-    right = records.data_folder(tmp_path / "one" / "weights", 0) / "full" / "final_norm.value"
+    wrong = (
+        version_records.data_folder(tmp_path / "other" / "weights", 1) / "full" / "final_norm.value"
+    )
+    right = (
+        version_records.data_folder(tmp_path / "one" / "weights", 0) / "full" / "final_norm.value"
+    )
     shutil.rmtree(right)
     shutil.copytree(wrong, right)
-    checksum = records.read_record(tmp_path / "one" / "weights", 0).version.checksum
+    checksum = version_records.read_record(tmp_path / "one" / "weights", 0).version.checksum
     with pytest.raises(
         WeightError,
         match=rf"version 0 from {tmp_path}/one/weights \(version 0 in full\) has checksum [0-9a-f]{{16}} instead of "
@@ -351,7 +364,7 @@ def test_a_wait_that_is_too_long_says_who_waits_for_whom(tmp_path):
     ):
         actor(tmp_path).wait(at_least=12, deadline_s=0.1)
     publish(tmp_path, 10)
-    os.utime(records.record_path(folder, 10), times=(time.time() - 75,) * 2)
+    os.utime(version_records.record_path(folder, 10), times=(time.time() - 75,) * 2)
     message = rf"^actor-1 waited 0.1 s for version 12 from learner \(newest seen: 10, written 7[5-9] s ago, in {folder}\)$"
     with pytest.raises(WeightTimeout, match=message):
         actor(tmp_path).wait(at_least=12, deadline_s=0.1)

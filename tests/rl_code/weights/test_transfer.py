@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rl_code.weights import transfer
-from rl_code.weights.records import read_json, write_json
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.transfer import TransferPublisher, TransferSubscriber
+from rl_code.weights.version_records import read_json, write_json
 from rl_code.weights.versions import WeightTimeout
 from tests.rl_code.weights.learner import Learner
 from tests.rl_code.weights.small import DTYPE, KEPT, assert_is, mesh, model_of, wanted

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_code.store import records
-from rl_code.store.files import StoreError
-from rl_code.store.members import Identity
+from rl_code.store import group_records
+from rl_code.store.errors import StoreError
+from rl_code.store.processes import ProcessId
 from rl_code.types import Group, Reward
 from tests.rl_code.store.groups import identical, make_group, make_items, make_trajectory
 from tests.rl_code.trajectories import with_context
 
-ACTOR = Identity("actor-0", 3)
+ACTOR = ProcessId("actor-0", 3)
 (ITEM,) = make_items(5, 1)
 BITS = st.integers(0, 2**32 - 1)
 
@@ -55,7 +55,7 @@ def test_groups_come_back_bit_for_bit(data):
             )
         )
     group = Group(task, tuple(members))
-    record = records.decode(records.encode(5, 2, ACTOR, 12.5, group), "x")
+    record = group_records.decode(group_records.encode(5, 2, ACTOR, 12.5, group), "x")
     assert identical(record.group, group)
     assert (record.step, record.number, record.actor, record.when) == (5, 2, ACTOR, 12.5)
     used = {int(version) for member in members for version in member.versions[member.sampled]}
@@ -64,10 +64,10 @@ def test_groups_come_back_bit_for_bit(data):
 
 def test_the_digest_is_of_the_group_alone():
     one, again, other = (
-        records.decode(records.encode(*place, make_group(ITEM, seconds=seconds)), "x")
+        group_records.decode(group_records.encode(*place, make_group(ITEM, seconds=seconds)), "x")
         for *place, seconds in (
             (5, 0, ACTOR, 1.0, 0.5),
-            (6, 1, Identity("b", 0), 2.0, 0.5),
+            (6, 1, ProcessId("b", 0), 2.0, 0.5),
             (5, 0, ACTOR, 1.0, 0.75),
         )
     )
@@ -75,19 +75,19 @@ def test_the_digest_is_of_the_group_alone():
 
 
 def test_every_flipped_byte_and_every_cut_is_noticed_and_named():
-    data = records.encode(5, 0, ACTOR, 1.0, make_group(ITEM, length=4))
+    data = group_records.encode(5, 0, ACTOR, 1.0, make_group(ITEM, length=4))
     for place in range(len(data)):
         flipped = bytearray(data)
         flipped[place] ^= 1 + place % 255
         with pytest.raises(StoreError, match=r"group_000000\.record is damaged"):
-            records.decode(bytes(flipped), "group_000000.record")
+            group_records.decode(bytes(flipped), "group_000000.record")
         with pytest.raises(StoreError, match=r"group_000000\.record is damaged"):
-            records.decode(data[:place], "group_000000.record")
+            group_records.decode(data[:place], "group_000000.record")
 
 
 def test_another_schema_is_named(monkeypatch):
-    monkeypatch.setattr(records, "SCHEMA", 2)
-    data = records.encode(5, 0, ACTOR, 1.0, make_group(ITEM))
+    monkeypatch.setattr(group_records, "SCHEMA", 2)
+    data = group_records.encode(5, 0, ACTOR, 1.0, make_group(ITEM))
     monkeypatch.undo()
     with pytest.raises(StoreError, match="schema 2; this code reads schema 1"):
-        records.decode(data, "x")
+        group_records.decode(data, "x")

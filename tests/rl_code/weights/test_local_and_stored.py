@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from rl_code.weights.backed import BackedWeights
 from rl_code.weights.local import LocalWeights
+from rl_code.weights.local_and_stored import LocalAndStoredWeights
 from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.versions import WeightError, WeightsConfig, WeightTimeout
 from tests.rl_code.weights.small import DTYPE, assert_is, mesh, model_of, wanted
@@ -23,10 +23,12 @@ def start(tmp_path):
     """Starts a learner in the same workdir: weights with so many versions in memory."""
     made = []
 
-    def start(keep: int, *versions: int) -> BackedWeights:
+    def start(keep: int, *versions: int) -> LocalAndStoredWeights:
         subscriber = StoredSubscriber(tmp_path, wanted(mesh()), name="actor")
         publisher = StoredPublisher(tmp_path, DTYPE, STORED)
-        made.append(BackedWeights(LocalWeights(wanted(mesh()), keep=keep), publisher, subscriber))
+        made.append(
+            LocalAndStoredWeights(LocalWeights(wanted(mesh()), keep=keep), publisher, subscriber)
+        )
         for version in versions:
             assert made[-1].publish(version, model_of(version, mesh())).number == version
         return made[-1]
@@ -36,7 +38,7 @@ def start(tmp_path):
         backed.close()
 
 
-def assert_gives(backed: BackedWeights, version: int, source: str, **asked: int) -> None:
+def assert_gives(backed: LocalAndStoredWeights, version: int, source: str, **asked: int) -> None:
     """Where a version comes from, "memory", "storage" or what was "held" of it, and that its bits
     are right.
     """

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rl_code.store import values
+from rl_code.store import serialization
 from tests.rl_code.store.groups import identical
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,9 +57,9 @@ VALUES = st.recursive(
 @given(VALUES)
 @settings(max_examples=300, deadline=None)
 def test_values_come_back_as_they_were(value):
-    data = values.dumps(value)
-    back = values.loads(data)
-    assert identical(back, value) and values.dumps(back) == data
+    data = serialization.dumps(value)
+    back = serialization.loads(data)
+    assert identical(back, value) and serialization.dumps(back) == data
 
 
 def test_every_order_and_bit_of_an_array_is_kept():
@@ -73,7 +73,7 @@ def test_every_order_and_bit_of_an_array_is_kept():
         base.astype(">f4"),
         np.array(3, np.int8),
     ):
-        back = values.loads(values.dumps(array))
+        back = serialization.loads(serialization.dumps(array))
         assert (back.dtype, back.shape, back.tobytes()) == (
             array.dtype,
             array.shape,
@@ -86,7 +86,7 @@ def test_there_is_no_limit_on_depth():
     deep = ()
     for _ in range(100_000):
         deep = ([deep],)
-    back = values.loads(values.dumps(deep))
+    back = serialization.loads(serialization.dumps(deep))
     for _ in range(100_000):
         ((back,),) = back
     assert back == ()
@@ -94,7 +94,7 @@ def test_there_is_no_limit_on_depth():
 
 def test_equal_sets_have_equal_bytes_in_every_process():
     script = (
-        "from rl_code.store.values import dumps;"
+        "from rl_code.store.serialization import dumps;"
         "print(dumps({'seen': {'a', 'bc', 'def', 1, (2, 'x')}, 'nested': {frozenset({'p', 'q'}), "
         "0, 8}}).hex())"
     )
@@ -117,14 +117,20 @@ class Colour(enum.IntEnum):
 )  # fmt: skip
 def test_what_cannot_be_kept_exactly_is_refused(value):
     with pytest.raises(TypeError, match="cannot be recorded"):
-        values.dumps(value)
+        serialization.dumps(value)
 
 
 def test_bytes_that_are_no_value_are_refused():
-    whole = values.dumps({"a": [1, (2, 3)], "b": np.arange(3)})
-    for wrong in (b"", whole + values.dumps(1), b"\xc1", b"\xd4\x63\x00", json.dumps([1]).encode()):
+    whole = serialization.dumps({"a": [1, (2, 3)], "b": np.arange(3)})
+    for wrong in (
+        b"",
+        whole + serialization.dumps(1),
+        b"\xc1",
+        b"\xd4\x63\x00",
+        json.dumps([1]).encode(),
+    ):
         with pytest.raises(ValueError, match="not a value"):
-            values.loads(wrong)
+            serialization.loads(wrong)
     for end in range(len(whole)):
         with pytest.raises(ValueError, match="not a value"):
-            values.loads(whole[:end])
+            serialization.loads(whole[:end])

@@ -1,9 +1,9 @@
 """Who takes part: every process that writes to the store has a name, and each of its starts a
 number.
 
-members/actor-0/3.json     heartbeat of the third restart (incarnation 3) of "actor-0"
-members/actor-0/aside.3.17   what incarnation 3 is writing; deleted by a later incarnation of the
-same name
+    processes/actor-0/3.json       heartbeat of the third restart (incarnation 3) of "actor-0"
+    processes/actor-0/aside.3.17   what incarnation 3 is writing; a later incarnation of the same
+                                   name deletes it
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from rl_code.store import files
-from rl_code.store.files import explain
+from rl_code import files
+from rl_code.store.errors import explain
+from rl_code.store.sealed import seal
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _HEARTBEAT = re.compile(r"(\d+)\.json")
 _ASIDE = re.compile(r"aside\.(\d+)\.\d+")
 
 
-class Identity(NamedTuple):
+class ProcessId(NamedTuple):
     """A process: the name it was given, and the number of this start of it."""
 
     name: str
@@ -35,8 +36,8 @@ class Identity(NamedTuple):
         return f"{self.name}/{self.incarnation}"
 
 
-class Member:
-    """This process as a member of a store. Creating one starts a new incarnation of the name.
+class StoreProcess:
+    """A process that writes to a store. Creating one starts a new incarnation of the name.
 
     Raises StoreError when the store cannot be written, ValueError for a name that cannot be a
     file's.
@@ -47,20 +48,20 @@ class Member:
             raise ValueError(
                 f"{name=}: expected letters, digits, '_', '.' and '-', at most 100 of them"
             )
-        self._folder = store / "members" / name
+        self._folder = store / "processes" / name
         self._writes = itertools.count()
         with explain("join the store at", self._folder):
             self._folder.mkdir(exist_ok=True)
-            self.identity = Identity(name, _start(self._folder))
+            self.identity = ProcessId(name, _start(self._folder))
             _clean(self._folder, self.identity.incarnation)
         self.beat(0)
 
-    def publish(self, path: Path, data: bytes, what: str, *, sync: bool = True) -> bool:
-        """As ``files.publish``; ``what`` is written, for the message of the StoreError it
+    def publish(self, path: Path, data: bytes, what: str, *, synced: bool = True) -> bool:
+        """As ``files.write_once``; ``what`` is written, for the message of the StoreError it
         raises.
         """
         with explain(f"write {what} to", path):
-            return files.publish(path, data, self._aside(), sync=sync)
+            return files.write_once(path, data, self._aside(), synced=synced)
 
     def beat(self, count: int, *, left: bool = False) -> None:
         """Writes the heartbeat. left: this process has ended in order. Raises StoreError."""
@@ -73,9 +74,9 @@ class Member:
         }
         path = self._folder / f"{self.identity.incarnation}.json"
         with explain("write the heartbeat to", path):
-            files.replace(path, files.seal(content), self._aside())
+            files.replace(path, seal(content), self._aside())
 
-    def newest(self) -> Identity:
+    def newest(self) -> ProcessId:
         """The latest start of this name, another one than ``identity`` once that is replaced.
         Raises StoreError.
         """
@@ -88,8 +89,8 @@ class Member:
 
 
 def incarnations(folder: Path) -> list[int]:
-    """The incarnations that have a heartbeat in a member's folder; the newest always has. Raises
-    OSError.
+    """The incarnations that have a heartbeat in the folder of a name; the newest always has one.
+    Raises OSError.
     """
     return [int(match[1]) for name in os.listdir(folder) if (match := _HEARTBEAT.fullmatch(name))]
 

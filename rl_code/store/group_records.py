@@ -1,13 +1,14 @@
 """A finished group as one file: who sampled it, when, with which weights, and all of it.
 
-    magic "RLGROUP\\n", schema, size of the header, size of the group, CRC-32 of everything but
-    itself header: {step, number, actor, incarnation, when}
+    magic "RLGROUP\\n", schema, size of the header, size of the group,
+    CRC-32 of everything but itself
+    header: {step, number, actor, incarnation, when}
     group: the Group, its Task included
 
-Header and group are bytes of ``values.dumps``. Plain framed files, one per group, rather than
-ArrayRecord: a group is delivered whole by one process and read whole by number, so there is nothing
-to chunk or to index; the link that gives the file its name makes delivery atomic and exactly once;
-and ArrayRecord pads each file to blocks of 64 KiB.
+Header and group are bytes of ``serialization.dumps``. Each group is a plain file of its own and not
+an entry of an ArrayRecord: a group is delivered whole by one process and read whole by number, so
+there is nothing to chunk or to index; the link that gives the file its name makes delivery atomic
+and exactly once; and ArrayRecord pads each file to blocks of 64 KiB.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import zlib
 
 import numpy as np
 
-from rl_code.store import values
-from rl_code.store.files import StoreError
-from rl_code.store.members import Identity
+from rl_code.store import serialization
+from rl_code.store.errors import StoreError
+from rl_code.store.processes import ProcessId
 from rl_code.types import Group
 
 SCHEMA = 1
@@ -32,7 +33,7 @@ _START = _PREAMBLE.size + _CRC.size
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class GroupRecord:
     """A group as it was delivered for item ``number`` of training step ``step``.
 
     actor: the process that sampled it. when: that host's clock, seconds since 1970. versions: of
@@ -42,15 +43,15 @@ class Record:
 
     step: int
     number: int
-    actor: Identity
+    actor: ProcessId
     when: float
     versions: tuple[int, ...]
     group: Group
     digest: str
 
 
-def encode(step: int, number: int, actor: Identity, when: float, group: Group) -> bytes:
-    """The file of a group. Raises TypeError for a value that ``values`` does not understand."""
+def encode(step: int, number: int, actor: ProcessId, when: float, group: Group) -> bytes:
+    """The file of a group. Raises TypeError for a value that cannot be serialised."""
     fields = {
         "step": step,
         "number": number,
@@ -58,13 +59,13 @@ def encode(step: int, number: int, actor: Identity, when: float, group: Group) -
         "incarnation": actor.incarnation,
         "when": when,
     }
-    header = values.dumps(fields)
-    body = values.dumps(group)
+    header = serialization.dumps(fields)
+    body = serialization.dumps(group)
     preamble = _PREAMBLE.pack(_MAGIC, SCHEMA, len(header), len(body))
     return b"".join([preamble, _CRC.pack(_checksum(preamble, header + body)), header, body])
 
 
-def decode(data: bytes, name: object) -> Record:
+def decode(data: bytes, name: object) -> GroupRecord:
     """The record in a file. Raises StoreError, saying ``name``, for a file that is damaged or of
     another schema.
     """
@@ -82,14 +83,14 @@ def decode(data: bytes, name: object) -> Record:
     if schema != SCHEMA:
         raise StoreError(f"{name} has schema {schema}; this code reads schema {SCHEMA}")
     try:
-        header = values.loads(content[:header_size])
-        group = values.loads(content[header_size:])
+        header = serialization.loads(content[:header_size])
+        group = serialization.loads(content[header_size:])
     except ValueError as error:
         raise StoreError(f"{name} cannot be read by this code: {error}") from error
-    return Record(
+    return GroupRecord(
         step=header["step"],
         number=header["number"],
-        actor=Identity(header["actor"], header["incarnation"]),
+        actor=ProcessId(header["actor"], header["incarnation"]),
         when=header["when"],
         versions=versions(group),
         group=group,

@@ -20,13 +20,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_code import files
 from rl_code.weights.versions import Version, WeightError
 
 _RECORD = re.compile(r"v_(\d{8,})\.json")
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class VersionRecord:
     """full_bytes, delta_bytes: compressed, 0 for what is not there. base: number and checksum of
     the delta's base.
     """
@@ -92,14 +93,14 @@ def numbers(folder: Path) -> list[int]:
     return sorted(int(match.group(1)) for match in map(_RECORD.fullmatch, names) if match)
 
 
-def read_record(folder: Path, number: int) -> Record:
+def read_record(folder: Path, number: int) -> VersionRecord:
     """The record of a version; WeightError when there is none or it is damaged."""
     data = read_json(record_path(folder, number))
     base = None if data["base"] is None else tuple(data["base"])
-    return Record(**{**data, "version": Version.from_json(data["version"]), "base": base})
+    return VersionRecord(**{**data, "version": Version.from_json(data["version"]), "base": base})
 
 
-def readable_record(folder: Path, number: int) -> Record | None:
+def readable_record(folder: Path, number: int) -> VersionRecord | None:
     """The record of a version, None when there is none that can be read."""
     try:
         return read_record(folder, number)
@@ -107,7 +108,7 @@ def readable_record(folder: Path, number: int) -> Record | None:
         return None
 
 
-def routes(folder: Path, record: Record, held: Version | None) -> list[Route]:
+def routes(folder: Path, record: VersionRecord, held: Version | None) -> list[Route]:
     """The ways to a version, those first that read the least. held: what the reader has already."""
     found: list[Route] = []
     deltas: tuple[int, ...] = ()
@@ -131,7 +132,7 @@ def routes(folder: Path, record: Record, held: Version | None) -> list[Route]:
     return sorted(found, key=lambda route: route.length)
 
 
-def needed(records: Mapping[int, Record], keep: int) -> set[int]:
+def needed(records: Mapping[int, VersionRecord], keep: int) -> set[int]:
     """The newest versions and those without which they cannot be read."""
     found: set[int] = set()
     for number in sorted(records)[-keep:]:
@@ -144,19 +145,19 @@ def needed(records: Mapping[int, Record], keep: int) -> set[int]:
 
 def commit(
     folder: Path, version: Version, publisher: str, base: Version | None, keep: int
-) -> Record:
+) -> VersionRecord:
     """Makes the version of a complete draft a stored one, and deletes what is not needed any
     more.
     """
     draft = draft_folder(folder, version.number)
     data = data_folder(folder, version.number)
     for path in (*draft.glob("*/"), draft):  # what is below is synced when it is written
-        sync(path)
+        files.sync(path)
     shutil.rmtree(data, ignore_errors=True)  # of a commit that failed
     os.replace(draft, data)
-    sync(folder)
+    files.sync(folder)
     identity = None if base is None else (base.number, base.checksum)
-    record = Record(version, publisher, size(data / "full"), size(data / "delta"), identity)
+    record = VersionRecord(version, publisher, size(data / "full"), size(data / "delta"), identity)
     content = dataclasses.asdict(dataclasses.replace(record, version=None))
     write_json(record_path(folder, version.number), content | {"version": version.to_json()})
     prune(folder, keep)
@@ -182,18 +183,14 @@ def delete_incomplete(folder: Path) -> None:
     for path in [*folder.glob("v_*"), *folder.glob(".v_*")]:
         if path.is_dir() and path.name not in complete:
             shutil.rmtree(path, ignore_errors=True)
-        elif path.suffix == ".tmp":
+        elif path.suffix == files.PARTIAL:
             path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, data: Any) -> None:
     """Writes a small file, with its CRC, atomically and to the disk."""
     text = json.dumps(data, sort_keys=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(f"{text}\n{zlib.crc32(text.encode()):08x}\n")
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(path.parent)
+    files.write_atomically(path, f"{text}\n{zlib.crc32(text.encode()):08x}\n".encode())
 
 
 def read_json(path: Path) -> Any:
@@ -205,15 +202,6 @@ def read_json(path: Path) -> Any:
         return json.loads(text)
     except (OSError, ValueError) as error:
         raise WeightError(f"{path} cannot be read: {error}") from error
-
-
-def sync(path: Path) -> None:
-    """Forces a file or folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def size(folder: Path) -> int:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 
 from absl import logging
 
-from rl_code.store import files
 from rl_code.store import steps as steps_lib
 from rl_code.store.heartbeat import Heartbeat, Observer
-from rl_code.store.members import Identity
+from rl_code.store.processes import ProcessId
+from rl_code.store.sealed import seal
 from rl_code.store.steps import Item, Listing
 from rl_code.store.store import GroupStore
 
@@ -54,7 +54,7 @@ class WorkConfig:
             )
 
 
-class Work:
+class Claims:
     """What an actor does about items: claim some, report progress, and leave. A context manager.
 
     store: opened with the actor's name. claimed, takeovers: items got so far, and those of them got
@@ -65,13 +65,13 @@ class Work:
         self.claimed = 0
         self.takeovers = 0
         self._store = store
-        self._identity = store.member.identity
+        self._identity = store.process.identity
         self._timeout_s = config.heartbeat_timeout_s
         self._observer = Observer(store.folder, longest_gap_s=config.heartbeat_timeout_s / 2)
         self._held: set[tuple[int, int]] = set()  # items that the caller knows it holds
         self._cursor: int | None = None  # every step before it is consumed
         self._heartbeat = Heartbeat(
-            store.member, heartbeat_s=config.heartbeat_s, stall_s=config.stall_s
+            store.process, heartbeat_s=config.heartbeat_s, stall_s=config.stall_s
         )
 
     def claim(self, max_items: int) -> list[Item]:
@@ -115,7 +115,7 @@ class Work:
         """Leaves: what this actor holds and has not delivered may be taken over at once."""
         self._heartbeat.close()
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> Claims:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,7 +148,7 @@ class Work:
             first = step
         return first
 
-    def _take(self, item: Item, listing: Listing, lost: Callable[[Identity | None], str]) -> bool:
+    def _take(self, item: Item, listing: Listing, lost: Callable[[ProcessId | None], str]) -> bool:
         """Whether this actor has just got an item. lost: why a holder has lost it, "" when it has
         not.
         """
@@ -167,7 +167,7 @@ class Work:
         )
         return True
 
-    def _lost(self, holder: Identity | None) -> str:
+    def _lost(self, holder: ProcessId | None) -> str:
         if holder is None:
             return "left a damaged claim"
         silent_s, gone = self._observer.look(holder)
@@ -175,7 +175,7 @@ class Work:
             return gone
         return f"has had no heartbeat for {silent_s:.1f} s"
 
-    def _publish(self, item: Item, turn: int, before: Identity | None) -> bool:
+    def _publish(self, item: Item, turn: int, before: ProcessId | None) -> bool:
         content = {
             "actor": self._identity.name,
             "incarnation": self._identity.incarnation,
@@ -184,6 +184,6 @@ class Work:
         }
         # Not synced: a claim that the loss of power destroys belongs to an actor that it has ended.
         path = steps_lib.claim_path(self._store.folder, item, turn)
-        return self._store.member.publish(
-            path, files.seal(content), f"the claim on item {item}", sync=False
+        return self._store.process.publish(
+            path, seal(content), f"the claim on item {item}", synced=False
         )

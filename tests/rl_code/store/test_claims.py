@@ -8,12 +8,12 @@ import time
 import pytest
 
 from rl_code.store import steps
-from rl_code.store.files import StoreError
+from rl_code.store.claims import Claims, WorkConfig
+from rl_code.store.errors import StoreError
 from rl_code.store.heartbeat import Heartbeat, Observer
-from rl_code.store.members import Identity
+from rl_code.store.processes import ProcessId
 from rl_code.store.steps import claim_path, group_path
 from rl_code.store.store import GroupStore, StoreTimeout
-from rl_code.store.work import Work, WorkConfig
 from tests.rl_code.store.groups import make_group, make_items
 
 FAST = WorkConfig(heartbeat_s=0.05, heartbeat_timeout_s=0.8, stall_s=30.0, deadline_s=60.0)
@@ -31,7 +31,7 @@ def actor(learner):
     made = []
 
     def make(name, config=FAST):
-        made.append(Work(GroupStore(learner.folder, name), config))
+        made.append(Claims(GroupStore(learner.folder, name), config))
         return made[-1]
 
     yield make
@@ -115,7 +115,7 @@ def test_an_idle_actor_looks_only_at_open_steps(learner, actor, monkeypatch):
 def test_what_a_failed_claim_got_is_handed_out_by_the_next(learner, actor, monkeypatch):
     learner.plan(make_items(0, 3))
     work = actor("a")
-    publish = type(learner.member).publish
+    publish = type(learner.process).publish
     made = []
 
     def failing(member, path, *args, **options):
@@ -124,7 +124,7 @@ def test_what_a_failed_claim_got_is_handed_out_by_the_next(learner, actor, monke
         made.append(path)
         return publish(member, path, *args, **options)
 
-    monkeypatch.setattr(type(learner.member), "publish", failing)
+    monkeypatch.setattr(type(learner.process), "publish", failing)
     with pytest.raises(StoreError):
         work.claim(3)
     monkeypatch.undo()
@@ -165,7 +165,7 @@ def test_a_hung_actor_loses_its_items_and_knows_when_it_delivers(learner, actor,
     assert other._store.deliver(item, make_group(item, seconds=1.0))
     assert not hung._store.deliver(item, make_group(item, seconds=2.0))
     assert hung._store.duplicates == 1
-    assert learner.read(0)[0].actor == Identity("other", 0)
+    assert learner.read(0)[0].actor == ProcessId("other", 0)
 
 
 def test_an_actor_that_makes_progress_keeps_its_items(learner, actor):
@@ -236,7 +236,7 @@ def test_a_timeout_names_the_holder_and_how_long_it_was_silent(learner, actor):
         learner.wait(0, 1.2)
     by_number = {missing.item.number: missing for missing in caught.value.missing}
     silent, gone = (by_number[item.number] for item in taken)
-    assert silent.holder == Identity("lost", 0) and 0.9 < silent.silent_s < 10
+    assert silent.holder == ProcessId("lost", 0) and 0.9 < silent.silent_s < 10
     assert gone.gone == "has left" and f"{taken[1]} held by left/0, which has left" in str(
         caught.value
     )
@@ -250,7 +250,7 @@ def test_a_timeout_names_the_holder_and_how_long_it_was_silent(learner, actor):
 def test_silence_is_counted_on_the_observers_clock_alone(learner):
     now = [0.0]
     observer = Observer(learner.folder, clock=lambda: now[0])
-    member = GroupStore(learner.folder, "a").member
+    member = GroupStore(learner.folder, "a").process
     silences = []
     for second in range(8):
         now[0] = float(second)
@@ -263,15 +263,15 @@ def test_silence_is_counted_on_the_observers_clock_alone(learner):
 def test_an_observer_that_was_stopped_gives_others_time_to_beat(learner):
     now = [0.0]
     observer = Observer(learner.folder, longest_gap_s=5.0, clock=lambda: now[0])
-    who = GroupStore(learner.folder, "a").member.identity
+    who = GroupStore(learner.folder, "a").process.identity
     observer.look(who)
     now[0] = 1000.0
     assert observer.look(who).silent_s == 5.0
 
 
 def test_a_heartbeat_that_cannot_be_written_goes_on_afterwards(learner, caplog):
-    member = GroupStore(learner.folder, "a").member
-    folder = learner.folder / "members" / "a"
+    member = GroupStore(learner.folder, "a").process
+    folder = learner.folder / "processes" / "a"
     away = learner.folder / "away"
     beats = Heartbeat(member, heartbeat_s=0.02, stall_s=60.0)
     folder.rename(away)

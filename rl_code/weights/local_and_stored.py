@@ -13,7 +13,7 @@ from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.versions import TransferStats, Version, Wanted
 
 
-class BackedWeights:
+class LocalAndStoredWeights:
     """Publisher and subscriber in one: versions stay in memory as ``LocalWeights`` keeps them, and
     all are stored.
     """
