@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.episodes import STOP_IDS, Letters
-from models.presets import PRESETS
+from models.families import PRESETS
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import ModelConfig, Transformer, abstract_model
 from rl_code.learner.losses import LossConfig

@@ -1,5 +1,4 @@
-"""Conversations as text in the format each model family was trained on, from the jinja2 files in
-``templates/``.
+"""Conversations as text in the format each model family was trained on, by its jinja2 template.
 
 The marks of a format (turn tokens, call and result tags) are the families' own; sentences around
 the declaration of tools are this project's. A message is ``{"role": "system" | "user" | "assistant"
@@ -14,45 +13,21 @@ what ``render`` would have put there.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
 
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """end: the token that ends a turn. declares_tools: whether the format has a place for tools'
-    schemas.
-
-    calls: how many calls one assistant message may hold when they are given as ``tool_calls`` (0:
-    write them into the content).
-    """
-
-    end: str
-    declares_tools: bool
-    calls: float
-
-
-FAMILIES = {
-    "qwen": Family(end="<|im_end|>", declares_tools=True, calls=float("inf")),
-    "qwen3_coder": Family(end="<|im_end|>", declares_tools=True, calls=float("inf")),
-    "llama3": Family(end="<|eot_id|>", declares_tools=True, calls=1),
-    "smollm2": Family(end="<|im_end|>", declares_tools=False, calls=0),
-    "compact": Family(end="<|eot|>", declares_tools=False, calls=0),
-}
+from models.families import FAMILIES
 
 ROLES = ("system", "user", "assistant", "tool")
 
 
 def _environment() -> jinja2.Environment:
+    templates = {name: family.template for name, family in FAMILIES.items()}
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,
+        loader=jinja2.DictLoader(templates), undefined=jinja2.StrictUndefined, autoescape=False
     )
     # jinja2's own filter escapes for HTML, which is not what models were trained on.
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
@@ -74,7 +49,7 @@ def render(
     tools or calls that the family's format has no place for.
     """
     _check(family, messages, tools)
-    template = _ENVIRONMENT.get_template(f"{family}.jinja")
+    template = _ENVIRONMENT.get_template(family)
     return template.render(
         messages=messages, tools=tools, add_generation_prompt=add_generation_prompt
     )
@@ -115,7 +90,7 @@ def _check(
         if not isinstance(message["content"], str):
             raise ValueError(f"messages[{i}] has content {message['content']!r}, which is not text")
         calls = message.get("tool_calls", ())
-        if len(calls) > FAMILIES[family].calls:
+        if len(calls) > FAMILIES[family].max_calls:
             raise ValueError(
-                f"messages[{i}] has {len(calls)} calls; {family=} can hold {FAMILIES[family].calls}"
+                f"messages[{i}] has {len(calls)} calls; {family=} can hold {FAMILIES[family].max_calls}"
             )

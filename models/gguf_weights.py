@@ -1,9 +1,8 @@
 """GGUF files in: metadata to ModelConfig, and tensors of any quantisation as floats in their
 sharded places.
 
-Architectures: llama, qwen2, qwen3. Files of the llama architecture keep the rows of q and k in the
-order of interleaved RoPE pairs; they are put back into the half-split order of Hugging Face and of
-this model.
+Files of some architectures (llama) keep the rows of q and k in the order of interleaved RoPE pairs;
+they are put back into the half-split order of Hugging Face and of this model.
 """
 
 from __future__ import annotations
@@ -14,11 +13,9 @@ import gguf
 import numpy as np
 from jax.sharding import Mesh
 
-from models import weights
+from models import families, weights
 from models.gguf_file import open_gguf
 from models.transformer import ModelConfig, Transformer
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -44,10 +41,10 @@ def _config(path: Path, reader: gguf.GGUFReader) -> ModelConfig:
         return reader.fields[key].contents()
 
     kind = value("general.architecture")
-    if kind not in ARCHITECTURES:
-        raise ValueError(
-            f"{path}: architecture {kind!r} is not supported, only {', '.join(ARCHITECTURES)}"
-        )
+    try:
+        family = families.of_architecture(kind)
+    except ValueError as error:
+        raise ValueError(f"{path}: architecture {error}") from error
     if (
         f"{kind}.rope.scaling.type" in reader.fields
         and value(f"{kind}.rope.scaling.type") != "none"
@@ -74,8 +71,7 @@ def _config(path: Path, reader: gguf.GGUFReader) -> ModelConfig:
         # Stored as float32, which turns 1e-5 into 9.999999747378752e-06.
         norm_eps=float(str(np.float32(value(f"{kind}.attention.layer_norm_rms_epsilon")))),
         tied_embeddings="output.weight" not in names,
-        qkv_bias=kind == "qwen2",
-        qk_norm=kind == "qwen3",
+        **family.options,
     )
 
 
@@ -93,7 +89,7 @@ class _File:
         }
         # Heads of the tensors whose rows are in interleaved order, by the end of their names.
         self._interleaved = {}
-        if reader.fields["general.architecture"].contents() == "llama":
+        if families.of_config(config).interleaved_in_gguf:
             self._interleaved = {
                 ".attn_q.weight": config.num_heads,
                 ".attn_k.weight": config.num_kv_heads,

@@ -1,7 +1,7 @@
 """Hugging Face checkpoints in and out: ``config.json`` and safetensors, in one file or several with
 an index.
 
-Architectures: Llama (with Llama 3.1's RoPE scaling), Qwen2, Qwen3. Tensors are read by slices into
+Which architectures there are, and what is special about each, is in ``models.families``. Tensors are read by slices into
 their sharded places and written one layer's at a time (``models.weights``).
 """
 
@@ -19,24 +19,11 @@ from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from models import weights
+from models import families, weights
+from models.families.parameters import Parameter
 from models.transformer import ModelConfig, RopeScaling, Transformer
 
 INDEX = "model.safetensors.index.json"
-
-# What this model does not compute: config key -> the values under which it makes no difference.
-_UNSUPPORTED = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-    "use_sliding_window": (False, None),
-    "attention_dropout": (0, None),
-}
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 
 
 def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
@@ -50,10 +37,11 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
             raise ValueError(f"config.json has no {key!r}")
         return hf[key]
 
-    kind = need("model_type")
-    if kind not in _ARCHITECTURES:
-        raise ValueError(f"model_type {kind!r} is not supported, only {', '.join(_ARCHITECTURES)}")
-    for key, harmless in _UNSUPPORTED.items():
+    try:
+        family = families.of_architecture(need("model_type"))
+    except ValueError as error:
+        raise ValueError(f"model_type {error}") from error
+    for key, harmless in family.harmless.items():
         if key in hf and hf[key] not in harmless:
             raise ValueError(
                 f"config.json has {key}={hf[key]!r}, which is not supported, only {harmless[0]!r}"
@@ -81,8 +69,7 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         rope_theta=float(rope["rope_theta"]),
         norm_eps=need("rms_norm_eps"),
         tied_embeddings=hf.get("tie_word_embeddings", False),  # the three architectures' default
-        qkv_bias=kind == "qwen2",
-        qk_norm=kind == "qwen3",
+        **family.options,
         rope_scaling=_rope_scaling(rope),
     )
 
@@ -93,13 +80,11 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
 
     Raises ValueError for a model that is none of the architectures.
     """
-    if config.qkv_bias and config.qk_norm:
-        raise ValueError("no supported architecture has both qkv_bias=True and qk_norm=True")
-    kind = "qwen2" if config.qkv_bias else "qwen3" if config.qk_norm else "llama"
+    family = families.of_config(config)
     scaling = config.rope_scaling
     return {
-        "architectures": [_ARCHITECTURES[kind]],
-        "model_type": kind,
+        "architectures": [family.huggingface_class],
+        "model_type": family.architecture,
         "vocab_size": config.vocab_size,
         "hidden_size": config.embed_dim,
         "intermediate_size": config.mlp_dim,
@@ -279,7 +264,7 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
         raise ValueError(f"RoPE scaling of type 'llama3' has no {error}") from error
 
 
-def _stored(parameter: weights.Parameter, variable: Any, layer: int | None) -> np.ndarray:
+def _stored(parameter: Parameter, variable: Any, layer: int | None) -> np.ndarray:
     array = variable.get_value()
     return parameter.to_stored(np.asarray(jax.device_get(array if layer is None else array[layer])))
 

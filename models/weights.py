@@ -1,16 +1,12 @@
-"""How the model's parameters lie in checkpoints of others, and reading them straight into their
-sharded layout.
+"""Reads checkpoints of others straight into the model's sharded layout, and lists what a model's
+checkpoint holds.
 
-Checkpoints keep one matrix per layer, outputs first and heads flattened; the model keeps one array
-per parameter with the layers stacked, inputs first and heads apart. ``PARAMETERS`` states the
-correspondence once for every format.
+How a parameter is called and laid out elsewhere is stated by its family (``models.families``).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,88 +16,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from models import families
+from models.families.parameters import Parameter
 from models.sharding import parameter_shardings
 from models.transformer import ModelConfig, Transformer, abstract_model
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """A parameter's names in other formats ("{}" stands for the layer) and the order of its axes
-    there.
-
-    stored: for each axis of the stored tensor, the axes of the model's array (without layers) that
-    it flattens.
-    """
-
-    huggingface: str
-    gguf: str
-    stored: tuple[tuple[int, ...], ...]
-
-    def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Shape of the stored tensor of one layer, whose array has ``shape``."""
-        return tuple(math.prod(shape[axis] for axis in group) for group in self.stored)
-
-    def to_stored(self, array: np.ndarray) -> np.ndarray:
-        """One layer's array as it is stored."""
-        order = [axis for group in self.stored for axis in group]
-        return np.ascontiguousarray(array.transpose(order).reshape(self.stored_shape(array.shape)))
-
-    def from_stored(
-        self,
-        read: Callable[[tuple[slice, ...]], np.ndarray],
-        shape: Sequence[int],
-        index: Sequence[slice],
-    ) -> np.ndarray:
-        """The part ``index`` of one layer's array of ``shape``, from the smallest block of the
-        stored tensor.
-
-        ``read`` gets one slice per stored axis.
-        """
-        index = [slice(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
-        blocks = []
-        sizes = []
-        inside = []
-        for lead, *rest in self.stored:
-            inner = math.prod(shape[axis] for axis in rest)
-            blocks.append(slice(index[lead].start * inner, index[lead].stop * inner))
-            sizes += [index[lead].stop - index[lead].start, *(shape[axis] for axis in rest)]
-            inside += [slice(None), *(index[axis] for axis in rest)]
-        order = [axis for group in self.stored for axis in group]
-        return read(tuple(blocks)).reshape(sizes)[tuple(inside)].transpose(np.argsort(order))
-
-
-_ROW = ((0,),)
-_MATRIX = ((0,), (1,))
-_LINEAR = ((1,), (0,))
-_HEADS_OUT = ((1, 2), (0,))
-_HEADS_IN = ((2,), (0, 1))
-_HEADS = ((0, 1),)
-_HF, _GG = "model.layers.{}.", "blk.{}."
-
-# Path in the model -> names and axes elsewhere, in the order in which checkpoints are written.
-PARAMETERS = {
-    "embed.table": Parameter("model.embed_tokens.weight", "token_embd.weight", _MATRIX),
-    "layers.attention_norm": Parameter(
-        _HF + "input_layernorm.weight", _GG + "attn_norm.weight", _ROW
-    ),
-    "layers.q": Parameter(_HF + "self_attn.q_proj.weight", _GG + "attn_q.weight", _HEADS_OUT),
-    "layers.k": Parameter(_HF + "self_attn.k_proj.weight", _GG + "attn_k.weight", _HEADS_OUT),
-    "layers.v": Parameter(_HF + "self_attn.v_proj.weight", _GG + "attn_v.weight", _HEADS_OUT),
-    "layers.o": Parameter(_HF + "self_attn.o_proj.weight", _GG + "attn_output.weight", _HEADS_IN),
-    "layers.q_bias": Parameter(_HF + "self_attn.q_proj.bias", _GG + "attn_q.bias", _HEADS),
-    "layers.k_bias": Parameter(_HF + "self_attn.k_proj.bias", _GG + "attn_k.bias", _HEADS),
-    "layers.v_bias": Parameter(_HF + "self_attn.v_proj.bias", _GG + "attn_v.bias", _HEADS),
-    "layers.q_norm": Parameter(_HF + "self_attn.q_norm.weight", _GG + "attn_q_norm.weight", _ROW),
-    "layers.k_norm": Parameter(_HF + "self_attn.k_norm.weight", _GG + "attn_k_norm.weight", _ROW),
-    "layers.mlp_norm": Parameter(
-        _HF + "post_attention_layernorm.weight", _GG + "ffn_norm.weight", _ROW
-    ),
-    "layers.gate": Parameter(_HF + "mlp.gate_proj.weight", _GG + "ffn_gate.weight", _LINEAR),
-    "layers.up": Parameter(_HF + "mlp.up_proj.weight", _GG + "ffn_up.weight", _LINEAR),
-    "layers.down": Parameter(_HF + "mlp.down_proj.weight", _GG + "ffn_down.weight", _LINEAR),
-    "final_norm": Parameter("model.norm.weight", "output_norm.weight", _ROW),
-    "unembed": Parameter("lm_head.weight", "output.weight", _LINEAR),
-}
 
 
 class Source(Protocol):
@@ -117,10 +35,13 @@ class Source(Protocol):
 
 
 def named_parameters(model: Transformer) -> dict[str, nnx.Variable]:
-    """The model's parameters by path, such as "layers.q", in the order of ``PARAMETERS``."""
+    """The model's parameters by path, such as "layers.q", in the order in which its family writes
+    them.
+    """
     leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_variable)
     found = {_path(path): variable for path, variable in leaves}
-    return {path: found[path] for path in PARAMETERS if path in found}
+    parameters = families.of_config(model.config).parameters
+    return {path: found[path] for path in parameters if path in found}
 
 
 def stored_tensors(
@@ -138,16 +59,17 @@ def stored_tensors(
             "attention="
             f"{model.config.attention}"
         )
+    parameters = families.of_config(model.config).parameters
     variables = named_parameters(model)
     layers = [path for path in variables if path.startswith("layers.")]
     for path, variable in variables.items():
         if path not in layers:
-            yield getattr(PARAMETERS[path], naming), PARAMETERS[path], variable, None
+            yield getattr(parameters[path], naming), parameters[path], variable, None
         elif path == layers[0]:
             for layer in range(model.config.num_layers):
                 for inner in layers:
-                    name = getattr(PARAMETERS[inner], naming).format(layer)
-                    yield name, PARAMETERS[inner], variables[inner], layer
+                    name = getattr(parameters[inner], naming).format(layer)
+                    yield name, parameters[inner], variables[inner], layer
 
 
 def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transformer:
@@ -160,6 +82,7 @@ def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transf
     """
     model = abstract_model(config)
     _check(source, model, naming)
+    parameters = families.of_config(config).parameters
 
     def put(path: tuple, variable: nnx.Variable, sharding: nnx.Variable) -> nnx.Variable:
         path = _path(path)
@@ -170,7 +93,7 @@ def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transf
                 slice(*part.indices(size)) for part, size in zip(index, variable.shape, strict=True)
             )
             if index not in shards:
-                shards[index] = _read_part(source, naming, path, variable, index)
+                shards[index] = _read_part(source, naming, path, parameters[path], variable, index)
             return shards[index]
 
         return variable.replace(
@@ -183,10 +106,14 @@ def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transf
 
 
 def _read_part(
-    source: Source, naming: str, path: str, variable: nnx.Variable, index: tuple[slice, ...]
+    source: Source,
+    naming: str,
+    path: str,
+    parameter: Parameter,
+    variable: nnx.Variable,
+    index: tuple[slice, ...],
 ) -> np.ndarray:
     """The part ``index`` of a parameter, layers included, in the parameter's dtype."""
-    parameter = PARAMETERS[path]
     shape = variable.shape
     name = getattr(parameter, naming)
     if not path.startswith("layers."):

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import gguf_weights, huggingface
-from models.presets import PRESETS
+from models.families import PRESETS
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast

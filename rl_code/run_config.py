@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from attention.methods import METHODS, Method
-from models.presets import PRESETS
+from models.families import PRESETS
 from models.sharding import MeshConfig
 from rl_code import config as config_lib
 from rl_code.config import ConfigError
@@ -32,8 +32,8 @@ from rl_code.types import Limits
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """preset: a key of models.presets. weights: a .gguf file or a Hugging Face directory; "" for
-    random ones.
+    """preset: a key of models.families.PRESETS. weights: a .gguf file or a Hugging Face directory;
+    "" for random ones.
     """
 
     preset: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from models.presets import PRESETS
+from models.families import PRESETS
 from models.transformer import parameter_count
 from tests import programs
 

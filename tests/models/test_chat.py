@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.chat import FAMILIES, render, render_tool_results
+from models.chat import render, render_tool_results
+from models.families import FAMILIES
 
 TOOL = {
     "type": "function",
@@ -59,7 +60,7 @@ def test_tools_are_declared_in_the_system_turn_and_nothing_else_changes(family):
 def test_qwen_writes_calls_and_results_as_hermes_does():
     call = {"function": {"name": "run", "arguments": {"command": "ls 'é' <b>"}}}
     text = render(
-        "qwen",
+        "qwen2",
         [
             {"role": "user", "content": "go"},
             {"role": "assistant", "content": "Sure.", "tool_calls": [call, call]},
@@ -74,7 +75,7 @@ def test_qwen_writes_calls_and_results_as_hermes_does():
         "<|im_start|>user\n<tool_response>\na\n\n</tool_response>\n<tool_response>\nb\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in render("qwen", TALK, [TOOL])
+    assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in render("qwen2", TALK, [TOOL])
 
 
 def test_qwen3_coder_writes_values_as_they_are():
@@ -136,11 +137,11 @@ def test_compact_marks_turns_with_single_tokens():
 def test_what_a_format_cannot_hold_is_refused():
     for family, talk, tools, words in (
         ("gpt", TALK, (), "family='gpt'"),
-        ("qwen", [], (), "at least one message"),
+        ("qwen2", [], (), "at least one message"),
         ("smollm2", TALK, [TOOL], "no place for tools.*run"),
-        ("qwen", [{"role": "robot", "content": ""}], (), "role 'robot'"),
-        ("qwen", [*TALK, TALK[0]], (), r"messages\[2\] is a system message"),
-        ("qwen", [{"role": "user", "content": None}], (), "content None"),
+        ("qwen2", [{"role": "robot", "content": ""}], (), "role 'robot'"),
+        ("qwen2", [*TALK, TALK[0]], (), r"messages\[2\] is a system message"),
+        ("qwen2", [{"role": "user", "content": None}], (), "content None"),
     ):
         with pytest.raises(ValueError, match=words):
             render(family, talk, tools)

@@ -18,7 +18,7 @@ import pytest
 
 from models import gguf_weights, weights
 from models.chat import render
-from models.presets import PRESETS
+from models.families import PRESETS
 from models.sharding import MESHES, MeshConfig, make_mesh
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer

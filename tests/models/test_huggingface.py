@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from models import huggingface
-from models.presets import PRESETS
+from models.families import PRESETS
 from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
 from models.transformer import ModelConfig, RopeScaling, Transformer, abstract_model
 from pallas_kernels.tokens import packed_rows

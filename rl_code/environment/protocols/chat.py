@@ -19,7 +19,7 @@ from rl_code.types import Task, ToolCall, ToolResult
 class Chat:
     """Turns in a model family's own chat template, with its own way of writing calls.
 
-    family: name of the template in ``models.chat``. calls: "json" for ``<tool_call>`` blocks that
+    family: a key of models.families.FAMILIES. calls: "json" for ``<tool_call>`` blocks that
     hold ``{"name": ..., "arguments": {...}}``, as Hermes, Qwen2.5 and Qwen3 write them; "tags" for
     blocks that hold ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder
     does; "bare" for one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as

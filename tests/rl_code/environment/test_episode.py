@@ -276,7 +276,7 @@ def test_llama_episodes_read_as_the_family_renders_a_conversation(make, task):
     )
 
 
-@pytest.mark.parametrize(("name", "family"), [("hermes", "qwen"), ("qwen3_coder", "qwen3_coder")])
+@pytest.mark.parametrize(("name", "family"), [("hermes", "qwen2"), ("qwen3_coder", "qwen3_coder")])
 def test_chat_episodes_read_as_the_family_renders_a_conversation(make, task, name, family):
     ends = ("<|im_end|>", "<|endoftext|>")
     tokenizer = Tokenizer.train(

@@ -59,7 +59,7 @@ def test_compact_messages_are_parsed_back(made):
 def test_hermes_messages_are_parsed_back(made):
     spec = [{"function": {"name": call.name, "arguments": dict(call.arguments)}} for call in made]
     assistant = {"role": "assistant", "content": "thinking aloud", "tool_calls": spec}
-    text = render("qwen", [assistant], add_generation_prompt=False)
+    text = render("qwen2", [assistant], add_generation_prompt=False)
     assert HERMES.parse(text.rpartition("<|im_end|>")[0], TASK) == made
 
 

@@ -1,4 +1,15 @@
-{#- ChatML with functions declared and called in XML-like tags, values unquoted, as Qwen3-Coder was trained. -#}
+"""Qwen3-Coder: declares and calls functions in XML-like tags, with unquoted values.
+
+Its dense shapes are those of Qwen3; it has no preset of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from models.families import qwen3
+
+_TEMPLATE = r"""
 {%- set system = messages[0].content if messages[0].role == "system" else "" -%}
 {%- macro text(value) %}{{ value if value is string else value | tojson }}{% endmacro -%}
 {%- if system or tools -%}
@@ -22,8 +33,10 @@
       {%- endif -%}
       {{- "\n</parameters>\n</function>" -}}
     {%- endfor -%}
-    {{- "\n</tools>\n\nTo call one, write it like this, one tag per parameter, values as they are:\n\n" -}}
-    {{- "<tool_call>\n<function=function_name>\n<parameter=parameter_name>\nvalue\n</parameter>\n" -}}
+    {{- "\n</tools>\n\nTo call one, write it like this, one tag per parameter, " -}}
+    {{- "values as they are:\n\n" -}}
+    {{- "<tool_call>\n<function=function_name>\n" -}}
+    {{- "<parameter=parameter_name>\nvalue\n</parameter>\n" -}}
     {{- "</function>\n</tool_call>" -}}
   {%- endif -%}
   {{- "<|im_end|>\n" -}}
@@ -47,3 +60,12 @@
   {%- endif -%}
 {%- endfor -%}
 {{- "<|im_start|>assistant\n" if add_generation_prompt else "" -}}
+"""
+
+FAMILY = dataclasses.replace(
+    qwen3.FAMILY,
+    presets={},
+    template=_TEMPLATE.strip(),
+    protocol="qwen3_coder",
+    call_format="tags",
+)

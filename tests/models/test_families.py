@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from models.presets import PRESETS
+from models.families import PRESETS
 from models.transformer import parameter_count
 
 PUBLISHED = {

@@ -1,0 +1,49 @@
+"""The model families, one file each. A new one is a file here and an entry in ``FAMILIES``."""
+
+from __future__ import annotations
+
+from models.families import compact, llama, qwen2, qwen3, qwen3_coder, smollm2
+from models.families.family import Family
+from models.transformer import ModelConfig
+
+# Where several families share an architecture, the first is the one that files of it are read by.
+FAMILIES: dict[str, Family] = {
+    "llama3": llama.FAMILY,
+    "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
+    "qwen3_coder": qwen3_coder.FAMILY,
+    "smollm2": smollm2.FAMILY,
+    "compact": compact.FAMILY,
+}
+
+# Every family's published shapes, by name.
+PRESETS: dict[str, ModelConfig] = {
+    name: config for family in FAMILIES.values() for name, config in family.presets.items()
+}
+
+
+def of_architecture(architecture: str) -> Family:
+    """The family that reads files of an architecture, such as "qwen2".
+
+    Raises:
+      ValueError: no family has it; names those that there are.
+    """
+    for family in FAMILIES.values():
+        if family.architecture == architecture:
+            return family
+    known = dict.fromkeys(family.architecture for family in FAMILIES.values())
+    raise ValueError(f"{architecture!r} is not supported, only {', '.join(known)}")
+
+
+def of_config(config: ModelConfig) -> Family:
+    """The family that writes the files of a model of this shape.
+
+    Raises:
+      ValueError: no family has the model's options.
+    """
+    for family in FAMILIES.values():
+        if family.describes(config):
+            return family
+    raise ValueError(
+        f"no model family has qkv_bias={config.qkv_bias} together with qk_norm={config.qk_norm}"
+    )

@@ -1,0 +1,51 @@
+"""The small model that is trained from scratch: a Llama with one special token per mark.
+
+Nothing marks who asks, and calls are written into the content.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from models.families import llama
+from models.transformer import ModelConfig
+
+_TEMPLATE = r"""
+{{- "<|bos|>" -}}
+{%- for message in messages -%}
+  {%- if message.role == "tool" -%}
+    {{- "<|tool|>" if loop.first or loop.previtem.role != "tool" else "\n" -}}
+  {%- elif message.role == "user" and not loop.first -%}
+    {{- "\n" if loop.previtem.role == "system" else "" -}}
+  {%- endif -%}
+  {{- message.content -}}
+  {%- set next = none if loop.last else loop.nextitem.role -%}
+  {%- set goes_on = message.role == "system" or (message.role == "tool" and next == "tool") -%}
+  {{- "" if goes_on else "<|eot|>" -}}
+{%- endfor -%}
+"""
+
+FAMILY = dataclasses.replace(
+    llama.FAMILY,
+    presets={
+        # Trains from scratch on two CPU cores in minutes.
+        "tiny": ModelConfig(
+            vocab_size=512,
+            embed_dim=128,
+            mlp_dim=384,
+            num_layers=4,
+            num_heads=4,
+            num_kv_heads=4,
+            head_dim=32,
+            rope_theta=1e4,
+            norm_eps=1e-6,
+            tied_embeddings=True,
+        ),
+    },
+    template=_TEMPLATE.strip(),
+    end="<|eot|>",
+    protocol="compact",
+    call_format=None,
+    max_calls=0,
+    declares_tools=False,
+)

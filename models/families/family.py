@@ -1,0 +1,65 @@
+"""What a model family states about itself; the shared readers and writers ask it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from models.families.parameters import Parameter
+from models.transformer import ModelConfig
+
+# How a family writes a tool call. "json": ``<tool_call>`` blocks that hold ``{"name": ...,
+# "arguments": {...}}`` (Hermes). "tags": blocks that hold ``<function=name><parameter=key>value
+# </parameter></function>``. "bare": ``{"name": ..., "parameters": {...}}`` as the whole message.
+CallFormat = Literal["json", "tags", "bare"]
+
+# Keys of config.json that change what a model computes, with the values under which they change
+# nothing. Any other value is refused.
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "attention_dropout": (0, None),
+    "pretraining_tp": (1, None),
+    "partial_rotary_factor": (1, None),
+    "quantization_config": (None,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One family of models: its shapes, the names of its weights elsewhere, and how it talks."""
+
+    # Published models by name; dtypes and rematerialisation are the caller's to replace.
+    presets: Mapping[str, ModelConfig]
+    # ``model_type`` in config.json and ``general.architecture`` in GGUF files.
+    architecture: str
+    # The class that ``architectures`` names in config.json.
+    huggingface_class: str
+    # Fields of ModelConfig whose values follow from the architecture.
+    options: Mapping[str, Any]
+    # Path of a parameter in the model -> its names and axes elsewhere, in the order of writing.
+    parameters: Mapping[str, Parameter]
+    # Chat template (jinja2) for tokenisers that bring none of their own.
+    template: str
+    # Token that ends a turn.
+    end: str
+    # Name of the protocol (rl_code.environment.protocol) in which an episode talks to the model.
+    protocol: str
+    # How tool calls are written; None where the model was not trained to write any.
+    call_format: CallFormat | None = None
+    # Calls that one assistant message may hold when they are given as ``tool_calls``; with 0 they
+    # are written into the content.
+    max_calls: float = 0
+    # Whether the template has a place for the schemas of tools.
+    declares_tools: bool = False
+    # Whether GGUF files keep the rows of q and k in the order of interleaved RoPE pairs.
+    interleaved_in_gguf: bool = False
+    # Keys of config.json and the only values of them that this model computes.
+    harmless: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=lambda: HARMLESS)
+
+    def describes(self, config: ModelConfig) -> bool:
+        """Whether a model of this shape is of this architecture."""
+        return all(getattr(config, name) == value for name, value in self.options.items())

@@ -1,0 +1,108 @@
+"""Names and axes of parameters in checkpoints of others.
+
+Checkpoints keep one matrix per layer, outputs first and heads flattened; the model keeps one array
+per parameter with the layers stacked, inputs first and heads apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter's names in other formats and the order of its axes there."""
+
+    # Name in a Hugging Face checkpoint; "{}" stands for the layer.
+    huggingface: str
+    # Name in a GGUF file; "{}" stands for the layer.
+    gguf: str
+    # For each axis of the stored tensor, the axes of the model's array (without layers) that it
+    # flattens.
+    stored: tuple[tuple[int, ...], ...]
+
+    def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Shape of the stored tensor of one layer, whose array has ``shape``."""
+        return tuple(math.prod(shape[axis] for axis in group) for group in self.stored)
+
+    def to_stored(self, array: np.ndarray) -> np.ndarray:
+        """One layer's array as it is stored."""
+        order = [axis for group in self.stored for axis in group]
+        return np.ascontiguousarray(array.transpose(order).reshape(self.stored_shape(array.shape)))
+
+    def from_stored(
+        self,
+        read: Callable[[tuple[slice, ...]], np.ndarray],
+        shape: Sequence[int],
+        index: Sequence[slice],
+    ) -> np.ndarray:
+        """The part ``index`` of one layer's array of ``shape``, from the smallest block of the
+        stored tensor.
+
+        ``read`` gets one slice per stored axis.
+        """
+        index = [slice(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
+        blocks = []
+        sizes = []
+        inside = []
+        for lead, *rest in self.stored:
+            # A stored axis that flattens several (say heads and head size) can be cut only along
+            # the first of them; the others are cut after reading.
+            inner = math.prod(shape[axis] for axis in rest)
+            blocks.append(slice(index[lead].start * inner, index[lead].stop * inner))
+            sizes += [index[lead].stop - index[lead].start, *(shape[axis] for axis in rest)]
+            inside += [slice(None), *(index[axis] for axis in rest)]
+        order = [axis for group in self.stored for axis in group]
+        return read(tuple(blocks)).reshape(sizes)[tuple(inside)].transpose(np.argsort(order))
+
+
+_ROW = ((0,),)
+_MATRIX = ((0,), (1,))
+_LINEAR = ((1,), (0,))
+_HEADS_OUT = ((1, 2), (0,))
+_HEADS_IN = ((2,), (0, 1))
+_HEADS = ((0, 1),)
+_HF, _GG = "model.layers.{}.", "blk.{}."
+
+_BEFORE = {
+    "embed.table": Parameter("model.embed_tokens.weight", "token_embd.weight", _MATRIX),
+    "layers.attention_norm": Parameter(
+        _HF + "input_layernorm.weight", _GG + "attn_norm.weight", _ROW
+    ),
+    "layers.q": Parameter(_HF + "self_attn.q_proj.weight", _GG + "attn_q.weight", _HEADS_OUT),
+    "layers.k": Parameter(_HF + "self_attn.k_proj.weight", _GG + "attn_k.weight", _HEADS_OUT),
+    "layers.v": Parameter(_HF + "self_attn.v_proj.weight", _GG + "attn_v.weight", _HEADS_OUT),
+    "layers.o": Parameter(_HF + "self_attn.o_proj.weight", _GG + "attn_output.weight", _HEADS_IN),
+}
+_AFTER = {
+    "layers.mlp_norm": Parameter(
+        _HF + "post_attention_layernorm.weight", _GG + "ffn_norm.weight", _ROW
+    ),
+    "layers.gate": Parameter(_HF + "mlp.gate_proj.weight", _GG + "ffn_gate.weight", _LINEAR),
+    "layers.up": Parameter(_HF + "mlp.up_proj.weight", _GG + "ffn_up.weight", _LINEAR),
+    "layers.down": Parameter(_HF + "mlp.down_proj.weight", _GG + "ffn_down.weight", _LINEAR),
+    "final_norm": Parameter("model.norm.weight", "output_norm.weight", _ROW),
+    "unembed": Parameter("lm_head.weight", "output.weight", _LINEAR),
+}
+
+# Biases of q, k and v.
+QKV_BIAS = {
+    "layers.q_bias": Parameter(_HF + "self_attn.q_proj.bias", _GG + "attn_q.bias", _HEADS),
+    "layers.k_bias": Parameter(_HF + "self_attn.k_proj.bias", _GG + "attn_k.bias", _HEADS),
+    "layers.v_bias": Parameter(_HF + "self_attn.v_proj.bias", _GG + "attn_v.bias", _HEADS),
+}
+# RMSNorm on q and k.
+QK_NORM = {
+    "layers.q_norm": Parameter(_HF + "self_attn.q_norm.weight", _GG + "attn_q_norm.weight", _ROW),
+    "layers.k_norm": Parameter(_HF + "self_attn.k_norm.weight", _GG + "attn_k_norm.weight", _ROW),
+}
+
+
+def llama_like(*more: dict[str, Parameter]) -> dict[str, Parameter]:
+    """The parameters of a decoder like Llama's, with what its attention has ``more``."""
+    attention = {path: parameter for part in more for path, parameter in part.items()}
+    return _BEFORE | attention | _AFTER

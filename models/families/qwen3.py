@@ -1,0 +1,32 @@
+"""Qwen3: RMSNorm on q and k instead of biases; it talks as Qwen2 does."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from models.families import qwen2
+from models.families.parameters import QK_NORM, llama_like
+from models.transformer import ModelConfig
+
+FAMILY = dataclasses.replace(
+    qwen2.FAMILY,
+    presets={
+        "qwen3-8b": ModelConfig(
+            vocab_size=151_936,
+            embed_dim=4096,
+            mlp_dim=12_288,
+            num_layers=36,
+            num_heads=32,
+            num_kv_heads=8,
+            head_dim=128,
+            rope_theta=1e6,
+            norm_eps=1e-6,
+            tied_embeddings=False,
+            qk_norm=True,
+        ),
+    },
+    architecture="qwen3",
+    huggingface_class="Qwen3ForCausalLM",
+    options={"qkv_bias": False, "qk_norm": True},
+    parameters=llama_like(QK_NORM),
+)
