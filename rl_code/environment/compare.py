@@ -1,26 +1,46 @@
 """When a value that a candidate returned counts as the expected one.
 
-Values arrive from the wire as exact builtin types, so ``==`` on them runs no code of the
-candidate's.
+Values arrive from the wire as exact types, so ``==`` on them runs no code of the candidate's.
+
+Two numbers count as equal under a positive tolerance t when
+
+    |value - expected| <= t min(1, |expected|) + 1e-7 |expected| + 1e-12 scale
+
+Below one the tolerance is relative, so that 0 is not accepted for 6.6e-34; above one it is absolute,
+as suites mean it, and the second term forgives the rounding of large numbers. The third term
+forgives what cancellation leaves of a zero: scale is the largest finite number in the whole expected
+value, or 1 when all its numbers are 0.
+
+Standard library only: the judge, a process without the rest of the project, imports this file.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from rl_code.types import Case
+if TYPE_CHECKING:
+    from rl_code.types import Case
 
 _RELATIVE = 1e-7
+_CANCELLATION = 1e-12
 
 
 def accepts(case: Case, value: Any) -> bool:
-    """Whether ``value`` (plain, exact builtin types) is what the case expects, by the case's
-    tolerance.
+    """Whether ``value`` is what the case expects.
+
+    Without a tolerance the types must be the same at every depth; a tolerance of 0 asks for ``==``;
+    a positive one lets numbers differ as described above.
     """
     if case.tolerance is None:
         return same(value, case.expected)
-    return close(value, case.expected, case.tolerance)
+    if value == case.expected:
+        return True
+    if case.tolerance == 0:
+        return False
+    scale = max((abs(number) for number in _numbers(case.expected)), default=0.0) or 1.0
+    return _close(value, case.expected, case.tolerance, _CANCELLATION * scale)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -39,28 +59,41 @@ def same(a: Any, b: Any) -> bool:
     return a == b or (a != a and b != b)
 
 
-def close(a: Any, b: Any, tolerance: float) -> bool:
-    """``a == b``, or the same lists, tuples and dicts of numbers no further apart than
-    ``tolerance``.
-
-    A positive tolerance also forgives the rounding of large numbers: a relative difference of 1e-7.
-    """
+def _close(a: Any, b: Any, tolerance: float, floor: float) -> bool:
+    """``a == b``, or lists, tuples and dicts of the same shape whose numbers are close."""
     if a == b:
         return True
-    if tolerance == 0:
-        return False
     if isinstance(a, int | float | complex) and isinstance(b, int | float | complex):
         try:
-            return abs(a - b) <= tolerance + _RELATIVE * abs(b) < math.inf
+            size = abs(b)
+            allowed = tolerance * min(1.0, size) + _RELATIVE * size + floor
+            return abs(a - b) <= allowed < math.inf
         except OverflowError:  # an int beyond the range of float
             return False
     if type(a) is not type(b):
         return False
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(close(x, y, tolerance) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(
+            _close(x, y, tolerance, floor) for x, y in zip(a, b, strict=True)
+        )
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(close(a[key], b[key], tolerance) for key in a)
+        return a.keys() == b.keys() and all(_close(a[k], b[k], tolerance, floor) for k in a)
     return False
+
+
+def _numbers(value: Any) -> Iterator[int | float | complex]:
+    """The finite numbers in a value that are within the range of floats."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, dict):
+        yield from _numbers(list(value.values()))
+    elif isinstance(value, int | float | complex):
+        try:
+            if math.isfinite(abs(complex(value))):
+                yield value
+        except OverflowError:
+            return
 
 
 def _by_type(items: Any) -> dict[Any, None]:

@@ -74,3 +74,33 @@ def test_numbers_beyond_the_range_of_floats_compare():
     assert not accepts(Case((), 1.0, tolerance=1e-6), math.inf)
     assert accepts(Case((), math.inf, tolerance=1e-6), math.inf)
     assert not accepts(Case((), math.inf, tolerance=1e-6), -math.inf)
+
+
+@pytest.mark.parametrize(
+    ("expected", "value", "accepted"),
+    [
+        (6.6e-34, 0.0, False),
+        (6.6e-34, 6.6e-34 * (1 + 5e-7), True),
+        (6.6e-34, 6.6e-34 * (1 + 5e-6), False),
+        (3e-7, 0.0, False),
+        ([3e-7, 4e-7], [3e-7, 0.0], False),
+        (0.0, 1.2e-16, True),
+        (0.0, 1e-9, False),
+        ([1e6, 0.0], [1e6, 1e-8], True),
+        ([1e6, 0.0], [1e6, 1e-5], False),
+        (1e12, 1e12 + 1e4, True),
+        (1e12, 1e12 + 1e6, False),
+        (0.5, 0.5 + 4e-7, True),
+        (0.5, 0.5 + 7e-7, False),
+    ],
+)
+def test_tolerance_is_relative_below_one_and_knows_the_scale(expected, value, accepted):
+    assert accepts(Case((), expected, tolerance=1e-6), value) is accepted
+
+
+@given(st.floats(-1e9, 1e9).filter(lambda x: abs(x) > 1e-300), st.floats(1e-9, 0.1))
+def test_a_relative_error_is_judged_alike_at_every_small_scale(number, tolerance):
+    small = number / 1e9
+    case = Case((), small, tolerance=tolerance)
+    assert accepts(case, small * (1 + tolerance / 2))
+    assert not accepts(case, small * (1 + 2 * tolerance + 1e-6))
