@@ -26,7 +26,7 @@ from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
 from rl_code.checkpoint import CheckpointError
 from rl_code.config import ConfigError
-from rl_code.tasks.jsonl import TaskFileError
+from rl_code.tasks.records import TaskFileError
 
 _LAST_S = 60.0  # that a program which gave up may take to end
 _OURS = tuple(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
 from absl import logging
 
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.tasks import evalplus, generated, humaneval, mbpp
+from rl_code.tasks import evalplus, generated, humaneval, mbpp, records
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen
 from rl_code.tasks.forms import Form
@@ -45,6 +45,8 @@ class TaskConfig:
     visible: int = 1
     differential: DifferentialConfig | None = None
     duplicates: DuplicateConfig | None = None
+    # Field of ``records.COLUMNS`` -> column of one's own file at ``path`` (records).
+    columns: Mapping[str, str] | None = None
 
     def __post_init__(self):
         if self.source not in SOURCES:
@@ -55,6 +57,8 @@ class TaskConfig:
             raise ValueError(f"{self.source=} has a test split only, not {self.split=}")
         if self.source == "evalplus" and self.differential is None:
             raise ValueError("source='evalplus' needs the section differential")
+        if (self.source == "records") != (self.columns is not None):
+            raise ValueError("the section columns belongs to source='records', which needs it")
 
 
 def load(
@@ -131,6 +135,12 @@ def _evalplus(config: TaskConfig, pool: SandboxPool | None, workdir: Path | None
     return _strengthened(tasks, lambda task: inputs[task.id], config, pool, workdir)
 
 
+def _records(config: TaskConfig, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+    every = records.load(config.path, config.columns or {}, config.form)
+    tasks = [task for task in every if task.meta["split"] in ("", config.split)]
+    return _strengthened(tasks, mutations, config, pool, workdir)
+
+
 def _strengthened(
     tasks, propose_for, config: TaskConfig, pool: SandboxPool | None, workdir: Path | None
 ):
@@ -160,4 +170,5 @@ SOURCES: dict[str, Callable[[TaskConfig, SandboxPool | None, Path | None], Seque
     "mbpp": _mbpp,
     "humaneval": _humaneval,
     "evalplus": _evalplus,
+    "records": _records,
 }

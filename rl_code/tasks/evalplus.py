@@ -16,7 +16,7 @@ from typing import Any
 
 from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
 from rl_code.tasks.humaneval import docstring
-from rl_code.tasks.jsonl import malformed, parse_python, read_rows
+from rl_code.tasks.records import malformed, parse_python, read_rows
 from rl_code.types import Task, Tests
 
 _FIELDS = {

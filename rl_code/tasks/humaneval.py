@@ -13,7 +13,7 @@ import importlib.resources
 from pathlib import Path
 
 from rl_code.tasks.forms import PATH, Form, present
-from rl_code.tasks.jsonl import malformed, parse_python, read_rows
+from rl_code.tasks.records import malformed, parse_python, read_rows
 from rl_code.types import Task, Tests
 
 _FIELDS = {

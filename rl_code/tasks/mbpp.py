@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 
 from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
-from rl_code.tasks.jsonl import malformed, parse_python, read_rows
-from rl_code.types import Case, Task, Tests
+from rl_code.tasks.records import malformed, parse_python, read_rows, tests_of
+from rl_code.types import Task
 
 SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}
 _FIELDS = {
@@ -64,8 +64,8 @@ def _task(file: Path, line: int, row: dict[str, str], form: Form, visible: int) 
         id=row["task_id"],
         path=PATH,
         entry_point=row["entry_point"],
-        visible_tests=_tests(asserts[:visible]),
-        hidden_tests=_tests(asserts[visible:]),
+        visible_tests=tests_of(asserts[:visible], row["entry_point"]),
+        hidden_tests=tests_of(asserts[visible:], row["entry_point"]),
         reference={PATH: f"{signature}\n{row['canonical_solution'].rstrip()}\n"},
         meta={"source": "mbpp", "split": split, "number": number, "description": description},
         **present(
@@ -97,7 +97,7 @@ def _signature(file: Path, line: int, prompt: str, entry_point: str) -> str:
     return signature_of(node)
 
 
-def _asserts(file: Path, line: int, test: str, entry_point: str) -> list[ast.Assert]:
+def _asserts(file: Path, line: int, test: str, entry_point: str) -> list[ast.Module]:
     """The statements of ``check(candidate)``, with the entry point's name for ``candidate``."""
     for node in parse_python(file, line, "test", test).body:
         if isinstance(node, ast.FunctionDef) and node.name == "check":
@@ -112,30 +112,4 @@ def _asserts(file: Path, line: int, test: str, entry_point: str) -> list[ast.Ass
         for name in ast.walk(statement):
             if isinstance(name, ast.Name) and name.id == "candidate":
                 name.id = entry_point
-    return node.body
-
-
-def _tests(asserts: list[ast.Assert]) -> Tests:
-    cases = [_case(statement) for statement in asserts]
-    return Tests(
-        cases=tuple(case for case in cases if case is not None),
-        code=tuple(ast.unparse(a) for a, case in zip(asserts, cases, strict=True) if case is None),
-    )
-
-
-def _case(statement: ast.Assert) -> Case | None:
-    """``assert f(<literals>) == <literal>`` as a case; None for any other assert."""
-    match statement.test:
-        case ast.Compare(
-            left=ast.Call(func=ast.Name(), args=args, keywords=[]),
-            ops=[ast.Eq()],
-            comparators=[expected],
-        ):
-            try:
-                return Case(
-                    tuple(map(ast.literal_eval, args)), ast.literal_eval(expected), tolerance=0.0
-                )
-            except (ValueError, TypeError):
-                # not a literal; a literal that Python cannot build, such as {[]}
-                return None
-    return None
+    return [ast.Module([statement], []) for statement in node.body]

@@ -1,5 +1,8 @@
-"""Reading JSON-lines files whose rows must have certain fields; what is wrong is named by file,
-line and field.
+"""Files of tasks: rows of JSON lines (.jsonl, .jsonl.gz) or Parquet, and tasks from one's own columns.
+
+``read_rows`` reads rows whose columns must have certain types. ``load`` makes tasks of a file of
+one's own from a mapping of the project's fields to the file's columns. What is wrong with a file is
+named by file, line and column.
 """
 
 from __future__ import annotations
@@ -13,28 +16,209 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rl_code.tasks.forms import PATH, TOOLS, Form, present
+from rl_code.types import Case, Task, Tests
+
 _SHOWN = 80
+_LIST_OR_TEXT = (list, str)
+
+# The fields of a task that a file's columns may fill, with the types that a column may hold.
+COLUMNS: Mapping[str, tuple[type, ...]] = {
+    # A name that no other row has.
+    "id": (str, int),
+    # A chat, ``[{"role": ..., "content": ...}, ...]``, or the text of the one message.
+    "messages": _LIST_OR_TEXT,
+    # Name of the function that the tests call.
+    "entry_point": (str,),
+    # Hidden tests: a list of statements, or one text of Python whose statements run together.
+    "tests": _LIST_OR_TEXT,
+    # Tests that the agent may run, in the same form.
+    "visible_tests": _LIST_OR_TEXT,
+    # Text of a file that solves the task.
+    "reference": (str,),
+    # Path -> text of the files that the agent starts from.
+    "files": (dict,),
+    # Path of the file that holds the entry point.
+    "path": (str,),
+    # "train", "validation" or "test"; a row without this column belongs to every split.
+    "split": (str,),
+}
+REQUIRED = ("id", "messages", "entry_point", "tests")
 
 
 class TaskFileError(ValueError):
     """A file of tasks that is missing or malformed."""
 
 
+def load(path: str, columns: Mapping[str, str], form: Form = "chat") -> list[Task]:
+    """The tasks of a file of one's own.
+
+    path: .jsonl, .jsonl.gz or .parquet. columns: field of COLUMNS -> the file's column; those of
+    REQUIRED must be there. form: how a message that is a plain text is put to the agent.
+
+    An assert ``f(<literals>) == <literal>`` becomes a value-level case; every other statement stays
+    code. Raises TaskFileError naming the file, the line and the column, or what the file has.
+    """
+    for field in columns:
+        if field not in COLUMNS:
+            raise TaskFileError(f"columns.{field}: no such field; there are {', '.join(COLUMNS)}")
+    for field in REQUIRED:
+        if field not in columns:
+            raise TaskFileError(
+                f"columns.{field}: missing; name the column of {path} that holds it"
+            )
+    file = Path(path)
+    kinds = {column: COLUMNS[field] for field, column in columns.items()}
+    tasks: dict[str, Task] = {}
+    for line, row in read_rows(file, kinds):
+        fields = {field: row[column] for field, column in columns.items()}
+        task = _task(file, line, fields, columns, form)
+        if task.id in tasks:
+            malformed(file, line, columns["id"], "an id that no other row has", repr(task.id))
+        tasks[task.id] = task
+    return list(tasks.values())
+
+
+def _task(
+    file: Path, line: int, fields: dict[str, Any], columns: Mapping[str, str], form: Form
+) -> Task:
+    tests = {}
+    for field in ("visible_tests", "tests"):
+        statements = fields.get(field, [])
+        if isinstance(statements, str):
+            statements = [statements]
+        for statement in statements:
+            parse_python(file, line, columns[field], statement)
+        trees = [ast.parse(statement) for statement in statements]
+        tests[field] = tests_of(trees, fields["entry_point"])
+    path = fields.get("path", PATH)
+    files = fields.get("files", {})
+    meta = {"source": "records", "split": fields.get("split", "")}
+    shown = fields["messages"]
+    if isinstance(shown, list):
+        tools = TOOLS if form == "agent" else ()
+        form_fields = {"messages": tuple(shown), "files": files, "tools": tools, "prefill": ""}
+    else:
+        meta["description"] = shown
+        form_fields = present(
+            form, problem=shown, beginning=shown if form == "raw" else "", answer=""
+        )
+        form_fields["files"] = files or form_fields["files"]
+    return Task(
+        id=str(fields["id"]),
+        path=path,
+        entry_point=fields["entry_point"],
+        visible_tests=tests["visible_tests"],
+        hidden_tests=tests["tests"],
+        reference={path: fields["reference"]} if "reference" in fields else {},
+        meta=meta,
+        **form_fields,
+    )
+
+
+def tests_of(statements: list[ast.Module], entry_point: str) -> Tests:
+    """``assert f(<literals>) == <literal>``, f being the entry point, as cases that compare as
+    ``==`` does; the rest as code.
+    """
+    cases = [_case(statement, entry_point) for statement in statements]
+    code = [
+        ast.unparse(statement)
+        for statement, case in zip(statements, cases, strict=True)
+        if case is None
+    ]
+    return Tests(cases=tuple(case for case in cases if case is not None), code=tuple(code))
+
+
+def _case(module: ast.Module, entry_point: str) -> Case | None:
+    """The one assert of a module as a case; None for anything that is not on literals alone."""
+    match module.body:
+        case [
+            ast.Assert(
+                test=ast.Compare(
+                    left=ast.Call(func=ast.Name(id=name), args=args, keywords=[]),
+                    ops=[ast.Eq()],
+                    comparators=[expected],
+                )
+            )
+        ] if name == entry_point:
+            try:
+                arguments = tuple(map(ast.literal_eval, args))
+                return Case(arguments, ast.literal_eval(expected), tolerance=0.0)
+            except (ValueError, TypeError):
+                # not a literal; a literal that Python cannot build, such as {[]}
+                return None
+    return None
+
+
 def read_rows(
-    path: Path, fields: Mapping[str, type | tuple[type, ...]]
+    path: Path, columns: Mapping[str, type | tuple[type, ...]]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number (from 1) and row of every line that is not blank; ``.gz`` files are unpacked.
 
-    fields: name -> type that every row must have there; further fields are kept as they are.
+    columns: name -> type that every row must have there; further columns are kept as they are. A
+    row of a Parquet file counts as a line.
 
-    Raises TaskFileError naming file, line and field, what was expected and what was found; only the
-    file when it is missing or has no rows.
+    Raises TaskFileError naming file, line and column, what was expected and what was found; only
+    the file when it is missing or has no rows.
     """
     if not path.is_file():
         raise TaskFileError(
             f"{path}: no such file of tasks; the config file says where it looks for one"
         )
     rows = 0
+    for line, row in _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path):
+        for column, kind in columns.items():
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            if column not in row:
+                has = ", ".join(map(repr, row)) or "no columns"
+                malformed(path, line, column, _names(kinds), f"nothing; the row has {has}")
+            if type(row[column]) not in kinds:
+                malformed(path, line, column, _names(kinds), _show(row[column]))
+        rows += 1
+        yield line, row
+    if not rows:
+        raise TaskFileError(f"{path}: expected one task a line, found no rows")
+
+
+def malformed(path: Path, line: int, field: str, expected: str, found: str) -> NoReturn:
+    """Raises the TaskFileError for a column whose value cannot be used."""
+    raise TaskFileError(f"{path}, line {line}, field {field!r}: expected {expected}, found {found}")
+
+
+def parse_python(path: Path, line: int, field: str, source: str) -> ast.Module:
+    """The syntax tree of a column that must hold Python code; a TaskFileError names the column
+    otherwise.
+    """
+    with warnings.catch_warnings():
+        # such as "\d" in an ordinary string, common in old tasks
+        warnings.simplefilter("ignore", SyntaxWarning)
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError) as error:
+            malformed(path, line, field, "Python code", f"{_show(source)} ({error})")
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and values of every row of a Parquet file, lists and structs as Python's own."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise TaskFileError(
+            f"{path}: Parquet needs pyarrow; install the extra: pip install -e '.[data]'"
+        ) from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            line = 0
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    line += 1
+                    yield line, row
+    except (OSError, pyarrow.ArrowException) as error:
+        raise TaskFileError(f"{path}: expected a Parquet file: {error}") from error
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, text in _lines(path):
         if not text.strip():
             continue
@@ -46,34 +230,7 @@ def read_rows(
             ) from error
         if not isinstance(row, dict):
             raise TaskFileError(f"{path}, line {line}: expected a JSON object, found {_show(row)}")
-        for field, kind in fields.items():
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            if field not in row:
-                malformed(path, line, field, _names(kinds), "nothing")
-            if type(row[field]) not in kinds:
-                malformed(path, line, field, _names(kinds), _show(row[field]))
-        rows += 1
         yield line, row
-    if not rows:
-        raise TaskFileError(f"{path}: expected one task a line, found no rows")
-
-
-def malformed(path: Path, line: int, field: str, expected: str, found: str) -> NoReturn:
-    """Raises the TaskFileError for a field whose value cannot be used."""
-    raise TaskFileError(f"{path}, line {line}, field {field!r}: expected {expected}, found {found}")
-
-
-def parse_python(path: Path, line: int, field: str, source: str) -> ast.Module:
-    """The syntax tree of a field that must hold Python code; a TaskFileError names the field
-    otherwise.
-    """
-    with warnings.catch_warnings():
-        # such as "\d" in an ordinary string, common in old tasks
-        warnings.simplefilter("ignore", SyntaxWarning)
-        try:
-            return ast.parse(source)
-        except (SyntaxError, ValueError) as error:
-            malformed(path, line, field, "Python code", f"{_show(source)} ({error})")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -94,12 +251,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _names(kinds: tuple[type, ...]) -> str:
-    return " or ".join(
-        {str: "a string", list: "a list", dict: "an object", int: "a number", float: "a number"}[
-            kind
-        ]
-        for kind in dict.fromkeys(float if kind is int else kind for kind in kinds)
-    )
+    words = {str: "a string", list: "a list", dict: "an object", int: "a number", float: "a number"}
+    return " or ".join(dict.fromkeys(words[kind] for kind in kinds))
 
 
 def _show(value: Any) -> str:

@@ -9,7 +9,7 @@ from rl_code.config import ConfigError, build
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.tasks.jsonl import TaskFileError
+from rl_code.tasks.records import TaskFileError
 
 
 def config(**suite):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rl_code.tasks import evalplus, humaneval, mbpp
-from rl_code.tasks.jsonl import TaskFileError
+from rl_code.tasks.records import TaskFileError
 from rl_code.types import Case, Tests
 
 MBPP_ROW = {
