@@ -3,7 +3,7 @@
 python -m launch.aot kernels                       # every kernel for every target
 python -m launch.aot kernels --targets=v5e,h100
 
-Needs the compilers: pip install -r requirements.txt -r requirements-aot.txt. Each target has a
+Needs the compilers: pip install -e .[aot]. Each target has a
 process of its own, because the GPU compiler keeps the first target it was given. Operations and
 bytes are those of whole causal rows (``Program.cost``); the time is the least that the device's
 peak rates allow for them, not a measurement.
@@ -35,7 +35,7 @@ from launch.kernel_programs import NAMES, SIZES, programs
 from launch.targets import TARGETS, Target
 from pallas_kernels.cost import Cost
 
-INSTALL = "pip install -r requirements.txt -r requirements-aot.txt"
+INSTALL = "pip install -e .[aot]"
 ROOT = Path(__file__).resolve().parents[1]
 _ANSWER = "aot row: "
 

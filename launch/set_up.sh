@@ -1,5 +1,8 @@
-# Sourced by the other scripts: goes to the repository, makes .venv with the pinned requirements once, activates it,
-# and sets what makes CPU runs fast unless the caller has set it.
+# Sourced by the other scripts: goes to the repository, makes .venv with the pinned requirements
+# once, activates it, and sets what makes CPU runs fast unless the caller has set it.
+#
+# REQUIREMENTS: the files of requirements to install; requirements.txt unless the caller sets it.
+# Scripts run from the repository's folder, so the project itself need not be installed.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,7 +27,11 @@ find_python() {
 }
 
 install_requirements() {
-    local python log count=0 line started=$SECONDS
+    local python log file count=0 line started=$SECONDS
+    local files=()
+    for file in $REQUIREMENTS; do
+        files+=(-r "$file")
+    done
     python=$(find_python) || return 1
     if ! is_new_enough .venv/bin/python && ! "$python" -m venv --clear .venv; then
         echo "$python cannot make virtual environments; on Debian and Ubuntu: apt install python3.12-venv" >&2
@@ -32,29 +39,46 @@ install_requirements() {
     fi
     log=.venv/install.log
     : >"$log"
-    printf 'Installing requirements.txt into .venv, once' >&2
+    printf 'Installing %s into .venv, once' "$REQUIREMENTS" >&2
     while read -r line; do
         echo "$line" >>"$log"
         if [ -t 2 ] && [[ $line = Collecting* ]]; then
             count=$((count + 1))
-            printf '\rInstalling requirements.txt into .venv, once: %d packages' "$count" >&2
+            printf '\rInstalling %s into .venv, once: %d packages' "$REQUIREMENTS" "$count" >&2
         fi
-    done < <(.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt 2>&1 || echo FAILED)
+    done < <(.venv/bin/python -m pip install --disable-pip-version-check "${files[@]}" 2>&1 || echo FAILED)
     echo " ($((SECONDS - started)) s)" >&2
     if [ "$(tail -n 1 "$log")" = FAILED ]; then
         tail -n 15 "$log" >&2
-        echo "Could not install requirements.txt; everything pip said is in $log." >&2
+        echo "Could not install $REQUIREMENTS; everything pip said is in $log." >&2
         return 1
     fi
-    stamp >.venv/stamp
+    remember
 }
 
-# what .venv must have been made from
-stamp() {
-    cksum requirements.txt .python-version
+# A file of requirements is installed when its checksum stands in .venv/stamp.
+is_installed() {
+    local file
+    for file in .python-version $REQUIREMENTS; do
+        grep -qxF "$(cksum "$file")" .venv/stamp 2>/dev/null || return 1
+    done
 }
 
-if [ "$(stamp)" != "$(cat .venv/stamp 2>/dev/null)" ]; then
+# Keeps the lines of files that were installed before with the same pins, so that the scripts do
+# not install again and again in turn.
+remember() {
+    local file
+    for file in .python-version requirements.txt requirements/*.txt; do
+        if [[ " .python-version $REQUIREMENTS " = *" $file "* ]] ||
+            grep -qxF "$(cksum "$file")" .venv/stamp 2>/dev/null; then
+            cksum "$file"
+        fi
+    done >.venv/stamp.new
+    mv .venv/stamp.new .venv/stamp
+}
+
+REQUIREMENTS=${REQUIREMENTS:-requirements.txt}
+if ! is_installed; then
     install_requirements || return 1
 fi
 export PATH="$PWD/.venv/bin:$PATH"

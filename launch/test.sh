@@ -1,8 +1,20 @@
 #!/usr/bin/env bash
-# Runs the test suite in two processes: bash launch/test.sh [arguments of pytest, as in -k config].
+# Runs the tests in two processes.
+#
+#   bash launch/test.sh [--all] [arguments of pytest, as in -k config]
+#
+# Without --all the tests that are marked long are left out: they kill processes, train for minutes,
+# or try every combination of what the other tests try a part of.
 set -euo pipefail
-# Tests compile much and compute little: compiler threads would wait for each other in the one arena of other runs.
+# Tests compile much and compute little: compiler threads would wait for each other in the one
+# arena that other runs have.
 export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.mmap_threshold=8589934592:glibc.malloc.trim_threshold=8589934592}
+REQUIREMENTS="requirements.txt requirements/test.txt"
 source "$(dirname "${BASH_SOURCE[0]}")/set_up.sh"
 
-exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+which=(-m "not long")
+if [ "${1-}" = --all ]; then
+    which=()
+    shift
+fi
+exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "${which[@]}" "$@"

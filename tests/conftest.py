@@ -14,13 +14,19 @@ import signal
 import jax
 import pytest
 
-from tests.programs import QUICKLY
+from tests.programs import CACHE, QUICKLY
 
 SLOW = os.environ.get("RUN_SLOW") == "1"
 FLAGS = {"--xla_force_host_platform_device_count": "8"} | ({} if SLOW else QUICKLY)
 
 kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.split("=")[0] not in FLAGS]
 os.environ["XLA_FLAGS"] = " ".join(kept + [f"{name}={value}" for name, value in FLAGS.items()])
+
+# Compiled programs are kept between runs and shared by the two processes. The key of an entry holds
+# the program, its options and the versions, so a test that reads one runs what it would compile.
+for name, value in CACHE.items():
+    os.environ.setdefault(name, str(value))
+    jax.config.update(name.lower(), type(value)(os.environ[name]))
 
 # as in the background of a script; tests stop what they start
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

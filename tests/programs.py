@@ -17,6 +17,12 @@ QUICKLY = {
     "--xla_backend_extra_options": "xla_cpu_disable_new_fusion_emitters",
 }
 
+# Where compiled programs stay, and how long a program must have taken to compile to be kept.
+CACHE = {
+    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache" / "tests"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": 0.1,
+}
+
 
 def start(
     module: str,

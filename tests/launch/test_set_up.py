@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("bash", "cat", "cksum", "dirname", "env", "mkdir", "cp", "tail")
+TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "mkdir", "mv", "tail")
 
 # Stands in for Python: is of a given version, makes a virtual environment of itself, notes what pip
 # is asked.
@@ -35,7 +35,13 @@ def set_up(tmp_path):
     tools = tmp_path / "bin"
     (repository / "launch").mkdir(parents=True)
     tools.mkdir()
-    for name in ("launch/set_up.sh", "requirements.txt", ".python-version"):
+    (repository / "requirements").mkdir()
+    for name in (
+        "launch/set_up.sh",
+        "requirements.txt",
+        "requirements/test.txt",
+        ".python-version",
+    ):
         shutil.copy(ROOT / name, repository / name)
     for name in TOOLS:
         (tools / name).symlink_to(shutil.which(name))
@@ -68,6 +74,16 @@ def test_requirements_are_installed_once_and_again_when_they_change(set_up):
     with open(set_up.repository / "requirements.txt", "a") as file:
         file.write("another==1.0\n")
     assert set_up("python -c ''").returncode == 0
+    assert installs(set_up) == 2
+
+
+def test_what_only_the_tests_need_is_installed_for_them_alone(set_up):
+    both = {"REQUIREMENTS": "requirements.txt requirements/test.txt"}
+    assert set_up().returncode == set_up(**both).returncode == 0
+    log = (set_up.repository / "installs").read_text().splitlines()
+    assert ["test.txt" in line for line in log] == [False, True]
+    # in turn, neither installs again
+    assert set_up().returncode == set_up(**both).returncode == 0
     assert installs(set_up) == 2
 
 

