@@ -31,11 +31,15 @@ class TaskResult:
     """What became of one task's samples; the fields are those of the file."""
 
     id: str
+    # Samples, those lost to the sandbox included.
     n: int
     correct: int
     first_edit_correct: int
+    # Malformed calls of all samples together.
     malformed: int
+    # Sampled tokens per episode.
     mean_tokens: float
+    # Samples lost to the sandbox. They count as failures.
     faults: int = 0
 
     def __post_init__(self) -> None:
@@ -76,12 +80,12 @@ class SuiteResult:
         """pass@k of each task, in the order of ``tasks``; with ``first_edit``, of the first edit
         graded alone.
 
-        Raises ValueError naming the tasks that have fewer than k graded samples.
+        Raises ValueError naming the tasks that have fewer than k samples.
         """
         short = [f"{task.id} ({task.n})" for task in self.tasks if task.n < k]
         if short:
             raise ValueError(
-                f"pass@{k} of suite {self.suite!r}: fewer than {k} graded samples of {_some(short)}"
+                f"pass@{k} of suite {self.suite!r}: fewer than {k} samples of {_some(short)}"
             )
         return [
             pass_at_k(t.n, t.first_edit_correct if first_edit else t.correct, k) for t in self.tasks
@@ -92,15 +96,13 @@ class SuiteResult:
         return mean_interval(self.pass_at(k, first_edit=first_edit))
 
     def per_episode(self, field: str) -> float:
-        """Mean per graded episode of "malformed" calls or sampled "tokens"; 0 when nothing was
-        graded.
-        """
-        graded = sum(task.n for task in self.tasks)
+        """Mean per episode of "malformed" calls or sampled "tokens"; 0 when there are none."""
+        episodes = sum(task.n for task in self.tasks)
         totals = {
             "malformed": sum(task.malformed for task in self.tasks),
             "tokens": sum(task.mean_tokens * task.n for task in self.tasks),
         }
-        return totals[field] / graded if graded else 0.0
+        return totals[field] / episodes if episodes else 0.0
 
     def save(self, workdir: str | os.PathLike[str]) -> Path:
         """Writes the file and returns its path. Raises OSError, leaving no part of it, when the
@@ -185,16 +187,19 @@ def percent(interval: Interval, *, signed: bool = False) -> str:
 
 
 def _count(id: str, samples: Sequence[Trajectory]) -> TaskResult:
-    graded = [sample for sample in samples if sample.status != "fault"]
-    tokens = [int(sample.sampled.sum()) for sample in graded]
+    """Counts every sample. One that was lost to the sandbox is not solved: if it were left out, a
+    policy could raise its pass rate by losing the samples that fail.
+    """
+    lost = [sample.status == "fault" for sample in samples]
+    tokens = [int(sample.sampled.sum()) for sample in samples]
     return TaskResult(
         id=id,
-        n=len(graded),
-        correct=sum(solved(sample) for sample in graded),
-        first_edit_correct=sum(sample.first_edit_passed for sample in graded),
-        malformed=sum(sample.malformed_calls for sample in graded),
+        n=len(samples),
+        correct=sum(solved(sample) for sample in samples),
+        first_edit_correct=sum(sample.first_edit_passed for sample in samples),
+        malformed=sum(sample.malformed_calls for sample in samples),
         mean_tokens=sum(tokens) / len(tokens) if tokens else 0.0,
-        faults=len(samples) - len(graded),
+        faults=sum(lost),
     )
 
 

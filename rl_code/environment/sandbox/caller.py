@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Self
 
-from rl_code.environment.sandbox.connection import GRACE_S, Connection, Lost
+from rl_code.environment.sandbox.connection import GRACE_S, CandidateLost, Connection
 from rl_code.environment.sandbox.inside import candidate, wire
 
 # Exit codes, and what the signals of limits mean.
@@ -54,7 +54,7 @@ class Child:
                     {**request, "timeout": timeout_s}, [remote.fileno()], of_candidate=True
                 )
                 connection.busy = True
-            except Lost:
+            except CandidateLost:
                 self._ending = _BROUGHT_DOWN
             except BaseException:
                 self._channel.close()
@@ -90,8 +90,8 @@ class Child:
         if self._ending is None:
             self._ending = _BROUGHT_DOWN
             self._connection.busy = False
-            with contextlib.suppress(Lost):
-                self._connection.send({"op": "stop"}, of_candidate=True)
+            with contextlib.suppress(CandidateLost):
+                self._connection.send({"op": "stop"})
                 self._ending = self._connection.receive(GRACE_S, of_candidate=True)
         return self._ending
 

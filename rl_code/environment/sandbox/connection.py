@@ -1,4 +1,4 @@
-"""The host's end of one session: requests and answers, and whose fault it is when none comes."""
+"""The host's end of one session: requests, answers, and who is to blame when no answer comes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rl_code.environment.sandbox.workers import Sandboxes, SandboxFault, Slot
 # Seconds that a session may answer later than its command's time limit before it is given up.
 GRACE_S = 20.0
 
+# What the session may name as the kind of an error; anything else becomes OSError.
 _ERRORS = {
     kind.__name__: kind
     for kind in (
@@ -26,22 +27,30 @@ _ERRORS = {
 }
 
 
-class Lost(Exception):
-    """The session is gone, and a command of the candidate's is to blame."""
+class CandidateLost(RuntimeError):
+    """The sandbox is gone after code of the candidate ran in it: the candidate's own failure."""
 
 
 class Connection:
     """A session in a slot. After it is lost every request raises the same exception again.
 
-    busy: a command answers on a socket of its own, and the session would take any request but one
-    to stop it amiss.
+    Who is to blame for a loss is decided by one rule. Once code of a candidate has run in the
+    session, a loss is the candidate's failure (CandidateLost), because the host cannot tell an
+    accident from sabotage, and sabotage must not pay. Before that, or when the pool was closed by
+    its owner, the loss is the host's (SandboxFault).
     """
 
     def __init__(self, sandboxes: Sandboxes, slot: Slot):
         self.slot = slot
         self._sandboxes = sandboxes
         self._closed = False
-        self.loss: Exception | None = None
+        # Whether code of a candidate may have run in this session.
+        self._used = False
+        # Whether the command sent last was the first one.
+        self._first_command = False
+        self.loss: CandidateLost | SandboxFault | None = None
+        # A command answers on a socket of its own. Meanwhile the session would take any request
+        # for the one that stops the command, so there must be no other.
         self.busy = False
 
     def ask(
@@ -50,7 +59,7 @@ class Connection:
         """The answer to a request that takes ``seconds`` at most.
 
         of_candidate: code of a candidate runs meanwhile. Raises what the session says it raised,
-        Lost, SandboxFault.
+        CandidateLost or SandboxFault.
         """
         self.send(request, of_candidate=of_candidate)
         return self.receive(seconds, of_candidate=of_candidate)
@@ -58,13 +67,16 @@ class Connection:
     def send(
         self, request: dict[str, Any], passed: Sequence[int] = (), *, of_candidate: bool = False
     ) -> None:
-        """Sends a request, with descriptors for the session. Raises Lost, SandboxFault."""
+        """Sends a request, with descriptors for the session. Raises CandidateLost, SandboxFault."""
         if self._closed:
             raise ValueError("the sandbox is closed")
         if self.busy:
             raise ValueError(f"{request['op']} while a caller of the same sandbox is open")
         if self.loss:
             raise self.loss
+        if of_candidate:
+            self._first_command = not self._used
+            self._used = True
         data = json.dumps(request).encode()
         data = len(data).to_bytes(4, "little") + data
         try:
@@ -72,22 +84,27 @@ class Connection:
             sent = socket.send_fds(self.slot.channel, [data], list(passed)) if passed else 0
             self.slot.channel.sendall(data[sent:])
         except OSError as error:
-            raise self._lose(error, of_candidate) from error
+            raise self._lose(error) from error
 
     def receive(self, seconds: float, *, of_candidate: bool = False) -> Any:
         """The answer to the request sent before, as ``ask`` gives it."""
         try:
             self.slot.channel.settimeout(seconds + GRACE_S)
             frame = wire.read_frame(self.slot.channel, session.FRAME_BYTES)
-        except (OSError, wire.WireError) as error:
-            raise self._lose(error, of_candidate) from error
-        answer = {} if frame is None else json.loads(frame)
-        if "ok" in answer:
-            return answer["ok"]
-        if "error" in answer:
-            name, message = answer["error"]
-            raise _ERRORS.get(name, OSError)(message)
-        raise self._lose(OSError(f"the session ended: {answer}"), of_candidate)
+            answer = {} if frame is None else json.loads(frame)
+        except (OSError, ValueError, RecursionError) as error:  # WireError is a ValueError
+            raise self._lose(error) from error
+        match answer:
+            case {"ok": value}:
+                return value
+            case {"error": [_, str(message)]} if of_candidate:
+                # The session could not even start the command. In a session that no candidate has
+                # touched the machine is short of something; otherwise the candidate used it up.
+                self._used = not self._first_command
+                raise self._lose(OSError(message))
+            case {"error": [str(name), str(message)]}:
+                raise _ERRORS.get(name, OSError)(message)
+        raise self._lose(OSError(f"the session ended: {answer}"))
 
     def close(self) -> None:
         """Ends the session. May be called twice."""
@@ -99,10 +116,10 @@ class Connection:
         else:
             self._sandboxes.give_back(self.slot)
 
-    def _lose(self, error: Exception, of_candidate: bool) -> Exception:
+    def _lose(self, error: Exception) -> CandidateLost | SandboxFault:
         """What to raise when the session is gone or does not answer."""
-        if of_candidate and self._sandboxes.blames_commands(self.slot):
-            self.loss = Lost("a command brought the sandbox down")
+        if self._used and not self._sandboxes.closed:
+            self.loss = CandidateLost("a command brought the sandbox down")
         else:
             self.loss = SandboxFault(f"the sandbox has failed: {error}")
         return self.loss

@@ -5,6 +5,17 @@ forks a session per sandbox into namespaces of its own; the session (session.py)
 command. Everything said here about the other side is said by the session, which runs no code of the
 candidate's; only the channel of ``call`` and ``check`` carries what a candidate wrote, and is read
 as such (caller.py, wire.py).
+
+Who is to blame when something fails:
+
+  SandboxFault     The host could not run a sandbox, and no code of a candidate can have caused it:
+                   no process could be started, or a session died before a candidate's code ran
+                   in it, or the pool was closed. An episode that ends so is masked.
+  CandidateLost    The sandbox went away after a candidate's code ran in it. ``Sandbox`` turns it
+                   into an ordinary failure (exit code 137, a call that was killed, no files), so
+                   users of this module do not meet it. Penalties are kept, nothing is masked.
+  ValueError,      A request that this workspace cannot fulfil: a path that leads out, files that
+  OSError          do not fit. The agent is told, and the episode goes on.
 """
 
 from __future__ import annotations
@@ -22,7 +33,7 @@ from rl_code.environment.sandbox.caller import (
     answer_text,
     call_text,
 )
-from rl_code.environment.sandbox.connection import Connection, Lost
+from rl_code.environment.sandbox.connection import CandidateLost, Connection
 from rl_code.environment.sandbox.inside import session, wire
 from rl_code.environment.sandbox.workers import (
     Mode,
@@ -36,6 +47,7 @@ from rl_code.environment.sandbox.workers import (
 __all__ = [
     "CallResult",
     "Caller",
+    "CandidateLost",
     "Completed",
     "Mode",
     "Sandbox",
@@ -91,16 +103,26 @@ class SandboxPool:
             try:
                 connection.ask({"op": "write", "files": dict(files)})
                 return Sandbox(connection)
-            except SandboxFault:
+            except SandboxFault as fault:
                 connection.close()
                 if attempt == ATTEMPTS - 1:
-                    raise
+                    self._blame(files, fault)
             except (OSError, ValueError) as error:
                 connection.close()
                 raise ValueError(
                     f"{len(files)} files do not go into a workspace: {error}"
                 ) from error
         raise AssertionError("unreachable")
+
+    def _blame(self, files: Mapping[str, str], fault: SandboxFault) -> None:
+        """Raises ValueError where only a sandbox with these files cannot be opened, else the fault.
+
+        The files may be a candidate's: what they break must not count as a fault of the host.
+        """
+        if not files:
+            raise fault
+        self.open({}).close()  # raises SandboxFault where the host is to blame
+        raise ValueError(f"{len(files)} files do not go into a workspace: {fault}") from fault
 
     def close(self) -> None:
         """Ends all sandboxes and everything in them."""
@@ -131,7 +153,7 @@ class Sandbox:
         request = {"op": "run", "argv": list(argv), "stdin": stdin, "timeout": timeout_s}
         try:
             answer = self._connection.ask(request, timeout_s, of_candidate=True)
-        except Lost as lost:
+        except CandidateLost as lost:
             return Completed(f"{lost}\n", KILLED, False, 0, 0.0)
         code = session.TIMED_OUT if answer["timed_out"] else answer["status"]
         return Completed(
@@ -248,7 +270,7 @@ class Sandbox:
             raise ValueError(f"the path {path!r} contains a NUL character")
         try:
             return self._connection.ask(request)
-        except Lost as lost:
+        except CandidateLost as lost:
             if not path:
                 return None
             raise FileNotFoundError(f"{path}: {lost}") from lost

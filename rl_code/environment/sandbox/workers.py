@@ -50,7 +50,7 @@ class SandboxUnavailable(RuntimeError):
 
 
 class SandboxFault(RuntimeError):
-    """The sandbox itself failed, through no fault of the code it ran."""
+    """The host could not run a sandbox, and no code of a candidate can have caused it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Sandboxes:
         while True:
             with self._lock:
                 if self._closed:
-                    raise ValueError("the pool is closed")
+                    raise SandboxFault("the pool is closed")
                 slot = self._idle.popleft() if self._idle else None
             if slot is None:
                 return self._new_slot()
@@ -197,14 +197,10 @@ class Sandboxes:
             _end(slot.worker)
         self._cgroups.release(slot.folders)
 
-    def blames_commands(self, slot: Slot) -> bool:
-        """Whether a session that vanished under a command was brought down by it: nothing else has
-        ended as well.
-
-        Where sessions are not nested a session is its worker, and the doubt is not in the command's
-        favour.
-        """
-        return not self._closed and (not self._mode.nested or slot.worker.alive())
+    @property
+    def closed(self) -> bool:
+        """Whether the pool was closed by its owner."""
+        return self._closed
 
     def close(self) -> None:
         """Ends all workers, and with them all sessions, those in use too."""
@@ -302,14 +298,14 @@ class Sandboxes:
             raise
         if late:
             self.discard(slot)
-            raise ValueError("the pool is closed")
+            raise SandboxFault("the pool is closed")
         return slot
 
     def _worker(self) -> Worker:
         """The worker whose turn it is, started anew if it has died."""
         with self._lock:
             if self._closed:
-                raise ValueError("the pool is closed")
+                raise SandboxFault("the pool is closed")
             number = next(self._turns) % self._config.workers
             if number < len(self._workers) and self._workers[number].process.poll() is None:
                 return self._workers[number]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from rl_code.environment.tools import edit_file, read_file, run_tests, submit, terminal, write_file
-from rl_code.environment.tools.tool import Tool, check_arguments
+from rl_code.environment.tools.tool import Answer, Tool, check_arguments
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import ToolCall, ToolResult
 
@@ -31,5 +31,10 @@ def execute(call: ToolCall, workspace: Workspace) -> ToolResult:
     itself failed.
     """
     start = time.perf_counter()
-    answer = TOOLS[call.name].function(call.arguments, workspace)
+    try:
+        answer = TOOLS[call.name].function(call.arguments, workspace)
+    except (OSError, ValueError) as error:
+        # What a workspace cannot do (files that do not fit, a path that is too deep) is the
+        # agent's to mend. It must never end the run.
+        answer = Answer(f"{call.name} failed: {error}", ok=False)
     return ToolResult(call.name, answer.content, answer.ok, time.perf_counter() - start)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 
+from rl_code.environment.sandbox.inside.files import MAX_DEPTH
 from rl_code.environment.sandbox.pool import Sandbox, SandboxPool
 from rl_code.types import Limits, Task
 
@@ -93,4 +94,6 @@ class Workspace:
             raise RefusedPath(f"path {path[:80]!r} is outside the workspace; {advice}")
         if len(normal) > _PATH_LENGTH or max(map(len, normal.encode().split(b"/"))) > _NAME_LENGTH:
             raise RefusedPath(f"the path is too long; {advice}")
+        if normal.count("/") > MAX_DEPTH:
+            raise RefusedPath(f"the path has more than {MAX_DEPTH} folders; {advice}")
         return normal

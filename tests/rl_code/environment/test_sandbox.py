@@ -73,6 +73,7 @@ def kill_zygote(pool) -> None:
     pid = worker.process.pid
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         os.kill(int(child), signal.SIGKILL)
+    worker.process.wait(30)
 
 
 def test_calls_return_values_and_errors_in_order(either):
@@ -255,27 +256,18 @@ def test_many_threads_open_and_run_at_once(sandboxes):
     assert results == [((number, number), str(number)) for number in range(36)]
 
 
-def test_a_dead_worker_is_a_fault_and_then_replaced():
+def test_a_dead_worker_is_replaced():
     with SandboxPool(CONFIG) as pool:
         sandbox = pool.open(ADD)
         pool.open({}).close()  # an idle slot of the worker that is to die
         kill_zygote(pool)
         with pytest.raises(SandboxFault):
-            sandbox.run(["sleep", "60"], timeout_s=60)
-        with pytest.raises(SandboxFault):
             sandbox.read_file("solution.py")
+        with pytest.raises(SandboxFault):
+            sandbox.run(["sleep", "60"], timeout_s=60)
         sandbox.close()
         with pool.open(ADD) as sandbox:
             assert sandbox.call("solution.py", "add", [(1, 2)], timeout_s=20)[0].value == 3
-
-
-def test_a_worker_that_dies_under_a_command_is_a_fault_at_once():
-    with SandboxPool(CONFIG) as pool, pool.open({}) as sandbox:
-        killer = threading.Timer(0.5, kill_zygote, [pool])
-        killer.start()
-        with pytest.raises(SandboxFault):
-            sandbox.run(["sleep", "60"], timeout_s=60)
-        killer.join()
 
 
 def test_closing_the_pool_ends_everything(either):
@@ -299,7 +291,7 @@ def test_closing_the_pool_ends_everything(either):
     assert len(faults) == 1
     assert wait_until(lambda: not processes_with(marker))
     assert not Path(f"/proc/{worker}").exists()
-    with pytest.raises(ValueError, match="closed"):
+    with pytest.raises(SandboxFault, match="closed"):
         pool.open({})
 
 

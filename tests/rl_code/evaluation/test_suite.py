@@ -62,7 +62,7 @@ def _text(table) -> str:
     return file.getvalue()
 
 
-def test_episodes_are_counted_by_task_and_faults_apart():
+def test_episodes_are_counted_by_task_and_a_fault_is_a_failure():
     groups = [
         _group("a", "solved", "failed"),
         _group("b", "failed", "fault"),
@@ -74,10 +74,16 @@ def test_episodes_are_counted_by_task_and_faults_apart():
             "a", n=3, correct=2, first_edit_correct=2, malformed=1, mean_tokens=(4 + 5 + 4) / 3
         ),
         TaskResult(
-            "b", n=1, correct=0, first_edit_correct=0, malformed=0, mean_tokens=4.0, faults=1
+            "b", n=2, correct=0, first_edit_correct=0, malformed=1, mean_tokens=4.5, faults=1
         ),
     )
-    assert result.per_episode("malformed") == 1 / 4 and result.per_episode("tokens") == 17 / 4
+    assert result.per_episode("malformed") == 2 / 5 and result.per_episode("tokens") == 22 / 5
+
+
+def test_losing_the_samples_that_fail_raises_no_pass_rate():
+    honest = suite.from_groups("s", "x", 0, {}, [_group("a", "solved", *["failed"] * 3)])
+    sabotaged = suite.from_groups("s", "x", 0, {}, [_group("a", "solved", *["fault"] * 3)])
+    assert honest.interval(1).mean == sabotaged.interval(1).mean == 0.25
 
 
 def test_partial_credit_does_not_count_as_solved():
