@@ -93,7 +93,7 @@ def evaluate(run: Run, suite: SuiteConfig, source: str, step: int | None) -> Sui
         solved: list[bool] = []
 
         def count(trajectory: Trajectory) -> None:
-            solved.append(suite_lib.solved(trajectory))
+            solved.append(trajectory.solved)
             progress.update(len(solved), pass_rate=sum(solved) / len(solved))
 
         return run.evaluate(suite, model, label=label, step=step, on_finished=count)

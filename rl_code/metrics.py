@@ -143,8 +143,8 @@ class TrajectoryLog:
       task: path, entry_point, meta, reference (path -> text)
       prompt: ids [P], pieces [P] (the text of each token), text. Shared by the trajectories.
       trajectories, each with
-        index, status, reward {total, components, flags}, malformed_calls, first_edit_passed,
-        seconds
+        index, status, reward {total, components, flags}, solved, malformed_calls,
+        first_edit_passed, seconds
         ids, pieces, versions [T-P]: the tokens after the prompt; version -1 where not sampled
         logprobs [T-P]: the sampler's log-probability, null where not sampled
         turns: role, start, end (offsets into ids; the prompt's turn is left out), calls [{name,
@@ -214,6 +214,7 @@ class TrajectoryLog:
                 "components": dict(trajectory.reward.components),
                 "flags": list(trajectory.reward.flags),
             },
+            "solved": trajectory.solved,
             "malformed_calls": trajectory.malformed_calls,
             "first_edit_passed": trajectory.first_edit_passed,
             "seconds": {name: round(seconds, 4) for name, seconds in trajectory.seconds.items()},

@@ -394,7 +394,7 @@ def choose(groups: Sequence[Mapping[str, Any]], count: int) -> Iterator[Mapping[
 
 def passed(sample: Mapping[str, Any]) -> bool:
     """Whether a logged sample solved its task."""
-    return sample["reward"]["components"].get("tests", 0) > 0
+    return sample["solved"]
 
 
 class _TokenTable:

@@ -24,7 +24,6 @@ from typing import Literal
 
 import jax
 
-from rl_code.evaluation.suite import solved as is_solved
 from rl_code.store.claims import WorkConfig
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
@@ -165,7 +164,7 @@ class Schedule:
 def solved(group: Group) -> tuple[int, int]:
     """(episodes solved, episodes graded) of a group."""
     graded = [trajectory for trajectory in group.trajectories if trajectory.status != "fault"]
-    return sum(is_solved(trajectory) for trajectory in graded), len(graded)
+    return sum(trajectory.solved for trajectory in graded), len(graded)
 
 
 def _words(key: jax.Array) -> tuple[int, ...]:

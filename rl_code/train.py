@@ -347,7 +347,7 @@ def evaluate(run: Run, model: Transformer, label: str, step: int) -> None:
         ) as progress:
 
             def count(trajectory: Trajectory, solved=solved, progress=progress) -> None:
-                solved.append(suite_lib.solved(trajectory))
+                solved.append(trajectory.solved)
                 progress.update(len(solved), pass_rate=sum(solved) / len(solved))
 
             result = run.evaluate(suite, model, label=label, step=step, on_finished=count)
@@ -372,7 +372,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
             f"reward/{name}": mean(t.reward.components.get(name, 0.0) for t in trajectories)
             for name in sorted({name for t in trajectories for name in t.reward.components})
         },
-        "reward/solved": mean(suite_lib.solved(t) for t in trajectories),
+        "reward/solved": mean(t.solved for t in trajectories),
         "reward/first_edit": mean(t.first_edit_passed for t in trajectories),
         "reward/mixed_groups": mean(0 < good < graded for good, graded in counts),
         "episode/sampled_tokens": mean(t.sampled.sum() for t in trajectories),

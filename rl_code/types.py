@@ -185,6 +185,8 @@ class Trajectory:
     # masked from training).
     status: str
     reward: Reward
+    # Whether the work was handed in and passed every required test.
+    solved: bool = False
     malformed_calls: int = 0
     # Whether the first edit alone, graded as it stood, passes the hidden tests.
     first_edit_passed: bool = False

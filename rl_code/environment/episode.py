@@ -157,13 +157,14 @@ class Episode:
             raise ValueError(f"{self._name} is not over")
         start = time.perf_counter()
         try:
-            reward, first_edit_passed = self._graded()
+            reward, solved, first_edit_passed = self._graded()
         except SandboxFault as fault:
             self._note(fault)
         finally:
             self.close()
         if self.status == "fault":
             reward = Reward(0.0, {}, ("fault",))
+            solved = False
             first_edit_passed = False
         self._seconds["grade"] = time.perf_counter() - start
         return Trajectory(
@@ -182,6 +183,7 @@ class Episode:
             turns=tuple(self._turns),
             status=self.status,
             reward=reward,
+            solved=solved,
             malformed_calls=self._malformed_calls,
             first_edit_passed=first_edit_passed,
             seconds=dict(self._seconds),
@@ -270,8 +272,10 @@ class Episode:
         closing = self.protocol.stop_tokens[0] if cut else ""
         return self._tokenizer.encode(closing + self.protocol.observation(results))
 
-    def _graded(self) -> tuple[Reward, bool]:
-        """The reward, and whether the first edit alone passes every test. Raises SandboxFault."""
+    def _graded(self) -> tuple[Reward, bool, bool]:
+        """The reward, whether the task is solved, and whether the first edit alone solves it. Raises
+        SandboxFault.
+        """
         final = self._workspace.snapshot() if self.status == "submitted" else None
         self.close()  # nothing the agent left running sees or touches what is graded
         visible, hidden, flags = self._grade(final) if final is not None else ((), (), ())
@@ -282,7 +286,7 @@ class Episode:
             first_edit_passed = outcome.solved
         else:
             first_edit_passed = Outcome(True, *self._grade(self._first_edit)[:2], 0).solved
-        return combine(outcome, self._reward, flags), first_edit_passed
+        return combine(outcome, self._reward, flags), outcome.solved, first_edit_passed
 
     def _grade(
         self, snapshot: dict[str, str]

@@ -133,11 +133,6 @@ def load_all(workdir: str | os.PathLike[str]) -> list[SuiteResult]:
     return sorted(results, key=lambda result: (result.suite, result.step))
 
 
-def solved(trajectory: Trajectory) -> bool:
-    """Whether the episode was submitted and every required test passed."""
-    return trajectory.reward.components.get("tests", 0.0) > 0
-
-
 def from_groups(
     suite: str, label: str, step: int, sampling: Mapping[str, Any], groups: Sequence[Group]
 ) -> SuiteResult:
@@ -195,7 +190,7 @@ def _count(id: str, samples: Sequence[Trajectory]) -> TaskResult:
     return TaskResult(
         id=id,
         n=len(samples),
-        correct=sum(solved(sample) for sample in samples),
+        correct=sum(sample.solved for sample in samples),
         first_edit_correct=sum(sample.first_edit_passed for sample in samples),
         malformed=sum(sample.malformed_calls for sample in samples),
         mean_tokens=sum(tokens) / len(tokens) if tokens else 0.0,

@@ -76,6 +76,7 @@ def _group(completion: bytes = b"return 1", logprob: float = -0.5) -> Group:
         turns=turns,
         status="submitted",
         reward=Reward(1.0, {"tests": 1.0}, ("slow",)),
+        solved=True,
     )
     return Group(task, (trajectory,))
 
@@ -216,6 +217,7 @@ def test_trajectories_come_back_as_written(tmp_path):
     assert sample["logprobs"] == [-0.5] * 6 and sample["versions"] == [7] * 6
     assert sample["pieces"] == ["é", "", "→", "", "", "x"]
     assert sample["reward"] == {"total": 1.0, "components": {"tests": 1.0}, "flags": ["slow"]}
+    assert sample["solved"] is True
     (turn,) = sample["turns"]
     assert (turn["role"], turn["start"], turn["end"]) == ("assistant", 0, 6)
     assert (

@@ -69,6 +69,7 @@ def _trajectory(
         ),
         status="submitted",
         reward=Reward(float(solved), {"tests": float(solved)}, flags),
+        solved=solved,
     )
 
 
@@ -288,7 +289,7 @@ def test_any_beginning_of_the_steps_covers_the_run():
 
 def test_flagged_and_mixed_groups_come_first():
     def logged(solved, flags=()):
-        samples = [{"reward": {"components": {"tests": float(s)}, "flags": flags}} for s in solved]
+        samples = [{"solved": s, "reward": {"flags": flags}} for s in solved]
         return {"trajectories": samples, "name": (tuple(solved), flags)}
 
     groups = [

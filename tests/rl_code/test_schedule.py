@@ -31,7 +31,7 @@ from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
 from rl_code.tasks.screening import ScreeningConfig, TaskPool
-from rl_code.types import Group, Reward
+from rl_code.types import Group
 from rl_code.weights.local import LocalWeights
 from tests.rl_code.rollout.test_actor import (
     WORK,
@@ -290,10 +290,7 @@ def outcome(item: Item) -> GroupRecord:
         make_tasks(ALL_TASKS)[item.task], item.group, item.seed, [[0]] * item.group_size
     )
     good = random.Random(f"{item.task} {item.step // 2}").choice([0, 1, 1, 1, item.group_size])
-    members = tuple(
-        dataclasses.replace(t, reward=Reward(0.0, {"tests": float(t.index < good)}))
-        for t in group.trajectories
-    )
+    members = tuple(dataclasses.replace(t, solved=t.index < good) for t in group.trajectories)
     return GroupRecord(item.step, item.number, None, 0.0, (0,), Group(group.task, members), "")
 
 
@@ -409,10 +406,8 @@ def test_another_process_of_the_learner_plans_nothing_and_checks_what_is_planned
 
 def test_faults_of_the_sandbox_are_no_graded_episodes():
     group = sampled_group(make_tasks(1)[0], 0, (1, 2), [[0]] * 4)
-    good = Reward(1.0, {"tests": 1.0})
-    bad = Reward(0.0, {"tests": 0.0})
-    rewards = zip(group.trajectories, (good, bad, good, bad), strict=True)
-    members = [dataclasses.replace(t, reward=reward) for t, reward in rewards]
+    outcomes = zip(group.trajectories, (True, False, True, False), strict=True)
+    members = [dataclasses.replace(t, solved=solved) for t, solved in outcomes]
     members[2] = dataclasses.replace(members[2], status="fault")
     assert solved(Group(group.task, tuple(members))) == (1, 3)
 

@@ -49,6 +49,7 @@ def _group(id: str, *outcomes: str) -> Group:
                 turns=(),
                 status="fault" if outcome == "fault" else "submitted",
                 reward=Reward(0.0, components),
+                solved=outcome == "solved",
                 malformed_calls=index,
                 first_edit_passed=outcome == "solved" and index == 0,
             )

@@ -77,6 +77,7 @@ def make_group(
                 turns=(Turn("prompt", 0, PROMPT, ""), Turn("assistant", PROMPT, end, "")),
                 status="submitted",
                 reward=Reward(solved, {"tests": solved}),
+                solved=solved > 0,
             )
         )
     return Group(task, tuple(members))
