@@ -41,6 +41,13 @@ def describe(state: Any) -> dict[str, str]:
     }
 
 
+def from_words(words: str, sharding: jax.sharding.Sharding | None = None) -> jax.ShapeDtypeStruct:
+    """The abstract array that ``describe`` put into these words; not for random keys."""
+    dtype, _, shape = words.rstrip("]").partition("[")
+    sizes = tuple(int(size) for size in shape.split(",") if size)
+    return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype), sharding=sharding)
+
+
 def targets(abstract: Any) -> dict[str, jax.ShapeDtypeStruct]:
     """Shape, dtype and sharding of what ``flatten`` gives; the default device where a leaf has no
     sharding.

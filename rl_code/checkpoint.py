@@ -255,6 +255,55 @@ def load(
     return _restore_newest(Path(workdir).absolute() / "checkpoints", abstract, step, partial)[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """The model of a checkpoint, without the run around it."""
+
+    # the step it was saved under
+    step: int
+    # the run's config, a nested dict
+    config: dict[str, Any]
+    # the parameters by name, as ``arrays.flatten`` names those of a model
+    arrays: dict[str, jax.Array]
+
+
+def load_parameters(
+    workdir: str | os.PathLike[str],
+    step: int | None = None,
+    shardings: Mapping[str, jax.sharding.Sharding] | None = None,
+) -> Parameters:
+    """Reads the model of a run's newest checkpoint, or of the one of ``step``; needs no config.
+
+    Works while the run is writing. The warm start's checkpoints are in the workdir's folder
+    ``sft``, which is a workdir here.
+
+    Args:
+      shardings: where each parameter goes, by name; the default device for those not named.
+
+    Raises:
+      CheckpointError: there is no such checkpoint, or it cannot be read.
+    """
+    found = steps(workdir)
+    if not found:
+        raise CheckpointError(f"{workdir} has no checkpoint (looked in {workdir}/checkpoints)")
+    if step is not None and step not in found:
+        raise CheckpointError(f"no checkpoint of {step=} in {workdir}; there are {found}")
+    for number in [step] if step is not None else reversed(found):
+        record = _record_path(Path(workdir) / "checkpoints" / f"step_{number:08d}")
+        with contextlib.suppress(OSError, ValueError):  # ``load`` says what is damaged
+            content = json.loads(record.read_text())
+            break
+    else:
+        raise CheckpointError(f"no record of a checkpoint in {workdir} can be read")
+    abstract = {
+        name.removeprefix("model."): arrays.from_words(words, (shardings or {}).get(name))
+        for name, words in content["arrays"].items()
+        if name.startswith("model.")
+    }
+    restored = load(workdir, {"model": abstract}, step=step, partial=True)
+    return Parameters(restored.step, content["config"], restored.state["model"])
+
+
 def _restore_newest(
     folder: Path, abstract: Any, step: int | None, partial: bool
 ) -> tuple[Restored | None, list[int]]:

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rl_code import checkpoint
 from rl_code import config as config_lib
+from rl_code.arrays import flatten
 from rl_code.checkpoint import CheckpointError, Checkpoints
 
 CONFIG = {"seed": 0, "steps": 10, "loss": {"clip_high": 0.28, "clip_low": 0.2}}
@@ -138,6 +139,24 @@ def test_part_of_the_state_can_be_read_while_a_run_holds_the_workdir(tmp_path):
             "model"
         ]
     assert_identical(model, make_state(5)["model"])
+
+
+def test_the_model_is_read_by_name_without_a_config(tmp_path):
+    with pytest.raises(CheckpointError, match="has no checkpoint"):
+        checkpoint.load_parameters(tmp_path)
+    save_steps(tmp_path, 1, 2)
+    for step in (1, 2):
+        found = checkpoint.load_parameters(tmp_path, None if step == 2 else step)
+        assert (found.step, found.config) == (step, CONFIG)
+        expected = flatten(make_state(step)["model"])
+        assert found.arrays.keys() == expected.keys()
+        for name, x in found.arrays.items():
+            assert x.dtype == expected[name].dtype
+            assert np.asarray(x).tobytes() == np.asarray(expected[name]).tobytes()
+    os.truncate(data_files(tmp_path, 2)[0], 0)  # falls back, as a run that continues does
+    assert checkpoint.load_parameters(tmp_path).step == 1
+    with pytest.raises(CheckpointError, match="no checkpoint of step=3"):
+        checkpoint.load_parameters(tmp_path, 3)
 
 
 @pytest.mark.parametrize("keep_bytes", [0.0, 0.1, 0.5, 0.99])
