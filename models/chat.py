@@ -92,5 +92,6 @@ def _check(
         calls = message.get("tool_calls", ())
         if len(calls) > FAMILIES[family].max_calls:
             raise ValueError(
-                f"messages[{i}] has {len(calls)} calls; {family=} can hold {FAMILIES[family].max_calls}"
+                f"messages[{i}] has {len(calls)} calls; {family=} can hold "
+                f"{FAMILIES[family].max_calls}"
             )

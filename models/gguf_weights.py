@@ -45,14 +45,18 @@ def _config(path: Path, reader: gguf.GGUFReader) -> ModelConfig:
         family = families.of_architecture(kind)
     except ValueError as error:
         raise ValueError(f"{path}: architecture {error}") from error
-    if (
-        f"{kind}.rope.scaling.type" in reader.fields
-        and value(f"{kind}.rope.scaling.type") != "none"
-    ):
-        raise ValueError(
-            f"{path}: RoPE scaling {value(f'{kind}.rope.scaling.type')!r} is not supported"
-        )
+    for name, harmless in _HARMLESS.items():
+        key = f"{kind}.{name}"
+        if key in reader.fields and value(key) not in harmless:
+            raise ValueError(
+                f"{path} has {key}={value(key)!r}, which is not supported, only {harmless[0]!r}"
+            )
     names = {tensor.name: tensor.shape for tensor in reader.tensors}
+    if "rope_freqs.weight" in names:
+        raise ValueError(
+            f"{path} has the tensor 'rope_freqs.weight' (a stretched RoPE), which is not "
+            "supported; use the model's Hugging Face folder"
+        )
     heads = value(f"{kind}.attention.head_count")
     head_dim = value(f"{kind}.embedding_length") // heads
     if f"{kind}.attention.key_length" in reader.fields:
@@ -70,9 +74,44 @@ def _config(path: Path, reader: gguf.GGUFReader) -> ModelConfig:
         rope_theta=float(value(f"{kind}.rope.freq_base")),
         # Stored as float32, which turns 1e-5 into 9.999999747378752e-06.
         norm_eps=float(str(np.float32(value(f"{kind}.attention.layer_norm_rms_epsilon")))),
-        tied_embeddings="output.weight" not in names,
+        tied_embeddings="output.weight" not in names or _output_is_embedding(reader),
         **family.options,
     )
+
+
+def max_positions(path: str | Path) -> int | None:
+    """The longest context that the file's model was trained for, where the file says it."""
+    fields = open_gguf(path).fields
+    key = f"{fields['general.architecture'].contents()}.context_length"
+    return int(fields[key].contents()) if key in fields else None
+
+
+# Metadata (behind the architecture's name) that changes what a model computes -> the values under
+# which it changes nothing.
+_HARMLESS = {
+    "rope.scaling.type": ("none",),
+    "attention.sliding_window": (0,),
+    "expert_count": (0,),
+    "attention.layer_norm_epsilon": (),
+    "use_parallel_residual": (False,),
+}
+
+
+def _output_is_embedding(reader: gguf.GGUFReader) -> bool:
+    """Whether ``output.weight`` is the table of embeddings once more, perhaps in another precision.
+
+    Files of models with tied embeddings often hold the table twice, the output in more bits. Two
+    quantisations of one table differ by a few percent; two tables have nothing in common. A few
+    hundred rows tell.
+    """
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    table, output = tensors["token_embd.weight"], tensors["output.weight"]
+    if list(table.shape) != list(output.shape):
+        return False
+    rows = np.linspace(0, len(table.data) - 1, 256, dtype=np.int64)
+    first = gguf.dequantize(table.data[rows], table.tensor_type)
+    second = gguf.dequantize(output.data[rows], output.tensor_type)
+    return bool(np.linalg.norm(first - second) < 0.25 * np.linalg.norm(first))
 
 
 class _File:
@@ -82,6 +121,11 @@ class _File:
         reader = open_gguf(path)
         self.path = path
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        if config.tied_embeddings and "output.weight" in self._tensors:
+            if _output_is_embedding(reader):
+                output = self._tensors.pop("output.weight")
+                if output.n_bytes > self._tensors["token_embd.weight"].n_bytes:
+                    self._tensors["token_embd.weight"] = output  # the more precise of the two
         # GGUF lists axes from the fastest to the slowest.
         self.shapes = {
             name: tuple(int(n) for n in reversed(tensor.shape))

@@ -1,12 +1,13 @@
 """Hugging Face checkpoints in and out: ``config.json`` and safetensors, in one file or several with
 an index.
 
-Which architectures there are, and what is special about each, is in ``models.families``. Tensors are read by slices into
-their sharded places and written one layer's at a time (``models.weights``).
+Which architectures there are, and what is special about each, is in ``models.families``. Tensors
+are read by slices into their sharded places and written one at a time (``models.weights``).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes  # noqa: F401  gives numpy the name bfloat16
 import numpy as np
-from jax.sharding import Mesh
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -58,6 +62,11 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
     }
     if rope["rope_theta"] is None:
         raise ValueError("config.json has no 'rope_theta'")
+    if rope.get("partial_rotary_factor", 1) != 1:
+        raise ValueError(
+            f"config.json has partial_rotary_factor={rope['partial_rotary_factor']!r}, which is "
+            "not supported, only 1"
+        )
     return ModelConfig(
         vocab_size=need("vocab_size"),
         embed_dim=need("hidden_size"),
@@ -78,9 +87,14 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
     """Contents of the ``config.json`` of a model; ``max_positions`` is the longest context it was
     trained for.
 
-    Raises ValueError for a model that is none of the architectures.
+    Raises ValueError for a model that is none of the architectures, or attends otherwise than they.
     """
     family = families.of_config(config)
+    if set(config.attention) != set(ModelConfig.attention):
+        raise ValueError(
+            f"config.json has no words for attention={config.attention}, only for "
+            f"{ModelConfig.attention}"
+        )
     scaling = config.rope_scaling
     return {
         "architectures": [family.huggingface_class],
@@ -116,7 +130,7 @@ def read_config(directory: str | Path) -> ModelConfig:
     """
     path = Path(directory) / "config.json"
     try:
-        return config_from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return config_from_dict(read_json(path))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -137,51 +151,107 @@ def save(
     model: Transformer,
     *,
     max_positions: int,
+    dtype: str | None = None,
+    extra: Mapping[str, Any] | None = None,
     max_file_bytes: int = 5 * 10**9,
 ) -> None:
-    """Writes ``config.json`` and safetensors in ``config.param_dtype``, in several files above
-    ``max_file_bytes``.
+    """Writes ``config.json`` and safetensors, in several files above ``max_file_bytes``.
 
-    The host holds one file's tensors at a time. Raises FileExistsError when the directory already
-    holds a checkpoint, ValueError when shards of the model are in other processes.
+    In a program of several processes all of them call it, with one directory that all can write
+    to. Tensors are gathered one by one, and the processes take turns with the files, so that a host
+    holds one file's tensors at a time and never the whole model.
+
+    dtype: of the stored tensors, ``config.param_dtype`` unless given. extra: more keys of
+    ``config.json``, such as the ids of special tokens.
+
+    Raises:
+      FileExistsError: the directory already holds a checkpoint.
+      ValueError: the model is none that ``config.json`` can describe.
     """
     directory = Path(directory)
+    dtype = dtype or model.config.param_dtype
+    files = _split(model, np.dtype(dtype).itemsize, max_file_bytes)
+    content = config_to_dict(model.config, max_positions=max_positions)
+    content |= {"torch_dtype": dtype} | dict(extra or {})
     directory.mkdir(parents=True, exist_ok=True)
-    if present := sorted(path.name for path in directory.glob("*.safetensors*")):
+    present = sorted(path.name for path in directory.glob("*.safetensors*"))
+    _wait_for_all("looked for files")  # before the first of them writes one
+    if present:
         raise FileExistsError(f"{directory} already holds {', '.join(present)}")
+    for index, (file_name, tensors) in enumerate(files.items()):
+        writes = index % jax.process_count() == jax.process_index()
+        arrays = {}
+        for name, parameter, variable, layer in tensors:
+            array = _gathered(variable.get_value(), layer, keep=writes)
+            if writes:
+                arrays[name] = parameter.to_stored(array).astype(dtype, copy=False)
+        if writes:
+            save_file(arrays, directory / file_name, metadata={"format": "pt"})
+    _wait_for_all("wrote weights")
+    if jax.process_index() == 0:
+        if len(files) > 1:
+            _write_index(directory, files, np.dtype(dtype).itemsize)
+        # last, so that a folder with a config.json is complete
+        write_json(directory / "config.json", content)
+    _wait_for_all("wrote config.json")
+
+
+def _split(
+    model: Transformer, itemsize: int, max_file_bytes: int
+) -> dict[str, list[tuple[str, Parameter, Any, int | None]]]:
+    """File name -> the tensors in it, as ``weights.stored_tensors`` gives them."""
     files: list[list] = [[]]
-    size = total = 0
+    size = 0
     for tensor in weights.stored_tensors(model, "huggingface"):
-        _, _, variable, layer = tensor
-        if not variable.get_value().is_fully_addressable:
-            raise ValueError(
-                f"{tensor[0]} has shards in other processes; gather the model before saving it"
-            )
-        num_bytes = variable.nbytes // (1 if layer is None else variable.shape[0])
+        num_bytes = _elements(tensor) * itemsize
         if files[-1] and size + num_bytes > max_file_bytes:
             files.append([])
             size = 0
         files[-1].append(tensor)
         size = size + num_bytes
-        total = total + num_bytes
-    names = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     if len(files) == 1:
-        names = ["model.safetensors"]
-    for file_name, tensors in zip(names, files, strict=True):
-        arrays = {name: _stored(*rest) for name, *rest in tensors}
-        save_file(arrays, directory / file_name, metadata={"format": "pt"})
-    if len(files) > 1:
-        weight_map = {
-            tensor[0]: name
-            for name, tensors in zip(names, files, strict=True)
-            for tensor in tensors
-        }
-        _write_json(
-            directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map}
-        )
-    _write_json(
-        directory / "config.json", config_to_dict(model.config, max_positions=max_positions)
-    )
+        return {"model.safetensors": files[0]}
+    return {
+        f"model-{number:05}-of-{len(files):05}.safetensors": tensors
+        for number, tensors in enumerate(files, start=1)
+    }
+
+
+def _write_index(directory: Path, files: Mapping[str, list], itemsize: int) -> None:
+    """The index of a checkpoint in several files: which tensor is in which."""
+    total = sum(_elements(tensor) for tensors in files.values() for tensor in tensors) * itemsize
+    weight_map = {tensor[0]: name for name, tensors in files.items() for tensor in tensors}
+    write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _elements(tensor: tuple[str, Parameter, Any, int | None]) -> int:
+    """How many numbers a stored tensor holds."""
+    _, _, variable, layer = tensor
+    return variable.size // (1 if layer is None else variable.shape[0])
+
+
+def _gathered(array: jax.Array, layer: int | None, keep: bool) -> np.ndarray | None:
+    """One layer of a parameter (all of one outside the layers) on this host; None unless it is
+    kept here.
+    """
+    if array.is_fully_addressable:
+        return np.asarray(array if layer is None else array[layer]) if keep else None
+    # Shards are on other hosts. All hosts run this program, which gives each the whole tensor.
+    everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
+    whole = _replicate(array, None if layer is None else jnp.int32(layer), everywhere)
+    return np.asarray(whole.addressable_data(0)) if keep else None
+
+
+@functools.partial(jax.jit, static_argnames="sharding")
+def _replicate(array: jax.Array, index: jax.Array | None, sharding: NamedSharding) -> jax.Array:
+    """An array, or its part at ``index`` of axis 0, whole on every device."""
+    return jax.lax.with_sharding_constraint(array if index is None else array[index], sharding)
+
+
+def _wait_for_all(reached: str) -> None:
+    """Blocks until every process of the program is here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(f"huggingface.save: {reached}")
 
 
 class _Checkpoint:
@@ -264,10 +334,17 @@ def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
         raise ValueError(f"RoPE scaling of type 'llama3' has no {error}") from error
 
 
-def _stored(parameter: Parameter, variable: Any, layer: int | None) -> np.ndarray:
-    array = variable.get_value()
-    return parameter.to_stored(np.asarray(jax.device_get(array if layer is None else array[layer])))
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises ValueError, which names the file, when it holds none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return content
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes an indented JSON file."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from models.gguf_file import open_gguf
 
@@ -33,21 +42,43 @@ _PIECES = (
 # are added afterwards.
 _TRAINING_PIECES = (r" (?=[0-9])", *_PIECES)
 
+# How Llama 3 and Qwen2 cut text, as in their tokenizer.json; they differ in how many digits join.
+_LLAMA3_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_PIECES = _LLAMA3_PIECES.replace(r"\p{N}{1,3}", r"\p{N}")
+
 _SPACE = "Ġ"  # how byte-level BPE writes a space
 _CONTROL = gguf.TokenType.CONTROL
 _USER_DEFINED = gguf.TokenType.USER_DEFINED
 
+# What belongs to a tokeniser in a Hugging Face folder, apart from the tokeniser itself.
+CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+
 
 class Tokenizer:
-    """Text to ids and back. ``eos`` ends an assistant turn and ``pad`` fills fixed shapes; both are
-    token texts.
+    """Text to ids and back.
+
+    ``eos`` ends an assistant turn, ``pad`` fills fixed shapes, ``bos`` may open a text; all are
+    texts of tokens. chat_template: the jinja2 template that came with the tokeniser, if any.
 
     Safe to use from several threads at once. Raises ValueError when eos or pad is not a token.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, eos: str, pad: str):
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos: str,
+        pad: str,
+        bos: str | None = None,
+        chat_template: str | None = None,
+    ):
         self._backend = backend
-        self.eos, self.pad = eos, pad
+        self.eos, self.pad, self.bos = eos, pad, bos
+        self.chat_template = chat_template
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.eos_id, self.pad_id = self.token_id(eos), self.token_id(pad)
 
@@ -55,12 +86,20 @@ class Tokenizer:
     def from_file(
         cls, path: str | Path, *, eos: str | None = None, pad: str | None = None
     ) -> Tokenizer:
-        """Reads a ``tokenizer.json``.
+        """Reads a ``tokenizer.json``, given by its path or its folder.
 
         eos and pad default to those of the ``tokenizer_config.json`` beside it; without a pad token
-        eos pads. Raises ValueError when the file is not a tokeniser or no eos is known.
+        eos pads. The chat template comes from the files beside it, too.
+
+        Raises:
+          FileNotFoundError: there is no such file.
+          ValueError: the file is not a tokeniser, or no eos is known.
         """
         path = Path(path)
+        if path.is_dir():
+            path = path / "tokenizer.json"
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist")
         text = path.read_text(encoding="utf-8")
         try:
             backend = tokenizers.Tokenizer.from_str(text)
@@ -68,21 +107,27 @@ class Tokenizer:
             raise ValueError(f"{path} is not a tokenizer.json: {error}") from error
         backend.no_truncation()
         backend.no_padding()
-        beside = path.with_name("tokenizer_config.json")
+        beside = path.with_name(CONFIG_FILE)
         config = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
         eos = eos or _token_text(config.get("eos_token"))
         if eos is None:
             raise ValueError(
                 f"{path}: which token ends a turn? Pass eos=, or put eos_token into {beside}"
             )
-        return cls(backend, eos=eos, pad=pad or _token_text(config.get("pad_token")) or eos)
+        return cls(
+            backend,
+            eos=eos,
+            pad=pad or _token_text(config.get("pad_token")) or eos,
+            bos=_token_text(config.get("bos_token")),
+            chat_template=_chat_template(path.with_name(TEMPLATE_FILE), config),
+        )
 
     @classmethod
     def from_gguf(cls, path: str | Path) -> Tokenizer:
         """Rebuilds the tokeniser that a GGUF file describes in its metadata.
 
-        Known so far: byte-level BPE with SmolLM's pre-tokeniser (every digit alone, then GPT-2's
-        pattern). Raises ValueError for any other, naming it.
+        Known are byte-level BPE with the pre-tokenisers of SmolLM (every digit alone, then GPT-2's
+        pattern), Qwen2 and Llama 3. Raises ValueError for any other, naming it.
         """
         fields = open_gguf(path).fields
 
@@ -91,20 +136,25 @@ class Tokenizer:
                 raise ValueError(f"{path} has no metadata tokenizer.ggml.{name}")
             return fields[f"tokenizer.ggml.{name}"].contents()
 
-        kind = (value("model"), value("pre"))
-        if kind != ("gpt2", "smollm"):
-            raise ValueError(f"{path}: tokeniser {kind} is not known here, only ('gpt2', 'smollm')")
+        def token_of(name) -> str | None:
+            """The token whose id the file gives under ``name``, if it does."""
+            return tokens[value(name)] if f"tokenizer.ggml.{name}" in fields else None
+
+        model, pre = value("model"), value("pre")
+        if model != "gpt2" or pre not in _PRE_TOKENIZERS:
+            raise ValueError(
+                f"{path}: tokenizer.ggml.model={model!r} with tokenizer.ggml.pre={pre!r} is not "
+                f"supported, only 'gpt2' with {', '.join(map(repr, _PRE_TOKENIZERS))}"
+            )
         tokens = value("tokens")
         kinds = value("token_type")
         merges = [tuple(merge.split(" ")) for merge in value("merges")]
+        vocab = {token: i for i, token in enumerate(tokens)}
         backend = _byte_level_bpe(
-            {token: i for i, token in enumerate(tokens)},
-            merges,
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-            ],
+            vocab, merges, _PRE_TOKENIZERS[pre](), ignore_merges=pre == "llama-bpe"
         )
+        if pre == "qwen2":
+            backend.normalizer = normalizers.NFC()
         named = {
             kind: [token for token, k in zip(tokens, kinds, strict=True) if k == kind]
             for kind in set(kinds)
@@ -113,8 +163,14 @@ class Tokenizer:
             [_added(token, special=True) for token in named.get(_CONTROL, [])]
         )
         backend.add_tokens([_added(token, special=False) for token in named.get(_USER_DEFINED, [])])
+        eos = tokens[value("eos_token_id")]
+        template = fields.get("tokenizer.chat_template")
         return cls(
-            backend, eos=tokens[value("eos_token_id")], pad=tokens[value("padding_token_id")]
+            backend,
+            eos=eos,
+            pad=token_of("padding_token_id") or eos,
+            bos=token_of("bos_token_id"),
+            chat_template=template.contents() if template else None,
         )
 
     @classmethod
@@ -163,18 +219,26 @@ class Tokenizer:
         return cls(backend, eos=eos, pad=pad)
 
     def save(self, path: str | Path) -> None:
-        """Writes a ``tokenizer.json``, and eos and pad to ``tokenizer_config.json`` beside it."""
+        """Writes a ``tokenizer.json``; what transformers needs with it goes into files beside it:
+        special tokens into ``tokenizer_config.json`` and ``special_tokens_map.json``, the chat
+        template into ``chat_template.jinja``.
+        """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        special = {"eos_token": self.eos, "pad_token": self.pad}
+        if self.bos is not None:
+            special["bos_token"] = self.bos
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": self.eos,
-            "pad_token": self.pad,
+            "clean_up_tokenization_spaces": False,  # decoding gives the text back unchanged
+            **special,
         }
-        path.with_name("tokenizer_config.json").write_text(
-            json.dumps(config, indent=2) + "\n", encoding="utf-8"
-        )
+        for name, content in ((CONFIG_FILE, config), ("special_tokens_map.json", special)):
+            text = json.dumps(content, indent=2) + "\n"
+            path.with_name(name).write_text(text, encoding="utf-8")
+        if self.chat_template is not None:
+            path.with_name(TEMPLATE_FILE).write_text(self.chat_template, encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``; special tokens that it contains are recognised, none are added."""
@@ -205,13 +269,44 @@ def _split(pieces: Sequence[str]) -> list[pre_tokenizers.PreTokenizer]:
     return [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
+def _digits_apart() -> list[pre_tokenizers.PreTokenizer]:
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    return [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
+
+
+# tokenizer.ggml.pre of a GGUF file -> how text is cut before merging.
+_PRE_TOKENIZERS: dict[str, Callable[[], list[pre_tokenizers.PreTokenizer]]] = {
+    "smollm": _digits_apart,
+    "qwen2": lambda: _split([_QWEN2_PIECES]),
+    "llama-bpe": lambda: _split([_LLAMA3_PIECES]),
+}
+
+
 def _byte_level_bpe(
-    vocab: dict[str, int], merges: list[tuple[str, str]], steps: list
+    vocab: dict[str, int],
+    merges: list[tuple[str, str]],
+    steps: list,
+    *,
+    ignore_merges: bool = False,
 ) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    """ignore_merges: a piece that is a token as a whole is that token, whatever merges give."""
+    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=ignore_merges)
+    backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _chat_template(file: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template from its own file or from ``tokenizer_config.json``, where it may be one of
+    several named ones.
+    """
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+    return found
 
 
 def _token_text(token: str | dict | None) -> str | None:

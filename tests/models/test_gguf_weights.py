@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import inspect
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -37,14 +38,32 @@ needs_smollm2 = pytest.mark.skipif(
 )
 
 
+Q8 = gguf.GGMLQuantizationType.Q8_0
+Q4 = gguf.GGMLQuantizationType.Q4_1
+F32 = gguf.GGMLQuantizationType.F32
+
+
 def write(
-    path: Path, kind: str, model: Transformer, quantise: bool = False, skip: str = ""
+    path: Path,
+    kind: str,
+    model: Transformer,
+    quantise: bool = False,
+    skip: str = "",
+    output: tuple[np.ndarray, gguf.GGMLQuantizationType] | None = None,
+    metadata: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> None:
     """The model as a GGUF file: as llama.cpp's converter writes it, matrices in Q8_0 if
     ``quantise``.
+
+    output: a table and its quantisation for the tensor ``output.weight`` of a model whose
+    embeddings are tied. metadata: writes more of it.
     """
     c = model.config
     writer = gguf.GGUFWriter(path, kind)
+    metadata(writer)
+    if output is not None:
+        quantised = gguf.quantize(output[0], output[1])
+        writer.add_tensor("output.weight", quantised, raw_dtype=output[1])
     writer.add_block_count(c.num_layers)
     writer.add_embedding_length(c.embed_dim)
     writer.add_feed_forward_length(c.mlp_dim)
@@ -65,8 +84,7 @@ def write(
         if name == skip:
             continue
         if quantise and array.ndim == 2:
-            quantised = gguf.quantize(array, gguf.GGMLQuantizationType.Q8_0)
-            writer.add_tensor(name, quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            writer.add_tensor(name, gguf.quantize(array, Q8), raw_dtype=Q8)
         else:
             writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -108,6 +126,41 @@ def test_missing_tensors_unknown_architectures_and_cut_files_are_named(tmp_path)
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ValueError, match=r"model\.gguf .* is not a whole GGUF file"):
         gguf_weights.read_config(path)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_a_second_copy_of_tied_embeddings_is_not_another_matrix(kind, tmp_path):
+    path = tmp_path / "model.gguf"
+    model = random_model(dataclasses.replace(CONFIG, **KINDS[kind] | {"tied_embeddings": True}))
+    table = np.asarray(model.embed.table[...])
+    for embedding_in_q8, output in ((False, Q8), (False, Q4), (True, F32)):
+        write(path, kind, model, quantise=embedding_in_q8, output=(table, output))
+        assert gguf_weights.read_config(path) == model.config
+        loaded = gguf_weights.load(path, model.config, make_mesh(MESHES["one"]))
+        # the copy with more bits is the one that is read
+        np.testing.assert_array_equal(np.asarray(loaded.embed.table[...]), table)
+    write(path, kind, model, output=(table[::-1].copy(), Q8))
+    config = gguf_weights.read_config(path)
+    assert config == dataclasses.replace(model.config, tied_embeddings=False)
+    assert gguf_weights.load(path, config, make_mesh(MESHES["one"])).unembed.shape == (32, 24)
+    with pytest.raises(ValueError, match=r"output\.weight: expected no such tensor"):
+        gguf_weights.load(path, model.config, make_mesh(MESHES["one"]))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rope.scaling.type", "yarn"), ("attention.sliding_window", 64), ("expert_count", 8)],
+)
+def test_metadata_that_cannot_be_computed_is_named(key, value, tmp_path):
+    add = "add_string" if isinstance(value, str) else "add_uint32"
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        getattr(writer, add)(f"qwen2.{key}", value)
+
+    model = random_model(dataclasses.replace(CONFIG, **KINDS["qwen2"]))
+    write(tmp_path / "model.gguf", "qwen2", model, metadata=metadata)
+    with pytest.raises(ValueError, match=rf"qwen2\.{key}={value!r}, which is not supported"):
+        gguf_weights.read_config(tmp_path / "model.gguf")
 
 
 @pytest.fixture(scope="module")

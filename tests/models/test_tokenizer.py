@@ -5,11 +5,15 @@ single.
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
+import gguf
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,3 +103,103 @@ def test_bad_files_and_sizes_are_refused(tokenizer, tmp_path):
     with pytest.raises(ValueError, match="which token ends a turn"):
         Tokenizer.from_file(tmp_path / "tokenizer.json")
     assert Tokenizer.from_file(tmp_path / "tokenizer.json", eos="<|eot|>").pad_id == 2
+
+
+# As in the tokenizer.json that Qwen and Meta publish; the vocabularies here are small.
+PUBLISHED = {
+    "qwen2": (
+        {"type": "NFC"},
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        False,
+    ),
+    "llama-bpe": (
+        None,
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+"
+        r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        True,
+    ),
+}
+END = "<|im_end|>"
+
+
+def published(kind: str) -> tokenizers.Tokenizer:
+    """A tokeniser with the steps of a published one, trained on this file's texts."""
+    normalizer, pattern, ignore_merges = PUBLISHED[kind]
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    to_bytes["trim_offsets"] = False
+    empty = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=ignore_merges))
+    content = json.loads(empty.to_str())
+    content["normalizer"] = normalizer
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [cut, to_bytes]}
+    content["decoder"] = to_bytes
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=800, initial_alphabet=alphabet, show_progress=False
+    )
+    texts = [*TEXTS, "I'll don't WE'RE 123 4567 89\r\n\n", Path(__file__).read_text("utf-8")]
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+def write_gguf(path: Path, kind: str, tokenizer: tokenizers.Tokenizer) -> None:
+    """A GGUF file that describes a tokeniser, as llama.cpp's converter writes it."""
+    content = json.loads(tokenizer.to_str())
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
+    kinds = [gguf.TokenType.CONTROL if t == END else gguf.TokenType.NORMAL for t in tokens]
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(kind)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(merge) for merge in content["model"]["merges"]])
+    writer.add_eos_token_id(tokenizer.token_to_id(END))
+    writer.add_chat_template("{{ messages[0].content }}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module", params=PUBLISHED)
+def published_and_read(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    tokenizer = published(request.param)
+    write_gguf(path, request.param, tokenizer)
+    return tokenizer, Tokenizer.from_gguf(path)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    parts=st.lists(
+        st.one_of(
+            st.text(alphabet=st.characters(codec="utf-8"), max_size=8),
+            st.sampled_from(["don't", "I'LL", " 1234", "e\u0301", "  x", "\r\n\n ", "def f(", END]),
+        )
+    )
+)
+def test_a_tokenizer_from_gguf_is_the_published_one(published_and_read, parts):
+    tokenizer, read = published_and_read
+    text = "".join(parts)
+    assert read.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_a_tokenizer_from_gguf_knows_its_end_and_its_template(published_and_read, tmp_path):
+    tokenizer, read = published_and_read
+    assert (read.eos, read.pad, read.bos) == (END, END, None)
+    assert read.chat_template == "{{ messages[0].content }}"
+    read.save(tmp_path / "tokenizer.json")
+    again = Tokenizer.from_file(tmp_path)
+    assert (again.eos, again.pad, again.chat_template) == (END, END, read.chat_template)
+    assert again.encode(TEXTS[0]) == read.encode(TEXTS[0])
+    write_gguf(tmp_path / "model.gguf", "viking", tokenizer)
+    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.pre='viking' is not supported"):
+        Tokenizer.from_gguf(tmp_path / "model.gguf")
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json does not exist"):
+        Tokenizer.from_file(tmp_path)

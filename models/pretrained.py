@@ -1,0 +1,51 @@
+"""A model at a path in either format of others: a Hugging Face folder, or a GGUF file.
+
+Errors name the path and what is wrong with it: FileNotFoundError for what is missing, ValueError
+for what cannot be read or computed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from jax.sharding import Mesh
+
+from models import gguf_weights, huggingface
+from models.tokenizer import Tokenizer
+from models.transformer import ModelConfig, Transformer
+
+
+def is_pretrained(path: Path) -> bool:
+    """Whether there is a file, or a folder with the ``config.json`` of a model."""
+    if not path.is_dir():
+        return path.is_file()
+    try:
+        return "model_type" in json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The model's shape, with dtypes float32."""
+    return huggingface.read_config(path) if path.is_dir() else gguf_weights.read_config(path)
+
+
+def max_positions(path: Path) -> int | None:
+    """The longest context that the model was trained for, where its files say it."""
+    if path.is_dir():
+        return huggingface.read_json(path / "config.json").get("max_position_embeddings")
+    return gguf_weights.max_positions(path)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokeniser of a folder (or of a ``tokenizer.json``), or the one in a GGUF file."""
+    if path.suffix == ".gguf":
+        return Tokenizer.from_gguf(path)
+    return Tokenizer.from_file(path)
+
+
+def load(path: Path, config: ModelConfig, mesh: Mesh) -> Transformer:
+    """The model, sharded over ``mesh``; ``config`` is ``read_config``'s with the dtypes wanted."""
+    reader = huggingface if path.is_dir() else gguf_weights
+    return reader.load(path, config, mesh)
