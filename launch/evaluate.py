@@ -27,8 +27,7 @@ from ml_collections import config_flags
 from launch import flags
 from models.sharding import parameter_shardings
 from models.transformer import Transformer, abstract_model
-from rl_code import checkpoint
-from rl_code import config as config_lib
+from rl_code import checkpoint, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare
 from rl_code.evaluation import suite as suite_lib
@@ -48,7 +47,7 @@ absl_flags.DEFINE_string("against", None, f"Workdir of a run to compare with, or
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
-    run_config = config_lib.build(RunConfig, config)
+    run_config = read_config.build(RunConfig, config)
     suite = choose_suite(run_config, FLAGS.suite, FLAGS.greedy)
     console = flags.console()
     file, _, _ = config_flags.get_config_filename(FLAGS["config"]).partition(":")
@@ -72,7 +71,7 @@ def choose_suite(config: RunConfig, name: str, greedy: bool) -> SuiteConfig:
     """
     suites = {suite.name: suite for suite in config.suites}
     if name not in suites:
-        raise config_lib.ConfigError(
+        raise read_config.ConfigError(
             f"--suite={name} is not one of the config's suites: {', '.join(suites)}"
         )
     suite = suites[name]
@@ -109,7 +108,7 @@ def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer
     )
     restored = checkpoint.load(workdir, {"model": model}, step=step, partial=True)
     if restored is None:
-        raise config_lib.ConfigError(
+        raise read_config.ConfigError(
             f"{workdir} has no checkpoint; without --workdir the untrained model is evaluated"
         )
     return restored.state["model"], f"step_{restored.step}", restored.step

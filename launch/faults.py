@@ -27,7 +27,7 @@ from absl import flags as absl_flags
 from ml_collections import config_flags
 
 from launch import flags
-from rl_code import config as config_lib
+from rl_code import read_config
 from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig, refuse_sync
 from rl_code.store import audit
@@ -81,10 +81,10 @@ class Role:
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
-    run_config = config_lib.build(RunConfig, config)
+    run_config = read_config.build(RunConfig, config)
     refuse_sync(run_config)
     if FLAGS.hangs and FLAGS.actors < 2:
-        raise config_lib.ConfigError(
+        raise read_config.ConfigError(
             f"--hangs={FLAGS.hangs} --actors={FLAGS.actors}: nobody could take over"
         )
     # the roles end with this program, however it is stopped

@@ -25,7 +25,7 @@ from ml_collections import config_flags
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
 from rl_code.checkpoint import CheckpointError
-from rl_code.config import ConfigError
+from rl_code.read_config import ConfigError
 from rl_code.tasks.records import TaskFileError
 
 _LAST_S = 60.0  # that a program which gave up may take to end

@@ -16,17 +16,17 @@ import ml_collections
 from absl import flags as absl_flags
 
 from launch import flags
-from rl_code import checkpoint
-from rl_code import config as config_lib
+from rl_code import checkpoint, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.metrics import Progress
 from rl_code.replay import replay, same_bits
 from rl_code.run import Run
-from rl_code.run_config import RunConfig, check, meshes
+from rl_code.run_config import RunConfig, meshes
 from rl_code.stop import StopRequest
 from rl_code.store import audit
 from rl_code.store.errors import StoreError
 from rl_code.train import STORE
+from rl_code.workdir import check
 
 START = absl_flags.DEFINE_integer(
     "start", 0, "First step: 0, or that of a checkpoint in the workdir.", 0
@@ -35,7 +35,7 @@ END = absl_flags.DEFINE_integer("end", None, "Step to stop before; the newest by
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
-    run_config = config_lib.build(RunConfig, config)
+    run_config = read_config.build(RunConfig, config)
     flags.use_virtual_devices(*meshes(run_config, "learner"))
     check(Path(workdir), run_config)
     with (

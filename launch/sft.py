@@ -11,8 +11,7 @@ import jax
 import ml_collections
 
 from launch import flags
-from rl_code import config as config_lib
-from rl_code import sft
+from rl_code import read_config, sft
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
@@ -20,9 +19,9 @@ from rl_code.stop import StopRequest
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
-    run_config = config_lib.build(RunConfig, config)
+    run_config = read_config.build(RunConfig, config)
     if not run_config.sft.steps:
-        raise config_lib.ConfigError("config.sft.steps = 0: this config has no warm start")
+        raise read_config.ConfigError("config.sft.steps = 0: this config has no warm start")
     flags.use_virtual_devices(*meshes(run_config))
     with Run(run_config, Path(workdir)) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
         sft.warm_start(run, stop)

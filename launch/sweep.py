@@ -39,8 +39,7 @@ from ml_collections import config_flags
 
 from launch import flags, sweep_figure
 from launch.sweep_figure import Panel
-from rl_code import config as config_lib
-from rl_code import sft
+from rl_code import read_config, sft
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.files import write_atomically
@@ -78,9 +77,9 @@ class SweepRun:
         path = self.workdir / DONE
         if not path.exists():
             return False
-        keys = config_lib.diff(json.loads(path.read_text())["config"], self.config)
+        keys = read_config.diff(json.loads(path.read_text())["config"], self.config)
         if keys:
-            raise config_lib.ConfigError(
+            raise read_config.ConfigError(
                 f"{self.workdir} was finished with another config; {', '.join(keys)} differ"
             )
         return True
@@ -91,7 +90,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     module = runpy.run_path(path)
     arguments = [argument] if argument else []
     if "get_sweep" not in module:
-        raise config_lib.ConfigError(f"{path} defines no get_sweep(), which says what to run")
+        raise read_config.ConfigError(f"{path} defines no get_sweep(), which says what to run")
     runs = plan(config, module["get_sweep"](*arguments), Path(workdir))
     panels = sweep_figure.parse(module["get_figure"](*arguments) if "get_figure" in module else ())
     given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
@@ -126,7 +125,7 @@ def plan(
         without_seed = {key: value for key, value in overrides.items() if key != SEED}
         variant = given.get(VARIANT) or describe(without_seed) or "base"
         if variants.setdefault(variant, without_seed) != without_seed:
-            raise config_lib.ConfigError(
+            raise read_config.ConfigError(
                 f"get_sweep() calls {variant!r} both {describe(variants[variant])} and "
                 f"{describe(without_seed)}"
             )
@@ -137,9 +136,9 @@ def plan(
         )
         folder = workdir / (re.sub(r"[^\w.=,+-]+", "_", name) or "base")
         if folder in runs:
-            raise config_lib.ConfigError(f"get_sweep() gives {name or 'no overrides'} twice")
+            raise read_config.ConfigError(f"get_sweep() gives {name or 'no overrides'} twice")
         runs[folder] = SweepRun(
-            variant, overrides, config_lib.build(RunConfig, changed(config, overrides)), folder
+            variant, overrides, read_config.build(RunConfig, changed(config, overrides)), folder
         )
     return list(runs.values())
 
@@ -157,7 +156,7 @@ def changed(
         for part in filter(None, section.split(".")):
             target = target.get(part) if isinstance(target, ml_collections.ConfigDict) else None
         if not isinstance(target, ml_collections.ConfigDict) or name not in target:
-            raise config_lib.ConfigError(
+            raise read_config.ConfigError(
                 f"get_sweep() overrides config.{key}, which the config does not have"
             )
         with target.ignore_type():
@@ -219,7 +218,7 @@ def take_over_warm_start(run: SweepRun, runs: Sequence[SweepRun]) -> None:
         source = other.workdir / sft.FOLDER
         if target.exists() or not source.exists() or not other.finished():
             continue
-        if not config_lib.diff(other.config, run.config, without=sft.MAY_DIFFER):
+        if not read_config.diff(other.config, run.config, without=sft.MAY_DIFFER):
             partial = run.workdir / f".{sft.FOLDER}.partial"
             shutil.rmtree(partial, ignore_errors=True)
             shutil.copytree(source, partial)
@@ -246,7 +245,7 @@ def start(run: SweepRun, command: Sequence[str], to_log: bool) -> subprocess.Pop
 def record(run: SweepRun, exit_code: int, seconds: float) -> bool:
     """Notes that a run has ended; whether it ended well."""
     if exit_code == 0:
-        done = {"config": config_lib.to_dict(run.config), "seconds": seconds}
+        done = {"config": read_config.to_dict(run.config), "seconds": seconds}
         write_atomically(run.workdir / DONE, json.dumps(done).encode())
     else:
         log = run.workdir / LOG

@@ -24,8 +24,8 @@ import numpy as np
 import rich.markup
 import rich.table
 
-from rl_code.config import ConfigError
 from rl_code.metrics import read_metrics
+from rl_code.read_config import ConfigError
 
 Variants = Mapping[str, Sequence[Path]]  # the runs' folders of every variant
 Numbers = dict[str, dict[str, list[float]]]  # what is measured -> variant -> one number per run

@@ -20,7 +20,7 @@ import rich.console
 from absl import flags as absl_flags
 
 from launch import flags
-from rl_code import config as config_lib
+from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult
@@ -56,9 +56,9 @@ DISTRIBUTED = absl_flags.DEFINE_bool(
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
-    run_config = config_lib.build(RunConfig, config)
+    run_config = read_config.build(RunConfig, config)
     if ROLE.value == "actor" and NAME.value in (None, *RESERVED):
-        raise config_lib.ConfigError(
+        raise read_config.ConfigError(
             f"--name={NAME.value or ''}: an actor needs a name of its own among those of the run, "
             "as in --name=actor-0"
         )

@@ -31,8 +31,7 @@ import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from rl_code import arrays, files
-from rl_code import config as config_lib
+from rl_code import arrays, files, read_config
 
 _RECORD = re.compile(r"step_(\d{8,})\.json")
 # What Orbax and TensorStore raise when files cannot be written or read; JaxRuntimeError is a
@@ -85,7 +84,7 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"{keep=} must be at least 1")
         self._folder = Path(workdir).absolute() / "checkpoints"
-        self._config = config_lib.to_dict(config)
+        self._config = read_config.to_dict(config)
         self._keep = keep
         self._known: set[int] = set()
         self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
@@ -93,7 +92,7 @@ class Checkpoints:
         self._lock = _lock(self._folder / "lock") if jax.process_index() == 0 else None
         try:
             _check_config(self._folder, self._config, may_change)
-        except config_lib.ConfigError:
+        except read_config.ConfigError:
             self._unlock()
             raise
         _remove_incomplete(self._folder)
@@ -362,12 +361,12 @@ def _read(directory: Path, record: Mapping[str, Any], abstract: Any, partial: bo
     stored = record["arrays"]
     for name, here in wanted.items():
         if stored.get(name) != here:
-            raise config_lib.ConfigError(
+            raise read_config.ConfigError(
                 f"{name}: expected {here}, found {stored.get(name, 'nothing')} in {directory}"
             )
     extra = sorted(stored.keys() - wanted.keys())
     if extra and not partial:
-        raise config_lib.ConfigError(
+        raise read_config.ConfigError(
             f"{directory} has {', '.join(extra)}, which the state does not have"
         )
     target = arrays.targets(abstract)
@@ -390,7 +389,7 @@ def _check_config(folder: Path, config: Mapping[str, Any], may_change: Collectio
             stored = json.loads((folder / f"step_{step:08d}.json").read_text())["config"]
         except (OSError, ValueError):
             continue  # a damaged record is reported when it is restored
-        config_lib.check_same(stored, config, folder.parent, may_change)
+        read_config.check_same(stored, config, folder.parent, may_change)
         return
 
 

@@ -15,8 +15,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from rl_code import config as config_lib
-from rl_code.config import ConfigError
+from rl_code import read_config
+from rl_code.read_config import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def make(family: Mapping[str, Any], named: Named, path: str) -> Any:
     """
     member = find(family, named.name, path)
     if isinstance(member, type) and dataclasses.is_dataclass(member):
-        return config_lib.build(member, named.settings, path)
+        return read_config.build(member, named.settings, path)
     if named.settings:
         raise ConfigError(
             f"{path}: {named.name} takes no settings, found {', '.join(sorted(named.settings))}"

@@ -18,13 +18,13 @@ from models.families import PRESETS
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
-from rl_code.config import ConfigError
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.protocol import stop_ids
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.evaluation.suite import SuiteResult, from_groups
+from rl_code.read_config import ConfigError
 from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
 from rl_code.rollout.sampling import SamplingConfig

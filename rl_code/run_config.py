@@ -1,25 +1,20 @@
-"""What a run is configured by: a section for each part of it, and whose a workdir is."""
+"""What a run is configured by: a section for each part of it."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-from pathlib import Path
 from typing import Literal
 
 from attention.methods import METHODS, Method
 from models.families import PRESETS
 from models.sharding import MeshConfig
-from rl_code import config as config_lib
-from rl_code.config import ConfigError
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig
-from rl_code.files import write_atomically
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import OptimizerConfig
 from rl_code.named import Named, make
+from rl_code.read_config import ConfigError
 from rl_code.rewards.outcome import RewardConfig
 from rl_code.rollout.engine import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
@@ -230,20 +225,6 @@ class RunConfig:
             )
 
 
-# Keys of a config that may differ between the start of a run and its continuation.
-MAY_CHANGE = (
-    "checkpoint",
-    "suites",
-    "rollout.workers",
-    "rollout.tool_timeout_s",
-    "asynchrony.work",
-    "asynchrony.weights",
-)
-
-
-CONFIG_FILE = "config.json"
-
-
 def refuse_sync(config: RunConfig) -> None:
     """Raises ConfigError if a learner and actors in processes of their own cannot run a config."""
     if config.asynchrony.mode == "sync":
@@ -251,21 +232,6 @@ def refuse_sync(config: RunConfig) -> None:
             "asynchrony.mode = 'sync': a learner and actors in processes of their own need "
             "'one_step' or 'in_flight'"
         )
-
-
-def own(workdir: Path, config: RunConfig) -> None:
-    """Makes a workdir this config's; ConfigError if it is another one's. Processes of one run call
-    it in any order.
-    """
-    check(workdir, config)
-    write_atomically(workdir / CONFIG_FILE, config_lib.to_json(config).encode())
-
-
-def check(workdir: Path, config: RunConfig) -> None:
-    """Raises ConfigError, which names the keys, if a workdir is another config's."""
-    with contextlib.suppress(FileNotFoundError):
-        there = json.loads((workdir / CONFIG_FILE).read_text())
-        config_lib.check_same(there, config, workdir, MAY_CHANGE)
 
 
 def meshes(config: RunConfig, role: str = "all") -> list[MeshConfig]:

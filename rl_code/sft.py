@@ -14,8 +14,8 @@ from rl_code.learner.batching import SupervisedBatch, pack_supervised
 from rl_code.learner.update import TrainState, init_state, make_sft_update
 from rl_code.metrics import MetricWriter, Progress
 from rl_code.run import Run
-from rl_code.run_config import MAY_CHANGE
 from rl_code.stop import Stopped, StopRequest
+from rl_code.workdir import MAY_CHANGE
 
 FOLDER = "sft"
 # Keys of a config on which a warm start does not depend: runs that differ in nothing else may share

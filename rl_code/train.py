@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from models.transformer import Transformer
-from rl_code import run_config, sft
+from rl_code import sft
 from rl_code.checkpoint import Checkpoints
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
@@ -39,7 +39,7 @@ from rl_code.rollout.group_source import (
 )
 from rl_code.rollout.multihost import Channel, LeadingWeights, follow
 from rl_code.run import Run
-from rl_code.run_config import MAY_CHANGE, RunConfig
+from rl_code.run_config import RunConfig, refuse_sync
 from rl_code.schedule import solved
 from rl_code.stop import Stopped, StopRequest
 from rl_code.store import steps as steps_lib
@@ -55,6 +55,7 @@ from rl_code.weights.stored import StoredPublisher, StoredSubscriber
 from rl_code.weights.transfer import TransferPublisher, TransferSubscriber
 from rl_code.weights.versions import Publisher, Subscriber
 from rl_code.weights.waiting import Deadline
+from rl_code.workdir import MAY_CHANGE, check, own
 
 STORE = "store"
 ACTORS = "actors"
@@ -76,10 +77,10 @@ def train(
     """
     workdir = Path(workdir)
     if role == "learner":
-        run_config.refuse_sync(config)
+        refuse_sync(config)
     workdir.mkdir(parents=True, exist_ok=True)
     if jax.process_index() == 0:
-        run_config.own(workdir, config)
+        own(workdir, config)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
         if run.config.sft.steps:
             model = sft.warm_start(run, stop).model
@@ -99,9 +100,9 @@ def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.
     """
     workdir = Path(workdir)
     deadline_s = config.asynchrony.weights.deadline_s
-    run_config.refuse_sync(config)
+    refuse_sync(config)
     _await_store(workdir, config.asynchrony.work.deadline_s)
-    run_config.check(workdir, config)
+    check(workdir, config)
     with contextlib.ExitStack() as stack:
         channel = (
             stack.enter_context(contextlib.closing(Channel(host, deadline_s)))

@@ -16,7 +16,7 @@ import pytest
 
 from experiments.recall.study import RecallExperiment
 from launch import sweep
-from rl_code import config as config_lib
+from rl_code import read_config
 from rl_code.run_config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,7 +81,7 @@ def unread(cls: type, read: set[str]) -> list[str]:
 @pytest.mark.parametrize("argument", ["", "smoke"])
 def test_a_config_fills_its_dataclass_exactly(path, argument):
     config = load(path, argument)
-    config_lib.build(KINDS.get(path.name, RunConfig), config)
+    read_config.build(KINDS.get(path.name, RunConfig), config)
     with pytest.raises((AttributeError, KeyError)):
         config.lock()
         config.no_such_key = 1

@@ -18,12 +18,12 @@ import rich.console
 from experiments.recall.report import draw, table
 from experiments.recall.study import RecallExperiment, run_method
 from launch import flags
-from rl_code import config as config_lib
+from rl_code import read_config
 from rl_code.stop import StopRequest
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
-    experiment = config_lib.build(RecallExperiment, config)
+    experiment = read_config.build(RecallExperiment, config)
     folder = Path(workdir)
     flags.use_virtual_devices(experiment.mesh)
     with StopRequest() as stop:

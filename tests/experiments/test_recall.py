@@ -16,14 +16,14 @@ from attention.nsa import NSA
 from configs import recall as config
 from experiments.recall import study
 from experiments.recall.study import RecallExperiment, RecallMethod, run_method
-from rl_code import config as config_lib
+from rl_code import read_config
 from rl_code.metrics import read_metrics
 from rl_code.stop import Stopped, StopRequest
 
 
 @pytest.fixture(scope="module")
 def smoke() -> RecallExperiment:
-    experiment = config_lib.build(RecallExperiment, config.get_config("smoke"))
+    experiment = read_config.build(RecallExperiment, config.get_config("smoke"))
     return dataclasses.replace(
         experiment, methods={"window": RecallMethod((Window(8),))}, checkpoint_every=1
     )

@@ -24,7 +24,7 @@ SCRIPT = """
 import json, os, sys
 from launch import flags
 from rl_code.checkpoint import CheckpointError
-from rl_code.config import ConfigError
+from rl_code.read_config import ConfigError
 
 def main(config, workdir):
     if config.steps == 100:

@@ -19,8 +19,8 @@ import rich.console
 from matplotlib import figure
 
 from launch import sweep, sweep_figure
-from rl_code.config import ConfigError
 from rl_code.evaluation.suite import SuiteResult, TaskResult
+from rl_code.read_config import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,8 @@ import pytest
 
 from configs import asynchrony
 from rl_code import run as run_lib
-from rl_code.config import build
 from rl_code.metrics import read_metrics
+from rl_code.read_config import build
 from rl_code.replay import replay
 from rl_code.run import Run
 from rl_code.run_config import RunConfig

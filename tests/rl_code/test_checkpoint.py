@@ -18,8 +18,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from rl_code import checkpoint
-from rl_code import config as config_lib
+from rl_code import checkpoint, read_config
 from rl_code.arrays import flatten
 from rl_code.checkpoint import CheckpointError, Checkpoints
 
@@ -199,7 +198,7 @@ def test_another_config_in_the_workdir_is_refused_by_name(tmp_path):
     save_steps(tmp_path, 1)
     other = {**CONFIG, "steps": 20, "loss": {"clip_high": 0.3, "clip_low": 0.2}}
     with pytest.raises(
-        config_lib.ConfigError, match=r"loss\.clip_high = 0\.28 there, 0\.3 here"
+        read_config.ConfigError, match=r"loss\.clip_high = 0\.28 there, 0\.3 here"
     ) as error:
         Checkpoints(tmp_path, other, keep=2, may_change=("steps",))
     assert "steps" not in str(error.value) and "clip_low" not in str(error.value)

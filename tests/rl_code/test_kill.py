@@ -16,9 +16,9 @@ import pytest
 
 from configs import quickstart
 from rl_code import checkpoint
-from rl_code.config import build
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics, read_trajectories
+from rl_code.read_config import build
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from tests import programs

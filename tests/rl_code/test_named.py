@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from rl_code import config as config_lib
-from rl_code.config import ConfigError
+from rl_code import read_config
 from rl_code.named import Named, find, make
+from rl_code.read_config import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +58,9 @@ def outside(tmp_path, monkeypatch):
     ],
 )
 def test_a_name_gives_the_member_with_its_settings(outside, value, wanted):
-    section = config_lib.build(Section, {"loss": value, "others": [value]})
+    section = read_config.build(Section, {"loss": value, "others": [value]})
     assert make(FAMILY, section.loss, "config.loss")(3.0) == wanted
-    again = config_lib.build(Section, config_lib.to_dict(section))
+    again = read_config.build(Section, read_config.to_dict(section))
     assert again == section
 
 
@@ -80,7 +80,7 @@ def test_a_name_gives_the_member_with_its_settings(outside, value, wanted):
 )
 def test_a_wrong_name_is_refused_and_named(outside, value, message):
     with pytest.raises(ConfigError, match=message):
-        make(FAMILY, config_lib.build(Section, {"loss": value}).loss, "config.loss")
+        make(FAMILY, read_config.build(Section, {"loss": value}).loss, "config.loss")
 
 
 def test_an_import_that_fails_inside_the_users_module_keeps_its_traceback(outside):

@@ -23,10 +23,10 @@ from rl_code import checkpoint
 from rl_code import run as run_lib
 from rl_code import train as train_lib
 from rl_code.checkpoint import CheckpointError
-from rl_code.config import ConfigError, build
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics
+from rl_code.read_config import ConfigError, build
 from rl_code.replay import Replayed, replay, same_bits
 from rl_code.rollout.group_source import InActorThread
 from rl_code.run import Run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from configs import quickstart, smollm2_mbpp
-from rl_code.config import ConfigError, build
 from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.read_config import ConfigError, build
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.tasks.records import TaskFileError

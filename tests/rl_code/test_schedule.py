@@ -18,7 +18,7 @@ import jax
 import pytest
 
 from configs import quickstart
-from rl_code.config import build
+from rl_code.read_config import build
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.group_source import FromOtherProcesses, StopWaiting
 from rl_code.run_config import RunConfig

@@ -13,7 +13,7 @@ import pytest
 
 from configs import quickstart
 from models.tokenizer import Tokenizer
-from rl_code import config as config_lib
+from rl_code import read_config
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
@@ -40,7 +40,7 @@ MESSAGES = (
 
 @pytest.fixture(scope="module")
 def tasks():
-    config = config_lib.build(RunConfig, quickstart.get_config())
+    config = read_config.build(RunConfig, quickstart.get_config())
     return load(config.tasks)[:COUNT]
 
 

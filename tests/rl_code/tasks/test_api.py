@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rl_code import config as config_lib
+from rl_code import read_config
 from rl_code.tasks.api import STREAM_LENGTH, TaskConfig, load, mutations
 from rl_code.tasks.deduplicate import DuplicateConfig
 from rl_code.tasks.differential import DifferentialConfig
@@ -74,7 +74,7 @@ def test_near_duplicates_of_held_out_tasks_leave_training_only(tmp_path):
 )
 def test_a_wrong_config_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        config_lib.build(TaskConfig, GENERATED | change)
+        read_config.build(TaskConfig, GENERATED | change)
 
 
 def test_differential_tests_need_a_sandbox(tmp_path):

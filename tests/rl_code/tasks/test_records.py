@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rl_code import config as config_lib
+from rl_code import read_config
 from rl_code.tasks.api import TaskConfig
 from rl_code.tasks.api import load as load_config
 from rl_code.tasks.records import TaskFileError, load
@@ -97,10 +97,10 @@ def test_a_config_names_the_columns(tmp_path):
         "seed": 0,
         "levels": (),
     }
-    config = config_lib.build(TaskConfig, section | {"columns": COLUMNS})
+    config = read_config.build(TaskConfig, section | {"columns": COLUMNS})
     assert [task.id for task in load_config(config)] == ["4"]
     with pytest.raises(ValueError, match="columns belongs to source='records'"):
-        config_lib.build(TaskConfig, section)
+        read_config.build(TaskConfig, section)
 
 
 def test_chats_files_and_code_are_taken_as_they_are(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_code import config as config_lib
+from rl_code import read_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def test_a_config_becomes_the_dataclass_it_describes():
         extra={"anything": (1,)},
     )
     for config in (good(), ml_collections.ConfigDict(good())):
-        built = config_lib.build(Run, config)
+        built = read_config.build(Run, config)
         assert built == expected
         assert [type(x) for x in built.betas] == [float, float]
 
@@ -143,8 +143,8 @@ def test_a_config_becomes_the_dataclass_it_describes():
     ],
 )
 def test_a_wrong_config_is_refused_by_name_and_value(key, value, complaint):
-    with pytest.raises(config_lib.ConfigError, match=complaint):
-        config_lib.build(Run, changed(key, value))
+    with pytest.raises(read_config.ConfigError, match=complaint):
+        read_config.build(Run, changed(key, value))
 
 
 scalars = st.sampled_from(
@@ -157,28 +157,30 @@ configs = st.dictionaries(st.sampled_from("xyz"), scalars | sections, max_size=3
 @settings(deadline=None)
 @given(configs, configs)
 def test_configs_differ_exactly_when_their_json_does(a, b):
-    assert (config_lib.to_json(a) == config_lib.to_json(b)) == (config_lib.diff(a, b) == [])
+    assert (read_config.to_json(a) == read_config.to_json(b)) == (read_config.diff(a, b) == [])
 
 
 @settings(deadline=None)
 @given(configs)
 def test_a_config_equals_what_its_json_says(config):
-    assert config_lib.diff(config, json.loads(config_lib.to_json(config))) == []
+    assert read_config.diff(config, json.loads(read_config.to_json(config))) == []
 
 
 def test_a_difference_is_named_where_it_is():
-    a = config_lib.build(Run, good())
+    a = read_config.build(Run, good())
     b = dataclasses.replace(a, steps=4, loss=Loss("ppo", 0.3, None), tasks=Files("x"), betas=(0.9,))
-    assert config_lib.diff(a, a) == []
-    assert config_lib.diff(a, b) == [
+    assert read_config.diff(a, a) == []
+    assert read_config.diff(a, b) == [
         "betas",
         "loss.clip_low",
         "steps",
         "tasks.levels",
         "tasks.path",
     ]
-    assert config_lib.lookup(b, "loss.clip_low") == 0.3 and config_lib.lookup(b, "loss.x.y") is None
+    assert (
+        read_config.lookup(b, "loss.clip_low") == 0.3 and read_config.lookup(b, "loss.x.y") is None
+    )
 
 
 def test_one_one_point_zero_and_true_are_three_values():
-    assert config_lib.diff({"a": 1, "b": 1, "c": 1}, {"a": True, "b": 1.0, "c": 1}) == ["a", "b"]
+    assert read_config.diff({"a": 1, "b": 1, "c": 1}, {"a": True, "b": 1.0, "c": 1}) == ["a", "b"]

@@ -1,0 +1,40 @@
+"""Whose a workdir is: the config of the run in it, and what may differ when a run continues."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from rl_code import read_config
+from rl_code.files import write_atomically
+from rl_code.run_config import RunConfig
+
+CONFIG_FILE = "config.json"
+
+# Keys of a config that may differ between the start of a run and its continuation.
+MAY_CHANGE = (
+    "checkpoint",
+    "suites",
+    "rollout.workers",
+    "rollout.tool_timeout_s",
+    "asynchrony.work",
+    "asynchrony.weights",
+)
+
+
+def own(workdir: Path, config: RunConfig) -> None:
+    """Makes a workdir this config's; processes of one run call it in any order.
+
+    Raises:
+      ConfigError: the workdir is another config's.
+    """
+    check(workdir, config)
+    write_atomically(workdir / CONFIG_FILE, read_config.to_json(config).encode())
+
+
+def check(workdir: Path, config: RunConfig) -> None:
+    """Raises ConfigError, which names the keys, if a workdir is another config's."""
+    with contextlib.suppress(FileNotFoundError):
+        there = json.loads((workdir / CONFIG_FILE).read_text())
+        read_config.check_same(there, config, workdir, MAY_CHANGE)
