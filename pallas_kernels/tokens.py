@@ -1,9 +1,18 @@
 """Who sees whom: the one rule that every attention method, cache and kernel follows.
 
-A token belongs to a segment (a packed sequence), to a branch of it (0 is the prompt that all
-completions of a group share) and perhaps to a document. It sees the tokens of its segment that do
-not come after it, on its own branch or in the prompt, in its own document or outside of any; the
-tail, which follows the documents, sees them all.
+A token belongs to a segment (a packed sequence), to a branch of it and perhaps to a document. It
+sees the tokens of its segment that do not come after it, on its own branch or on one that its
+branch continues, in its own document or outside of any; the tail, which follows the documents, sees
+them all.
+
+The branches of a segment are the nodes of a tree of token runs: the root is what all share (the
+prompt of a group), and a node continues its parent (a completion the prompt, a later context the
+part of an earlier one that it keeps). Nodes are numbered depth first, so that a node and all that
+continue it have consecutive numbers. Then a query in node q sees a key in node k exactly where
+
+    first <= q <= last,    first = k, last = the highest number below k,
+
+two comparisons at any depth (``branch_of``, ``nodes``).
 
 Dimensions: B rows, T queries, S keys.
 """
@@ -22,27 +31,36 @@ TAIL = -1
 MASKED = -1e30
 
 
+# A branch holds the number of its node in this many low bits and above them how many nodes continue
+# it. One integer for both keeps what a kernel copies of each key as small as for one prompt with
+# its completions.
+_NODE_BITS = 16
+# Most nodes of a segment: the number of those that continue a node must fit above its own number.
+MAX_NODES = 2 ** (31 - _NODE_BITS)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """What decides who sees whom, int32 [B, T] each.
+    """What decides who sees whom, int32 [B, T] each."""
 
-    segments: from 1; 0 is padding, which sees and is seen by nobody. branches: 0 for a prompt, from
-    1 for what follows it in parallel. documents: 0 for tokens that all may see, from 1 for
-    documents, TAIL for tokens that see all of them. order: a token sees none of a greater order;
-    along what a token sees, orders are distinct. It counts the tokens of the sequence as the token
-    sees it, and a document starts where no other document can reach, nor, where there is a window,
-    what all may see before the documents, of which they would see unlike parts; it is not the
-    position that RoPE rotates by, which documents may share. limits: None, or what keeps a branch
-    that has copies of some of the prompt's keys from those keys: of a key, the order of the first
-    token that it stands for; of a query, the order from which its branch has keys of its own. A
-    branch sees none of the prompt's keys from there on.
-    """
-
+    # From 1; 0 is padding, which sees and is seen by nobody.
     segments: jax.Array
+    # The node of the segment's tree, as ``branch_of`` makes it: 0 for the root, which the whole
+    # segment sees, and plain numbers from 1 for nodes that no other continues.
     branches: jax.Array
+    # 0 for tokens that all may see, from 1 for documents, TAIL for tokens that see all of them.
     documents: jax.Array
+    # A token sees none of a greater order; along what a token sees, orders are distinct. It counts
+    # the tokens of the sequence as the token sees it. A document starts where no other document can
+    # reach, nor, where there is a window, what all may see before the documents, of which they
+    # would see unlike parts. It is not the position that RoPE rotates by, which documents may
+    # share.
     order: jax.Array
+    # None, or what keeps a branch that has copies of some of the root's keys from those keys. Of a
+    # key: the order of the first token that it stands for. Of a query: the order from which its
+    # branch has keys of its own; it sees none of the root's keys from there on. Only for trees of
+    # two levels.
     limits: jax.Array | None = None
 
     @property
@@ -70,10 +88,33 @@ def sequences(lengths: jax.Array, size: int) -> Tokens:
 
 
 def packed_rows(segments: jax.Array, branches: jax.Array, positions: jax.Array) -> Tokens:
-    """Packed rows of prompts and their completions; positions count from each prompt's start."""
+    """Packed rows of trees of tokens; positions count from each root's start."""
     return Tokens(
         segments=segments, branches=branches, documents=jnp.zeros_like(segments), order=positions
     )
+
+
+def branch_of(number: int, descendants: int) -> int:
+    """The branch of a node by its number, depth first, and how many nodes continue it.
+
+    Raises:
+      ValueError: the tree has more nodes than a branch can tell apart.
+    """
+    if number + descendants >= MAX_NODES:
+        raise ValueError(
+            f"node {number} with {descendants} below it: a segment's tree may have {MAX_NODES} "
+            "nodes"
+        )
+    # all of a segment sees its root anyway, which therefore needs no count
+    return number | descendants << _NODE_BITS if number else 0
+
+
+def nodes(tokens: Tokens) -> tuple[Tokens, jax.Array]:
+    """(Tokens with the number of the node as their branch, the highest number that sees the node)."""
+    numbers = tokens.branches & (2**_NODE_BITS - 1)
+    most = jnp.iinfo(jnp.int32).max
+    last = jnp.where(numbers == 0, most, numbers + (tokens.branches >> _NODE_BITS))
+    return dataclasses.replace(tokens, branches=numbers), last
 
 
 def visible(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
@@ -85,8 +126,14 @@ def visible(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
 
 def sees(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
     """``visible`` of fields that broadcast against each other, as kernels hold them."""
+    # what is worked out of a query or a key alone stands before anything is broadcast
+    return sees_nodes(nodes(q)[0], *nodes(k), window)
+
+
+def sees_nodes(q: Tokens, k: Tokens, last: jax.Array, window: int | None = None) -> jax.Array:
+    """``sees`` of what ``nodes`` returns: q with numbers of nodes, (k, last) likewise."""
     mask = (q.segments == k.segments) & (k.segments > 0) & (k.order <= q.order)
-    mask &= (k.branches == 0) | (k.branches == q.branches)
+    mask &= (k.branches <= q.branches) & (q.branches <= last)
     mask &= (k.documents == 0) | (k.documents == q.documents) | (q.documents == TAIL)
     if k.limits is not None:
         mask &= (k.branches == q.branches) | (k.limits < q.limits)
@@ -99,28 +146,32 @@ def sees(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
 @dataclasses.dataclass(frozen=True)
 class Bounds:
     """Least and greatest value of each field of Tokens over the real tokens of a block, int32 [B,
-    blocks] each.
+    blocks] each; of branches, the numbers of the nodes.
 
     A block of nothing but padding has low > high.
     """
 
     low: Tokens
     high: Tokens
+    # The highest node that sees any of the block's keys.
+    last: jax.Array
 
 
 def bounds(tokens: Tokens, block: int) -> Bounds:
     """Bounds of consecutive blocks of ``block`` tokens; T must be a multiple of it."""
+    tokens, last = nodes(tokens)
     real = tokens.segments > 0
     most = jnp.iinfo(jnp.int32).max
 
-    def reduce(function, fill):
-        return tokens.map(
-            lambda x: function(
-                jnp.where(real, x, fill).reshape(x.shape[0], x.shape[1] // block, block), axis=2
-            )
-        )
+    def reduce(function, fill, x):
+        x = jnp.where(real, x, fill).reshape(x.shape[0], x.shape[1] // block, block)
+        return function(x, axis=2)
 
-    return Bounds(low=reduce(jnp.min, most), high=reduce(jnp.max, -most))
+    return Bounds(
+        low=tokens.map(lambda x: reduce(jnp.min, most, x)),
+        high=tokens.map(lambda x: reduce(jnp.max, -most, x)),
+        last=reduce(jnp.max, -most, last),
+    )
 
 
 def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
@@ -136,7 +187,7 @@ def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
         )
 
     mask = overlap("segments") & (k_low.order <= q_high.order)
-    mask &= (k_low.branches == 0) | overlap("branches")
+    mask &= (k_low.branches <= q_high.branches) & (q_low.branches <= k.last[:, None, :])
     mask &= (
         (q_low.documents == TAIL)
         | ((k_low.documents <= 0) & (k_high.documents >= 0))
@@ -165,7 +216,10 @@ def must_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
         )
 
     mask = equal("segments") & (k_high.order <= q_low.order)
-    mask &= ((k_low.branches == 0) & (k_high.branches == 0)) | equal("branches")
+    # keys of one node, and only queries that see it
+    one = k_low.branches == k_high.branches
+    last = k.last[:, None, :]
+    mask &= one & (k_high.branches <= q_low.branches) & (q_high.branches <= last)
     mask &= (
         ((k_low.documents == 0) & (k_high.documents == 0))
         | (q_high.documents == TAIL)

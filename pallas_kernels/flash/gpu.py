@@ -26,7 +26,7 @@ from pallas_kernels.flash.blocks import TuningConfig, visits
 from pallas_kernels.matrix_units import LOG2_E, SWIZZLE, UNITS, full, spread, tiles
 from pallas_kernels.padding import pad, pad_tokens
 from pallas_kernels.ring import consume, fetch, ring, split
-from pallas_kernels.tokens import MASKED, Tokens, sees
+from pallas_kernels.tokens import MASKED, Tokens, nodes, sees_nodes
 
 DTYPES = ("bfloat16",)
 # The devices that the kernels are written for.
@@ -375,8 +375,10 @@ def mask(
     """Who sees whom of queries, whose fields lie along ``query_axis`` of scores of this shape, and
     of keys.
     """
-    queries = queries.map(lambda x: spread(x, shape, query_axis))
-    return sees(queries, keys.map(lambda x: spread(x, shape, 1 - query_axis)), window)
+    # numbers of nodes are worked out before the fields are as large as the scores
+    queries = nodes(queries)[0].map(lambda x: spread(x, shape, query_axis))
+    keys = jax.tree.map(lambda x: spread(x, shape, 1 - query_axis), nodes(keys))
+    return sees_nodes(queries, *keys, window)
 
 
 # --- How arrays lie in memory ---------------------------------------------------------------------
