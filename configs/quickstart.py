@@ -27,7 +27,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         sandbox=dict(
             workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=4, output_bytes=4000
         ),
-        reward=dict(full=1.0, partial_weight=0.0, malformed_penalty=0.1),
+        reward=dict(signals=("tests", dict(name="malformed", weight=0.1))),
         rollout=dict(
             engine=dict(
                 slots=24,

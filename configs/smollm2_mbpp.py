@@ -33,7 +33,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         sandbox=dict(
             workers=2, memory_mb=1024, processes=16, workspace_mb=8, cpu_s=6, output_bytes=4000
         ),
-        reward=dict(full=1.0, partial_weight=0.0, malformed_penalty=0.0),
+        reward=dict(signals=("tests",)),
         rollout=dict(
             engine=engine(prompt_length=192, length=256, cache_dtype="bfloat16"),
             sampling=sampling(1.0),

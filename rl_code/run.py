@@ -25,6 +25,7 @@ from rl_code.environment.protocols.protocol import stop_ids
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.evaluation.suite import SuiteResult, from_groups
 from rl_code.read_config import ConfigError
+from rl_code.rewards.combine import find_signals
 from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
 from rl_code.rollout.sampling import SamplingConfig
@@ -70,6 +71,7 @@ class Run:
         self.mesh = made[0]
         self.rollout_mesh = made[-1]
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
+        self._signals = find_signals(config.reward)
         self.pool = SandboxPool(config.sandbox)
         try:
             self.tokenizer = self._tokenizer()
@@ -214,7 +216,7 @@ class Run:
             tokenizer=self.tokenizer,
             pool=self.pool,
             limits=limits or self.config.limits,
-            reward=self.config.reward,
+            reward=self._signals,
         )
 
     def scheduler(

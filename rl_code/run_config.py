@@ -15,7 +15,7 @@ from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import OptimizerConfig
 from rl_code.named import Named, make
 from rl_code.read_config import ConfigError
-from rl_code.rewards.outcome import RewardConfig
+from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.engine import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.schedule import AsynchronyConfig
@@ -183,6 +183,7 @@ class RunConfig:
         ):
             if protocol not in PROTOCOLS:
                 raise ValueError(f"{protocol=} is not one of {', '.join(PROTOCOLS)}")
+        find_signals(self.reward, "reward")  # a wrong name is found now, not in the first episode
         if self.tokenizer.source == "train" and self.tasks.source != "generated":
             raise ValueError(
                 "tokenizer.source='train' trains on demonstrations, which "

@@ -8,6 +8,7 @@ not graded as solved.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -20,8 +21,8 @@ from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.tools.api import TOOLS, check, execute
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.rewards.combine import combine
-from rl_code.rewards.outcome import Outcome, RewardConfig
+from rl_code.rewards.combine import ActiveSignal, combine
+from rl_code.rewards.finished import FinishedEpisode, Grade, Usage
 from rl_code.types import (
     Context,
     Limits,
@@ -54,7 +55,7 @@ class Episode:
         tokenizer: Tokenizer,
         pool: SandboxPool,
         limits: Limits,
-        reward: RewardConfig,
+        reward: Sequence[ActiveSignal],
     ):
         self.task = task
         self.group = group
@@ -156,29 +157,52 @@ class Episode:
         if not self.over:
             raise ValueError(f"{self._name} is not over")
         start = time.perf_counter()
+        files: dict[str, str] = {}
+        verdict = Grade(submitted=False)
+        first_edit_passed = False
         try:
-            reward, solved, first_edit_passed = self._graded()
+            files = self._workspace.snapshot()
+            self.close()  # nothing the agent left running sees or touches what is graded
+            if self.status == "submitted":
+                verdict = self._grade(files)
+            first_edit_passed = self._first_edit_passed(files, verdict)
         except SandboxFault as fault:
             self._note(fault)
         finally:
             self.close()
-        if self.status == "fault":
-            reward = Reward(0.0, {}, ("fault",))
-            solved = False
-            first_edit_passed = False
         self._seconds["grade"] = time.perf_counter() - start
+        if self.status == "fault":
+            return self._trajectory(Reward(0.0, {}, ("fault",)))
+        trajectory = self._trajectory(
+            Reward(0.0, {}, verdict.flags),
+            solved=verdict.solved,
+            first_edit_passed=first_edit_passed,
+        )
+        finished = FinishedEpisode(
+            task=self.task,
+            trajectory=trajectory,
+            files_before=self.task.files,
+            files_after=files,
+            grade=verdict,
+            usage=Usage.of(trajectory),
+        )
+        return dataclasses.replace(trajectory, reward=combine(finished, self._reward))
+
+    def _trajectory(
+        self, reward: Reward, *, solved: bool = False, first_edit_passed: bool = False
+    ) -> Trajectory:
+        """The record of the episode."""
+        context = Context(
+            tokens=np.array(self._tokens, np.int32),
+            sampled=np.array(self._sampled, bool),
+            logprobs=np.array(self._logprobs, np.float32),
+            versions=np.array(self._versions, np.int32),
+        )
         return Trajectory(
             task_id=self.task.id,
             group=self.group,
             index=self.index,
-            contexts=(
-                Context(
-                    tokens=np.array(self._tokens, np.int32),
-                    sampled=np.array(self._sampled, bool),
-                    logprobs=np.array(self._logprobs, np.float32),
-                    versions=np.array(self._versions, np.int32),
-                ),
-            ),
+            contexts=(context,),
             prompt_length=self._turns[0].end,
             turns=tuple(self._turns),
             status=self.status,
@@ -272,28 +296,19 @@ class Episode:
         closing = self.protocol.stop_tokens[0] if cut else ""
         return self._tokenizer.encode(closing + self.protocol.observation(results))
 
-    def _graded(self) -> tuple[Reward, bool, bool]:
-        """The reward, whether the task is solved, and whether the first edit alone solves it. Raises
-        SandboxFault.
-        """
-        final = self._workspace.snapshot() if self.status == "submitted" else None
-        self.close()  # nothing the agent left running sees or touches what is graded
-        visible, hidden, flags = self._grade(final) if final is not None else ((), (), ())
-        outcome = Outcome(final is not None, visible, hidden, self._malformed_calls)
-        if self._first_edit is None or self._first_edit_failed or self.status == "fault":
-            first_edit_passed = False
-        elif self._first_edit == final:
-            first_edit_passed = outcome.solved
-        else:
-            first_edit_passed = Outcome(True, *self._grade(self._first_edit)[:2], 0).solved
-        return combine(outcome, self._reward, flags), outcome.solved, first_edit_passed
+    def _first_edit_passed(self, final: dict[str, str], verdict: Grade) -> bool:
+        """Whether the first edit alone passes every test. Raises SandboxFault.
 
-    def _grade(
-        self, snapshot: dict[str, str]
-    ) -> tuple[tuple[bool, ...], tuple[bool, ...], tuple[str, ...]]:
-        """Which visible and which hidden tests pass on these files, and the grader's flags. Raises
-        SandboxFault.
+        final: the files at the end. verdict: what the tests made of them.
         """
+        if self._first_edit is None or self._first_edit_failed or self.status == "fault":
+            return False
+        if verdict.submitted and self._first_edit == final:
+            return verdict.solved
+        return self._grade(self._first_edit).solved
+
+    def _grade(self, snapshot: dict[str, str]) -> Grade:
+        """What the tests make of these files, as if they were submitted. Raises SandboxFault."""
         visible = self.task.visible_tests
         hidden = self.task.hidden_tests
         both = Tests(cases=visible.cases + hidden.cases, code=visible.code + hidden.code)
@@ -304,8 +319,9 @@ class Episode:
         code = marks.passed[len(both.cases) :]
         split_cases = len(visible.cases)
         split_code = len(visible.code)
-        return (
-            cases[:split_cases] + code[:split_code],
-            cases[split_cases:] + code[split_code:],
-            tuple(marks.flags),
+        return Grade(
+            submitted=True,
+            visible=cases[:split_cases] + code[:split_code],
+            hidden=cases[split_cases:] + code[split_code:],
+            flags=tuple(marks.flags),
         )

@@ -1,22 +1,145 @@
-"""All reward signals by name, and their sum."""
+"""All reward signals by name, which of them a config makes active, and their sum.
+
+A signal is a function of one finished episode. One with settings is a frozen dataclass whose fields
+are its settings and which is called in the same way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from rl_code import named
+from rl_code.named import Named
+from rl_code.read_config import ConfigError
+from rl_code.rewards.finished import FinishedEpisode
+from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
-from rl_code.rewards.outcome import Outcome, RewardConfig
 from rl_code.rewards.tests import partial, tests
 from rl_code.types import Reward
 
-REWARDS: dict[str, Callable[[Outcome, RewardConfig], float]] = {
+type Signal = Callable[[FinishedEpisode], float]
+
+SIGNALS: dict[str, Signal] = {
     "tests": tests,
     "partial": partial,
     "malformed": malformed,
+    "integrity": integrity,
 }
 
+# Keys of an active signal's section that are not settings of the signal itself.
+_OWN = ("weight", "cap", "label")
 
-def combine(outcome: Outcome, config: RewardConfig, flags: tuple[str, ...]) -> Reward:
+
+@dataclasses.dataclass(frozen=True)
+class SignalConfig:
+    """One active signal: ``"tests"``, or ``dict(name="partial", weight=0.2, cap=(0.0, 0.1))``.
+
+    Keys of the section other than ``name``, ``weight``, ``cap`` and ``label`` are the signal's own
+    settings.
+    """
+
+    # Which signal, with its settings.
+    signal: Named
+    # The component is weight times the signal; at least 0, since a penalty is a negative signal.
+    weight: float = 1.0
+    # The least and the most that the component may be; None for no cap.
+    cap: tuple[float, float] | None = None
+    # The component's name in the logs; "" for the signal's.
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < math.inf:
+            raise ValueError(f"{self.signal.name}: {self.weight=} must be at least 0 and finite")
+        if self.cap is not None and not self.cap[0] <= self.cap[1]:
+            raise ValueError(f"{self.signal.name}: {self.cap=} must be (least, most)")
+
+    @property
+    def component(self) -> str:
+        """Name of the component."""
+        return self.label or self.signal.name.rpartition(":")[2]
+
+    @classmethod
+    def from_config(cls, value: Any, path: str) -> SignalConfig:
+        """Reads the notation above, or what ``config.to_dict`` makes of it.
+
+        Raises:
+          ConfigError: a wrong section; names ``path``.
+        """
+        section = value.to_dict() if hasattr(value, "to_dict") else value
+        own: dict[str, Any] = {}
+        if isinstance(section, Mapping):
+            own = {key: section[key] for key in _OWN if key in section}
+            rest = {key: item for key, item in section.items() if key not in _OWN}
+            section = rest["signal"] if set(rest) == {"signal"} else rest
+        if isinstance(own.get("cap"), list):  # of JSON
+            own["cap"] = tuple(own["cap"])
+        signal = Named.from_config(section, path)
+        try:
+            return cls(signal, **own)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig:
+    """The active signals; components are logged and added up in this order."""
+
+    signals: tuple[SignalConfig, ...]
+
+    def __post_init__(self) -> None:
+        weights = {signal.component: signal.weight for signal in self.signals}
+        if len(weights) < len(self.signals) or not weights:
+            names = [signal.component for signal in self.signals]
+            raise ValueError(f"signals {names} must have names of their own; give one a label")
+        if "partial" in weights and weights["partial"] >= weights.get("tests", math.inf):
+            raise ValueError(
+                f"the weight of partial, {weights['partial']}, must be at least 0 and below that "
+                f"of tests, {weights['tests']}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ActiveSignal:
+    """A signal that was found, with its part of the config."""
+
+    signal: Signal
+    config: SignalConfig
+
+    def __call__(self, episode: FinishedEpisode) -> float:
+        """The component: the weighted and capped signal. Raises ValueError unless it is finite."""
+        value = self.config.weight * self.signal(episode)
+        if not math.isfinite(value):
+            raise ValueError(
+                f"the reward signal {self.config.component!r} of task {episode.task.id} is {value}"
+            )
+        if self.config.cap is not None:
+            low, high = self.config.cap
+            value = min(max(value, low), high)
+        return value
+
+
+def find_signals(config: RewardConfig, path: str = "config.reward") -> tuple[ActiveSignal, ...]:
+    """The active signals, made with their settings.
+
+    Raises:
+      ConfigError: a signal that does not exist, or settings that it does not take.
+    """
+    found = []
+    for i, one in enumerate(config.signals):
+        signal = named.make(SIGNALS, one.signal, f"{path}.signals[{i}]")
+        if not callable(signal):
+            raise ConfigError(
+                f"{path}.signals[{i}] = {one.signal.name!r}: {signal!r} cannot be called with a "
+                "finished episode"
+            )
+        found.append(ActiveSignal(signal, one))
+    return tuple(found)
+
+
+def combine(episode: FinishedEpisode, signals: Sequence[ActiveSignal]) -> Reward:
     """The reward of a finished episode: its total is the sum of its components."""
-    components = {name: signal(outcome, config) for name, signal in REWARDS.items()}
-    return Reward(sum(components.values()), components, flags)
+    components = {one.config.component: one(episode) for one in signals}
+    return Reward(float(sum(components.values())), components, episode.grade.flags)

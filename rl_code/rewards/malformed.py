@@ -1,10 +1,10 @@
-"""Reward (a price, never positive) for calls that could not be understood."""
+"""Reward, never positive, for calls that could not be understood."""
 
 from __future__ import annotations
 
-from rl_code.rewards.outcome import Outcome, RewardConfig
+from rl_code.rewards.finished import FinishedEpisode
 
 
-def malformed(outcome: Outcome, config: RewardConfig) -> float:
-    """Minus ``malformed_penalty`` for each malformed call."""
-    return -config.malformed_penalty * outcome.malformed_calls if outcome.malformed_calls else 0.0
+def malformed(episode: FinishedEpisode) -> float:
+    """Minus the number of malformed calls."""
+    return float(-episode.usage.malformed_calls)

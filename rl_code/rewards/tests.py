@@ -1,21 +1,18 @@
-"""Reward from tests: full iff every required test passes (visible and hidden), otherwise nothing or
-a fraction.
-"""
+"""Rewards from tests: for a solved task, and for a part of the hidden tests."""
 
 from __future__ import annotations
 
-from rl_code.rewards.outcome import Outcome, RewardConfig
+from rl_code.rewards.finished import FinishedEpisode
 
 
-def tests(outcome: Outcome, config: RewardConfig) -> float:
-    """``full`` when the task is solved, else 0."""
-    return config.full if outcome.solved else 0.0
+def tests(episode: FinishedEpisode) -> float:
+    """1 when every required test passes (visible and hidden) on submitted work, else 0."""
+    return float(episode.grade.solved)
 
 
-def partial(outcome: Outcome, config: RewardConfig) -> float:
-    """``partial_weight`` times the fraction of hidden tests passed, for submitted work that is not
-    a solution.
-    """
-    if outcome.solved or not outcome.submitted or not outcome.hidden:
+def partial(episode: FinishedEpisode) -> float:
+    """The fraction of hidden tests passed by submitted, honest work that is no solution, else 0."""
+    grade = episode.grade
+    if grade.solved or grade.cheated or not grade.submitted or not grade.hidden:
         return 0.0
-    return config.partial_weight * sum(outcome.hidden) / len(outcome.hidden)
+    return sum(grade.hidden) / len(grade.hidden)

@@ -19,10 +19,10 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.tools.api import TOOLS
-from rl_code.rewards.outcome import RewardConfig
 from rl_code.types import Limits, Task, Trajectory
+from tests.rl_code.signals import signals
 
-REWARD = RewardConfig(full=1.0, partial_weight=0.0, malformed_penalty=0.0)
+REWARD = signals()
 GOOD = "def f(x):\n    return [2 * y for y in x]\n"
 BAD = "def f(x):\n    return x\n"
 WRITE_GOOD, WRITE_BAD = (f"<|call|>write\n{text}<|end|>" for text in (GOOD, BAD))
@@ -144,7 +144,7 @@ def test_nothing_after_a_submit_is_carried_out(make, tokenizer, pool):
     ],
 )
 def test_malformed_calls_are_answered_counted_and_kept(make, tokenizer, message, count, named):
-    episode = make(reward=RewardConfig(full=1.0, partial_weight=0.0, malformed_penalty=0.125))
+    episode = make(reward=signals("tests", dict(name="malformed", weight=0.125)))
     episode.start()
     assert named in say(episode, tokenizer, message + "<|eot|>")
     assert say(episode, tokenizer, WRITE_GOOD + SUBMIT + "<|eot|>") is None

@@ -12,14 +12,14 @@ from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import execute
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.rewards.outcome import RewardConfig
 from rl_code.types import Limits, Tests, ToolCall
+from tests.rl_code.signals import signals
 
 CONFIG = SandboxConfig(
     workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=5, output_bytes=20_000
 )
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=30.0)
-REWARD = RewardConfig(full=1.0, partial_weight=0.0, malformed_penalty=0.0)
+REWARD = signals()
 GOOD = "def f(x):\n    return [2 * y for y in x]\n"
 
 

@@ -17,10 +17,10 @@ from rl_code import read_config
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
-from rl_code.rewards.outcome import RewardConfig
 from rl_code.run_config import RunConfig
 from rl_code.tasks.api import load
 from rl_code.types import Limits
+from tests.rl_code.signals import signals
 
 COUNT = 24
 # Every tool of the compact protocol, right and wrong, and every way to be malformed.
@@ -94,7 +94,7 @@ def play(task, pool, tokenizer, name: str, messages) -> tuple[list, list]:
         tokenizer=tokenizer,
         pool=pool,
         limits=Limits(turns=20, tokens=40_000, turn_tokens=800, test_runs=2, command_s=20.0),
-        reward=RewardConfig(full=1.0, partial_weight=0.0, malformed_penalty=0.25),
+        reward=signals("tests", dict(name="malformed", weight=0.25)),
     )
     episode.start()
     answers: list = []

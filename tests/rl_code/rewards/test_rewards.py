@@ -2,58 +2,169 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_code.rewards.combine import REWARDS, combine
-from rl_code.rewards.outcome import Outcome, RewardConfig
+from configs import quickstart, smollm2_mbpp
+from rl_code import read_config
+from rl_code.read_config import ConfigError
+from rl_code.rewards.combine import SIGNALS, RewardConfig, combine
+from rl_code.rewards.finished import CHEATS, FinishedEpisode, Grade, Usage
+from rl_code.run_config import RunConfig
+from rl_code.types import Context, Reward, Task, Tests, ToolCall, Trajectory, Turn
+from tests.rl_code.signals import signals
+
+TASK = Task("t", (), {}, "a.py", "f", (), Tests(), Tests(), {})
+
+
+def finished(grade: Grade, malformed: int = 0) -> FinishedEpisode:
+    """An episode of two messages that ended with this grade."""
+    tokens = np.arange(9, dtype=np.int32)
+    calls = (ToolCall("run_tests", {}), ToolCall("submit", {}), ToolCall("", {}, "no call"))
+    trajectory = Trajectory(
+        task_id="t",
+        group=0,
+        index=0,
+        contexts=(Context(tokens, tokens > 4, np.zeros(9, np.float32), np.zeros(9, np.int32)),),
+        prompt_length=5,
+        turns=(
+            Turn("prompt", 0, 5, ""),
+            Turn("assistant", 5, 7, "", calls=(ToolCall("run_tests", {}),)),
+            Turn("tool", 7, 7, ""),
+            Turn("assistant", 7, 9, "", calls=calls),
+        ),
+        status="submitted",
+        reward=Reward(0.0, {}, grade.flags),
+        malformed_calls=malformed,
+    )
+    return FinishedEpisode(TASK, trajectory, {}, {}, grade, Usage.of(trajectory))
+
 
 marks = st.lists(st.booleans(), max_size=4).map(tuple)
-outcomes = st.builds(Outcome, st.booleans(), marks, marks, st.integers(0, 5))
-configs = st.builds(RewardConfig, st.floats(1, 2), st.floats(0, 0.5), st.floats(0, 1))
+flags = st.lists(st.sampled_from(["timeout", "killed", *CHEATS]), max_size=2, unique=True)
+grades = st.builds(Grade, st.booleans(), marks, marks, flags.map(tuple))
+episodes = st.builds(finished, grades, st.integers(0, 5))
+# Weights of tests, partial, malformed and integrity.
+weights = st.tuples(st.floats(1, 2), st.floats(0, 0.5), st.floats(0, 1), st.floats(0.01, 1))
 
 
-@given(outcomes, configs)
-def test_the_total_is_the_sum_of_the_named_components(outcome, config):
-    reward = combine(outcome, config, ("noticed",))
-    assert set(reward.components) == set(REWARDS) and reward.flags == ("noticed",)
+def weighted(values) -> tuple:
+    return signals(*(dict(name=n, weight=w) for n, w in zip(SIGNALS, values, strict=True)))
+
+
+@given(episodes, weights)
+def test_the_total_is_the_sum_of_the_named_components(episode, values):
+    reward = combine(episode, weighted(values))
+    assert list(reward.components) == list(SIGNALS) and reward.flags == episode.grade.flags
     assert reward.total == pytest.approx(sum(reward.components.values()))
 
 
-@given(outcomes, configs)
-def test_full_reward_exactly_when_every_required_test_passes(outcome, config):
-    passed = outcome.visible + outcome.hidden
-    solved = outcome.submitted and len(passed) > 0 and all(passed)
-    assert combine(outcome, config, ()).components["tests"] == (config.full if solved else 0.0)
+@given(episodes, weights)
+def test_full_reward_exactly_when_every_required_test_passes(episode, values):
+    grade = episode.grade
+    passed = grade.visible + grade.hidden
+    solved = grade.submitted and len(passed) > 0 and all(passed) and not CHEATS & set(grade.flags)
+    assert grade.solved == solved
+    assert combine(episode, weighted(values)).components["tests"] == (values[0] if solved else 0.0)
 
 
-@given(marks, marks, configs)
-def test_unsubmitted_work_earns_nothing(visible, hidden, config):
-    assert combine(Outcome(False, visible, hidden, 0), config, ()).total == 0.0
+@given(marks, marks, weights)
+def test_unsubmitted_work_earns_nothing(visible, hidden, values):
+    assert combine(finished(Grade(False, visible, hidden)), weighted(values)).total == 0.0
 
 
-@given(outcomes, configs)
-def test_a_partial_solution_earns_less_than_a_full_one(outcome, config):
-    assert outcome.solved or combine(outcome, config, ()).total < config.full
+@given(episodes, weights)
+def test_a_partial_solution_earns_less_than_a_full_one(episode, values):
+    assert episode.grade.solved or combine(episode, weighted(values)).total < values[0]
+
+
+@given(marks, marks, st.integers(0, 5), weights)
+def test_a_proven_cheat_earns_less_than_an_honest_failure(visible, hidden, malformed, values):
+    cheat = finished(Grade(True, visible, hidden, (sorted(CHEATS)[0],)), malformed)
+    failure = finished(Grade(True, (False,) * 2, (False,) * 2, ("timeout",)), malformed)
+    active = weighted(values)
+    assert not cheat.grade.solved
+    assert combine(cheat, active).total < combine(failure, active).total
 
 
 def test_partial_reward_is_the_fraction_of_hidden_tests():
-    config = RewardConfig(full=1.0, partial_weight=0.5, malformed_penalty=0.25)
-    reward = combine(Outcome(True, (False,), (True, True, False, False), 1), config, ())
-    assert (
-        reward.components == {"tests": 0.0, "partial": 0.25, "malformed": -0.25}
-        and reward.total == 0.0
-    )
+    active = signals("tests", dict(name="partial", weight=0.5), dict(name="malformed", weight=0.25))
+    reward = combine(finished(Grade(True, (False,), (True, True, False, False)), 1), active)
+    assert reward.components == {"tests": 0.0, "partial": 0.25, "malformed": -0.25}
+    assert reward.total == 0.0
 
 
 def test_a_task_without_tests_is_never_solved():
-    assert not Outcome(True, (), (), 0).solved
+    assert not Grade(True).solved
+
+
+def test_caps_hold_after_the_weight_and_labels_name_components():
+    active = signals("tests", dict(name="malformed", weight=0.25, cap=(-0.5, 0.0), label="form"))
+    totals = [combine(finished(Grade(True), n), active).components["form"] for n in range(4)]
+    assert totals == [0.0, -0.25, -0.5, -0.5]
+
+
+def test_usage_counts_messages_tokens_and_calls():
+    usage = finished(Grade(True), 1).usage
+    assert (usage.turns, usage.tokens_sampled, usage.tokens_total) == (2, 4, 9)
+    assert usage.calls == {"run_tests": 2, "submit": 1} and usage.malformed_calls == 1
 
 
 @pytest.mark.parametrize(
-    "values", [(1.0, 1.0, 0.0), (1.0, -0.1, 0.0), (1.0, 0.0, -1.0), (0.0, 0.0, 0.0)]
+    ("sections", "named"),
+    [
+        ((dict(name="tests"), dict(name="partial", weight=1.0)), "below that of tests"),
+        ((dict(name="tests", weight=-0.1),), "at least 0"),
+        ((dict(name="tests", weight=math.inf),), "finite"),
+        (("tests", "tests"), "names of their own"),
+        ((), "names of their own"),
+        ((dict(name="malformed", cap=(0.0, -1.0)),), "must be"),
+        ((dict(weight=1.0),), "expected a name"),
+    ],
 )
-def test_prices_that_invert_the_order_of_outcomes_are_refused(values):
-    with pytest.raises(ValueError, match="must be at least 0"):
-        RewardConfig(*values)
+def test_signals_that_invert_the_order_of_outcomes_or_say_nothing_are_refused(sections, named):
+    with pytest.raises(ConfigError, match=named):
+        read_config.build(RewardConfig, {"signals": sections})
+
+
+@pytest.mark.parametrize(
+    ("signal", "named"),
+    [
+        ("test", "reward.signals.0. = 'test'.*Did you mean 'tests'"),
+        (dict(name="tests", full=2.0), "tests takes no settings, found full"),
+        ("json:nothing", "json has no 'nothing'"),
+        ("math:pi", "cannot be called"),
+    ],
+)
+def test_a_wrong_signal_is_found_when_the_config_is_built(signal, named):
+    config = quickstart.get_config()
+    config.reward.signals = ("malformed", signal)[1:]
+    with pytest.raises(ConfigError, match=named):
+        read_config.build(RunConfig, config)
+
+
+def test_a_signal_that_is_not_finite_is_named():
+    with pytest.raises(ValueError, match=r"'malformed' of task t is -inf"):
+        combine(finished(Grade(True), math.inf), signals("malformed"))
+
+
+def test_the_config_comes_back_from_json():
+    section = {"signals": ["tests", {"name": "malformed", "weight": 0.5, "cap": [-1.0, 0.0]}]}
+    config = read_config.build(RewardConfig, section)
+    assert read_config.build(RewardConfig, json.loads(read_config.to_json(config))) == config
+
+
+def test_the_rewards_of_todays_configs_have_their_numbers():
+    solved = finished(Grade(True, (True,), (True,)), 3)
+    failed = dataclasses.replace(solved, grade=Grade(True, (True,), (False, True)))
+    for module, penalty in ((quickstart, 0.1), (smollm2_mbpp, 0.0)):
+        config = read_config.build(RunConfig, module.get_config())
+        active = signals(*read_config.to_dict(config.reward)["signals"])
+        totals = [combine(episode, active).total for episode in (solved, failed)]
+        assert totals == [1.0 - penalty * 3, 0.0 - penalty * 3]

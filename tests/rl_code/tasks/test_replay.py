@@ -13,10 +13,10 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.grader import grade
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
-from rl_code.rewards.outcome import RewardConfig
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.generated import LEVELS, generate
 from rl_code.types import Limits
+from tests.rl_code.signals import signals
 
 LIMITS = Limits(turns=5, tokens=2000, turn_tokens=400, test_runs=3, command_s=20.0)
 IMPERFECT = DemonstrationConfig(p_right=0.4, p_test=0.8, p_give_up=0.2)
@@ -62,7 +62,7 @@ def test_replayed_demonstrations_give_the_same_text_tokens_and_mask(demonstrated
             tokenizer=tokenizer,
             pool=pool,
             limits=LIMITS,
-            reward=RewardConfig(full=1.0, partial_weight=0.0, malformed_penalty=0.0),
+            reward=signals(),
         )
         given = episode.start()
         for segment in segments:

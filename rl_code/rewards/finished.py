@@ -1,0 +1,96 @@
+"""What a reward signal reads: one finished episode, with all that is known about it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from rl_code.types import Task, Trajectory
+
+# Flags of the grader that prove cheating: no honest code earns them. A timeout or a killed process
+# is no proof.
+CHEATS = frozenset({"forged", "lying"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Grade:
+    """What the tests made of the work that was handed in, as the grader saw it."""
+
+    # Whether the agent handed its work in; only then was it graded.
+    submitted: bool
+    # Passed or not, test by test, in the order of the task; empty when not graded.
+    visible: tuple[bool, ...] = ()
+    hidden: tuple[bool, ...] = ()
+    # What the grader noticed, such as "timeout" and "killed", or a proof of cheating (CHEATS).
+    flags: tuple[str, ...] = ()
+    # Why the work could not be graded, in words; "" when it was or was not handed in.
+    cause: str = ""
+    # Whether the grader has proven that the work cheats.
+    cheated: bool = dataclasses.field(init=False)
+    # Whether the work was handed in, does not cheat, and every required test ran and passed.
+    solved: bool = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        required = self.visible + self.hidden
+        cheated = not CHEATS.isdisjoint(self.flags)
+        solved = self.submitted and bool(required) and all(required) and not cheated
+        object.__setattr__(self, "cheated", cheated)  # the class is frozen
+        object.__setattr__(self, "solved", solved)
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What an episode used up."""
+
+    # Messages of the assistant.
+    turns: int
+    tokens_sampled: int
+    # Tokens of the whole trajectory: prompt, messages and observations.
+    tokens_total: int
+    # Well-formed calls by name of the tool; those after a submit, which do nothing, are counted.
+    calls: Mapping[str, int]
+    malformed_calls: int
+    # Wall-clock time by activity ("tools", "grade").
+    seconds: Mapping[str, float]
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Usage:
+        """Counts what a trajectory used."""
+        messages = [turn for turn in trajectory.turns if turn.role == "assistant"]
+        named = (call.name for turn in messages for call in turn.calls if not call.error)
+        return cls(
+            turns=len(messages),
+            tokens_sampled=int(trajectory.sampled.sum()),
+            tokens_total=len(trajectory.tokens),
+            calls=dict(collections.Counter(named)),
+            malformed_calls=trajectory.malformed_calls,
+            seconds=trajectory.seconds,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that happened after the episode, such as what a person did with its work."""
+
+    name: str
+    # Seconds since the epoch.
+    time_s: float
+    payload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedEpisode:
+    """All that a reward signal may look at."""
+
+    task: Task
+    # The whole record; its ``reward`` is not known yet and is empty.
+    trajectory: Trajectory
+    # Path -> text of the workspace as the agent found it, and as it left it.
+    files_before: Mapping[str, str]
+    files_after: Mapping[str, str]
+    grade: Grade
+    usage: Usage
+    # In order of time; empty when the episode has just ended.
+    events: tuple[Event, ...] = ()
