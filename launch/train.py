@@ -24,7 +24,7 @@ from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult
-from rl_code.report import ReportConfig, write_report
+from rl_code.report.page import ReportConfig, write_report
 from rl_code.rollout.multihost import ProcessLost
 from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.run_config import RunConfig, meshes
@@ -33,7 +33,7 @@ from rl_code.store.heartbeat import Replaced
 from rl_code.train import RESERVED, act, train
 from rl_code.weights.versions import WeightError
 
-REPORT = ReportConfig(ks=(1, 8), trajectories_per_step=16, trajectory_steps=24, megabytes=4.8)
+REPORT = ReportConfig()
 
 
 ROLE = absl_flags.DEFINE_enum("role", "all", ["all", "learner", "actor"], "What this process does.")

@@ -15,14 +15,12 @@ for steps >= s.
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,17 +32,12 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
 from rl_code.files import explain_full_disk, write_atomically
-from rl_code.types import Group, Trajectory, Turn
 
 METRICS_FILE = "metrics.jsonl"
-TRAJECTORIES_FOLDER = "trajectories"
 
 # Time left is told from the updates of the last minute, at least the last few: steps can come in
 # bursts.
 _PACE_UPDATES, _PACE_SECONDS = 5, 60.0
-
-_REPLACEMENT = "\ufffd"  # what a tokenizer's decode puts where bytes are not whole characters
-_LONGEST_CHARACTER = 4  # bytes of one UTF-8 character: byte-level tokens that can share one
 
 
 class MetricWriter:
@@ -59,7 +52,7 @@ class MetricWriter:
         self._path = Path(workdir) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for row in read_metrics(workdir) if row["step"] < resume_step]
-        write_atomically(self._path, "".join(_json_line(row) for row in kept).encode())
+        write_atomically(self._path, "".join(json_line(row) for row in kept).encode())
         self.last_step = kept[-1]["step"] if kept else -1
         self._file = open(self._path, "ab", buffering=0)
         folder = self._path.parent / "tensorboard"
@@ -90,7 +83,7 @@ class MetricWriter:
         if step <= self.last_step:
             raise ValueError(f"{step=} must be greater than the last written step {self.last_step}")
         numbers = {name: _number(name, value) for name, value in values.items()}
-        _append(self._file, self._path, _json_line({"step": step, **numbers}).encode())
+        _append(self._file, self._path, json_line({"step": step, **numbers}).encode())
         scalars = [
             Summary.Value(tag=name, simple_value=float(number)) for name, number in numbers.items()
         ]
@@ -132,150 +125,6 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
                 f"{path}, line {number}: not a row of metrics: {line[:80]!r}"
             ) from error
     return rows
-
-
-class TrajectoryLog:
-    """Keeps the episodes of each step, tokens and all, in one gzip file per step.
-
-    A line of ``trajectories/step_000012.jsonl.gz`` (read it with zcat) is one group:
-
-      step, task_id, group
-      task: path, entry_point, meta, reference (path -> text)
-      prompt: ids [P], pieces [P] (the text of each token), text. Shared by the trajectories.
-      trajectories, each with
-        index, status, reward {total, components, flags}, solved, malformed_calls,
-        first_edit_passed, seconds
-        ids, pieces, versions [T-P]: the tokens after the prompt; version -1 where not sampled
-        logprobs [T-P]: the sampler's log-probability, null where not sampled
-        turns: role, start, end (offsets into ids; the prompt's turn is left out), calls [{name,
-          arguments, error}], results [{name, content, ok, seconds}]
-        contexts: the tree, one for each: start (of its own tokens, an offset into ids), parent (an
-          index, -1 for a root), kept (how many tokens of the whole parent stand before its own)
-
-    Where several tokens share one character, the first has the text and the others have "".
-    """
-
-    def __init__(
-        self,
-        workdir: str | os.PathLike[str],
-        decode: Callable[[Sequence[int]], str],
-        resume_step: int = 0,
-    ) -> None:
-        """Opens the log and removes the files of steps >= ``resume_step``.
-
-        Args:
-          decode: token ids -> text, special tokens included.
-        """
-        self._folder = Path(workdir) / TRAJECTORIES_FOLDER
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for step in trajectory_steps(workdir):
-            if step >= resume_step:
-                _step_path(workdir, step).unlink()
-        self._decode = decode
-        self._known: dict[int, str] = {}
-
-    def append(self, step: int, groups: Sequence[Group]) -> None:
-        """Writes the groups of one step. Raises OSError, leaving no file, when the disk is full."""
-        text = "".join(_json_line(self._record(step, group)) for group in groups)
-        compressed = gzip.compress(text.encode("utf-8", "surrogatepass"), compresslevel=3, mtime=0)
-        write_atomically(_step_path(self._folder.parent, step), compressed)
-
-    def _record(self, step: int, group: Group) -> dict[str, Any]:
-        first = group.trajectories[0]
-        task = group.task
-        prompt = [int(token) for token in first.tokens[: first.prompt_length]]
-        return {
-            "step": step,
-            "task_id": task.id,
-            "group": first.group,
-            "task": {
-                "path": task.path,
-                "entry_point": task.entry_point,
-                "meta": dict(task.meta),
-                "reference": dict(task.reference),
-            },
-            "prompt": {"ids": prompt, "pieces": self._pieces(prompt), "text": self._decode(prompt)},
-            "trajectories": [self._trajectory(trajectory) for trajectory in group.trajectories],
-        }
-
-    def _trajectory(self, trajectory: Trajectory) -> dict[str, Any]:
-        start = trajectory.prompt_length
-        # the offset of each context in ids; that of the first is that of the prompt, which is not
-        # part of ids
-        lengths = [len(context.tokens) for context in trajectory.contexts]
-        offsets = [sum(lengths[:index]) - start for index in range(len(lengths))]
-        ids = [int(token) for token in trajectory.tokens[start:]]
-        chosen = zip(trajectory.sampled[start:], trajectory.logprobs[start:], strict=True)
-        return {
-            "index": trajectory.index,
-            "status": trajectory.status,
-            "reward": {
-                "total": trajectory.reward.total,
-                "components": dict(trajectory.reward.components),
-                "flags": list(trajectory.reward.flags),
-            },
-            "solved": trajectory.solved,
-            "malformed_calls": trajectory.malformed_calls,
-            "first_edit_passed": trajectory.first_edit_passed,
-            "seconds": {name: round(seconds, 4) for name, seconds in trajectory.seconds.items()},
-            "ids": ids,
-            "pieces": self._pieces(ids),
-            "logprobs": [
-                round(float(logprob), 4) if sampled else None for sampled, logprob in chosen
-            ],
-            "versions": [int(version) for version in trajectory.versions[start:]],
-            "turns": [
-                _turn(turn, offsets[turn.context])
-                for turn in trajectory.turns
-                if turn.role != "prompt"
-            ],
-            "contexts": [
-                {"start": max(offset, 0), "parent": context.parent, "kept": context.kept}
-                for offset, context in zip(offsets, trajectory.contexts, strict=True)
-            ],
-        }
-
-    def _pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token, such that the pieces together are the text of all."""
-        pieces = []
-        i = 0
-        while i < len(ids):
-            if ids[i] not in self._known:
-                self._known[ids[i]] = self._decode([ids[i]])
-            text = self._known[ids[i]]
-            length = 1
-            if _REPLACEMENT in text:
-                for end in range(i + 2, min(i + _LONGEST_CHARACTER, len(ids)) + 1):
-                    joined = self._decode(ids[i:end])
-                    if _REPLACEMENT not in joined:
-                        text = joined
-                        length = end - i
-                        break
-            pieces += [text, *[""] * (length - 1)]
-            i += length
-        return pieces
-
-
-def trajectory_steps(workdir: str | os.PathLike[str]) -> list[int]:
-    """The steps whose trajectories are on disk, in order."""
-    files = (Path(workdir) / TRAJECTORIES_FOLDER).glob("step_*.jsonl.gz")
-    return sorted(
-        int(match[1])
-        for file in files
-        if (match := re.fullmatch(r"step_(\d+)\.jsonl\.gz", file.name))
-    )
-
-
-def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[str, Any]]:
-    """One step's groups as ``TrajectoryLog`` documents them. Raises FileNotFoundError, ValueError
-    if damaged.
-    """
-    path = _step_path(workdir, step)
-    try:
-        text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass")
-        return [json.loads(line) for line in text.split("\n")[:-1]]
-    except (EOFError, gzip.BadGzipFile, ValueError) as error:
-        raise ValueError(f"{path}: damaged: {error}") from error
 
 
 class Progress:
@@ -388,7 +237,7 @@ def _duration(seconds: float) -> str:
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def _json_line(value: Any) -> str:
+def json_line(value: Any) -> str:
     """Strict JSON: what a model wrote may hold NaN or infinities, which become words."""
     try:
         return (
@@ -398,7 +247,7 @@ def _json_line(value: Any) -> str:
             + "\n"
         )
     except ValueError:
-        return _json_line(json.loads(json.dumps(value, default=repr), parse_constant=str))
+        return json_line(json.loads(json.dumps(value, default=repr), parse_constant=str))
 
 
 def _number(name: str, value: Any) -> int | float | str:
@@ -413,25 +262,6 @@ def _number(name: str, value: Any) -> int | float | str:
     if isinstance(number, float) and not math.isfinite(number):
         return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
     return number
-
-
-def _turn(turn: Turn, offset: int) -> dict[str, Any]:
-    return {
-        "role": turn.role,
-        "start": turn.start + offset,
-        "end": turn.end + offset,
-        "calls": [
-            {"name": c.name, "arguments": dict(c.arguments), "error": c.error} for c in turn.calls
-        ],
-        "results": [
-            {"name": r.name, "content": r.content, "ok": r.ok, "seconds": round(r.seconds, 4)}
-            for r in turn.results
-        ],
-    }
-
-
-def _step_path(workdir: str | os.PathLike[str], step: int) -> Path:
-    return Path(workdir) / TRAJECTORIES_FOLDER / f"step_{step:06}.jsonl.gz"
 
 
 def _append(file: IO[bytes], path: Path, data: bytes) -> None:

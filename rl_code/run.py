@@ -36,6 +36,7 @@ from rl_code.store.store import GroupStore
 from rl_code.tasks.api import GeneratedTasks, load
 from rl_code.tasks.demonstrations import Segment, demonstrate
 from rl_code.tasks.screening import TaskPool
+from rl_code.trajectory_log import TrajectoryLog
 from rl_code.types import Limits, Task, Trajectory
 from rl_code.weights.layout import sampling_model
 
@@ -317,4 +318,6 @@ class Run:
             key=jax.random.key(self.config.seed),
             on_finished=on_finished,
         )
+        log = TrajectoryLog(self.journal, self.tokenizer.decode, resume_step=None)
+        log.write_evaluation(f"{suite.name}.{label}", step, groups)
         return from_groups(suite.name, label, step, dataclasses.asdict(suite.sampling), groups)

@@ -22,13 +22,13 @@ import jax
 import numpy as np
 
 from models.transformer import Transformer
-from rl_code import sft
+from rl_code import provenance, sft
 from rl_code.checkpoint import Checkpoints
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import TrainState, init_state
-from rl_code.metrics import CompilationCounter, MetricWriter, Progress, TrajectoryLog, read_metrics
+from rl_code.metrics import CompilationCounter, MetricWriter, Progress, read_metrics
 from rl_code.rollout.actor import Actor, ActorStats
 from rl_code.rollout.group_source import (
     FromOtherProcesses,
@@ -48,6 +48,7 @@ from rl_code.store.errors import StoreError
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.store import GroupStore
 from rl_code.tasks.screening import TaskPool
+from rl_code.trajectory_log import TrajectoryLog
 from rl_code.types import Group, Task, Trajectory
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.local_and_stored import LocalAndStoredWeights
@@ -82,6 +83,7 @@ def train(
     if jax.process_index() == 0:
         own(workdir, config)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
+        provenance.record(run.journal)
         if run.config.sft.steps:
             model = sft.warm_start(run, stop).model
         else:

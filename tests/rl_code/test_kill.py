@@ -17,10 +17,11 @@ import pytest
 from configs import quickstart
 from rl_code import checkpoint
 from rl_code.learner.update import init_state
-from rl_code.metrics import read_metrics, read_trajectories
+from rl_code.metrics import read_metrics
 from rl_code.read_config import build
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
+from rl_code.trajectory_log import read_trajectories
 from tests import programs
 
 KILLS = 10 if os.environ.get("RUN_SLOW") == "1" else 2

@@ -18,14 +18,8 @@ from tensorboardX.proto.event_pb2 import Event
 
 import rl_code.files
 from rl_code import types
-from rl_code.metrics import (
-    MetricWriter,
-    Progress,
-    TrajectoryLog,
-    read_metrics,
-    read_trajectories,
-    trajectory_steps,
-)
+from rl_code.metrics import MetricWriter, Progress, read_metrics
+from rl_code.trajectory_log import TrajectoryLog, read_trajectories, trajectory_steps
 from rl_code.types import Context, Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
 
 

@@ -11,10 +11,13 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from rl_code import types
+from rl_code import provenance, types
 from rl_code.evaluation.suite import SuiteResult, TaskResult
-from rl_code.metrics import MetricWriter, TrajectoryLog, trajectory_steps
-from rl_code.report import ReportConfig, choose, spread, write_report
+from rl_code.metrics import MetricWriter
+from rl_code.report.edits import with_diffs
+from rl_code.report.page import ReportConfig, write_report
+from rl_code.report.trajectories import choose, spread
+from rl_code.trajectory_log import TrajectoryLog, trajectory_steps
 from rl_code.types import Context, Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
 
 CONFIG = ReportConfig(ks=(1, 2), trajectories_per_step=4, trajectory_steps=5, megabytes=1.0)
@@ -126,7 +129,7 @@ def test_the_page_shows_what_the_run_left(tmp_path):
     assert data["curves"]["series"]["policy/kl"] == [None] * 3
     (stack,) = data["curves"]["times"]
     assert [layer["values"] for layer in stack["layers"]] == [[1] * 3, [1] * 3]
-    assert [step["step"] for step in data["trajectories"]["steps"]] == [0, 1, 2]
+    assert [step["step"] for step in data["trajectories"]["sources"]] == [0, 1, 2]
     assert (
         "50.0% → 100.0%" in text and "after − before, pass@1: +50.0 points [+50.0, +50.0]" in text
     )
@@ -137,7 +140,7 @@ def test_embedded_tokens_are_those_of_the_trajectory(tmp_path):
     _write_run(tmp_path)
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
     found = data["trajectories"]
-    sample = found["steps"][2]["groups"][0]["samples"][1]
+    sample = found["sources"][2]["groups"][0]["samples"][1]
     assert [found["tokens"][i] for i in sample["tokens"]] == [
         [id, f"{HOSTILE}{id}"] for id in range(2, 6)
     ]
@@ -181,7 +184,7 @@ def test_an_early_run_has_a_page(tmp_path, steps):
     if steps:
         _write_run(tmp_path, steps)
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
-    assert len(data["curves"]["steps"]) == len(data["trajectories"]["steps"]) == steps
+    assert len(data["curves"]["steps"]) == len(data["trajectories"]["sources"]) == steps
 
 
 @pytest.mark.parametrize("megabytes", [0.05, 0.08, 0.2])
@@ -192,7 +195,7 @@ def test_the_page_stays_below_its_size(tmp_path, megabytes):
     _, _, data = _read(path)
     assert path.stat().st_size <= megabytes * 1e6
     assert 0 < data["trajectories"]["embedded"] <= data["trajectories"]["read"] == 120
-    last = data["trajectories"]["steps"][-1]
+    last = data["trajectories"]["sources"][-1]
     assert last["step"] == trajectory_steps(tmp_path)[-1]
 
 
@@ -301,3 +304,89 @@ def test_flagged_and_mixed_groups_come_first():
     found = list(choose(groups, 5))
     assert [group["name"] for group in found] == [groups[i]["name"] for i in (2, 1, 3)]
     assert [len(group["trajectories"]) for group in found] == [2, 2, 1]
+
+
+def test_two_runs_stand_side_by_side(tmp_path):
+    _write_run(tmp_path / "a", 3)
+    _write_run(tmp_path / "b", 5)
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        (tmp_path / name / "config.json").write_text(
+            json.dumps({"train": {"rate": rate, "steps": 5}, "sft": None})
+        )
+    runs = [tmp_path / "a", tmp_path / "b"]
+    text, _, data = _read(write_report(runs, tmp_path / "both.html", CONFIG))
+    curves = data["curves"]
+    assert curves["steps"] == [0, 1, 2, 3, 4] and curves["run"] == "a"
+    assert curves["series"]["reward/total"] == [0.0, 0.1, 0.2, None, None]
+    (other,) = curves["others"]
+    assert other["run"] == "b" and other["series"]["reward/total"] == [0.0, 0.1, 0.2, 0.3, 0.4]
+    assert {source["run"] for source in data["trajectories"]["sources"]} == {"a", "b"}
+    differing = text[text.index("What differs") : text.index("The whole config")]
+    assert "train.rate" in differing and "train.steps" not in differing and "sft" not in differing
+    assert "b (after) − a (after), pass@1: +0.0 points" in text
+
+
+def test_a_run_beside_itself_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="compared with itself"):
+        write_report([tmp_path, tmp_path], tmp_path / "both.html", CONFIG)
+
+
+def test_evaluations_and_the_warm_start_are_shown(tmp_path):
+    _write_run(tmp_path, 1)
+    log = TrajectoryLog(tmp_path, str, resume_step=None)
+    log.write_evaluation("held_out.before", 0, [_group(0, [True], text="x")])
+    with MetricWriter(tmp_path / "sft") as writer:
+        writer.write(7, {"sft/loss": 2.5})
+    _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG))
+    labels = [source["label"] for source in data["trajectories"]["sources"]]
+    assert labels == ["step 0", "held_out.before"]
+    assert data["warm_start"]["steps"] == [7]
+    assert data["warm_start"]["series"]["sft/loss"] == [2.5]
+
+
+def test_a_search_finds_every_logged_trajectory_and_no_other(tmp_path):
+    log = TrajectoryLog(tmp_path, lambda ids: "".join(map(chr, ids)))
+    for step in range(40):
+        log.append(step, [_group(step, [True, False], text="Needle" if step == 17 else "hay")])
+    path = write_report(tmp_path, tmp_path / "report.html", CONFIG, search="nEEdle")
+    _, _, data = _read(path)
+    (source,) = data["trajectories"]["sources"]
+    assert source["label"] == "step 17" and len(source["groups"][0]["samples"]) == 2
+    assert data["trajectories"]["embedded"] == data["trajectories"]["read"] == 2
+    _, _, without = _read(write_report(tmp_path, tmp_path / "all.html", CONFIG))
+    assert len(without["trajectories"]["sources"]) == CONFIG.trajectory_steps
+
+
+def test_edits_are_shown_as_differences():
+    def turn(calls, oks):
+        answers = [{"name": "", "content": "", "ok": ok, "seconds": 0} for ok in oks]
+        named = [{"name": "t", "arguments": call, "error": ""} for call in calls]
+        return [{"calls": named, "results": []}, {"calls": [], "results": answers}]
+
+    turns = [
+        *turn([{"path": "a.py", "content": "x = 1\ny = 2\n"}], [True]),
+        *turn([{"path": "a.py", "old": "x = 1", "new": "x = 7"}, {"command": "ls"}], [True, True]),
+        *turn([{"path": "a.py", "content": "refused\n"}], [False]),
+        *turn([{"path": "a.py", "old": "x = 7", "new": "x = 8"}], [True]),
+    ]
+    calls = [
+        call for found in with_diffs(turns, {"a.py": "x = 0\ny = 2\n"}) for call in found["calls"]
+    ]
+    assert [call.get("diff") for call in calls] == [
+        ["@@ -1,2 +1,2 @@", "-x = 0", "+x = 1", " y = 2"],
+        ["@@ -1,2 +1,2 @@", "-x = 1", "+x = 7", " y = 2"],
+        None,
+        None,
+        ["@@ -1,2 +1,2 @@", "-x = 7", "+x = 8", " y = 2"],
+    ]
+
+
+def test_every_start_is_written_down(tmp_path):
+    for _ in range(2):
+        provenance.record(tmp_path)
+    with open(tmp_path / provenance.STARTS_FILE, "a") as file:
+        file.write('{"time": "cut sho')
+    first, second = provenance.read(tmp_path)
+    assert first["commit"] and "cpu" in first["devices"].lower() and first["jax"] == second["jax"]
+    text, _, _ = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG))
+    assert "started 2 times" in text and first["commit"] in text

@@ -2,7 +2,7 @@
 // The reader of trajectories: a filtered list, and one trajectory turn by turn.
 
 const TOKENS = DATA.trajectories.tokens || [];
-const STEPS = DATA.trajectories.steps || [];
+const SOURCES = DATA.trajectories.sources || []; // steps of training and evaluations
 const KINDS = {
   all: () => true,
   passed: (s) => s.passed,
@@ -12,11 +12,12 @@ const KINDS = {
   malformed: (s) => s.malformed_calls > 0,
 };
 const DARKEST = 500; // hundredths of a nat at which a token's background is at its strongest
-const view = { kind: "all", step: "", query: "", mode: "tokens", shown: [], current: null };
+const view = { kind: "all", source: null, query: "", mode: "tokens", shown: [], current: null };
 const at = (id) => document.getElementById(id);
 
-const samples = STEPS.flatMap(({ step, groups }) =>
-  groups.flatMap((group) => group.samples.map((sample) => ({ ...sample, step, group, key: `${step}/${group.group}/${sample.index}` }))));
+const nameOf = (source) => (source.run ? source.run + ": " : "") + source.label;
+const samples = SOURCES.flatMap((source) =>
+  source.groups.flatMap((group) => group.samples.map((sample) => ({ ...sample, source, group, key: `${nameOf(source)}/${group.group}/${sample.index}` }))));
 
 const textOf = (sample, start = 0, end = sample.tokens.length) =>
   sample.tokens.slice(start, end).map((t) => TOKENS[t][1]).join("");
@@ -30,11 +31,11 @@ function haystack(sample) {
 
 function refilter(keep = true) {
   const words = view.query.toLowerCase();
-  const inStep = samples.filter((s) => view.step === "" || s.step === view.step);
-  view.shown = inStep.filter((s) => KINDS[view.kind](s) && (!words || haystack(s).includes(words)));
+  const inSource = samples.filter((s) => view.source === null || s.source === view.source);
+  view.shown = inSource.filter((s) => KINDS[view.kind](s) && (!words || haystack(s).includes(words)));
   for (const button of at("chips").children) {
     const kind = button.dataset.kind;
-    button.textContent = `${kind} ${inStep.filter(KINDS[kind]).length}`;
+    button.textContent = `${kind} ${inSource.filter(KINDS[kind]).length}`;
     button.setAttribute("aria-pressed", String(kind === view.kind));
   }
   drawList();
@@ -50,7 +51,7 @@ function drawList() {
     if (sample.group !== group) {
       group = sample.group;
       const solved = group.samples.filter((s) => s.passed).length;
-      list.append(el("li", { class: "head", title: group.task_id }, `step ${sample.step} · ${solved}/${group.samples.length} · ${group.task_id}`));
+      list.append(el("li", { class: "head", title: group.task_id }, `${nameOf(sample.source)} · ${solved}/${group.samples.length} · ${group.task_id}`));
     }
     const remarks = [
       sample.reward.flags.length ? el("span", { class: "warn", title: sample.reward.flags.join(", ") }, " ⚑") : null,
@@ -61,9 +62,10 @@ function drawList() {
       el("span", {}, `sample ${sample.index}`, ...remarks, el("small", {}, `  ${rounds(sample)} · ${sample.tokens.length} tok`)),
       el("span", {}, number(sample.reward.total))));
   }
-  const { read, embedded, logged_steps } = DATA.trajectories;
-  at("list-note").textContent = `${view.shown.length} of ${samples.length} shown. ` +
-    `In this page: ${embedded} of ${read} trajectories of ${STEPS.length} of ${logged_steps} steps; the rest is in trajectories/. ← → to move.`;
+  const { read, embedded, logged, search } = DATA.trajectories;
+  const held = search ? `${embedded} of the ${read} trajectories of the whole run with “${search}”`
+    : `${embedded} trajectories of ${SOURCES.length} of ${logged} steps and evaluations; python -m launch.report --search=… looks through all`;
+  at("list-note").textContent = `${view.shown.length} of ${samples.length} shown. In this page: ${held}. ← → to move.`;
 }
 
 const rounds = (sample) => { const n = sample.turns.filter((t) => t.role === "assistant").length; return `${n} turn${n === 1 ? "" : "s"}`; };
@@ -73,7 +75,7 @@ function select(sample, scroll = true) {
   view.current = sample;
   drawTrajectory();
   mark(scroll);
-  if (sample) history.replaceState(null, "", "#t=" + sample.key);
+  if (sample) history.replaceState(null, "", "#t=" + encodeURIComponent(sample.key));
 }
 
 function mark(scroll = true) {
@@ -91,9 +93,10 @@ function move(by) {
 
 /** Called by the curves: the embedded step nearest to the one clicked. */
 function openStep(step) {
-  if (!STEPS.length) return;
-  view.step = STEPS.map((s) => s.step).reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a));
-  at("step").value = String(view.step);
+  const training = SOURCES.filter((source) => source.step >= 0);
+  if (!training.length) return;
+  view.source = training.reduce((a, b) => (Math.abs(b.step - step) < Math.abs(a.step - step) ? b : a));
+  at("source").value = String(SOURCES.indexOf(view.source));
   refilter(false);
   at("reader").scrollIntoView({ behavior: "smooth" });
 }
@@ -115,7 +118,7 @@ function drawTrajectory() {
     el("div", { class: "title" }, el("h3", {}, group.task_id), ...tags, el("span", { class: "spacer" }),
       el("button", { onclick: () => move(-1), title: "previous (←)" }, "←"), el("button", { onclick: () => move(1), title: "next (→)" }, "→")),
     facts({
-      step: sample.step, group: group.group, sample: sample.index, reward: reward(sample.reward),
+      from: nameOf(sample.source), group: group.group, sample: sample.index, reward: reward(sample.reward),
       tokens: `${group.prompt_tokens} + ${sample.tokens.length}`, "mean log p": number(mean),
       ...Object.fromEntries(Object.entries(sample.seconds).map(([k, v]) => [k, seconds(v)])),
       ...Object.fromEntries(Object.entries(group.task.meta).filter(([, v]) => typeof v !== "object").slice(0, 6)),
@@ -192,7 +195,13 @@ function call(c) {
   const short = Object.entries(c.arguments).filter(([, v]) => !String(v).includes("\n")).map(([k, v]) => `${k}=${typeof v === "string" ? v : JSON.stringify(v)}`);
   const long = Object.entries(c.arguments).filter(([, v]) => String(v).includes("\n"));
   return el("div", { class: "call" }, el("header", {}, el("b", {}, c.name || "(no name)"), el("span", {}, short.join("  ")), c.error ? el("span", { class: "warn" }, c.error) : null),
-    ...long.map(([k, v]) => el("div", {}, long.length > 1 ? el("small", {}, k) : null, el("pre", { class: "block" }, String(v)))));
+    ...(c.diff ? [difference(c.diff)] : long.map(([k, v]) => el("div", {}, long.length > 1 ? el("small", {}, k) : null, el("pre", { class: "block" }, String(v))))));
+}
+
+/** Lines of a unified diff, coloured. */
+function difference(lines) {
+  const kinds = { "+": "plus", "-": "minus", "@": "hunk" };
+  return el("pre", { class: "block diff" }, ...lines.map((line) => el("span", { class: kinds[line[0]] || null }, line)));
 }
 
 function result(r, of, brief) {
@@ -208,9 +217,9 @@ function start() {
     document.querySelector(".reader").replaceWith(el("p", { class: "empty" }, "No trajectory has been logged."));
     return;
   }
-  at("step").append(el("option", { value: "" }, "all steps"), ...STEPS.map(({ step }) => el("option", { value: step }, `step ${step}`)));
+  at("source").append(el("option", { value: "" }, "all steps and evaluations"), ...SOURCES.map((source, i) => el("option", { value: i }, nameOf(source))));
   at("chips").append(...Object.keys(KINDS).map((kind) => el("button", { "data-kind": kind, onclick: () => { view.kind = kind; refilter(false); } })));
-  at("step").addEventListener("change", (event) => { view.step = event.target.value === "" ? "" : Number(event.target.value); refilter(false); });
+  at("source").addEventListener("change", (event) => { view.source = event.target.value === "" ? null : SOURCES[Number(event.target.value)]; refilter(false); });
   at("search").addEventListener("input", (event) => { view.query = event.target.value; refilter(); });
   addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -221,7 +230,7 @@ function start() {
   const article = at("trajectory");
   article.addEventListener("pointerover", (event) => { const i = event.target.dataset.i; showTip(i === undefined ? null : describe(view.current, Number(i))); });
   article.addEventListener("pointerleave", () => showTip(null));
-  const asked = samples.find((s) => "#t=" + s.key === location.hash);
+  const asked = samples.find((s) => "#t=" + encodeURIComponent(s.key) === location.hash);
   view.current = asked || samples[samples.length - 1];
   refilter();
   drawTrajectory();

@@ -69,9 +69,11 @@ function path(values, x, y) {
 const shorten = (names) => names.map((name) => name.replace(/^[^/]*\//, "").replaceAll("_", " "));
 
 class Chart {
-  constructor(parent, { title, names, fraction, labels, series, stacked }) {
-    Object.assign(this, { names, fraction, stacked, labels: labels || shorten(names) });
-    this.series = series || names.map((name) => DATA.curves.series[name]);
+  /** curves: the set that the chart belongs to; its charts share a cross-hair. */
+  constructor(parent, curves, { title, names, fraction, labels, series, stacked }) {
+    Object.assign(this, { curves, names, fraction, stacked, labels: labels || shorten(names) });
+    this.series = series || names.map((name) => curves.series[name]);
+    this.others = series ? [] : curves.others.map((other) => names.map((name) => other.series[name]));
     this.legend = el("div", { class: "legend" });
     this.values = this.labels.map((label, i) => {
       const value = el("b");
@@ -83,15 +85,15 @@ class Chart {
     this.svg.setAttribute("aria-label", title);
     this.figure = el("figure", {}, el("figcaption", {}, title), this.legend, this.svg);
     parent.append(this.figure);
-    this.svg.addEventListener("pointermove", (event) => hover(this.index(event)));
-    this.svg.addEventListener("pointerleave", () => hover(null));
-    this.svg.addEventListener("click", (event) => openStep(DATA.curves.steps[this.index(event)]));
+    this.svg.addEventListener("pointermove", (event) => hover(curves, this.index(event)));
+    this.svg.addEventListener("pointerleave", () => hover(curves, null));
+    if (curves === DATA.curves) this.svg.addEventListener("click", (event) => openStep(curves.steps[this.index(event)]));
     charts.push(this);
     this.draw();
   }
 
   index(event) {
-    const box = this.svg.getBoundingClientRect(), steps = DATA.curves.steps;
+    const box = this.svg.getBoundingClientRect(), steps = this.curves.steps;
     const share = (event.clientX - box.left - LEFT) / Math.max(1, this.width - LEFT - RIGHT);
     const step = steps[0] + share * (steps[steps.length - 1] - steps[0]);
     let best = 0;
@@ -100,7 +102,7 @@ class Chart {
   }
 
   range() {
-    const series = this.stacked ? [this.stack[this.stack.length - 1], [0]] : this.series;
+    const series = this.stacked ? [this.stack[this.stack.length - 1], [0]] : [...this.series, ...this.others.flat()];
     const values = series.flat().filter((value) => value !== null);
     if (!values.length) return [0, 1];
     // One spike in two hundred points must not flatten the rest.
@@ -116,7 +118,7 @@ class Chart {
 
   draw() {
     const width = (this.width = this.svg.clientWidth || 420), height = this.stacked ? 230 : HEIGHT;
-    const steps = DATA.curves.steps, first = steps[0], span = steps[steps.length - 1] - first || 1;
+    const steps = this.curves.steps, first = steps[0], span = steps[steps.length - 1] - first || 1;
     this.svg.setAttribute("height", height);
     this.svg.replaceChildren();
     if (this.stacked) this.stack = stackUp(this.series);
@@ -134,20 +136,24 @@ class Chart {
       shape(this.svg, "text", { x: at, y: height - 5, "text-anchor": "middle" }, String(tick));
     }
     if (this.stacked) this.areas(x, y);
-    else this.series.forEach((values, i) => this.line(values, i, x, y));
+    else {
+      for (const other of this.others) other.forEach((values, i) => this.line(values, i, x, y, "5 4"));
+      this.series.forEach((values, i) => this.line(values, i, x, y));
+    }
     this.cross = shape(this.svg, "line", { class: "cross", y1: TOP, y2: height - BOTTOM, visibility: "hidden" });
     this.dots = this.series.map((_, i) => shape(this.svg, "circle", { r: 3, fill: colour(i), visibility: "hidden" }));
     this.read(null);
   }
 
-  line(values, i, x, y) {
-    const style = { fill: "none", stroke: colour(i), "stroke-linejoin": "round" };
+  line(values, i, x, y, dashes = "none") {
+    const style = { fill: "none", stroke: colour(i), "stroke-linejoin": "round", "stroke-dasharray": dashes };
     const known = values.filter((value) => value !== null);
+    if (!known.length) return;
     if (known.length === 1) {
       const at = values.indexOf(known[0]);
       shape(this.svg, "circle", { cx: x(at), cy: y(known[0]), r: 2.5, fill: colour(i) });
     } else if (known.length > 40) {
-      shape(this.svg, "path", { ...style, class: "raw", "stroke-width": 1, d: path(values, x, y) });
+      if (dashes === "none") shape(this.svg, "path", { ...style, class: "raw", "stroke-width": 1, d: path(values, x, y) });
       shape(this.svg, "path", { ...style, "stroke-width": 1.8, d: path(smooth(values), x, y) });
     } else shape(this.svg, "path", { ...style, "stroke-width": 1.8, d: path(values, x, y) });
   }
@@ -166,7 +172,8 @@ class Chart {
       const values = this.series[s];
       let at = i;
       if (at === null) for (at = values.length - 1; at > 0 && values[at] === null;) at--;
-      node.textContent = format(values[at], this.fraction) + (this.stacked ? " s" : "");
+      const beside = this.others.map((other) => format(lastKnown(other[s], i), this.fraction));
+      node.textContent = [format(values[at], this.fraction) + (this.stacked ? " s" : ""), ...beside].join(" / ");
       const height = this.stacked ? this.stack[s][at] : values[at];
       const shown = i !== null && height !== null;
       this.dots[s].setAttribute("visibility", shown ? "visible" : "hidden");
@@ -177,14 +184,21 @@ class Chart {
   }
 }
 
+/** The value at a point, or the last one there is. */
+function lastKnown(values, i) {
+  let at = i;
+  if (at === null) for (at = values.length - 1; at > 0 && values[at] === null;) at--;
+  return values[at];
+}
+
 function stackUp(series) {
   let below = series[0].map(() => 0);
   return series.map((values) => (below = values.map((value, i) => below[i] + Math.max(0, value || 0))));
 }
 
-function hover(i) {
-  for (const chart of charts) chart.read(i);
-  showTip(i === null ? null : `step ${DATA.curves.steps[i]}`);
+function hover(curves, i) {
+  for (const chart of charts) if (chart.curves === curves) chart.read(i);
+  showTip(i === null ? null : `step ${curves.steps[i]}`);
 }
 
 const tip = document.getElementById("tip");
@@ -203,32 +217,45 @@ function placeTip() {
   tip.style.top = (clientY + 18 + tip.offsetHeight > innerHeight ? clientY - tip.offsetHeight - 10 : clientY + 18) + "px";
 }
 
+/** Tells two runs apart; nothing where there is one. */
+const legendOfRuns = ({ run, others }) => others.length ? ` Solid: ${run}; dashed: ${others.map((other) => other.run).join(", ")}; values in this order.` : "";
+
 function drawCurves() {
   const { curves } = DATA, parent = document.getElementById("charts");
+  drawWarmStart();
   const note = document.getElementById("curves-note");
   if (!curves.steps.length) { note.textContent = "No step has been logged."; document.getElementById("time").hidden = true; return; }
-  for (const chart of curves.charts) new Chart(parent, chart);
+  for (const chart of curves.charts) new Chart(parent, curves, chart);
   const mean = curves.every > 1 ? ` Each point is the mean of ${curves.every} steps.` : "";
   note.textContent = "Against the step of training; the strong line is a running mean of the faint one without its extremes; spikes off the scale are cut. " +
-    "Hover to read all curves at one step, click to open its trajectories." + mean;
+    "Hover to read all curves at one step, click to open its trajectories." + mean + legendOfRuns(curves);
   const rest = document.getElementById("rest");
   rest.hidden = !curves.rest.length;
   rest.addEventListener("toggle", () => {
     if (rest.open && !rest.dataset.drawn) {
       rest.dataset.drawn = "yes";
-      for (const chart of curves.rest) new Chart(rest.querySelector(".charts"), chart);
+      for (const chart of curves.rest) new Chart(rest.querySelector(".charts"), curves, chart);
     }
   });
   drawTime();
 }
 
+function drawWarmStart() {
+  const curves = DATA.warm_start;
+  document.getElementById("warm").hidden = !curves.steps.length;
+  document.querySelector('nav a[href="#warm"]').hidden = !curves.steps.length;
+  if (!curves.steps.length) return;
+  for (const chart of [...curves.charts, ...curves.rest]) new Chart(document.getElementById("warm-charts"), curves, chart);
+  document.getElementById("warm-note").textContent = "Supervised training on demonstrations, against its own steps." + legendOfRuns(curves);
+}
+
 function drawTime() {
-  const { times } = DATA.curves, parent = document.getElementById("time-charts");
+  const { curves } = DATA, { times } = curves, parent = document.getElementById("time-charts");
   document.getElementById("time").hidden = !times.length;
   for (const { title, layers } of times) {
     const sums = layers.map(({ values }) => values.reduce((a, b) => a + (b || 0), 0)), all = sums.reduce((a, b) => a + b, 0) || 1;
     const labels = layers.map(({ label }, i) => `${label} (${Math.round((100 * sums[i]) / all)} %)`);
-    new Chart(parent, {
+    new Chart(parent, curves, {
       title: `${title}, and share of the run`, names: layers.map(({ name }) => name), labels,
       series: layers.map(({ values }) => values), stacked: true,
     });

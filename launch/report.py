@@ -1,0 +1,84 @@
+"""Writes the HTML report of a run, at any time, or of two runs side by side.
+
+    python -m launch.report --workdir=runs/first
+    python -m launch.report --workdir=runs/first --beside=runs/second --out=both.html
+    python -m launch.report --workdir=runs/first --search="IndexError"
+
+With --search the page holds the trajectories with that text, found among all that the run logged;
+the first of them are listed here too. The report is written to <workdir>/report.html unless --out
+names another file.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import rich.table
+import rich.text
+from absl import app
+from absl import flags as absl_flags
+
+from launch import flags
+from launch.workdir import WORKDIR
+from rl_code.report import about
+from rl_code.report.page import write_report
+from rl_code.report.trajectories import haystack, search_all
+
+BESIDE = absl_flags.DEFINE_string("beside", None, "Workdir of a second run, shown beside it.")
+SEARCH = absl_flags.DEFINE_string("search", "", "Text that the shown trajectories hold.")
+OUT = absl_flags.DEFINE_string("out", None, "File to write.")
+_LISTED = 20
+_AROUND = 40
+
+
+def main(argv: list[str]) -> None:
+    if argv[1:]:
+        sys.exit(f"{' '.join(argv[1:])!r} is not a flag; flags look like --workdir=runs/first")
+    if not WORKDIR.value:
+        sys.exit("--workdir=<folder of a run> is missing, for instance --workdir=runs/first")
+    runs = [Path(folder) for folder in (WORKDIR.value, BESIDE.value) if folder]
+    for run in runs:
+        if not run.is_dir():
+            sys.exit(f"{run} is not a folder; give the --workdir of a run")
+    try:
+        if SEARCH.value and not list_found(runs, SEARCH.value):
+            sys.exit(
+                f"no logged trajectory of {' or '.join(map(str, runs))} holds {SEARCH.value!r}"
+            )
+        path = write_report(runs, OUT.value or runs[0] / "report.html", search=SEARCH.value)
+    except ValueError as error:  # a damaged file, which the message names
+        sys.exit(str(error))
+    flags.console().print(f"Report: {path}", soft_wrap=True)
+
+
+def list_found(runs: list[Path], text: str) -> int:
+    """Prints the first trajectories that hold the text; how many there are."""
+    table = rich.table.Table(caption_justify="left")
+    for column in ("run", "from", "task", "trajectory", "reward", "where"):
+        table.add_column(column)
+    names = about.names(runs)
+    count = 0
+    for source, group in search_all(dict(zip(names, runs, strict=True)), text):
+        for sample in group["trajectories"]:
+            count += 1
+            if count <= _LISTED:
+                number = f"{group['group']}/{sample['index']}"
+                reward = f"{sample['reward']['total']:.2f}"
+                place = around(haystack(group, sample), text)
+                task = group["task_id"]
+                table.add_row(source.run, source.label, task, number, reward, rich.text.Text(place))
+    table.caption = f"{count} found" + (f", the first {_LISTED} shown" if count > _LISTED else "")
+    if count:
+        flags.console().print(table)
+    return count
+
+
+def around(haystack: str, text: str) -> str:
+    """The text where it stands first, on one line with what is before and behind it."""
+    at = haystack.index(text.lower())
+    return " ".join(haystack[max(0, at - _AROUND) : at + len(text) + _AROUND].split())
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,58 @@
+"""What was run: the config, the commit, the hardware, and how two runs differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_code import provenance
+from rl_code.workdir import CONFIG_FILE
+
+
+def names(runs: Sequence[Path]) -> list[str]:
+    """A name for each run: its folder's, or as much of the path as tells the runs apart."""
+    parts = [run.resolve().parts for run in runs]
+    for count in range(1, max(map(len, parts)) + 1):
+        found = ["/".join(of_run[-count:]) for of_run in parts]
+        if len(set(found)) == len(found):
+            return found
+    raise ValueError(f"a run is compared with itself: {', '.join(map(str, runs))}")
+
+
+def runs(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
+    """What is known of each run: facts as (what, value), of its last start, and how many starts."""
+    found = []
+    for folder, name in zip(folders, names, strict=True):
+        starts = provenance.read(folder)
+        facts = list(starts[-1].items()) if starts else []
+        found.append({"name": name, "facts": facts, "starts": len(starts)})
+    return found
+
+
+def config_table(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Rows of the configs: key, value of each run, whether they differ; differing keys first."""
+    flat = [_flat(_config(folder)) for folder in folders]
+    keys = dict.fromkeys(key for of_run in flat for key in of_run)
+    rows = []
+    for key in keys:
+        values = [json.dumps(of_run[key]) if key in of_run else "" for of_run in flat]
+        rows.append({"key": key, "values": values, "differs": len(set(values)) > 1})
+    return sorted(rows, key=lambda row: not row["differs"])
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The config that a workdir belongs to; empty where there is none yet."""
+    path = folder / CONFIG_FILE
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value; lists are values."""
+    if not isinstance(config, dict) or (prefix and not config):
+        return {prefix: config}
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= _flat(value, f"{prefix}.{key}" if prefix else key)
+    return found

@@ -1,0 +1,64 @@
+"""What a trajectory's calls changed in the files, as lines of a diff, for a person to read.
+
+A call that names a file (``path``) and gives its new text (``content``), or a piece of it and what
+stands there instead (``old``, ``new``), is an edit; tools of any name that take such arguments are
+understood. What other tools changed, as a shell command may, is not seen, so a diff is against the
+text as it was last seen.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_MOST_LINES = 200
+
+
+def with_diffs(
+    turns: Sequence[Mapping[str, Any]], files: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The logged turns; each call that is an edit has ``diff``, lines that begin with +, - or a
+    space.
+
+    files: path -> text at the start of the episode, of the files that calls name.
+    """
+    seen = dict(files)
+    found = []
+    for number, turn in enumerate(turns):
+        results = turns[number + 1]["results"] if number + 1 < len(turns) else []
+        calls = []
+        for index, call in enumerate(turn["calls"]):
+            refused = index < len(results) and not results[index]["ok"]
+            after = None if call["error"] or refused else _edited(call["arguments"], seen)
+            if after is None:
+                calls.append(dict(call))
+                continue
+            path, text = after
+            calls.append({**call, "diff": diff(seen.get(path, ""), text)})
+            seen[path] = text
+        found.append({**turn, "calls": calls})
+    return found
+
+
+def _edited(arguments: Mapping[str, Any], seen: Mapping[str, str]) -> tuple[str, str] | None:
+    """Path and new text of the file that a call edits; None when it is no edit."""
+    path, content = arguments.get("path"), arguments.get("content")
+    old, new = arguments.get("old"), arguments.get("new")
+    if not isinstance(path, str):
+        return None
+    if isinstance(content, str):
+        return path, content
+    if isinstance(old, str) and isinstance(new, str):
+        before = seen.get(path, old)
+        return path, before.replace(old, new, 1) if old in before else new
+    return None
+
+
+def diff(before: str, after: str) -> list[str]:
+    """Lines of a unified diff without its head, at most ``_MOST_LINES``."""
+    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))
+    if len(lines) > _MOST_LINES + 2:
+        more = len(lines) - _MOST_LINES - 2
+        lines = [*lines[: _MOST_LINES + 2], f"@@ {more} more lines"]
+    return lines[2:]

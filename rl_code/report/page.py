@@ -1,0 +1,157 @@
+"""One HTML page about a run, or about two runs side by side.
+
+It shows what was run (config, commit, hardware), evaluations, curves, where the time went, and a
+reader for trajectories. It reads what a run leaves in its working directory, at any time, also
+while the run goes on. The page holds its own style, scripts and data, asks nothing of a network and opens
+from a file. Everything a model wrote enters it as JSON and reaches the document as text only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import markupsafe
+import numpy as np
+
+from rl_code.evaluation import suite
+from rl_code.evaluation.suite import SuiteResult
+from rl_code.files import write_atomically
+from rl_code.metrics import read_metrics
+from rl_code.report import about
+from rl_code.report.curves import curves, with_actors
+from rl_code.report.evaluations import by_suite, paired, signed, suites
+from rl_code.report.trajectories import trajectories
+
+ASSETS = Path(__file__).parent / "assets"
+WARM_START = "sft"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportConfig:
+    """What goes into the page."""
+
+    # The k of pass@k to show.
+    ks: tuple[int, ...] = (1, 8)
+    # At most this many trajectories of one step, or of one evaluation.
+    trajectories_per_step: int = 16
+    # At most this many steps, spread over the run.
+    trajectory_steps: int = 24
+    # The size that the page stays below.
+    megabytes: float = 4.8
+
+    def __post_init__(self) -> None:
+        if not self.ks or min(self.ks) < 1:
+            raise ValueError(f"{self.ks=} must hold at least one k, each at least 1")
+
+
+def write_report(
+    workdirs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str],
+    config: ReportConfig | None = None,
+    title: str = "",
+    search: str = "",
+) -> Path:
+    """Writes the page and returns its path.
+
+    Args:
+      workdirs: the folder of a run, or of two runs; the second is shown beside the first.
+      path: the file to write.
+      config: what goes into the page.
+      title: the name of the first folder unless given.
+      search: holds only the trajectories with this text, found among all of the run.
+
+    Raises:
+      ValueError: damaged files of the run, or curves that alone exceed the size.
+      OSError: the disk is full.
+    """
+    config = config or ReportConfig()
+    runs = (
+        [Path(workdirs)] if isinstance(workdirs, str | os.PathLike) else list(map(Path, workdirs))
+    )
+    names = about.names(runs)
+    rows = [with_actors(run, read_metrics(run)) for run in runs]
+    results = [suite.load_all(run) for run in runs]
+    limit = int(config.megabytes * 1e6)
+    tables = {
+        "tiles": _tiles(rows[0], results[0]),
+        "runs": about.runs(runs, names),
+        "config": about.config_table(runs),
+        "suites": suites(dict(zip(names, results, strict=True)), config.ks),
+        "ks": config.ks,
+    }
+    warm_rows = [read_metrics(run / WARM_START) for run in runs]
+    data = {
+        "curves": curves(dict(zip(names, rows, strict=True))),
+        "warm_start": curves(dict(zip(names, warm_rows, strict=True))),
+        "trajectories": {},
+    }
+    title = title or " and ".join(names)
+    room = limit - len(_render(title, tables, data))
+    data["trajectories"] = trajectories(
+        dict(zip(names, runs, strict=True)),
+        steps=config.trajectory_steps,
+        per_source=config.trajectories_per_step,
+        room=room,
+        search=search,
+    )
+    page = _render(title, tables, data)
+    if len(page) > limit:
+        raise ValueError(
+            f"the report without trajectories is {len(page)} bytes, above {config.megabytes=}"
+        )
+    write_atomically(Path(path), page)
+    return Path(path)
+
+
+def _render(title: str, tables: Mapping[str, Any], data: Mapping[str, Any]) -> bytes:
+    """The page: ``tables`` are written into its text, ``data`` is what its scripts draw."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    scripts = [(ASSETS / name).read_text() for name in ("charts.js", "reader.js")]
+    text = environment.get_template("page.html.jinja").render(
+        title=title,
+        **tables,
+        style=markupsafe.Markup((ASSETS / "page.css").read_text()),
+        scripts=[markupsafe.Markup(script) for script in scripts],
+        payload=markupsafe.Markup(embedded(data)),
+    )
+    return text.encode()
+
+
+def embedded(data: Any) -> str:
+    """JSON for a script element, which only "<" could end; plain ASCII, so that lone surrogates can
+    be written.
+    """
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _tiles(
+    rows: Sequence[Mapping[str, Any]], results: Sequence[SuiteResult]
+) -> list[tuple[str, str, str]]:
+    """(what, number, remark) of the few numbers that say how the run went."""
+    tiles = []
+    for found in by_suite(results):
+        comparison = paired(found[0], found[-1], 1) if len(found) > 1 else None
+        if comparison:
+            change = signed(comparison.difference)
+            numbers = f"{comparison.before.mean:.1%} → {comparison.after.mean:.1%}"
+            tiles.append((f"{found[0].suite} pass@1", numbers, change))
+    if rows:
+        tiles.append(("steps", f"{len(rows):,}", f"{rows[0]['step']} to {rows[-1]['step']}"))
+    seconds = [row["time/step_s"] for row in rows if "time/step_s" in row]
+    if seconds:
+        hours, minutes = divmod(round(sum(seconds) / 60), 60)
+        total = f"{hours} h {minutes} min" if hours else f"{sum(seconds) / 60:.1f} min"
+        tiles.append(("time in steps", total, f"{np.median(seconds):.2f} s per step, median"))
+    return tiles
