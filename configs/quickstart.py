@@ -22,7 +22,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         model=dict(preset="tiny", weights="", dtype="float32", remat=False),
         tokenizer=dict(source="train", path="", vocab_size=512, texts=2000),
         protocol="compact",
-        tasks=dict(source="generated", split="train", path="", seed=0, levels=(1, 2, 2)),
+        tasks=dict(name="generated", split="train", seed=0, levels=(1, 2, 2)),
         limits=dict(turns=5, tokens=288, turn_tokens=64, test_runs=3, command_s=5.0),
         sandbox=dict(
             workers=2, memory_mb=512, processes=16, workspace_mb=8, cpu_s=4, output_bytes=4000
@@ -103,7 +103,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 
 def held_out(name: str, sampling: dict, level: int, count: int) -> dict:
     """A suite of generated tasks from the split that is neither trained nor tuned on."""
-    tasks = dict(source="generated", split="test", path="", seed=1, levels=(level,))
+    tasks = dict(name="generated", split="test", seed=1, levels=(level,))
     return dict(name=name, tasks=tasks, count=count, samples=8, sampling=sampling)
 
 

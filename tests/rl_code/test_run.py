@@ -16,7 +16,7 @@ def config(**suite):
     """The quickstart's smoke config with one suite of HumanEval."""
     settings = quickstart.get_config("smoke")
     first = dict(settings.suites[0])
-    tasks = dict(source="humaneval", split="test", path="", seed=0, levels=(), form="raw")
+    tasks = dict(name="humaneval", form="raw")
     settings.suites = (first | dict(tasks=tasks, protocol="raw_completion", samples=1) | suite,)
     return build(RunConfig, settings)
 
@@ -66,7 +66,7 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
         ({"limits.tokens": 1000}, "limits.tokens=1000 must not exceed rollout.engine.length"),
         ({"model.preset": "huge"}, "model.preset='huge' is not one of tiny"),
         (
-            {"tasks.source": "humaneval", "tasks.split": "test"},
+            {"tasks": {"name": "humaneval"}},
             "tokenizer.source='train' trains on demonstrations",
         ),
         ({"protocol": "morse"}, "protocol='morse' is not one of"),

@@ -18,7 +18,7 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.run_config import RunConfig
-from rl_code.tasks.api import load
+from rl_code.tasks.api import find_source
 from rl_code.types import Limits
 from tests.rl_code.signals import signals
 
@@ -41,7 +41,7 @@ MESSAGES = (
 @pytest.fixture(scope="module")
 def tasks():
     config = read_config.build(RunConfig, quickstart.get_config())
-    return load(config.tasks)[:COUNT]
+    return find_source(config.tasks, "tasks").load(None, None)[:COUNT]
 
 
 def digest(parts) -> str:

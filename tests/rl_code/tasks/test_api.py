@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-from rl_code import read_config
-from rl_code.tasks.api import STREAM_LENGTH, TaskConfig, load, mutations
+from rl_code.named import Named
+from rl_code.read_config import ConfigError
+from rl_code.tasks.api import STREAM_LENGTH, Generated, Mbpp, find_source, mutations
 from rl_code.tasks.deduplicate import DuplicateConfig
 from rl_code.tasks.differential import DifferentialConfig
 
-GENERATED = {"source": "generated", "split": "train", "path": "", "seed": 0, "levels": (1,)}
+GENERATED = {"name": "generated", "split": "train", "levels": (1,)}
 DESCRIPTIONS = {
     601: "minimum of two numbers",
     602: "reverse the words",
@@ -35,7 +36,7 @@ def mbpp_file(folder) -> str:
 
 
 def test_generated_tasks_are_a_sequence_that_repeats_itself():
-    tasks, again = (load(TaskConfig(**GENERATED)) for _ in range(2))
+    tasks, again = (Generated("train", (1,)).load(None, None) for _ in range(2))
     assert len(tasks) == STREAM_LENGTH
     assert (
         tasks[7] == again[7]
@@ -47,45 +48,48 @@ def test_generated_tasks_are_a_sequence_that_repeats_itself():
 
 
 def test_near_duplicates_of_held_out_tasks_leave_training_only(tmp_path):
-    config = GENERATED | {
-        "source": "mbpp",
-        "path": mbpp_file(tmp_path),
-        "duplicates": DuplicateConfig(0.8, 0.8),
-    }
+    path = mbpp_file(tmp_path)
     ids = {
-        split: [task.id for task in load(TaskConfig(**config | {"split": split}))]
+        split: [
+            task.id
+            for task in Mbpp(split, path, duplicates=DuplicateConfig(0.8, 0.8)).load(None, None)
+        ]
         for split in ("train", "test")
     }
     assert ids == {"train": ["MBPP/602"], "test": ["MBPP/404"]}
-    every = load(TaskConfig(**config | {"duplicates": None}))
+    every = Mbpp("train", path).load(None, None)
     assert [task.id for task in every] == ["MBPP/601", "MBPP/602"]
 
 
+MBPP = {"name": "mbpp", "split": "test", "path": "mbpp.jsonl"}
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("section", "message"),
     [
-        ({"source": "mbbp"}, "'mbbp' is not one of generated, mbpp, humaneval, evalplus"),
-        ({"split": "dev"}, "'dev' is not one of train, validation, test"),
-        ({"source": "humaneval"}, "has a test split only"),
-        ({"source": "evalplus", "split": "test"}, "needs the section differential"),
-        ({"visibel": 1}, "visible"),
-        ({"form": "essay"}, "form"),
+        (GENERATED | {"name": "mbbp"}, "tasks = 'mbbp'.*Did you mean 'mbpp'"),
+        (GENERATED | {"split": "dev"}, "'dev' is not one of train, validation, test"),
+        (GENERATED | {"levels": (9,)}, "must be some of"),
+        (GENERATED | {"path": "x"}, r"tasks\.path: no such key"),
+        ({"name": "humaneval", "split": "test"}, r"tasks\.split: no such key"),
+        ({"name": "evalplus", "path": ""}, r"tasks\.differential: missing"),
+        (MBPP | {"visibel": 1}, "Did you mean 'visible'"),
+        (MBPP | {"form": "essay"}, r"tasks\.form = 'essay'"),
+        ({"name": "json:loads"}, r"is no rl_code\.tasks\.api\.Source"),
     ],
 )
-def test_a_wrong_config_is_named(change, message):
-    with pytest.raises(ValueError, match=message):
-        read_config.build(TaskConfig, GENERATED | change)
+def test_a_wrong_config_is_named(section, message):
+    with pytest.raises(ConfigError, match=message):
+        find_source(Named.from_config(section, "tasks"), "tasks")
 
 
 def test_differential_tests_need_a_sandbox(tmp_path):
-    config = TaskConfig(
-        **GENERATED | {"source": "mbpp", "differential": DifferentialConfig(1, 1.0, 1)}
-    )
+    source = Mbpp("train", mbpp_file(tmp_path), differential=DifferentialConfig(1, 1.0, 1))
     with pytest.raises(ValueError, match="need a sandbox and a workdir"):
-        load(config)
+        source.load(None, None)
 
 
 def test_inputs_for_a_task_are_the_same_every_time(tmp_path):
-    config = TaskConfig(**GENERATED | {"source": "mbpp", "path": mbpp_file(tmp_path)})
-    first, again = (mutations(load(config)[0]) for _ in range(2))
+    source = Mbpp("train", mbpp_file(tmp_path))
+    first, again = (mutations(source.load(None, None)[0]) for _ in range(2))
     assert first == again and first

@@ -14,7 +14,7 @@ import pytest
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.tasks import mbpp
-from rl_code.tasks.api import TaskConfig, load, mutations
+from rl_code.tasks.api import EvalPlus, mutations
 from rl_code.tasks.differential import (
     DifferentialConfig,
     choose,
@@ -212,16 +212,8 @@ def test_evalplus_files_get_their_expected_values_from_the_reference(pool, tmp_p
     ]
     path = tmp_path / "plus.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = TaskConfig(
-        "evalplus",
-        "test",
-        str(path),
-        0,
-        (),
-        form="raw",
-        differential=dataclasses.replace(CONFIG, cases=0),
-    )
-    (task,) = load(config, pool, tmp_path)
+    source = EvalPlus(str(path), dataclasses.replace(CONFIG, cases=0), form="raw")
+    (task,) = source.load(pool, tmp_path)
     assert task.hidden_tests == Tests(cases=(Case((1,), 0.5, 0.01), Case((3,), 1.5, 0.01)))
     assert passes("def half(x):\n    return x * 0.501\n", task, pool)
     assert not passes("def half(x):\n    return x * 0.51\n", task, pool)

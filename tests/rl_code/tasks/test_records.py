@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from rl_code import read_config
-from rl_code.tasks.api import TaskConfig
-from rl_code.tasks.api import load as load_config
+from rl_code.named import Named
+from rl_code.read_config import ConfigError
+from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError, load
 from rl_code.types import Case, Tests
 
@@ -90,17 +90,11 @@ def test_a_wrong_mapping_is_named(tmp_path, columns, message):
 
 
 def test_a_config_names_the_columns(tmp_path):
-    section = {
-        "source": "records",
-        "split": "test",
-        "path": write(tmp_path, "jsonl"),
-        "seed": 0,
-        "levels": (),
-    }
-    config = read_config.build(TaskConfig, section | {"columns": COLUMNS})
-    assert [task.id for task in load_config(config)] == ["4"]
-    with pytest.raises(ValueError, match="columns belongs to source='records'"):
-        read_config.build(TaskConfig, section)
+    section = {"name": "records", "split": "test", "path": write(tmp_path, "jsonl")}
+    source = find_source(Named.from_config(section | {"columns": COLUMNS}, "tasks"), "tasks")
+    assert [task.id for task in source.load(None, None)] == ["4"]
+    with pytest.raises(ConfigError, match=r"tasks\.columns: missing"):
+        find_source(Named.from_config(section, "tasks"), "tasks")
 
 
 def test_chats_files_and_code_are_taken_as_they_are(tmp_path):
