@@ -44,7 +44,8 @@ from rl_code.types import Task
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.local_and_stored import LocalAndStoredWeights
-from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.versions import WeightsConfig
 
 MODES = {"sync": 0, "one_step": 1}

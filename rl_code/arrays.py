@@ -6,11 +6,21 @@ anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+
+@contextlib.contextmanager
+def any_mesh() -> Iterator[None]:
+    """Arrays may be of any mesh, whichever one the caller has set: publishing and reading are
+    between two.
+    """
+    with jax.set_mesh(None):
+        yield
 
 
 def flatten(state: Any) -> dict[str, jax.Array]:

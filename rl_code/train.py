@@ -52,7 +52,8 @@ from rl_code.trajectory_log import TrajectoryLog
 from rl_code.types import Group, Task, Trajectory
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.local_and_stored import LocalAndStoredWeights
-from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.transfer import TransferPublisher, TransferSubscriber
 from rl_code.weights.versions import Publisher, Subscriber
 from rl_code.weights.waiting import Deadline

@@ -11,15 +11,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 import tensorstore
 
-from rl_code.weights.layout import Box, any_mesh, assemble, own_parts, to_slices, wanted_parts
-from rl_code.weights.versions import unsigned
+from rl_code.arrays import any_mesh
+from rl_code.checksums import unsigned
+from rl_code.weights.layout import Box, assemble, own_parts, to_slices, wanted_parts
 from rl_code.weights.waiting import Deadline
 
 CHUNK_BYTES = 16 * 2**20  # chunks are compressed in parallel
@@ -68,6 +69,15 @@ def same_layout(one: Mapping[str, HostArray], other: Mapping[str, HostArray]) ->
     return described[0] == described[1]
 
 
+def same_bits(one: Mapping[str, HostArray], other: Mapping[str, HostArray]) -> bool:
+    """Whether this process's parts of two versions of one layout have the same bits."""
+    return all(
+        np.array_equal(part, other[name].parts[box])
+        for name, x in one.items()
+        for box, part in x.parts.items()
+    )
+
+
 def changes(new: Mapping[str, HostArray], old: Mapping[str, HostArray]) -> dict[str, HostArray]:
     """What turns the one into the other, and back."""
     return {
@@ -114,30 +124,56 @@ def read(
     """Exclusive or of the bits in all folders, for the parts that this process's devices want of
     each target.
     """
+    return {
+        name: _read_parts(
+            [folder / name for folder in folders],
+            target.shape,
+            unsigned(target.dtype),
+            wanted_parts(target),
+            deadline,
+        )
+        for name, target in targets.items()
+    }
+
+
+def read_like(
+    folders: Sequence[Path], host: Mapping[str, HostArray], deadline: Deadline
+) -> dict[str, HostArray]:
+    """Exclusive or of the bits in all folders, for the parts that ``host`` has."""
+    return {
+        name: dataclasses.replace(
+            x,
+            parts=_read_parts(
+                [folder / name for folder in folders], x.shape, x.dtype, x.parts, deadline
+            ),
+        )
+        for name, x in host.items()
+    }
+
+
+def _read_parts(
+    paths: Sequence[Path],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    boxes: Iterable[Box],
+    deadline: Deadline,
+) -> dict[Box, np.ndarray]:
+    """Exclusive or of the bits of one array's parts in several places."""
+    specs = [{**_OPTIONS, "kvstore": {"driver": "file", "path": str(path)}} for path in paths]
+    opening = [tensorstore.open(spec, open=True) for spec in specs]
+    stores = [pending.result(deadline.left()) for pending in opening]
+    for path, store in zip(paths, stores, strict=True):
+        if store.shape != shape or store.dtype.numpy_dtype != dtype:
+            raise ValueError(
+                f"{path} holds {store.dtype.name}{list(store.shape)}, not {dtype}{list(shape)}"
+            )
+    reading = {box: [store[to_slices(box)].read() for store in stores] for box in boxes}
     found = {}
-    for name, target in targets.items():
-        specs = [
-            {**_OPTIONS, "kvstore": {"driver": "file", "path": str(folder / name)}}
-            for folder in folders
-        ]
-        opening = [tensorstore.open(spec, open=True) for spec in specs]
-        stores = [pending.result(deadline.left()) for pending in opening]
-        for folder, store in zip(folders, stores, strict=True):
-            if store.shape != target.shape or store.dtype.numpy_dtype != unsigned(target.dtype):
-                raise ValueError(
-                    f"{folder / name} holds {store.dtype.name}{list(store.shape)}, not "
-                    f"{unsigned(target.dtype)}"
-                    f"{list(target.shape)}"
-                )
-        reading = {
-            box: [store[to_slices(box)].read() for store in stores] for box in wanted_parts(target)
-        }
-        found[name] = {}
-        for box, pending in reading.items():
-            bits = np.asarray(pending[0].result(deadline.left()))
-            for more in pending[1:]:
-                np.bitwise_xor(bits, more.result(deadline.left()), out=bits)
-            found[name][box] = bits
+    for box, pending in reading.items():
+        bits = np.asarray(pending[0].result(deadline.left()))
+        for more in pending[1:]:
+            np.bitwise_xor(bits, more.result(deadline.left()), out=bits)
+        found[box] = bits
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,18 +14,10 @@ from jax.sharding import Mesh
 from models.sharding import parameter_shardings
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
 from rl_code import arrays
+from rl_code.arrays import any_mesh
 
 # A part of an array: (start, stop) along each axis.
 Box = tuple[tuple[int, int], ...]
-
-
-@contextlib.contextmanager
-def any_mesh() -> Iterator[None]:
-    """Arrays may be of any mesh, whichever one the caller has set: publishing and reading are
-    between two.
-    """
-    with jax.set_mesh(None):
-        yield
 
 
 def sampling_model(config: ModelConfig, dtype: str, mesh: Mesh) -> Transformer:

@@ -9,7 +9,8 @@ import threading
 
 from models.transformer import Transformer
 from rl_code.weights.local import LocalWeights
-from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.versions import TransferStats, Version, Wanted
 
 

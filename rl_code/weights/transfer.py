@@ -47,7 +47,8 @@ from rl_code.weights.layout import (
     to_slices,
     wanted_parts,
 )
-from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.version_records import read_json, write_json
 from rl_code.weights.versions import (
     TransferStats,
@@ -212,7 +213,7 @@ class TransferSubscriber:
             number = self._stored.choose(wanted, deadline, self._announced)
             model = self._pull(number)
             if model is None:
-                model = self._stored.read(number, deadline_s)
+                model = self._stored.read_or_ask(number, deadline_s)
                 self.fetched = self._stored.fetched
             if model is not None:
                 return number, model

@@ -23,6 +23,10 @@ from typing import Any
 from rl_code import files
 from rl_code.weights.versions import Version, WeightError
 
+FOLDER = "weights"  # in the workdir
+# What TensorStore and waits raise when files cannot be written or read; WeightError is a
+# RuntimeError.
+STORAGE_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
 _RECORD = re.compile(r"v_(\d{8,})\.json")
 
 
@@ -90,7 +94,13 @@ def record_path(folder: Path, number: int) -> Path:
 def numbers(folder: Path) -> list[int]:
     """The versions that have a record, oldest first."""
     names = os.listdir(folder) if folder.is_dir() else []
-    return sorted(int(match.group(1)) for match in map(_RECORD.fullmatch, names) if match)
+    return sorted(number for name in names if (number := number_of(name)) is not None)
+
+
+def number_of(name: str) -> int | None:
+    """The version whose record has this file name, None for other files."""
+    match = _RECORD.fullmatch(name)
+    return int(match.group(1)) if match else None
 
 
 def read_record(folder: Path, number: int) -> VersionRecord:
@@ -158,10 +168,41 @@ def commit(
     files.sync(folder)
     identity = None if base is None else (base.number, base.checksum)
     record = VersionRecord(version, publisher, size(data / "full"), size(data / "delta"), identity)
-    content = dataclasses.asdict(dataclasses.replace(record, version=None))
-    write_json(record_path(folder, version.number), content | {"version": version.to_json()})
+    _write_record(folder, record)
     prune(folder, keep)
     return record
+
+
+def _write_record(folder: Path, record: VersionRecord) -> None:
+    content = dataclasses.asdict(dataclasses.replace(record, version=None))
+    version = record.version
+    write_json(record_path(folder, version.number), content | {"version": version.to_json()})
+
+
+def replace_with_full(
+    folder: Path, draft: Path, version: Version, publisher: str, keep_delta: bool
+) -> None:
+    """Puts a complete draft in the place of a version whose files are damaged.
+
+    A process that is killed in the middle leaves a version that cannot be read, and the request to
+    publish it again; never wrong bits. keep_delta: whether the stored change is sound.
+    """
+    data = data_folder(folder, version.number)
+    base = None
+    if keep_delta:
+        base = read_record(folder, version.number).base
+        os.replace(data / "delta", draft / "delta")
+    for path in (*draft.glob("*/"), draft):
+        files.sync(path)
+    damaged = data.with_name(f".{data.name}.damaged")
+    shutil.rmtree(damaged, ignore_errors=True)
+    if data.exists():
+        os.replace(data, damaged)
+    os.replace(draft, data)
+    files.sync(folder)
+    sizes = size(data / "full"), size(data / "delta")
+    _write_record(folder, VersionRecord(version, publisher, *sizes, base))
+    shutil.rmtree(damaged, ignore_errors=True)
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -1,11 +1,6 @@
 """Versions of the weights: a number, and a checksum of the bits of all parameters.
 
-Version v is the model after v updates, in the dtype it samples in. Its checksum is computed where
-the arrays live: every element's bits, mixed with its position, are summed modulo 2**32, twice with
-different mixes. A sum does not depend on its order, so the result is the same for every sharding,
-mesh and number of processes. For a given position each mix is a bijection of the bits, so a change
-of one element always changes both sums; any other change, such as two elements that swap places,
-goes unseen with a probability of about 2**-64.
+Version v is the model after v updates, in the dtype it samples in.
 """
 
 from __future__ import annotations
@@ -13,18 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol, Self
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Shaped, UInt32
 
-from rl_code.weights.layout import any_mesh
-
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+from rl_code.checksums import checksums
 
 
 class WeightError(RuntimeError):
@@ -149,84 +138,6 @@ def _some(one: Version, other: Version) -> str:
 def in_words(x: Any) -> str:
     """dtype and shape, as in ``bfloat16[2, 3]``."""
     return f"{x.dtype}{list(x.shape)}"
-
-
-def unsigned(dtype: Any) -> np.dtype:
-    """The unsigned integer that holds the bits of a number of 1, 2 or 4 bytes; TypeError for other
-    dtypes.
-    """
-    dtype = np.dtype(dtype)
-    if (
-        dtype.itemsize not in _UNSIGNED
-        or jax.dtypes.itemsize_bits(dtype) != 8 * dtype.itemsize
-        or dtype.kind == "b"
-    ):
-        raise TypeError(
-            f"weights of dtype {dtype} are not supported; they must be numbers of 1, 2 or 4 bytes"
-        )
-    return np.dtype(_UNSIGNED[dtype.itemsize])
-
-
-@any_mesh()
-def checksums(named: Mapping[str, jax.Array]) -> dict[str, str]:
-    """Checksum of each array's bits, 16 hex digits."""
-    if not named:
-        return {}
-    sharding = next(iter(named.values())).sharding
-    if isinstance(sharding, NamedSharding):
-        sharding = NamedSharding(sharding.mesh, PartitionSpec())
-    words = np.asarray(_compiled(sharding)(dict(named)))
-    return {
-        name: f"{first:08x}{second:08x}"
-        for name, (first, second) in zip(sorted(named), words, strict=True)
-    }
-
-
-@functools.cache
-def _compiled(sharding: jax.sharding.Sharding) -> Callable[[dict[str, jax.Array]], jax.Array]:
-    """The sums of all arrays, uint32 [arrays, 2], in the order of their names, with a copy on every
-    device.
-    """
-    return jax.jit(
-        lambda named: jnp.stack([_sums(named[name]) for name in sorted(named)]),
-        out_shardings=sharding,
-    )
-
-
-def _sums(x: Shaped[Array, " ..."]) -> UInt32[Array, " 2"]:
-    """The two sums of one array."""
-    bits = jax.lax.bitcast_convert_type(x, unsigned(x.dtype)).astype(jnp.uint32)
-    return jnp.stack(
-        [
-            jnp.sum(mix(bits + _positions(x.shape, mix)), dtype=jnp.uint32)
-            for mix in (_murmur, _lowbias)
-        ]
-    )
-
-
-def _positions(shape: tuple[int, ...], mix: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """A number for each position: the sum of one random-looking number per coordinate."""
-    total = jnp.zeros(shape, jnp.uint32)
-    for axis, size in enumerate(shape):
-        numbers = mix(
-            jnp.arange(size, dtype=jnp.uint32) + jnp.uint32(0x9E3779B9 * (axis + 1) % 2**32)
-        )
-        total += jnp.expand_dims(numbers, [other for other in range(len(shape)) if other != axis])
-    return total
-
-
-def _murmur(x: jax.Array) -> jax.Array:
-    """MurmurHash3's finaliser, a bijection of 32 bits."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
-
-
-def _lowbias(x: jax.Array) -> jax.Array:
-    """Another bijection of 32 bits, found by C. Wellons' search for low bias."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x21F0AAAD)
-    x = (x ^ (x >> 15)) * jnp.uint32(0xD35A2D97)
-    return x ^ (x >> 15)
 
 
 @dataclasses.dataclass(frozen=True)

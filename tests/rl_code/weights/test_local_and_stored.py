@@ -10,7 +10,8 @@ import pytest
 
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.local_and_stored import LocalAndStoredWeights
-from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.versions import WeightError, WeightsConfig, WeightTimeout
 from tests.rl_code.weights.small import DTYPE, assert_is, mesh, model_of, wanted
 

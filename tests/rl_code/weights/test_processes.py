@@ -10,7 +10,8 @@ import jax
 import pytest
 
 from rl_code.weights import version_records
-from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.versions import WeightError, WeightsConfig, WeightTimeout
 from rl_code.weights.waiting import Deadline, agree, within
 from tests.programs import free_port
@@ -46,25 +47,34 @@ def test_two_processes_publish_and_read_one_model(tmp_path):
         again.publish(1, model_of(1, mesh(1, 2)))
         again.close()
 
-        # what one of them cannot read none of them uses
+        # a change that is damaged is published again by both, in full
         assert ask(learners, "serve 2") == ["served"] * 2
+        delta = version_records.data_folder(folder, 2) / "delta"
+        assert Deadline(30.0).wait(version_records.record_path(folder, 2).exists)
+        for path in delta.glob("*/c.*"):
+            path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+        assert ask(learners, "fetch 2 stored") == ["True False False"] * 2
+        assert not delta.exists()
+
+        # what one of them cannot read none of them uses, also when it was published again
+        assert ask(learners, "serve 3") == ["served"] * 2
         assert ask(learners, "cut 0", "cut 1")[1] == "cut"
-        answers = ask(learners, "fetch 2 stored")
-        assert all("version 2 cannot be read from" in answer for answer in answers)
+        answers = ask(learners, "fetch 3 stored")
+        assert all("version 3 cannot be read from" in answer for answer in answers)
         assert "another process could not read it" in answers[0] and "unplugged" in answers[1]
 
         # all stop when one publishes other bits under a known number, or another number
-        answers = ask(learners, "publish 2 3")
+        answers = ask(learners, "publish 3 4")
         assert (
             "and now again with" in answers[0]
-            and "process 0 could not publish version 2" in answers[1]
+            and "process 0 could not publish version 3" in answers[1]
         )
-        answers = ask(learners, "publish 4", "publish 5")
+        answers = ask(learners, "publish 5", "publish 6")
         assert all(
-            "the learner's processes publish different versions: [4, 5]" in answer
+            "the learner's processes publish different versions: [5, 6]" in answer
             for answer in answers
         )
-        assert version_records.numbers(folder) == [0, 1, 2]
+        assert version_records.numbers(folder) == [2, 3]
     finally:
         for learner in learners:
             learner.kill()

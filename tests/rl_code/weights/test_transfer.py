@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from rl_code.weights import transfer
-from rl_code.weights.stored import StoredPublisher, StoredSubscriber
+from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.transfer import TransferPublisher, TransferSubscriber
 from rl_code.weights.version_records import read_json, write_json
 from rl_code.weights.versions import WeightTimeout

@@ -1,0 +1,168 @@
+"""Properties of versions that cannot be read: published again in full, with the bits they had."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import jax
+import pytest
+
+from rl_code.weights import republish, version_records
+from rl_code.weights.local import LocalWeights
+from rl_code.weights.local_and_stored import LocalAndStoredWeights
+from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.stored_subscriber import StoredSubscriber
+from rl_code.weights.versions import WeightError, WeightsConfig
+from rl_code.weights.waiting import Deadline
+from tests.rl_code.weights.small import DTYPE, assert_is, mesh, model_of, wanted
+
+LONG_S = 30.0
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Starts a learner that has published some versions; the first is the only full one."""
+    monkeypatch.setattr(republish, "_POLL_S", 0.02)
+    started = []
+
+    def start(*versions: int, keep: int = 9) -> StoredPublisher:
+        config = WeightsConfig(full_every=100, keep=keep, deadline_s=LONG_S)
+        publisher = StoredPublisher(tmp_path, DTYPE, config)
+        started.append(publisher)
+        for version in versions:
+            publisher.publish(version, model_of(version, mesh()))
+        publisher._finish()
+        return publisher
+
+    yield start
+    for publisher in started:
+        publisher.close()
+
+
+def read(workdir: Path, version: int, deadline_s: float = LONG_S) -> None:
+    """A new actor reads a version, and has the bits of it."""
+    reader = StoredSubscriber(workdir, wanted(mesh()), name="actor-1")
+    number, model = reader.wait(exactly=version, deadline_s=deadline_s)
+    assert number == version
+    assert_is(model, version, mesh())
+
+
+def damage(workdir: Path, number: int, kind: str) -> None:
+    """Flips one bit in the middle of one file of a version."""
+    folder = workdir / "weights"
+    if kind == "record":
+        path = version_records.record_path(folder, number)
+    else:
+        found = (version_records.data_folder(folder, number) / kind).rglob("c*")
+        path = max(filter(Path.is_file, found), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def is_full(workdir: Path, number: int) -> bool:
+    record = version_records.readable_record(workdir / "weights", number)
+    return record is not None and record.full_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "asked"),
+    [
+        (4, "delta", 4),  # the newest, which the learner has in memory
+        (2, "delta", 2),  # an older one: back from the newest by the changes
+        (2, "delta", 3),
+        (0, "full", 0),  # the only full version, on which all others stand
+        (0, "full", 4),
+        (4, "record", 4),
+        (2, "record", 2),  # its checksum is known from version 3
+    ],
+)
+def test_a_flipped_bit_under_a_running_pair_does_not_end_it(start, tmp_path, number, kind, asked):
+    publisher = start(0, 1, 2, 3, 4)
+    damage(tmp_path, number, kind)
+    read(tmp_path, asked)
+    assert is_full(tmp_path, asked)
+    assert not list((tmp_path / "weights" / republish.UNREADABLE).iterdir())
+    publisher.publish(5, model_of(5, mesh()))
+    publisher._finish()
+    for version in (asked, 5):
+        read(tmp_path, version)
+
+
+def test_the_learner_publishes_while_it_waits_for_nothing_else(start, tmp_path, caplog):
+    start(0, 1)
+    damage(tmp_path, 1, "delta")
+    follower = StoredSubscriber(tmp_path, wanted(mesh()), name="actor-7")
+    follower.wait(exactly=0, deadline_s=LONG_S)
+    with caplog.at_level(logging.WARNING):
+        assert_is(follower.wait(at_least=1, deadline_s=LONG_S)[1], 1, mesh())
+    assert "actor-7 asks the learner for it" in caplog.text
+    assert "learner published version 1 again in full, because actor-7 could not" in caplog.text
+
+
+def test_an_actor_in_the_learners_process_goes_on_too(start, tmp_path):
+    subscriber = StoredSubscriber(tmp_path, wanted(mesh()), name="actor")
+    both = LocalAndStoredWeights(LocalWeights(wanted(mesh()), keep=1), start(), subscriber)
+    for version in range(3):
+        both.publish(version, model_of(version, mesh()))
+    both._publisher._finish()
+    damage(tmp_path, 1, "delta")
+    assert_is(both.wait(exactly=1, deadline_s=LONG_S)[1], 1, mesh())
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(1, "delta"), (2, "delta"), (3, "delta"), (0, "full"), (2, "record")]
+)
+def test_a_learner_that_starts_mends_what_it_finds_damaged(start, tmp_path, number, kind):
+    start(0, 1, 2, 3).close()
+    damage(tmp_path, number, kind)
+    again = start()
+    for version in (2, 3, 4):  # from its checkpoint of step 2 on
+        again.publish(version, model_of(version, mesh()))
+    folder = tmp_path / "weights" / republish.UNREADABLE
+    again._writer.submit(lambda: None).result(LONG_S)  # all versions have been read
+    assert Deadline(LONG_S).wait(lambda: not list(folder.glob("v_*.json")))
+    again.close()
+    for version in (1, 2, 3, 4):
+        read(tmp_path, version, deadline_s=5.0)  # nobody would answer a request
+
+
+def test_a_request_from_before_the_learner_started_is_answered(start, tmp_path):
+    start(0, 1, 2).close()
+    damage(tmp_path, 2, "delta")
+    with pytest.raises(WeightError, match=r"version 2 cannot be .* did not publish it again"):
+        read(tmp_path, 2, deadline_s=0.1)
+    start(1)  # a request for a version that it has yet to make waits
+    with pytest.raises(WeightError, match=r"did not publish it again within 0\.3 s"):
+        read(tmp_path, 2, deadline_s=0.3)
+    start(2)
+    read(tmp_path, 2)
+
+
+def test_a_version_that_nobody_can_make_again_is_refused_with_the_reason(start, tmp_path):
+    start(0, 1, 2, 3, 4)
+    damage(tmp_path, 2, "delta")
+    damage(tmp_path, 3, "delta")
+    with pytest.raises(
+        WeightError,
+        match=r"version 2 cannot be read .* the learner cannot publish it again: "
+        r"back from version 4: .*; version 0 in full \+ 1 \+ 2",
+    ):
+        read(tmp_path, 2)
+    for version in (1, 3, 4):
+        read(tmp_path, version)
+
+
+def test_other_bits_are_never_published_under_a_known_number(start, tmp_path):
+    publisher = start(0, 1, 2)
+    version, host = publisher._previous
+    wrong = {
+        name: type(x)(x.shape, x.chunk, x.dtype, {box: part ^ 1 for box, part in x.parts.items()})
+        for name, x in host.items()
+    }
+    publisher._previous = version, wrong
+    damage(tmp_path, 2, "delta")
+    with pytest.raises(WeightError, match=r"made again, have checksum [0-9a-f]{16} instead of"):
+        read(tmp_path, 2)
+    assert jax.process_count() == 1
