@@ -13,7 +13,10 @@ from pathlib import Path
 
 PYTHON_PREFIX = "/opt/python"
 SOURCES = "/opt/sandbox"
-MODULES = ("__init__", "candidate", "files", "seccomp", "session", "wire", "zygote")
+# The user and group that candidates see themselves as.
+AGENT = 1000
+# All that the sandbox sees of this package.
+INSIDE = Path(__file__).with_name("inside")
 START = "import sys; sys.path.insert(0, '/opt/sandbox'); from inside import zygote; zygote.main()"
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share/zoneinfo", "share/git-core")
@@ -48,36 +51,27 @@ def environment() -> dict[str, str]:
     }
 
 
+def sources() -> dict[str, Path]:
+    """The files of ``inside``, by the path that each has in the sandbox."""
+    return {f"{SOURCES}/inside/{path.name}": path for path in sorted(INSIDE.glob("*.py"))}
+
+
 def arguments(
-    program: str, descriptors: dict[str, int], root: bool, nested: bool, workspace_mb: int
+    program: str, descriptors: dict[str, int], as_root: bool, own_users: bool
 ) -> list[str]:
     """The command up to and including the interpreter and START; one more argument, the limits,
     belongs to it.
 
     program: bwrap. descriptors: of the files to copy in, by their path inside, open for reading.
-    root: started as root, without a user namespace; the zygote changes its user. nested: sessions
-    get namespaces of their own, so only the places to mount on are made; otherwise this is a single
-    session's sandbox.
+    as_root: started as root, without a user namespace; the zygote changes its user. own_users:
+    sessions get user namespaces of their own; otherwise the zygote needs the right to mount.
     """
     python, prefix = interpreter()
-    line = [
-        program,
-        "--unshare-pid",
-        "--unshare-net",
-        "--unshare-ipc",
-        "--unshare-uts",
-        "--unshare-cgroup-try",
-    ]
-    line += [
-        "--as-pid-1",
-        "--die-with-parent",
-        "--new-session",
-        "--hostname",
-        "sandbox",
-        "--clearenv",
-    ]
-    if not root:
-        line += ["--unshare-user"]
+    line = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    line += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session"]
+    line += ["--hostname", "sandbox", "--clearenv"]
+    if not as_root:
+        line += ["--unshare-user", "--uid", str(AGENT), "--gid", str(AGENT)]
     for name, value in environment().items():
         line += ["--setenv", name, value]
     for folder in _FOLDERS:  # made on the way they would be for root only
@@ -104,15 +98,16 @@ def arguments(
         line += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
     for path, descriptor in descriptors.items():
         line += ["--perms", "0444", "--file", str(descriptor), path]
-    if not nested:
-        for folder in ("/workspace", "/tmp", "/dev/shm"):
-            line += ["--perms", "1777", "--size", str(workspace_mb << 20), "--tmpfs", folder]
     line += ["--remount-ro", "/dev"]
-    line += [] if root and nested else ["--proc", "/proc"]
-    if root:
-        line += ["--cap-drop", "ALL"]
-        for name in ("CAP_SETUID", "CAP_SETGID", *(["CAP_SYS_ADMIN"] if nested else [])):
-            line += ["--cap-add", name]
+    # As root bubblewrap would cover parts of /proc, and a /proc that is not whole cannot be mounted
+    # anew in a user namespace. The zygote mounts it there.
+    line += [] if as_root else ["--proc", "/proc"]
+    capabilities = ["CAP_SETUID", "CAP_SETGID", "CAP_SYS_ADMIN"] if as_root else []
+    if not own_users:
+        capabilities = [*capabilities, "CAP_SYS_ADMIN"]
+    line += ["--cap-drop", "ALL"]
+    for name in dict.fromkeys(capabilities):
+        line += ["--cap-add", name]
     return [*line, "--remount-ro", "/", python, "-I", "-S", "-B", "-c", START]
 
 

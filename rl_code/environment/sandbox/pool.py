@@ -34,7 +34,7 @@ from rl_code.environment.sandbox.caller import (
     call_text,
 )
 from rl_code.environment.sandbox.connection import CandidateLost, Connection
-from rl_code.environment.sandbox.inside import session, wire
+from rl_code.environment.sandbox.inside import supervise, wire
 from rl_code.environment.sandbox.workers import (
     Mode,
     SandboxConfig,
@@ -155,7 +155,7 @@ class Sandbox:
             answer = self._connection.ask(request, timeout_s, of_candidate=True)
         except CandidateLost as lost:
             return Completed(f"{lost}\n", KILLED, False, 0, 0.0)
-        code = session.TIMED_OUT if answer["timed_out"] else answer["status"]
+        code = supervise.TIMED_OUT if answer["timed_out"] else answer["status"]
         return Completed(
             answer["output"], code, answer["timed_out"], answer["cut"], answer["seconds"]
         )

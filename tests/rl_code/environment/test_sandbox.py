@@ -37,7 +37,7 @@ def sandboxes():
         yield pool
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["nested", "one bubblewrap each"])
+@pytest.fixture(scope="module", params=[True, False], ids=["users apart", "users together"])
 def either(request):
     """A pool for each way to isolate sessions."""
     with SandboxPool(CONFIG, [Mode(os.geteuid() == 0, request.param)]) as pool:

@@ -19,7 +19,7 @@ CONFIG = SandboxConfig(
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["nested", "one bubblewrap each"])
+@pytest.fixture(scope="module", params=[True, False], ids=["users apart", "users together"])
 def pool(request):
     """A pool for each way to isolate sessions."""
     with SandboxPool(CONFIG, [Mode(os.geteuid() == 0, request.param)]) as pool:
@@ -51,7 +51,7 @@ def session_pid(pool, sandbox) -> int:
     """The session's pid, as seen from here."""
     info = Path(f"/proc/self/fdinfo/{sandbox._connection.slot.handle}").read_text()
     keeper = next(int(line.split()[1]) for line in info.splitlines() if line.startswith("Pid:"))
-    return children(keeper)[0] if pool._sandboxes._mode.nested else keeper
+    return children(keeper)[0]
 
 
 def children(pid: int) -> list[int]:

@@ -1,0 +1,140 @@
+"""Watches a command from outside its pid namespace: output, time, and its end.
+
+Runs inside the sandbox: standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+from . import command
+
+PIPE_BYTES = 1 << 16
+# The exit code that stands for a command whose time was up.
+TIMED_OUT = 124
+# Seconds that a command has to end when it is stopped, before its whole namespace is killed.
+STOP_S = 1.0
+NOTHING = memoryview(b"")
+
+
+class Output:
+    """The beginning and the end of a stream, ``limit`` bytes together, and how long it was."""
+
+    def __init__(self, limit: int):
+        self._half = max(1, limit // 2)
+        self._head = b""
+        self._tail = b""
+        self._total = 0
+
+    def add(self, data: bytes) -> None:
+        """Takes the next bytes of the stream."""
+        self._total += len(data)
+        taken = self._half - len(self._head)
+        self._head += data[:taken]
+        self._tail = (self._tail + data[taken:])[-self._half :]
+
+    def text(self) -> tuple[str, int]:
+        """The text, with a note where it was cut, and how many bytes were."""
+        cut = self._total - len(self._head) - len(self._tail)
+        if not cut:
+            return (self._head + self._tail).decode(errors="replace"), 0
+        note = f"\n[{cut} bytes cut]\n"
+        return self._head.decode(errors="replace") + note + self._tail.decode(errors="replace"), cut
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The host's next request and the descriptors sent with it; None when the host has gone."""
+    head, passed, _, _ = socket.recv_fds(channel, 4, 1)
+    if not head:
+        return None
+    size = int.from_bytes(head, "little")
+    parts = []
+    while size:
+        part = channel.recv(size)
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return json.loads(b"".join(parts)), passed
+
+
+def watch(
+    channel: socket.socket,
+    guard: int,
+    timeout: float,
+    output: int = -1,
+    collected: Output | None = None,
+    stdin: int = -1,
+    feed: memoryview = NOTHING,
+) -> dict[str, Any]:
+    """Waits until the command ends, its time is up or the host says stop, then kills what is left.
+
+    guard: pid of the first process of the command's pid namespace. output, stdin: descriptors of
+    the command's pipes, closed here; -1 for none. Returns status (an exit code), timed_out, seconds.
+    """
+    start = time.monotonic()
+    process = os.pidfd_open(guard)
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    poll.register(channel, select.POLLIN)
+    if output >= 0:
+        poll.register(output, select.POLLIN)
+        os.set_blocking(stdin, False)
+        poll.register(stdin, select.POLLOUT)
+    ended = stopped = timed_out = False
+    while not (ended or stopped):
+        left = start + timeout - time.monotonic()
+        timed_out = left <= 0
+        if timed_out:
+            break
+        for descriptor, event in poll.poll(left * 1000):
+            if descriptor == process:
+                ended = True
+            elif descriptor == channel.fileno():
+                if receive(channel) is None:
+                    os._exit(0)
+                stopped = True  # the only thing the host says meanwhile
+            elif descriptor == output and collected is not None:
+                data = os.read(output, PIPE_BYTES)
+                collected.add(data)
+                if not data:
+                    poll.unregister(output)
+            elif descriptor == stdin:
+                feed = _feed(stdin, feed)
+                if not feed or event & select.POLLERR:
+                    poll.unregister(stdin)
+                    os.close(stdin)
+                    stdin = -1
+    seconds = time.monotonic() - start
+    if stopped:
+        # The guard knows whether the command had already ended, and with which code.
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        select.select([process], [], [], STOP_S)
+    # The kernel kills the whole namespace with its first process, which can be waited for only
+    # when all others are gone.
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    _, status = os.waitpid(guard, 0)
+    os.close(process)
+    if stdin >= 0:
+        os.close(stdin)
+    if collected is not None:
+        while data := os.read(output, PIPE_BYTES):
+            collected.add(data)
+        os.close(output)
+    return {"status": command.exit_code(status), "timed_out": timed_out, "seconds": seconds}
+
+
+def _feed(stdin: int, feed: memoryview) -> memoryview:
+    """What is left to write to the command's standard input; nothing when nobody reads it."""
+    try:
+        return feed[os.write(stdin, feed) :] if feed else feed
+    except BlockingIOError:
+        return feed
+    except BrokenPipeError:
+        return feed[:0]
