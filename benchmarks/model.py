@@ -21,6 +21,7 @@ from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import ModelConfig, Transformer, abstract_model
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import OptimizerConfig
+from rl_code.named import Named
 from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
@@ -59,9 +60,7 @@ _SMALL = ModelConfig(
     qkv_bias=True,
 )
 LOSS = LossConfig(
-    loss="ppo",
-    clip_low=0.2,
-    clip_high=0.2,
+    policy=Named("ppo", {"clip_low": 0.2, "clip_high": 0.2}),
     aggregation="token",
     constant_length=128,
     kl_coef=0.0,

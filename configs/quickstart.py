@@ -66,7 +66,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             group_size=8,
             epochs=1,
             advantage="grpo",
-            advantage_eps=1e-4,
             loss=loss(),
             optimizer=optimizer(4e-4, "cosine", warmup_steps=5, total_steps=72),
             pack=dict(
@@ -110,9 +109,7 @@ def held_out(name: str, sampling: dict, level: int, count: int) -> dict:
 def loss() -> dict:
     """PPO clip as in GRPO, with DAPO's token aggregation and upper bound."""
     return dict(
-        loss="ppo",
-        clip_low=0.2,
-        clip_high=0.28,
+        policy="ppo",
         aggregation="token",
         constant_length=64,
         kl_coef=0.0,

@@ -59,7 +59,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             group_size=8,
             epochs=1,
             advantage="dr_grpo",
-            advantage_eps=0.0,
             loss=loss() | dict(aggregation="constant", constant_length=64),
             optimizer=optimizer(1e-5, "constant", warmup_steps=2, total_steps=40),
             pack=dict(

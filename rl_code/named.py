@@ -28,6 +28,10 @@ class Named:
     # Values for the fields of the member's dataclass; empty for a member without settings.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        # a mapping has no hash of its own; equal settings have equal hashes in any order
+        return hash((self.name, frozenset(self.settings)))
+
     @classmethod
     def from_config(cls, value: Any, path: str) -> Named:
         """Reads a name, or a section with the key ``name`` whose other keys are settings.

@@ -10,6 +10,7 @@ from models.families import PRESETS
 from models.sharding import MeshConfig
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig
+from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import OptimizerConfig
@@ -103,7 +104,7 @@ class TrainConfig:
     """Reinforcement learning.
 
     tasks_per_step groups of group_size episodes make a batch, on which ``epochs`` updates are made.
-    advantage: a key of learner.advantages.ADVANTAGES. screening: trains only on tasks that the
+    advantage: a member of learner.advantages.ADVANTAGES. screening: trains only on tasks that the
     policy solves sometimes; None on all.
     """
 
@@ -111,13 +112,15 @@ class TrainConfig:
     tasks_per_step: int
     group_size: int
     epochs: int
-    advantage: str
-    advantage_eps: float
+    advantage: Named
     loss: LossConfig
     optimizer: OptimizerConfig
     pack: PackConfig
     micro_batches: int
     screening: ScreeningConfig | None
+
+    def __post_init__(self):
+        make(ADVANTAGES, self.advantage, "train.advantage")
 
 
 @dataclasses.dataclass(frozen=True)

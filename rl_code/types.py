@@ -1,8 +1,9 @@
 """The vocabulary of the system: Task, Turn, Trajectory, Group, Reward, Batch.
 
 Every other module speaks in these types and none of them has behaviour beyond reading itself.
-Dimensions: T tokens of one trajectory, R rows of a batch, S slots of a row (tokens), M targets of a
-row (sampled tokens).
+
+Dimensions: T tokens of a context or trajectory, R rows of a batch, S slots of a row (tokens), M
+targets of a row (sampled tokens).
 """
 
 from __future__ import annotations
@@ -236,32 +237,37 @@ class Group:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Groups packed into fixed shapes; each group's prompt stands once and all its completions
-    follow it.
+    """Groups packed into fixed shapes: each prefix that trajectories or contexts share stands once,
+    and what continues it follows.
 
-    Token slots, [R, S] int32:
-      tokens, positions: id, and position inside its own trajectory (completions all start at the
-      prompt's length). segments: 1 + index of the group inside the row, 0 for padding.
-      branches: 0 for the prompt, 1 + i for completion i of the group. A slot sees earlier slots of
-        its segment that are on its own branch or on branch 0.
-    Targets, [R, M], one per sampled token, padded with weight 0:
-      sources int32: slot whose logits predict the target. targets int32: the token sampled.
-      logprobs float32: the sampler's. advantages float32. mask float32: 1 for a target, 0 for
-      padding. sequences int32: number of the trajectory in the batch, in [0, num_sequences);
-      padding has num_sequences. staleness int32: version of the learner minus version that sampled
-      the token.
-    lengths float32 [R, M]: how many sampled tokens the target's trajectory has (1 for padding).
+    Token slots are [R, S]. Targets are [R, M], one per sampled token; those of a trajectory are
+    neighbours in one row, and padding has weight 0.
     """
 
+    # int32 [R, S], token ids.
     tokens: jax.Array
+    # int32 [R, S], position inside the whole context: what continues a prefix of n tokens starts
+    # at n.
     positions: jax.Array
+    # int32 [R, S], 1 + index of the tree inside the row; 0 for padding.
     segments: jax.Array
+    # int32 [R, S], the node of the tree that the slot belongs to (``pallas_kernels.tokens``): 0 for
+    # the root, and for a prompt with completions 1 + i for completion i. A slot sees the earlier
+    # slots of its own node and of those that its node continues.
     branches: jax.Array
+    # int32 [R, M], slot whose logits predict the target.
     sources: jax.Array
+    # int32 [R, M], the token that was sampled.
     targets: jax.Array
+    # float32 [R, M], the sampler's log-probability.
     logprobs: jax.Array
+    # float32 [R, M].
     advantages: jax.Array
+    # float32 [R, M], 1 for a target, 0 for padding.
     mask: jax.Array
-    sequences: jax.Array
+    # int32 [R, M], number of the trajectory in the batch; padding has one more than the last.
+    trajectories: jax.Array
+    # float32 [R, M], how many sampled tokens the target's trajectory has; 1 for padding.
     lengths: jax.Array
+    # int32 [R, M], version of the learner minus the version that sampled the token.
     staleness: jax.Array

@@ -1,97 +1,134 @@
-"""Group-relative advantages, on the host in numpy: rewards of P groups of G trajectories ->
-advantages.
+"""Credit: from the rewards of a group to the advantage of every sampled token, on the host in
+numpy.
 
-Implements GRPO (2402.03300), Dr.GRPO (2503.20783) and RLOO (2402.14740). Departures: the standard
-deviation of GRPO is the population's; a trajectory that is not valid (a fault of the sandbox) is
-left out of its group's statistics and gets 0; a group whose rewards are all equal gets exactly 0,
-whatever rounding does to its mean.
+Implements GRPO (2402.03300), Dr.GRPO (2503.20783) and RLOO (2402.14740), which give each trajectory
+one number. Departures: the standard deviation of GRPO is the population's; a trajectory that is not
+valid (a fault of the sandbox) is left out of its group's statistics and gets 0; a group whose
+rewards are all equal gets exactly 0, whatever rounding does to its mean.
+
+A member of ADVANTAGES is called with one group and may also credit turns (``per_turn``) or single
+tokens.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from rl_code.types import Group
+from rl_code.types import Group, Trajectory
+
+# What a trajectory is credited with: one number for all its sampled tokens, or float [n], one for
+# each of its n sampled tokens in the order of ``Trajectory.tokens[Trajectory.sampled]``.
+Credit = float | np.ndarray
 
 
-def grpo(
-    rewards: Float[np.ndarray, "P G"], eps: float, valid: Bool[np.ndarray, "P G"] | None = None
-) -> np.ndarray:
-    """(R_i - mean) / (std + eps), float32 [P, G] (2402.03300, section 4.1.2)."""
-    centred, _ = _centre(rewards, valid)
-    count = _count(rewards, valid)
-    std = np.sqrt(np.sum(np.square(centred), axis=1, keepdims=True) / count)
-    return np.where(std > 0.0, centred / np.where(std > 0.0, std + eps, 1.0), 0.0).astype(
-        np.float32
-    )
+class Advantage(Protocol):
+    """A frozen dataclass whose fields are its settings, or a function."""
+
+    def __call__(self, group: Group) -> Sequence[Credit]:
+        """The credit of each trajectory, in order. What it says of faults does not matter."""
 
 
-def dr_grpo(
-    rewards: Float[np.ndarray, "P G"], eps: float, valid: Bool[np.ndarray, "P G"] | None = None
-) -> np.ndarray:
-    """R_i - mean, float32 [P, G] (2503.20783, section 3.2). eps is not used."""
-    del eps
-    centred, _ = _centre(rewards, valid)
-    return centred.astype(np.float32)
+@dataclasses.dataclass(frozen=True)
+class GRPO:
+    """(R_i - mean) / (std + eps) (2402.03300, section 4.1.2)."""
+
+    eps: float = 1e-4
+
+    def __post_init__(self):
+        if not self.eps >= 0.0:
+            raise ValueError(f"eps={self.eps} must be at least 0")
+
+    def __call__(self, group: Group) -> np.ndarray:
+        centred, count = _centre(*rewards_of(group))
+        std = np.sqrt(np.sum(np.square(centred)) / count)
+        divisor = std + self.eps if std > 0.0 else 1.0
+        return (centred / divisor).astype(np.float32)
 
 
-def rloo(
-    rewards: Float[np.ndarray, "P G"], eps: float, valid: Bool[np.ndarray, "P G"] | None = None
-) -> np.ndarray:
-    """R_i minus the mean of the others, float32 [P, G] (2402.14740, section 3.3). eps is not
-    used.
-    """
-    del eps
-    centred, count = _centre(rewards, valid)
-    return (centred * count / np.maximum(count - 1.0, 1.0)).astype(np.float32)
+@dataclasses.dataclass(frozen=True)
+class DrGRPO:
+    """R_i - mean (2503.20783, section 3.2)."""
+
+    def __call__(self, group: Group) -> np.ndarray:
+        centred, _ = _centre(*rewards_of(group))
+        return centred.astype(np.float32)
 
 
-ADVANTAGES: dict[str, Callable[..., np.ndarray]] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
+@dataclasses.dataclass(frozen=True)
+class RLOO:
+    """R_i minus the mean of the others (2402.14740, section 3.3)."""
+
+    def __call__(self, group: Group) -> np.ndarray:
+        centred, count = _centre(*rewards_of(group))
+        return (centred * count / max(count - 1.0, 1.0)).astype(np.float32)
 
 
-def group_advantages(groups: Sequence[Group], name: str, eps: float) -> list[np.ndarray]:
-    """Advantages of finished groups, one float32 [G] each, from the rewards' totals; faults count
-    for nothing.
+ADVANTAGES: dict[str, Callable[..., Advantage]] = {"grpo": GRPO, "dr_grpo": DrGRPO, "rloo": RLOO}
 
-    name: a key of ADVANTAGES. Groups may differ in size.
+
+def rewards_of(group: Group) -> tuple[Float[np.ndarray, " G"], Bool[np.ndarray, " G"]]:
+    """Rewards of a group's trajectories, float64, and which of them count (all but faults)."""
+    rewards = np.array([trajectory.reward.total for trajectory in group.trajectories], np.float64)
+    valid = np.array([trajectory.status != "fault" for trajectory in group.trajectories], bool)
+    return rewards, valid
+
+
+def per_turn(trajectory: Trajectory, values: Sequence[float]) -> np.ndarray:
+    """Values of the assistant's turns, in order, as one float32 for each sampled token.
 
     Raises:
-      ValueError: a reward is not finite (names task and index), or the name is unknown.
+      ValueError: another number of values than of assistant turns, or a sampled token in no turn of
+        the assistant's; names task and index.
     """
-    if name not in ADVANTAGES:
-        raise ValueError(f"advantage {name!r} is not one of {sorted(ADVANTAGES)}")
-    out = []
-    for group in groups:
-        rewards = np.array(
-            [[trajectory.reward.total for trajectory in group.trajectories]], np.float64
-        )
-        if not np.isfinite(rewards).all():
-            bad = int(np.flatnonzero(~np.isfinite(rewards[0]))[0])
-            raise ValueError(
-                f"task {group.task.id!r}: trajectory {bad} has reward {rewards[0, bad]}"
-            )
-        valid = np.array([[trajectory.status != "fault" for trajectory in group.trajectories]])
-        out.append(ADVANTAGES[name](rewards, eps, valid)[0])
+    name = f"task {trajectory.task_id!r} trajectory {trajectory.index}"
+    turns = [turn for turn in trajectory.turns if turn.role == "assistant"]
+    if len(values) != len(turns):
+        raise ValueError(f"{name}: {len(values)} values for {len(turns)} turns of the assistant")
+    spread = [np.full(len(context.tokens), np.nan, np.float32) for context in trajectory.contexts]
+    for turn, value in zip(turns, values, strict=True):
+        spread[turn.context][turn.start : turn.end] = value
+    out = np.concatenate(spread)[trajectory.sampled]
+    if len(turns) and np.isnan(out).any() and not np.isnan(values).any():
+        raise ValueError(f"{name}: a sampled token is in no turn of the assistant's")
     return out
 
 
-def _count(rewards: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
-    """Valid trajectories of each group, float64 [P, 1], at least 1."""
-    valid = np.ones(rewards.shape, bool) if valid is None else valid
-    return np.maximum(valid.sum(axis=1, keepdims=True), 1).astype(np.float64)
+def group_advantages(groups: Sequence[Group], advantage: Advantage) -> list[list[Credit]]:
+    """The credit of every trajectory by group; that of faults is 0, they count for nothing.
 
-
-def _centre(rewards: np.ndarray, valid: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards minus their group's mean (0 where not valid or where all are equal), and the count,
-    both float64.
+    Raises:
+      ValueError: a reward or an advantage is not finite, or the member returned another number of
+        values than there are trajectories or sampled tokens; names task and index.
     """
-    rewards = np.asarray(rewards, np.float64)
-    valid = np.ones(rewards.shape, bool) if valid is None else valid
-    count = _count(rewards, valid)
-    mean = np.sum(np.where(valid, rewards, 0.0), axis=1, keepdims=True) / count
-    top = np.max(np.where(valid, rewards, -np.inf), axis=1, keepdims=True)
-    bottom = np.min(np.where(valid, rewards, np.inf), axis=1, keepdims=True)
+    out = []
+    for group in groups:
+        rewards, valid = rewards_of(group)
+        if not np.isfinite(rewards).all():
+            bad = int(np.flatnonzero(~np.isfinite(rewards))[0])
+            raise ValueError(f"task {group.task.id!r}: trajectory {bad} has reward {rewards[bad]}")
+        values = list(advantage(group))
+        if len(values) != len(group.trajectories):
+            raise ValueError(
+                f"task {group.task.id!r}: {advantage} returned {len(values)} advantages for "
+                f"{len(group.trajectories)} trajectories"
+            )
+        out.append([value if counts else 0.0 for value, counts in zip(values, valid, strict=True)])
+    return out
+
+
+def _centre(
+    rewards: Float[np.ndarray, " G"], valid: Bool[np.ndarray, " G"]
+) -> tuple[Float[np.ndarray, " G"], float]:
+    """Rewards minus the mean of the valid ones (0 where not valid or where all are equal), and how
+    many are valid, at least 1.
+    """
+    count = float(max(valid.sum(), 1))
+    mean = np.sum(np.where(valid, rewards, 0.0)) / count
+    top = np.max(np.where(valid, rewards, -np.inf))
+    bottom = np.min(np.where(valid, rewards, np.inf))
     return np.where(valid & (top > bottom), rewards - mean, 0.0), count

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.tokens import Tokens, packed_rows
+from rl_code.learner.advantages import Credit
 from rl_code.learner.completions import Completion, RowWriter, completions_of
 from rl_code.types import Batch, Group
 
@@ -104,14 +105,19 @@ def _room(config: PackConfig) -> np.ndarray:
 
 
 def pack(
-    groups: Sequence[Group], advantages: Sequence[np.ndarray], config: PackConfig, *, version: int
+    groups: Sequence[Group],
+    advantages: Sequence[Sequence[Credit]],
+    config: PackConfig,
+    *,
+    version: int,
 ) -> tuple[Batch, dict[str, float]]:
     """Packs groups into a Batch of numpy arrays, whole groups into rows by first fit, largest
     first.
 
-    A group that no row can hold is split into pieces that each repeat the prompt. advantages: one
-    [G] per group, or [P, G]. version: the learner's. Trajectories are numbered
-    (``Batch.sequences``) in the order given.
+    A group that no row can hold is split into pieces that each repeat the prompt. advantages: of
+    every group those of its trajectories, one number each or one for each sampled token. version:
+    the learner's. Trajectories are numbered
+    (``Batch.trajectories``) in the order given.
 
     Returns the batch and metrics: pack/rows (used), pack/fill and pack/target_fill (used share of
     their slots and targets), pack/saved (share of tokens that sharing prompts saved), pack/faults,
@@ -150,7 +156,7 @@ def pack(
     return batch, metrics | counts
 
 
-def empty_batch(config: PackConfig, rows: int, num_sequences: int = 0) -> Batch:
+def empty_batch(config: PackConfig, rows: int, num_trajectories: int = 0) -> Batch:
     """A batch of padding alone: numpy arrays of the shapes and dtypes that ``pack`` returns, for
     warm-up and tests.
     """
@@ -171,7 +177,7 @@ def empty_batch(config: PackConfig, rows: int, num_sequences: int = 0) -> Batch:
         logprobs=targets(0, np.float32),
         advantages=targets(0, np.float32),
         mask=targets(0, np.float32),
-        sequences=targets(num_sequences, np.int32),
+        trajectories=targets(num_trajectories, np.int32),
         lengths=targets(1, np.float32),
         staleness=targets(0, np.int32),
     )
@@ -274,7 +280,7 @@ def pack_prompts(prompts: Sequence[Sequence[int]], config: PackConfig) -> Prompt
 
 def pack_completions(
     groups: Sequence[Group],
-    advantages: Sequence[np.ndarray],
+    advantages: Sequence[Sequence[Credit]],
     prompts: Prompts,
     config: PackConfig,
     *,
@@ -331,7 +337,10 @@ def pack_completions(
 
 
 def _members(
-    groups: Sequence[Group], advantages: Sequence[np.ndarray], config: PackConfig, version: int
+    groups: Sequence[Group],
+    advantages: Sequence[Sequence[Credit]],
+    config: PackConfig,
+    version: int,
 ):
     """``completions_of`` with the limits of the config."""
     limits = dict(drop_uninformative=config.drop_uninformative, max_staleness=config.max_staleness)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rl_code.learner.advantages import Credit
 from rl_code.types import Batch, Group, Trajectory
 
 
@@ -20,7 +21,8 @@ class Completion:
 
     trajectory: Trajectory
     sequence: int
-    advantage: float
+    # float32, one for the whole trajectory or one for each of its sampled tokens
+    advantage: np.ndarray
     indices: np.ndarray  # of the sampled tokens in the trajectory
 
     @property
@@ -30,7 +32,7 @@ class Completion:
 
 def completions_of(
     groups: Sequence[Group],
-    advantages: Sequence[np.ndarray],
+    advantages: Sequence[Sequence[Credit]],
     *,
     drop_uninformative: bool,
     max_staleness: int,
@@ -54,7 +56,7 @@ def completions_of(
                 f"task {group.task.id!r}: {size} trajectories but {len(values)} advantages"
             )
         members.append(completions)
-        if drop_uninformative and not np.any(values):
+        if drop_uninformative and not any(np.any(value) for value in values):
             counts["pack/uninformative"] += size
             sequence += size
             continue
@@ -65,7 +67,9 @@ def completions_of(
             elif indices.size == 0:
                 counts["pack/empty"] += 1
             else:
-                completion = Completion(trajectory, sequence, float(advantage), indices)
+                completion = Completion(
+                    trajectory, sequence, np.asarray(advantage, np.float32), indices
+                )
                 completions.append(completion)
                 _check(completion, completions[0].trajectory, max_staleness, version)
             sequence += 1
@@ -97,7 +101,12 @@ def _check(completion: Completion, first: Trajectory, max_staleness: int, versio
         t.tokens[shared], first.tokens[shared]
     ):
         raise ValueError(f"{name}: its prompt of {t.prompt_length} tokens is not that of its group")
-    if not np.isfinite(t.logprobs[indices]).all() or not np.isfinite(completion.advantage):
+    if completion.advantage.shape not in ((), indices.shape):
+        raise ValueError(
+            f"{name}: advantages of shape {completion.advantage.shape} for {len(indices)} sampled "
+            "tokens; one number or one for each is right"
+        )
+    if not np.isfinite(t.logprobs[indices]).all() or not np.isfinite(completion.advantage).all():
         raise ValueError(
             f"{name}: a log-probability or the advantage ({completion.advantage}) is not finite"
         )
@@ -156,7 +165,7 @@ class RowWriter:
         batch.logprobs[span] = t.logprobs[indices]
         batch.advantages[span] = completion.advantage
         batch.mask[span] = 1.0
-        batch.sequences[span] = completion.sequence
+        batch.trajectories[span] = completion.sequence
         batch.lengths[span] = len(indices)
         batch.staleness[span] = version - t.versions[indices]
         self.target += len(indices)

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from models.transformer import Transformer
-from rl_code.learner.advantages import group_advantages
+from rl_code import named
+from rl_code.learner.advantages import ADVANTAGES, group_advantages
 from rl_code.learner.batching import pack, pack_completions, pack_prompts
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
 from rl_code.learner.update import TrainState, make_token_logprobs, make_update
@@ -34,6 +35,7 @@ class Learner:
         """
         self._config = config
         self._rows = rows
+        self._advantage = named.make(ADVANTAGES, config.advantage, "train.advantage")
         loss = self._config.loss.for_staleness(self._config.pack.max_staleness)
         self._reference = (
             jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None
@@ -73,7 +75,7 @@ class Learner:
         config = self._config
 
         # Credit: advantages within each group, then fixed shapes with each prompt once.
-        advantages = group_advantages(groups, config.advantage, config.advantage_eps)
+        advantages = group_advantages(groups, self._advantage)
         if self._two_phase:
             begun = begun or self.begin(
                 state, [g.trajectories[0].tokens[: g.trajectories[0].prompt_length] for g in groups]

@@ -20,36 +20,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+from rl_code import named
+from rl_code.named import Named
 
 Tokens = Float[Array, "R M"]
 
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    """Which loss, how it is averaged, and how off-policy data are weighted.
+    """Which loss, how it is averaged, and how off-policy data are weighted."""
 
-    clip_low, clip_high: r (GSPO: s) is clipped to [1 - clip_low, 1 + clip_high].
-    aggregation: "token" sum / sampled tokens; "sequence" mean over trajectories of the mean over
-      their tokens; "constant" sum / (constant_length * trajectories). Counts are those of the whole
-      batch.
-    correction: see ``correction_weights``; "auto" is "decoupled" where data may be stale, else
-      "none" (``for_staleness``). correction_high bounds "truncated"; both bound the "masked_*".
-    temperature: the logits are divided by it, as the sampler did.
-    """
-
-    loss: Literal["ppo", "gspo", "cispo"]
-    clip_low: float
-    clip_high: float
+    # A member of LOSSES with its own settings.
+    policy: Named
+    # "token": sum / sampled tokens. "sequence": mean over trajectories of the mean over their
+    # tokens. "constant": sum / (constant_length * trajectories). Counts are those of the whole
+    # batch.
     aggregation: Literal["token", "sequence", "constant"]
     constant_length: int
+    # Factor of the divergence from the reference policy, and how it is estimated.
     kl_coef: float
     kl_estimator: Literal["k1", "k2", "k3"]
+    # Factor of the entropy, which is rewarded.
     entropy_coef: float
+    # See ``correction_weights``; "auto" is "decoupled" where data may be stale, else "none".
     correction: Literal[
         "auto",
         "none",
@@ -59,13 +58,15 @@ class LossConfig:
         "masked_sequence",
         "masked_geometric",
     ]
+    # correction_high bounds "truncated"; both bound the "masked_*".
     correction_low: float
     correction_high: float
+    # The logits are divided by it, as the sampler did.
     temperature: float
 
     def __post_init__(self):
+        _ = self.member  # a wrong name or setting is an error of the config
         choices = {
-            "loss": LOSSES,
             "aggregation": AGGREGATIONS,
             "kl_estimator": KL,
             "correction": ("auto", *CORRECTIONS),
@@ -75,11 +76,6 @@ class LossConfig:
                 raise ValueError(
                     f"{field}={getattr(self, field)!r} is not one of {sorted(allowed)}"
                 )
-        if not 0.0 <= self.clip_low <= 1.0 or self.clip_high < 0.0:
-            raise ValueError(
-                f"clip_low={self.clip_low} must be in [0, 1] and clip_high={self.clip_high} at "
-                "least 0"
-            )
         if self.constant_length <= 0:
             raise ValueError(f"constant_length={self.constant_length} must be positive")
         if not 0.0 <= self.correction_low <= self.correction_high:
@@ -89,6 +85,11 @@ class LossConfig:
             )
         if self.temperature <= 0.0:
             raise ValueError(f"temperature={self.temperature} must be positive")
+
+    @property
+    def member(self) -> PolicyLoss:
+        """The loss itself. Raises ConfigError for a name or a setting that there is not."""
+        return named.make(LOSSES, self.policy, "train.loss.policy")
 
     def for_staleness(self, max_staleness: int) -> LossConfig:
         """With the correction that is meant for data of so many versions before."""
@@ -116,18 +117,18 @@ class Denominators:
         return cls(jnp.maximum(tokens, 1.0), jnp.maximum(jnp.round(trajectories), 1.0))
 
 
-def per_sequence(
+def per_trajectory(
     values: Tokens,
-    sequences: Int[Array, "R M"],
+    trajectories: Int[Array, "R M"],
     reduce: Callable[..., jax.Array] = jax.ops.segment_sum,
 ) -> Tokens:
     """Each token gets the reduction (a sum) of ``values`` over the tokens of its own trajectory.
 
-    Works within rows, so that no device waits for another: neighbours of equal ``sequences`` are
-    one trajectory.
+    Works within rows, so that no device waits for another: neighbours of equal ``trajectories``
+    are one trajectory.
     """
     starts = jnp.concatenate(
-        [jnp.zeros_like(sequences[:, :1]), jnp.diff(sequences, axis=1) != 0], axis=1
+        [jnp.zeros_like(trajectories[:, :1]), jnp.diff(trajectories, axis=1) != 0], axis=1
     )
     ids = jnp.cumsum(starts, axis=1)
 
@@ -137,53 +138,96 @@ def per_sequence(
     return jax.vmap(row)(values, ids)
 
 
-# Losses: (config, logp, prox, advantages, mask, sequences, lengths) -> per-token loss, whether the
-# clip took hold.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LossTerms:
+    """What a loss is worked out from, [R, M] each, one entry per sampled token; real numbers
+    everywhere, 0 (of lengths 1) where ``mask`` is 0.
+    """
+
+    # log pi, float32, with gradient.
+    logp: Tokens
+    # log prox, float32, without gradient.
+    prox: Tokens
+    advantages: Tokens
+    # 1 for a sampled token, 0 for padding.
+    mask: Tokens
+    # Number of the token's trajectory, int32; the tokens of a trajectory are neighbours.
+    trajectories: Int[Array, "R M"]
+    # How many sampled tokens the token's trajectory has, float32.
+    lengths: Tokens
 
 
-def ppo(
-    config: LossConfig, logp, prox, advantages, mask, sequences, lengths
-) -> tuple[Tokens, Bool[Array, "R M"]]:
+class PolicyLoss(Protocol):
+    """A loss: a frozen dataclass whose fields are its settings."""
+
+    def __call__(self, terms: LossTerms) -> tuple[Tokens, Bool[Array, "R M"]]:
+        """(loss of each token, to be minimised; where the clip took hold)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """Bounds of a ratio r: [1 - clip_low, 1 + clip_high]."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+
+    def __post_init__(self):
+        if not 0.0 <= self.clip_low <= 1.0 or self.clip_high < 0.0:
+            raise ValueError(
+                f"clip_low={self.clip_low} must be in [0, 1] and clip_high={self.clip_high} at "
+                "least 0"
+            )
+
+    def clip(self, ratio: Tokens) -> Tokens:
+        """The ratio within the bounds."""
+        return jnp.clip(ratio, 1.0 - self.clip_low, 1.0 + self.clip_high)
+
+    def surrogate(self, ratio: Tokens, advantages: Tokens) -> tuple[Tokens, Bool[Array, "R M"]]:
+        """-min(r A, clip(r) A), and where the second was less."""
+        plain = ratio * advantages
+        clipped = self.clip(ratio) * advantages
+        return -jnp.minimum(plain, clipped), clipped < plain
+
+
+@dataclasses.dataclass(frozen=True)
+class PPO(Clip):
     """-min(r A, clip(r) A) per token (1707.06347, eq. 7; asymmetric bounds 2503.14476, eq. 10)."""
-    del mask, sequences, lengths
-    return _clipped_surrogate(config, jnp.exp(logp - prox), advantages)
+
+    def __call__(self, terms: LossTerms) -> tuple[Tokens, Bool[Array, "R M"]]:
+        return self.surrogate(jnp.exp(terms.logp - terms.prox), terms.advantages)
 
 
-def gspo(
-    config: LossConfig, logp, prox, advantages, mask, sequences, lengths
-) -> tuple[Tokens, Bool[Array, "R M"]]:
+@dataclasses.dataclass(frozen=True)
+class GSPO(Clip):
     """-min(s A, clip(s) A) with s = exp(mean of log r over the trajectory) on each of its tokens
-    (2507.18071).
+    (2507.18071, eq. 5; bounds of section 5.1).
     """
-    mean = per_sequence((logp - prox) * mask, sequences) / lengths
-    return _clipped_surrogate(config, jnp.exp(mean), advantages)
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+
+    def __call__(self, terms: LossTerms) -> tuple[Tokens, Bool[Array, "R M"]]:
+        log_ratio = (terms.logp - terms.prox) * terms.mask
+        mean = per_trajectory(log_ratio, terms.trajectories) / terms.lengths
+        return self.surrogate(jnp.exp(mean), terms.advantages)
 
 
-def cispo(
-    config: LossConfig, logp, prox, advantages, mask, sequences, lengths
-) -> tuple[Tokens, Bool[Array, "R M"]]:
+@dataclasses.dataclass(frozen=True)
+class CISPO(Clip):
     """-sg(clip(r)) A log pi per token: clipping never takes a token's gradient away (2506.13585,
-    eq. 4).
+    eq. 4; without a lower bound, as there).
     """
-    del mask, sequences, lengths
-    ratio = jax.lax.stop_gradient(jnp.exp(logp - prox))
-    clipped = jnp.clip(ratio, 1.0 - config.clip_low, 1.0 + config.clip_high)
-    return -clipped * advantages * logp, clipped != ratio
+
+    clip_low: float = 1.0
+
+    def __call__(self, terms: LossTerms) -> tuple[Tokens, Bool[Array, "R M"]]:
+        ratio = jax.lax.stop_gradient(jnp.exp(terms.logp - terms.prox))
+        clipped = self.clip(ratio)
+        return -clipped * terms.advantages * terms.logp, clipped != ratio
 
 
-def _clipped_surrogate(
-    config: LossConfig, ratio: Tokens, advantages: Tokens
-) -> tuple[Tokens, Bool[Array, "R M"]]:
-    plain = ratio * advantages
-    clipped = jnp.clip(ratio, 1.0 - config.clip_low, 1.0 + config.clip_high) * advantages
-    return -jnp.minimum(plain, clipped), clipped < plain
-
-
-LOSSES: dict[str, Callable[..., tuple[Tokens, Bool[Array, "R M"]]]] = {
-    "ppo": ppo,
-    "gspo": gspo,
-    "cispo": cispo,
-}
+LOSSES: dict[str, Callable[..., PolicyLoss]] = {"ppo": PPO, "gspo": GSPO, "cispo": CISPO}
 
 
 # KL(pi || ref) of one sampled token from d = log ref - log pi
@@ -216,7 +260,11 @@ CORRECTIONS = (
 
 
 def correction_weights(
-    config: LossConfig, log_w: Tokens, mask: Tokens, sequences: Int[Array, "R M"], lengths: Tokens
+    config: LossConfig,
+    log_w: Tokens,
+    mask: Tokens,
+    trajectories: Int[Array, "R M"],
+    lengths: Tokens,
 ) -> tuple[Tokens, Bool[Array, "R M"]]:
     """Factor on each token's loss for having been sampled by mu, without gradient, and where it was
     cut.
@@ -240,7 +288,7 @@ def correction_weights(
         weight = jnp.exp(log_w)
         return jnp.minimum(weight, config.correction_high), weight > config.correction_high
     if kind != "masked_token":
-        log_w = per_sequence(log_w * mask, sequences)
+        log_w = per_trajectory(log_w * mask, trajectories)
     if kind == "masked_geometric":
         log_w = log_w / lengths
     weight = jnp.exp(log_w)
@@ -290,7 +338,7 @@ def policy_loss(
     entropy: Tokens,
     advantages: Tokens,
     mask: Tokens,
-    sequences: Int[Array, "R M"],
+    trajectories: Int[Array, "R M"],
     lengths: Tokens,
     staleness: Int[Array, "R M"],
     denominators: Denominators,
@@ -327,12 +375,12 @@ def policy_loss(
         means = {"policy/kl": KL["k3"](d), "policy/kl_k1": KL["k1"](d)}
         kl = config.kl_coef * KL[config.kl_estimator](d)
     if config.kl_estimator == "k1":
-        advantages = advantages - jax.lax.stop_gradient(per_sequence(kl * mask, sequences))
+        advantages = advantages - jax.lax.stop_gradient(per_trajectory(kl * mask, trajectories))
         kl = jnp.zeros_like(kl)
-    surrogate, clipped = LOSSES[config.loss](
-        config, logp, prox, advantages, mask, sequences, lengths
+    surrogate, clipped = config.member(
+        LossTerms(logp, prox, advantages, mask, trajectories, lengths)
     )
-    weight, cut = correction_weights(config, log_w, mask, sequences, lengths)
+    weight, cut = correction_weights(config, log_w, mask, trajectories, lengths)
     surrogate = weight * surrogate
     share = AGGREGATIONS[config.aggregation](config, mask, lengths, denominators)
     loss = jnp.sum(share * (surrogate + kl - config.entropy_coef * entropy))
@@ -351,7 +399,8 @@ def policy_loss(
     }
     means = {name: jnp.sum(x * mask) / denominators.tokens for name, x in means.items()}
     means["train/policy_loss"] = jnp.sum(share * surrogate)
-    old = per_sequence(jnp.where(mask > 0.0, staleness, 0), sequences, jax.ops.segment_max)
+    stale = jnp.where(mask > 0.0, staleness, 0)
+    old = per_trajectory(stale, trajectories, jax.ops.segment_max)
     means["rollout/staleness_mean"] = jnp.sum(mask * old / lengths) / denominators.trajectories
     maxima = {
         "policy/mismatch_max": jnp.max(mask * jnp.abs(log_w)),

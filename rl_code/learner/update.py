@@ -200,7 +200,7 @@ def loss_share(
         entropy=entropy,
         advantages=batch.advantages,
         mask=batch.mask,
-        sequences=batch.sequences,
+        trajectories=batch.trajectories,
         lengths=batch.lengths,
         staleness=batch.staleness,
         denominators=total,

@@ -14,12 +14,12 @@ from rl_code.learner.batching import PackConfig, pack_prompts
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.two_phase import make_two_phase_update
 from rl_code.learner.update import OptimizerConfig, init_state, make_update
+from rl_code.named import Named
 
 PACK = PackConfig(32, 40, 32, 0, False)
+BOUNDS = {"clip_low": 0.2, "clip_high": 0.3}
 LOSS = LossConfig(
-    loss="gspo",
-    clip_low=0.2,
-    clip_high=0.3,
+    policy=Named("gspo", BOUNDS),
     aggregation="sequence",
     constant_length=16,
     kl_coef=0.1,
@@ -48,6 +48,12 @@ OPTIMIZER = OptimizerConfig(
     weight_decay=0.1,
     clip_norm=None,
 )
+
+
+def loss_of(name: str, **changes) -> LossConfig:
+    """LOSS with another policy loss, of the same bounds."""
+    return dataclasses.replace(LOSS, policy=Named(name, BOUNDS), **changes)
+
 
 # One compilation per configuration and shape.
 update_for = functools.cache(make_update)

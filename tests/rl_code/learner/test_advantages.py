@@ -9,12 +9,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_code.learner.advantages import ADVANTAGES, group_advantages
-from rl_code.types import Reward
+from rl_code import named
+from rl_code.learner.advantages import ADVANTAGES, GRPO, DrGRPO, group_advantages, per_turn
+from rl_code.named import Named
+from rl_code.read_config import ConfigError
+from rl_code.types import Reward, Turn
+from tests.rl_code.learner.conftest import make_group, make_trajectory
 
 REWARDS = np.array(
     [[1.0, 0.0, 0.0, 1.0], [3.0, 1.0, 0.0, 0.0]], np.float32
 )  # means 0.5, 1; population std 0.5, sqrt(1.5)
+
+
+def advantages(name, rewards, eps, valid=None):
+    """[P, G] of one call for each row of rewards."""
+    member = ADVANTAGES[name](eps) if name == "grpo" else ADVANTAGES[name]()
+    valid = np.ones(rewards.shape, bool) if valid is None else valid
+    found = [
+        member(
+            make_group(
+                make_trajectory(
+                    [1, 2],
+                    [0, 1],
+                    prompt_length=1,
+                    reward=reward,
+                    status="submitted" if counts else "fault",
+                )
+                for reward, counts in zip(*row, strict=True)
+            )
+        )
+        for row in zip(rewards, valid, strict=True)
+    ]
+    return np.stack(found)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +58,7 @@ REWARDS = np.array(
     ],
 )
 def test_advantages_equal_hand_computed_numbers(name, expected):
-    result = ADVANTAGES[name](REWARDS, 0.1)
+    result = advantages(name, REWARDS, 0.1)
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, np.array(expected), rtol=1e-6)
 
@@ -40,7 +66,7 @@ def test_advantages_equal_hand_computed_numbers(name, expected):
 def test_rloo_is_the_reward_minus_the_mean_of_the_others():
     others = [[np.mean(np.delete(row, i)) for i in range(4)] for row in REWARDS]
     np.testing.assert_allclose(
-        ADVANTAGES["rloo"](REWARDS, 0.0), REWARDS - np.array(others), rtol=1e-6
+        advantages("rloo", REWARDS, 0.0), REWARDS - np.array(others), rtol=1e-6
     )
 
 
@@ -52,20 +78,20 @@ def test_single_or_equal_rewards_give_exactly_zero(name, eps):
         np.full((3, 7), 0.1, np.float32),
         np.full((1, 3), 1e6 + 0.1),
     ):
-        np.testing.assert_array_equal(ADVANTAGES[name](rewards, eps), np.zeros(rewards.shape))
+        np.testing.assert_array_equal(advantages(name, rewards, eps), np.zeros(rewards.shape))
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_invalid_trajectories_change_nothing_for_the_others(name):
     rewards = np.array([[1.0, 99.0, 0.0, 0.5]])
     valid = np.array([[True, False, True, True]])
-    result = ADVANTAGES[name](rewards, 1e-3, valid)
+    result = advantages(name, rewards, 1e-3, valid)
     np.testing.assert_array_equal(
-        result[0, [0, 2, 3]], ADVANTAGES[name](rewards[:, [0, 2, 3]], 1e-3)[0]
+        result[0, [0, 2, 3]], advantages(name, rewards[:, [0, 2, 3]], 1e-3)[0]
     )
     assert result[0, 1] == 0.0
     np.testing.assert_array_equal(
-        ADVANTAGES[name](rewards, 1e-3, np.zeros((1, 4), bool)), np.zeros((1, 4))
+        advantages(name, rewards, 1e-3, np.zeros((1, 4), bool)), np.zeros((1, 4))
     )
 
 
@@ -80,13 +106,13 @@ def test_invalid_trajectories_change_nothing_for_the_others(name):
 def test_order_does_not_matter_and_shifts_cancel(name, rewards, seed):
     rewards = np.array(rewards)
     rng = np.random.default_rng(seed)
-    result = ADVANTAGES[name](rewards, 1e-2)
+    result = advantages(name, rewards, 1e-2)
     assert np.isfinite(result).all()
     np.testing.assert_allclose(result.sum(axis=1), 0.0, atol=1e-3)
     groups = rng.permutation(len(rewards))
     members = rng.permutation(5)
     np.testing.assert_allclose(
-        ADVANTAGES[name](rewards[groups][:, members], 1e-2), result[groups][:, members], 1e-5
+        advantages(name, rewards[groups][:, members], 1e-2), result[groups][:, members], 1e-5
     )
 
 
@@ -94,7 +120,7 @@ def test_groups_of_any_size_get_theirs_and_faults_none(build):
     groups = build.groups([3, 1, 4])
     faulty = dataclasses.replace(groups[2].trajectories[0], status="fault", reward=Reward(50.0, {}))
     groups[2] = build.group([faulty, *groups[2].trajectories[1:]], 2)
-    result = group_advantages(groups, "dr_grpo", 0.0)
+    result = group_advantages(groups, DrGRPO())
     assert [len(values) for values in result] == [3, 1, 4]
     rewards = np.array([t.reward.total for t in groups[2].trajectories[1:]])
     np.testing.assert_allclose(result[2], [0.0, *(rewards - rewards.mean())], rtol=1e-6)
@@ -104,6 +130,38 @@ def test_bad_rewards_and_names_are_named(build):
     (group,) = build.groups([2])
     bad = dataclasses.replace(group.trajectories[1], reward=Reward(float("nan"), {}))
     with pytest.raises(ValueError, match=r"task0.*trajectory 1.*nan"):
-        group_advantages([build.group([group.trajectories[0], bad])], "grpo", 1e-6)
-    with pytest.raises(ValueError, match=r"gae.*grpo"):
-        group_advantages([group], "gae", 1e-6)
+        group_advantages([build.group([group.trajectories[0], bad])], GRPO())
+    with pytest.raises(ConfigError, match=r"train.advantage = 'gae'.*'dr_grpo', 'grpo', 'rloo'"):
+        named.make(ADVANTAGES, Named("gae"), "train.advantage")
+    with pytest.raises(ValueError, match=r"task0.*returned 1 advantages for 2 trajectories"):
+        group_advantages([group], lambda group: [1.0])
+
+
+def two_contexts(build, turns):
+    """A trajectory whose second context keeps three tokens of the first."""
+    one = build.trajectory([1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1], prompt_length=2)
+    other = build.trajectory([7, 8, 9], [0, 1, 1], prompt_length=1).contexts[0]
+    contexts = (*one.contexts, dataclasses.replace(other, parent=0, kept=3))
+    return dataclasses.replace(one, contexts=contexts, turns=turns)
+
+
+TURNS = (
+    Turn("prompt", 0, 2, ""),
+    Turn("assistant", 2, 4, ""),
+    Turn("tool", 4, 5, ""),
+    Turn("assistant", 5, 6, ""),
+    Turn("tool", 0, 1, "", context=1),
+    Turn("assistant", 1, 3, "", context=1),
+)
+
+
+def test_values_of_turns_become_values_of_their_sampled_tokens(build):
+    trajectory = two_contexts(build, TURNS)
+    assert trajectory.tokens[trajectory.sampled].tolist() == [3, 4, 6, 8, 9]
+    found = per_turn(trajectory, [0.5, -1.0, 2.0])
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, [0.5, 0.5, -1.0, 2.0, 2.0])
+    with pytest.raises(ValueError, match="2 values for 3 turns of the assistant"):
+        per_turn(trajectory, [0.5, -1.0])
+    with pytest.raises(ValueError, match="a sampled token is in no turn"):
+        per_turn(two_contexts(build, TURNS[:-1]), [0.5, -1.0])

@@ -36,7 +36,7 @@ def read_back(batch: Batch):
         np.testing.assert_array_equal(batch.positions[row, seen], np.arange(len(seen)))
         fields = (batch.targets, batch.logprobs, batch.advantages, batch.lengths, batch.staleness)
         entry = (batch.tokens[row, seen].tolist(), *(field[row, target] for field in fields))
-        found.setdefault(int(batch.sequences[row, target]), []).append(entry)
+        found.setdefault(int(batch.trajectories[row, target]), []).append(entry)
     return found
 
 
@@ -91,7 +91,7 @@ def test_every_sampled_token_sees_its_own_trajectory_and_keeps_its_numbers(
     assert metrics["pack/rows"] == rows and batch.mask[:rows].sum() == batch.mask.sum()
     assert metrics["pack/fill"] == pytest.approx((batch.segments[:rows] > 0).mean())
     assert metrics["pack/target_fill"] == pytest.approx(batch.mask[:rows].mean())
-    assert (batch.sequences[batch.mask == 0] == sum(sizes)).all() and (
+    assert (batch.trajectories[batch.mask == 0] == sum(sizes)).all() and (
         batch.lengths[batch.mask == 0] == 1
     ).all()
 
@@ -111,7 +111,7 @@ def test_a_prompt_stands_once_per_group(build):
     np.testing.assert_array_equal(batch.branches[0], [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 0, 0])
     np.testing.assert_array_equal(batch.sources[0], [3, 4, 5, 3, 6, 7, 3, 8, 9])
     np.testing.assert_array_equal(batch.targets[0], [5, 6, 7, 6, 6, 7, 7, 6, 7])
-    np.testing.assert_array_equal(batch.sequences[0], [0, 0, 0, 1, 1, 1, 2, 2, 2])
+    np.testing.assert_array_equal(batch.trajectories[0], [0, 0, 0, 1, 1, 1, 2, 2, 2])
     assert metrics["pack/saved"] == pytest.approx(1 - 10 / 18)
 
 
@@ -149,7 +149,7 @@ def test_groups_without_any_advantage_are_left_out_when_asked(build):
     groups = build.groups([3, 2, 4], prompt=(6, 7), completion=(8, 9))
     advantages = [np.array([0.5, -0.5, 0.0]), np.zeros(2), np.array([1.0, 0.0, 0.0, -1.0])]
     kept, metrics = pack(groups, advantages, PackConfig(4, 60, 50, 0, True), version=0)
-    assert metrics["pack/uninformative"] == 2 and set(kept.sequences[kept.mask > 0]) == {
+    assert metrics["pack/uninformative"] == 2 and set(kept.trajectories[kept.mask > 0]) == {
         0,
         1,
         2,
@@ -159,7 +159,7 @@ def test_groups_without_any_advantage_are_left_out_when_asked(build):
         8,
     }
     every, metrics = pack(groups, advantages, PackConfig(4, 60, 50, 0, False), version=0)
-    assert metrics["pack/uninformative"] == 0 and set(every.sequences[every.mask > 0]) == set(
+    assert metrics["pack/uninformative"] == 0 and set(every.trajectories[every.mask > 0]) == set(
         range(9)
     )
     nothing, metrics = pack(groups[1:2], advantages[1:2], PackConfig(4, 60, 50, 0, True), version=0)

@@ -19,14 +19,15 @@ from rl_code.learner.losses import (
     Denominators,
     LossConfig,
     correction_weights,
-    per_sequence,
+    per_trajectory,
     policy_loss,
     policy_metrics,
 )
+from rl_code.named import Named
 
-# Two rows: trajectory 0 has three tokens, 1 has one, 2 has two; then padding (sequence 3).
+# Two rows: trajectory 0 has three tokens, 1 has one, 2 has two; then padding (trajectory 3).
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
-SEQUENCES = np.array([[0, 0, 0, 1], [2, 2, 3, 3]], np.int32)
+TRAJECTORIES = np.array([[0, 0, 0, 1], [2, 2, 3, 3]], np.int32)
 LENGTHS = np.array([[3, 3, 3, 1], [2, 2, 1, 1]], np.float32)
 ADVANTAGE = np.array([[1, 1, 1, -1], [2, 2, 0, 0]], np.float32)
 PROX = np.array([[-1.0, -2.0, -0.5, -1.5], [-0.7, -0.2, 0, 0]], np.float32)
@@ -35,11 +36,15 @@ LOGP = PROX + np.log(RATIO)
 STALENESS = np.array([[0, 2, 1, 0], [1, 1, 0, 0]], np.int32)
 
 
+CLIP = ("clip_low", "clip_high")
+
+
 def config(**changes):
+    """A LossConfig; loss: name of the loss; clip_low, clip_high: its bounds, the same for each."""
+    name = changes.pop("loss", "ppo")
+    bounds = {side: changes.pop(side, {"clip_low": 0.2, "clip_high": 0.28}[side]) for side in CLIP}
     base = dict(
-        loss="ppo",
-        clip_low=0.2,
-        clip_high=0.28,
+        policy=Named(name, bounds),
         aggregation="token",
         constant_length=10,
         kl_coef=0.0,
@@ -64,7 +69,7 @@ def run(logp=LOGP, prox=PROX, sampler=None, ref=None, entropy=None, order=slice(
         entropy=np.zeros_like(MASK) if entropy is None else entropy,
         advantages=ADVANTAGE,
         mask=MASK,
-        sequences=SEQUENCES,
+        trajectories=TRAJECTORIES,
         lengths=LENGTHS,
         staleness=STALENESS,
     )
@@ -203,7 +208,7 @@ W = np.array([[4.0, 1.0, 0.25, 0.4], [2.0, 1.5, 1.0, 1.0]], np.float32)
 )
 def test_corrections_weigh_the_loss_by_hand_computed_factors(correction, weight, cut):
     options = dict(correction=correction, correction_low=0.5, correction_high=3.5)
-    result, outside = correction_weights(config(**options), jnp.log(W), MASK, SEQUENCES, LENGTHS)
+    result, outside = correction_weights(config(**options), jnp.log(W), MASK, TRAJECTORIES, LENGTHS)
     np.testing.assert_allclose(result * MASK, np.array(weight) * MASK, rtol=1e-5)
     assert int(jnp.sum(outside * MASK)) == cut
     for loss in LOSSES:
@@ -230,7 +235,7 @@ def test_stale_data_are_weighted_by_the_decoupled_loss_unless_another_is_asked_f
 
 def test_a_correction_that_was_not_decided_is_refused():
     with pytest.raises(ValueError, match="correction='auto' is to be decided first"):
-        correction_weights(config(correction="auto"), jnp.log(W), MASK, SEQUENCES, LENGTHS)
+        correction_weights(config(correction="auto"), jnp.log(W), MASK, TRAJECTORIES, LENGTHS)
 
 
 def test_a_sequence_ratio_beyond_float_range_is_masked_and_not_nan():
@@ -312,8 +317,8 @@ def test_shares_of_micro_batches_add_up_to_the_whole():
             np.testing.assert_allclose(sum(parts), whole, rtol=1e-6)
 
 
-def test_per_sequence_sums_neighbours_within_a_row():
-    result = per_sequence(jnp.array([[1.0, 2, 4, 8, 16]]), jnp.array([[7, 7, 2, 9, 9]]))
+def test_per_trajectory_sums_neighbours_within_a_row():
+    result = per_trajectory(jnp.array([[1.0, 2, 4, 8, 16]]), jnp.array([[7, 7, 2, 9, 9]]))
     np.testing.assert_array_equal(result, [[3, 3, 4, 24, 24]])
 
 
@@ -328,7 +333,7 @@ def test_an_empty_batch_has_zero_loss_and_finite_metrics():
         entropy=zeros,
         advantages=zeros,
         mask=zeros,
-        sequences=jnp.zeros((2, 4), jnp.int32),
+        trajectories=jnp.zeros((2, 4), jnp.int32),
         lengths=jnp.ones((2, 4)),
         staleness=jnp.zeros((2, 4), jnp.int32),
         denominators=Denominators.of(zeros, zeros + 1.0),
@@ -339,7 +344,7 @@ def test_an_empty_batch_has_zero_loss_and_finite_metrics():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(loss="trpo"), "loss='trpo'"),
+        (dict(loss="trpo"), "train.loss.policy = 'trpo': expected one of 'cispo', 'gspo', 'ppo'"),
         (dict(aggregation="mean"), "aggregation='mean'"),
         (dict(kl_estimator="k4"), "kl_estimator='k4'"),
         (dict(correction="yes"), "correction='yes'"),

@@ -39,7 +39,9 @@ def repeated(build, groups, advantages):
         for group, values in zip(groups, advantages, strict=True)
         for t, a in zip(group.trajectories, values, strict=True)
     ]
-    numbered = [dataclasses.replace(row, sequences=row.sequences + i) for i, row in enumerate(rows)]
+    numbered = [
+        dataclasses.replace(row, trajectories=row.trajectories + i) for i, row in enumerate(rows)
+    ]
     return jax.tree.map(
         lambda *x: np.concatenate(x), *numbered, *[empty_batch(REPEATED, 1)] * (32 - len(rows))
     )

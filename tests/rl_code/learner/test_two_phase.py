@@ -28,6 +28,7 @@ from tests.rl_code.learner.steps import (
     first_step,
     fresh,
     laid_out,
+    loss_of,
 )
 
 
@@ -61,7 +62,8 @@ def assert_equal_steps(one, two):
     ids=lambda changes: "-".join(str(value) for value in changes.values()),
 )
 def test_every_loss_aggregation_and_correction(build, changes):
-    loss = dataclasses.replace(LOSS, **changes)
+    changes = dict(changes)
+    loss = loss_of(changes.pop("loss"), **changes)
     batch, prompts, completions = layouts(build)
     model = build.toy()
     prox = None if loss.correction == "none" else "sampler"
@@ -138,7 +140,7 @@ def test_log_probabilities_are_those_of_one_phase(build):
     two = np.asarray(make_two_phase_logprobs(0.8, 4)(model, prompts, completions))[
         completions.mask > 0
     ]
-    orders = [np.argsort(x.sequences[x.mask > 0], kind="stable") for x in (batch, completions)]
+    orders = [np.argsort(x.trajectories[x.mask > 0], kind="stable") for x in (batch, completions)]
     np.testing.assert_allclose(one[orders[0]], two[orders[1]], rtol=1e-5)
 
 

@@ -36,6 +36,7 @@ from tests.rl_code.learner.steps import (
     assert_close,
     first_step,
     fresh,
+    loss_of,
     shuffled_rows,
 )
 
@@ -166,7 +167,7 @@ def test_the_order_of_groups_and_of_rows_changes_nothing(build, whole):
     "loss, aggregation", [("ppo", "token"), ("gspo", "sequence"), ("cispo", "constant")]
 )
 def test_a_shared_prompt_equals_each_trajectory_alone(build, loss, aggregation):
-    loss = dataclasses.replace(LOSS, loss=loss, aggregation=aggregation)
+    loss = loss_of(loss, aggregation=aggregation)
     groups = build.groups([3, 5, 2, 4, 3, 4, 1, 5], seed=1)
     alone = [build.group([t]) for group in groups for t in group.trajectories]
     rng = np.random.default_rng(2)
@@ -189,7 +190,7 @@ def test_a_shared_prompt_equals_each_trajectory_alone(build, loss, aggregation):
         np.asarray(token_logprobs_for(0.8, 1)(model, batch)) for batch in (shared, separate)
     ]
     # Groups land in rows largest first, so trajectories are compared in the order of their numbers.
-    order = np.argsort(shared.sequences[shared.mask > 0], kind="stable")
+    order = np.argsort(shared.trajectories[shared.mask > 0], kind="stable")
     np.testing.assert_allclose(
         logprobs[0][shared.mask > 0][order], logprobs[1][separate.mask > 0], rtol=1e-5
     )
@@ -279,9 +280,7 @@ def test_the_gradient_of_the_entropy_term_is_the_slope_of_the_entropy(build, ent
     """Advantages of 0 leave the entropy alone in the loss; along its own gradient the loss rises by
     the norm.
     """
-    loss = dataclasses.replace(
-        LOSS, loss="ppo", aggregation="token", kl_coef=0.0, entropy_coef=entropy_coef
-    )
+    loss = loss_of("ppo", aggregation="token", kl_coef=0.0, entropy_coef=entropy_coef)
     loss = dataclasses.replace(loss, correction="none")
     model = build.toy()
     batch = packed(build)
