@@ -20,7 +20,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         seed=0,
         mesh=dict(data=2, tensor=1),
         model=dict(preset="tiny", weights="", dtype="float32", remat=False),
-        tokenizer=dict(source="train", path="", vocab_size=512, texts=2000),
+        tokenizer=dict(source="train", vocab_size=512, texts=2000),
         protocol="compact",
         tasks=dict(name="generated", split="train", seed=0, levels=(1, 2, 2)),
         limits=dict(turns=5, tokens=288, turn_tokens=64, test_runs=3, command_s=5.0),

@@ -26,7 +26,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         seed=0,
         mesh=dict(data=2, tensor=1),
         model=dict(preset="smollm2-135m", weights=weights, dtype="float32", remat=False),
-        tokenizer=dict(source="gguf", path=weights, vocab_size=49_152, texts=0),
         protocol="completion",
         tasks=mbpp("train"),
         limits=dict(turns=1, tokens=256, turn_tokens=64, test_runs=0, command_s=8.0),

@@ -218,10 +218,10 @@ class Tokenizer:
         backend.add_special_tokens([_added(token, special=True) for token in special_tokens])
         return cls(backend, eos=eos, pad=pad)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, chat_template: str | None = None) -> None:
         """Writes a ``tokenizer.json``; what transformers needs with it goes into files beside it:
         special tokens into ``tokenizer_config.json`` and ``special_tokens_map.json``, the chat
-        template into ``chat_template.jinja``.
+        template (``chat_template`` where the tokeniser brought none) into ``chat_template.jinja``.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -237,8 +237,9 @@ class Tokenizer:
         for name, content in ((CONFIG_FILE, config), ("special_tokens_map.json", special)):
             text = json.dumps(content, indent=2) + "\n"
             path.with_name(name).write_text(text, encoding="utf-8")
-        if self.chat_template is not None:
-            path.with_name(TEMPLATE_FILE).write_text(self.chat_template, encoding="utf-8")
+        template = chat_template if self.chat_template is None else self.chat_template
+        if template is not None:
+            path.with_name(TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``; special tokens that it contains are recognised, none are added."""

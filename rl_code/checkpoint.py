@@ -294,10 +294,14 @@ def load_parameters(
             break
     else:
         raise CheckpointError(f"no record of a checkpoint in {workdir} can be read")
-    abstract = {
-        name.removeprefix("model."): arrays.from_words(words, (shardings or {}).get(name))
+    parameters = {
+        name.removeprefix("model."): words
         for name, words in content["arrays"].items()
         if name.startswith("model.")
+    }
+    abstract = {
+        name: arrays.from_words(words, (shardings or {}).get(name))
+        for name, words in parameters.items()
     }
     restored = load(workdir, {"model": abstract}, step=step, partial=True)
     return Parameters(restored.step, content["config"], restored.state["model"])

@@ -13,11 +13,11 @@ from absl import logging
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from models import gguf_weights, huggingface
-from models.families import PRESETS
+from models import families
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
+from rl_code import origin as origin_lib
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
@@ -74,6 +74,7 @@ class Run:
         self.rollout_mesh = made[-1]
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
         self._signals = find_signals(config.reward)
+        self.origin = origin_lib.find(config.model.weights)
         self.pool = SandboxPool(config.sandbox)
         try:
             self.tokenizer = self._tokenizer()
@@ -123,10 +124,14 @@ class Run:
 
     def _tokenizer(self) -> Tokenizer:
         spec = self.config.tokenizer
-        if spec.source == "gguf":
-            return Tokenizer.from_gguf(spec.path)
-        if spec.source == "file":
-            return Tokenizer.from_file(spec.path)
+        # a run that trained its tokeniser hands it on with its weights
+        if spec.source == "file" or self.origin.workdir is not None:
+            return self.origin.tokenizer(spec.path)
+        if self.origin.files is not None:
+            raise ConfigError(
+                f"config.tokenizer.source = 'train': the weights at {self.origin.weights!r} have a "
+                "tokeniser; leave the section out"
+            )
         texts = (
             "".join(segment.text for segment in self.demonstration(i)) for i in range(spec.texts)
         )
@@ -135,34 +140,44 @@ class Run:
 
     def _model_config(self) -> ModelConfig:
         spec = self.config.model
-        preset = PRESETS[self.config.model.preset]
-        if self.config.tokenizer.source == "train":
-            preset = dataclasses.replace(preset, vocab_size=self.tokenizer.vocab_size)
-        elif self.tokenizer.vocab_size > preset.vocab_size:
+        shape = spec.shape()
+        if self.origin.files is not None:
+            shape = self.origin.shape(spec.preset, shape)
+        if self.origin.files is None and self.config.tokenizer.source == "train":
+            shape = dataclasses.replace(shape, vocab_size=self.tokenizer.vocab_size)
+        elif self.tokenizer.vocab_size > shape.vocab_size:
             raise ConfigError(
-                f"the tokeniser of {self.config.tokenizer.path} has {self.tokenizer.vocab_size} "
-                "tokens, "
-                f"model.preset={spec.preset!r} has {preset.vocab_size}"
+                f"config.tokenizer.path = {self.config.tokenizer.path!r}: the tokeniser has "
+                f"{self.tokenizer.vocab_size} tokens, the model only {shape.vocab_size}"
             )
         changes = dict(dtype=spec.dtype, remat=spec.remat)
-        return dataclasses.replace(preset, attention=spec.methods() or preset.attention, **changes)
+        return dataclasses.replace(shape, attention=spec.methods() or shape.attention, **changes)
 
     def init_model(self) -> Transformer:
         """The model a run starts from, laid out over the mesh: random, or the configured
-        weights.
+        weights. What belongs to it goes into the workdir.
         """
-        path = Path(self.config.model.weights)
-        if not self.config.model.weights:
+        if jax.process_index() == 0 and self.role != "actor":
+            self._keep_model()
+        if self.origin.files is None:
             shardings = parameter_shardings(abstract_model(self.model_config), self.mesh)
             make = functools.partial(Transformer, self.model_config)
             return jax.jit(lambda: make(nnx.Rngs(self.config.seed)), out_shardings=shardings)()
-        if not path.exists():
-            raise ConfigError(
-                f"model.weights={str(path)!r} does not exist; for SmolLM2 run bash "
-                "launch/get_smollm2.sh"
-            )
-        load_weights = huggingface.load if path.is_dir() else gguf_weights.load
-        return load_weights(path, self.model_config, self.mesh)
+        return self.origin.load(self.model_config, self.mesh)
+
+    def _keep_model(self) -> None:
+        """Puts the model's config, tokeniser and template into the workdir."""
+        protocol = self.config.protocol
+        family = families.of_protocol(protocol)
+        origin_lib.keep(
+            self.workdir,
+            self.origin,
+            self.model_config,
+            self.tokenizer,
+            max_positions=self.config.limits.tokens,
+            stop_ids=stop_ids(PROTOCOLS[protocol], self.tokenizer),
+            chat_template=family.template if family else None,
+        )
 
     def demonstration(self, index: int) -> list[Segment]:
         """Demonstration ``index`` of the training tasks; the same for the same config."""

@@ -8,13 +8,14 @@ from typing import Literal
 from attention.methods import METHODS, Method
 from models.families import PRESETS
 from models.sharding import MeshConfig
+from models.transformer import ModelConfig
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig
 from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import OptimizerConfig
-from rl_code.named import Named, make
+from rl_code.named import Named, find, make
 from rl_code.read_config import ConfigError
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.engine import EngineConfig
@@ -28,17 +29,22 @@ from rl_code.types import Limits
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """preset: a key of models.families.PRESETS. weights: a .gguf file or a Hugging Face directory;
-    "" for random ones.
-    """
+    """The model that is trained."""
 
-    preset: str
-    weights: str
     dtype: str
     remat: bool
+    # A key of models.families.PRESETS, or package.module:object; weights tell their shape without.
+    preset: str | None = None
+    # A Hugging Face folder, a .gguf file, or a run's workdir, perhaps with @ and a step; "" for
+    # random parameters (``rl_code.origin``).
+    weights: str = ""
     # The methods of attention of the first layers, repeated until all layers have one; one name
     # stands for all layers, None for the preset's.
     attention: tuple[Named, ...] | Named | None = None
+
+    def shape(self) -> ModelConfig | None:
+        """The preset's shape; None without a preset. Raises ConfigError."""
+        return find(PRESETS, self.preset, "config.model.preset") if self.preset else None
 
     def methods(self) -> tuple[Method, ...] | None:
         """The methods of ``attention`` with their settings, or None. Raises ConfigError."""
@@ -51,14 +57,15 @@ class ModelSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-    """source "train": byte-level BPE of vocab_size entries from ``texts`` demonstrations; else read
-    from ``path``.
-    """
+    """The tokeniser: by default the one that belongs to the weights."""
 
-    source: Literal["train", "gguf", "file"]
-    path: str
-    vocab_size: int
-    texts: int
+    # "file" reads it; "train" learns byte-level BPE from demonstrations, for random parameters.
+    source: Literal["train", "file"] = "file"
+    # A tokenizer.json, its folder, or a .gguf file; "" for the one of ``model.weights``.
+    path: str = ""
+    # With "train": entries of the vocabulary, and demonstrations that it is learned from.
+    vocab_size: int = 512
+    texts: int = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +166,6 @@ class RunConfig:
     seed: int
     mesh: MeshConfig
     model: ModelSpec
-    tokenizer: TokenizerConfig
     protocol: str
     tasks: Named
     limits: Limits
@@ -171,15 +177,18 @@ class RunConfig:
     suites: tuple[SuiteConfig, ...]
     checkpoint: CheckpointConfig
     asynchrony: AsynchronyConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
 
     def __post_init__(self):
-        if self.model.preset not in PRESETS:
-            raise ValueError(
-                f"model.preset={self.model.preset!r} is not one of {', '.join(PRESETS)}"
+        if not self.model.preset and not self.model.weights:
+            raise ConfigError(
+                "config.model.preset = None: without config.model.weights a preset has to say the "
+                f"model's shape, one of {', '.join(PRESETS)}"
             )
         methods = self.model.methods()
-        if methods is not None:
-            dataclasses.replace(PRESETS[self.model.preset], attention=methods)
+        shape = self.model.shape()
+        if methods is not None and shape is not None:
+            dataclasses.replace(shape, attention=methods)
         for protocol in (
             self.protocol,
             *(suite.protocol for suite in self.suites if suite.protocol),

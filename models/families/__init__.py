@@ -35,6 +35,12 @@ def of_architecture(architecture: str) -> Family:
     raise ValueError(f"{architecture!r} is not supported, only {', '.join(known)}")
 
 
+def of_protocol(protocol: str) -> Family | None:
+    """The first family that talks in a protocol; None where no family does."""
+    found = (family for family in FAMILIES.values() if family.protocol == protocol)
+    return next(found, None)
+
+
 def of_config(config: ModelConfig) -> Family:
     """The family that writes the files of a model of this shape.
 

@@ -5,9 +5,11 @@ In an environment of its own (any Python that PyTorch supports; made with torch 
 transformers 5.23):
 
     python -m venv /some/where && /some/where/bin/pip install torch transformers safetensors
-    /some/where/bin/python tests/models/make_golden.py                    # writes
-    tests/models/golden/ /some/where/bin/python tests/models/make_golden.py --check DIRECTORY  #
-    what the project saved, with its logits.npz
+    /some/where/bin/python tests/models/make_golden.py                    # writes golden/
+    /some/where/bin/python tests/models/make_golden.py --check DIRECTORY  # what was exported
+
+A directory to check holds a model, ``logits.npz`` with tokens and the project's logits, and perhaps
+``texts.json`` with texts, their ids, messages and what the chat template makes of them.
 
 Each model is small and random, with weights large enough that every part moves the logits. Weights
 are rounded to bfloat16 and stored so; logits are computed in float32.
@@ -16,12 +18,19 @@ are rounded to bfloat16 and stored so; logits are computed in float32.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 VOCAB, TOKENS = 64, 48
@@ -118,12 +127,27 @@ def make(name: str) -> None:
 
 def check(directory: Path) -> None:
     """Raises AssertionError unless transformers computes the logits of ``logits.npz`` from the
-    weights beside it.
+    weights beside it, and its tokeniser does what ``texts.json`` says.
     """
     golden = np.load(directory / "logits.npz")
-    np.testing.assert_allclose(
-        logits_of(directory, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-4
+    found = logits_of(directory, golden["tokens"])
+    print("largest difference", np.abs(found - golden["logits"]).max())
+    print("largest logit", np.abs(found).max())
+    np.testing.assert_allclose(found, golden["logits"], rtol=1e-4, atol=1e-4)
+    if not (directory / "texts.json").exists():
+        return
+    expected = json.loads((directory / "texts.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    for text, ids in expected["texts"]:
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+        assert tokenizer.decode(ids) == text
+    assert (tokenizer.eos_token, tokenizer.pad_token) == tuple(expected["special"])
+    rendered = tokenizer.apply_chat_template(
+        expected["messages"], tokenize=False, add_generation_prompt=True
     )
+    assert rendered == expected["rendered"]
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    assert model.generation_config.eos_token_id == expected["stop_ids"]
 
 
 if __name__ == "__main__":

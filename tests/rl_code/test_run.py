@@ -51,7 +51,8 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
     settings.tasks.path = str(tmp_path / "none.jsonl")
     with Run(config(), tmp_path) as run:
         run.tokenizer.save(tmp_path / "tokenizer.json")
-    settings.tokenizer.update(source="file", path=str(tmp_path / "tokenizer.json"))
+    settings.model.update(weights="")
+    settings.tokenizer = dict(path=str(tmp_path / "tokenizer.json"))
     with Run(build(RunConfig, settings), tmp_path) as run:
         assert len(run.suite_tasks(run.config.suites[-1])) == 2
         with pytest.raises(TaskFileError, match=r"none\.jsonl: no such file of tasks"):
@@ -64,7 +65,7 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
         ({"train.loss.kl_coef": 0.1}, "drop_uninformative=True drops groups that kl_coef=0.1"),
         ({"train.loss.temperature": 0.5}, "train.loss.temperature=0.5 must equal the sampler's"),
         ({"limits.tokens": 1000}, "limits.tokens=1000 must not exceed rollout.engine.length"),
-        ({"model.preset": "huge"}, "model.preset='huge' is not one of tiny"),
+        ({"model.preset": "huge"}, "config.model.preset = 'huge': expected one of .*'tiny'"),
         (
             {"tasks": {"name": "humaneval"}},
             "tokenizer.source='train' trains on demonstrations",

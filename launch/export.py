@@ -1,0 +1,119 @@
+"""Writes the model of a run as a Hugging Face folder, which transformers, vLLM and others load.
+
+    python -m launch.export --workdir=runs/first --out=exports/first [--step=120] [--dtype=bfloat16]
+
+Weights are stored as they are trained, in float32; --dtype=bfloat16 halves them. The folder gets
+config.json, safetensors (with an index where there are several), the tokeniser, its
+special tokens and chat template, and generation_config.json. The newest checkpoint is taken unless
+--step names another. The run may still be going on.
+
+A model that one host cannot hold is exported by several, on shared storage: each starts the same
+command with --coordinator=<host>:<port> --processes=<n> --process=<i> (under SLURM or on a TPU pod
+--distributed alone) and --tensor=<devices that share each layer>. A host then holds its part of the
+model and one file's tensors at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import jax
+from absl import app, flags, logging
+
+from launch.workdir import WORKDIR
+from models import huggingface
+from models.sharding import MeshConfig, make_mesh
+from rl_code import origin
+from rl_code.checkpoint import CheckpointError
+from rl_code.read_config import ConfigError
+
+
+def export(
+    workdir: Path,
+    out: Path,
+    *,
+    step: int | None = None,
+    dtype: str = "float32",
+    max_file_bytes: int = 5 * 10**9,
+    tensor: int = 1,
+) -> int:
+    """Writes a checkpoint of a run to ``out`` and returns its step.
+
+    step: of the checkpoint, None for the newest. dtype: of the stored weights. tensor: devices that
+    share each layer.
+
+    Raises:
+      ConfigError: the workdir holds no run, ``out`` holds a model already, or the model attends in
+        ways that Hugging Face has no words for.
+      CheckpointError: the checkpoint cannot be read.
+      ValueError: the checkpoint does not fit the model that the run keeps beside it.
+    """
+    kept = origin.kept_by(workdir)
+    if list(out.glob("*.safetensors*")):
+        raise ConfigError(f"--out={out} already holds a model; name another folder")
+    config = huggingface.read_config(kept)
+    content = huggingface.read_json(kept / "config.json")
+    if origin.ATTENTION in content:
+        raise ConfigError(
+            f"the model attends by {content[origin.ATTENTION]}, for which Hugging Face has no "
+            "words; only dense attention can be exported"
+        )
+    mesh = make_mesh(MeshConfig(data=0, tensor=tensor))
+    model, step = origin.load_checkpoint(workdir, config, mesh, step)
+    special = {key: value for key, value in content.items() if key.endswith("_token_id")}
+    huggingface.save(
+        out,
+        model,
+        max_positions=content["max_position_embeddings"],
+        dtype=dtype,
+        extra=special,
+        max_file_bytes=max_file_bytes,
+    )
+    if jax.process_index() == 0:
+        for path in kept.iterdir():
+            if path.name != "config.json":
+                shutil.copyfile(path, out / path.name)
+    return step
+
+
+def define_flags() -> None:
+    """Defines the flags of this command; other commands have flags of the same names."""
+    flags.DEFINE_string("out", None, "Folder that the model is written to.")
+    flags.DEFINE_integer("step", None, "Checkpoint to export instead of the newest.")
+    dtypes = ["float32", "bfloat16", "float16"]
+    flags.DEFINE_enum("dtype", "float32", dtypes, "Of the stored weights.")
+    flags.DEFINE_float("file_gb", 5.0, "Largest size of one file of weights.", 1e-6)
+    flags.DEFINE_integer("tensor", 1, "Devices that share each layer.", 1)
+    flags.DEFINE_string("coordinator", None, "host:port of the first process.")
+    flags.DEFINE_integer("processes", None, "Processes, with --coordinator.")
+    flags.DEFINE_integer("process", None, "Number of this process, from 0.")
+    flags.DEFINE_bool("distributed", False, "Several processes, known to the cluster.")
+
+
+def main(_: list[str]) -> None:
+    given = flags.FLAGS
+    if not WORKDIR.value or not given.out:
+        sys.exit("--workdir=<folder of a run> and --out=<folder to write> are both needed")
+    logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
+    if given.coordinator or given.distributed:
+        jax.distributed.initialize(given.coordinator, given.processes, given.process)
+    try:
+        step = export(
+            Path(WORKDIR.value),
+            Path(given.out),
+            step=given.step,
+            dtype=given.dtype,
+            max_file_bytes=int(given.file_gb * 1e9),
+            tensor=given.tensor,
+        )
+    except (ConfigError, CheckpointError, ValueError) as error:
+        sys.exit(str(error))
+    if jax.process_index() == 0:
+        print(f"step {step} of {WORKDIR.value} is in {given.out} ({given.dtype})")
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

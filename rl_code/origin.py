@@ -1,0 +1,227 @@
+"""Where a run's model and tokeniser come from, and what the run keeps of them.
+
+``config.model.weights`` is one of
+
+    ""                        random parameters of the preset's shape
+    weights/Qwen2.5-Coder     a Hugging Face folder: config.json, safetensors, tokenizer.json
+    weights/model.gguf        a GGUF file, which holds all of that
+    runs/first                the newest checkpoint in the workdir of another run
+    runs/first@120            that run's checkpoint of step 120
+
+A run keeps all but the weights in the folder ``model`` of its workdir, as a Hugging Face folder has
+it. With a checkpoint beside it that folder is complete: other runs start from it, and
+``launch.export`` hands it on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from models import huggingface, pretrained
+from models.sharding import parameter_shardings
+from models.tokenizer import Tokenizer
+from models.transformer import ModelConfig, Transformer, abstract_model
+from rl_code import arrays, checkpoint
+from rl_code.read_config import ConfigError
+
+# The folder of a workdir that holds the model's config, tokeniser and template.
+FOLDER = "model"
+GENERATION_FILE = "generation_config.json"
+# Key of that folder's config.json for methods of attention that Hugging Face has no words for.
+ATTENTION = "rl_code_attention"
+
+_KEY = "config.model.weights"
+# Fields of ModelConfig that weights of a preset need not share with it. The vocabulary of a model
+# that was trained from scratch is as large as its tokeniser.
+_NOT_SHAPE = ("dtype", "param_dtype", "remat", "attention", "embed_std", "vocab_size")
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a model comes from; nothing of it is read before a method is called."""
+
+    # The config's words, for messages.
+    weights: str = ""
+    # A Hugging Face folder or GGUF file; of a run the folder that it keeps; None without weights.
+    files: Path | None = None
+    # Workdir with the checkpoints that hold the weights, where they are a run's.
+    workdir: Path | None = None
+    # The checkpoint to read; None for the newest.
+    step: int | None = None
+
+    def shape(self, name: str | None = None, preset: ModelConfig | None = None) -> ModelConfig:
+        """The model's shape, with dtypes float32.
+
+        Raises:
+          ConfigError: the files cannot be read, or have another shape than the preset called
+            ``name``.
+        """
+        try:
+            shape = pretrained.read_config(self.files)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{_KEY} = {self.weights!r}: {error}") from error
+        if preset is None:
+            return shape
+        differing = [
+            f"{field.name} = {getattr(preset, field.name)!r} there, "
+            f"{getattr(shape, field.name)!r} in the weights"
+            for field in dataclasses.fields(ModelConfig)
+            if field.name not in _NOT_SHAPE
+            and getattr(preset, field.name) != getattr(shape, field.name)
+        ]
+        if differing:
+            raise ConfigError(
+                f"config.model.preset = {name!r} is not the model at {_KEY} = {self.weights!r}: "
+                f"{'; '.join(differing)}. Leave the preset out: weights tell their shape."
+            )
+        return shape
+
+    def max_positions(self) -> int | None:
+        """The longest context that the model was trained for, where known."""
+        return pretrained.max_positions(self.files) if self.files else None
+
+    def tokenizer(self, path: str = "") -> Tokenizer:
+        """The tokeniser of the weights, or the one at ``path``. Raises ConfigError."""
+        if not path and self.files is None:
+            raise ConfigError(
+                "config.tokenizer.path = '': without model.weights there is no tokeniser to take; "
+                "name a tokenizer.json, its folder or a .gguf file, or set tokenizer.source='train'"
+            )
+        place = f"config.tokenizer.path = {path!r}" if path else f"{_KEY} = {self.weights!r}"
+        try:
+            return pretrained.read_tokenizer(Path(path) if path else self.files)
+        except (ValueError, OSError) as error:
+            hint = "" if path else "; config.tokenizer.path may name another tokeniser"
+            raise ConfigError(f"{place}: {error}{hint}") from error
+
+    def load(self, config: ModelConfig, mesh: Mesh) -> Transformer:
+        """The parameters, sharded over ``mesh``. Raises ConfigError, or CheckpointError."""
+        try:
+            if self.workdir is not None:
+                return load_checkpoint(self.workdir, config, mesh, self.step)[0]
+            return pretrained.load(self.files, config, mesh)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{_KEY} = {self.weights!r}: {error}") from error
+
+
+def find(weights: str) -> Origin:
+    """What ``config.model.weights`` names.
+
+    Raises:
+      ConfigError: there is nothing of that name, or what is there holds no model.
+    """
+    if not weights:
+        return Origin()
+    path = Path(weights)
+    before, at, step = weights.rpartition("@")
+    if at and step.isdecimal() and not path.exists():
+        return _of_run(weights, Path(before), int(step))
+    if pretrained.is_pretrained(path):
+        return Origin(weights, path)
+    if path.is_dir() and any(path.glob("checkpoints")):
+        return _of_run(weights, path, None)
+    if path.is_dir():
+        hint = f"; its warm start is {weights}/sft" if checkpoint.steps(path / "sft") else ""
+        raise ConfigError(
+            f"{_KEY} = {weights!r}: the folder has neither the config.json of a model nor "
+            f"checkpoints of a run{hint}"
+        )
+    hint = "; bash launch/get_smollm2.sh fetches it" if "SmolLM2-135M" in path.name else ""
+    raise ConfigError(
+        f"{_KEY} = {weights!r} does not exist{hint}. It may be a Hugging Face folder, a .gguf "
+        "file, or the workdir of a run, perhaps with @ and the step of a checkpoint"
+    )
+
+
+def _of_run(weights: str, workdir: Path, step: int | None) -> Origin:
+    found = checkpoint.steps(workdir)
+    if not found or (step is not None and step not in found):
+        raise ConfigError(
+            f"{_KEY} = {weights!r}: {workdir} has "
+            + (f"checkpoints of steps {found}" if found else "no checkpoint")
+        )
+    return Origin(weights, kept_by(workdir), workdir, step)
+
+
+def kept_by(workdir: Path) -> Path:
+    """The folder in which a run keeps its model's config and tokeniser. Raises ConfigError."""
+    # a warm start's checkpoints are in a folder of the workdir
+    for folder in (workdir / FOLDER, workdir.parent / FOLDER):
+        if (folder / "config.json").is_file():
+            return folder
+    raise ConfigError(f"{workdir} is no workdir of a run: it has no {FOLDER}/config.json")
+
+
+def load_checkpoint(
+    workdir: Path, config: ModelConfig, mesh: Mesh, step: int | None
+) -> tuple[Transformer, int]:
+    """The model of a run's checkpoint, sharded over ``mesh``, and the checkpoint's step.
+
+    Raises:
+      CheckpointError: there is no such checkpoint, or it cannot be read.
+      ValueError: it holds other parameters than a model of ``config``; names them all.
+    """
+    abstract = abstract_model(config)
+    expected = arrays.describe(abstract)
+    shardings = dict(
+        zip(expected, jax.tree.leaves(parameter_shardings(abstract, mesh)), strict=True)
+    )
+    read = checkpoint.load_parameters(workdir, step, shardings)
+    found = arrays.describe(read.arrays)
+    wrong = [
+        f"{name}: expected {expected.get(name, 'nothing')}, found {found.get(name, 'nothing')}"
+        for name in expected.keys() | found.keys()
+        if expected.get(name) != found.get(name)
+    ]
+    if wrong:
+        raise ValueError(
+            f"step {read.step} of {workdir} does not fit the model: {'; '.join(sorted(wrong))}"
+        )
+    return arrays.rebuild(abstract, read.arrays), read.step
+
+
+def keep(
+    workdir: Path,
+    origin: Origin,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    max_positions: int,
+    stop_ids: Collection[int],
+    chat_template: str | None,
+) -> None:
+    """Writes the folder ``model`` of a workdir, unless it is there.
+
+    config: methods of attention for which Hugging Face has no words are put under a key of our own.
+    max_positions: where the origin does not say. stop_ids: tokens that end a turn. chat_template: for tokenisers without
+    one.
+    """
+    target = workdir / FOLDER
+    if target.exists():
+        return
+    # beside the target, so that the last step is a rename
+    folder = workdir / f".{FOLDER}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    tokenizer.save(folder / "tokenizer.json", chat_template=chat_template)
+    special = {"eos_token_id": sorted(stop_ids), "pad_token_id": tokenizer.pad_id}
+    if tokenizer.bos is not None:
+        special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
+    longest = origin.max_positions() or max_positions
+    dense = dataclasses.replace(config, attention=ModelConfig.attention)
+    content = huggingface.config_to_dict(dense, max_positions=longest) | special
+    if set(config.attention) != set(dense.attention):
+        content[ATTENTION] = repr(config.attention)
+    huggingface.write_json(folder / "config.json", content)
+    before = origin.files / GENERATION_FILE if origin.files else None
+    if before is not None and before.is_file():
+        shutil.copyfile(before, folder / GENERATION_FILE)
+    else:
+        huggingface.write_json(folder / GENERATION_FILE, special)
+    folder.rename(target)

@@ -1,0 +1,277 @@
+"""A trained model leaves as a Hugging Face folder, bit for bit, also from several processes, and
+another run starts from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from attention.methods import METHODS
+from configs import quickstart
+from launch.export import export
+from models import huggingface, pretrained
+from models.chat import render
+from models.families import FAMILIES
+from models.sharding import MESHES, make_mesh
+from models.tokenizer import Tokenizer
+from models.transformer import Transformer
+from rl_code import origin
+from rl_code.checkpoint import Checkpoints
+from rl_code.read_config import ConfigError, build
+from rl_code.run import Run
+from rl_code.run_config import RunConfig
+from tests import programs
+from tests.models.small import small_config
+from tests.models.test_huggingface import GOLDEN, NAMES, assert_same, logits, random_model
+
+SPECIAL = ["<|pad|>", "<|bos|>", "<|eot|>", "<|call|>"]
+TEMPLATE = FAMILIES["compact"].template
+ONE = MESHES["one"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["def f(x):\n    return x"] * 9, 300, SPECIAL)
+
+
+def save(workdir: Path, step: int, model: Transformer) -> None:
+    """The model as a run's checkpoint."""
+    with Checkpoints(workdir, {}, keep=2) as checkpoints:
+        checkpoints.save(step, {"model": model}, {})
+
+
+def keep(workdir: Path, model: Transformer, tokenizer: Tokenizer, weights: str = "") -> None:
+    """What a run keeps of its model."""
+    origin.keep(
+        workdir,
+        origin.find(weights),
+        model.config,
+        tokenizer,
+        max_positions=288,
+        stop_ids=[2],
+        chat_template=TEMPLATE,
+    )
+
+
+@pytest.fixture
+def workdir(tokenizer, tmp_path) -> Path:
+    """Of a run with checkpoints of two models."""
+    folder = tmp_path / "run"
+    model = random_model(small_config(vocab_size=300, qk_norm=True, num_layers=2))
+    keep(folder, model, tokenizer)
+    save(folder, 3, jax.tree.map(lambda x: -x, model))
+    save(folder, 5, model)
+    return folder
+
+
+def test_an_exported_model_is_the_trained_one_bit_for_bit(workdir, tokenizer, tmp_path):
+    model = random_model(small_config(vocab_size=300, qk_norm=True, num_layers=2))
+    out = tmp_path / "out"
+    assert export(workdir, out, max_file_bytes=20_000) == 5
+    assert_same(pretrained.load(out, pretrained.read_config(out), make_mesh(ONE)), model)
+    assert len(list(out.glob("*.safetensors"))) > 1 and (out / huggingface.INDEX).exists()
+    read = pretrained.read_tokenizer(out)
+    assert (read.eos, read.pad, read.chat_template) == ("<|eot|>", "<|pad|>", TEMPLATE)
+    assert read.encode("def f(y): 12") == tokenizer.encode("def f(y): 12")
+    content = json.loads((out / "config.json").read_text())
+    assert (content["eos_token_id"], content["pad_token_id"]) == ([2], 0)
+    assert (content["model_type"], content["max_position_embeddings"]) == ("qwen3", 288)
+    with pytest.raises(ConfigError, match="already holds a model"):
+        export(workdir, out)
+    assert export(workdir, tmp_path / "old", step=3) == 3
+    table = load_file(tmp_path / "old" / "model.safetensors")["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(table, -np.asarray(model.embed.table[...]))
+
+
+def test_an_exported_dtype_is_the_one_asked_for(workdir, tmp_path):
+    export(workdir, tmp_path / "out", dtype="bfloat16")
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert {array.dtype for array in stored.values()} == {jnp.dtype("bfloat16")}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_two_processes_write_what_one_does(workdir, tmp_path):
+    export(workdir, tmp_path / "one", max_file_bytes=20_000)
+    arguments = [f"--workdir={workdir}", "--tensor=2", "--file_gb=2e-5", "--processes=2"]
+    arguments += [f"--out={tmp_path / 'two'}", f"--coordinator=127.0.0.1:{programs.free_port()}"]
+    running = [
+        programs.start("launch.export", *arguments, f"--process={number}", devices=1)
+        for number in range(2)
+    ]
+    output = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0], output
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "two").iterdir())
+    for name in names:
+        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_that_goes_through_a_run_keeps_its_logits(name, tokenizer, tmp_path):
+    found = origin.find(str(GOLDEN / name))
+    golden = np.load(GOLDEN / name / "logits.npz")
+    model = found.load(found.shape(), make_mesh(ONE))
+    keep(tmp_path / "run", model, tokenizer, str(GOLDEN / name))
+    save(tmp_path / "run", 1, model)
+    export(tmp_path / "run", tmp_path / "out")
+    loaded = pretrained.load(
+        tmp_path / "out", pretrained.read_config(tmp_path / "out"), make_mesh(ONE)
+    )
+    assert_same(loaded, model)
+    np.testing.assert_allclose(
+        logits(loaded, golden["tokens"]), golden["logits"], rtol=1e-4, atol=1e-5
+    )
+    content = huggingface.read_json(tmp_path / "out" / "config.json")
+    assert content["max_position_embeddings"] == 1024
+
+
+needs_transformers = pytest.mark.skipif(
+    "TRANSFORMERS_PYTHON" not in os.environ,
+    reason="TRANSFORMERS_PYTHON does not name a Python that has transformers (see make_golden.py)",
+)
+
+
+def check_with_transformers(folder: Path) -> None:
+    """Compares a folder's model and tokeniser with what the files beside them say."""
+    script = GOLDEN.parent / "make_golden.py"
+    command = [os.environ["TRANSFORMERS_PYTHON"], script, "--check", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    print(folder.name, done.stdout)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_computes_the_logits_of_an_exported_model(name, tokenizer, tmp_path):
+    found = origin.find(str(GOLDEN / name))
+    model = found.load(found.shape(), make_mesh(ONE))
+    model = jax.tree.map(lambda x: x * 1.01, model)  # weights that no file has
+    keep(tmp_path / "run", model, tokenizer, str(GOLDEN / name))
+    save(tmp_path / "run", 1, model)
+    export(tmp_path / "run", tmp_path / name, max_file_bytes=20_000)
+    tokens = np.load(GOLDEN / name / "logits.npz")["tokens"]
+    np.savez(tmp_path / name / "logits.npz", tokens=tokens, logits=logits(model, tokens))
+    check_with_transformers(tmp_path / name)
+
+
+@needs_transformers
+def test_transformers_loads_a_model_trained_from_scratch(tmp_path):
+    with Run(build(RunConfig, quickstart.get_config("smoke")), tmp_path / "run") as run:
+        model = run.init_model()
+        save(tmp_path / "run", 1, model)
+        export(tmp_path / "run", tmp_path / "tiny")
+        texts = ["def f(x):\n    return 12", "naïve <|eot|> 日本", "<|bos|>  a\tb"]
+        messages = [{"role": "user", "content": "fix it"}]
+        expected = {
+            "texts": [(text, run.tokenizer.encode(text)) for text in texts],
+            "special": [run.tokenizer.eos, run.tokenizer.pad],
+            "messages": messages,
+            "rendered": render("compact", messages),
+            "stop_ids": [run.tokenizer.eos_id],
+        }
+        tokens = np.asarray([run.tokenizer.encode(" ".join(texts))])
+    (tmp_path / "tiny" / "texts.json").write_text(json.dumps(expected))
+    np.savez(tmp_path / "tiny" / "logits.npz", tokens=tokens, logits=logits(model, tokens))
+    check_with_transformers(tmp_path / "tiny")
+
+
+def test_attention_that_others_do_not_know_is_refused(tokenizer, tmp_path):
+    window = METHODS["window"](4)
+    config = small_config(vocab_size=300, attention=(window,))
+    keep(tmp_path / "run", random_model(config), tokenizer)
+    save(tmp_path / "run", 1, random_model(config))
+    with pytest.raises(ConfigError, match=r"attends by .*for which Hugging Face has no words"):
+        export(tmp_path / "run", tmp_path / "out")
+
+
+def test_a_run_starts_from_another_runs_checkpoint(tmp_path):
+    settings = quickstart.get_config("smoke")
+    with Run(build(RunConfig, settings), tmp_path / "a") as first:
+        model = first.init_model()
+        save(tmp_path / "a", 7, jax.tree.map(lambda x: x + 1, model))
+        save(tmp_path / "a", 9, jax.tree.map(lambda x: x + 2, model))
+    settings.model.weights = str(tmp_path / "a")
+    with Run(build(RunConfig, settings), tmp_path / "b") as second:
+        assert_same(second.init_model(), jax.tree.map(lambda x: x + 2, model))
+        assert second.tokenizer.encode("return 12") == first.tokenizer.encode("return 12")
+    settings.model.update(weights=f"{tmp_path / 'a'}@7", preset="")
+    del settings.tokenizer
+    with Run(build(RunConfig, settings), tmp_path / "c") as third:
+        assert third.model_config == first.model_config
+        assert_same(third.init_model(), jax.tree.map(lambda x: x + 1, model))
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"config\.model\.weights = .*a@7'.*no checkpoint"):
+        Run(build(RunConfig, settings), tmp_path / "d")
+    settings.model.weights = str(tmp_path / "c")
+    with pytest.raises(ConfigError, match=r"config\.model\.weights = .*neither .* nor checkpoints"):
+        Run(build(RunConfig, settings), tmp_path / "d")
+
+
+def with_weights(weights: str, **model) -> RunConfig:
+    """The quickstart's smoke config with these weights and their tokeniser."""
+    settings = quickstart.get_config("smoke")
+    settings.model.update(weights=weights, preset="", **model)
+    del settings.tokenizer
+    return build(RunConfig, settings)
+
+
+def test_weights_of_any_family_tell_their_shape(tokenizer, tmp_path):
+    model = random_model(small_config(vocab_size=1000, qkv_bias=True, tied_embeddings=False))
+    huggingface.save(tmp_path / "hf", model, max_positions=64)
+    with pytest.raises(ConfigError, match=r"config\.model\.weights = .*tokenizer\.json does not"):
+        Run(with_weights(str(tmp_path / "hf")), tmp_path / "run")
+    tokenizer.save(tmp_path / "hf" / "tokenizer.json")
+    with Run(with_weights(str(tmp_path / "hf")), tmp_path / "run") as run:
+        assert dataclasses.replace(run.model_config, dtype="float32") == model.config
+        assert run.tokenizer.vocab_size == tokenizer.vocab_size
+        assert_same(run.init_model(), model)
+    content = huggingface.read_json(tmp_path / "hf" / "config.json")
+    huggingface.write_json(tmp_path / "hf" / "config.json", content | {"mlp_bias": True})
+    with pytest.raises(ConfigError, match=r"config\.model\.weights = .*mlp_bias=True"):
+        Run(with_weights(str(tmp_path / "hf")), tmp_path / "other")
+
+
+def test_a_preset_that_is_another_model_is_refused(tokenizer, tmp_path):
+    huggingface.save(tmp_path, random_model(small_config(vocab_size=300)), max_positions=64)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    settings = quickstart.get_config("smoke")
+    settings.model.weights = str(tmp_path)
+    del settings.tokenizer
+    with pytest.raises(
+        ConfigError, match=r"'tiny' is not the model at .*embed_dim = 128 there, 16"
+    ):
+        Run(build(RunConfig, settings), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"config\.tokenizer\.source = 'train': the weights at"):
+        settings.tokenizer = dict(source="train")
+        Run(build(RunConfig, settings), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("weights", "path", "words"),
+    [
+        ("nowhere", "", r"config\.model\.weights = '.*nowhere' does not exist"),
+        ("nowhere@12", "", r"config\.model\.weights = '.*nowhere@12': .*has no checkpoint"),
+        ("cut.gguf", "", r"config\.model\.weights = '.*cut\.gguf': .*not a whole GGUF file"),
+        ("", "nowhere.json", r"config\.tokenizer\.path = '.*nowhere\.json': .* does not exist"),
+        ("", "cut.gguf", r"config\.tokenizer\.path = '.*cut\.gguf': .*not a whole GGUF file"),
+    ],
+)
+def test_paths_that_hold_nothing_are_named_by_their_key(weights, path, words, tmp_path):
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF")
+    settings = quickstart.get_config("smoke")
+    settings.model.weights = weights and str(tmp_path / weights)
+    settings.tokenizer = dict(source="file", path=path and str(tmp_path / path))
+    with pytest.raises(ConfigError, match=words) as error:
+        Run(build(RunConfig, settings), tmp_path / "run")
+    assert "\n" not in str(error.value)
