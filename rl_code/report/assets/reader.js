@@ -12,7 +12,7 @@ const KINDS = {
   malformed: (s) => s.malformed_calls > 0,
 };
 const DARKEST = 500; // hundredths of a nat at which a token's background is at its strongest
-const view = { kind: "all", source: null, query: "", mode: "tokens", shown: [], current: null };
+const view = { kind: "all", source: null, query: "", mode: "calls", shown: [], current: null };
 const at = (id) => document.getElementById(id);
 
 const nameOf = (source) => (source.run ? source.run + ": " : "") + source.label;
@@ -59,7 +59,7 @@ function drawList() {
     ];
     list.append(el("li", { "data-key": sample.key, onclick: () => select(sample) },
       el("span", { class: sample.passed ? "pass" : "fail" }, sample.passed ? "✓" : "✗"),
-      el("span", {}, `sample ${sample.index}`, ...remarks, el("small", {}, `  ${rounds(sample)} · ${sample.tokens.length} tok`)),
+      el("span", {}, `trajectory ${sample.index}`, ...remarks, el("small", {}, `  ${rounds(sample)} · ${sample.tokens.length} tok`)),
       el("span", {}, number(sample.reward.total))));
   }
   const { read, embedded, logged, search } = DATA.trajectories;
@@ -118,7 +118,7 @@ function drawTrajectory() {
     el("div", { class: "title" }, el("h3", {}, group.task_id), ...tags, el("span", { class: "spacer" }),
       el("button", { onclick: () => move(-1), title: "previous (←)" }, "←"), el("button", { onclick: () => move(1), title: "next (→)" }, "→")),
     facts({
-      from: nameOf(sample.source), group: group.group, sample: sample.index, reward: reward(sample.reward),
+      from: nameOf(sample.source), group: group.group, trajectory: sample.index, reward: reward(sample.reward),
       tokens: `${group.prompt_tokens} + ${sample.tokens.length}`, "mean log p": number(mean),
       ...Object.fromEntries(Object.entries(sample.seconds).map(([k, v]) => [k, seconds(v)])),
       ...Object.fromEntries(Object.entries(group.task.meta).filter(([, v]) => typeof v !== "object").slice(0, 6)),
@@ -150,7 +150,7 @@ function reward({ total, components }) {
 
 function toolbar() {
   const button = (mode, text) => el("button", { "aria-pressed": String(view.mode === mode), onclick: () => { view.mode = mode; drawTrajectory(); } }, text);
-  return el("div", { class: "bar" }, button("tokens", "tokens"), button("calls", "calls and results"),
+  return el("div", { class: "bar" }, button("calls", "calls and results"), button("tokens", "tokens"),
     ...(view.mode === "tokens" ? [el("span", {}, "log p of sampled tokens: 0"), el("span", { class: "scale" }), el("span", {}, `≤ −${DARKEST / 100}`)] : []));
 }
 
