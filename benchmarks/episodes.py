@@ -42,9 +42,7 @@ def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[Task]:
     rng = np.random.default_rng(seed)
     none = Tests()
     return [
-        Task(
-            f"random/{seed}/{i}", (), {}, "", "", (), none, none, {}, meta={"tokens": row.tolist()}
-        )
+        Task(f"random/{seed}/{i}", (), {}, "", "", none, none, {}, meta={"tokens": row.tolist()})
         for i, row in enumerate(rng.integers(0, vocab_size, (count, length)))
     ]
 

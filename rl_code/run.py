@@ -19,10 +19,11 @@ from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
 from rl_code import origin as origin_lib
 from rl_code.environment.episode import Episode
-from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.compact import Compact
-from rl_code.environment.protocols.protocol import stop_ids
+from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.tools.api import find_tools, offered
 from rl_code.evaluation.suite import SuiteResult, from_groups
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
@@ -75,6 +76,7 @@ class Run:
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
         self._signals = find_signals(config.reward)
         self.origin = origin_lib.find(config.model.weights)
+        self._tools = find_tools(config.tools)
         self.pool = SandboxPool(config.sandbox)
         try:
             self.tokenizer = self._tokenizer()
@@ -82,7 +84,9 @@ class Run:
         except BaseException:
             self.pool.close()
             raise
-        self._schedulers: dict[tuple[SamplingConfig, EngineConfig, str, str], Scheduler] = {}
+        self._schedulers: dict[
+            tuple[SamplingConfig, EngineConfig, frozenset[int], str], Scheduler
+        ] = {}
         self._suites: dict[str, list[Task]] = {}
 
     def __enter__(self) -> Run:
@@ -167,15 +171,14 @@ class Run:
 
     def _keep_model(self) -> None:
         """Puts the model's config, tokeniser and template into the workdir."""
-        protocol = self.config.protocol
-        family = families.of_protocol(protocol)
+        family = families.of_protocol(self.config.protocol.name)
         origin_lib.keep(
             self.workdir,
             self.origin,
             self.model_config,
             self.tokenizer,
             max_positions=self.config.limits.tokens,
-            stop_ids=stop_ids(PROTOCOLS[protocol], self.tokenizer),
+            stop_ids=stop_ids(self._protocol(None), self.tokenizer),
             chat_template=family.template if family else None,
         )
 
@@ -219,7 +222,7 @@ class Run:
         group: int,
         index: int,
         *,
-        protocol: str | None = None,
+        protocol: Named | None = None,
         limits: Limits | None = None,
     ) -> Episode:
         """A new episode of a task, by the protocol and limits of training unless others are
@@ -229,7 +232,8 @@ class Run:
             task,
             group=group,
             index=index,
-            protocol=PROTOCOLS[protocol or self.config.protocol],
+            protocol=self._protocol(protocol),
+            tools=self._tools,
             tokenizer=self.tokenizer,
             pool=self.pool,
             limits=limits or self.config.limits,
@@ -240,13 +244,16 @@ class Run:
         self,
         sampling: SamplingConfig,
         engine: EngineConfig | None = None,
-        protocol: str | None = None,
+        protocol: Named | None = None,
         dtype: str | None = None,
     ) -> Scheduler:
         """The Scheduler that samples this way; its programs are compiled once per way."""
         rollout = self.config.rollout
-        way = engine or rollout.engine, protocol or self.config.protocol, dtype or rollout.dtype
-        key = (sampling, *way)
+        engine = engine or rollout.engine
+        dtype = dtype or rollout.dtype
+        way = engine, protocol or self.config.protocol, dtype
+        # Protocols that end messages alike share the programs.
+        key = sampling, engine, stop_ids(self._protocol(protocol), self.tokenizer), dtype
         if key not in self._schedulers:
             self._schedulers[key] = Scheduler(
                 self.engine(sampling, *way, self.rollout_mesh),
@@ -260,13 +267,18 @@ class Run:
         return self._schedulers[key]
 
     def engine(
-        self, sampling: SamplingConfig, config: EngineConfig, protocol: str, dtype: str, mesh: Mesh
+        self,
+        sampling: SamplingConfig,
+        config: EngineConfig,
+        protocol: Named,
+        dtype: str,
+        mesh: Mesh,
     ) -> Engine:
         """A new Engine; of an actor of several processes one that the others follow, in the first
         of them.
         """
         model_config = dataclasses.replace(self.model_config, dtype=dtype, param_dtype=dtype)
-        stops = tuple(sorted(stop_ids(PROTOCOLS[protocol], self.tokenizer)))
+        stops = tuple(sorted(stop_ids(self._protocol(protocol), self.tokenizer)))
         if self._channel is not None and self._channel.leads:
             return LeadingEngine(model_config, config, sampling, stops, mesh, channel=self._channel)
         return Engine(model_config, config, sampling, stops, mesh)
@@ -288,7 +300,7 @@ class Run:
             self._suites[suite.name] = [tasks[i] for i in range(suite.count or len(tasks))]
         return self._suites[suite.name]
 
-    def _that_fit(self, config: Named, protocol: str, prompt_length: int) -> Sequence[Task]:
+    def _that_fit(self, config: Named, protocol: Named, prompt_length: int) -> Sequence[Task]:
         """Tasks of a source whose prompt has at most ``prompt_length`` tokens; endless ones as they
         are.
         """
@@ -306,11 +318,16 @@ class Run:
             )
         return kept
 
-    def prompt(self, task: Task, protocol: str | None = None) -> list[int]:
-        """Ids of a task's prompt, by the protocol of training unless another is given."""
-        return self.tokenizer.encode(PROTOCOLS[protocol or self.config.protocol].prompt(task))
+    def _protocol(self, protocol: Named | None) -> Protocol:
+        """The protocol of a suite, or that of training for None."""
+        return find_protocol(protocol or self.config.protocol, self._tools, "config.protocol")
 
-    def _prompt_tokens(self, protocol: str, task: Task) -> int:
+    def prompt(self, task: Task, protocol: Named | None = None) -> list[int]:
+        """Ids of a task's prompt, by the protocol of training unless another is given."""
+        text = self._protocol(protocol).prompt(task, offered(task, self._tools))
+        return self.tokenizer.encode(text)
+
+    def _prompt_tokens(self, protocol: Named, task: Task) -> int:
         return len(self.prompt(task, protocol))
 
     def evaluate(

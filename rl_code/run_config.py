@@ -9,8 +9,10 @@ from attention.methods import METHODS, Method
 from models.families import PRESETS
 from models.sharding import MeshConfig
 from models.transformer import ModelConfig
-from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
+from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
+from rl_code.environment.tools.api import find_tools
 from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.losses import LossConfig
@@ -145,7 +147,7 @@ class SuiteConfig:
     samples: int
     sampling: SamplingConfig
     shortest: bool = False
-    protocol: str | None = None
+    protocol: Named | None = None
     limits: Limits | None = None
     engine: EngineConfig | None = None
     dtype: str | None = None
@@ -166,7 +168,7 @@ class RunConfig:
     seed: int
     mesh: MeshConfig
     model: ModelSpec
-    protocol: str
+    protocol: Named
     tasks: Named
     limits: Limits
     sandbox: SandboxConfig
@@ -178,6 +180,8 @@ class RunConfig:
     checkpoint: CheckpointConfig
     asynchrony: AsynchronyConfig
     tokenizer: TokenizerConfig = TokenizerConfig()
+    # What agents may call, in the order in which prompts declare it.
+    tools: tuple[Named, ...] = DEFAULT_TOOLS
 
     def __post_init__(self):
         if not self.model.preset and not self.model.weights:
@@ -189,13 +193,12 @@ class RunConfig:
         shape = self.model.shape()
         if methods is not None and shape is not None:
             dataclasses.replace(shape, attention=methods)
-        for protocol in (
-            self.protocol,
-            *(suite.protocol for suite in self.suites if suite.protocol),
-        ):
-            if protocol not in PROTOCOLS:
-                raise ValueError(f"{protocol=} is not one of {', '.join(PROTOCOLS)}")
-        find_signals(self.reward, "reward")  # a wrong name is found now, not in the first episode
+        # A wrong name is found now and not in the first episode.
+        tools = find_tools(self.tools, "tools")
+        find_protocol(self.protocol, tools, "protocol")
+        for i, suite in enumerate(self.suites):
+            find_protocol(suite.protocol or self.protocol, tools, f"suites[{i}].protocol")
+        find_signals(self.reward, "reward")
         source = find_source(self.tasks, "tasks")
         if self.tokenizer.source == "train" and not source.demonstrated:
             raise ValueError(

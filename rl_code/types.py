@@ -67,28 +67,26 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One problem with its repository and its tests.
-
-    messages: chat messages, each ``{"role": ..., "content": ...}``, without the tools' declaration.
-    files: path -> text of the repository the agent starts from.
-    path: the file whose ``entry_point`` the tests call.
-    tools: names of the tools the agent may call (keys of ``environment.tools.TOOLS``).
-    reference: path -> text of a solution; never shown to the agent.
-    prefill: text the assistant's first message starts with ("" for none).
-    meta: source, template, level, split and whatever the source knows.
-    """
+    """One problem with its repository and its tests."""
 
     id: str
+    # Chat messages, each ``{"role": ..., "content": ...}``, without the tools' declaration.
     messages: tuple[Mapping[str, str], ...]
+    # Path -> text of the repository that the agent starts from.
     files: Mapping[str, str]
+    # The file whose ``entry_point`` the tests call.
     path: str
     entry_point: str
-    tools: tuple[str, ...]
     visible_tests: Tests
     hidden_tests: Tests
+    # Path -> text of a solution; never shown to the agent.
     reference: Mapping[str, str]
+    # Text that the assistant's first message starts with; "" for none.
     prefill: str = ""
+    # Source, template, level, split and whatever else the source knows.
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # Names of the tools that the agent may use; None for all that the config offers.
+    tools: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from absl import logging
@@ -19,7 +19,8 @@ from models.tokenizer import Tokenizer
 from rl_code.environment.grader import grade
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
-from rl_code.environment.tools.api import TOOLS, check, execute
+from rl_code.environment.tools.api import check, execute, offered
+from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.rewards.combine import ActiveSignal, combine
 from rl_code.rewards.finished import FinishedEpisode, Grade, Usage
@@ -52,6 +53,7 @@ class Episode:
         group: int,
         index: int,
         protocol: Protocol,
+        tools: Mapping[str, Tool],
         tokenizer: Tokenizer,
         pool: SandboxPool,
         limits: Limits,
@@ -61,6 +63,7 @@ class Episode:
         self.group = group
         self.index = index
         self.protocol = protocol
+        self.tools = offered(task, tools)
         self.limits = limits
         self.stop_ids = stop_ids(protocol, tokenizer)
         self.status = ""
@@ -99,7 +102,7 @@ class Episode:
         """
         if self._turns:
             raise ValueError(f"{self._name} was started twice")
-        tokens = self._tokenizer.encode(self.protocol.prompt(self.task))
+        tokens = self._tokenizer.encode(self.protocol.prompt(self.task, self.tools))
         if len(tokens) >= self.limits.tokens:
             raise ValueError(
                 f"task {self.task.id}: prompt of {len(tokens)} tokens leaves no room in "
@@ -259,14 +262,19 @@ class Episode:
         body = self._tokenizer.decode(tokens[:-1]) if tokens[-1] in self.stop_ids else text
         if self._messages == 0:
             body = self.task.prefill + body
-        allowed = self.protocol.tools(self.task)
-        calls = [
-            ToolCall(call.name, call.arguments, check(call, allowed))
-            for call in self.protocol.parse(body, self.task)
-        ]
+        calls = [self._checked(call) for call in self.protocol.parse(body, self.task, self.tools)]
         self._turns.append(Turn("assistant", start, len(self._tokens), text, calls=tuple(calls)))
         self._malformed_calls += sum(call.error != "" for call in calls)
         return calls
+
+    def _checked(self, call: ToolCall) -> ToolCall:
+        """The call, with its error if it cannot be carried out.
+
+        The arguments of such a call are left out: nobody has checked what a model nests in them,
+        and the turn's text has them.
+        """
+        error = check(call, self.tools)
+        return ToolCall(call.name, {} if error else call.arguments, error)
 
     def _execute(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Results of the calls in order; nothing after a submit is carried out. Raises
@@ -277,13 +285,15 @@ class Episode:
             if call.error:
                 results.append(ToolResult(call.name, call.error, ok=False))
                 continue
-            results.append(execute(call, self._workspace))
-            if TOOLS[call.name].edits and results[-1].ok and self._first_edit is None:
+            self._workspace.tests_failed = None
+            results.append(execute(call, self.tools, self._workspace))
+            tool = self.tools[call.name]
+            if tool.edits and results[-1].ok and self._first_edit is None:
                 self._first_edit = self._workspace.snapshot()
                 self._first_edit_stands = True
-            elif TOOLS[call.name].edits or call.name == "terminal":
+            elif tool.edits or tool.runs_commands:
                 self._first_edit_stands = False
-            elif call.name == "run_tests" and self._first_edit_stands:
+            elif self._workspace.tests_failed is not None and self._first_edit_stands:
                 self._first_edit_failed = self._workspace.tests_failed
             if self._workspace.submitted:
                 break

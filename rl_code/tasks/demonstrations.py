@@ -13,12 +13,14 @@ import random
 from collections.abc import Sequence
 
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.tasks.operations import OPERATIONS, Failure
 from rl_code.tasks.programs import Program, evaluate, source, wrong_version
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 _PROTOCOL = Compact()
+_TOOLS = find_tools()
 _WRITTEN = ToolResult("write_file", "ok")
 _SUBMIT = ToolCall("submit", {})
 _TEST = ToolCall("run_tests", {})
@@ -60,7 +62,7 @@ def demonstrate(
         )
     if limits.turns < 1:
         raise ValueError(f"{limits.turns=} must be at least 1")
-    segments = [Segment(_PROTOCOL.prompt(task), False)]
+    segments = [Segment(_PROTOCOL.prompt(task, _TOOLS), False)]
     tried = {task.meta["program"], task.meta["broken"]}
     turns = limits.turns
     runs = limits.test_runs
@@ -85,7 +87,7 @@ def demonstrate(
 
 
 def _message(*calls: ToolCall) -> Segment:
-    return Segment(_PROTOCOL.message(calls), True)
+    return Segment(_PROTOCOL.message(calls, _TOOLS), True)
 
 
 def _attempt(

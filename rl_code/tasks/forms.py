@@ -14,11 +14,10 @@ from typing import Any, Literal
 Form = Literal["raw", "chat", "agent"]
 PATH = "solution.py"
 INDENT = "    "
-TOOLS = ("write_file", "edit_file", "read_file", "terminal", "run_tests", "submit")
 
 
 def present(form: Form, *, problem: str, beginning: str, answer: str) -> dict[str, Any]:
-    """The fields messages, files, tools and prefill of a Task.
+    """The fields messages, files and prefill of a Task.
 
     problem: the user's message. beginning: start of the file, function and docstring without a
     body; a raw prompt that ended in a newline would keep small models from writing the body, so
@@ -26,19 +25,18 @@ def present(form: Form, *, problem: str, beginning: str, answer: str) -> dict[st
     """
     match form:
         case "raw":
-            return {"messages": (), "files": {}, "tools": (), "prefill": beginning.rstrip("\n")}
+            return {"messages": (), "files": {}, "prefill": beginning.rstrip("\n")}
         case "chat":
             messages = ({"role": "user", "content": problem},)
             return {
                 "messages": messages,
                 "files": {},
-                "tools": (),
                 "prefill": f"```python\n{answer}",
             }
         case "agent":
             content = f"{problem}\n\nThe file {PATH} holds the unfinished function. Finish it there and call submit."
             messages = ({"role": "user", "content": content},)
-            return {"messages": messages, "files": {PATH: beginning}, "tools": TOOLS, "prefill": ""}
+            return {"messages": messages, "files": {PATH: beginning}, "prefill": ""}
         case _:
             raise ValueError(f"{form=} must be one of 'raw', 'chat', 'agent'")
 

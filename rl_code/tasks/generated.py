@@ -35,7 +35,6 @@ from rl_code.types import Case, Task, Tests
 
 VISIBLE_CASES = 2
 HIDDEN_CASES = 6
-TOOLS = ("write_file", "edit_file", "read_file", "terminal", "run_tests", "submit")
 _POOL = 16  # inputs drawn per program, of which the cases are chosen
 _WORDS = (
     "an",
@@ -126,7 +125,6 @@ def _attempt(rng: random.Random, split: str, level: int, name: str) -> Task | No
         files=files,
         path="f.py",
         entry_point="f",
-        tools=TOOLS,
         visible_tests=Tests(cases=visible),
         hidden_tests=Tests(cases=hidden),
         reference=layout.files(program),

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rl_code.tasks.forms import PATH, TOOLS, Form, present
+from rl_code.tasks.forms import PATH, Form, present
 from rl_code.types import Case, Task, Tests
 
 _SHOWN = 80
@@ -96,8 +96,7 @@ def _task(
     meta = {"source": "records", "split": fields.get("split", "")}
     shown = fields["messages"]
     if isinstance(shown, list):
-        tools = TOOLS if form == "agent" else ()
-        form_fields = {"messages": tuple(shown), "files": files, "tools": tools, "prefill": ""}
+        form_fields = {"messages": tuple(shown), "files": files, "prefill": ""}
     else:
         meta["description"] = shown
         form_fields = present(

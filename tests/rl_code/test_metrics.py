@@ -35,7 +35,6 @@ def _group(completion: bytes = b"return 1", logprob: float = -0.5) -> Group:
         {},
         "a.py",
         "f",
-        (),
         none,
         none,
         {"a.py": "pass"},

@@ -86,7 +86,6 @@ def _group(
         {},
         "a.py",
         "f",
-        (),
         none,
         none,
         {"a.py": text},

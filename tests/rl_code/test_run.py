@@ -26,7 +26,8 @@ def test_a_suite_may_hold_the_tasks_with_the_shortest_prompts(tmp_path):
         (suite,) = run.config.suites
         chosen = run.suite_tasks(suite)
         lengths = [
-            len(run.tokenizer.encode(PROTOCOLS["raw_completion"].prompt(task))) for task in chosen
+            len(run.tokenizer.encode(PROTOCOLS["raw_completion"].prompt(task, {})))
+            for task in chosen
         ]
         assert len(chosen) == 5 and lengths == sorted(lengths)
         assert lengths[-1] <= run.config.rollout.engine.prompt_length
@@ -70,7 +71,7 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
             {"tasks": {"name": "humaneval"}},
             "tokenizer.source='train' trains on demonstrations",
         ),
-        ({"protocol": "morse"}, "protocol='morse' is not one of"),
+        ({"protocol": "morse"}, "protocol = 'morse': expected one of 'compact'"),
     ],
 )
 def test_a_config_that_contradicts_itself_is_refused(changes, message):

@@ -5,40 +5,38 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from models.chat import render
-from rl_code.environment.protocols.protocol import answer
-from rl_code.environment.tools.api import TOOLS
+from rl_code.environment.protocols.protocol import Protocol, answer
 from rl_code.environment.tools.text import one_line
+from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolCall, ToolResult
 
 
 @dataclasses.dataclass(frozen=True)
-class Chat:
+class Chat(Protocol):
     """Turns in a model family's own chat template, with its own way of writing calls.
 
-    family: a key of models.families.FAMILIES. calls: "json" for ``<tool_call>`` blocks that
-    hold ``{"name": ..., "arguments": {...}}``, as Hermes, Qwen2.5 and Qwen3 write them; "tags" for
-    blocks that hold ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder
-    does; "bare" for one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as
-    Llama 3.1 does. Text around blocks is the model's own business.
+    Text around calls is the model's own business.
     """
 
+    # A key of models.families.FAMILIES.
     family: str
+    # "json": ``<tool_call>`` blocks that hold ``{"name": ..., "arguments": {...}}``, as Hermes,
+    # Qwen2.5 and Qwen3 write them. "tags": blocks that hold
+    # ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder does. "bare":
+    # one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as Llama 3.1 does.
     calls: Literal["json", "tags", "bare"]
     stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     verbose: bool = True
 
-    def tools(self, task: Task) -> tuple[str, ...]:
-        return task.tools
-
-    def prompt(self, task: Task) -> str:
-        schemas = [{"type": "function", "function": TOOLS[name].schema} for name in task.tools]
+    def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
+        schemas = [{"type": "function", "function": tool.schema} for tool in tools.values()]
         return render(self.family, task.messages, schemas) + task.prefill
 
-    def parse(self, text: str, task: Task) -> list[ToolCall]:
+    def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
         text = text.rpartition("</think>")[2]
         if self.calls == "bare":
             body = text.strip().removeprefix("<|python_tag|>").lstrip()
@@ -56,7 +54,7 @@ class Chat:
             call = (
                 _parse_json(body, "arguments", _FORMS["json"])
                 if self.calls == "json"
-                else _parse_function(body)
+                else _parse_function(body, tools)
             )
             calls.append(
                 call if end or call.error else ToolCall(call.name, {}, "the call is not closed")
@@ -70,9 +68,6 @@ class Chat:
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         return answer(self.family, results)
-
-    def stopped(self, text: str) -> bool:
-        return False
 
 
 _FORMS = {
@@ -100,7 +95,7 @@ _FUNCTION = re.compile(r"\s*<function=([^>\n]*)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>(.*?)</parameter>\s*", re.DOTALL)
 
 
-def _parse_function(body: str) -> ToolCall:
+def _parse_function(body: str, tools: Mapping[str, Tool]) -> ToolCall:
     """A call from the inside of a Qwen3-Coder tool_call block; values are typed by the tool's
     schema.
     """
@@ -119,20 +114,22 @@ def _parse_function(body: str) -> ToolCall:
             )
         key = parameter[1].strip()
         value = parameter[2].removeprefix("\n").removesuffix("\n")
-        arguments[key] = _typed(name, key, value)
+        arguments[key] = _typed(tools.get(name), key, value)
         position = parameter.end()
     return ToolCall(name, arguments)
 
 
-def _typed(tool: str, key: str, value: str) -> Any:
+def _typed(tool: Tool | None, key: str, value: str) -> Any:
     """The value as the tool's schema wants it; text where that cannot be, for the check of
     arguments to name.
     """
-    properties = TOOLS[tool].schema["parameters"]["properties"] if tool in TOOLS else {}
-    if (
-        key in properties
-        and properties[key]["type"] == "integer"
-        and re.fullmatch(r"-?[0-9]{1,9}", value.strip())
-    ):
-        return int(value)
+    properties = {} if tool is None else tool.schema["parameters"]["properties"]
+    kind = properties[key]["type"] if key in properties else "string"
+    text = value.strip()
+    if kind == "integer" and re.fullmatch(r"-?[0-9]{1,9}", text):
+        return int(text)
+    if kind == "number" and re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        return float(text)
+    if kind == "boolean" and text in ("true", "false"):
+        return text == "true"
     return value

@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.chat import render
-from rl_code.environment.protocols.protocol import answer, break_up
+from rl_code.environment.protocols.protocol import Protocol, answer, break_up
+from rl_code.environment.tools.tool import Tool, Words, words_of
 from rl_code.types import Task, ToolCall, ToolResult
 
 _COMPACT_TOKENS = ("<|pad|>", "<|bos|>", "<|eot|>", "<|call|>", "<|end|>", "<|tool|>")
+_SEPARATOR = "\n=====\n"
+_DIGITS = 10  # a number on a line has fewer
 
 
 @dataclasses.dataclass(frozen=True)
-class Compact:
+class Compact(Protocol):
     """For a small model trained from scratch: one special token per mark, a word per tool, a line
     per answer.
 
@@ -25,116 +28,132 @@ class Compact:
                  run\\n<command> | submit
     observation  <|tool|>answers, one a line<|eot|>
 
-    write and edit work on ``task.path``.
+    How a call is written is said by the tool's ``words``; write and edit work on ``task.path``.
     """
 
     stop_tokens: tuple[str, ...] = ("<|eot|>",)
     verbose: bool = False
 
     SPECIAL_TOKENS: typing.ClassVar[tuple[str, ...]] = _COMPACT_TOKENS
-    WORDS: typing.ClassVar[Mapping[str, str]] = {
-        "write": "write_file",
-        "edit": "edit_file",
-        "read": "read_file",
-        "run": "terminal",
-        "test": "run_tests",
-        "submit": "submit",
-    }
-    SEPARATOR: typing.ClassVar[str] = "\n=====\n"
 
-    def tools(self, task: Task) -> tuple[str, ...]:
-        return task.tools
+    def check_tools(self, tools: Mapping[str, Tool]) -> None:
+        by_word = _by_word(tools)
+        if len(by_word) < len(tools):
+            words = [words_of(tool).word for tool in tools.values()]
+            raise ValueError(f"the compact protocol writes two tools alike: {words}")
+        for tool in tools.values():
+            words = words_of(tool)
+            written = {*words.line, *words.below, "path"}
+            missing = [
+                name for name in tool.schema["parameters"]["required"] if name not in written
+            ]
+            if missing:
+                raise ValueError(
+                    f"the compact protocol cannot write {', '.join(missing)} of {tool.name}; "
+                    "give the tool words that name all its arguments"
+                )
 
-    def prompt(self, task: Task) -> str:
+    def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
         return render("compact", task.messages) + task.prefill
 
-    def message(self, calls: Sequence[ToolCall]) -> str:
+    def message(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> str:
         """The assistant's message that makes these calls, stop token included; ``parse`` undoes it.
 
-        Paths of write_file and edit_file are not written: they are the task's.
+        The path of a tool that works on the task's file is not written. Raises KeyError for a call
+        of a tool that is not among ``tools``.
         """
-        return "".join(f"<|call|>{self._body(call)}<|end|>" for call in calls) + "<|eot|>"
+        bodies = [_body(call, words_of(tools[call.name])) for call in calls]
+        return "".join(f"<|call|>{body}<|end|>" for body in bodies) + "<|eot|>"
 
-    def _body(self, call: ToolCall) -> str:
-        arguments = call.arguments
-        match call.name:
-            case "write_file":
-                return "write\n" + arguments["content"]
-            case "edit_file":
-                return "edit\n" + arguments["old"] + self.SEPARATOR + arguments["new"]
-            case "read_file":
-                return " ".join(["read", *(str(value) for value in arguments.values())])
-            case "terminal":
-                return "run\n" + arguments["command"]
-            case "run_tests":
-                return "test"
-            case "submit":
-                return "submit"
-            case _:
-                raise ValueError(f"the compact protocol has no word for {call.name=}")
-
-    def parse(self, text: str, task: Task) -> list[ToolCall]:
-        words = [word for word, name in self.WORDS.items() if name in task.tools]
+    def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
+        known = _by_word(tools)
         before, *pieces = text.split("<|call|>")
         if not pieces:
-            return [ToolCall("", {}, f"no call; use {', '.join(words)}")]
+            return [ToolCall("", {}, f"no call; use {', '.join(known)}")]
         calls = [_outside(before)] if before.strip() else []
         for piece in pieces:
             body, end, rest = piece.partition("<|end|>")
             head, newline, content = body.partition("\n")
             word, *extra = head.split() or [""]
-            if word not in words:
+            if word not in known:
                 calls.append(
-                    ToolCall(word, {}, f"unknown {break_up(word)[:20]!r}; use {', '.join(words)}")
+                    ToolCall(word, {}, f"unknown {break_up(word)[:20]!r}; use {', '.join(known)}")
                 )
             elif not end:
-                calls.append(ToolCall(self.WORDS[word], {}, f"{word} has no end"))
+                calls.append(ToolCall(known[word].name, {}, f"{word} has no end"))
             else:
-                calls.append(self._call(word, extra, content if newline else None, task))
+                calls.append(_call(known[word], extra, content if newline else None, task))
             if rest.strip():
                 calls.append(_outside(rest))
         return calls
 
-    def _call(self, word: str, extra: list[str], content: str | None, task: Task) -> ToolCall:
-        """One call from the words of its first line and the text below it (None when there is no
-        second line).
-        """
-        name = self.WORDS[word]
-        arguments: dict[str, Any] = {}
-        error = ""
-        match word:
-            case "write" | "edit" | "run" if extra or content is None:
-                below = {"write": "the file", "edit": "old text", "run": "the command"}[word]
-                error = f"{word} wants a new line, then {below}"
-            case "write":
-                arguments = {"path": task.path, "content": content}
-            case "run":
-                arguments = {"command": content}
-            case "edit":
-                old, separator, new = f"{content}\n".partition(self.SEPARATOR)
-                arguments = {"path": task.path, "old": old, "new": new.removesuffix("\n")}
-                if not separator:
-                    error = "edit wants old text, a line =====, new text"
-            case "read":
-                path, *lines = extra or [task.path]
-                if (
-                    content
-                    or len(lines) > 2
-                    or not all(line.isdecimal() and len(line) < 10 for line in lines)
-                ):
-                    error = "read wants a path, first line, last line"
-                else:
-                    lines = dict(zip(("first_line", "last_line"), map(int, lines), strict=False))
-                    arguments = {"path": path, **lines}
-            case _ if extra or content:
-                error = f"{word} takes nothing"
-        return ToolCall(name, {} if error else arguments, error)
-
     def observation(self, results: Sequence[ToolResult]) -> str:
         return answer("compact", results)
 
-    def stopped(self, text: str) -> bool:
-        return False
+
+def _by_word(tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    return {words_of(tool).word: tool for tool in tools.values()}
+
+
+def _body(call: ToolCall, words: Words) -> str:
+    """A call between its marks."""
+    on_line = [str(call.arguments[name]) for name in words.line if name in call.arguments]
+    line = " ".join([words.word, *on_line])
+    if not words.below:
+        return line
+    return f"{line}\n{_SEPARATOR.join(call.arguments[name] for name in words.below)}"
+
+
+def _call(tool: Tool, extra: list[str], content: str | None, task: Task) -> ToolCall:
+    """One call from the words after the first one on its line, and the text below (None when there
+    is no second line).
+    """
+    words = words_of(tool)
+    arguments: dict[str, Any] = {}
+    if "path" in tool.schema["parameters"]["required"]:
+        arguments["path"] = task.path
+    if words.line:
+        on_line = _on_line(tool, words, extra)
+        if on_line is None or (content and not words.below):
+            return ToolCall(tool.name, {}, f"{words.word} wants {', '.join(words.line.values())}")
+        arguments |= on_line
+    elif extra or (content and not words.below):
+        return ToolCall(tool.name, {}, _misplaced(words))
+    if words.below:
+        if content is None:
+            return ToolCall(tool.name, {}, _misplaced(words))
+        # The last text may be empty, and then the separator's last line break is the end.
+        texts = f"{content}\n".split(_SEPARATOR, len(words.below) - 1)
+        if len(texts) < len(words.below):
+            wanted = ", a line =====, ".join(words.below.values())
+            return ToolCall(tool.name, {}, f"{words.word} wants {wanted}")
+        texts[-1] = texts[-1].removesuffix("\n")
+        arguments |= dict(zip(words.below, texts, strict=True))
+    return ToolCall(tool.name, arguments)
+
+
+def _misplaced(words: Words) -> str:
+    """What is wrong with a call that has too much on its line or nothing below it."""
+    if words.below:
+        return f"{words.word} wants a new line, then {next(iter(words.below.values()))}"
+    return f"{words.word} takes nothing"
+
+
+def _on_line(tool: Tool, words: Words, extra: list[str]) -> dict[str, Any] | None:
+    """The arguments on a call's first line; None for too many, or for no number where one must
+    stand.
+    """
+    if len(extra) > len(words.line):
+        return None
+    values: dict[str, Any] = {}
+    for name, text in zip(words.line, extra, strict=False):
+        if tool.schema["parameters"]["properties"][name]["type"] == "integer":
+            if not text.isdecimal() or len(text) >= _DIGITS:
+                return None
+            values[name] = int(text)
+        else:
+            values[name] = text
+    return values
 
 
 def _outside(text: str) -> ToolCall:

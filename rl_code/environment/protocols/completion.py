@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from models.chat import render
+from rl_code.environment.protocols.protocol import Protocol
+from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolCall, ToolResult
 
 _COLUMN_0 = re.compile(r"\n[^\s)\]}]")
@@ -14,27 +16,32 @@ _FENCE = re.compile(r"\A```\w*\n")
 
 
 @dataclasses.dataclass(frozen=True)
-class Completion:
+class Completion(Protocol):
     """Single shot: the assistant's text continues ``task.prefill``; the two are written to
     ``task.path`` and submitted.
 
     The text ends before the first line that starts in column 0 with neither white space nor a
-    closing bracket. A code fence that opens the prefill is no part of the file. family: chat
-    template around the messages (without tools), or None for raw completion: the prompt is the
-    prefill alone, the beginning of a document.
+    closing bracket. A code fence that opens the prefill is no part of the file.
     """
 
+    # Whose chat template stands around the messages, without tools: a key of
+    # models.families.FAMILIES. None for raw completion, in which the prompt is the prefill alone,
+    # the beginning of a document.
     family: str | None
     stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     verbose: bool = False
 
-    def tools(self, task: Task) -> tuple[str, ...]:
-        return ("write_file", "submit")
+    def check_tools(self, tools: Mapping[str, Tool]) -> None:
+        for name in ("write_file", "submit"):
+            if name not in tools:
+                raise ValueError(
+                    f"the protocol of completions calls {name}, which tools={tuple(tools)} lacks"
+                )
 
-    def prompt(self, task: Task) -> str:
+    def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
         return ("" if self.family is None else render(self.family, task.messages)) + task.prefill
 
-    def parse(self, text: str, task: Task) -> list[ToolCall]:
+    def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
         start = len(task.prefill)
         end = _COLUMN_0.search(text, start)
         content = _FENCE.sub("", text if end is None else text[: end.start() + 1])

@@ -8,49 +8,50 @@ from __future__ import annotations
 
 import functools
 import re
-import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from models.chat import render_tool_results
 from models.tokenizer import Tokenizer
+from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolCall, ToolResult
 
 
-class Protocol(typing.Protocol):
-    """One way of writing calls.
+class Protocol:
+    """One way of writing calls. A frozen dataclass: its fields are the settings that a config gives.
 
-    stop_tokens: special tokens that end an assistant message; the first is put in where a message
-    was cut. verbose: whether tools answer in sentences or in as few words as will do.
+    A protocol of one's own is such a class (or an instance) anywhere on Python's path, which a
+    config names as ``package.module:object``. ``tools`` are those that the task may use, by name.
     """
 
+    # Special tokens that end an assistant message; the first is put in where a message was cut.
     stop_tokens: tuple[str, ...]
-    verbose: bool
+    # Whether tools answer in sentences or in as few words as will do.
+    verbose: bool = True
 
-    def tools(self, task: Task) -> tuple[str, ...]:
-        """Names of the tools that calls may name."""
-        ...
+    def check_tools(self, tools: Mapping[str, Tool]) -> None:
+        """Raises ValueError when calls of these tools cannot be written."""
 
-    def prompt(self, task: Task) -> str:
+    def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
         """All text before the first sampled token; it ends in ``task.prefill``."""
-        ...
+        raise NotImplementedError
 
-    def parse(self, text: str, task: Task) -> list[ToolCall]:
+    def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
         """The calls of one assistant message in order, at least one; those that are malformed have
-        ``error`` set.
+        ``error`` set. Raises nothing, whatever the text.
 
         text: the message without its stop token; the first one with ``task.prefill`` before it.
         """
-        ...
+        raise NotImplementedError
 
     def observation(self, results: Sequence[ToolResult]) -> str:
         """The text after the message's stop token, up to where the assistant goes on."""
-        ...
+        raise NotImplementedError
 
     def stopped(self, text: str) -> bool:
         """Whether the text sampled so far is complete without a stop token; once True it stays
         True.
         """
-        ...
+        return False
 
 
 def stop_ids(protocol: Protocol, tokenizer: Tokenizer) -> frozenset[int]:

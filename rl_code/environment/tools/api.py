@@ -3,38 +3,94 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
-from rl_code.environment.tools import edit_file, read_file, run_tests, submit, terminal, write_file
+from rl_code import named
+from rl_code.environment.tools.edit_file import EditFile
+from rl_code.environment.tools.read_file import ReadFile
+from rl_code.environment.tools.run_tests import RunTests
+from rl_code.environment.tools.submit import Submit
+from rl_code.environment.tools.terminal import Terminal
 from rl_code.environment.tools.tool import Answer, Tool, check_arguments
 from rl_code.environment.tools.workspace import Workspace
-from rl_code.types import ToolCall, ToolResult
+from rl_code.environment.tools.write_file import WriteFile
+from rl_code.named import Named
+from rl_code.read_config import ConfigError
+from rl_code.types import Task, ToolCall, ToolResult
 
-TOOLS: dict[str, Tool] = {
-    module.TOOL.name: module.TOOL
-    for module in (terminal, read_file, write_file, edit_file, run_tests, submit)
+TOOLS: dict[str, type[Tool]] = {
+    "write_file": WriteFile,
+    "edit_file": EditFile,
+    "read_file": ReadFile,
+    "terminal": Terminal,
+    "run_tests": RunTests,
+    "submit": Submit,
 }
 
+# What a config offers that names no tools. The order is that of the prompts.
+DEFAULT = tuple(Named(name) for name in TOOLS)
 
-def check(call: ToolCall, allowed: tuple[str, ...]) -> str:
+# What a call may raise through the model's doing: files that do not fit, a path that is too deep,
+# values nested without end, a text larger than memory. Any other exception is a bug of the tool.
+_PROVOKED = (OSError, ValueError, RecursionError, MemoryError)
+
+
+def find_tools(config: Sequence[Named] = DEFAULT, path: str = "config.tools") -> dict[str, Tool]:
+    """Name -> tool, in the order of the config.
+
+    path: dotted key of the config, for messages.
+
+    Raises:
+      ConfigError: no such tool, settings that it does not take, or two tools of one name.
+    """
+    tools: dict[str, Tool] = {}
+    for i, one in enumerate(config):
+        tool = named.make(TOOLS, one, f"{path}[{i}]")
+        if not isinstance(tool, Tool):
+            raise ConfigError(
+                f"{path}[{i}] = {one.name!r}: {tool!r} is no rl_code.environment.tools.tool.Tool"
+            )
+        if tool.name in tools:
+            raise ConfigError(f"{path}[{i}] = {one.name!r}: a second tool named {tool.name!r}")
+        tools[tool.name] = tool
+    return tools
+
+
+def offered(task: Task, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """The tools that a task may use: all of the config's, or those that it names itself.
+
+    Raises ValueError for one that the config does not have.
+    """
+    if task.tools is None:
+        return dict(tools)
+    for name in task.tools:
+        if name not in tools:
+            raise ValueError(
+                f"task {task.id} wants the tool {name!r}; config.tools has {', '.join(tools)}"
+            )
+    return {name: tools[name] for name in task.tools}
+
+
+def check(call: ToolCall, tools: Mapping[str, Tool]) -> str:
     """What is wrong with a call, in words for the model: not parsed, unknown tool, wrong arguments.
     "" if nothing.
     """
     if call.error:
         return call.error
-    if call.name not in allowed:
-        return f"unknown tool {call.name[:40]!r}; tools: {', '.join(allowed)}"
-    return check_arguments(TOOLS[call.name], call.arguments)
+    if call.name not in tools:
+        return f"unknown tool {call.name[:40]!r}; tools: {', '.join(tools)}"
+    return check_arguments(tools[call.name], call.arguments)
 
 
-def execute(call: ToolCall, workspace: Workspace) -> ToolResult:
-    """Runs a call that ``check`` found nothing wrong with. Raises SandboxFault when the sandbox
-    itself failed.
+def execute(call: ToolCall, tools: Mapping[str, Tool], workspace: Workspace) -> ToolResult:
+    """Runs a call that ``check`` found nothing wrong with.
+
+    What the model can provoke is answered and never ends the run. Raises SandboxFault when the
+    sandbox itself failed, and whatever a bug of the tool raises.
     """
     start = time.perf_counter()
     try:
-        answer = TOOLS[call.name].function(call.arguments, workspace)
-    except (OSError, ValueError) as error:
-        # What a workspace cannot do (files that do not fit, a path that is too deep) is the
-        # agent's to mend. It must never end the run.
+        answer = tools[call.name].run(call.arguments, workspace)
+    except _PROVOKED as error:
         answer = Answer(f"{call.name} failed: {error}", ok=False)
     return ToolResult(call.name, answer.content, answer.ok, time.perf_counter() - start)

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rl_code.environment.tools.read_file import unreadable
-from rl_code.environment.tools.tool import Answer, Tool, schema
+from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
 
 
-def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
-    path = arguments["path"]
-    old = arguments["old"]
-    new = arguments["new"]
-    if not old:
-        return Answer("old is empty; give the text to replace", ok=False)
-    try:
-        text = workspace.read(path)
-    except (OSError, ValueError) as error:
-        return unreadable(path, error, workspace)
-    times = text.count(old)
-    if times != 1:
-        advice = "give it exactly as it stands" if times == 0 else "give more of the text around it"
-        return Answer(
-            f"old occurs {times} times" + (f" in {path}; {advice}" if workspace.verbose else ""),
-            ok=False,
-        )
-    return write(
-        path, text.replace(old, new), workspace, f"edited {path}" if workspace.verbose else "ok"
-    )
+@dataclasses.dataclass(frozen=True)
+class EditFile(Tool):
+    """Replaces one exact piece of a file."""
 
-
-TOOL = Tool(
-    schema(
+    schema: ClassVar[Mapping[str, Any]] = function_schema(
         "edit_file",
         "Replace one piece of a file. The old text must occur in the file exactly once, character "
         "by character.",
@@ -44,7 +26,30 @@ TOOL = Tool(
             "new": {"type": "string", "description": "The text to put in its place."},
         },
         ("path", "old", "new"),
-    ),
-    _run,
-    edits=True,
-)
+    )
+    edits: ClassVar[bool] = True
+    words: ClassVar[Words] = Words("edit", below={"old": "old text", "new": "new text"})
+
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+        path = arguments["path"]
+        old = arguments["old"]
+        new = arguments["new"]
+        if not old:
+            return Answer("old is empty; give the text to replace", ok=False)
+        try:
+            text = workspace.read(path)
+        except (OSError, ValueError) as error:
+            return unreadable(path, error, workspace)
+        times = text.count(old)
+        if times != 1:
+            advice = (
+                "give it exactly as it stands" if times == 0 else "give more of the text around it"
+            )
+            return Answer(
+                f"old occurs {times} times"
+                + (f" in {path}; {advice}" if workspace.verbose else ""),
+                ok=False,
+            )
+        return write(
+            path, text.replace(old, new), workspace, f"edited {path}" if workspace.verbose else "ok"
+        )

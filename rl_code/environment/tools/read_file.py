@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from rl_code.environment.tools.text import cut_middle
-from rl_code.environment.tools.tool import Answer, Tool, schema
+from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
 
 _WIDTH = 400
@@ -25,29 +26,11 @@ def unreadable(path: str, error: Exception, workspace: Workspace) -> Answer:
             return Answer(f"{path} is not a readable text file", ok=False)
 
 
-def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
-    path = arguments["path"]
-    try:
-        text = workspace.read(path)
-    except (OSError, ValueError) as error:
-        return unreadable(path, error, workspace)
-    lines = text.splitlines(keepends=True)
-    first = arguments.get("first_line", 1)
-    last = arguments.get("last_line", len(lines))
-    if {"first_line", "last_line"} & arguments.keys() and not 1 <= first <= last:
-        return Answer(
-            f"lines {first} to {last} make no range; {path} has {len(lines)} lines", ok=False
-        )
-    if first > len(lines) > 0:
-        return Answer(f"no line {first}; {path} has {len(lines)} lines", ok=False)
-    text = "".join(lines[first - 1 : last])
-    return Answer(
-        cut_middle(text, _VERBOSE_WIDTH if workspace.verbose else _WIDTH) or f"{path} is empty"
-    )
+@dataclasses.dataclass(frozen=True)
+class ReadFile(Tool):
+    """A file of the workspace, or some of its lines."""
 
-
-TOOL = Tool(
-    schema(
+    schema: ClassVar[Mapping[str, Any]] = function_schema(
         "read_file",
         "Read a text file of the workspace, whole or some of its lines.",
         {
@@ -56,6 +39,27 @@ TOOL = Tool(
             "last_line": {"type": "integer", "description": "Last line to show."},
         },
         ("path",),
-    ),
-    _run,
-)
+    )
+    words: ClassVar[Words] = Words(
+        "read", line={"path": "a path", "first_line": "first line", "last_line": "last line"}
+    )
+
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+        path = arguments["path"]
+        try:
+            text = workspace.read(path)
+        except (OSError, ValueError) as error:
+            return unreadable(path, error, workspace)
+        lines = text.splitlines(keepends=True)
+        first = arguments.get("first_line", 1)
+        last = arguments.get("last_line", len(lines))
+        if {"first_line", "last_line"} & arguments.keys() and not 1 <= first <= last:
+            return Answer(
+                f"lines {first} to {last} make no range; {path} has {len(lines)} lines", ok=False
+            )
+        if first > len(lines) > 0:
+            return Answer(f"no line {first}; {path} has {len(lines)} lines", ok=False)
+        text = "".join(lines[first - 1 : last])
+        return Answer(
+            cut_middle(text, _VERBOSE_WIDTH if workspace.verbose else _WIDTH) or f"{path} is empty"
+        )

@@ -6,13 +6,14 @@ demonstrations can be written in exactly the words of an episode.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rl_code.environment.compare import accepts
 from rl_code.environment.grader import grade
 from rl_code.environment.tools.text import one_line, show
-from rl_code.environment.tools.tool import Answer, Tool, schema
+from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import Case, Tests
 
@@ -63,49 +64,54 @@ def describe(failures: Sequence[str], total: int, runs_left: int, *, verbose: bo
     return "\n".join([*lines, f"{runs_left} test runs left."])
 
 
-def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
-    if workspace.test_runs_left == 0:
-        return Answer("no test runs left; submit" if workspace.verbose else "left 0", ok=False)
-    workspace.test_runs_left -= 1
-    task = workspace.task
-    verbose = workspace.verbose
-    tests = task.visible_tests
-    timeout_s = workspace.limits.command_s
-    failures = []
-    if tests.cases:
-        calls = [case.args for case in tests.cases]
-        results = workspace.sandbox.call(task.path, task.entry_point, calls, timeout_s=timeout_s)
-        failures += [
-            failed_case(task.entry_point, case, result.value, result.error, verbose=verbose)
-            for case, result in zip(tests.cases, results, strict=True)
-            if not (result.ok and accepts(case, result.value))
-        ]
-    if tests.code:
-        marks = grade(
-            task.path,
-            task.entry_point,
-            Tests(code=tests.code),
-            workspace.snapshot(),
-            workspace.pool,
-            timeout_s,
-        )
-        failures += [
-            failed_code(statement, error, verbose=verbose)
-            for statement, passed, error in zip(tests.code, marks.passed, marks.errors, strict=True)
-            if not passed
-        ]
-    workspace.tests_failed = bool(failures)
-    return Answer(describe(failures, len(tests), workspace.test_runs_left, verbose=verbose))
+@dataclasses.dataclass(frozen=True)
+class RunTests(Tool):
+    """Runs the visible tests on the file as it stands and says what failed."""
 
-
-TOOL = Tool(
-    schema(
+    schema: ClassVar[Mapping[str, Any]] = function_schema(
         "run_tests",
         "Run the visible tests on the current files and see which fail and why. The number of runs "
         "is limited; "
         "the answer says how many are left. Hidden tests decide after submit.",
         {},
         (),
-    ),
-    _run,
-)
+    )
+    words: ClassVar[Words] = Words("test")
+
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+        if workspace.test_runs_left == 0:
+            return Answer("no test runs left; submit" if workspace.verbose else "left 0", ok=False)
+        workspace.test_runs_left -= 1
+        task = workspace.task
+        verbose = workspace.verbose
+        tests = task.visible_tests
+        timeout_s = workspace.limits.command_s
+        failures = []
+        if tests.cases:
+            calls = [case.args for case in tests.cases]
+            results = workspace.sandbox.call(
+                task.path, task.entry_point, calls, timeout_s=timeout_s
+            )
+            failures += [
+                failed_case(task.entry_point, case, result.value, result.error, verbose=verbose)
+                for case, result in zip(tests.cases, results, strict=True)
+                if not (result.ok and accepts(case, result.value))
+            ]
+        if tests.code:
+            marks = grade(
+                task.path,
+                task.entry_point,
+                Tests(code=tests.code),
+                workspace.snapshot(),
+                workspace.pool,
+                timeout_s,
+            )
+            failures += [
+                failed_code(statement, error, verbose=verbose)
+                for statement, passed, error in zip(
+                    tests.code, marks.passed, marks.errors, strict=True
+                )
+                if not passed
+            ]
+        workspace.tests_failed = bool(failures)
+        return Answer(describe(failures, len(tests), workspace.test_runs_left, verbose=verbose))

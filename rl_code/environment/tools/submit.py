@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from rl_code.environment.tools.tool import Answer, Tool, schema
+from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 
 
-def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
-    workspace.submitted = True
-    return Answer("submitted")
+@dataclasses.dataclass(frozen=True)
+class Submit(Tool):
+    """Hands the work in. The files as they stand are graded and the episode is over."""
 
-
-TOOL = Tool(
-    schema(
+    schema: ClassVar[Mapping[str, Any]] = function_schema(
         "submit",
         "Hand in the files as they stand. Hidden tests decide, and there is no way back. Work that "
         "is never "
         "submitted earns nothing.",
         {},
         (),
-    ),
-    _run,
-)
+    )
+    words: ClassVar[Words] = Words("submit")
+
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+        workspace.submitted = True
+        return Answer("submitted")

@@ -3,45 +3,92 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
+from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.workspace import Workspace
 
-_PYTHON_TYPES = {"string": str, "integer": int}
+# Types of arguments in a schema, and what a value of each must be. A bool is no number.
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+}
+_LARGEST = 1 << 63
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a tool says to the model. ``ok`` is False when it could not do what was asked."""
+    """What a tool says to the model."""
 
     content: str
+    # False when it could not do what was asked.
     ok: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
-class Tool:
-    """One tool.
+class Words:
+    """How the compact protocol writes a call of a tool.
 
-    schema: the function schema that is shown to the model (OpenAI's form, the value of "function").
-    function: does the work; its arguments have been checked against the schema.
-    edits: whether a successful call changes a file by intention (the first of them is graded on its
-    own).
+    The word and, on the same line, the arguments ``line``, of which the last ones may be left out;
+    below it the arguments ``below``, separated by a line ``=====``. A required argument ``path``
+    that stands in neither is the task's own file.
     """
 
-    schema: Mapping[str, Any]
-    function: Callable[[Mapping[str, Any], Workspace], Answer]
-    edits: bool = False
+    word: str
+    # Each argument's name -> what it is, in a few words for the model.
+    line: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    below: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Tool:
+    """One tool. A frozen dataclass: its fields are the settings that a config gives.
+
+    A tool of one's own is such a class (or an instance) anywhere on Python's path, which a config
+    names as ``package.module:object``.
+    """
+
+    # The function schema that is shown to the model (OpenAI's form, the value of "function").
+    schema: ClassVar[Mapping[str, Any]]
+    # Whether a successful call changes a file by intention; the first of them is graded on its own.
+    edits: ClassVar[bool] = False
+    # Whether a call runs commands, which may change files by the way.
+    runs_commands: ClassVar[bool] = False
+    # How the compact protocol writes a call; None for the tool's name with the integers on its line
+    # and the texts below.
+    words: ClassVar[Words | None] = None
+
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+        """Does the work. The arguments have been checked against the schema.
+
+        Answers in sentences where ``workspace.verbose``, else in as few tokens as will do. OSError
+        and ValueError, which a model can provoke, become an answer; any other exception is a bug
+        and ends the run. Raises SandboxFault when the sandbox itself failed.
+        """
+        raise NotImplementedError
 
     @property
     def name(self) -> str:
+        """The name in the schema."""
         return self.schema["name"]
 
 
-def schema(
+def function_schema(
     name: str, description: str, properties: Mapping[str, Any], required: tuple[str, ...]
 ) -> dict[str, Any]:
-    """A function schema in OpenAI's form; arguments outside ``properties`` are not allowed."""
+    """A function schema in OpenAI's form; arguments outside ``properties`` are not allowed.
+
+    Raises ValueError for a type of argument that calls cannot be checked for.
+    """
+    for argument, description_of in properties.items():
+        if description_of["type"] not in _PYTHON_TYPES:
+            raise ValueError(
+                f"tool {name}: type {description_of['type']!r} of argument {argument} must be one "
+                f"of {', '.join(_PYTHON_TYPES)}"
+            )
     parameters = {
         "type": "object",
         "properties": dict(properties),
@@ -49,6 +96,17 @@ def schema(
         "additionalProperties": False,
     }
     return {"name": name, "description": description, "parameters": parameters}
+
+
+def words_of(tool: Tool) -> Words:
+    """The tool's words, or those that follow from its schema."""
+    if tool.words is not None:
+        return tool.words
+    properties = tool.schema["parameters"]["properties"]
+    required = tool.schema["parameters"]["required"]
+    texts = [name for name in required if properties[name]["type"] == "string"]
+    numbers = [name for name in properties if properties[name]["type"] == "integer"]
+    return Words(tool.name, {name: name for name in numbers}, {name: name for name in texts})
 
 
 def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str:
@@ -60,10 +118,14 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str:
             return f"{tool.name}: missing argument {name}; arguments: {expected}"
     for name, value in arguments.items():
         if name not in properties:
-            return f"{tool.name}: unknown argument {name}; arguments: {expected}"
+            return f"{tool.name}: unknown argument {one_line(name, 40)}; arguments: {expected}"
         kind = properties[name]["type"]
-        if type(value) is not _PYTHON_TYPES[kind]:
+        if type(value) not in _PYTHON_TYPES[kind]:
             return f"{tool.name}: argument {name} must be {kind}, got {type(value).__name__}"
+        if type(value) in (int, float) and not (
+            math.isfinite(value) and -_LARGEST <= value < _LARGEST
+        ):
+            return f"{tool.name}: argument {name} is out of range"
         if kind == "string" and not _encodable(value):
             return f"{tool.name}: argument {name} is not valid Unicode"
     return ""

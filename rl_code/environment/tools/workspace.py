@@ -21,20 +21,19 @@ class RefusedPath(ValueError):
 
 
 class Workspace:
-    """One episode's files.
-
-    verbose: whether tools answer in sentences (large models) or in as few tokens as will do.
-    test_runs_left: changed by run_tests, as is tests_failed, whether a visible test failed when
-    they were last run. submitted: changed by submit.
-    """
+    """One episode's files, and what its tools know and leave behind."""
 
     def __init__(self, task: Task, pool: SandboxPool, limits: Limits, *, verbose: bool):
         self.task = task
         self.pool = pool
         self.limits = limits
+        # Whether tools answer in sentences (large models) or in as few tokens as will do.
         self.verbose = verbose
+        # Changed by run_tests.
         self.test_runs_left = limits.test_runs
-        self.tests_failed = False
+        # Set by a tool that ran the visible tests: whether one failed. None where none was run.
+        self.tests_failed: bool | None = None
+        # Set by submit.
         self.submitted = False
         self._files = dict(task.files)
         self._sandbox: Sandbox | None = None

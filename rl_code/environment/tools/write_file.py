@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from rl_code.environment.tools.tool import Answer, Tool, schema
+from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
 
 
@@ -20,17 +21,11 @@ def write(path: str, text: str, workspace: Workspace, done: str) -> Answer:
     return Answer(done)
 
 
-def _run(arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
-    path = arguments["path"]
-    text = arguments["content"]
-    lines = len(text.splitlines())
-    return write(
-        path, text, workspace, f"wrote {lines} lines to {path}" if workspace.verbose else "ok"
-    )
+@dataclasses.dataclass(frozen=True)
+class WriteFile(Tool):
+    """Makes a file, or replaces all of it."""
 
-
-TOOL = Tool(
-    schema(
+    schema: ClassVar[Mapping[str, Any]] = function_schema(
         "write_file",
         "Write a text file of the workspace: makes it, or replaces everything in it.",
         {
@@ -38,7 +33,14 @@ TOOL = Tool(
             "content": {"type": "string", "description": "The whole new text of the file."},
         },
         ("path", "content"),
-    ),
-    _run,
-    edits=True,
-)
+    )
+    edits: ClassVar[bool] = True
+    words: ClassVar[Words] = Words("write", below={"content": "the file"})
+
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+        path = arguments["path"]
+        text = arguments["content"]
+        lines = len(text.splitlines())
+        return write(
+            path, text, workspace, f"wrote {lines} lines to {path}" if workspace.verbose else "ok"
+        )

@@ -18,7 +18,7 @@ from rl_code.environment.grader import Grade
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
-from rl_code.environment.tools.api import TOOLS
+from rl_code.environment.tools.api import find_tools
 from rl_code.types import Limits, Task, Trajectory
 from tests.rl_code.signals import signals
 
@@ -43,6 +43,7 @@ def make(task, pool, limits, tokenizer):
             group=5,
             index=2,
             protocol=protocol,
+            tools=find_tools(),
             tokenizer=tokenizer,
             pool=pool,
             limits=limits,
@@ -271,7 +272,7 @@ def test_llama_episodes_read_as_the_family_renders_a_conversation(make, task):
     told = list(task.messages)
     for message, content in zip(conversation[len(told) :], [*results[:2], None], strict=True):
         told += [message] + ([] if content is None else [{"role": "tool", "content": content}])
-    schemas = [{"type": "function", "function": TOOLS[tool].schema} for tool in task.tools]
+    schemas = [{"type": "function", "function": find_tools()[tool].schema} for tool in task.tools]
     assert tokenizer.decode(trajectory.tokens) == render(
         "llama3", told, schemas, add_generation_prompt=False
     )
@@ -302,7 +303,7 @@ def test_chat_episodes_read_as_the_family_renders_a_conversation(make, task, nam
         {"role": "tool", "content": result.content} for result in trajectory.turns[2].results
     ]
     conversation[-1:] = [*answers, conversation[-1]]
-    schemas = [{"type": "function", "function": TOOLS[tool].schema} for tool in task.tools]
+    schemas = [{"type": "function", "function": find_tools()[tool].schema} for tool in task.tools]
     rendered = render(family, conversation, schemas, add_generation_prompt=False)
     assert tokenizer.decode(trajectory.tokens) + "\n" == rendered
     assert "1 of 2 visible tests passed.\nFAILED f([1]) returned [1], expected [2]" in told[0]
@@ -310,7 +311,7 @@ def test_chat_episodes_read_as_the_family_renders_a_conversation(make, task, nam
 
 def test_single_shot_completions_are_written_and_submitted(make, task, tokenizer):
     protocol = Completion(None, stop_tokens=("<|eot|>",))
-    task = dataclasses.replace(task, prefill="def f(x):\n    ", tools=())
+    task = dataclasses.replace(task, prefill="def f(x):\n    ")
     right = "return [2 * y for y in x]"
     for text, reward in [(right + "\nprint(", 1.0), (right + "<|eot|>", 1.0), ("pas", 0.0)]:
         episode = make(task=task, protocol=protocol)
@@ -360,9 +361,9 @@ message = st.lists(piece, max_size=5).map("".join)
 class Recorder(Compact):
     """Compact that keeps the texts it is shown."""
 
-    def parse(self, text, task):
+    def parse(self, text, task, tools):
         self.seen.append(text)
-        return super().parse(text, task)
+        return super().parse(text, task, tools)
 
 
 @settings(max_examples=40, deadline=None)
@@ -387,6 +388,7 @@ def test_trajectories_are_token_in_token_out(
         group=0,
         index=0,
         protocol=protocol,
+        tools=find_tools(),
         tokenizer=tokenizer,
         pool=None,
         limits=limits,

@@ -10,7 +10,7 @@ import pytest
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
-from rl_code.environment.tools.api import execute
+from rl_code.environment.tools.api import execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import Limits, Tests, ToolCall
 from tests.rl_code.signals import signals
@@ -37,7 +37,7 @@ def workspace(task, sandboxes):
 
 
 def use(workspace, tool, **arguments):
-    return execute(ToolCall(tool, arguments), workspace)
+    return execute(ToolCall(tool, arguments), find_tools(), workspace)
 
 
 def run(task, sandboxes, tokenizer, *messages, limits=LIMITS):
@@ -47,6 +47,7 @@ def run(task, sandboxes, tokenizer, *messages, limits=LIMITS):
         group=0,
         index=0,
         protocol=PROTOCOLS["compact"],
+        tools=find_tools(),
         tokenizer=tokenizer,
         pool=sandboxes,
         limits=limits,

@@ -17,6 +17,7 @@ from rl_code import read_config
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.tools.api import find_tools
 from rl_code.run_config import RunConfig
 from rl_code.tasks.api import find_source
 from rl_code.types import Limits
@@ -59,7 +60,7 @@ def digest(parts) -> str:
     ],
 )
 def test_prompts_are_what_they_were(tasks, name, expected):
-    assert digest(PROTOCOLS[name].prompt(task) for task in tasks) == expected
+    assert digest(PROTOCOLS[name].prompt(task, find_tools()) for task in tasks) == expected
 
 
 # The same in sentences: a message per call, as a large model writes them.
@@ -91,6 +92,7 @@ def play(task, pool, tokenizer, name: str, messages) -> tuple[list, list]:
         group=0,
         index=0,
         protocol=PROTOCOLS[name],
+        tools=find_tools(),
         tokenizer=tokenizer,
         pool=pool,
         limits=Limits(turns=20, tokens=40_000, turn_tokens=800, test_runs=2, command_s=20.0),
@@ -107,7 +109,7 @@ def play(task, pool, tokenizer, name: str, messages) -> tuple[list, list]:
 
 
 def test_short_observations_and_their_tokens_are_what_they_were(tasks, pool):
-    texts = [PROTOCOLS["compact"].prompt(task) for task in tasks]
+    texts = [PROTOCOLS["compact"].prompt(task, find_tools()) for task in tasks]
     tokenizer = Tokenizer.train(texts, 400, Compact.SPECIAL_TOKENS, eos="<|eot|>", pad="<|pad|>")
     messages = [f"{message}<|eot|>" for message in MESSAGES]
     played = [play(task, pool, tokenizer, "compact", messages) for task in tasks]
@@ -116,7 +118,7 @@ def test_short_observations_and_their_tokens_are_what_they_were(tasks, pool):
 
 def test_sentences_and_their_tokens_are_what_they_were(tasks, pool):
     special = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-    texts = [PROTOCOLS["hermes"].prompt(task) for task in tasks[:4]]
+    texts = [PROTOCOLS["hermes"].prompt(task, find_tools()) for task in tasks[:4]]
     tokenizer = Tokenizer.train(texts, 400, special, eos="<|im_end|>", pad="<|endoftext|>")
     calls = [json.dumps({"name": tool, "arguments": arguments}) for tool, arguments in CALLS]
     messages = [f"<tool_call>{call}</tool_call><|im_end|>" for call in calls]

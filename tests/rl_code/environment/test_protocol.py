@@ -16,17 +16,16 @@ from rl_code.environment.protocols.chat import Chat
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.protocols.protocol import break_up, stop_ids, stop_length
-from rl_code.environment.tools.api import TOOLS, check
+from rl_code.environment.tools.api import check, find_tools
 from rl_code.types import Task, Tests, ToolCall, ToolResult
 
-ALL = tuple(TOOLS)
+ALL = find_tools()
 TASK = Task(
     id="t",
     messages=({"role": "user", "content": "double"},),
     files={},
     path="s.py",
     entry_point="f",
-    tools=ALL,
     visible_tests=Tests(),
     hidden_tests=Tests(),
     reference={},
@@ -50,9 +49,9 @@ calls = st.lists(st.one_of(written, edited, ran, read, bare), min_size=1, max_si
 
 @given(calls)
 def test_compact_messages_are_parsed_back(made):
-    text = COMPACT.message(made)
+    text = COMPACT.message(made, ALL)
     assert text.endswith("<|eot|>")
-    assert COMPACT.parse(text.removesuffix("<|eot|>"), TASK) == made
+    assert COMPACT.parse(text.removesuffix("<|eot|>"), TASK, ALL) == made
 
 
 @given(calls)
@@ -60,7 +59,7 @@ def test_hermes_messages_are_parsed_back(made):
     spec = [{"function": {"name": call.name, "arguments": dict(call.arguments)}} for call in made]
     assistant = {"role": "assistant", "content": "thinking aloud", "tool_calls": spec}
     text = render("qwen2", [assistant], add_generation_prompt=False)
-    assert HERMES.parse(text.rpartition("<|im_end|>")[0], TASK) == made
+    assert HERMES.parse(text.rpartition("<|im_end|>")[0], TASK, ALL) == made
 
 
 @given(calls)
@@ -68,7 +67,7 @@ def test_qwen3_coder_messages_are_parsed_back(made):
     spec = [{"function": {"name": call.name, "arguments": dict(call.arguments)}} for call in made]
     assistant = {"role": "assistant", "content": "", "tool_calls": spec}
     text = render("qwen3_coder", [assistant], add_generation_prompt=False)
-    assert CODER.parse(text.rpartition("<|im_end|>")[0], TASK) == made
+    assert CODER.parse(text.rpartition("<|im_end|>")[0], TASK, ALL) == made
 
 
 @given(calls, st.sampled_from(["", "<|python_tag|>"]))
@@ -81,7 +80,7 @@ def test_llama_messages_are_parsed_back(made, tag):
             add_generation_prompt=False,
         )
         text = text.partition("<|end_header_id|>\n\n")[2].rpartition("<|eot_id|>")[0]
-        assert LLAMA.parse(tag + text, TASK) == [call]
+        assert LLAMA.parse(tag + text, TASK, ALL) == [call]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_llama_messages_are_parsed_back(made, tag):
     ],
 )
 def test_malformed_compact_calls_are_named(text, named):
-    errors = [call.error for call in COMPACT.parse(text, TASK) if call.error]
+    errors = [call.error for call in COMPACT.parse(text, TASK, ALL) if call.error]
     assert len(errors) == 1 and named in errors[0] and len(errors[0]) < 80 and "<|" not in errors[0]
 
 
@@ -132,21 +131,21 @@ def test_malformed_compact_calls_are_named(text, named):
     ],
 )
 def test_malformed_chat_calls_are_named(protocol, text, named):
-    parsed = protocol.parse(text, TASK)
+    parsed = protocol.parse(text, TASK, ALL)
     assert len(parsed) == 1 and named in parsed[0].error
 
 
 def test_qwen3_coder_values_take_the_type_of_the_schema():
     parameters = "<parameter=path>3</parameter><parameter=first_line>{}</parameter>"
     form = f"<tool_call><function=read_file>{parameters}</function></tool_call>"
-    good, bad = (CODER.parse(form.format(value), TASK)[0] for value in ("12", "twelve"))
+    good, bad = (CODER.parse(form.format(value), TASK, ALL)[0] for value in ("12", "twelve"))
     assert good.arguments == {"path": "3", "first_line": 12} and check(good, ALL) == ""
     assert "first_line must be integer" in check(bad, ALL)
 
 
 @given(st.text(), st.sampled_from(sorted(PROTOCOLS)))
 def test_any_text_is_parsed_into_at_least_one_call(text, name):
-    assert PROTOCOLS[name].parse(text, TASK)
+    assert PROTOCOLS[name].parse(text, TASK, ALL)
 
 
 marks = st.sampled_from(
@@ -181,14 +180,14 @@ def test_observations_are_what_the_chat_template_renders(contents):
 
 
 def test_compact_prompt_and_observation_read_as_documented():
-    assert COMPACT.prompt(TASK) == "<|bos|>double<|eot|>"
+    assert COMPACT.prompt(TASK, ALL) == "<|bos|>double<|eot|>"
     results = [ToolResult("write_file", "ok"), ToolResult("run_tests", "PASS left 2")]
     assert COMPACT.observation(results) == "<|tool|>ok\nPASS left 2<|eot|>"
 
 
 def test_chat_prompts_declare_the_tasks_tools_and_no_others():
-    prompt = HERMES.prompt(TASK)
-    assert all(json.dumps(tool.schema["description"]) in prompt for tool in TOOLS.values())
+    prompt = HERMES.prompt(TASK, ALL)
+    assert all(json.dumps(tool.schema["description"]) in prompt for tool in ALL.values())
     assert prompt.endswith("<|im_start|>assistant\n")
 
 
@@ -206,11 +205,11 @@ PREFILL = "```python\ndef f(x):\n    "
 )
 def test_completions_end_before_the_next_top_level_line(completion, body):
     task = Task(**{**TASK.__dict__, "prefill": PREFILL})
-    write, submit = COMPLETION.parse(PREFILL + completion, task)
+    write, submit = COMPLETION.parse(PREFILL + completion, task, ALL)
     assert write.arguments == {"path": "s.py", "content": "def f(x):\n    " + body}
     assert submit.name == "submit" and COMPLETION.stopped(completion) == (body != completion)
-    assert COMPLETION.prompt(task).endswith("assistant\n" + PREFILL)
-    assert PROTOCOLS["raw_completion"].prompt(task) == PREFILL
+    assert COMPLETION.prompt(task, ALL).endswith("assistant\n" + PREFILL)
+    assert PROTOCOLS["raw_completion"].prompt(task, ALL) == PREFILL
 
 
 @given(st.text(alphabet="a \n)\té\u3000"), st.text(alphabet="a \n)", max_size=5))
@@ -248,6 +247,8 @@ def test_what_no_encoding_can_carry_is_replaced():
     answer = COMPACT.observation([ToolResult("terminal", "a\ud800b")])
     assert answer.encode() == b"<|tool|>a?b<|eot|>"
     call = HERMES.parse(
-        '<tool_call>{"name": "terminal", "arguments": {"command": "\\ud800"}}</tool_call>', TASK
+        '<tool_call>{"name": "terminal", "arguments": {"command": "\\ud800"}}</tool_call>',
+        TASK,
+        ALL,
     )[0]
     assert "not valid Unicode" in check(call, ALL)

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_code.environment.tools.api import TOOLS, check, execute
+from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case, failed_code
 from rl_code.environment.tools.text import cut_middle, one_line, show
 from rl_code.environment.tools.workspace import RefusedPath, Workspace
+from rl_code.named import Named
 from rl_code.types import Case, ToolCall
 
-ALL = tuple(TOOLS)
+ALL = find_tools()
 GOOD = "def f(x):\n    return [2 * y for y in x]\n"
 
 
@@ -27,11 +28,11 @@ def workspace(task, pool, limits) -> Workspace:
 def use(workspace, tool, **arguments):
     call = ToolCall(tool, arguments)
     assert check(call, ALL) == ""
-    return execute(call, workspace)
+    return execute(call, ALL, workspace)
 
 
 def test_schemas_are_json_and_describe_every_argument():
-    for name, tool in TOOLS.items():
+    for name, tool in ALL.items():
         schema = json.loads(json.dumps(tool.schema))
         assert schema["name"] == name and len(schema["description"]) > 20
         assert set(schema["parameters"]["required"]) <= set(schema["parameters"]["properties"])
@@ -56,7 +57,9 @@ def test_wrong_calls_are_named(tool, arguments, named):
 
 
 def test_tools_the_task_does_not_list_are_unknown():
-    assert "unknown tool" in check(ToolCall("terminal", {"command": "ls"}), ("submit",))
+    assert "unknown tool" in check(
+        ToolCall("terminal", {"command": "ls"}), find_tools((Named("submit"),))
+    )
 
 
 def test_written_text_is_read_back_before_and_after_the_sandbox_opens(workspace, pool):

@@ -25,7 +25,7 @@ def _result(
 
 def _group(id: str, *outcomes: str) -> Group:
     none = types.Tests()
-    task = Task(id, (), {}, "a.py", "f", (), none, none, {})
+    task = Task(id, (), {}, "a.py", "f", none, none, {})
     samples = []
     for index, outcome in enumerate(outcomes):
         components = (

@@ -50,7 +50,7 @@ def make_trajectory(
 
 
 def make_group(trajectories, number=0):
-    task = Task(f"task{number}", (), {}, "main.py", "f", (), Tests(), Tests(), {})
+    task = Task(f"task{number}", (), {}, "main.py", "f", Tests(), Tests(), {})
     return Group(task, tuple(trajectories))
 
 

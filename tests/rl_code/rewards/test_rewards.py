@@ -20,7 +20,7 @@ from rl_code.run_config import RunConfig
 from rl_code.types import Context, Reward, Task, Tests, ToolCall, Trajectory, Turn
 from tests.rl_code.signals import signals
 
-TASK = Task("t", (), {}, "a.py", "f", (), Tests(), Tests(), {})
+TASK = Task("t", (), {}, "a.py", "f", Tests(), Tests(), {})
 
 
 def finished(grade: Grade, malformed: int = 0) -> FinishedEpisode:

@@ -31,7 +31,7 @@ PROMPT = 3
 
 
 def make_tasks(count: int) -> list[Task]:
-    return [Task(f"t/{i}", (), {}, "a.py", "f", (), Tests(), Tests(), {}) for i in range(count)]
+    return [Task(f"t/{i}", (), {}, "a.py", "f", Tests(), Tests(), {}) for i in range(count)]
 
 
 def make_asynchrony(

@@ -36,7 +36,6 @@ def task(name: str, description: str, code: str) -> Task:
         {},
         "a.py",
         "f",
-        (),
         Tests(),
         Tests(),
         {"a.py": code},

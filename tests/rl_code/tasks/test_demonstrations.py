@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.tools.api import find_tools
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate
 from rl_code.tasks.generated import generate
 from rl_code.types import Limits, Task
@@ -34,7 +35,7 @@ def some(config, count, levels=(1, 2), limits=LIMITS):
 
 
 def message_calls(task, segment):
-    return PROTOCOL.parse(segment.text.removesuffix("<|eot|>"), task)
+    return PROTOCOL.parse(segment.text.removesuffix("<|eot|>"), task, find_tools())
 
 
 def attempts(task, segments):
@@ -71,7 +72,7 @@ def test_demonstrations_keep_to_turns_and_runs_and_end_by_submitting(
     segments = demonstrate(
         task, random.Random(index), DemonstrationConfig(p_right, p_test, p_give_up), limits
     )
-    assert segments[0] == Segment(PROTOCOL.prompt(task), False)
+    assert segments[0] == Segment(PROTOCOL.prompt(task, find_tools()), False)
     assert [segment.sampled for segment in segments] == [i % 2 == 1 for i in range(len(segments))]
     messages = [message_calls(task, segment) for segment in segments[1::2]]
     assert len(messages) <= turns

@@ -48,7 +48,6 @@ def task(code: str, entry_point: str = "f", *cases: tuple, **meta) -> Task:
         {},
         "solution.py",
         entry_point,
-        (),
         Tests(),
         tests,
         {"solution.py": code},

@@ -120,7 +120,7 @@ def test_chats_files_and_code_are_taken_as_they_are(tmp_path):
     }
     (task,) = load(str(path), columns, "agent")
     assert list(task.messages) == chat and task.files == row["d"] and task.path == "src/a.py"
-    assert task.hidden_tests == Tests(code=(code,)) and "submit" in task.tools
+    assert task.hidden_tests == Tests(code=(code,))
     path.write_text(2 * (json.dumps(row) + "\n"))
     with pytest.raises(TaskFileError, match=r"line 2.*'a'"):
         load(str(path), columns, "agent")

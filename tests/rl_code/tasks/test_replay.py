@@ -13,6 +13,7 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.grader import grade
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.environment.tools.api import find_tools
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.generated import LEVELS, generate
 from rl_code.types import Limits
@@ -59,6 +60,7 @@ def test_replayed_demonstrations_give_the_same_text_tokens_and_mask(demonstrated
             group=0,
             index=0,
             protocol=PROTOCOL,
+            tools=find_tools(),
             tokenizer=tokenizer,
             pool=pool,
             limits=LIMITS,
