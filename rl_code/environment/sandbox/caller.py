@@ -11,7 +11,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Self
 
-from rl_code.environment.sandbox.connection import GRACE_S, CandidateLost, Connection
+from rl_code.environment.sandbox.connection import GRACE_S, Connection
+from rl_code.environment.sandbox.errors import CandidateLost
 from rl_code.environment.sandbox.inside import candidate, wire
 
 # Exit codes, and what the signals of limits mean.

@@ -1,8 +1,8 @@
-"""Memory and process limits by cgroup, version 1 or 2, where this process may create one.
+"""Limits of a sandbox as a whole by cgroup, version 1 or 2, where this process may create one.
 
 Limits of resources hold for one process each; a cgroup holds for all processes of a sandbox
-together. Where none can be made the sandbox goes without: every process stays limited, and so does
-their number.
+together, and gives each sandbox an equal share of the processors however many processes it runs.
+Where none can be made the session watches memory and CPU time itself (inside/meter.py).
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ from pathlib import Path
 _PREFIX = "rl_code-"
 _SETTLE_S = 2.0
 _numbers = itertools.count()
+# Microseconds over which the kernel counts the use of processors.
+PERIOD_US = 100_000
 
-# By controller: the file that only its cgroups have, and per file what to write; {} takes the
-# limit.
+# By controller and version: per file what to write; {} takes the limit. Only cgroups with that
+# controller have these files.
 _FILES = {
     ("memory", 1): {"memory.limit_in_bytes": "{}"},
     ("memory", 2): {"memory.max": "{}"},
     ("pids", 1): {"pids.max": "{}"},
     ("pids", 2): {"pids.max": "{}"},
+    ("cpu", 1): {"cpu.cfs_period_us": f"{PERIOD_US}", "cpu.cfs_quota_us": "{}"},
+    ("cpu", 2): {"cpu.max": f"{{}} {PERIOD_US}"},
+    # Counts only; in version 2 the controller of processors does that.
+    ("cpuacct", 1): {"cpuacct.usage": "0"},
 }
 
 
@@ -40,8 +46,9 @@ def parents() -> dict[str, tuple[Path, int]]:
         if kind not in ("cgroup", "cgroup2"):
             continue
         version = 1 if kind == "cgroup" else 2
-        for controller in ("memory", "pids"):
-            if controller in found or (version == 1 and controller not in options):
+        for controller in ("memory", "pids", "cpu", "cpuacct"):
+            known = controller not in found and (controller, version) in _FILES
+            if not known or (version == 1 and controller not in options):
                 continue
             path = next(
                 (path for names, path in own.items() if controller in names.split(",")),
@@ -84,7 +91,11 @@ def _remove(folder: Path) -> bool:
 
 
 class Cgroups:
-    """The cgroups of one pool. limits: by controller, bytes of memory and number of processes."""
+    """The cgroups of one pool.
+
+    limits: by controller, bytes of memory, number of processes, microseconds of processor time per
+    PERIOD_US.
+    """
 
     def __init__(self, limits: dict[str, int]):
         self._limits = limits
@@ -92,7 +103,7 @@ class Cgroups:
 
     @property
     def controllers(self) -> tuple[str, ...]:
-        """What is limited here: "memory", "pids", both or neither."""
+        """What is limited or counted here: some of "cpu", "cpuacct", "memory", "pids"."""
         return tuple(sorted(self._parents))
 
     def enclose(self, pid: int) -> list[Path]:
@@ -106,13 +117,23 @@ class Cgroups:
                 if folder not in folders:
                     folders.append(folder)
                 for file, text in _FILES[controller, version].items():
-                    (folder / file).write_text(text.format(self._limits[controller]))
+                    (folder / file).write_text(text.format(self._limits.get(controller)))
             for folder in folders:
                 (folder / "cgroup.procs").write_text(str(pid))
         except OSError:
             self.release(folders)
             raise
         return folders
+
+    def meter(self, folders: list[Path]) -> Path | None:
+        """The file in which a cgroup counts the CPU time of its processes, if one does."""
+        for folder in folders:
+            for name in ("cpuacct.usage", "cpu.stat"):
+                file = folder / name
+                # Version 1 has a cpu.stat, too, without the time used.
+                if file.exists() and (name == "cpuacct.usage" or "usage_usec" in file.read_text()):
+                    return file
+        return None
 
     def release(self, folders: list[Path]) -> None:
         """Removes cgroups whose processes have been killed; one that does not empty is left to the

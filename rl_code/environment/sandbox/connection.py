@@ -7,8 +7,9 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from rl_code.environment.sandbox.errors import CandidateLost, SandboxFault
 from rl_code.environment.sandbox.inside import session, wire
-from rl_code.environment.sandbox.workers import Sandboxes, SandboxFault, Slot
+from rl_code.environment.sandbox.workers import Sandboxes, Slot
 
 # Seconds that a session may answer later than its command's time limit before it is given up.
 GRACE_S = 20.0
@@ -25,10 +26,6 @@ _ERRORS = {
         ValueError,
     )
 }
-
-
-class CandidateLost(RuntimeError):
-    """The sandbox is gone after code of the candidate ran in it: the candidate's own failure."""
 
 
 class Connection:

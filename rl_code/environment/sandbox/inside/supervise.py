@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from . import command
+from .meter import Meter
 
 PIPE_BYTES = 1 << 16
 # The exit code that stands for a command whose time was up.
@@ -67,16 +68,21 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 def watch(
     channel: socket.socket,
     guard: int,
+    meter: Meter,
     timeout: float,
     output: int = -1,
     collected: Output | None = None,
     stdin: int = -1,
     feed: memoryview = NOTHING,
 ) -> dict[str, Any]:
-    """Waits until the command ends, its time is up or the host says stop, then kills what is left.
+    """Waits until the command ends, a limit is reached or the host says stop, then kills what is
+    left.
 
     guard: pid of the first process of the command's pid namespace. output, stdin: descriptors of
-    the command's pipes, closed here; -1 for none. Returns status (an exit code), timed_out, seconds.
+    the command's pipes, closed here; -1 for none.
+
+    Returns status (an exit code), timed_out (wall-clock), exceeded (a limit, see Meter, or ""),
+    seconds (wall-clock) and cpu_s (CPU seconds of all its processes).
     """
     start = time.monotonic()
     process = os.pidfd_open(guard)
@@ -88,12 +94,19 @@ def watch(
         os.set_blocking(stdin, False)
         poll.register(stdin, select.POLLOUT)
     ended = stopped = timed_out = False
+    exceeded = ""
+    next_look = start + meter.pause_s()
     while not (ended or stopped):
-        left = start + timeout - time.monotonic()
-        timed_out = left <= 0
+        now = time.monotonic()
+        timed_out = now >= start + timeout
         if timed_out:
             break
-        for descriptor, event in poll.poll(left * 1000):
+        if now >= next_look:
+            exceeded = meter.exceeded()
+            next_look = now + meter.pause_s()
+        if exceeded:
+            break
+        for descriptor, event in poll.poll((min(start + timeout, next_look) - now) * 1000):
             if descriptor == process:
                 ended = True
             elif descriptor == channel.fileno():
@@ -112,6 +125,8 @@ def watch(
                     os.close(stdin)
                     stdin = -1
     seconds = time.monotonic() - start
+    # Without a cgroup what a process has used is gone once it is killed.
+    cpu_s = meter.cpu_s()
     if stopped:
         # The guard knows whether the command had already ended, and with which code.
         signal.pidfd_send_signal(process, signal.SIGTERM)
@@ -127,7 +142,13 @@ def watch(
         while data := os.read(output, PIPE_BYTES):
             collected.add(data)
         os.close(output)
-    return {"status": command.exit_code(status), "timed_out": timed_out, "seconds": seconds}
+    return {
+        "status": command.exit_code(status),
+        "timed_out": timed_out,
+        "exceeded": exceeded,
+        "seconds": seconds,
+        "cpu_s": max(cpu_s, meter.cpu_s()),
+    }
 
 
 def _feed(stdin: int, feed: memoryview) -> memoryview:

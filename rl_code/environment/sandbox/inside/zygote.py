@@ -87,6 +87,9 @@ def _keep(channel: socket.socket, limits: dict[str, Any]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     channel.send(b"k")
+    _, passed, _, _ = socket.recv_fds(channel, 1, 1)
+    # The host puts this process into its cgroup meanwhile, and passes the file that measures it.
+    limits["meter"] = passed[0] if passed else -1
     users = kernel.CLONE_NEWUSER if limits["own_users"] else 0
     while channel.recv(1, socket.MSG_PEEK):
         pid = kernel.clone(users | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
