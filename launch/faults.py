@@ -33,8 +33,8 @@ from rl_code.run_config import RunConfig, refuse_sync
 from rl_code.store import audit
 from rl_code.store import steps as steps_lib
 from rl_code.store.store import GroupStore
-from rl_code.train import STORE
 from rl_code.weights.waiting import Deadline
+from rl_code.workdir import STORE
 
 ROOT = Path(__file__).resolve().parents[1]
 # in which others must have what a hung actor held, also while they are starting

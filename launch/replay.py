@@ -18,15 +18,14 @@ from absl import flags as absl_flags
 from launch import flags
 from rl_code import checkpoint, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
-from rl_code.metrics import Progress
+from rl_code.progress import Progress
 from rl_code.replay import replay, same_bits
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
 from rl_code.stop import StopRequest
 from rl_code.store import audit
 from rl_code.store.errors import StoreError
-from rl_code.train import STORE
-from rl_code.workdir import check
+from rl_code.workdir import STORE, check
 
 START = absl_flags.DEFINE_integer(
     "start", 0, "First step: 0, or that of a checkpoint in the workdir.", 0

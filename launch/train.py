@@ -21,6 +21,7 @@ from absl import flags as absl_flags
 
 from launch import flags
 from rl_code import read_config
+from rl_code.act import act
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult
@@ -30,8 +31,9 @@ from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.run_config import RunConfig, meshes
 from rl_code.store.errors import StoreError
 from rl_code.store.heartbeat import Replaced
-from rl_code.train import RESERVED, act, train
+from rl_code.train import train
 from rl_code.weights.versions import WeightError
+from rl_code.workdir import RESERVED
 
 REPORT = ReportConfig()
 

@@ -18,9 +18,9 @@ from rl_code.run import Run
 from rl_code.stop import StopRequest
 from rl_code.store.source import read_ahead
 from rl_code.store.store import GroupStore
-from rl_code.train import STORE
 from rl_code.weights.layout import in_dtype
 from rl_code.weights.versions import Version
+from rl_code.workdir import STORE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,12 +17,14 @@ from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import OptimizerConfig
+from rl_code.metric_writers import WRITERS, WriterSettings
 from rl_code.named import Named, find, make
 from rl_code.read_config import ConfigError
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.engine import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.schedule import AsynchronyConfig
+from rl_code.step_metrics import METRICS, Metric
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig
 from rl_code.tasks.screening import ScreeningConfig
@@ -162,6 +164,34 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MetricsConfig:
+    """Where the numbers of each step go, and which there are beside the usual ones."""
+
+    # Keys of metric_writers.WRITERS, with their settings. "jsonl" must be among them, since the
+    # report and a continued run read its file.
+    writers: tuple[Named, ...] = (Named("jsonl"), Named("tensorboard"))
+    # Keys of step_metrics.METRICS, or functions of one's own, with their settings.
+    extra: tuple[Named, ...] = ()
+
+    def open_settings(self) -> tuple[WriterSettings, ...]:
+        """The writers with their settings. Raises ConfigError."""
+        if "jsonl" not in [writer.name for writer in self.writers]:
+            names = tuple(writer.name for writer in self.writers)
+            raise ConfigError(f"config.metrics.writers = {names}: 'jsonl' must be among them")
+        return tuple(
+            make(WRITERS, named, f"config.metrics.writers.{at}")
+            for at, named in enumerate(self.writers)
+        )
+
+    def extra_functions(self) -> tuple[Metric, ...]:
+        """The extra metrics with their settings. Raises ConfigError."""
+        return tuple(
+            make(METRICS, named, f"config.metrics.extra.{at}")
+            for at, named in enumerate(self.extra)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """Everything a run needs. suites are evaluated before and after training."""
 
@@ -182,8 +212,11 @@ class RunConfig:
     tokenizer: TokenizerConfig = TokenizerConfig()
     # What agents may call, in the order in which prompts declare it.
     tools: tuple[Named, ...] = DEFAULT_TOOLS
+    metrics: MetricsConfig = MetricsConfig()
 
     def __post_init__(self):
+        self.metrics.open_settings()  # a wrong name is found now, not after the warm start
+        self.metrics.extra_functions()
         if not self.model.preset and not self.model.weights:
             raise ConfigError(
                 "config.model.preset = None: without config.model.weights a preset has to say the "

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import jax
 
+from rl_code import read_config
 from rl_code.checkpoint import Checkpoints
 from rl_code.learner.batching import SupervisedBatch, pack_supervised
 from rl_code.learner.update import TrainState, init_state, make_sft_update
-from rl_code.metrics import MetricWriter, Progress
+from rl_code.metric_writers import MetricLog
+from rl_code.progress import Progress
 from rl_code.run import Run
 from rl_code.stop import Stopped, StopRequest
 from rl_code.workdir import MAY_CHANGE
@@ -81,7 +83,12 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
             position = restored.position["example"]
             state = restored.state
         with (
-            MetricWriter(run.journal / FOLDER, start) as writer,
+            MetricLog(
+                run.journal / FOLDER,
+                start,
+                run.config.metrics.open_settings(),
+                read_config.to_dict(run.config),
+            ) as writer,
             Progress("warm start", config.steps, start) as progress,
             stop.deferred(),
         ):

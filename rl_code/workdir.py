@@ -11,11 +11,22 @@ from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig
 
 CONFIG_FILE = "config.json"
+STORE = "store"  # the folder of the groups
+ACTORS = "actors"  # the folder of what actors in other processes measure
+# Names that the processes of a run have of themselves: the learner, and the actor within its
+# process.
+RESERVED = LEARNER, ACTOR = "learner", "actor"
 
 # Keys of a config that may differ between the start of a run and its continuation.
 MAY_CHANGE = (
     "checkpoint",
     "suites",
+    "metrics",
+    # A finished run goes on when its number of steps is raised. Step s then has the learning rate
+    # that it would have in a run of the new length: nothing is remembered of the shorter schedule,
+    # so a cosine that had reached its end rises again to where the longer one is.
+    "train.steps",
+    "train.optimizer.total_steps",
     "rollout.workers",
     "rollout.tool_timeout_s",
     "asynchrony.work",

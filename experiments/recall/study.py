@@ -29,7 +29,8 @@ from rl_code.checkpoint import Checkpoints
 from rl_code.files import write_atomically
 from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.update import OptimizerConfig, TrainState, init_state, make_sft_update
-from rl_code.metrics import MetricWriter, Progress
+from rl_code.metric_writers import MetricLog
+from rl_code.progress import Progress
 from rl_code.stop import Stopped, StopRequest
 
 RESULT = "recall.json"
@@ -204,7 +205,7 @@ def _train(
             state = restored.state
             seconds = restored.position["seconds"]
         with (
-            MetricWriter(folder, start) as writer,
+            MetricLog(folder, start) as writer,
             Progress(name, experiment.steps, start) as bar,
             stop.deferred(),
         ):

@@ -75,6 +75,11 @@ class Actor:
         self._since = time.perf_counter()
         self._lock = threading.Lock()
 
+    @property
+    def claimed(self) -> int:
+        """Items that this actor has got so far."""
+        return self._work.claimed
+
     def turn(self) -> bool:
         """Claims, begins, samples and delivers as far as it can at once; False when there is
         nothing to do.

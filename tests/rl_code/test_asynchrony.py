@@ -20,7 +20,8 @@ from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import StopRequest
 from rl_code.store import audit
-from rl_code.train import STORE, train
+from rl_code.train import train
+from rl_code.workdir import STORE
 
 STEPS = 4
 

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,14 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 import rl_code.files
-from rl_code import types
-from rl_code.metrics import MetricWriter, Progress, read_metrics
+from configs import quickstart
+from rl_code import metric_writers, types
+from rl_code import progress as progress_lib
+from rl_code.metric_writers import JsonLines, MetricLog
+from rl_code.metrics import read_metrics
+from rl_code.progress import Progress
+from rl_code.read_config import ConfigError, build
+from rl_code.run_config import RunConfig
 from rl_code.trajectory_log import TrajectoryLog, read_trajectories, trajectory_steps
 from rl_code.types import Context, Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
 
@@ -87,7 +94,7 @@ def _events(workdir: Path) -> list[Event]:
 
 
 def test_metrics_come_back_as_written(tmp_path):
-    with MetricWriter(tmp_path) as writer:
+    with MetricLog(tmp_path) as writer:
         writer.write(
             0, {"train/loss": np.float32(0.5), "train/steps": np.int32(3), "train/finite": True}
         )
@@ -100,7 +107,7 @@ def test_metrics_come_back_as_written(tmp_path):
 
 
 def test_each_row_is_on_disk_when_write_returns(tmp_path):
-    writer = MetricWriter(tmp_path)
+    writer = MetricLog(tmp_path)
     for step in range(3):
         writer.write(step, {"reward/total": step})
         assert [row["step"] for row in read_metrics(tmp_path)] == list(range(step + 1))
@@ -109,7 +116,7 @@ def test_each_row_is_on_disk_when_write_returns(tmp_path):
 
 def test_resumed_metrics_equal_uninterrupted(tmp_path):
     def run(workdir, start, stop):
-        with MetricWriter(workdir, resume_step=start) as writer:
+        with MetricLog(workdir, resume_step=start) as writer:
             for step in range(start, stop):
                 writer.write(step, {"train/loss": 1 / (step + 1)})
 
@@ -125,7 +132,7 @@ def test_resumed_metrics_equal_uninterrupted(tmp_path):
 
 def test_tensorboard_hides_the_steps_that_are_repeated(tmp_path):
     for start, stop in ((0, 6), (4, 9)):
-        with MetricWriter(tmp_path, resume_step=start) as writer:
+        with MetricLog(tmp_path, resume_step=start) as writer:
             for step in range(start, stop):
                 writer.write(step, {"train/loss": start + step})
     shown: dict[int, float] = {}
@@ -144,26 +151,26 @@ def test_tensorboard_hides_the_steps_that_are_repeated(tmp_path):
 def test_damage_before_the_last_line_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step":0}\nrubbish\n{"step":2}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2.*rubbish"):
-        MetricWriter(tmp_path, resume_step=3)
+        MetricLog(tmp_path, resume_step=3)
 
 
 @pytest.mark.parametrize("value", [None, "high", np.zeros(2), [1.0]])
 def test_a_metric_that_is_not_a_number_is_named(tmp_path, value):
-    with MetricWriter(tmp_path) as writer, pytest.raises(ValueError, match="train/loss"):
+    with MetricLog(tmp_path) as writer, pytest.raises(ValueError, match="train/loss"):
         writer.write(0, {"train/loss": value})
 
 
 def test_a_step_is_written_once(tmp_path):
-    with MetricWriter(tmp_path) as writer:
+    with MetricLog(tmp_path) as writer:
         writer.write(3, {"a/b": 1})
         with pytest.raises(ValueError, match="step=3"):
             writer.write(3, {"a/b": 1})
 
 
 def test_a_full_disk_is_named_and_leaves_whole_rows(tmp_path):
-    writer = MetricWriter(tmp_path)
+    writer = MetricLog(tmp_path)
     writer.write(0, {"a/b": 1})
-    whole = writer._file
+    whole = writer._writers[0]._file
 
     class Full:
         """A file that takes some bytes of a row and then has no room."""
@@ -179,7 +186,7 @@ def test_a_full_disk_is_named_and_leaves_whole_rows(tmp_path):
         def __getattr__(self, name):
             return getattr(whole, name)
 
-    writer._file = Full()
+    writer._writers[0]._file = Full()
     with pytest.raises(OSError, match=r"disk is full.*metrics\.jsonl"):
         writer.write(1, {"a/b": 2})
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step":0,"a/b":1}\n'
@@ -259,7 +266,91 @@ def test_damaged_trajectories_are_named(tmp_path):
         read_trajectories(tmp_path, 3)
 
 
-def test_progress_off_a_terminal_prints_plain_lines():
+class FakeService:
+    """Stands for the packages wandb and trackio, which have the same functions."""
+
+    def __init__(self):
+        self.started, self.rows, self.finished = [], [], 0
+
+    def init(self, **settings):
+        self.started.append(settings)
+        return self
+
+    def log(self, values, step):
+        self.rows.append((step, values))
+
+    def finish(self):
+        self.finished += 1
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_service_gets_the_same_numbers_and_a_restart_goes_on_with_its_run(
+    tmp_path, monkeypatch, name
+):
+    service = FakeService()
+    monkeypatch.setitem(sys.modules, name, service)
+    monkeypatch.setattr(metric_writers.importlib.util, "find_spec", lambda package: package)
+    writer = metric_writers.WRITERS[name](project="p")
+    for step in (0, 1):
+        with MetricLog(tmp_path / "run", step, (JsonLines(), writer), {"seed": 3}) as log:
+            log.write(step, {"a/b": np.float32(step + 0.5), "a/c": math.nan})
+    assert [step for step, _ in service.rows] == [0, 1] and service.finished == 2
+    assert service.rows[1][1]["a/b"] == 1.5 and math.isnan(service.rows[1][1]["a/c"])
+    first, second = service.started
+    assert first == second and first["resume"] == "allow"
+    assert (first["project"], first["name"], first["config"]) == ("p", "run", {"seed": 3})
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_service_that_is_not_installed_names_what_to_install(monkeypatch, name):
+    monkeypatch.setattr(metric_writers.importlib.util, "find_spec", lambda package: None)
+    settings = quickstart.get_config("smoke").to_dict() | {"metrics": {"writers": ("jsonl", name)}}
+    with pytest.raises(
+        ConfigError, match=rf"metrics\.writers\.1.*{name} is not installed; run pip .*\[{name}\]"
+    ):
+        build(RunConfig, settings)
+
+
+def test_the_file_that_a_report_reads_cannot_be_left_out():
+    settings = quickstart.get_config("smoke").to_dict() | {"metrics": {"writers": ("tensorboard",)}}
+    with pytest.raises(ConfigError, match="'jsonl' must be among them"):
+        build(RunConfig, settings)
+
+
+@pytest.fixture
+def every_line(monkeypatch):
+    """Lines of progress may follow each other at once."""
+    monkeypatch.setattr(progress_lib, "_PLAIN_S", 0.0)
+
+
+def test_progress_off_a_terminal_leaves_time_between_two_lines(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress_lib.time, "monotonic", lambda: now[0])
+    text = io.StringIO()
+    with Progress("suite", total=467, file=text) as progress:
+        for done in range(1, 468):
+            now[0] += 1.0
+            progress.update(done)
+    lines = text.getvalue().splitlines()
+    assert len(lines) <= 467 / progress_lib._PLAIN_S + 1
+    assert lines[-1].startswith("suite  467/467")
+
+
+def test_progress_on_a_terminal_is_one_line(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    text = Terminal()
+    with Progress("suite", total=467, file=text) as progress:
+        for done in range(1, 468):
+            progress.update(done)
+    assert text.getvalue().count("\n") <= 2 and "467/467" in text.getvalue()
+
+
+def test_progress_off_a_terminal_prints_plain_lines(every_line):
     text = io.StringIO()
     with Progress("train", total=3, file=text) as progress:
         for step in range(3):
@@ -274,7 +365,7 @@ def test_progress_off_a_terminal_prints_plain_lines():
     assert lines[3:] == ["wrote [report]"]
 
 
-def test_progress_prints_about_a_hundred_lines_of_a_long_run():
+def test_progress_prints_about_a_hundred_lines_of_a_long_run(every_line):
     text = io.StringIO()
     with Progress("train", total=2000, start=1000, file=text) as progress:
         for step in range(1000, 2000):

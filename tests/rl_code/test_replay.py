@@ -22,7 +22,9 @@ from configs import quickstart
 from rl_code import checkpoint
 from rl_code import run as run_lib
 from rl_code import train as train_lib
+from rl_code.act import act
 from rl_code.checkpoint import CheckpointError
+from rl_code.learner import learner as learner_lib
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics
@@ -37,10 +39,11 @@ from rl_code.store.claims import Claims
 from rl_code.store.errors import StoreError
 from rl_code.store.steps import group_path
 from rl_code.store.store import GroupStore
-from rl_code.train import STORE, act, train
+from rl_code.train import train
 from rl_code.types import Group
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.transfer import TransferSubscriber
+from rl_code.workdir import STORE
 from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of
 from tests.rl_code.trajectories import with_context
 
@@ -61,6 +64,7 @@ def make_config(mode: str, k: int) -> RunConfig:
     settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
     settings.rollout.dtype = "bfloat16"
     settings.checkpoint.update(every=2, keep=3)
+    settings.metrics = dict(extra=("sampled_lengths",))
     settings.asynchrony = quickstart.asynchrony(mode, k)
     return build(RunConfig, settings)
 
@@ -89,7 +93,7 @@ def _small():
         patch.setattr(Run, "init_model", init_model)
         patch.setattr(Run, "scheduler", lambda run, sampling: FakeScheduler(vocab=VOCAB))
         patch.setattr(Run, "prompt", lambda run, task: prompt_of(task, VOCAB).tolist())
-        patch.setattr(train_lib, "make_update", functools.cache(train_lib.make_update))
+        patch.setattr(learner_lib, "make_update", functools.cache(learner_lib.make_update))
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
@@ -243,6 +247,28 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
     assert deterministic(tmp_path) == deterministic(recorded)
     assert audit.check(tmp_path / STORE, 1).problems == []
     assert all(sameness(replayed(tmp_path)).values())
+
+
+def test_a_finished_run_goes_on_when_its_steps_are_raised(copy, monkeypatch):
+    done = read_metrics(copy)
+    assert done[0]["lengths/sampled_max"] >= done[0]["lengths/sampled_p50"] > 0
+    played = []
+    monkeypatch.setattr(train_lib, "evaluate", lambda *args: played.append(args[2:]))
+    for steps in (STEPS, STEPS + 2):
+        train(with_steps(make_config("one_step", 1), steps), copy)
+        assert [row["step"] for row in read_metrics(copy)] == list(range(steps))
+        assert played[-1] == ("after", steps)
+    assert read_metrics(copy)[:STEPS] == done
+    report = audit.check(copy / STORE, 1)
+    assert report.consumed == STEPS + 2 and not report.problems
+    with pytest.raises(
+        ConfigError, match=rf"train\.steps = {STEPS}: .* trained for {STEPS + 2} steps already"
+    ):
+        train(make_config("one_step", 1), copy)
+
+
+def with_steps(config: RunConfig, steps: int) -> RunConfig:
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
 
 
 @pytest.mark.parametrize(("mode", "k"), [("sync", 0), ("in_flight", 2)])

@@ -13,7 +13,7 @@ import pytest
 
 from rl_code import provenance, types
 from rl_code.evaluation.suite import SuiteResult, TaskResult
-from rl_code.metrics import MetricWriter
+from rl_code.metric_writers import MetricLog
 from rl_code.report.edits import with_diffs
 from rl_code.report.page import ReportConfig, write_report
 from rl_code.report.trajectories import choose, spread
@@ -96,7 +96,7 @@ def _group(
 
 def _write_run(workdir, steps: int = 3, text: str = HOSTILE) -> None:
     log = TrajectoryLog(workdir, lambda ids: "".join(f"{text}{id}" for id in ids))
-    with MetricWriter(workdir) as writer:
+    with MetricLog(workdir) as writer:
         for step in range(steps):
             writer.write(
                 step,
@@ -223,7 +223,7 @@ def test_every_metric_is_in_exactly_one_place(tmp_path):
         "actor/total_s",
         "actor/decode_s",
     ]
-    with MetricWriter(tmp_path) as writer:
+    with MetricLog(tmp_path) as writer:
         writer.write(0, dict.fromkeys(names, 1.0))
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG, "a run"))
     curves = data["curves"]
@@ -243,7 +243,7 @@ def test_layers_of_time_add_up_to_the_step_and_to_the_actors_time(tmp_path):
         "time/tokens_per_s": 1000.0,
         "time/actor_idle": 0.2,
     }
-    with MetricWriter(tmp_path) as writer:
+    with MetricLog(tmp_path) as writer:
         times = {
             f"{part}/{name}_s": value
             for part, found in (("time", step), ("actor", actor))
@@ -259,11 +259,11 @@ def test_layers_of_time_add_up_to_the_step_and_to_the_actors_time(tmp_path):
 
 
 def test_actors_of_other_processes_are_shown_together(tmp_path):
-    with MetricWriter(tmp_path) as writer:
+    with MetricLog(tmp_path) as writer:
         for step in range(3):
             writer.write(step, {"reward/total": 1.0})
     for name, steps in (("actor-0", (0, 1, 2, 3)), ("actor-1", (1, 3))):
-        with MetricWriter(tmp_path / "actors" / name) as writer:
+        with MetricLog(tmp_path / "actors" / name) as writer:
             for step in steps:
                 writer.write(
                     step,
@@ -334,7 +334,7 @@ def test_evaluations_and_the_warm_start_are_shown(tmp_path):
     _write_run(tmp_path, 1)
     log = TrajectoryLog(tmp_path, str, resume_step=None)
     log.write_evaluation("held_out.before", 0, [_group(0, [True], text="x")])
-    with MetricWriter(tmp_path / "sft") as writer:
+    with MetricLog(tmp_path / "sft") as writer:
         writer.write(7, {"sft/loss": 2.5})
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG))
     labels = [source["label"] for source in data["trajectories"]["sources"]]

@@ -1,0 +1,136 @@
+"""One of the actors that serve a learner in other processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from rl_code import read_config
+from rl_code.metric_writers import MetricLog
+from rl_code.metrics import read_metrics
+from rl_code.progress import Progress
+from rl_code.rollout.actor import Actor
+from rl_code.rollout.multihost import Channel, LeadingWeights, follow
+from rl_code.run import Run
+from rl_code.run_config import RunConfig, refuse_sync
+from rl_code.step_metrics import actor_metrics
+from rl_code.stop import Stopped, StopRequest
+from rl_code.store import steps as steps_lib
+from rl_code.store.claims import Claims
+from rl_code.store.errors import StoreError
+from rl_code.store.store import GroupStore
+from rl_code.weights.stored_subscriber import StoredSubscriber
+from rl_code.weights.transfer import TransferSubscriber
+from rl_code.weights.versions import Subscriber
+from rl_code.weights.waiting import Deadline
+from rl_code.workdir import ACTORS, STORE, check
+
+
+def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.1") -> None:
+    """Samples for the learner of a workdir until its last step is trained on; raises as ``train``.
+
+    name: among the actors of the run. host: address of this machine in numbers. What it did for
+    each version of the weights goes into the folder ``actors/<name>`` of the workdir.
+    """
+    workdir = Path(workdir)
+    deadline_s = config.asynchrony.weights.deadline_s
+    refuse_sync(config)
+    await_store(workdir, config.asynchrony.work.deadline_s)
+    check(workdir, config)
+    with contextlib.ExitStack() as stack:
+        channel = None
+        if jax.process_count() > 1:
+            channel = stack.enter_context(contextlib.closing(Channel(host, deadline_s)))
+        run = stack.enter_context(Run(config, workdir, "actor", channel))
+        stop = stack.enter_context(StopRequest())
+        # all processes stop between the same two calls; one alone stops at once
+        if channel is not None:
+            stack.enter_context(stop.deferred())
+        stored = StoredSubscriber(workdir, run.sampling_model(), name=name)
+        weights = TransferSubscriber(stored, host=host, pull_s=min(30.0, deadline_s))
+        if channel is not None and not channel.leads:
+            rollout = config.rollout
+            engine = run.engine(
+                rollout.sampling, rollout.engine, config.protocol, rollout.dtype, run.rollout_mesh
+            )
+            follow(engine, weights, channel)
+            return
+        if channel is not None:
+            weights = LeadingWeights(weights, channel)
+        stopped = _sample(run, weights, name, stop)
+        if channel is not None:
+            channel.tell("stop")
+        if stopped or stop.requested:
+            raise Stopped(f"{name} stopped; what it held may be taken over")
+
+
+def _sample(run: Run, weights: Subscriber, name: str, stop: StopRequest) -> bool:
+    """Until the run's last step is consumed; returns whether Ctrl-C ended it before."""
+    store = GroupStore(run.workdir / STORE, name)
+    steps = run.config.train.steps
+    with (
+        _open_metrics(run, run.workdir / ACTORS / name) as metrics,
+        Progress(name, steps) as progress,
+    ):
+
+        def report(version: int) -> None:
+            """What was done with the version before, once ``version`` is loaded."""
+            row = actor_metrics(actor.take_stats()) | weights.fetched.metrics()
+            if version > metrics.last_step:
+                metrics.write(version, row)
+            progress.update(
+                version,
+                groups=float(actor.claimed),
+                tokens_per_s=row["engine/generated_per_s"],
+                idle=f"{row['time/actor_idle']:.0%}",
+            )
+
+        actor = make_actor(run, store, weights, report)
+        try:
+            actor.run(lambda: stop.requested or store.is_consumed(steps - 1))
+            report(steps)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            actor.close()
+    return False
+
+
+def make_actor(
+    run: Run,
+    store: GroupStore,
+    weights: Subscriber,
+    on_loaded: Callable[[int], None] = lambda version: None,
+) -> Actor:
+    """An actor of a run, on the devices that sample."""
+    config = run.config.asynchrony
+    scheduler = run.scheduler(run.config.rollout.sampling)
+    return Actor(
+        scheduler,
+        store,
+        Claims(store, config.work),
+        weights,
+        run.tasks,
+        run.episode,
+        config,
+        on_loaded,
+    )
+
+
+def await_store(workdir: Path, deadline_s: float) -> None:
+    """Until a learner has made its store: an actor may be started first."""
+    if not Deadline(deadline_s).wait(lambda: steps_lib.exists(workdir / STORE), poll_s=0.2):
+        raise StoreError(
+            f"no learner has made {workdir / STORE} within {deadline_s:g} s; is --workdir right?"
+        )
+
+
+def _open_metrics(run: Run, folder: Path) -> MetricLog:
+    """Goes on behind the last row that an earlier start of this actor wrote."""
+    rows = read_metrics(folder)
+    start = rows[-1]["step"] + 1 if rows else 0
+    settings = run.config.metrics.open_settings()
+    return MetricLog(folder, start, settings, read_config.to_dict(run.config))

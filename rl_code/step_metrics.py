@@ -1,0 +1,159 @@
+"""What is measured of a training step, and what a user adds to it.
+
+A metric of one's own is a function of the step's groups and of the learner's metrics:
+
+    def lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> Mapping[str, float]:
+        return {"lengths/longest": max(...)}
+
+or a frozen dataclass with settings that is called in the same way. The config lists those that are
+active in ``metrics.extra``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_code.rollout.actor import ActorStats
+from rl_code.schedule import solved
+from rl_code.types import Group
+
+type Metric = Callable[[Sequence[Group], Mapping[str, Any]], Mapping[str, Any]]
+
+
+def sampled_lengths(groups: Sequence[Group], learner: Mapping[str, Any]) -> dict[str, float]:
+    """How many tokens the policy sampled per trajectory: median, 90th percentile, most."""
+    counts = [int(t.sampled.sum()) for group in groups for t in group.trajectories]
+    return {
+        "lengths/sampled_p50": float(np.percentile(counts, 50)),
+        "lengths/sampled_p90": float(np.percentile(counts, 90)),
+        "lengths/sampled_max": float(max(counts)),
+    }
+
+
+# Those that a config may name in ``metrics.extra``.
+METRICS: dict[str, Metric] = {"sampled_lengths": sampled_lengths}
+
+
+def extra_metrics(
+    metrics: Iterable[Metric], groups: Sequence[Group], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the metrics of ``metrics.extra`` give for a step.
+
+    known: the metrics that the step has anyway; the functions get them too.
+
+    Raises ValueError for a name that is not ``group/name`` or that the step has already.
+    """
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        for name, value in metric(groups, known).items():
+            if "/" not in name or name in known or name in found:
+                raise ValueError(
+                    f"{metric!r} gives the metric {name!r}: expected a name like group/name that "
+                    "no other metric has"
+                )
+            found[name] = value
+    return found
+
+
+def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Means over the episodes of one step; version: the learner's, when they were trained on."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    counts = [solved(group) for group in groups]
+    ages = np.concatenate([version - t.versions[t.sampled] for t in trajectories])
+
+    def mean(values) -> float:
+        return float(np.mean([float(value) for value in values]))
+
+    return {
+        "reward/total": mean(t.reward.total for t in trajectories),
+        **{
+            f"reward/{name}": mean(t.reward.components.get(name, 0.0) for t in trajectories)
+            for name in sorted({name for t in trajectories for name in t.reward.components})
+        },
+        "reward/solved": mean(t.solved for t in trajectories),
+        "reward/first_edit": mean(t.first_edit_passed for t in trajectories),
+        "reward/mixed_groups": mean(0 < good < graded for good, graded in counts),
+        "episode/sampled_tokens": mean(t.sampled.sum() for t in trajectories),
+        "episode/tokens": mean(len(t.tokens) for t in trajectories),
+        "episode/turns": mean(
+            sum(turn.role == "assistant" for turn in t.turns) for t in trajectories
+        ),
+        "episode/malformed_calls": mean(t.malformed_calls for t in trajectories),
+        "episode/submitted": mean(t.status == "submitted" for t in trajectories),
+        "episode/faults": float(sum(t.status == "fault" for t in trajectories)),
+        "rollout/sampled_tokens": float(len(ages)),
+        **{
+            f"staleness/{age}": float(np.mean(ages == age))
+            for age in range(int(ages.max(initial=0)) + 1)
+        },
+        "time/tools_s": sum(t.seconds.get("tools", 0.0) for t in trajectories),
+        "time/grade_s": sum(t.seconds.get("grade", 0.0) for t in trajectories),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """Moments of a step, of time.perf_counter."""
+
+    begin: float
+    # when the step was planned, and the tasks for it were screened
+    planned: float
+    # when its groups were there
+    sampled: float
+    # when the update was made
+    trained: float
+    # when the new weights were published
+    published: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.published - self.begin
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds of the parts, and the learner's share without work."""
+        return {
+            "time/step_s": self.seconds,
+            "time/screening_s": self.planned - self.begin,
+            "time/rollout_s": self.sampled - self.planned,
+            "time/update_s": self.trained - self.sampled,
+            "time/publish_s": self.published - self.trained,
+            "time/learner_idle": (self.sampled - self.begin) / self.seconds,
+        }
+
+
+def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
+    """How an actor spent its time since it was last asked; which step that was for may differ.
+
+    engine/hits_*: shares of the context that were found in the cache. engine/*_per_s: tokens per
+    second of wall clock.
+    """
+    if stats is None:
+        return {}
+    rollout = stats.rollout
+    needed = max(stats.rollout.needed_tokens, 1)
+    seconds = max(stats.total_s, 1e-9)
+    return {
+        "engine/generated_tokens": float(rollout.sampled_tokens),
+        "engine/prefilled_tokens": float(rollout.prefilled_tokens),
+        "engine/generated_per_s": rollout.sampled_tokens / seconds,
+        "engine/prefilled_per_s": rollout.prefilled_tokens / seconds,
+        "engine/prefix_hit_rate": rollout.prefix_hit_rate,
+        "engine/hits_groups": rollout.found_in_groups / needed,
+        "engine/hits_turns": rollout.found_in_turns / needed,
+        "engine/hits_tasks": rollout.found_in_tasks / needed,
+        "engine/occupancy": rollout.occupancy,
+        "engine/preempted": float(rollout.preempted),
+        "engine/kv_mib": rollout.kv_bytes / 2**20,
+        "actor/decode_s": rollout.decode_s,
+        "actor/prefill_s": rollout.prefill_s,
+        "actor/tool_wait_s": rollout.wait_s,
+        "actor/idle_s": stats.idle_s,
+        "actor/total_s": stats.total_s,
+        "time/actor_idle": stats.idle_share,
+        "time/actor_waits": rollout.wait_s / seconds,
+    }
