@@ -28,14 +28,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     config.mesh.update(data=1)
     config.rollout.update(apart=True)
     config.train.update(steps=steps)
-    config.train.optimizer.update(total_steps=steps)
-    config.train.pack.update(max_staleness=1)
     config.suites = config.suites[:1]
     if arg != "smoke":
         config.suites[0].update(samples=4)
         config.checkpoint.update(every=12)
-    config.asynchrony = quickstart.asynchrony("one_step", 1)
-    config.asynchrony.weights.update(keep=6)
+    # old enough for every variant of the sweep
+    config.asynchrony = dict(mode="one_step", max_staleness=1, weights=dict(keep=6))
     return config
 
 
@@ -66,7 +64,6 @@ def schedule(mode: str, bound: int) -> dict:
     return {
         "asynchrony.mode": mode,
         "asynchrony.max_staleness": bound,
-        "train.pack.max_staleness": bound,
     }
 
 

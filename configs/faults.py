@@ -19,11 +19,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     steps = 16 if arg == "smoke" else 240
     config.mesh.update(data=1)
     config.train.update(steps=steps, tasks_per_step=4, group_size=2)
-    config.train.optimizer.update(total_steps=steps)
-    config.train.pack.update(rows=8, max_staleness=1)
     config.train.update(micro_batches=4)
     config.checkpoint.update(every=3)
     config.suites = ()
-    config.asynchrony = quickstart.asynchrony("one_step", 1)
-    config.asynchrony.work.update(heartbeat_timeout_s=5.0)
+    config.asynchrony = dict(mode="one_step", work=dict(heartbeat_timeout_s=5.0))
     return config

@@ -115,4 +115,4 @@ def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer
 
 
 if __name__ == "__main__":
-    flags.run(main, needs_workdir=False, expected=(SandboxUnavailable,))
+    flags.run(main, kind=RunConfig, needs_workdir=False, expected=(SandboxUnavailable,))

@@ -302,4 +302,4 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    flags.run(main, expected=(FaultsError,))
+    flags.run(main, kind=RunConfig, expected=(FaultsError,))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import sys
 import textwrap
 import threading
@@ -24,6 +25,7 @@ from ml_collections import config_flags
 
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
+from rl_code import read_config
 from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
 from rl_code.tasks.records import TaskFileError
@@ -40,16 +42,48 @@ config_flags.DEFINE_config_file(
     "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke.",
     lock_config=True,
 )
+_OFF = re.compile(r"--?config\.([\w.]+)=None")
+
+
+class _Complete(flags.ArgumentParser):
+    """Reads a config file and adds the keys that it leaves out, so that each can be overridden.
+
+    reader: finds and loads the file.
+    kind: the dataclass that the config fills.
+    off: keys given as --config.<section>=None, which switch a part off; a section has no type that
+      could read this.
+    """
+
+    def __init__(self, reader: flags.ArgumentParser, kind: type, off: Sequence[str]):
+        self._reader = reader
+        self._kind = kind
+        self._off = off
+
+    def parse(self, path: str) -> ml_collections.ConfigDict:
+        found = self._reader.parse(path)
+        found.keys()  # a file that could not be found says so on its first use
+        config = read_config.complete(self._kind, found)
+        for key in self._off:
+            *sections, name = key.split(".")
+            section = config
+            for part in sections:
+                section = section[part]
+            with section.ignore_type():
+                section[name] = None
+        return config.lock()
 
 
 def run(
     main: Callable[[ml_collections.ConfigDict, str | None], Any],
     *,
+    kind: type | None = None,
     needs_workdir: bool = True,
     expected: tuple[type[Exception], ...] = (),
     lasting: tuple[type[Exception], ...] = (),
 ) -> NoReturn:
     """Parses the command line, calls ``main(config, workdir)`` and exits.
+
+    kind: the dataclass that the config fills; keys that its file leaves out can then be set too.
 
     A wrong command line, a ConfigError, a TaskFileError and the errors in ``lasting`` (exit code 2:
     starting again does not help), a CheckpointError, a full disk and the errors in ``expected``
@@ -76,6 +110,11 @@ def run(
             )
         return 0
 
+    if kind is not None:
+        off = [found[1] for argument in sys.argv if (found := _OFF.fullmatch(argument))]
+        sys.argv = [argument for argument in sys.argv if not _OFF.fullmatch(argument)]
+        flag = flags.FLAGS["config"]
+        flag.parser = _Complete(flag.parser, kind, off)
     app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))
 
 

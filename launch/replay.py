@@ -73,4 +73,4 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 
 if __name__ == "__main__":
-    flags.run(main, expected=(SandboxUnavailable, StoreError))
+    flags.run(main, kind=RunConfig, expected=(SandboxUnavailable, StoreError))

@@ -20,12 +20,12 @@ from rl_code.stop import StopRequest
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = read_config.build(RunConfig, config)
-    if not run_config.sft.steps:
-        raise read_config.ConfigError("config.sft.steps = 0: this config has no warm start")
+    if run_config.sft is None:
+        raise read_config.ConfigError("config.sft = None: this config has no warm start")
     flags.use_virtual_devices(*meshes(run_config))
     with Run(run_config, Path(workdir)) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
         sft.warm_start(run, stop)
 
 
 if __name__ == "__main__":
-    flags.run(main, expected=(SandboxUnavailable, FloatingPointError))
+    flags.run(main, kind=RunConfig, expected=(SandboxUnavailable, FloatingPointError))

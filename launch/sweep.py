@@ -118,6 +118,7 @@ def plan(
     Raises ConfigError for a wrong override, for the same run twice, and for one name of several
     variants.
     """
+    config = read_config.complete(RunConfig, config)
     runs: dict[Path, SweepRun] = {}
     variants: dict[str, dict[str, Any]] = {}
     for given in sweep:
@@ -353,4 +354,4 @@ def _suite_cells(results: Sequence[Sequence[SuiteResult]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    flags.run(main, expected=(SweepError,))
+    flags.run(main, kind=RunConfig, expected=(SweepError,))

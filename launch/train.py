@@ -101,6 +101,7 @@ def show_difference(console: rich.console.Console, results: list[SuiteResult]) -
 if __name__ == "__main__":
     flags.run(
         main,
+        kind=RunConfig,
         expected=(SandboxUnavailable, StoreError, WeightError, RolloutTimeout, ProcessLost),
         # steps repeat exactly, so the same loss would not be finite again
         lasting=(FloatingPointError, Replaced),

@@ -33,8 +33,15 @@ RULES: dict[str, str | None] = {
 class MeshConfig:
     """Devices along each mesh axis; data 0 means all devices that are left."""
 
-    data: int
-    tensor: int
+    data: int = 1
+    tensor: int = 1
+
+    def __post_init__(self):
+        if self.data < 0 or self.tensor < 1:
+            raise ValueError(
+                f"data={self.data} must be at least 0 (all devices that are left) and "
+                f"tensor={self.tensor} at least 1"
+            )
 
 
 MESHES = {

@@ -26,6 +26,24 @@ class ConfigError(ValueError):
     """
 
 
+def follows(key: str, standard: Any) -> Any:
+    """A field of a config's dataclass that is no key of the file: its value is that of ``key``.
+
+    standard: the value where the dataclass is made without a run.
+    """
+    return dataclasses.field(default=standard, metadata={"follows": key})
+
+
+def at_least(section: Any, **least: int) -> None:
+    """Raises ValueError, which names the field, for one that is less than said; None is passed
+    over.
+    """
+    for name, smallest in least.items():
+        value = getattr(section, name)
+        if value is not None and value < smallest:
+            raise ValueError(f"{name}={value} must be at least {smallest}")
+
+
 def build[T](
     cls: type[T], config: Mapping[str, Any] | ml_collections.ConfigDict, path: str = "config"
 ) -> T:
@@ -43,8 +61,13 @@ def build[T](
             f"{path} = {config!r}: expected a section with the keys {', '.join(_names(cls))}"
         )
     names = _names(cls)
+    sources = {f.name: f.metadata["follows"] for f in _followers(cls)}
     hints = typing.get_type_hints(cls)
     for key in config:
+        if key in sources:
+            raise ConfigError(
+                f"{path}.{key}: no such key; its value is that of config.{sources[key]}"
+            )
         if key not in names:
             raise ConfigError(
                 f"{path}.{key}: no such key.{_suggest(str(key), names)} {path} has: "
@@ -52,6 +75,8 @@ def build[T](
             )
     values = {}
     for field in dataclasses.fields(cls):
+        if field.name in sources:
+            continue
         value = _value(config, field.name)
         if value is not _MISSING:
             values[field.name] = _convert(hints[field.name], value, f"{path}.{field.name}")
@@ -61,8 +86,42 @@ def build[T](
             )
     try:
         return cls(**values)
+    except ConfigError:  # names its key already
+        raise
     except ValueError as error:  # the dataclass's own check of its values
         raise ConfigError(f"{path}: {error}") from error
+
+
+def complete(cls: type, config: Mapping[str, Any] | ml_collections.ConfigDict) -> Any:
+    """A copy of a config that also has the keys which its file leaves out, so that each can be
+    overridden: with their defaults, or as placeholders of their type where the default is None.
+
+    Keys that are missing or unknown are left to ``build``.
+    """
+    completed = ml_collections.ConfigDict()
+    plain = ml_collections.ConfigDict(config)
+    for key in plain:
+        if key not in _names(cls):
+            completed[key] = plain[key]
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if "follows" in field.metadata:
+            continue
+        hint = hints[field.name]
+        value = _value(plain, field.name)
+        if value is _MISSING:
+            value = _default(field)
+        if value is _MISSING:
+            continue
+        section = _section(hint)
+        if section is not None and isinstance(value, Mapping | ml_collections.ConfigDict):
+            value = complete(section, value)
+        elif section is not None and isinstance(value, tuple | list):
+            value = tuple(complete(section, one) for one in value)
+        elif value is None and (scalar := _scalar(hint)) is not None:
+            value = ml_collections.config_dict.placeholder(scalar)
+        completed[field.name] = value
+    return completed
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -74,8 +133,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def to_json(config: Any) -> str:
     """The canonical JSON text of a dataclass or mapping: keys sorted, tuples as lists."""
-    plain = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config
-    return json.dumps(plain, sort_keys=True, indent=2)
+    return json.dumps(_keys_and_values(config), sort_keys=True, indent=2)
 
 
 def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
@@ -117,6 +175,17 @@ def lookup(config: Any, key: str) -> Any:
     return value
 
 
+def _keys_and_values(config: Any) -> Any:
+    """Nested dicts and lists of what a config file could say."""
+    if dataclasses.is_dataclass(config):
+        return {name: _keys_and_values(getattr(config, name)) for name in _names(type(config))}
+    if isinstance(config, Mapping):
+        return {key: _keys_and_values(value) for key, value in config.items()}
+    if isinstance(config, tuple | list):
+        return [_keys_and_values(value) for value in config]
+    return config
+
+
 def _diff(a: Any, b: Any, path: str) -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         found = []
@@ -130,7 +199,13 @@ def _diff(a: Any, b: Any, path: str) -> list[str]:
 
 
 def _names(cls: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls)]
+    """The keys of a section."""
+    return [field.name for field in dataclasses.fields(cls) if "follows" not in field.metadata]
+
+
+def _followers(cls: type) -> list[dataclasses.Field]:
+    """The fields that ``follows`` made."""
+    return [field for field in dataclasses.fields(cls) if "follows" in field.metadata]
 
 
 def _value(config: Mapping[str, Any] | ml_collections.ConfigDict, name: str) -> Any:
@@ -139,6 +214,34 @@ def _value(config: Mapping[str, Any] | ml_collections.ConfigDict, name: str) -> 
         return config[name] if name in config else _MISSING
     except ml_collections.config_dict.RequiredValueError:
         return _MISSING
+
+
+def _default(field: dataclasses.Field) -> Any:
+    """What a file could say instead of leaving the key out."""
+    if field.default is not dataclasses.MISSING:
+        return _keys_and_values(field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return _keys_and_values(field.default_factory())
+    return _MISSING
+
+
+def _section(hint: Any) -> type | None:
+    """The dataclass that a section, or each of a tuple of sections, becomes."""
+    if dataclasses.is_dataclass(hint):
+        return None if hasattr(hint, "from_config") else hint
+    found = [_section(member) for member in typing.get_args(hint)]
+    found = [section for section in found if section is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def _scalar(hint: Any) -> type | None:
+    """The one of int, float, bool and str that a key which may be None takes."""
+    members = [member for member in typing.get_args(hint) if member is not type(None)]
+    if len(members) != 1:
+        return None
+    if typing.get_origin(members[0]) is typing.Literal:
+        return type(typing.get_args(members[0])[0])
+    return members[0] if members[0] in (int, float, bool, str) else None
 
 
 def _suggest(key: str, names: list[str]) -> str:

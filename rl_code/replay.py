@@ -47,7 +47,7 @@ def replay(
     that is kept. The state of a step is only good until the next. Raises CheckpointError when there
     is no such checkpoint, StoreError for a group that is damaged.
     """
-    model = sft.warm_start(run, stop).model if run.config.sft.steps else run.init_model()
+    model = sft.warm_start(run, stop).model if run.config.sft else run.init_model()
     learn = Learner(run.config.train, run.rows_sharding, model)
     state = init_state(model, run.config.train.optimizer)
     if start:

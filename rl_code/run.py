@@ -36,7 +36,7 @@ from rl_code.run_config import RunConfig, SuiteConfig, meshes
 from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
 from rl_code.tasks.api import find_source
-from rl_code.tasks.demonstrations import Segment, demonstrate
+from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate
 from rl_code.tasks.screening import TaskPool
 from rl_code.trajectory_log import TrajectoryLog
 from rl_code.types import Limits, Task, Trajectory
@@ -185,9 +185,9 @@ class Run:
     def demonstration(self, index: int) -> list[Segment]:
         """Demonstration ``index`` of the training tasks; the same for the same config."""
         rng = random.Random(f"demonstration/{self.config.seed}/{index}")
-        return demonstrate(
-            self.tasks[index], rng, self.config.sft.demonstration, self.config.limits
-        )
+        # without a warm start they still are what a tokenizer is trained on
+        kind = self.config.sft.demonstration if self.config.sft else DemonstrationConfig()
+        return demonstrate(self.tasks[index], rng, kind, self.config.limits)
 
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
         """The copy of a model that samples, in the rollout's dtype unless another is given."""

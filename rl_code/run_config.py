@@ -9,6 +9,7 @@ from attention.methods import METHODS, Method
 from models.families import PRESETS
 from models.sharding import MeshConfig
 from models.transformer import ModelConfig
+from rl_code.derive import settle
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
 from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
@@ -19,7 +20,7 @@ from rl_code.learner.losses import LossConfig
 from rl_code.learner.update import OptimizerConfig
 from rl_code.metric_writers import WRITERS, WriterSettings
 from rl_code.named import Named, find, make
-from rl_code.read_config import ConfigError
+from rl_code.read_config import ConfigError, at_least
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.engine import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
@@ -35,13 +36,15 @@ from rl_code.types import Limits
 class ModelSpec:
     """The model that is trained."""
 
-    dtype: str
-    remat: bool
     # A key of models.families.PRESETS, or package.module:object; weights tell their shape without.
     preset: str | None = None
     # A Hugging Face folder, a .gguf file, or a run's workdir, perhaps with @ and a step; "" for
     # random parameters (``rl_code.origin``).
     weights: str = ""
+    # Of the weights that are trained.
+    dtype: str = "float32"
+    # Whether activations are computed again in the backward pass, to save memory.
+    remat: bool = False
     # The methods of attention of the first layers, repeated until all layers have one; one name
     # stands for all layers, None for the preset's.
     attention: tuple[Named, ...] | Named | None = None
@@ -74,93 +77,119 @@ class TokenizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig:
-    """workers: threads that wait for sandboxes. tool_timeout_s: see Scheduler. dtype: of the
-    sampling copy.
+    """How episodes are sampled."""
 
-    mesh: devices of an actor. apart: whether an actor in the learner's process has devices of its
-    own, after the learner's; else it samples on the learner's. prefill_mesh: devices after those
-    that prefill prompts; None to prefill where rows decode.
-    """
-
-    engine: EngineConfig
-    sampling: SamplingConfig
-    workers: int
-    tool_timeout_s: float
-    dtype: str
-    mesh: MeshConfig
-    apart: bool
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    # Threads that wait for sandboxes.
+    workers: int = 4
+    # Seconds after which a tool that does not answer is a fault; see Scheduler.
+    tool_timeout_s: float = 60.0
+    # Of the copy of the model that samples; None for that of the model.
+    dtype: str | None = None
+    # Devices of an actor.
+    mesh: MeshConfig = MeshConfig()
+    # Whether an actor in the learner's process has devices of its own, after the learner's; else it
+    # samples on the learner's.
+    apart: bool = False
+    # Devices after those that prefill prompts; None to prefill where rows decode.
     prefill_mesh: MeshConfig | None = None
+
+    def __post_init__(self):
+        at_least(self, workers=1)
+        if not self.tool_timeout_s > 0:
+            raise ValueError(f"tool_timeout_s={self.tool_timeout_s} must be positive")
 
 
 @dataclasses.dataclass(frozen=True)
 class SftConfig:
-    """Warm start on demonstrations; steps 0 skips it.
-
-    demonstrations: distinct ones, gone through again and again; they are cut to ``slots`` tokens.
-    rows x slots: tokens of one batch. checkpoint_every: steps between checkpoints.
-    """
+    """Warm start on demonstrations."""
 
     steps: int
-    demonstrations: int
-    demonstration: DemonstrationConfig
-    rows: int
-    slots: int
-    micro_batches: int
-    checkpoint_every: int
     optimizer: OptimizerConfig
+    # Distinct ones, gone through again and again; they are cut to ``slots`` tokens.
+    demonstrations: int = 60_000
+    demonstration: DemonstrationConfig = DemonstrationConfig()
+    # Shape of one batch in tokens.
+    rows: int = 32
+    slots: int = 160
+    micro_batches: int = 1
+    # Steps between checkpoints.
+    checkpoint_every: int = 50
+
+    def __post_init__(self):
+        at_least(
+            self,
+            steps=1,
+            demonstrations=1,
+            rows=1,
+            slots=2,
+            micro_batches=1,
+            checkpoint_every=1,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Reinforcement learning.
+    """Reinforcement learning."""
 
-    tasks_per_step groups of group_size episodes make a batch, on which ``epochs`` updates are made.
-    advantage: a member of learner.advantages.ADVANTAGES. screening: trains only on tasks that the
-    policy solves sometimes; None on all.
-    """
-
+    # May be raised on a run that has finished, which then goes on; see also
+    # ``OptimizerConfig.total_steps``.
     steps: int
+    # Groups of a batch, and episodes of a group.
     tasks_per_step: int
     group_size: int
-    epochs: int
-    advantage: Named
-    loss: LossConfig
     optimizer: OptimizerConfig
-    pack: PackConfig
-    micro_batches: int
-    screening: ScreeningConfig | None
+    # Updates made on each batch.
+    epochs: int = 1
+    # A member of learner.advantages.ADVANTAGES.
+    advantage: Named = Named("grpo")
+    loss: LossConfig = LossConfig()
+    pack: PackConfig = PackConfig()
+    # Parts of a batch whose gradients are computed one after another; None for one row a device.
+    micro_batches: int | None = None
+    # Trains only on tasks that the policy solves sometimes; None on all.
+    screening: ScreeningConfig | None = None
 
     def __post_init__(self):
-        make(ADVANTAGES, self.advantage, "train.advantage")
+        at_least(self, steps=0, tasks_per_step=1, group_size=1, epochs=1, micro_batches=1)
+        make(ADVANTAGES, self.advantage, "config.train.advantage")
 
 
 @dataclasses.dataclass(frozen=True)
 class SuiteConfig:
-    """One held-out suite: the first ``count`` tasks (0 for all) whose prompt fits, ``samples``
-    episodes each.
-
-    shortest: the ``count`` with the shortest prompts instead of the first. protocol, limits,
-    engine, dtype (of the sampling copy): None for those of training.
-    """
+    """One held-out suite; fields that are None are those of training."""
 
     name: str
     tasks: Named
-    count: int
-    samples: int
-    sampling: SamplingConfig
+    # The first so many tasks whose prompt fits; 0 for all.
+    count: int = 0
+    # Episodes of each task.
+    samples: int = 1
+    sampling: SamplingConfig | None = None
+    # The ``count`` tasks with the shortest prompts instead of the first.
     shortest: bool = False
     protocol: Named | None = None
     limits: Limits | None = None
     engine: EngineConfig | None = None
+    # Of the copy of the model that samples.
     dtype: str | None = None
+
+    def __post_init__(self):
+        at_least(self, count=0, samples=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """every: steps between checkpoints. keep: how many stay."""
+    """When the state is written down."""
 
-    every: int
-    keep: int
+    # Steps between checkpoints.
+    every: int = 20
+    # How many stay.
+    keep: int = 2
+
+    def __post_init__(self):
+        at_least(self, every=1, keep=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,28 +222,39 @@ class MetricsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything a run needs. suites are evaluated before and after training."""
+    """Everything a run needs. What a file leaves out has its value here, or follows from the rest
+    (``derive.settle``), so that a RunConfig is always complete.
+    """
 
-    seed: int
-    mesh: MeshConfig
     model: ModelSpec
     protocol: Named
     tasks: Named
     limits: Limits
-    sandbox: SandboxConfig
     reward: RewardConfig
-    rollout: RolloutConfig
-    sft: SftConfig
     train: TrainConfig
-    suites: tuple[SuiteConfig, ...]
-    checkpoint: CheckpointConfig
-    asynchrony: AsynchronyConfig
     tokenizer: TokenizerConfig = TokenizerConfig()
     # What agents may call, in the order in which prompts declare it.
     tools: tuple[Named, ...] = DEFAULT_TOOLS
+    seed: int = 0
+    # Devices that learn.
+    mesh: MeshConfig = MeshConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    # None to begin with the model as it is.
+    sft: SftConfig | None = None
+    # Evaluated before and after training.
+    suites: tuple[SuiteConfig, ...] = ()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    asynchrony: AsynchronyConfig = AsynchronyConfig()
     metrics: MetricsConfig = MetricsConfig()
 
     def __post_init__(self):
+        self._check_names()
+        for name, section in settle(self).items():
+            object.__setattr__(self, name, section)
+        self._check_agreement()
+
+    def _check_names(self) -> None:
         self.metrics.open_settings()  # a wrong name is found now, not after the warm start
         self.metrics.extra_functions()
         if not self.model.preset and not self.model.weights:
@@ -227,51 +267,61 @@ class RunConfig:
         if methods is not None and shape is not None:
             dataclasses.replace(shape, attention=methods)
         # A wrong name is found now and not in the first episode.
-        tools = find_tools(self.tools, "tools")
-        find_protocol(self.protocol, tools, "protocol")
-        for i, suite in enumerate(self.suites):
-            find_protocol(suite.protocol or self.protocol, tools, f"suites[{i}].protocol")
-        find_signals(self.reward, "reward")
-        source = find_source(self.tasks, "tasks")
-        if self.tokenizer.source == "train" and not source.demonstrated:
-            raise ValueError(
-                "tokenizer.source='train' trains on demonstrations, which "
-                f"tasks.name={self.tasks.name!r} lacks"
-            )
-        for i, suite in enumerate(self.suites):
-            if find_source(suite.tasks, f"suites[{i}].tasks").endless and suite.shortest:
+        tools = find_tools(self.tools, "config.tools")
+        find_protocol(self.protocol, tools, "config.protocol")
+        find_signals(self.reward, "config.reward")
+        for at, suite in enumerate(self.suites):
+            path = f"config.suites[{at}]"
+            find_protocol(suite.protocol or self.protocol, tools, f"{path}.protocol")
+            if find_source(suite.tasks, f"{path}.tasks").endless and suite.shortest:
                 raise ValueError(
                     f"suite {suite.name}: shortest=True sorts all tasks, and generated ones are "
                     "endless"
                 )
-        if self.limits.tokens > self.rollout.engine.length:
+        names = [suite.name for suite in self.suites]
+        if len(set(names)) < len(names):
+            raise ValueError(f"suites {names} must have names of their own")
+
+    def _check_agreement(self) -> None:
+        """What no section can see alone."""
+        train = self.train
+        demonstrated = find_source(self.tasks, "config.tasks").demonstrated
+        if self.tokenizer.source == "train" and not demonstrated:
             raise ValueError(
-                f"limits.tokens={self.limits.tokens} must not exceed "
-                f"rollout.engine.length={self.rollout.engine.length}"
+                "tokenizer.source='train' trains on demonstrations, which "
+                f"tasks.name={self.tasks.name!r} lacks"
             )
-        if self.train.pack.prompt_slots and self.train.epochs > 1:
+        if self.sft is not None and not demonstrated:
             raise ValueError(
-                f"train.pack.prompt_slots={self.train.pack.prompt_slots} means two phases, whose "
-                "first is good for one "
-                f"update: train.epochs={self.train.epochs} must be 1"
+                f"sft trains on demonstrations, which tasks.name={self.tasks.name!r} lacks; "
+                "leave it out"
             )
-        if self.train.pack.max_staleness != self.asynchrony.max_staleness:
+        played = [("", self.limits, "rollout.engine", self.rollout.engine)]
+        for at, suite in enumerate(self.suites):
+            name = f"suites[{at}]."
+            shapes = suite.engine or self.rollout.engine
+            played.append((name, suite.limits or self.limits, f"{name}engine", shapes))
+        for name, limits, engine, shapes in played:
+            if limits.tokens > shapes.length:
+                raise ValueError(
+                    f"{name}limits.tokens={limits.tokens} must not exceed "
+                    f"{engine}.length={shapes.length}"
+                )
+        if train.pack.prompt_slots and train.epochs > 1:
             raise ValueError(
-                f"train.pack.max_staleness={self.train.pack.max_staleness} must equal "
-                f"asynchrony.max_staleness={self.asynchrony.max_staleness}"
+                f"train.pack.prompt_slots={train.pack.prompt_slots} means two phases, whose first "
+                f"is good for one update: train.epochs={train.epochs} must be 1"
             )
-        if self.train.pack.drop_uninformative and (
-            self.train.loss.kl_coef or self.train.loss.entropy_coef
-        ):
+        if train.pack.drop_uninformative and (train.loss.kl_coef or train.loss.entropy_coef):
             raise ValueError(
                 "train.pack.drop_uninformative=True drops groups that "
-                f"kl_coef={self.train.loss.kl_coef} and "
-                f"entropy_coef={self.train.loss.entropy_coef} would learn from"
+                f"kl_coef={train.loss.kl_coef} and entropy_coef={train.loss.entropy_coef} would "
+                "learn from"
             )
-        if self.train.loss.temperature != (self.rollout.sampling.temperature or 1.0):
+        if train.pack.rows % train.micro_batches:
             raise ValueError(
-                f"train.loss.temperature={self.train.loss.temperature} must equal the sampler's, "
-                f"rollout.sampling.temperature={self.rollout.sampling.temperature}"
+                f"train.pack.rows={train.pack.rows} must divide into "
+                f"train.micro_batches={train.micro_batches}"
             )
 
 

@@ -39,35 +39,37 @@ MODES = {"sync": (0, 0), "one_step": (1, 1), "in_flight": (1, None)}  # least an
 class AsynchronyConfig:
     """How far sampling may run ahead of training.
 
-    mode: see above. max_staleness: k. recompute: "in_flight" only; whether the keys of episodes in
+    mode: see above. max_staleness: k; in a run None is the least of the mode. recompute: "in_flight" only; whether the keys of episodes in
     progress are computed anew with new weights, or kept. work: between processes. weights: how
     versions are kept.
     """
 
-    mode: Literal["sync", "one_step", "in_flight"]
-    max_staleness: int
-    recompute: bool
-    work: WorkConfig
-    weights: WeightsConfig
+    mode: Literal["sync", "one_step", "in_flight"] = "sync"
+    max_staleness: int | None = None
+    recompute: bool = False
+    work: WorkConfig = WorkConfig()
+    weights: WeightsConfig = WeightsConfig()
 
     def __post_init__(self):
         if self.mode not in MODES:
             raise ValueError(f"mode={self.mode!r} is not one of {', '.join(MODES)}")
+        if self.recompute and self.mode != "in_flight":
+            raise ValueError(
+                f"recompute=True has no meaning in mode={self.mode!r}, which never swaps weights"
+            )
+        if self.max_staleness is None:
+            return
         least, most = MODES[self.mode]
         if self.max_staleness < least or (most is not None and self.max_staleness > most):
             wanted = f"at least {least}" if most is None else str(most)
             raise ValueError(
                 f"max_staleness={self.max_staleness} must be {wanted} in mode={self.mode!r}"
             )
-        if self.weights.keep <= self.max_staleness:
+        if self.weights.keep is not None and self.weights.keep <= self.max_staleness:
             raise ValueError(
                 f"weights.keep={self.weights.keep} must be more than "
                 f"max_staleness={self.max_staleness}: "
                 "actors sample with versions that old"
-            )
-        if self.recompute and self.mode != "in_flight":
-            raise ValueError(
-                f"recompute=True has no meaning in mode={self.mode!r}, which never swaps weights"
             )
 
 

@@ -76,7 +76,7 @@ def train(
         own(workdir, config)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
         provenance.record(run.journal)
-        if run.config.sft.steps:
+        if run.config.sft is not None:
             model = sft.warm_start(run, stop).model
         else:
             model = run.init_model()

@@ -114,7 +114,7 @@ def test_every_override_of_a_sweep_is_a_key_of_the_config(path):
 
 def test_every_key_is_read():
     read = set()
-    for folder in ("rl_code", "models", "attention", "launch"):
+    for folder in ("rl_code", "models", "attention", "launch", "experiments"):
         for path in (ROOT / folder).rglob("*.py"):
             read |= attributes_read(ast.parse(path.read_text()))
     assert [unread(kind, read) for kind in (RunConfig, *KINDS.values())] == [[]] * (1 + len(KINDS))

@@ -23,12 +23,14 @@ import numpy as np
 from pallas_kernels.tokens import Tokens, packed_rows
 from rl_code.learner.advantages import Credit
 from rl_code.learner.completions import Completion, RowWriter, completions_of
+from rl_code.read_config import follows
 from rl_code.types import Batch, Group
 
 
 @dataclasses.dataclass(frozen=True)
 class PackConfig:
-    """Shapes of a batch, and how old its tokens may be.
+    """Shapes of a batch, and how old its tokens may be. In a run rows, slots and targets that are
+    None follow from the limits of an episode and the size of a group (``rl_code.derive``).
 
     rows: of a batch, filled from the first on; the update skips micro-batches of empty rows, so
     room for the worst case costs nothing. slots: tokens of a row. targets: sampled tokens of a row.
@@ -42,17 +44,17 @@ class PackConfig:
     for some empty slots between them.
     """
 
-    rows: int
-    slots: int
-    targets: int
-    max_staleness: int
-    drop_uninformative: bool
+    rows: int | None = None
+    slots: int | None = None
+    targets: int | None = None
+    max_staleness: int = follows("asynchrony.max_staleness", 0)
+    drop_uninformative: bool = True
     runs: int = 0
     prompt_slots: int = 0
     align: int = 1
 
     def __post_init__(self):
-        if self.rows < 1:
+        if self.rows is not None and self.rows < 1:
             raise ValueError(f"rows={self.rows} must be at least 1")
         if self.align < 1:
             raise ValueError(f"align={self.align} must be at least 1")
@@ -62,7 +64,9 @@ class PackConfig:
                 "prompt_slots="
                 f"{self.prompt_slots} at least 0"
             )
-        if self.slots < 2 or not 1 <= self.targets:
+        if (self.slots is not None and self.slots < 2) or (
+            self.targets is not None and self.targets < 1
+        ):
             raise ValueError(
                 f"slots={self.slots} must be at least 2 and targets={self.targets} at least 1"
             )

@@ -28,6 +28,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rl_code import named
 from rl_code.named import Named
+from rl_code.read_config import follows
 
 Tokens = Float[Array, "R M"]
 
@@ -37,17 +38,18 @@ class LossConfig:
     """Which loss, how it is averaged, and how off-policy data are weighted."""
 
     # A member of LOSSES with its own settings.
-    policy: Named
+    policy: Named = Named("ppo")
     # "token": sum / sampled tokens. "sequence": mean over trajectories of the mean over their
     # tokens. "constant": sum / (constant_length * trajectories). Counts are those of the whole
     # batch.
-    aggregation: Literal["token", "sequence", "constant"]
-    constant_length: int
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    # In a run None means the most tokens that a trajectory can sample.
+    constant_length: int | None = None
     # Factor of the divergence from the reference policy, and how it is estimated.
-    kl_coef: float
-    kl_estimator: Literal["k1", "k2", "k3"]
+    kl_coef: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     # Factor of the entropy, which is rewarded.
-    entropy_coef: float
+    entropy_coef: float = 0.0
     # See ``correction_weights``; "auto" is "decoupled" where data may be stale, else "none".
     correction: Literal[
         "auto",
@@ -57,12 +59,12 @@ class LossConfig:
         "masked_token",
         "masked_sequence",
         "masked_geometric",
-    ]
+    ] = "auto"
     # correction_high bounds "truncated"; both bound the "masked_*".
-    correction_low: float
-    correction_high: float
+    correction_low: float = 0.0
+    correction_high: float = 2.0
     # The logits are divided by it, as the sampler did.
-    temperature: float
+    temperature: float = follows("rollout.sampling.temperature", 1.0)
 
     def __post_init__(self):
         _ = self.member  # a wrong name or setting is an error of the config
@@ -76,7 +78,7 @@ class LossConfig:
                 raise ValueError(
                     f"{field}={getattr(self, field)!r} is not one of {sorted(allowed)}"
                 )
-        if self.constant_length <= 0:
+        if self.constant_length is not None and self.constant_length <= 0:
             raise ValueError(f"constant_length={self.constant_length} must be positive")
         if not 0.0 <= self.correction_low <= self.correction_high:
             raise ValueError(
@@ -89,7 +91,7 @@ class LossConfig:
     @property
     def member(self) -> PolicyLoss:
         """The loss itself. Raises ConfigError for a name or a setting that there is not."""
-        return named.make(LOSSES, self.policy, "train.loss.policy")
+        return named.make(LOSSES, self.policy, "config.train.loss.policy")
 
     def for_staleness(self, max_staleness: int) -> LossConfig:
         """With the correction that is meant for data of so many versions before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, Literal
 
 import jax
@@ -16,33 +17,45 @@ from flax import nnx
 class OptimizerConfig:
     """AdamW (1711.05101), for matrices Muon where asked for, behind a clip of the global gradient
     norm.
-
-    muon_learning_rate: of the layers' matrices, which Muon (2502.16982) then updates; None for
-    AdamW throughout. schedule: after ``warmup_steps`` of linear rise, the rates stay ("constant")
-    or fall to 0 at ``total_steps``. weight_decay: not applied to norms and biases. clip_norm: None
-    clips nothing.
     """
 
+    # The rate after the warm-up; with Muon that of the parameters which AdamW keeps.
     learning_rate: float
-    muon_learning_rate: float | None
-    schedule: Literal["constant", "cosine", "linear"]
-    warmup_steps: int
-    total_steps: int
-    b1: float
-    b2: float
-    eps: float
-    weight_decay: float
-    clip_norm: float | None
+    # The rate of the layers' matrices, which Muon (2502.16982) then updates; None for AdamW
+    # throughout.
+    muon_learning_rate: float | None = None
+    # After the warm-up the rates stay, or fall to 0 at ``total_steps``.
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    # Updates in which the rates rise linearly.
+    warmup_steps: int = 0
+    # Update at which a falling schedule reaches 0. In a run None means its last update: where
+    # ``train.steps`` is raised on a finished run, the rate is that of the longer schedule, so that
+    # a cosine or linear one rises again from 0 to where the longer one would stand.
+    total_steps: int | None = None
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    # Not applied to norms and biases.
+    weight_decay: float = 0.0
+    # Largest global norm of the gradient; None clips nothing.
+    clip_norm: float | None = 1.0
 
     def __post_init__(self):
         if self.schedule not in ("constant", "cosine", "linear"):
             raise ValueError(f"schedule={self.schedule!r} is not one of constant, cosine, linear")
-        if not 0 <= self.warmup_steps < self.total_steps:
+        if not 0 <= self.warmup_steps < (self.total_steps or math.inf):
             raise ValueError(
                 f"warmup_steps={self.warmup_steps} must be in [0, total_steps={self.total_steps})"
             )
-        if self.clip_norm is not None and self.clip_norm <= 0.0:
-            raise ValueError(f"clip_norm={self.clip_norm} must be positive or None")
+        for name in ("learning_rate", "muon_learning_rate", "clip_norm", "eps"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value < math.inf:
+                raise ValueError(f"{name}={value} must be positive")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay={self.weight_decay} must be at least 0")
+        for name in ("b1", "b2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name}={getattr(self, name)} must be in [0, 1)")
 
 
 def learning_rate(config: OptimizerConfig, step: jax.Array | int) -> jax.Array:
@@ -50,11 +63,14 @@ def learning_rate(config: OptimizerConfig, step: jax.Array | int) -> jax.Array:
     constant.
     """
     rise = jnp.minimum(1.0, (step + 1.0) / max(config.warmup_steps, 1))
+    if config.schedule == "constant":
+        return config.learning_rate * rise
+    if config.total_steps is None:
+        raise ValueError(f"schedule={config.schedule!r} needs total_steps, to know where it ends")
     done = jnp.clip(
         (step - config.warmup_steps) / (config.total_steps - config.warmup_steps), 0.0, 1.0
     )
     fall = {
-        "constant": jnp.ones(()),
         "cosine": 0.5 * (1.0 + jnp.cos(jnp.pi * done)),
         "linear": 1.0 - done,
     }

@@ -33,7 +33,8 @@ from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_un
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """Shapes of the engine, each per shard of the mesh axis ``data``.
+    """Shapes of the engine, each per shard of the mesh axis ``data``. In a run the fields that are
+    None follow from the limits of an episode (``rl_code.derive``).
 
     slots: rows decoded together. episodes: most that are open at once, decoding, waiting for a tool
     or pre-empted. page: tokens of a page, the block of the sparse layers where there are some.
@@ -50,16 +51,16 @@ class EngineConfig:
     tile: most rows that read a shared prefix together.
     """
 
-    slots: int
-    episodes: int
-    page: int
-    pages: int
-    prefill_rows: int
-    prefill_tokens: int
-    prompt_length: int
-    length: int
-    decode_steps: int
-    cache_dtype: str
+    slots: int = 32
+    episodes: int | None = None
+    page: int = 32
+    pages: int | None = None
+    prefill_rows: int = 4
+    prefill_tokens: int = 64
+    prompt_length: int | None = None
+    length: int | None = None
+    decode_steps: int = 16
+    cache_dtype: str | None = None
     decode: Literal["pages", "view"] | None = None
     view_block: int = 128
     tile: int = 8
@@ -79,18 +80,29 @@ class EngineConfig:
                 f"answer_rows={self.answer_rows} and answer_tokens={self.answer_tokens} must be at "
                 "least 2, or both 0"
             )
-        if self.prompt_length > self.length:
+        if None not in (self.prompt_length, self.length) and not (
+            1 <= self.prompt_length <= self.length
+        ):
             raise ValueError(
-                f"prompt_length={self.prompt_length} must not exceed length={self.length}"
+                f"prompt_length={self.prompt_length} must be at least 1 and not exceed "
+                f"length={self.length}"
             )
-        if self.pages * self.page < self.length + self.page:
+        if min(self.page, self.prefill_tokens) < 1:
+            raise ValueError(
+                f"page={self.page} and prefill_tokens={self.prefill_tokens} must be at least 1"
+            )
+        if None not in (self.pages, self.length) and (
+            self.pages * self.page < self.length + self.page
+        ):
             raise ValueError(
                 f"pages={self.pages} of {self.page} tokens must hold length={self.length} tokens "
                 "and one page more"
             )
         if self.view_block % self.page:
             raise ValueError(f"view_block={self.view_block} must be a multiple of page={self.page}")
-        if min(self.slots, self.tile, self.decode_steps) < 1 or self.episodes < self.slots:
+        if min(self.slots, self.tile, self.decode_steps) < 1 or (
+            self.episodes is not None and self.episodes < self.slots
+        ):
             raise ValueError(
                 f"slots={self.slots}, tile={self.tile} and decode_steps={self.decode_steps} must "
                 "be at least 1, and "

@@ -19,9 +19,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 class SamplingConfig:
     """temperature 0 is greedy; top_k 0 and top_p 1.0 keep every token."""
 
-    temperature: float
-    top_k: int
-    top_p: float
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
 
     def __post_init__(self):
         if self.temperature < 0:

@@ -34,10 +34,10 @@ class WorkConfig:
     learner waits for the groups of a step.
     """
 
-    heartbeat_s: float
-    heartbeat_timeout_s: float
-    stall_s: float
-    deadline_s: float
+    heartbeat_s: float = 1.0
+    heartbeat_timeout_s: float = 15.0
+    stall_s: float = 300.0
+    deadline_s: float = 1800.0
 
     def __post_init__(self):
         if not min(self.heartbeat_s, self.stall_s) > 0:

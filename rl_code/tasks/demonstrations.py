@@ -35,9 +35,14 @@ class DemonstrationConfig:
     p_give_up: after a failing test the file is submitted as it stands, else there is a new attempt.
     """
 
-    p_right: float
-    p_test: float
-    p_give_up: float
+    p_right: float = 0.65
+    p_test: float = 0.5
+    p_give_up: float = 0.4
+
+    def __post_init__(self):
+        for name in ("p_right", "p_test", "p_give_up"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name}={getattr(self, name)} must be a probability")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,10 +27,10 @@ class ScreeningConfig:
     after this many groups in a row that were all solved or all failed.
     """
 
-    samples: int
-    chunk: int
-    least: int
-    retire: int
+    samples: int = 8
+    chunk: int = 64
+    least: int = 24
+    retire: int = 3
 
     def __post_init__(self):
         if self.samples < 2:

@@ -31,19 +31,20 @@ class WeightsConfig:
     """How versions are kept.
 
     full_every: versions whose number is a multiple of it are stored in full, the others as changes.
-    keep: how many of the newest versions stay available. deadline_s: how long processes of the
+    keep: how many of the newest versions stay available; in a run None keeps the oldest that may
+    sample and one more. deadline_s: how long processes of the
     learner wait for each other and for storage, and how long a version that an actor asked for
     stays ready to be pulled.
     """
 
-    full_every: int
-    keep: int
-    deadline_s: float
+    full_every: int = 16
+    keep: int | None = None
+    deadline_s: float = 300.0
 
     def __post_init__(self):
         if self.full_every < 1:
             raise ValueError(f"full_every={self.full_every} must be at least 1")
-        if self.keep < 1:
+        if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep={self.keep} must be at least 1")
         if not self.deadline_s > 0:
             raise ValueError(f"deadline_s={self.deadline_s} must be positive")

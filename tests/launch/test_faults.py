@@ -23,7 +23,7 @@ def test_killed_roles_lose_repeat_and_change_nothing(tmp_path):
         "--config=configs/faults.py:smoke",
         f"--workdir={tmp_path}",
     ]
-    command += ["--config.sft.steps=0", f"--config.train.steps={STEPS}"]
+    command += ["--config.sft=None", f"--config.train.steps={STEPS}"]
     done = subprocess.run(
         [*command, "--kills=2", "--hangs=1", "--delay_s=2", "--minutes=14"],
         cwd=ROOT,

@@ -44,11 +44,11 @@ def make_config(mode: str, bound: int, recompute: bool) -> RunConfig:
     """The ablation's smoke config, smaller, with pages for a few episodes only."""
     settings = asynchrony.get_config("smoke")
     settings.suites = ()
-    settings.sft.steps = 0
+    settings.sft = None
     settings.tokenizer.update(texts=20, vocab_size=300)
     settings.rollout.engine.update(pages=60, decode_steps=4)
     settings.train.update(steps=STEPS, tasks_per_step=2, group_size=4, micro_batches=1)
-    settings.train.pack.update(rows=8, max_staleness=bound, drop_uninformative=False)
+    settings.train.pack.update(rows=8, drop_uninformative=False)
     settings.asynchrony.update(mode=mode, max_staleness=bound, recompute=recompute)
     return build(RunConfig, settings)
 

@@ -29,7 +29,6 @@ STEPS = 4
 FLAGS = (
     "--config=configs/quickstart.py:smoke",
     f"--config.train.steps={STEPS}",
-    f"--config.train.optimizer.total_steps={STEPS}",
     "--config.train.optimizer.warmup_steps=1",
     "--config.checkpoint.every=1",
     "--config.sft.checkpoint_every=1",

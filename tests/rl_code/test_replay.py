@@ -57,15 +57,15 @@ def make_config(mode: str, k: int) -> RunConfig:
     """
     settings = quickstart.get_config("smoke")
     settings.suites = ()
-    settings.sft.steps = 0
+    settings.sft = None
     settings.tokenizer.update(texts=20, vocab_size=300)
     settings.train.update(steps=STEPS, tasks_per_step=2, group_size=4, micro_batches=1)
-    settings.train.pack.update(rows=2, slots=48, targets=32, max_staleness=k)
+    settings.train.pack.update(rows=2, slots=48, targets=32)
     settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
     settings.rollout.dtype = "bfloat16"
     settings.checkpoint.update(every=2, keep=3)
     settings.metrics = dict(extra=("sampled_lengths",))
-    settings.asynchrony = quickstart.asynchrony(mode, k)
+    settings.asynchrony = dict(mode=mode, max_staleness=k)
     return build(RunConfig, settings)
 
 

@@ -64,14 +64,30 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
     "changes, message",
     [
         ({"train.loss.kl_coef": 0.1}, "drop_uninformative=True drops groups that kl_coef=0.1"),
-        ({"train.loss.temperature": 0.5}, "train.loss.temperature=0.5 must equal the sampler's"),
-        ({"limits.tokens": 1000}, "limits.tokens=1000 must not exceed rollout.engine.length"),
+        (
+            {"train.loss.temperature": 0.5},
+            "train.loss.temperature: no such key; its value is that of "
+            "config.rollout.sampling.temperature",
+        ),
+        (
+            {"rollout.engine.length": 100},
+            "limits.tokens=288 must not exceed rollout.engine.length=100",
+        ),
         ({"model.preset": "huge"}, "config.model.preset = 'huge': expected one of .*'tiny'"),
         (
             {"tasks": {"name": "humaneval"}},
             "tokenizer.source='train' trains on demonstrations",
         ),
-        ({"protocol": "morse"}, "protocol = 'morse': expected one of 'compact'"),
+        ({"protocol": "morse"}, "config.protocol = 'morse': expected one of"),
+        ({"train.advantage": "luck"}, "config.train.advantage = 'luck': expected one of"),
+        ({"train.group_size": 0}, "config.train: group_size=0 must be at least 1"),
+        ({"train.steps": -1}, "config.train: steps=-1 must be at least 0"),
+        ({"sft.steps": 0}, "config.sft: steps=0 must be at least 1"),
+        (
+            {"train.optimizer.learning_rate": -1e-3},
+            "config.train.optimizer: learning_rate=-0.001 must be positive",
+        ),
+        ({"train.micro_batches": 3}, "train.pack.rows=16 must divide into train.micro_batches=3"),
     ],
 )
 def test_a_config_that_contradicts_itself_is_refused(changes, message):

@@ -439,6 +439,11 @@ def test_the_learner_and_the_actors_have_the_same_bound():
     settings = quickstart.get_config("smoke")
     settings.train.pack.max_staleness = 1
     with pytest.raises(
-        ValueError, match=r"train.pack.max_staleness=1 must equal asynchrony.max_staleness=0"
+        ValueError,
+        match=r"train.pack.max_staleness: no such key; its value is that of "
+        r"config.asynchrony.max_staleness",
     ):
         build(RunConfig, settings)
+    del settings.train.pack.max_staleness
+    settings.asynchrony = dict(mode="in_flight", max_staleness=3)
+    assert build(RunConfig, settings).train.pack.max_staleness == 3

@@ -14,19 +14,19 @@ class SandboxConfig:
 
     # Bubblewrap processes that sandboxes are spread over. A sandbox is never refused for want of
     # one.
-    workers: int
+    workers: int = 2
     # Address space of each process, and memory of a sandbox's processes together. The sum is held
     # by a cgroup; where none can be made, by the session, which looks 40 times a second and kills
     # the command.
-    memory_mb: int
+    memory_mb: int = 512
     # Processes and threads that a sandbox may have at once.
-    processes: int
+    processes: int = 16
     # Size of the workspace, and of /tmp.
-    workspace_mb: int
+    workspace_mb: int = 8
     # CPU seconds of a command's processes together.
-    cpu_s: int
+    cpu_s: int = 4
     # How much output of a command is kept.
-    output_bytes: int
+    output_bytes: int = 4000
     # Processors that a sandbox may keep busy at once, where cgroups can be made. Without them only
     # ``cpu_s`` bounds what one sandbox takes from the others.
     cpus: float = 1.0

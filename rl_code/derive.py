@@ -1,0 +1,178 @@
+"""What follows from a run's config: values that nobody needs to write down.
+
+A key that a config leaves at None gets the value that follows from other keys. A key that a config
+sets keeps its value. ``settle`` goes through the sections in the order in which they depend on each
+other, and ``WHY`` says in words where each value comes from, for people.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from rl_code.learner.batching import PackConfig
+from rl_code.learner.optimizer import OptimizerConfig
+from rl_code.rollout.engine import EngineConfig
+from rl_code.schedule import MODES, AsynchronyConfig
+from rl_code.types import Limits
+
+if TYPE_CHECKING:
+    from rl_code.run_config import (
+        RolloutConfig,
+        RunConfig,
+        SftConfig,
+        SuiteConfig,
+        TrainConfig,
+    )
+
+# Prompts that an engine keeps pages for, beside those of the episodes it has open.
+PROMPTS = 8
+
+# Dotted key -> what its value follows from where the config leaves it at None.
+WHY = {
+    "asynchrony.max_staleness": "the least of asynchrony.mode",
+    "asynchrony.weights.keep": "asynchrony.max_staleness + 2",
+    "rollout.dtype": "model.dtype",
+    "rollout.engine.length": "limits.tokens",
+    "rollout.engine.prompt_length": "limits.tokens - limits.turn_tokens",
+    "rollout.engine.episodes": "slots, and 2/3 more where tools make episodes wait",
+    "rollout.engine.cache_dtype": "rollout.dtype",
+    "rollout.engine.pages": "all open episodes at their longest, and prompts",
+    "train.optimizer.total_steps": "train.steps x train.epochs",
+    "train.loss.constant_length": "the most tokens a trajectory can sample",
+    "train.pack.rows": "a row for each group, or for each trajectory",
+    "train.pack.slots": "limits, and train.group_size where groups share a row",
+    "train.pack.targets": "limits, and train.group_size where groups share a row",
+    "train.micro_batches": "train.pack.rows / mesh.data",
+    "sft.optimizer.total_steps": "sft.steps",
+    "suites.sampling": "rollout.sampling",
+    "suites.engine": "as rollout.engine, from the suite's limits and dtype",
+}
+
+
+def settle(config: RunConfig) -> dict[str, Any]:
+    """The sections of a config with every value that follows from others: by name, complete."""
+    asynchrony = _asynchrony(config.asynchrony)
+    rollout = _rollout(config)
+    temperature = rollout.sampling.temperature or 1.0  # greedy: the policy itself is trained
+    train = _train(config, rollout.engine, asynchrony.max_staleness, temperature)
+    return {
+        "asynchrony": asynchrony,
+        "rollout": rollout,
+        "train": train,
+        "sft": _sft(config.sft),
+        "suites": tuple(_suite(suite, config, rollout) for suite in config.suites),
+    }
+
+
+def sampled_tokens(limits: Limits) -> int:
+    """The most tokens that the policy can sample in one trajectory."""
+    return min(limits.turns * limits.turn_tokens, limits.tokens)
+
+
+def engine(given: EngineConfig, limits: Limits, dtype: str, group_size: int) -> EngineConfig:
+    """An engine's shapes, for episodes within these limits.
+
+    dtype: of the sampling copy of the model. group_size: episodes that share a prompt.
+    """
+    waits = limits.turns > 1  # for tools, between turns
+    config = _filled(
+        given,
+        length=limits.tokens,
+        # a longer prompt would leave no room for one whole turn
+        prompt_length=max(1, limits.tokens - limits.turn_tokens),
+        # while episodes wait for tools, others take their rows
+        episodes=given.slots * 5 // 3 if waits else given.slots,
+        cache_dtype=dtype,
+    )
+    # Every open episode at its longest, behind its prompt; the page in which the prompt ends is
+    # its own. Groups share the pages before, and prompts of earlier groups stay for later ones.
+    own = -(-(config.length - config.prompt_length) // config.page) + 1
+    prompts = max(PROMPTS, -(-config.episodes // group_size) + 1)
+    shared = -(-config.prompt_length // config.page)
+    return _filled(config, pages=config.episodes * own + prompts * shared)
+
+
+def pack(given: PackConfig, limits: Limits, prompt: int, tasks: int, group_size: int) -> PackConfig:
+    """A batch's shapes: room for the worst case, of which the update skips what is empty.
+
+    prompt: tokens of the longest prompt. tasks: groups of a step.
+    """
+    completion = limits.tokens - prompt
+    sampled = sampled_tokens(limits)
+    if given.prompt_slots:  # prompts stand in rows of their own: completions alone, from there on
+        rows = given.rows or tasks
+        together = -(-tasks // rows) * group_size  # trajectories of a row
+        shapes = {"rows": rows, "slots": together * (completion + 1), "targets": together * sampled}
+    elif (group_size - 1) * prompt >= group_size * completion:
+        # A group in one row computes its prompt once, which saves more than its completions take.
+        targets = group_size * min(sampled, completion)
+        shapes = {"rows": tasks, "slots": prompt + group_size * completion, "targets": targets}
+    else:
+        # A row for each trajectory at its longest; shorter ones share rows, as they fit.
+        shapes = {"rows": tasks * group_size, "slots": limits.tokens, "targets": sampled}
+    return _filled(given, **shapes)
+
+
+def _asynchrony(given: AsynchronyConfig) -> AsynchronyConfig:
+    config = _filled(given, max_staleness=MODES[given.mode][0])
+    weights = _filled(config.weights, keep=config.max_staleness + 2)
+    return dataclasses.replace(config, weights=weights)
+
+
+def _rollout(config: RunConfig) -> RolloutConfig:
+    rollout = _filled(config.rollout, dtype=config.model.dtype)
+    shapes = engine(rollout.engine, config.limits, rollout.dtype, config.train.group_size)
+    return dataclasses.replace(rollout, engine=shapes)
+
+
+def _train(
+    config: RunConfig, shapes: EngineConfig, max_staleness: int, temperature: float
+) -> TrainConfig:
+    train = config.train
+    limits = config.limits
+    packing = pack(train.pack, limits, shapes.prompt_length, train.tasks_per_step, train.group_size)
+    packing = dataclasses.replace(packing, max_staleness=max_staleness)
+    loss = _filled(train.loss, constant_length=sampled_tokens(limits))
+    data = config.mesh.data
+    return dataclasses.replace(
+        _filled(
+            train,
+            # one row a device; where the number of devices is not known yet, all rows at once
+            micro_batches=packing.rows // data if data and packing.rows % data == 0 else 1,
+        ),
+        loss=dataclasses.replace(loss, temperature=temperature),
+        pack=packing,
+        optimizer=_optimizer(train.optimizer, train.steps * train.epochs),
+    )
+
+
+def _sft(given: SftConfig | None) -> SftConfig | None:
+    if given is None:
+        return None
+    return dataclasses.replace(given, optimizer=_optimizer(given.optimizer, given.steps))
+
+
+def _optimizer(given: OptimizerConfig, updates: int) -> OptimizerConfig:
+    # the schedule of a run of no steps is never asked for, but must be one
+    return _filled(given, total_steps=max(updates, given.warmup_steps + 1))
+
+
+def _suite(given: SuiteConfig, config: RunConfig, rollout: RolloutConfig) -> SuiteConfig:
+    suite = _filled(given, sampling=rollout.sampling)
+    if suite.engine is None and suite.limits is None and suite.dtype is None:
+        return suite  # plays with the engine of training, and its compiled programs
+    shapes = engine(
+        # what the config says of the engine, not what followed for training
+        suite.engine or config.rollout.engine,
+        suite.limits or config.limits,
+        suite.dtype or rollout.dtype,
+        config.train.group_size,
+    )
+    return dataclasses.replace(suite, engine=shapes)
+
+
+def _filled[T](section: T, **values: Any) -> T:
+    """A section with these values where it has None."""
+    missing = {name: value for name, value in values.items() if getattr(section, name) is None}
+    return dataclasses.replace(section, **missing) if missing else section
