@@ -1,11 +1,16 @@
-"""Dense attention in blocks of queries and keys, in XLA: no array of all scores, and only blocks
-with a visible pair.
+"""Softmax attention to every key that a query may see, perhaps the last ``window`` of them only.
 
-FlashAttention-2 (2307.08691) with scores laid out keys by queries. On CPU every product of the
-backward pass then reads its operands in the order in which they lie, where queries by keys have two
-that do not and run at a third of the speed; and the mask is written down once for a block and all
-its heads. With gradients this takes half to two thirds of the time of ``dense_attention``, on rows
-of 256 tokens as of 8,192.
+``dense_attention`` takes the kernel of ``pallas_kernels.flash`` where that can run. In XLA short
+rows keep all their scores for the backward pass, and longer ones run in blocks of queries and keys:
+no array of all scores, and blocks without a visible pair are not visited, so that packed rows,
+windows, documents and prompts shared by a group cost what they see. All return the log-sum-exp of
+each query's scores too, differentiable, by which results over different keys merge
+(``softmax.merge``).
+
+The blocks follow FlashAttention-2 (2307.08691), with scores laid out keys by queries: on CPU every
+product of the backward pass then reads its operands in the order in which they lie in memory. With
+queries by keys two products do not, and run at a third of the speed. The mask is computed once for
+a block and shared by its heads.
 
 Rows and key/value heads are taken one after another, so that a row visits only the blocks it needs
 and every product is one of two matrices: on CPU a batch of two products takes about twice as long
@@ -19,26 +24,97 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention import dense
+from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.padding import pad, pad_tokens
-from pallas_kernels.tokens import MASKED, Tokens, sees
+from pallas_kernels.softmax import masked_attention
+from pallas_kernels.tokens import MASKED, Tokens, sees, visible
 
+# Rows of at most this many keys are one block whose scores are kept for the backward pass.
+DIRECT = 1024
+# Whole rows of at most this many keys are faster on CPU with all their scores in memory.
+SHORT = 128
+# The implementation that is no kernel.
+XLA = "xla"
 # Tokens of keys that one step takes where blocks are smaller and seen whole: a product's operands
 # then stay in a core's cache, and are large enough for its full speed.
 _TOGETHER = 128
 
 
-def block_size(keys: int, window: int | None) -> int:
-    """Tokens of a block: for short rows fewer than elsewhere, since they are mostly edges of what
-    is seen.
+def dense_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    window: int | None = None,
+    block: int | None = None,
+    implementation: str | None = None,
+    interpret: Any = False,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """Softmax attention with scores scaled by 1/sqrt(H), in float32 or wider.
+
+    N must be a multiple of K; query head n reads key/value head n // (N / K). window: see
+    ``visible``. implementation: "xla", or of the kernels as for ``flash_attention``; None takes a
+    kernel where one can run. block: of "xla", tokens of a block of queries and of keys; None
+    chooses, and keeps all scores of rows of at most DIRECT keys.
+
+    Returns (out in v's dtype, lse): a query that sees no key has out 0 and lse -inf.
     """
-    return 64 if keys < 2048 else dense.block_size(keys, window)
+    check_heads(q, k)
+
+    def in_xla():
+        if block is None and k.shape[1] <= DIRECT:
+            return masked_attention(q, k, v, visible(q_tokens, k_tokens, window))
+        size = block or block_size(k.shape[1], window)
+        return blockwise_attention(q, k, v, q_tokens, k_tokens, window, size)
+
+    if implementation == XLA or block is not None:
+        return in_xla()
+    choice = dict(implementation=implementation, interpret=interpret, fallback=in_xla)
+    return flash_attention(q, k, v, q_tokens, k_tokens, window=window, **choice)
+
+
+def blockwise_or_kernel(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    window: int | None,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """``dense_attention`` that never keeps all scores of a row, however short it is."""
+
+    def in_blocks():
+        size = block_size(k.shape[1], window)
+        return blockwise_attention(q, k, v, q_tokens, k_tokens, window, size)
+
+    return flash_attention(q, k, v, q_tokens, k_tokens, window=window, fallback=in_blocks)
+
+
+def check_heads(q: jax.Array, k: jax.Array) -> None:
+    """Raises ValueError unless the query heads are a multiple of the key/value heads."""
+    num_heads = q.shape[2]
+    num_kv_heads = k.shape[2]
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
+
+
+def block_size(keys: int, window: int | None) -> int:
+    """Tokens of a block: few enough that what is computed in vain stays small, many enough for
+    large products. Short rows, which are mostly edges of what is seen, have the smallest blocks.
+    """
+    if keys < 2048:
+        return 64
+    least, part = (64, window // 8) if window else (128, keys // 16)
+    return min(max(least, part), 512)
 
 
 def mean_trips(tokens: Tokens, window: int | None, block: int) -> float:

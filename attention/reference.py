@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.moba import MoBA
-from attention.nsa import NSA
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
 from pallas_kernels.tokens import TAIL
 
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.dense import DIRECT, XLA, check_heads
+from attention.blockwise import DIRECT, XLA, check_heads
 from pallas_kernels.selected import api as kernels
 from pallas_kernels.selected.tiles import (
     cut,

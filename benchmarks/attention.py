@@ -24,9 +24,12 @@ import rich.console
 import rich.table
 from absl import flags
 
-from attention.methods import Dense, KeyValues, Method, View, Window, attend, view
-from attention.moba import MoBA
-from attention.nsa import NSA
+from attention.layout import Layout, lay_out
+from attention.methods.dense import Dense
+from attention.methods.method import Method
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
+from attention.methods.window import Window
 from benchmarks.flops import attention_trips, matmul_flops
 from benchmarks.results import hardware, save
 from models.sharding import MeshConfig, make_mesh, per_shard
@@ -108,10 +111,10 @@ def contenders(length: int, options) -> Iterator[Contender]:
         name: str, method: Method, tokens: Tokens, least: float, extra: tuple = ()
     ) -> Contender:
         """extra: of NSA, its compressed and window keys and values, and its gates."""
-        seen = view((method,), tokens)
+        layout = lay_out((method,), tokens)
         return Contender(
             name,
-            _sharded(method, seen),
+            _sharded(method, layout),
             (q, k, v, *extra),
             least,
             attention_trips((method,), tokens),
@@ -142,18 +145,21 @@ def contenders(length: int, options) -> Iterator[Contender]:
     yield ours("squid", Dense(), tokens, per_pair * pairs.sum())
 
 
-def _sharded(method: Method, seen: View) -> Callable:
+def _sharded(method: Method, layout: Layout) -> Callable:
     heads = ("batch", None, "heads", None)
     rows = ("batch",)
 
     def run(q, k, v, ck=None, cv=None, wk=None, wv=None, gates=None):
+        keys = {"main": (k, v)}
         if gates is None:
             mapped = per_shard(
-                lambda q, keys, seen: attend(method, q, keys, seen), (heads, heads, rows), heads
+                lambda q, keys, layout: method.attend(q, keys, layout, None),
+                (heads, heads, rows),
+                heads,
             )
-            return mapped(q, KeyValues((k, v)), seen)
-        mapped = per_shard(lambda *xs: attend(method, *xs), (heads, heads, rows, heads), heads)
-        return mapped(q, KeyValues((k, v), (ck, cv), (wk, wv)), seen, gates)
+            return mapped(q, keys, layout)
+        keys |= {"compressed": (ck, cv), "window": (wk, wv)}
+        return per_shard(method.attend, (heads, heads, rows, heads), heads)(q, keys, layout, gates)
 
     return run
 

@@ -14,8 +14,7 @@ import statistics
 from collections.abc import Sequence
 
 from attention.blockwise import block_size, mean_trips
-from attention.methods import Dense, Method, Window
-from attention.nsa import NSA
+from attention.methods.method import Method
 from pallas_kernels.tokens import Tokens
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -65,11 +64,7 @@ def attention_trips(methods: Sequence[Method], tokens: Tokens) -> float:
 
     Exact where these layers' blocks have one size. MoBA's loops do not depend on data.
     """
-    windows = [
-        getattr(method, "window", None)
-        for method in methods
-        if isinstance(method, Dense | Window | NSA)
-    ]
+    windows = [window for method in methods for window in method.windows()]
     sizes = [block_size(tokens.shape[1], window) for window in windows]
     return (
         statistics.mean(map(mean_trips, [tokens] * len(windows), windows, sizes))

@@ -30,7 +30,7 @@ from flax import nnx
 from attention.cache.documents import assemble, document_pages
 from attention.cache.pages import PageAllocator
 from attention.cache.storage import nbytes
-from attention.nsa import NSA
+from attention.methods.nsa import NSA
 from benchmarks.results import hardware, save, scratch
 from models.paged import document_encoder, forward, model_cache
 from models.tiered import TieredModel

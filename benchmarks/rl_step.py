@@ -20,7 +20,7 @@ from absl import flags
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attention.methods import Dense
+from attention.methods.dense import Dense
 from benchmarks import model as bench_model
 from benchmarks.episodes import FixedEpisode, prompts
 from benchmarks.flops import attention_trips, matmul_flops

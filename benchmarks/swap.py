@@ -26,8 +26,8 @@ from flax import nnx
 
 from attention.cache.document_store import TIERS, Budgets, DocumentStore
 from attention.cache.documents import assemble, document_pages, fingerprint_weights, swap
-from attention.cache.paged_attention import sequence_pages
 from attention.cache.pages import PageAllocator
+from attention.cache.tables import sequence_pages
 from benchmarks.results import hardware, save, scratch
 from models.paged import document_encoder, forward, model_cache
 from models.transformer import ModelConfig, Transformer

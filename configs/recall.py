@@ -17,11 +17,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     """arg: "" or "smoke" (seconds)."""
     if arg not in ("", "smoke"):
         raise ValueError(f"configs/recall.py:{arg}: the argument must be empty or smoke")
-    dense = {}
-    local = dict(window=8)
-    window = dict(window=32)
-    nsa = dict(length=8, stride=4, block=16, picks=4, initial=1, local=1, window=32)
-    moba = dict(block=4, picks=12)
+    dense = dict(name="dense")
+    local = dict(name="window", window=8)
+    window = dict(name="window", window=32)
+    nsa = dict(name="nsa", length=8, stride=4, block=16, picks=4, initial=1, local=1, window=32)
+    moba = dict(name="moba", block=4, picks=12)
     config = dict(
         seed=0,
         mesh=dict(data=2, tensor=1),

@@ -1,4 +1,4 @@
-"""What layers compute, without parameters of their own: products, normalisation, SwiGLU, rotary
+"""What layers compute, without parameters of their own: normalisation, SwiGLU, rotary
 position embedding.
 
 Dimensions: B rows, T tokens, D model, F feed-forward, N heads, H head size.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import TYPE_CHECKING
 
 import jax
@@ -49,20 +48,6 @@ def rms_norm(
 def swiglu(gate: Float[Array, "... F"], up: Float[Array, "... F"]) -> Float[Array, "... F"]:
     """silu(gate) * up (2002.05202)."""
     return jax.nn.silu(gate) * up
-
-
-def project(x: jax.Array, weight: jax.Array, contract: int = 1) -> jax.Array:
-    """Contract the last ``contract`` axes of x with the first of weight, as one matrix product over
-    all tokens.
-
-    An einsum that keeps the token axes apart has a weight gradient that contracts two axes at once,
-    which XLA on CPU runs two to four times slower than the same product on flattened tokens.
-    """
-    batch = x.shape[: x.ndim - contract]
-    inner = weight.shape[:contract]
-    outer = weight.shape[contract:]
-    size = math.prod(inner)
-    return (x.reshape(-1, size) @ weight.reshape(size, -1)).reshape(*batch, *outer)
 
 
 def rope_frequencies(config: ModelConfig) -> Float[Array, " H/2"]:

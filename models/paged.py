@@ -13,22 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention.cache import view
+from attention.cache import gathered
 from attention.cache.documents import DocumentKV, encode_document, fingerprint_weights
-from attention.cache.paged import NewKeys, PagedCache, Tables, init_cache, page_size, write
-from attention.cache.paged_attention import Pages, attend, sequence_pages
-from attention.methods import Dense, Method
-from attention.nsa import NSA
-from models.transformer import (
-    DocumentGates,
-    Layers,
-    ModelConfig,
-    NSALayers,
-    Transformer,
-    compress_keys,
-    gates,
-    rope,
-)
+from attention.cache.paged import PagedCache, attend, init_cache, page_size, write
+from attention.cache.tables import Pages, Tables, sequence_pages
+from attention.methods.method import Keys, Method, Parameters
+from models.functions import rope
+from models.transformer import Layers, ModelConfig, Transformer
 
 
 def model_cache(
@@ -85,18 +76,16 @@ def forward(
     seen, positions = pages.at(places)
     rotate = functools.partial(rope, config=model.config)
     x = model.embed_tokens(tokens)
-    for index, (method, (layer, extra)) in enumerate(
-        zip(cache.methods, model.unstacked(), strict=True)
-    ):
+    for index, (layer, parameters) in enumerate(model.unstacked()):
 
-        def attention(layer, y, index=index, method=method, extra=extra):
+        def attention(layer, y, index=index, parameters=parameters):
             nonlocal cache
-            q, new, parts = new_keys(model, layer, extra, y, positions, cache.rotated)
-            compress = (
-                functools.partial(compress_keys, extra, method) if isinstance(method, NSA) else None
+            method = cache.methods[index]
+            q, new, inputs = new_keys(model, method, parameters, layer, y, positions, cache.rotated)
+            cache = write(
+                cache, index, pages.tables, places, new, parameters=parameters, rotate=rotate
             )
-            cache = write(cache, index, pages.tables, places, new, compress=compress, rotate=rotate)
-            return attend(cache, index, q, seen, pages, gates=parts, rotate=rotate)
+            return attend(cache, index, q, seen, pages, inputs=inputs, rotate=rotate)
 
         x = model.block(layer, x, attention)
     return model.finish(x), cache
@@ -105,94 +94,90 @@ def forward(
 def decode_token(
     model: Transformer,
     cache: PagedCache,
-    views: dict[int, view.LayerView],
-    rows: view.Rows,
+    gathers: dict[int, gathered.GatheredPages],
+    rows: gathered.SharedRows,
     tables: Int[Array, "B P"],
     tokens: Int[Array, " B"],
     places: Int[Array, " B"],
-    layers: Sequence[tuple[Layers, NSALayers | DocumentGates | None]] | None = None,
-) -> tuple[Float[Array, "B D"], PagedCache, dict[int, view.LayerView]]:
-    """One token of every row: (final hidden states, the cache and the views with the token in
-    them).
+    layers: Sequence[tuple[Layers, Parameters]] | None = None,
+) -> tuple[Float[Array, "B D"], PagedCache, dict[int, gathered.GatheredPages]]:
+    """One token of every row: (final hidden states, the cache and the gathered pages with the token
+    in them).
 
-    views: of the layers, from ``gather_views``, that do not read their pages; their new keys stay
-    in the view until ``put_views_back``. rows: the view's. tables: all pages of the rows. places:
-    -1 for rows that are over. layers: the model's, unstacked, where that costs a copy which several
-    tokens can share.
+    gathers: of the layers, from ``gather_pages``, that do not read their pages; their new keys stay
+    in the gathered pages until ``put_pages_back``. rows: of the gathered pages. tables: all pages
+    of the rows. places: -1 for rows that are over. layers: the model's, unstacked, where that costs
+    a copy which several tokens can share.
     """
-    pages = (
-        sequence_pages(tables, places + 1, cache.page) if len(views) < len(cache.methods) else None
-    )
+    pages = None
+    seen = None
+    if len(gathers) < len(cache.methods):
+        pages = sequence_pages(tables, places + 1, cache.page)
+        seen = pages.at(places[:, None])[0]
     positions = jnp.maximum(places, 0)[:, None]
-    seen = pages.at(places[:, None])[0] if pages else None
     rotate = functools.partial(rope, config=model.config)
     x = model.embed_tokens(tokens[:, None])
-    views = dict(views)
-    for index, (method, (layer, extra)) in enumerate(
-        zip(cache.methods, layers or model.unstacked(), strict=True)
-    ):
+    gathers = dict(gathers)
+    for index, (layer, parameters) in enumerate(layers or model.unstacked()):
 
-        def attention(layer, y, index=index, method=method, extra=extra):
+        def attention(layer, y, index=index, parameters=parameters):
             nonlocal cache
-            q, new, parts = new_keys(model, layer, extra, y, positions, cache.rotated)
-            if index in views:
-                views[index] = view.write(
-                    views[index], rows, places, tuple(k[:, 0] for k in new.main)
-                )
-                return view.attend(views[index], rows, q[:, 0], places)[:, None]
-            compress = (
-                functools.partial(compress_keys, extra, method) if isinstance(method, NSA) else None
-            )
-            cache = write(
-                cache,
-                index,
-                Tables.same(tables),
-                places[:, None],
-                new,
-                compress=compress,
-                rotate=rotate,
-            )
-            return attend(cache, index, q, seen, pages, gates=parts, rotate=rotate)
+            method = cache.methods[index]
+            q, new, inputs = new_keys(model, method, parameters, layer, y, positions, cache.rotated)
+            if index in gathers:
+                own = tuple(x[:, 0] for x in new["main"])
+                gathers[index] = gathered.write(gathers[index], rows, places, own)
+                return gathered.attend(gathers[index], rows, q[:, 0], places)[:, None]
+            at = Tables.same(tables), places[:, None]
+            cache = write(cache, index, *at, new, parameters=parameters, rotate=rotate)
+            return attend(cache, index, q, seen, pages, inputs=inputs, rotate=rotate)
 
         x = model.block(layer, x, attention)
-    return model.finish(x)[:, 0], cache, views
+    return model.finish(x)[:, 0], cache, gathers
 
 
-def gather_views(
-    cache: PagedCache, rows: view.Rows, block: int, reach: Int[Array, ""]
-) -> dict[int, view.LayerView]:
-    """The views of all dense layers; arguments as ``view.gather``."""
-    dense = [index for index, method in enumerate(cache.methods) if isinstance(method, Dense)]
-    return {index: view.gather(cache, index, rows, block, reach) for index in dense}
+def gather_pages(
+    cache: PagedCache, rows: gathered.SharedRows, block: int, reach: Int[Array, ""]
+) -> dict[int, gathered.GatheredPages]:
+    """The pages of all layers whose method reads all of them, side by side; arguments as
+    ``gathered.gather``.
+    """
+    layers = [index for index, method in enumerate(cache.methods) if method.reads_all_pages]
+    return {index: gathered.gather(cache, index, rows, block, reach) for index in layers}
 
 
-def put_views_back(
-    cache: PagedCache, views: dict[int, view.LayerView], rows: view.Rows, firsts, counts, steps: int
+def put_pages_back(
+    cache: PagedCache,
+    gathers: dict[int, gathered.GatheredPages],
+    rows: gathered.SharedRows,
+    firsts,
+    counts,
+    steps: int,
 ):
-    """The cache with what was decoded into the views; arguments as ``view.put_back``."""
-    for index, own in views.items():
-        cache = view.put_back(cache, index, own, rows, firsts, counts, steps)
+    """The cache with what was decoded into gathered pages; arguments as ``gathered.put_back``."""
+    for index, own in gathers.items():
+        cache = gathered.put_back(cache, index, own, rows, firsts, counts, steps)
     return cache
 
 
 def new_keys(
     model: Transformer,
+    method: Method,
+    parameters: Parameters,
     layer: Layers,
-    extra: NSALayers | DocumentGates | None,
     y: Float[Array, "B T D"],
-    positions,
+    positions: Int[Array, "B T"],
     rotated: bool,
-) -> tuple[Float[Array, "B T N H"], NewKeys, Float[Array, "B T N parts"] | None]:
-    """(q rotated, what a layer writes for new tokens, the gates of a layer that has some).
+) -> tuple[Float[Array, "B T N H"], Keys, Float[Array, "B T N parts"] | None]:
+    """(q rotated, what a layer writes for new tokens, ``Method.head_inputs``).
 
-    y: as ``Transformer.before_attention`` gives them. extra: as from ``of_period``. rotated: of the
-    cache.
+    y: as ``Transformer.before_attention`` gives them. rotated: of the cache.
     """
     q, k, v = model.qkv(layer, y)
     turn = functools.partial(rope, positions=positions, config=model.config)
-    keep = turn if rotated else lambda k: k
-    parts = gates(extra, y) if extra else None
-    if not isinstance(extra, NSALayers):
-        return turn(q), NewKeys((keep(k), v)), parts
-    raw, (wk, wv) = model.nsa_keys(layer, extra, y)
-    return turn(q), NewKeys((keep(k), v), raw, (keep(wk), wv)), parts
+    new = {"main": (k, v), **model.new_keys(method, parameters, layer, y)}
+    if rotated:
+        for name in method.rotated_when_written():
+            k, v = new[name]
+            new[name] = turn(k), v
+    return turn(q), new, method.head_inputs(parameters, y)

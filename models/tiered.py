@@ -1,7 +1,7 @@
 """The model over a cache in tiers: prompts in chunks and single tokens against a history that the
 device does not hold.
 
-All layers are NSA. The host goes through the layers, since between the two halves of a layer's
+All layers have one method, which chooses pages before it reads them. The host goes through the layers, since between the two halves of a layer's
 attention it brings the blocks that were chosen; the rest are a few programs, the same for every
 layer and compiled once for a shape of tokens.
 
@@ -19,13 +19,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from attention.cache.tiers import TierConfig, TieredCache
-from attention.nsa import NSA
+from models.functions import rope
 from models.paged import new_keys
-from models.transformer import ModelConfig, Transformer, abstract_model, compress_keys, rope
+from models.transformer import ModelConfig, Transformer, abstract_model
 
 
 class TieredModel:
-    """A model and its cache. Raises ValueError unless all layers are NSA.
+    """A model and its cache. Raises ValueError unless all layers have one method of those that
+    choose pages.
 
     directory: for the blocks on disk. sizes: those of ``TierConfig`` that the model does not fix. A
     history of documents, from ``paged.document_encoder``, goes into ``cache.load``.
@@ -36,16 +37,19 @@ class TieredModel:
     ):
         c = model.config
         method, *others = set(c.attention)
-        if others or not isinstance(method, NSA):
-            raise ValueError(f"attention={c.attention}: a cache in tiers needs NSA in every layer")
+        if others or not method.chooses_pages:
+            raise ValueError(
+                f"attention={c.attention}: a cache in tiers needs one method in every layer, and one "
+                "that chooses pages before it reads them, such as NSA"
+            )
         shapes = dict(
             layers=c.num_layers,
             kv_heads=c.num_kv_heads,
             head_dim=c.head_dim,
             dtype=dtype or c.dtype,
         )
-        self._before, self._after, compress, rotate = _programs(c)
-        self.cache = TieredCache(method, TierConfig(**shapes, **sizes), directory, compress, rotate)
+        self._before, self._after, rotate = _programs(c)
+        self.cache = TieredCache(method, TierConfig(**shapes, **sizes), directory, rotate)
         self._model = model
         self._layers = model.unstacked()
 
@@ -57,31 +61,27 @@ class TieredModel:
         ``TieredCache.step``.
         """
         x = _embed(self._model, tokens)
-        for index, (layer, nsa) in enumerate(self._layers):
-            q, new, gates = self._before(layer, nsa, x, places)
-            x = self._after(layer, x, self.cache.step(index, q, new, places, gates, nsa))
+        for index, (layer, parameters) in enumerate(self._layers):
+            q, new, inputs = self._before(layer, parameters, x, places)
+            out = self.cache.step(index, q, new, places, inputs, parameters)
+            x = self._after(layer, x, out)
         return _finish(self._model, x)
 
 
 @functools.cache
 def _programs(config: ModelConfig) -> tuple[Callable, ...]:
-    """A layer before and after its attention, and what the cache compresses and rotates by; one for
-    a config.
-    """
+    """A layer before and after its attention, and what rotates keys; one for a config."""
     # a layer's parameters come as arguments
     model = abstract_model(config)
     method = config.attention[0]
 
-    def before(layer, nsa, x, places):
-        return new_keys(model, layer, nsa, model.before_attention(layer, x), places, rotated=True)
-
-    def compress(nsa, k, v):
-        return compress_keys(nsa, method, k, v)
+    def before(layer, parameters, x, places):
+        y = model.before_attention(layer, x)
+        return new_keys(model, method, parameters, layer, y, places, rotated=True)
 
     return (
         jax.jit(before),
         jax.jit(model.after_attention),
-        compress,
         functools.partial(rope, config=config),
     )
 

@@ -16,26 +16,18 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from attention.methods import (
-    Before,
-    Dense,
-    KeyValues,
-    Method,
-    View,
-    attend,
-    stretch_positions,
-    view,
-)
-from attention.nsa import NSA, compress
-from attention.squid import GatedDocuments
-from models.functions import RopeScaling, project, rms_norm, rope, swiglu
+from attention.layout import Before, Layout, lay_out
+from attention.methods.dense import Dense
+from attention.methods.method import Keys, LayerShape, Method, Parameter, Parameters
+from attention.products import project
+from models.functions import RopeScaling, rms_norm, rope, swiglu
 from models.sharding import constrain, per_shard
 from pallas_kernels.tokens import Tokens
 
@@ -79,23 +71,30 @@ class ModelConfig:
             raise ValueError(
                 f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}"
             )
-        if len({method for method in self.attention if isinstance(method, NSA)}) > 1:
-            raise ValueError(
-                f"attention={self.attention}: all NSA layers must have the same settings"
-            )
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
 
+    @property
+    def periods(self) -> int:
+        """How often ``attention`` repeats over the layers."""
+        return self.num_layers // len(self.attention)
 
-# The parameters of consecutive layers, stacked: those that all have, and by name those that only
-# some methods have.
-Stacked = tuple["Layers", dict[str, "NSALayers | DocumentGates"]]
+    @property
+    def layer_shape(self) -> LayerShape:
+        """What the parameters of a method of attention depend on."""
+        return LayerShape(self.embed_dim, self.num_heads, self.num_kv_heads, self.head_dim)
+
+
 # How a layer attends: (its parameters, normalised hidden states [B, T, D]) -> [B, T, N, H].
 Attend = Callable[["Layers", jax.Array], jax.Array]
 
 
 def _parameter(
-    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], std: float | None, dtype: str
+    rngs: nnx.Rngs,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    std: float | None,
+    dtype: str,
 ):
     """One parameter: shape, logical axes and init together. std: of a normal; None for ones, 0.0
     for zeros.
@@ -162,72 +161,21 @@ class Layers(nnx.Module):
         self.down = parameter((mlp, embed), ("mlp", "embed"), std_out * mlp**-0.5)
 
 
-class NSALayers(nnx.Module):
-    """What NSA layers have beside the parameters of ``Layers``, whose k and v are those of the
-    selected branch.
+class MethodLayers(nnx.Module):
+    """The parameters that a method of attention asks for beside those of ``Layers``.
 
-    keys and values of the compressed and of the window branch; the MLPs that compress keys and
-    values; the gates.
+    Stacked on axis 0 over the layers at one place of the repeating period.
     """
 
-    def __init__(self, c: ModelConfig, settings: NSA, rngs: nnx.Rngs):
-        embed = c.embed_dim
-        head = c.head_dim
-        length = settings.length
-        layers = _count(c, NSA)
+    def __init__(self, c: ModelConfig, parameters: dict[str, Parameter], rngs: nnx.Rngs):
+        for name, p in parameters.items():
+            shape = (c.periods, *p.shape)
+            dtype = p.dtype or c.param_dtype
+            setattr(self, name, _parameter(rngs, shape, ("layers", *p.axes), p.std, dtype))
 
-        def parameter(shape, axes, std):
-            return _parameter(rngs, (layers, *shape), ("layers", *axes), std, c.param_dtype)
-
-        for name in ("compressed_k", "compressed_v", "window_k", "window_v"):
-            axes = ("embed", "kv_heads", "head_dim")
-            setattr(self, name, parameter((embed, c.num_kv_heads, head), axes, embed**-0.5))
-        for name in ("k", "v"):
-            setattr(self, f"{name}_positions", parameter((length, head), (None, "head_dim"), 0.02))
-            first = parameter(
-                (length, head, head), (None, None, "head_dim"), (length * head) ** -0.5
-            )
-            setattr(self, f"{name}_first", first)
-            setattr(self, f"{name}_second", parameter((head, head), (None, "head_dim"), head**-0.5))
-        self.gates = parameter((embed, c.num_heads, 3), ("embed", "heads", None), embed**-0.5)
-
-
-class DocumentGates(nnx.Module):
-    """What layers of GatedDocuments have beside the parameters of ``Layers``."""
-
-    def __init__(self, c: ModelConfig, settings: GatedDocuments, rngs: nnx.Rngs):
-        shape = (_count(c, GatedDocuments), c.embed_dim, c.num_heads, 2)
-        self.gates = _parameter(
-            rngs, shape, ("layers", "embed", "heads", None), c.embed_dim**-0.5, c.param_dtype
-        )
-
-
-# Parameters of layers that have more than ``Layers``, by the name under which the model keeps them.
-EXTRA = {"nsa": (NSA, NSALayers), "document_gates": (GatedDocuments, DocumentGates)}
-
-
-def _count(c: ModelConfig, kind: type) -> int:
-    """Layers of a method."""
-    return sum(isinstance(method, kind) for method in c.attention) * (
-        c.num_layers // len(c.attention)
-    )
-
-
-def compress_keys(
-    nsa: NSALayers, method: NSA, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"]
-):
-    """(k, v) [B, E, K, H] of the stretches, by the MLPs of one layer; keys are not rotated."""
-    return (
-        compress(k, nsa.k_positions[...], nsa.k_first[...], nsa.k_second[...], method),
-        compress(v, nsa.v_positions[...], nsa.v_first[...], nsa.v_second[...], method),
-    )
-
-
-def gates(
-    extra: NSALayers | DocumentGates, y: Float[Array, "B T D"]
-) -> Float[Array, "B T N parts"]:
-    """The gates of the parts of one layer's attention."""
-    return jax.nn.sigmoid(project(y, extra.gates[...].astype(y.dtype)))
+    def layer(self, period: Any) -> Parameters:
+        """The arrays of one layer by name. period: its index, or what indexes axis 0."""
+        return {name: x[...][period] for name, x in vars(self).items() if name[0] != "_"}
 
 
 class Transformer(nnx.Module):
@@ -239,10 +187,10 @@ class Transformer(nnx.Module):
         self.config = config
         self.embed = Embedding(config, rngs)
         self.layers = Layers(config, rngs)
-        for name, (kind, parameters) in EXTRA.items():
-            settings = [method for method in config.attention if isinstance(method, kind)]
-            if settings:
-                setattr(self, name, parameters(config, settings[0], rngs))
+        for index, method in enumerate(config.attention):
+            if parameters := method.parameters(config.layer_shape):
+                name = method_parameters(index)
+                setattr(self, name, MethodLayers(config, parameters, rngs))
         self.final_norm = _parameter(
             rngs, (config.embed_dim,), ("embed",), None, config.param_dtype
         )
@@ -266,7 +214,7 @@ class Transformer(nnx.Module):
         """Final hidden states of rows of tokens, perhaps of those that follow others.
 
         positions: those that RoPE rotates by. where: who sees whom. runs: see
-        ``attention.methods.view``; they count what stands ``before`` a row too.
+        ``attention.layout.lay_out``; they count what stands ``before`` a row too.
         """
         return self.finish(self._scan(tokens, positions, where, runs, before)[0])
 
@@ -276,22 +224,22 @@ class Transformer(nnx.Module):
         positions: Int[Array, "B P"],
         where: Tokens,
         runs: int | None = None,
-    ) -> list[KeyValues]:
+    ) -> list[Keys]:
         """``Before.keys`` of tokens that others will follow; arguments as ``hidden``."""
-        _, kept = self._scan(tokens, positions, where, runs, keep=True)
-        return [dataclasses.replace(keys, compressed=None) for keys in kept]
+        _, kept = self._scan(tokens, positions, where, runs, keep="given")
+        return kept
 
     def keys_values(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], where: Tokens
-    ) -> tuple[KeyValues, ...]:
-        """The keys, not rotated, and values of every layer, for a cache of documents; arguments as
-        ``hidden``.
+    ) -> tuple[Keys, ...]:
+        """The keys that every layer's attention reads, not rotated, and their values, for a cache
+        of documents; arguments as ``hidden``.
         """
-        _, kept = self._scan(tokens, positions, where, None, keep=True)
-        kept = [dataclasses.replace(keys, raw=None) for keys in kept]
-        periods = range(self.config.num_layers // len(kept))
+        _, kept = self._scan(tokens, positions, where, None, keep="read")
         return tuple(
-            jax.tree.map(operator.itemgetter(period), keys) for period in periods for keys in kept
+            jax.tree.map(operator.itemgetter(period), keys)
+            for period in range(self.config.periods)
+            for keys in kept
         )
 
     def _scan(
@@ -301,103 +249,111 @@ class Transformer(nnx.Module):
         where: Tokens,
         runs: int | None,
         before: Before | None = None,
-        keep=False,
+        keep: Literal["given", "read"] | None = None,
     ):
-        """(hidden states of the last layer, per layer of a period the stacked KeyValues if they are
-        to be kept).
+        """(hidden states of the last layer, per layer of a period the stacked keys to be kept).
+
+        keep: "given", the keys that came from hidden states; "read", those that attention reads;
+        None for none. Neither are rotated.
         """
         methods = self.config.attention
-        earlier = [None] * len(methods)
+        earlier: list[Keys | None] = [None] * len(methods)
         asking = None
         if before is not None:
             asking = tokens.shape[1]
             earlier = before.keys
             where, positions = _join((before.tokens, before.positions), (where, positions))
-        seen = view(methods, where, runs, asking)
+        layout = lay_out(methods, where, runs, asking)
 
         def step(x, xs):
-            (period, earlier) = xs
+            layers, of_methods, earlier = xs
             kept = []
             for index, method in enumerate(methods):
-                layer, extra = self.of_period(period, index)
+                layer = jax.tree.map(operator.itemgetter(index), layers)
+                parameters = of_methods[index]
                 attention = functools.partial(
-                    self._attend, method, extra, positions, seen, earlier[index], kept
+                    self._attend, method, parameters, positions, layout, earlier[index], kept, keep
                 )
                 x = self.block(layer, x, attention)
             return constrain(x, "batch", None, None), kept if keep else None
 
         if self.config.remat:
             step = jax.checkpoint(step)
-        periods = self.config.num_layers // len(methods)
-        stacked = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), self.stacked())
-        return jax.lax.scan(step, self.embed_tokens(tokens), (stacked, earlier))
+        periods = self.config.periods
+        layers = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), self.layers)
+        of_methods = [self.method_parameters(index, slice(None)) for index in range(len(methods))]
+        return jax.lax.scan(step, self.embed_tokens(tokens), (layers, of_methods, earlier))
 
-    def stacked(self) -> Stacked:
-        """The parameters of all layers."""
-        return self.layers, {name: getattr(self, name) for name in EXTRA if hasattr(self, name)}
+    def method_parameters(self, index: int, period: Any) -> Parameters:
+        """What the method at a place of the period has beside the parameters of ``Layers``.
 
-    def unstacked(self) -> list[tuple[Layers, NSALayers | DocumentGates | None]]:
-        """The parameters of each layer, for code that goes through them one by one."""
-        return [self.of_period(self.stacked(), index) for index in range(self.config.num_layers)]
-
-    def of_period(
-        self, stacked: Stacked, index: int
-    ) -> tuple[Layers, NSALayers | DocumentGates | None]:
-        """The parameters of a layer from those of consecutive layers: all layers' own, and what its
-        method has more.
+        period: the index of its layer among those of this place, or a slice of them.
         """
-        methods = self.config.attention
-        method = methods[index % len(methods)]
-        before = [methods[at % len(methods)] for at in range(index)]
-        layer = jax.tree.map(operator.itemgetter(index), stacked[0])
-        for name, (kind, _) in EXTRA.items():
-            if isinstance(method, kind):
-                count = sum(isinstance(other, kind) for other in before)
-                return layer, jax.tree.map(operator.itemgetter(count), stacked[1][name])
-        return layer, None
+        layers = getattr(self, method_parameters(index), None)
+        return {} if layers is None else layers.layer(period)
+
+    def unstacked(self) -> list[tuple[Layers, Parameters]]:
+        """The parameters of each layer and of its method, for code that goes through them one by
+        one.
+        """
+        period = len(self.config.attention)
+        return [
+            (
+                jax.tree.map(operator.itemgetter(index), self.layers),
+                self.method_parameters(index % period, index // period),
+            )
+            for index in range(self.config.num_layers)
+        ]
 
     def _attend(
-        self, method: Method, extra, positions, seen: View, earlier, kept: list, layer: Layers, y
+        self,
+        method: Method,
+        parameters: Parameters,
+        positions,
+        layout: Layout,
+        earlier: Keys | None,
+        kept: list,
+        keep: str | None,
+        layer: Layers,
+        y,
     ):
         """Attention of one layer of packed rows, each device to its own rows and heads; appends the
         keys to kept.
         """
         q, k, v = self.qkv(layer, y)
-        keys = KeyValues((k, v))
-        at = {"main": positions}
-        if isinstance(method, NSA):
-            raw, window = self.nsa_keys(layer, extra, y)
-            keys = KeyValues((k, v), raw=raw, window=window)
-            at |= {"window": positions, "compressed": stretch_positions(method, positions, seen)}
+        given = {"main": (k, v), **self.new_keys(method, parameters, layer, y)}
         if earlier is not None:
-            keys = _join(earlier, keys)
-        if isinstance(method, NSA):
-            placed = (seen.blocks[method.block].place(x) for x in keys.raw)
-            keys = dataclasses.replace(keys, compressed=compress_keys(extra, method, *placed))
-        kept.append(keys)
+            given = _join(earlier, given)
+        keys = {**given, **method.derived_keys(parameters, given, layout)}
+        at = method.positions(positions, layout)
+        kept.append(given if keep == "given" else {name: keys[name] for name in at})
         turned = {}
         for name, places in at.items():
-            k, v = getattr(keys, name)
+            k, v = keys[name]
             turned[name] = rope(k, places, self.config), v
-        parts = (gates(extra, y),) if extra else ()
+        inputs = method.head_inputs(parameters, y)
         heads = ("batch", None, "heads", None)
         rows = ("batch",)
+        extra = () if inputs is None else (inputs,)
         mapped = per_shard(
-            functools.partial(attend, method), (heads, heads, rows, *(heads for _ in parts)), heads
+            lambda q, keys, layout, *extra: method.attend(q, keys, layout, *(extra or (None,))),
+            (heads, heads, rows, *(heads for _ in extra)),
+            heads,
         )
-        return mapped(
-            rope(q, positions[:, -q.shape[1] :], self.config), KeyValues(**turned), seen, *parts
-        )
+        q = rope(q, positions[:, -q.shape[1] :], self.config)
+        return mapped(q, turned, layout, *extra)
 
-    def nsa_keys(self, layer: Layers, nsa: NSALayers, y: Float[Array, "B T D"]):
-        """((k, v) to be compressed, (window k, v)) of an NSA layer, [B, T, K, H] each, keys not
-        rotated.
-        """
-        names = ("compressed_k", "compressed_v", "window_k", "window_v")
-        ck, cv, wk, wv = (project(y, getattr(nsa, name)[...].astype(y.dtype)) for name in names)
-        if self.config.qk_norm:
-            ck, wk = (rms_norm(x, layer.k_norm[...], self.config.norm_eps) for x in (ck, wk))
-        return (ck, cv), (wk, wv)
+    def new_keys(
+        self, method: Method, parameters: Parameters, layer: Layers, y: Float[Array, "B T D"]
+    ) -> Keys:
+        """``Method.new_keys``, normalised as the layer's own keys are."""
+
+        def normalise(x):
+            if not self.config.qk_norm:
+                return x
+            return rms_norm(x, layer.k_norm[...], self.config.norm_eps)
+
+        return method.new_keys(parameters, y, normalise)
 
     def embed_tokens(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Embeddings in the compute dtype."""
@@ -459,6 +415,11 @@ class Transformer(nnx.Module):
             return jnp.einsum("...D,VD->...V", hidden, table, preferred_element_type=jnp.float32)
         table = self.unembed[...].astype(hidden.dtype)
         return jnp.einsum("...D,DV->...V", hidden, table, preferred_element_type=jnp.float32)
+
+
+def method_parameters(index: int) -> str:
+    """The model's name for the parameters of the method at a place of the repeating period."""
+    return f"attention_{index}"
 
 
 def abstract_model(config: ModelConfig) -> Transformer:

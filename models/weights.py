@@ -53,11 +53,11 @@ def stored_tensors(
     naming: "huggingface" or "gguf". layer: None for tensors outside the layers. Raises ValueError
     for a model with parameters that these formats have no names for.
     """
-    if extra := model.stacked()[1]:
+    methods = model.config.attention
+    if extra := [m for m in methods if m.parameters(model.config.layer_shape)]:
         raise ValueError(
-            f"{naming} checkpoints have no place for the parameters {', '.join(extra)} of "
-            "attention="
-            f"{model.config.attention}"
+            f"{naming} checkpoints have no place for the parameters of attention="
+            f"{', '.join(map(str, dict.fromkeys(extra)))}"
         )
     parameters = families.of_config(model.config).parameters
     variables = named_parameters(model)

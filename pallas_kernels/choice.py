@@ -43,23 +43,43 @@ def device(implementation: str) -> str:
     return "blackwell" if _capability().startswith("10.") else "hopper"
 
 
+def here() -> str:
+    """The platform of the process: "cpu", "tpu", "hopper", "blackwell", or "gpu" and its compute
+    capability for another GPU.
+    """
+    backend = jax.default_backend()
+    if backend != "gpu":
+        return backend
+    major = _capability().split(".")[0]
+    return {"9": "hopper", "10": "blackwell"}.get(major, f"gpu {_capability()}")
+
+
 def backend_obstacle(
     implementation: str, arrays: Iterable[jax.Array], dtypes: Sequence[str], interpret: Any
 ) -> str | None:
     """Why a kernel for these dtypes cannot run here, or None."""
-    backend = jax.default_backend()
-    if not interpret and backend != implementation:
-        return f"{backend=} is not {implementation!r}, and {interpret=}"
-    if (
-        not interpret
-        and implementation == "gpu"
-        and (capability := _capability()).split(".")[0] not in ("9", "10")
-    ):
-        return f"compute {capability=} is neither Hopper's 9.0 nor Blackwell's 10.0"
+    if not interpret and (found := platform_obstacle(implementation, here())):
+        return f"{found}, and {interpret=}"
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size > 1 and not mesh.are_all_axes_manual:
-        return f"a mesh of {mesh.size} devices is set, across which a kernel is not cut: call it within jax.shard_map"
-    found = {str(x.dtype) for x in arrays}
+        return (
+            f"a mesh of {mesh.size} devices is set, across which a kernel is not cut: call it "
+            "within jax.shard_map"
+        )
+    return dtype_obstacle({str(x.dtype) for x in arrays}, dtypes)
+
+
+def platform_obstacle(implementation: str, platform: str) -> str | None:
+    """Why a kernel is not for a platform (see ``here``), or None."""
+    if platform.startswith("gpu ") and implementation == "gpu":
+        capability = platform.removeprefix("gpu ")
+        return f"compute {capability=} is neither Hopper's 9.0 nor Blackwell's 10.0"
+    backend = "gpu" if platform in ("hopper", "blackwell") else platform
+    return None if backend == implementation else f"{backend=} is not {implementation!r}"
+
+
+def dtype_obstacle(found: set[str], dtypes: Sequence[str]) -> str | None:
+    """Why a kernel for ``dtypes`` cannot run arrays of the dtypes ``found``, or None."""
     if len(found) > 1 or not found <= set(dtypes):
         return f"the dtypes {sorted(found)} must be one of {tuple(dtypes)}"
     return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from attention.methods import METHODS, Method
+from attention.methods.api import METHODS
+from attention.methods.method import Method
 from models.families import PRESETS
 from models.sharding import MeshConfig
 from models.transformer import ModelConfig

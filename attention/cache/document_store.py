@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attention.cache.documents import DocumentKV, Fingerprint, check_fingerprint, fingerprint_tokens
-from attention.cache.paged import LayerPages
 from attention.cache.storage import CorruptedFile, load, load_meta, nbytes, save, to_device, to_host
 
 TIERS = ("device", "host", "disk")
-_PARTS = ("main", "compressed", "window")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,8 +165,8 @@ class DocumentStore:
         arrays = {
             f"{index}.{part}.{which}": array
             for index, layer in enumerate(document.layers)
-            for part in _PARTS
-            for which, array in zip("kv", getattr(layer, part) or (), strict=False)
+            for part, pair in layer.items()
+            for which, array in zip("kv", pair, strict=True)
         }
         key = document.fingerprint.tokens
         size = nbytes(arrays)
@@ -195,14 +193,10 @@ class DocumentStore:
         self._disk.move_to_end(key)
         self._counts["read_bytes"] += nbytes(arrays)
 
-        def pair(index: int, part: str):
-            names = [f"{index}.{part}.{which}" for which in "kv"]
-            return tuple(arrays[name] for name in names) if names[0] in arrays else None
-
-        layers = (
-            LayerPages(**{part: pair(index, part) for part in _PARTS})
-            for index in range(meta["layers"])
-        )
+        layers: list[dict] = [{} for _ in range(meta["layers"])]
+        for name in arrays:
+            index, part, _ = name.split(".")
+            layers[int(index)][part] = tuple(arrays[f"{index}.{part}.{which}"] for which in "kv")
         return DocumentKV(tuple(layers), meta["length"], meta["page"], found)
 
     def _remove_file(self, key: str) -> None:

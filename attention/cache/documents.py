@@ -20,16 +20,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.cache.paged import LayerPages, PagedCache, Tables
-from attention.cache.paged_attention import Pages
+from attention.cache.paged import PagedCache
 from attention.cache.pages import PageAllocator
 from attention.cache.storage import nbytes
-from attention.methods import KeyValues, Method
-from attention.nsa import NSA
+from attention.cache.tables import Pages, Tables
+from attention.methods.method import Keys, LayerPages, Method
 from pallas_kernels.tokens import TAIL, Tokens, sequences
 
 # (token ids [1, T], who sees whom) to each layer's keys, not rotated, and values.
-KeysOf = Callable[[jax.Array, Tokens], tuple[KeyValues, ...]]
+KeysOf = Callable[[jax.Array, Tokens], tuple[Keys, ...]]
 POSITIONS = ("sequential", "shared")
 
 
@@ -65,14 +64,15 @@ def fingerprint_weights(params, settings: str = "") -> str:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DocumentKV:
-    """Keys before rotation, and values, in the layout of pages; compressed ones and the window's in
-    NSA layers.
-
-    layers: arrays [pages, ...] as in a cache. length: tokens. page: tokens of a page.
+    """Keys before rotation, and values, in the layout of pages: all that the layers' attention
+    reads.
     """
 
+    # Arrays [pages, ...] as in a cache.
     layers: tuple[LayerPages, ...]
+    # Tokens of the document.
     length: int = dataclasses.field(metadata=dict(static=True))
+    # Tokens of a page.
     page: int = dataclasses.field(metadata=dict(static=True))
     fingerprint: Fingerprint = dataclasses.field(metadata=dict(static=True))
 
@@ -105,30 +105,11 @@ def encode_document(
 
 
 def _paged(
-    keys: tuple[KeyValues, ...], methods: tuple[Method, ...], page: int
+    keys: tuple[Keys, ...], methods: tuple[Method, ...], page: int
 ) -> tuple[LayerPages, ...]:
     """Keys and values of one row in the layout of pages."""
-
-    def cut(x, size):
-        x = x[0].reshape(-1, size, *x.shape[2:])
-        return x.transpose(0, 2, 1, 3)
-
-    def late(x, method):  # a stretch lies with its last token
-        before = method.length // method.stride - 1
-        x = jnp.pad(x, ((0, 0), (before, 0), (0, 0), (0, 0)))[:, : x.shape[1]]
-        return cut(x, page // method.stride)
-
-    layers = []
-    for method, layer in zip(methods, keys, strict=True):
-        main = tuple(cut(x, page) for x in layer.main)
-        if isinstance(method, NSA):
-            compressed = tuple(late(x, method) for x in layer.compressed)
-            layers.append(
-                LayerPages(main, None, compressed, None, tuple(cut(x, page) for x in layer.window))
-            )
-        else:
-            layers.append(LayerPages(main))
-    return tuple(layers)
+    layers = zip(methods, keys, strict=True)
+    return tuple(method.document_pages(layer, page) for method, layer in layers)
 
 
 _paged = jax.jit(_paged, static_argnames=("methods", "page"))
@@ -282,19 +263,14 @@ def _check(cache: PagedCache, document: DocumentKV, weights: str) -> None:
 def _put(cache: PagedCache, at, layers: tuple[LayerPages, ...]) -> PagedCache:
     """The cache with a document's arrays on pages ``at``."""
 
-    def pair(old, new):
-        return (
-            old
-            if new is None
-            else tuple(x.at[at].set(y.astype(x.dtype)) for x, y in zip(old, new, strict=True))
-        )
-
     def layer(old: LayerPages, new: LayerPages) -> LayerPages:
-        parts = {
-            name: pair(getattr(old, name), getattr(new, name))
-            for name in ("main", "compressed", "window")
+        written = {
+            name: tuple(
+                x.at[at].set(y.astype(x.dtype)) for x, y in zip(old[name], pair, strict=True)
+            )
+            for name, pair in new.items()
         }
-        return dataclasses.replace(old, **parts)
+        return {**old, **written}
 
     written = tuple(layer(old, new) for old, new in zip(cache.layers, layers, strict=True))
     return dataclasses.replace(cache, layers=written)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from attention.cache.paged import Pair
 from attention.cache.records import Records
 from attention.cache.storage import nbytes, to_device, to_host_apart
+from attention.methods.method import Pair
 
 # What names a block: a tuple of numbers.
 Key = tuple[int, ...]

@@ -1,117 +1,61 @@
-"""The arrays of a paged KV cache and how they are written: an explicit pytree, every function
-returns a new one.
+"""A paged KV cache: an explicit pytree of pages, and attention to it.
 
-A page holds the tokens of one page of ``pages.PageAllocator`` in every layer. Under NSA and MoBA a
-page is a block of the selection. A sequence's table lists its pages: the token at place p lies in
-page table[p // page] at p % page.
+A page holds the tokens of one page of ``pages.PageAllocator`` in every layer. Under a method that
+chooses blocks a page is one block. What a page holds depends on its tokens and on those before them
+only, so that any sequence with that prefix can use it.
 
-What a page holds depends on its tokens and on those before them only, so that any sequence with
-that prefix can use it. A compressed key therefore lies with the last token of its stretch, not with
-the first. The keys that NSA compresses are needed until their last stretch is complete, so a page
-keeps the last ``length`` of them only, in a ring.
+Every method says what its layers keep in pages, how new tokens are written and how they attend
+(``methods.method``). Few queries (decoding) read the pages that they attend to and no others. Many
+queries (a chunk of a prompt) read their sequences' pages once and attend as in training.
 
-``rotated`` says whether keys are kept as the positions of their places rotate them (sequences), or
-as they are and rotated on use (documents, whose positions change when they are put elsewhere).
-
-Dimensions: B rows, T tokens, P pages of a table, K key/value heads, H head size, U stretches that
-may become complete.
+Dimensions: B rows, T tokens, P pages of a table, N query heads, K key/value heads, H head size.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
-from attention.methods import Method
-from attention.moba import MoBA
-from attention.nsa import NSA
-from pallas_kernels.paged.lists import lookup
-
-# (k, v) of the same shape.
-Pair = tuple[jax.Array, jax.Array]
-# (k [B, S, K, H], v) to one compressed key and value per stretch from the first place on.
-Compress = Callable[[jax.Array, jax.Array], Pair]
-# (keys [B, S, K, H], positions [B, S]) to rotated keys.
-Rotate = Callable[[jax.Array, jax.Array], jax.Array]
-
-# A page past all others.
-_NONE = jnp.iinfo(jnp.int32).max
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class LayerPages:
-    """The pages of one layer; what its method does not need is None.
-
-    main, window: (k, v) [pages, K, page, H]. means: [pages, K, H] float32, of a MoBA page's rotated
-    keys. compressed: (k, v) [pages, K, page / stride, H], of the stretches whose last token is in
-    the page. recent: (k, v) [pages, K, length, H], not rotated, the page's last ``length`` keys and
-    values to be compressed, offset modulo ``length``.
-    """
-
-    main: Pair
-    means: jax.Array | None = None
-    compressed: Pair | None = None
-    recent: Pair | None = None
-    window: Pair | None = None
+from attention.cache.reader import PageReader
+from attention.cache.tables import Pages, Tables
+from attention.cache.writer import PageWriter
+from attention.methods.method import Keys, LayerPages, Method, PageShape, Parameters, Rotate
+from pallas_kernels.tokens import Tokens
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PagedCache:
-    """All layers' pages. page: tokens of a page. rotated: whether keys are kept rotated."""
+    """All layers' pages."""
 
     layers: tuple[LayerPages, ...]
+    # Of every layer.
     methods: tuple[Method, ...] = dataclasses.field(metadata=dict(static=True))
+    # Tokens of a page.
     page: int = dataclasses.field(metadata=dict(static=True))
+    # Whether keys are kept as the positions of their places rotate them (sequences), or as they are
+    # and rotated on use (documents, whose positions change when they are put elsewhere).
     rotated: bool = dataclasses.field(metadata=dict(static=True))
 
     @property
     def num_pages(self) -> int:
         """Pages of every layer."""
-        return self.layers[0].main[0].shape[0]
+        return self.layers[0]["main"][0].shape[0]
 
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class NewKeys:
-    """(k, v) [B, T, K, H] of new tokens. main, window: keys rotated as the cache keeps them.
-
-    raw: of an NSA layer, what is compressed; its keys are not rotated.
-    """
-
-    main: Pair
-    raw: Pair | None = None
-    window: Pair | None = None
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Tables:
-    """Which page of each array a page of a row is, -1 for none; ``same`` in caches where all arrays
-    have all pages.
-
-    recent: of the window's keys and of those to be compressed. compressed: None where each row's
-    lie one after another and what a row has not written is finite.
-    """
-
-    main: Int[Array, "B P"]
-    recent: Int[Array, "B P"]
-    compressed: Int[Array, "B P"] | None
-
-    @classmethod
-    def same(cls, tables: Int[Array, "B P"]) -> Tables:
-        """One table for all arrays."""
-        return cls(tables, tables, tables)
+    def with_layer(self, layer: int, pages: LayerPages) -> PagedCache:
+        """The cache with other pages of one layer."""
+        layers = list(self.layers)
+        layers[layer] = pages
+        return dataclasses.replace(self, layers=tuple(layers))
 
 
 def page_size(methods: Sequence[Method], page: int | None = None) -> int:
-    """Tokens of a page: the block of the sparse layers, else ``page``."""
-    blocks = {method.block for method in methods if isinstance(method, NSA | MoBA)}
+    """Tokens of a page: the block of the layers that choose blocks, else ``page``."""
+    blocks = {method.block_size() for method in methods if method.block_size()}
     sizes = blocks | ({page} if page is not None else set())
     if len(sizes) != 1:
         raise ValueError(
@@ -132,22 +76,14 @@ def init_cache(
 ) -> PagedCache:
     """A cache of zeros. methods: of every layer."""
     page = page_size(methods, page)
+    shape = PageShape(num_pages, num_kv_heads, page, head_dim, dtype, rotated)
+    layers = tuple(zeros(method.pages(shape)) for method in methods)
+    return PagedCache(layers, tuple(methods), page, rotated)
 
-    def pair(length: int) -> Pair:
-        shape = (num_pages, num_kv_heads, length, head_dim)
-        return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
 
-    def layer(method: Method) -> LayerPages:
-        if isinstance(method, NSA):
-            return LayerPages(
-                pair(page), None, pair(page // method.stride), pair(method.length), pair(page)
-            )
-        means = isinstance(method, MoBA) and rotated
-        return LayerPages(
-            pair(page), jnp.zeros((num_pages, num_kv_heads, head_dim)) if means else None
-        )
-
-    return PagedCache(tuple(layer(method) for method in methods), tuple(methods), page, rotated)
+def zeros(shapes: LayerPages) -> LayerPages:
+    """Arrays of zeros of the shapes that ``Method.pages`` gives."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def page_bytes(cache: PagedCache) -> int:
@@ -171,110 +107,80 @@ def write(
     layer: int,
     tables: Tables,
     places: Int[Array, "B T"],
-    new: NewKeys,
+    new: Keys,
     *,
-    compress: Compress | None = None,
-    rotate: Rotate | None = None,
+    parameters: Parameters,
+    rotate: Rotate,
 ) -> PagedCache:
-    """The cache with the keys and values of new tokens in one layer.
+    """The cache with the keys and values of new tokens in one layer; what came before must have
+    been written.
 
-    places: consecutive in a row, then -1 for padding, which is not written.
-    compress: for an NSA layer; what came before must have been written. rotate: for an NSA layer of
-    a rotated cache.
+    places: consecutive in a row, then -1 for padding, which is not written. new: "main" and what
+    ``Method.new_keys`` gives, rotated where the cache keeps them so. parameters: of the layer's
+    method. rotate: how keys are rotated, for those that a method derives.
+
+    Raises:
+      ValueError: ``new`` lacks a branch that the method writes.
     """
-    pages = cache.layers[layer]
     method = cache.methods[layer]
-    at = _where(tables.main, places, cache.page)
-    changes: dict = {"main": put(pages.main, new.main, *at)}
-    if isinstance(method, NSA):
-        if compress is None or new.raw is None or new.window is None:
-            raise ValueError(f"{layer=} is NSA: compress, new.raw and new.window are needed")
-        at = _where(tables.recent, places, cache.page)
-        changes["window"] = put(pages.window, new.window, *at)
-        changes["compressed"] = _compressed(
-            cache, pages, method, tables, places, new.raw, compress, rotate
-        )
-        changes["recent"] = _recent(cache, pages, method, places, new.raw, *at)
-    if pages.means is not None:
-        changes["means"] = _means(cache, changes["main"][0], pages.means, tables.main, places)
-    layers = list(cache.layers)
-    layers[layer] = dataclasses.replace(pages, **changes)
-    return dataclasses.replace(cache, layers=tuple(layers))
+    if missing := set(method.rotated_when_written()) - set(new):
+        raise ValueError(f"{layer=} is {method}: new keys lack {', '.join(sorted(missing))}")
+    at = PageWriter(tables, places, cache.page, rotate if cache.rotated else None)
+    return cache.with_layer(layer, method.write(cache.layers[layer], new, at, parameters))
 
 
-def _where(tables, places, page):
-    """(page, offset) [B, T] of every place; a page past all others where nothing is to be read or
-    written.
+def attend(
+    cache: PagedCache,
+    layer: int,
+    q: Float[Array, "B T N H"],
+    q_tokens: Tokens,
+    pages: Pages,
+    *,
+    inputs: Float[Array, "B T N parts"] | None = None,
+    rotate: Rotate | None = None,
+) -> Float[Array, "B T N H"]:
+    """Attention to the cache, in which the queries' own keys have been written.
+
+    q: rotated. q_tokens: of consecutive places in a row, padding at the end. inputs: from
+    ``Method.head_inputs``. rotate: for a cache of keys that are not rotated.
     """
-    found = lookup(tables, jnp.where(places < 0, -1, places // page))
-    return jnp.where(found < 0, _NONE, found), places % page
+    read = _reader(cache, pages, rotate, q)
+    return cache.methods[layer].attend_pages(cache.layers[layer], q, q_tokens, read, inputs)
 
 
-def put(pages: Pair, new: Pair, page, offset) -> Pair:
-    """Pages with the values new [B, T, K, H] at (page, offset) [B, T]; a page past all others is
-    not written.
-    """
-    return tuple(
-        x.at[page, :, offset].set(y.astype(x.dtype), mode="drop")
-        for x, y in zip(pages, new, strict=True)
-    )
+def choose_pages(
+    cache: PagedCache,
+    layer: int,
+    q: Float[Array, "B T N H"],
+    q_tokens: Tokens,
+    pages: Pages,
+    *,
+    rotate: Rotate | None = None,
+) -> tuple[jax.Array, Int[Array, "B T C n"]]:
+    """``Method.choose_pages``: the first half of ``attend``, which does not read "main"."""
+    read = _reader(cache, pages, rotate, q)
+    return cache.methods[layer].choose_pages(cache.layers[layer], q, q_tokens, read)
 
 
-def _span(places):
-    """(first, last) place of every row, [B, 1]; last is -1 in a row of padding."""
-    return places[:, :1], jnp.max(places, axis=1, keepdims=True)
+def attend_chosen(
+    cache: PagedCache,
+    layer: int,
+    q: Float[Array, "B T N H"],
+    q_tokens: Tokens,
+    pages: Pages,
+    found: jax.Array,
+    picks: Int[Array, "B T C n"],
+    *,
+    inputs: Float[Array, "B T N parts"] | None,
+    rotate: Rotate | None = None,
+) -> Float[Array, "B T N H"]:
+    """``Method.attend_chosen``: the second half, which reads the chosen pages."""
+    read = _reader(cache, pages, rotate, q)
+    method = cache.methods[layer]
+    return method.attend_chosen(cache.layers[layer], q, q_tokens, read, inputs, found, picks)
 
 
-def _recent(cache, pages, method, places, raw, page, offset):
-    """The rings with the new keys; those which later ones of the same write would overwrite are not
-    written.
-    """
-    _, last = _span(places)
-    overwritten = (offset + method.length < cache.page) & (places + method.length <= last)
-    return put(pages.recent, raw, jnp.where(overwritten, _NONE, page), offset % method.length)
-
-
-def _compressed(cache, pages, method, tables, places, raw, compress, rotate):
-    """The compressed keys and values with those of the stretches that the new tokens complete."""
-    first, last = _span(places)
-    length = method.length
-    stride = method.stride
-    count = places.shape[1]
-    # stretches, by their last stride of tokens
-    units = first // stride + jnp.arange((count + stride - 1) // stride)
-    reach = length - stride
-    needed = first // stride * stride - reach + jnp.arange(units.shape[1] * stride + reach)
-    old, offset = _where(tables.recent, jnp.where(needed >= first, -1, needed), cache.page)
-    index = needed - first
-    fresh = jnp.broadcast_to((index >= 0) & (needed <= last), needed.shape)[..., None, None]
-    index = jnp.clip(index, 0, count - 1)[..., None, None]
-
-    def gather(ring, new):
-        kept = ring.at[old, :, offset % length].get(mode="fill", fill_value=0)
-        return jnp.where(fresh, jnp.take_along_axis(new, index, axis=1), kept.astype(new.dtype))
-
-    keys = compress(*(gather(ring, new) for ring, new in zip(pages.recent, raw, strict=True)))
-    k, v = (x[:, : units.shape[1]] for x in keys)
-    ends = (units + 1) * stride - 1
-    if cache.rotated:
-        if rotate is None:
-            raise ValueError("a cache of rotated keys needs rotate for an NSA layer")
-        k = rotate(k, ends)
-    complete = (ends <= last) & (ends >= length - 1)
-    table = tables.compressed
-    if table is None:
-        table = jnp.arange(tables.main.size).reshape(tables.main.shape)
-    page, offset = _where(table, jnp.where(complete, ends, -1), cache.page)
-    return put(pages.compressed, (k, v), page, offset // stride)
-
-
-def _means(cache, keys, means, tables, places):
-    """The means of the pages that were written to."""
-    first, last = _span(places)
-    touched = first // cache.page + jnp.arange((places.shape[1] + cache.page - 2) // cache.page + 1)
-    starts = touched * cache.page
-    at, _ = _where(tables, jnp.where(starts <= last, starts, -1), cache.page)
-    real = (starts[..., None] + jnp.arange(cache.page) <= last[..., None])[:, :, None, :, None]
-    content = jnp.where(real, keys.at[at].get(mode="clip").astype(jnp.float32), 0.0)
-    mean = jnp.sum(content, axis=3) / jnp.maximum(jnp.sum(real, axis=3), 1)
-    return means.at[at].set(mean, mode="drop")
+def _reader(cache: PagedCache, pages: Pages, rotate: Rotate | None, q: jax.Array) -> PageReader:
+    if not cache.rotated and rotate is None:
+        raise ValueError("a cache of keys that are not rotated needs rotate")
+    return PageReader(pages, cache.page, None if cache.rotated else rotate, q.dtype)

@@ -10,107 +10,118 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from attention.cache.paged import LayerPages, NewKeys, PagedCache, Pair, Rotate, Tables, write
-from attention.cache.paged_attention import Pages, attend_selected, select
+from attention.cache.paged import PagedCache, attend_chosen, choose_pages, write
+from attention.cache.tables import Pages, Tables
+from attention.methods.method import Keys, LayerPages, Pair, Parameters, Rotate
 from pallas_kernels.tokens import Tokens, sequences
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """The rows of a step. slots: of every block. lengths: with the new tokens. documents: of every
-    block, or TAIL.
+class TierRows:
+    """The rows of a step."""
 
-    places: of the new tokens, -1 for padding.
-    """
-
+    # The slot of every block, -1 for none.
     slots: Int[Array, "B P"]
+    # Tokens, with the new ones.
     lengths: Int[Array, " B"]
+    # The document of every block, or TAIL.
     documents: Int[Array, "B P"]
+    # Of the new tokens, -1 for padding.
     places: Int[Array, "B T"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """The programs of a layer. compress: (parameters of a layer, k, v) to what ``paged.write`` asks
-    of compress.
+    """The programs of a layer."""
 
-    rotate: as there. ring: pages of a row's window. page: tokens of a block.
-    """
-
-    compress: Callable[[object, jax.Array, jax.Array], Pair]
+    # As for ``paged.write``.
     rotate: Rotate
+    # Pages of a row's window.
     ring: int
+    # Tokens of a block.
     page: int
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def first(self, cache: PagedCache, rows: Rows, q, new: NewKeys, parameters):
-        """(the cache with the new tokens, the result over compressed keys, the chosen blocks)."""
+    def first(self, cache: PagedCache, rows: TierRows, q, new: Keys, parameters: Parameters):
+        """(the cache with the new tokens, what ``choose_pages`` found, the chosen blocks)."""
         pages, q_tokens = self._pages(rows)
-        compress = functools.partial(self.compress, parameters)
         cache = write(
-            cache, 0, pages.tables, rows.places, new, compress=compress, rotate=self.rotate
+            cache, 0, pages.tables, rows.places, new, parameters=parameters, rotate=self.rotate
         )
         # without it XLA would write twice, once for the result and once for what reads it, into
         # copies of the keys
         cache = jax.lax.optimization_barrier(cache)
-        return cache, *select(cache, 0, q, q_tokens, pages)
+        return cache, *choose_pages(cache, 0, q, q_tokens, pages)
 
     @functools.partial(jax.jit, static_argnums=0)
-    def second(self, cache: PagedCache, rows: Rows, q, compressed, picks, gates, out, queries):
+    def second(self, cache: PagedCache, rows: TierRows, q, found, picks, inputs, out, queries):
         """``out`` with the results of some queries, bool [B, T], whose chosen blocks are there."""
         pages, q_tokens = self._pages(rows)
-        found = attend_selected(cache, 0, q, q_tokens, pages, compressed, picks, gates)
-        return jnp.where(queries[..., None, None], found, out)
+        result = attend_chosen(cache, 0, q, q_tokens, pages, found, picks, inputs=inputs)
+        return jnp.where(queries[..., None, None], result, out)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def load(self, cache: PagedCache, row, first, document: LayerPages) -> tuple[PagedCache, Pair]:
-        """(the cache with a document's compressed keys and window from page ``first`` of a row, its
+        """(the cache with what a document has on the device from page ``first`` of a row on, its
         blocks rotated).
         """
-        old = cache.layers[0]
-        count = document.main[0].shape[0]
-        of_row = old.compressed[0].shape[0] // self._count(cache)
-        new = self._turned(document.compressed, first, old.compressed[0].dtype)
-        at = (row * of_row + first, 0, 0, 0)
-        compressed = tuple(
-            jax.lax.dynamic_update_slice(x, y, at) for x, y in zip(old.compressed, new, strict=True)
-        )
+        pages = dict(cache.layers[0])
+        tiers = cache.methods[0].tiers()
+        rows = self._rows(cache)
+        for name, pair in document.items():
+            if tiers[name] == "all":
+                pages[name] = self._load_all(pages[name], pair, rows, row, first)
+            elif tiers[name] == "recent":
+                pages[name] = self._load_recent(pages[name], pair, row, first)
+        main = self._turned(document["main"], first, pages["main"][0].dtype)
+        return cache.with_layer(0, pages), main
+
+    def _load_all(self, old: Pair, pair: Pair, rows: int, row, first) -> Pair:
+        """All pages of a row lie one after another."""
+        at = (row * (old[0].shape[0] // rows) + first, 0, 0, 0)
+        new = self._turned(pair, first, old[0].dtype)
+        update = jax.lax.dynamic_update_slice
+        return tuple(update(x, y, at) for x, y in zip(old, new, strict=True))
+
+    def _load_recent(self, old: Pair, pair: Pair, row, first) -> Pair:
+        """The last pages of a row lie in a ring."""
+        count = pair[0].shape[0]
         late = min(count, self.ring)  # pages that are still in the ring afterwards
-        new = self._turned(document.window, first, old.window[0].dtype)
+        new = self._turned(pair, first, old[0].dtype)
         ring = row * self.ring + (first + jnp.arange(count - late, count)) % self.ring
-        window = tuple(
-            x.at[ring].set(y[count - late :]) for x, y in zip(old.window, new, strict=True)
-        )
-        cache = dataclasses.replace(
-            cache, layers=(dataclasses.replace(old, compressed=compressed, window=window),)
-        )
-        return cache, self._turned(document.main, first, old.main[0].dtype)
+        return tuple(x.at[ring].set(y[count - late :]) for x, y in zip(old, new, strict=True))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def clear(self, cache: PagedCache, row) -> PagedCache:
-        """The cache with zeros for a row's compressed keys and what is to be compressed: they may
-        not be finite.
+        """The cache with zeros for what a row keeps on the device but for blocks: it may not be
+        finite.
         """
-        old = cache.layers[0]
-        rows = self._count(cache)
+        rows = self._rows(cache)
 
         def zero(pair: Pair) -> Pair:
             return tuple(
                 x.reshape(rows, -1, *x.shape[1:]).at[row].set(0).reshape(x.shape) for x in pair
             )
 
-        parts = {name: zero(getattr(old, name)) for name in ("compressed", "recent")}
-        return dataclasses.replace(cache, layers=(dataclasses.replace(old, **parts),))
+        tiers = cache.methods[0].tiers()
+        pages = {
+            name: pair if tiers[name] == "chosen" else zero(pair)
+            for name, pair in cache.layers[0].items()
+        }
+        return cache.with_layer(0, pages)
 
-    def _count(self, cache: PagedCache) -> int:
-        return cache.layers[0].window[0].shape[0] // self.ring
+    def _rows(self, cache: PagedCache) -> int:
+        """How many rows the cache holds."""
+        tiers = cache.methods[0].tiers()
+        recent = next(name for name, kind in tiers.items() if kind == "recent")
+        return cache.layers[0][recent][0].shape[0] // self.ring
 
     def _turned(self, pages: Pair, first, dtype) -> Pair:
         """Pages from page ``first`` of a row on, keys rotated as the last token of each asks."""
@@ -123,7 +134,7 @@ class Programs:
             dtype
         )
 
-    def _pages(self, rows: Rows) -> tuple[Pages, Tokens]:
+    def _pages(self, rows: TierRows) -> tuple[Pages, Tokens]:
         """The rows as attention sees them, and the tokens of the queries."""
         count, pages = rows.slots.shape
         number = jnp.arange(pages)[None]
@@ -134,8 +145,8 @@ class Programs:
         tokens = dataclasses.replace(
             tokens, documents=jnp.repeat(rows.documents, self.page, axis=1)
         )
-        view = Pages(Tables(rows.slots, recent, None), tokens, tokens.order)
-        return view, view.at(rows.places)[0]
+        found = Pages(Tables(rows.slots, recent, None), tokens, tokens.order)
+        return found, found.at(rows.places)[0]
 
 
 @jax.jit

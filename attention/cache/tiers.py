@@ -1,4 +1,5 @@
-"""NSA over a history that does not fit on the device: only the blocks that queries choose travel
+"""Attention over a history that does not fit on the device, by a method that chooses pages before
+it reads them (NSA): only the blocks that queries choose travel
 there.
 
 On the device stay the compressed keys and values of all tokens, by which blocks are chosen, the
@@ -19,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -30,10 +31,10 @@ from jaxtyping import Array, Float
 
 from attention.cache.documents import DocumentKV, StaleDocument
 from attention.cache.host_blocks import HostBlocks
-from attention.cache.paged import LayerPages, NewKeys, PagedCache, Pair, Rotate
+from attention.cache.paged import PagedCache, zeros
 from attention.cache.storage import nbytes, to_device, to_device_together
-from attention.cache.tier_programs import Programs, Rows, place, take
-from attention.nsa import NSA
+from attention.cache.tier_programs import Programs, TierRows, place, take
+from attention.methods.method import Keys, LayerPages, Method, PageShape, Pair, Parameters, Rotate
 from pallas_kernels.tokens import TAIL
 
 # (row, number in the row)
@@ -42,49 +43,49 @@ Block = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class TierConfig:
-    """Sizes. rows: sequences side by side. pages: most blocks of a sequence. chunk: most tokens of
-    a row in a step.
-
-    device_bytes, host_bytes: budgets of all layers together. prefetch: blocks on their way that a
-    layer may not choose. batch: most blocks that travel together. workers: threads that move
-    blocks.
-    """
+    """Sizes of a cache in tiers."""
 
     layers: int
+    # Sequences side by side.
     rows: int
+    # Most blocks of a sequence.
     pages: int
+    # Most tokens of a row in a step.
     chunk: int
     kv_heads: int
     head_dim: int
     dtype: str
+    # Budgets of all layers together.
     device_bytes: int
     host_bytes: int
+    # Blocks on their way that a layer may not choose.
     prefetch: int = 8
+    # Most blocks that travel together.
     batch: int = 16
+    # Threads that move blocks.
     workers: int = 2
 
 
 class TieredCache:
-    """The caches of all NSA layers.
+    """The caches of all layers, which have one method that chooses pages before it reads them.
 
-    compress: (parameters of a layer, k, v) to what ``paged.write`` asks of compress. rotate: as
-    there.
+    rotate: as for ``paged.write``.
     """
 
     def __init__(
         self,
-        method: NSA,
+        method: Method,
         config: TierConfig,
         directory: Path,
-        compress: Callable[[object, jax.Array, jax.Array], Pair],
         rotate: Rotate,
     ):
         self.method, self.config = method, config
         # pages that a chunk's windows and unfinished stretches reach back to
-        span = max(method.window, method.length) + config.chunk - 1
-        self._ring = min(config.pages, (span + method.block - 2) // method.block + 1)
+        self.page = method.block_size()
+        span = method.recent_tokens() + config.chunk - 1
+        self._ring = min(config.pages, (span + self.page - 2) // self.page + 1)
         shapes = jax.eval_shape(lambda: self._arrays(1))
-        block = nbytes(shapes.main)
+        block = nbytes(shapes["main"])
         fixed = (nbytes(shapes) - block) * config.layers + (config.prefetch + config.batch) * block
         # tables of slots, and of documents
         fixed += 4 * config.rows * config.pages * (config.layers + 1)
@@ -99,8 +100,7 @@ class TieredCache:
             )
         self.device_bytes = fixed + self.slots * block * config.layers
         self._caches = [
-            PagedCache((self._arrays(self.slots),), (method,), method.block, True)
-            for _ in self._range
+            PagedCache((self._arrays(self.slots),), (method,), self.page, True) for _ in self._range
         ]
         self._free = [list(range(self.slots)) for _ in self._range]
         self._resident: list[OrderedDict[Block, int]] = [OrderedDict() for _ in self._range]
@@ -119,7 +119,7 @@ class TieredCache:
         self._weights: list[str | None] = [None] * config.rows  # that encoded the documents
         self._host = HostBlocks(directory, config.host_bytes, config.workers)
         self._counts: Counter[str] = Counter()
-        self._programs = Programs(compress, rotate, self._ring, method.block)
+        self._programs = Programs(rotate, self._ring, self.page)
         self._move_nothing()
 
     @property
@@ -130,16 +130,16 @@ class TieredCache:
         self,
         layer: int,
         q: Float[Array, "B T N H"],
-        new: NewKeys,
+        new: Keys,
         places: np.ndarray,
-        gates: Float[Array, "B T N 3"],
-        parameters,
+        inputs: Float[Array, "B T N parts"] | None,
+        parameters: Parameters,
     ) -> Float[Array, "B T N H"]:
         """Writes a chunk into a layer and attends: as ``paged.write`` and
-        ``paged_attention.attend``, q and k rotated.
+        ``paged.attend``, q and k rotated.
 
-        places: int32 [B, T], the same for every layer before the next chunk. parameters: for
-        compress. Queries that choose more blocks than fit on the device are taken one after
+        places: int32 [B, T], the same for every layer before the next chunk. parameters: of
+        the layer's method. Queries that choose more blocks than fit on the device are taken one after
         another. Raises ValueError when even one query's, or those that are written to, do not fit.
         """
         if places.shape[1] > self.config.chunk:
@@ -149,9 +149,7 @@ class TieredCache:
         self._lengths = np.maximum(self._lengths, places.max(axis=1) + 1)
         rows, at = np.nonzero(places >= 0)
         written = list(
-            dict.fromkeys(
-                zip(rows.tolist(), (places[rows, at] // self.method.block).tolist(), strict=True)
-            )
+            dict.fromkeys(zip(rows.tolist(), (places[rows, at] // self.page).tolist(), strict=True))
         )
         self._bring(layer, written)
         seen = self._rows(layer, places)
@@ -165,12 +163,10 @@ class TieredCache:
         for queries, blocks in self._parts(np.asarray(picks)):
             self._bring(layer, blocks)
             chosen |= dict.fromkeys(blocks)
-            parts = (q, compressed, picks, gates, out, queries)
+            parts = (q, compressed, picks, inputs, out, queries)
             out = self._programs.second(self._caches[layer], self._rows(layer, places), *parts)
         self._drop_unchosen(layer)
-        complete = [
-            key for key in written if (key[1] + 1) * self.method.block <= self._lengths[key[0]]
-        ]
+        complete = [key for key in written if (key[1] + 1) * self.page <= self._lengths[key[0]]]
         self._save(layer, (key for key in complete if key in self._resident[layer]))
         self._chosen[layer] = list(chosen)
         self._send_ahead((layer + 1) % self.config.layers, self._chosen[layer])
@@ -200,7 +196,8 @@ class TieredCache:
         other tokens than documents, StaleDocument if it was encoded by other weights than those
         before it.
         """
-        page, (first, rest) = self.method.block, divmod(int(self._lengths[row]), self.method.block)
+        page = self.page
+        first, rest = divmod(int(self._lengths[row]), self.page)
         count = document.num_pages
         weights = document.fingerprint.weights
         if (
@@ -276,30 +273,22 @@ class TieredCache:
     def _arrays(self, slots: int) -> LayerPages:
         """One layer's arrays, with room for ``slots`` blocks."""
         c = self.config
-        method = self.method
+        counts = {"chosen": slots, "recent": c.rows * self._ring, "all": c.rows * c.pages}
 
-        def pair(pages: int, length: int) -> Pair:
-            shape = (pages, c.kv_heads, length, c.head_dim)
-            return jnp.zeros(shape, c.dtype), jnp.zeros(shape, c.dtype)
+        def of(count: int) -> LayerPages:
+            shape = PageShape(count, c.kv_heads, self.page, c.head_dim, c.dtype, rotated=True)
+            return self.method.pages(shape)
 
-        ring = c.rows * self._ring
-        compressed = pair(c.rows * c.pages, method.block // method.stride)
-        return LayerPages(
-            pair(slots, method.block),
-            None,
-            compressed,
-            pair(ring, method.length),
-            pair(ring, method.block),
-        )
+        return zeros({name: of(counts[kind])[name] for name, kind in self.method.tiers().items()})
 
-    def _rows(self, layer: int, places: np.ndarray) -> Rows:
+    def _rows(self, layer: int, places: np.ndarray) -> TierRows:
         # tables travel when they have changed; as copies, since they change while a program may
         # still read them
         if self._sent_slots[layer] is None:
             self._sent_slots[layer] = jnp.array(self._slots[layer])
         if self._sent_documents is None:
             self._sent_documents = jnp.array(self._documents)
-        return Rows(
+        return TierRows(
             self._sent_slots[layer], self._lengths.copy(), self._sent_documents, places.copy()
         )
 
@@ -342,9 +331,9 @@ class TieredCache:
         slots = np.full(size, self.slots, np.int32)
         slots[: len(keys)] = [self._resident[layer][key] for key in keys]
         cache = self._caches[layer]
-        main = place(cache.layers[0].main, slots, parts)
+        main = place(cache.layers[0]["main"], slots, parts)
         self._caches[layer] = dataclasses.replace(
-            cache, layers=(dataclasses.replace(cache.layers[0], main=main),)
+            cache, layers=({**cache.layers[0], "main": main},)
         )
 
     def _make_room(self, layer: int, count: int, keep: set[Block]) -> None:
@@ -358,7 +347,7 @@ class TieredCache:
 
     def _move_nothing(self) -> None:
         """Compiles what moves blocks, so that no later step waits for it."""
-        taken = take(self._caches[0].layers[0].main, np.zeros(self.config.batch, np.int32))
+        taken = take(self._caches[0].layers[0]["main"], np.zeros(self.config.batch, np.int32))
         none = [tuple(np.asarray(x[0]) for x in taken)]
         self._place(0, [], to_device_together(none, self.config.batch), self.config.batch)
         if self.config.prefetch:
@@ -377,7 +366,7 @@ class TieredCache:
             slots = np.zeros(self.config.batch, np.int32)
             slots[: len(part)] = [self._resident[layer][key] for key in part]
             self._host.write(
-                [(layer, *key) for key in part], take(self._caches[layer].layers[0].main, slots)
+                [(layer, *key) for key in part], take(self._caches[layer].layers[0]["main"], slots)
             )
 
     def _send_ahead(self, layer: int, chosen: list[Block]) -> None:

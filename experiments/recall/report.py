@@ -10,7 +10,6 @@ import numpy as np
 import rich.table
 from flax import nnx
 
-from attention.methods import decode_bytes
 from benchmarks.flops import attention_trips, matmul_flops
 from experiments.recall.study import RecallExperiment, RecallResult, model_config, rows
 from models.transformer import ModelConfig, Transformer
@@ -71,11 +70,10 @@ def read_per_token(config: ModelConfig, tokens: int) -> int:
     """Bytes of keys and values that all layers read to decode one token after ``tokens``, in the
     config's dtype.
     """
-    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
     per_period = sum(
-        decode_bytes(method, tokens, *heads, config.dtype) for method in config.attention
+        method.decode_bytes(tokens, config.layer_shape, config.dtype) for method in config.attention
     )
-    return per_period * (config.num_layers // len(config.attention))
+    return per_period * config.periods
 
 
 def draw(experiment: RecallExperiment, results: Sequence[RecallResult], path: Path) -> None:

@@ -21,7 +21,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 
-from attention.methods import Method
+from attention.methods.api import METHODS
+from attention.methods.method import Method
 from experiments.recall.rows import RecallConfig, recall_rows
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
 from models.transformer import ModelConfig, Transformer
@@ -30,6 +31,7 @@ from rl_code.files import write_atomically
 from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.update import OptimizerConfig, TrainState, init_state, make_sft_update
 from rl_code.metric_writers import MetricLog
+from rl_code.named import Named, make
 from rl_code.progress import Progress
 from rl_code.stop import Stopped, StopRequest
 
@@ -40,11 +42,17 @@ _EVALUATION = 10**9
 
 @dataclasses.dataclass(frozen=True)
 class RecallMethod:
-    """attention: as ``ModelConfig.attention``. apart, positions: as ``recall_rows``."""
+    """A method of attention and how documents are shown to it."""
 
-    attention: tuple[Method, ...]
+    # The methods of the layers, as names of METHODS with their settings; see ``model_config``.
+    attention: tuple[Named, ...]
+    # As for ``recall_rows``.
     apart: bool = False
     positions: Literal["sequential", "shared"] = "sequential"
+
+    def methods(self) -> tuple[Method, ...]:
+        """The methods with their settings. Raises ConfigError."""
+        return tuple(make(METHODS, named, "config.methods.attention") for named in self.attention)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +99,8 @@ class RecallExperiment:
     evaluation_rows: int
 
     def __post_init__(self):
+        for method in self.methods.values():
+            method.methods()
         if not self.methods or not self.stages:
             raise ValueError("recall: at least one method and one stage are needed")
         if self.stages[-1].documents != self.task.documents:
@@ -134,7 +144,7 @@ def model_config(experiment: RecallExperiment, method: RecallMethod) -> ModelCon
         **dataclasses.asdict(experiment.model),
         norm_eps=1e-5,
         tied_embeddings=False,
-        attention=method.attention,
+        attention=method.methods(),
     )
 
 

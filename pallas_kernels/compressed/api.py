@@ -26,6 +26,7 @@ from pallas_kernels.compressed import gpu, reference, tpu
 from pallas_kernels.compressed.blocks import Selection, TuningConfig, heuristic
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.api import obstacle as flash_obstacle
+from pallas_kernels.flash.api import obstacle_on as flash_obstacle_on
 from pallas_kernels.tokens import Tokens
 from pallas_kernels.tuned import tuned
 
@@ -127,3 +128,18 @@ def _check_shapes(
             raise ValueError(f"{name}.shape={x.shape} must be that of its tokens, {shape}")
     if shadows is not None and shadows.shape != heads.shape:
         raise ValueError(f"{shadows.shape=} must be that of {heads.shape=}")
+
+
+def obstacle_on(
+    platform: str,
+    name: str,
+    dtype: str,
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    selection: Selection,
+) -> str | None:
+    """Why a kernel could not run q [B, T, N, H] and compressed k [B, E, K, H] on a platform, or
+    None. platform: as from ``choice.here``.
+    """
+    found = flash_obstacle_on(platform, name, dtype, q_shape, k_shape)
+    return found or KERNELS[name].obstacle(q_shape, k_shape, selection)

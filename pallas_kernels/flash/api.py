@@ -18,7 +18,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.choice import REFERENCE, backend_obstacle, choose, device
+from pallas_kernels.choice import (
+    REFERENCE,
+    backend_obstacle,
+    choose,
+    device,
+    dtype_obstacle,
+    platform_obstacle,
+)
 from pallas_kernels.flash import gpu, reference, tpu
 from pallas_kernels.flash.blocks import TuningConfig, heuristic
 from pallas_kernels.tokens import Tokens
@@ -145,3 +152,17 @@ def obstacle(name: str, q, k, v, interpret) -> str | None:
     """Why a kernel cannot run the input here, or None."""
     found = backend_obstacle(name, (q, k, v), KERNELS[name].DTYPES, interpret)
     return found or KERNELS[name].obstacle(q.shape, k.shape)
+
+
+def obstacle_on(
+    platform: str, name: str, dtype: str, q_shape: tuple[int, ...], k_shape: tuple[int, ...]
+) -> str | None:
+    """Why a kernel could not run q [B, T, N, H] and k [B, S, K, H] on a platform, or None.
+
+    platform: as from ``choice.here``.
+    """
+    return (
+        platform_obstacle(name, platform)
+        or dtype_obstacle({dtype}, KERNELS[name].DTYPES)
+        or KERNELS[name].obstacle(q_shape, k_shape)
+    )

@@ -18,7 +18,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.choice import REFERENCE, backend_obstacle, choose, device
+from pallas_kernels.choice import (
+    REFERENCE,
+    backend_obstacle,
+    choose,
+    device,
+    dtype_obstacle,
+    platform_obstacle,
+)
 from pallas_kernels.paged import gpu, reference, tpu
 from pallas_kernels.paged.lists import TuningConfig, dense_work, heuristic, selected_work
 from pallas_kernels.softmax import merge
@@ -238,4 +245,17 @@ def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths) -> None:
 def _obstacle(name: str, q, k_pages, v_pages, interpret) -> str | None:
     """Why a kernel cannot run the input here, or None."""
     found = backend_obstacle(name, (q, k_pages, v_pages), KERNELS[name].DTYPES, interpret)
-    return found or KERNELS[name].obstacle(q.shape, k_pages.shape)
+    return found or KERNELS[name].obstacle(q.shape, k_pages.shape, device(name))
+
+
+def obstacle_on(
+    platform: str, name: str, dtype: str, q_shape: tuple[int, ...], pages_shape: tuple[int, ...]
+) -> str | None:
+    """Why a kernel could not run q [B, T, N, H] and pages [pages, K, page, H] on a platform, or
+    None. platform: as from ``choice.here``.
+    """
+    return (
+        platform_obstacle(name, platform)
+        or dtype_obstacle({dtype}, KERNELS[name].DTYPES)
+        or KERNELS[name].obstacle(q_shape, pages_shape, platform)
+    )

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.choice import device
 from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
 from pallas_kernels.padding import pad
 from pallas_kernels.paged.lists import GPU_KEYS, TuningConfig, Work, columns
@@ -38,12 +37,11 @@ ROWS = 64
 HEAD_DIMS = {"hopper": (64, 128), "blackwell": (128,)}
 
 
-def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...]) -> str | None:
-    """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended, or
-    None.
+def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) -> str | None:
+    """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended on
+    "hopper" or "blackwell", or None.
     """
     (page, head_dim) = pages_shape[2:]
-    on = device("gpu")
     if head_dim not in HEAD_DIMS[on]:
         return f"{head_dim=} must be one of {HEAD_DIMS[on]}, the rows of a product"
     return (

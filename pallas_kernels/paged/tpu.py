@@ -36,9 +36,9 @@ MAX_ROWS = 256
 SUBLANES = 16
 
 
-def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...]) -> str | None:
+def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) -> str | None:
     """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended, or
-    None.
+    None. on: not asked, it is a TPU.
     """
     _, kv_heads, page, _ = pages_shape
     if page % SUBLANES:

@@ -19,7 +19,14 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.choice import REFERENCE, backend_obstacle, choose, device
+from pallas_kernels.choice import (
+    REFERENCE,
+    backend_obstacle,
+    choose,
+    device,
+    dtype_obstacle,
+    platform_obstacle,
+)
 from pallas_kernels.selected import chunks, gpu, reference, tpu
 from pallas_kernels.selected.tuning import TuningConfig, heuristic
 from pallas_kernels.tuned import tuned
@@ -59,18 +66,15 @@ def selected_attention(
     cannot run.
     """
     _check_shapes(q, k, v, picks, q_order, k_order, size)
-    shape = dict(groups=q.shape[2] // picks.shape[2], head_dim=q.shape[3], size=size)
     sizes = {
-        name: tuning or tuned(heuristic(device(name)), "selected", device(name), **shape)
-        for name in KERNELS
+        name: tuning or _sizes(device(name), q.shape, picks.shape[2], size) for name in KERNELS
     }
 
     def obstacle(name: str) -> str | None:
-        count = chunks.most_tiles(
-            q.shape, picks.shape, k.shape[1] // size, KERNELS[name], sizes[name]
-        )
         found = backend_obstacle(name, (q, k, v), KERNELS[name].DTYPES, interpret)
-        return found or KERNELS[name].obstacle(q.shape, picks.shape[2], size, count)
+        return found or _shape_obstacle(
+            name, sizes[name], q.shape, picks.shape, size, k.shape[1] // size
+        )
 
     implementation = choose(implementation, [*KERNELS], obstacle, interpret)
     if implementation == REFERENCE:
@@ -140,3 +144,39 @@ def _check_shapes(q, k, v, picks, q_order, k_order, size: int) -> None:
         )
     if size < 1 or k.shape[1] % size:
         raise ValueError(f"{size=} must divide the {k.shape[1]} places of keys")
+
+
+def obstacle_on(
+    platform: str,
+    name: str,
+    dtype: str,
+    q_shape: tuple[int, ...],
+    picks_shape: tuple[int, ...],
+    size: int,
+    blocks: int,
+) -> str | None:
+    """Why a kernel could not run q [B, T, N, H] with picks [B, T, P, n] of so many blocks of
+    ``size`` places on a platform, or None. platform: as from ``choice.here``.
+    """
+    found = platform_obstacle(name, platform) or dtype_obstacle({dtype}, KERNELS[name].DTYPES)
+    if found:
+        return found
+    sizes = _sizes(platform, q_shape, picks_shape[2], size)
+    return _shape_obstacle(name, sizes, q_shape, picks_shape, size, blocks)
+
+
+def _sizes(on: str, q_shape: tuple[int, ...], lists: int, size: int) -> TuningConfig:
+    shape = dict(groups=q_shape[2] // lists, head_dim=q_shape[3], size=size)
+    return tuned(heuristic(on), "selected", on, **shape)
+
+
+def _shape_obstacle(
+    name: str,
+    sizes: TuningConfig,
+    q_shape: tuple[int, ...],
+    picks_shape: tuple[int, ...],
+    size: int,
+    blocks: int,
+) -> str | None:
+    count = chunks.most_tiles(q_shape, picks_shape, blocks, KERNELS[name], sizes)
+    return KERNELS[name].obstacle(q_shape, picks_shape[2], size, count)

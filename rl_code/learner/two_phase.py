@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention.methods import Before
+from attention.layout import Before
 from models.sharding import constrain
 from rl_code.learner.batching import Prompts
 from rl_code.learner.losses import Denominators, LossConfig, policy_metrics

@@ -21,7 +21,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from attention.methods import Before
+from attention.layout import Before
 from models.sharding import constrain
 from pallas_kernels.tokens import Tokens, packed_rows
 from rl_code.learner.batching import SupervisedBatch

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attention.cache.view import Rows
+from attention.cache.gathered import SharedRows
 from rl_code.rollout.engine import DecodeInput, Engine, EngineConfig, empty_input
 from rl_code.rollout.page_pool import PagePool, Span
 
@@ -47,7 +47,7 @@ def decode_input(
 
 
 def _fill_tiles(
-    rows: Rows, shard: int, c: EngineConfig, sharing: dict[tuple[int, ...], list[int]]
+    rows: SharedRows, shard: int, c: EngineConfig, sharing: dict[tuple[int, ...], list[int]]
 ) -> None:
     """Writes the tiles of a shard. sharing: places of the rows with each prefix."""
     for prefix, places in sharing.items():

@@ -23,10 +23,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attention.cache import paged, view
+from attention.cache import gathered, paged
 from attention.cache.paged import PagedCache
-from attention.cache.paged_attention import sequence_pages
-from models.paged import decode_token, forward, gather_views, model_cache, put_views_back
+from attention.cache.tables import sequence_pages
+from models.paged import decode_token, forward, gather_pages, model_cache, put_pages_back
 from models.transformer import ModelConfig, Transformer
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
 
@@ -139,7 +139,7 @@ class DecodeInput:
     groups: jax.Array
     samples: jax.Array
     tables: jax.Array
-    rows: view.Rows
+    rows: gathered.SharedRows
 
 
 def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
@@ -157,7 +157,7 @@ def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
         active=np.zeros(rows, bool),
         keys=np.zeros((rows, 2), np.uint32),
         tables=ints(rows, config.table),
-        rows=view.Rows(
+        rows=gathered.SharedRows(
             own=ints(rows, config.table),
             starts=ints(rows, fill=0),
             tiles=ints(rows, config.tile),
@@ -198,7 +198,7 @@ def _decode(
         reach = jnp.max(
             jnp.where(inputs.active, inputs.places - inputs.rows.starts + inputs.budgets - 1, 0)
         )
-        views = gather_views(cache, inputs.rows, view_block, reach)
+        views = gather_pages(cache, inputs.rows, view_block, reach)
 
     def cond(carry):
         step = carry[0]
@@ -236,7 +236,7 @@ def _decode(
     _, (cache, views), _, _, counts, out_tokens, out_logprobs = jax.lax.while_loop(
         cond, body, start
     )
-    cache = put_views_back(cache, views, inputs.rows, inputs.places, counts, steps)
+    cache = put_pages_back(cache, views, inputs.rows, inputs.places, counts, steps)
     return cache, out_tokens, out_logprobs, counts
 
 

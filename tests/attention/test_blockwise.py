@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from attention import reference
-from attention.blockwise import block_size, blockwise_attention, mean_trips
-from attention.dense import dense_attention
+from attention.blockwise import block_size, blockwise_attention, dense_attention, mean_trips
 from benchmarks.flops import matmul_flops
 from pallas_kernels.tokens import Tokens, sequences, visible
 from tests.attention.rows import Piece, documents, normal, pack, relative

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from attention import reference
-from attention.dense import dense_attention
+from attention.blockwise import dense_attention
 from pallas_kernels.softmax import merge
 from pallas_kernels.tokens import Tokens, bounds, may_see, sequences, visible
 from tests.attention.rows import Piece, documents, normal, pack, relative

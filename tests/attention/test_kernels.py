@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from attention import dense
+from attention import blockwise
 from attention.blocks import entries, in_place
-from attention.dense import dense_attention
-from attention.nsa import NSA, compressed_attention
+from attention.blockwise import dense_attention
+from attention.compressed import compressed_attention
+from attention.methods.nsa import NSA
 from attention.selected import selected_attention
 from pallas_kernels.tokens import sequences
 from tests.attention.rows import normal, relative
@@ -76,7 +77,7 @@ def test_a_kernel_that_cannot_run_is_refused_by_name_and_passed_over_without(mon
     np.testing.assert_array_equal(by_dense(q, k, v)[0], by_dense(q, k, v, implementation="xla")[0])
     asked = []
     monkeypatch.setattr(
-        dense, "flash_attention", lambda *_, **options: asked.append(options["implementation"])
+        blockwise, "flash_attention", lambda *_, **options: asked.append(options["implementation"])
     )
     by_dense(q, k, v)
     assert asked == [None]

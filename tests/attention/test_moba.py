@@ -11,7 +11,7 @@ import pytest
 
 from attention import reference
 from attention.blocks import aligned, in_place
-from attention.moba import MoBA, moba_attention
+from attention.methods.moba import MoBA, moba_attention
 from pallas_kernels.tokens import sequences
 from tests.attention.rows import Piece, documents, normal, pack, relative
 

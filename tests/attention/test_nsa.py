@@ -12,8 +12,9 @@ import pytest
 
 from attention import reference
 from attention.blocks import Blocks, aligned, entries, in_place
-from attention.dense import dense_attention
-from attention.nsa import NSA, block_scores, compress, compressed_attention, nsa_attention
+from attention.blockwise import dense_attention
+from attention.compressed import block_scores, compressed_attention
+from attention.methods.nsa import NSA, compress, nsa_attention
 from pallas_kernels.tokens import Tokens, sequences
 from tests.attention.rows import Piece, documents, normal, pack, relative
 

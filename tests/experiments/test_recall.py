@@ -10,14 +10,17 @@ import jax
 import numpy as np
 import pytest
 
-from attention.methods import Dense, Window, decode_bytes
-from attention.moba import MoBA
-from attention.nsa import NSA
+from attention.methods.dense import Dense
+from attention.methods.method import LayerShape
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
+from attention.methods.window import Window
 from configs import recall as config
 from experiments.recall import study
 from experiments.recall.study import RecallExperiment, RecallMethod, run_method
 from rl_code import read_config
 from rl_code.metrics import read_metrics
+from rl_code.named import Named
 from rl_code.stop import Stopped, StopRequest
 
 
@@ -25,7 +28,9 @@ from rl_code.stop import Stopped, StopRequest
 def smoke() -> RecallExperiment:
     experiment = read_config.build(RecallExperiment, config.get_config("smoke"))
     return dataclasses.replace(
-        experiment, methods={"window": RecallMethod((Window(8),))}, checkpoint_every=1
+        experiment,
+        methods={"window": RecallMethod((Named("window", {"window": 8}),))},
+        checkpoint_every=1,
     )
 
 
@@ -78,16 +83,16 @@ def test_stages_follow_each_other(smoke):
 
 
 def test_decoded_bytes_are_those_of_the_papers_count():
-    shape = dict(num_heads=64, num_kv_heads=4, head_dim=128, dtype="bfloat16")
+    shape = dict(shape=LayerShape(2560, 64, 4, 128), dtype="bfloat16")
     token = 2 * 4 * 128 * 2
-    assert decode_bytes(Dense(), 65536, **shape) == 65536 * token
-    assert decode_bytes(Window(512), 65536, **shape) == 512 * token
+    assert Dense().decode_bytes(65536, **shape) == 65536 * token
+    assert Window(512).decode_bytes(65536, **shape) == 512 * token
     # 2502.11089, table 4: 11.6 times less than dense at 65,536 tokens
-    assert decode_bytes(Dense(), 65536, **shape) / decode_bytes(
-        NSA(), 65536, **shape
+    assert Dense().decode_bytes(65536, **shape) / NSA().decode_bytes(
+        65536, **shape
     ) == pytest.approx(11.6, abs=0.05)
-    assert decode_bytes(MoBA(block=512, picks=1), 1024, **shape) <= 1024 * token + 2 * 4 * 128 * 4
+    assert MoBA(block=512, picks=1).decode_bytes(1024, **shape) <= 1024 * token + 2 * 4 * 128 * 4
     assert all(
-        decode_bytes(method, 64, **shape) <= 3 * 64 * token
+        method.decode_bytes(64, **shape) <= 3 * 64 * token
         for method in (Dense(), Window(512), NSA(), MoBA())
     )

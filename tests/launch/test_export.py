@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from attention.methods import METHODS
+from attention.methods.api import METHODS
 from configs import quickstart
 from launch.export import export
 from models import huggingface, pretrained

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from flax import nnx
 
-from attention.methods import Method
+from attention.methods.method import Method
 from models.transformer import ModelConfig, Transformer
 
 VOCABULARY = 32

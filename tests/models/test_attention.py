@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.methods import Dense, Window
-from attention.moba import MoBA
-from attention.nsa import NSA
-from attention.squid import GatedDocuments
+from attention.methods.dense import Dense
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
+from attention.methods.squid import GatedDocuments
+from attention.methods.window import Window
 from models import huggingface
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
@@ -132,7 +133,7 @@ def test_meshes_give_equal_losses_and_gradients(pattern):
     where, _ = pack([Piece(9), Piece(40, (20, 17))], LENGTH)
     where = where.map(lambda x: jnp.repeat(x, 4, axis=0))
     tokens = jnp.concatenate([ids(seed) for seed in range(4)])
-    m = model(pattern, remat=True)
+    m = model(pattern, remat=True, seed=1)
     results = []
 
     def loss(m, tokens, where):
@@ -162,7 +163,7 @@ def test_bfloat16_follows_float32(pattern):
 def test_formats_of_others_have_no_place_for_more_parameters(tmp_path):
     with pytest.raises(
         ValueError,
-        match="huggingface checkpoints have no place for the parameters nsa of attention=",
+        match="huggingface checkpoints have no place for the parameters of attention=NSA",
     ):
         huggingface.save(tmp_path / "model", model("mixed"), max_positions=64)
 
@@ -172,5 +173,3 @@ def test_layers_must_come_in_whole_periods():
         ValueError, match="num_layers=4 must be a multiple of the 3 layers of attention"
     ):
         small_model((Dense(), Dense(), SPARSE))
-    with pytest.raises(ValueError, match="all NSA layers must have the same settings"):
-        small_model((SPARSE, NSA()))

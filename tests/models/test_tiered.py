@@ -13,7 +13,7 @@ import pytest
 
 from attention.cache.documents import Fingerprint, StaleDocument, assemble, document_pages
 from attention.cache.pages import PageAllocator
-from attention.methods import Dense
+from attention.methods.dense import Dense
 from models.paged import document_encoder
 from models.tiered import TieredModel
 from models.transformer import abstract_model
@@ -126,9 +126,7 @@ def test_one_document_loaded_equals_its_prefill(tmp_path):
         # the layers' arrays are compared and not what follows
         for one, other in zip(loaded.cache._caches, prefilled.cache._caches, strict=True):
             for name in ("compressed", "window"):
-                for x, y in zip(
-                    getattr(one.layers[0], name), getattr(other.layers[0], name), strict=True
-                ):
+                for x, y in zip(one.layers[0][name], other.layers[0][name], strict=True):
                     assert relative(x, y) < 1e-5, name
         keys = [
             (layer, 0, block) for layer in range(len(METHODS)) for block in range(len(C) // PAGE)
@@ -178,7 +176,8 @@ def test_nothing_is_compiled_after_the_first_tokens(tmp_path):
 def test_errors_name_the_values(tmp_path):
     dense = abstract_model(dataclasses.replace(model(METHODS).config, attention=(Dense(),)))
     with pytest.raises(
-        ValueError, match=r"attention=\(Dense\(\),\): a cache in tiers needs NSA in every layer"
+        ValueError,
+        match=r"attention=\(Dense\(\),\): a cache in tiers needs one method in every layer",
     ):
         TieredModel(dense, tmp_path, rows=1, pages=1, chunk=1, device_bytes=1, host_bytes=1)
     encode = document_encoder(model(METHODS))

@@ -14,7 +14,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
-from attention import nsa
+from attention import compressed
 from attention.blocks import Blocks, aligned, entries, in_place
 from pallas_kernels.compressed import reference
 from pallas_kernels.compressed.api import compressed_attention
@@ -136,15 +136,15 @@ CONFIGS = [
     [("single", SMALL), ("documents", CONFIGS[1]), ("packed", CONFIGS[2])],
 )
 def test_reference_equals_the_definition_in_attention(x64, monkeypatch, kind, selection):
-    monkeypatch.setattr(nsa, "SPANS", 2)  # as many as are compiled apart
+    monkeypatch.setattr(compressed, "SPANS", 2)  # as many as are compiled apart
     rows = row(kind, selection)
     qkv = inputs(rows, selection, 4, 2, 8)
     weights = normal(1, qkv[0].shape, qkv[0].shape[:3], dtype=jnp.float64)
-    config = nsa.NSA(**dataclasses.asdict(selection))
+    config = selection
     stretched = entries(rows.blocks, selection.length, selection.stride)
 
     def theirs(*qkv):
-        return nsa.compressed_attention(*qkv, rows.tokens, rows.blocks, stretched, config)
+        return compressed.compressed_attention(*qkv, rows.tokens, rows.blocks, stretched, config)
 
     (out, lse, picks), gradients = run(theirs, qkv, weights)
     found, found_gradients = run(rows.attend(selection, implementation="reference"), qkv, weights)

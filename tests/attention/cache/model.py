@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention.cache.paged_attention import Pages, sequence_pages
-from attention.methods import Dense, Window
-from attention.moba import MoBA
-from attention.nsa import NSA
-from attention.squid import GatedDocuments
+from attention.cache.tables import Pages, sequence_pages
+from attention.methods.dense import Dense
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
+from attention.methods.squid import GatedDocuments
+from attention.methods.window import Window
 from models.paged import forward, model_cache
 from models.transformer import Transformer
 from tests.models.small import VOCABULARY, small_model

@@ -23,7 +23,7 @@ from attention.cache.documents import (
     swap,
 )
 from attention.cache.pages import OutOfPages, PageAllocator
-from attention.methods import Dense
+from attention.methods.dense import Dense
 from pallas_kernels.tokens import sequences
 from tests.attention.cache.model import (
     METHODS,

@@ -13,8 +13,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from attention.cache.paged import (
-    NewKeys,
-    Tables,
     copy_pages,
     init_cache,
     page_bytes,
@@ -22,9 +20,10 @@ from attention.cache.paged import (
     write,
 )
 from attention.cache.pages import PageAllocator
-from attention.methods import Dense
-from attention.moba import MoBA
-from attention.nsa import NSA
+from attention.cache.tables import Tables
+from attention.methods.dense import Dense
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
 from models.paged import model_cache
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from pallas_kernels.tokens import sequences
@@ -182,14 +181,14 @@ def test_errors_name_the_values():
         page_size([NSA()], 8)
     paged = init_cache(METHODS, 2, 1, 4, jnp.float32)
     new = jnp.zeros((1, 1, 1, 4))
-    with pytest.raises(
-        ValueError, match=r"layer=1 is NSA: compress, new\.raw and new\.window are needed"
-    ):
+    with pytest.raises(ValueError, match=r"layer=1 is NSA\(.*\): new keys lack window"):
         write(
             paged,
             1,
             Tables.same(jnp.zeros((1, 1), int)),
             jnp.zeros((1, 1), int),
-            NewKeys((new, new)),
+            {"main": (new, new)},
+            parameters={},
+            rotate=lambda k, positions: k,
         )
     assert dataclasses.replace(paged, rotated=False).num_pages == 2

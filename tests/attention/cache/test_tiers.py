@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.cache.paged import NewKeys, Tables, init_cache, write
-from attention.cache.paged_attention import Pages, attend
+from attention.cache.paged import attend, init_cache, write
+from attention.cache.tables import Pages, Tables
 from attention.cache.tiers import TierConfig, TieredCache
-from attention.nsa import NSA, compress
+from attention.methods.nsa import NSA
 from pallas_kernels.tokens import sequences
 from tests.attention.rows import normal, relative
 
@@ -38,14 +38,10 @@ def rotate(k, positions):
     )
 
 
-def shrink(parameters, k, v):
-    return tuple(compress(x, *mlp, METHOD) for x, mlp in zip((k, v), parameters, strict=True))
-
-
 def mlps(seed: int):
     shapes = [(METHOD.length, SIZE), (METHOD.length, SIZE, SIZE), (SIZE, SIZE)]
-    values = normal(seed, *shapes, *shapes)
-    return tuple(values[:3]), tuple(values[3:])
+    names = [f"{name}_{part}" for name in "kv" for part in ("positions", "first", "second")]
+    return dict(zip(names, normal(seed, *shapes, *shapes), strict=True))
 
 
 @functools.cache
@@ -53,7 +49,7 @@ def inputs(seed: int):
     """(q, new keys and values, gates) of a chunk."""
     kv = (ROWS, CHUNK, KV_HEADS, SIZE)
     q, gates, *kvs = normal(seed, (ROWS, CHUNK, HEADS, SIZE), (ROWS, CHUNK, HEADS, 3), *[kv] * 6)
-    new = NewKeys(tuple(kvs[:2]), tuple(kvs[2:4]), tuple(kvs[4:]))
+    new = {"main": tuple(kvs[:2]), "raw": tuple(kvs[2:4]), "window": tuple(kvs[4:])}
     return q, new, jax.nn.sigmoid(gates)
 
 
@@ -68,10 +64,10 @@ def everything(cache, layer, lengths, places, q, new, gates, parameters):
         tables,
         places,
         new,
-        compress=functools.partial(shrink, parameters),
+        parameters=parameters,
         rotate=rotate,
     )
-    return cache, attend(cache, layer, q, pages.at(places)[0], pages, gates=gates)
+    return cache, attend(cache, layer, q, pages.at(places)[0], pages, inputs=gates)
 
 
 def tiered(tmp_path, slots: int = 7, host_blocks: int = 100, **changes) -> TieredCache:
@@ -90,7 +86,7 @@ def tiered(tmp_path, slots: int = 7, host_blocks: int = 100, **changes) -> Tiere
         prefetch=4,
         batch=4,
     )
-    return TieredCache(METHOD, TierConfig(**sizes, **(budgets | changes)), tmp_path, shrink, rotate)
+    return TieredCache(METHOD, TierConfig(**sizes, **(budgets | changes)), tmp_path, rotate)
 
 
 def chunks(lengths):

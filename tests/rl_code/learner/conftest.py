@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from attention.methods import Dense, Window
-from attention.moba import MoBA
-from attention.nsa import NSA
-from attention.squid import GatedDocuments
+from attention.methods.dense import Dense
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
+from attention.methods.squid import GatedDocuments
+from attention.methods.window import Window
 from models.transformer import Transformer
 from pallas_kernels.tokens import visible
 from rl_code.types import Context, Group, Reward, Task, Tests, Trajectory

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.methods import Dense, Window
-from attention.moba import MoBA
-from attention.nsa import NSA
-from attention.squid import GatedDocuments
+from attention.methods.dense import Dense
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
+from attention.methods.squid import GatedDocuments
+from attention.methods.window import Window
 from models.sharding import MeshConfig, make_mesh
 from pallas_kernels.tokens import packed_rows
 from rl_code.metrics import CompilationCounter

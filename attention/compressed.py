@@ -1,25 +1,15 @@
-"""Native sparse attention (DeepSeek, 2502.11089): compressed, selected and sliding-window keys,
-gated.
+"""Attention to the compressed keys of NSA (2502.11089, sections 3.2 and 3.3.1), and the choice of
+blocks that its probabilities make.
 
-o = sum over c in {compressed, selected, window} of sigmoid(g_c(x)) * Attn(q, K_c, V_c), each branch
-with keys and values of its own. A stretch of ``length`` tokens every ``stride`` is compressed to
-one key and one value by an MLP; the softmax over compressed keys, summed over the query heads of a
-group and over the tokens that a block of ``block`` shares with each stretch, ranks the blocks; the
-best ``picks`` are attended to, among them always the first and the latest ones.
+The kernels of ``pallas_kernels.compressed`` run where they can. In XLA queries are taken in chunks,
+so that only a chunk's scores are in memory.
 
-Departures from the paper, where it is silent or ambiguous:
-- A stretch belongs to the blocks by the tokens they share (equation 9 read with indices from 1).
-- Compressed keys are made of keys that are not rotated, and rotated as their stretch's last token:
-  a document's compressed keys do not depend on where it is placed.
-- A query that sees no stretch gets 0 from that branch.
-
-Dimensions: B rows, T queries, S places of keys, E stretches, J blocks, N query heads, K key/value
-heads, G = N / K, H head size, F hidden size of the MLP, l length.
+Dimensions: B rows, T queries, E stretches, J blocks, N query heads, K key/value heads, H head size,
+n picks.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from typing import Any
@@ -28,85 +18,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from attention.blocks import Blocks, Entries, best_blocks, map_queries, sees, stretches
-from attention.dense import XLA, check_heads
-from attention.selected import selected_attention
+from attention.blocks import Blocks, Entries, best_blocks, map_queries, sees
+from attention.blockwise import XLA, check_heads
 from pallas_kernels.compressed import api as kernels
 from pallas_kernels.compressed.blocks import Selection
 from pallas_kernels.softmax import weighted_attention
 from pallas_kernels.tokens import Tokens
 
-# Most scores of compressed keys in memory at once, and spans of queries that each leave out the
-# keys past their end.
+# Most scores of compressed keys in memory at once.
 SCORES = 2**19
+# Rows whose queries lie in the places of the keys are cut into so many spans, each of which leaves
+# out the keys past its end.
 SPANS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class NSA(Selection):
-    """The settings of the paper (section 4.1): those of ``Selection``, and w in its letters."""
-
-    window: int = 512
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.block < self.length:
-            raise ValueError(f"NSA: length={self.length} must not exceed block={self.block}")
-        if self.local < 1:
-            raise ValueError(f"NSA: local={self.local} must be at least 1")
-        if self.window < 1:
-            raise ValueError(f"NSA: window={self.window} must be at least 1")
-
-
-def compress(
-    x: Float[Array, "B S K H"],
-    positions: Float[Array, "l H"],
-    first: Float[Array, "l H F"],
-    second: Float[Array, "F H"],
-    config: NSA,
-) -> Float[Array, "B E K H"]:
-    """One key or value per stretch: second . gelu(first . (x + positions)), equation 7 with an MLP
-    for phi.
-    """
-    parts = stretches(x, config.length, config.stride) + positions.astype(x.dtype)
-    flat = parts.reshape(*parts.shape[:3], -1)
-    hidden = jax.nn.gelu(flat @ first.astype(x.dtype).reshape(-1, first.shape[-1]))
-    return hidden @ second.astype(x.dtype)
-
-
-def nsa_attention(
-    q: Float[Array, "B T N H"],
-    compressed: tuple[Float[Array, "B E K H"], Float[Array, "B E K H"]],
-    selected: tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]],
-    window: Float[Array, "B T N H"],
-    gates: Float[Array, "B T N 3"],
-    q_tokens: Tokens,
-    blocks: Blocks,
-    stretched: Entries,
-    config: NSA,
-) -> Float[Array, "B T N H"]:
-    """The gated sum of the three branches.
-
-    compressed, selected: keys and values, the first per stretch, the second in the places of
-    ``blocks``. window: the output of the third branch. gates: after the sigmoid, in the order of
-    the branches.
-    """
-    check_heads(q, selected[0])
-    out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, config)
-    out_s, _ = selected_attention(
-        q, *selected, picks, q_tokens.order, blocks.order, size=config.block
-    )
-    return gated(out_c, out_s, window, gates)
-
-
-def gated(compressed, selected, window, gates: Float[Array, "B T N 3"]) -> Float[Array, "B T N H"]:
-    """The sum of the branches' results, [B, T, N, H] each, times their gates."""
-    parts = zip(
-        (compressed, selected, window),
-        jnp.split(gates.astype(window.dtype), 3, axis=-1),
-        strict=True,
-    )
-    return sum(out * gate for out, gate in parts)
 
 
 def compressed_attention(
@@ -116,7 +39,7 @@ def compressed_attention(
     q_tokens: Tokens,
     blocks: Blocks,
     stretched: Entries,
-    config: NSA,
+    config: Selection,
     *,
     implementation: str | None = None,
     interpret: Any = False,
@@ -141,7 +64,7 @@ def compressed_attention(
     )
 
 
-def _in_chunks(q, k, v, q_tokens, blocks: Blocks, stretched: Entries, config: NSA):
+def _in_chunks(q, k, v, q_tokens, blocks: Blocks, stretched: Entries, config: Selection):
     """``compressed_attention`` in XLA.
 
     Queries are taken in chunks, so that only a chunk's scores are in memory; if they lie in the
@@ -167,7 +90,7 @@ def _in_chunks(q, k, v, q_tokens, blocks: Blocks, stretched: Entries, config: NS
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
 
 
-def _compressed_chunk(k, v, stretched: Entries, heads: Tokens, shadows, config: NSA, queries):
+def _compressed_chunk(k, v, stretched: Entries, heads: Tokens, shadows, config: Selection, queries):
     """(out, lse, picks) of a few queries (q, their tokens, their ``own_from``)."""
     q, tokens, own_from = queries
     mask = sees(tokens, own_from, stretched.tokens, stretched.starts)
@@ -180,7 +103,10 @@ def _compressed_chunk(k, v, stretched: Entries, heads: Tokens, shadows, config: 
 
 
 def block_scores(
-    weights: Float[Array, "B K T E"], shadows: Int[Array, "B J"] | None, config: NSA, ahead: int = 0
+    weights: Float[Array, "B K T E"],
+    shadows: Int[Array, "B J"] | None,
+    config: Selection,
+    ahead: int = 0,
 ) -> Float[Array, "B T K J"]:
     """Probability of each block: that of every stretch times the tokens they share, in units of the
     stride.
@@ -210,7 +136,7 @@ def choose(
     candidates: Bool[Array, "B T 1 J"],
     q_order: Int[Array, "B T"],
     starts: Int[Array, "B J"],
-    config: NSA,
+    config: Selection,
 ) -> Int[Array, "B T K n"]:
     """The forced blocks and the best others, -1 where a query sees fewer than ``picks``.
 

@@ -1,7 +1,7 @@
 """Squid with gates: an ablation of attention over documents in which other documents have a softmax
 of their own.
 
-Squid itself is ``dense_attention`` of tokens that carry document numbers: a document sees itself
+Squid itself is ``Dense`` on tokens that carry document numbers: a document sees itself
 and what lies outside of documents, the tail sees all, and one softmax runs over the union. Here the
 keys outside of other documents (the token's own document, the prefix, the tail) and those inside of
 them have a softmax each, and the results are added with gates of the query, as NSA's branches are
@@ -19,13 +19,35 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from attention.dense import dense_attention
+from attention.blockwise import dense_attention
+from attention.implementations import Call, CallShape, rows_calls
+from attention.methods.method import LayerShape, Method, Parameter
+from attention.products import project
 from pallas_kernels.tokens import TAIL, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class GatedDocuments:
+class GatedDocuments(Method):
     """Every key that a token may see, other documents' with a softmax and a gate of their own."""
+
+    def parameters(self, shape: LayerShape) -> dict[str, Parameter]:
+        size = (shape.embed_dim, shape.num_heads, 2)
+        return {"gates": Parameter(size, ("embed", "heads", None), shape.embed_dim**-0.5)}
+
+    def head_inputs(self, parameters, y):
+        """The gates, after the sigmoid."""
+        return jax.nn.sigmoid(project(y, parameters["gates"].astype(y.dtype)))
+
+    def attend(self, q, keys, layout, inputs):
+        return gated_documents(q, *keys["main"], layout.queries, layout.tokens, inputs)
+
+    def attend_pages(self, pages, q, q_tokens, reader, inputs):
+        return gated_documents(
+            q, *reader.rows(pages["main"]), q_tokens, reader.pages.tokens, inputs
+        )
+
+    def calls(self, shape: CallShape) -> tuple[Call, ...]:
+        return rows_calls("own keys, other documents", shape, decode=True)
 
 
 def gated_documents(

@@ -24,45 +24,49 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from attention.cache.paged import PagedCache, Pair, put
+from attention.cache.paged import PagedCache
+from attention.cache.writer import put
+from attention.methods.method import Pair
 from pallas_kernels.tokens import MASKED
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """Which pages the rows of a dispatch have, int32.
+class SharedRows:
+    """Which pages the rows of a dispatch have, int32, and which rows share a prefix."""
 
-    own: [B, P] pages after the shared prefix, -1 for none. starts: [B] tokens of the prefix, whole
-    pages. tiles: [M, R] rows that share a prefix, -1 for none. prefixes: [M, Q] its pages.
-    num_tiles: [1], those in use.
-    """
-
+    # Pages after the shared prefix, -1 for none.
     own: Int[Array, "B P"]
+    # Tokens of the prefix, whole pages.
     starts: Int[Array, " B"]
+    # Rows that share a prefix, -1 for none.
     tiles: Int[Array, "M R"]
+    # The prefix's pages.
     prefixes: Int[Array, "M Q"]
+    # Tiles in use.
     num_tiles: Int[Array, " 1"]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class LayerView:
-    """(k, v) of a layer: prefix [M, K, X, H], own a tuple of blocks [B, K, O, H]."""
+class GatheredPages:
+    """(k, v) of a layer."""
 
+    # [M, K, X, H].
     prefix: Pair
+    # Blocks [B, K, O, H].
     own: tuple[Pair, ...]
 
 
 def gather(
-    cache: PagedCache, layer: int, rows: Rows, block: int, reach: Int[Array, ""]
-) -> LayerView:
+    cache: PagedCache, layer: int, rows: SharedRows, block: int, reach: Int[Array, ""]
+) -> GatheredPages:
     """A dense layer's pages side by side, in blocks of ``block`` tokens. An unwritten place holds
     anything finite.
 
     reach: the furthest place of a row's own part, counted from its start, that will be attended to.
     """
-    pages = cache.layers[layer].main
+    pages = cache.layers[layer]["main"]
     each = block // cache.page
 
     def side_by_side(x, tables):
@@ -87,14 +91,16 @@ def gather(
             lambda: tuple(jnp.zeros(shape, x.dtype) for x in pages),
         )
 
-    return LayerView(
+    return GatheredPages(
         tuple(prefixes(x) for x in pages),
         tuple(own(at) for at in range(0, rows.own.shape[1], each)),
     )
 
 
-def write(view: LayerView, rows: Rows, places: Int[Array, " B"], new: Pair) -> LayerView:
-    """The view with keys and values [B, K, H] of one new token a row, at its place; place -1 is not
+def write(
+    gathered: GatheredPages, rows: SharedRows, places: Int[Array, " B"], new: Pair
+) -> GatheredPages:
+    """The gathered pages with keys and values [B, K, H] of one new token a row, at its place; place -1 is not
     written.
     """
     index = jnp.arange(places.shape[0])
@@ -109,15 +115,15 @@ def write(view: LayerView, rows: Rows, places: Int[Array, " B"], new: Pair) -> L
         )
 
     return dataclasses.replace(
-        view, own=tuple(block(number, pair) for number, pair in enumerate(view.own))
+        gathered, own=tuple(block(number, pair) for number, pair in enumerate(gathered.own))
     )
 
 
 def put_back(
     cache: PagedCache,
     layer: int,
-    view: LayerView,
-    rows: Rows,
+    gathered: GatheredPages,
+    rows: SharedRows,
     firsts: Int[Array, " B"],
     counts,
     steps: int,
@@ -142,35 +148,33 @@ def put_back(
             )
         return found
 
-    fresh = tuple(new(blocks) for blocks in zip(*view.own, strict=True))
-    pages = put(cache.layers[layer].main, fresh, page, index % cache.page)
-    layers = list(cache.layers)
-    layers[layer] = dataclasses.replace(layers[layer], main=pages)
-    return dataclasses.replace(cache, layers=tuple(layers))
+    fresh = tuple(new(blocks) for blocks in zip(*gathered.own, strict=True))
+    pages = put(cache.layers[layer]["main"], fresh, page, index % cache.page)
+    return cache.with_layer(layer, {**cache.layers[layer], "main": pages})
 
 
 def attend(
-    view: LayerView, rows: Rows, q: Float[Array, "B N H"], places: Int[Array, " B"]
+    gathered: GatheredPages, rows: SharedRows, q: Float[Array, "B N H"], places: Int[Array, " B"]
 ) -> Float[Array, "B N H"]:
     """Dense attention of one query a row, rotated, to the prefix and to the row's own keys up to
     ``places``.
     """
     batch, _, size = q.shape
-    num_kv_heads = view.prefix[0].shape[1]
+    num_kv_heads = gathered.prefix[0].shape[1]
     q = q.reshape(batch, num_kv_heads, -1, size) * jnp.asarray(size**-0.5, q.dtype)
     last = jnp.maximum(places - rows.starts, 0)  # one key at least, for rows without a token
     parts = _nothing(q)
-    for number, pair in enumerate(view.own):
+    for number, pair in enumerate(gathered.own):
         parts = _attend_block(q, pair, last - number * pair[0].shape[2], parts)
     lengths = jnp.where(rows.tiles[:, 0] < 0, 0, rows.starts[jnp.maximum(rows.tiles[:, 0], 0)])
-    prefix_places = jnp.arange(view.prefix[0].shape[2])
+    prefix_places = jnp.arange(gathered.prefix[0].shape[2])
 
     def tile(at, parts):
         members = rows.tiles[at]
         queries = jnp.moveaxis(q[jnp.maximum(members, 0)], 0, 1)  # [K, R, G, H]
         flat = queries.reshape(num_kv_heads, -1, size)
         seen = prefix_places < lengths[at]
-        found = _attention(flat, view.prefix[0][at], view.prefix[1][at], seen[None, None])
+        found = _attention(flat, gathered.prefix[0][at], gathered.prefix[1][at], seen[None, None])
         index = jnp.where(members < 0, batch, members)
 
         def scatter(part, x):

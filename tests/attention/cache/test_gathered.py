@@ -1,4 +1,4 @@
-"""A view of pages side by side gives what the pages give, token after token, however rows share
+"""Pages side by side give what the pages give, token after token, however rows share
 prefixes.
 """
 
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.cache import view
+from attention.cache import gathered
 from attention.cache.paged import init_cache
-from attention.methods import Dense
+from attention.methods.dense import Dense
 from pallas_kernels.paged.api import paged_attention
 
 PAGE, KV_HEADS, HEADS, SIZE, BLOCK = 4, 2, 6, 8, 8
@@ -23,7 +23,8 @@ def _cache(seed: int):
     cache = init_cache([Dense()], 40, KV_HEADS, SIZE, jnp.float32, page=PAGE)
     keys = jax.random.split(jax.random.key(seed), 2)
     main = tuple(
-        jax.random.normal(key, x.shape) for key, x in zip(keys, cache.layers[0].main, strict=True)
+        jax.random.normal(key, x.shape)
+        for key, x in zip(keys, cache.layers[0]["main"], strict=True)
     )
     return jax.tree.unflatten(jax.tree.structure(cache), main)
 
@@ -52,7 +53,7 @@ def _rows(steps: int, tile: int):
         tiles[number, : len(found)] = found
         prefixes[number, :shared] = groups[group][:shared]
     starts = np.array([shared * PAGE for shared, _, _ in ROWS], np.int32)
-    rows = view.Rows(own, starts, tiles, prefixes, np.array([len(members)], np.int32))
+    rows = gathered.SharedRows(own, starts, tiles, prefixes, np.array([len(members)], np.int32))
     return (
         jax.tree.map(jnp.asarray, rows),
         jnp.asarray(tables),
@@ -61,13 +62,13 @@ def _rows(steps: int, tile: int):
 
 
 @pytest.mark.parametrize("tile", [1, 2, 8])
-def test_decoding_in_a_view_equals_decoding_from_pages(tile):
+def test_decoding_in_gathered_pages_equals_decoding_from_pages(tile):
     steps = 5
     cache = _cache(0)
     rows, tables, lengths = _rows(steps, tile)
     rng = np.random.default_rng(1)
-    seen = view.gather(cache, 0, rows, BLOCK, jnp.int32(30))
-    pages = [np.array(x) for x in cache.layers[0].main]
+    seen = gathered.gather(cache, 0, rows, BLOCK, jnp.int32(30))
+    pages = [np.array(x) for x in cache.layers[0]["main"]]
     counts = np.array([5, 3, 5, 0, 5, 1])
     for step in range(steps):
         places = np.where(step < counts, lengths + step, -1)
@@ -79,8 +80,8 @@ def test_decoding_in_a_view_equals_decoding_from_pages(tile):
             if place >= 0:
                 for x, new in zip(pages, (k, v), strict=True):
                     x[tables[row, place // PAGE], :, place % PAGE] = new[row]
-        seen = view.write(seen, rows, jnp.asarray(places), (k, v))
-        out = view.attend(seen, rows, q, jnp.asarray(places))
+        seen = gathered.write(seen, rows, jnp.asarray(places), (k, v))
+        out = gathered.attend(seen, rows, q, jnp.asarray(places))
         expected = paged_attention(
             q[:, None],
             *map(jnp.asarray, pages),
@@ -93,8 +94,8 @@ def test_decoding_in_a_view_equals_decoding_from_pages(tile):
         np.testing.assert_allclose(
             np.asarray(out)[active], np.asarray(expected)[active], rtol=2e-5, atol=2e-6
         )
-    back = view.put_back(cache, 0, seen, rows, jnp.asarray(lengths), jnp.asarray(counts), steps)
-    for x, expected in zip(back.layers[0].main, pages, strict=True):
+    back = gathered.put_back(cache, 0, seen, rows, jnp.asarray(lengths), jnp.asarray(counts), steps)
+    for x, expected in zip(back.layers[0]["main"], pages, strict=True):
         np.testing.assert_array_equal(np.asarray(x), expected)
 
 
@@ -109,8 +110,8 @@ def test_a_rows_numbers_do_not_depend_on_the_other_rows():
     @jax.jit
     def attended(places):
         reach = jnp.max(places - rows.starts)  # blocks past the furthest row are not there
-        seen = view.write(view.gather(cache, 0, rows, BLOCK, reach), rows, places, new)
-        return view.attend(seen, rows, q, places)
+        seen = gathered.write(gathered.gather(cache, 0, rows, BLOCK, reach), rows, places, new)
+        return gathered.attend(seen, rows, q, places)
 
     together = np.asarray(attended(jnp.asarray(lengths)))
     for row in range(len(ROWS)):

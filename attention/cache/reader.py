@@ -1,0 +1,161 @@
+"""Reading a layer's pages: by few queries page by page from where they lie, by many queries row by
+row.
+
+Dimensions: B rows, T queries, P pages of a table, S = P page places, N query heads, K key/value
+heads, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attention.blocks import Blocks, in_place
+from attention.blockwise import dense_attention
+from attention.cache.tables import Pages
+from attention.methods.method import Pair, Rotate
+from pallas_kernels.paged.api import paged_attention, selected_paged_attention
+from pallas_kernels.paged.lists import lookup
+from pallas_kernels.softmax import masked_attention
+from pallas_kernels.tokens import Tokens, visible
+
+# Most queries of a row that read their own pages each.
+FEW = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class PageReader:
+    """Keys and values of a layer's pages, keys rotated.
+
+    Empty places read as zeros: what a page held before, which may not even be finite, must not
+    count times 0.
+    """
+
+    # The rows' tables, and the tokens of their places.
+    pages: Pages
+    # Tokens of a page.
+    page: int
+    # How keys are rotated on use; None in a cache of rotated keys.
+    rotate: Rotate | None
+    # Of the queries, in which rows are given.
+    dtype: jnp.dtype
+
+    def rows(self, pair: Pair, table: Int[Array, "B P"] | None = None) -> Pair:
+        """All places of the rows, [B, S, K, H]. table: of these arrays, None for that of "main"."""
+        table = self.pages.tables.main if table is None else table
+        k, v = (self.joined(x, table, self.pages.tokens) for x in pair)
+        if self.rotate is not None:
+            k = self.rotate(k, self.pages.positions)
+        return k, v
+
+    def joined(
+        self,
+        x: Float[Array, "pages K each H"],
+        table: Int[Array, "B P"] | None,
+        tokens: Tokens,
+    ) -> Float[Array, "B S K H"]:
+        """The pages of every row side by side, zeros where ``tokens`` [B, S] are empty.
+
+        table: None where each row's pages lie one after another and are finite.
+        """
+        batch = tokens.shape[0]
+        x = x.reshape(batch, -1, *x.shape[1:]) if table is None else x[jnp.maximum(table, 0)]
+        x = x.transpose(0, 1, 3, 2, 4)
+        x = x.reshape(batch, -1, *x.shape[3:]).astype(self.dtype)
+        return x if table is None else jnp.where((tokens.segments > 0)[..., None, None], x, 0)
+
+    def dense(
+        self,
+        pair: Pair,
+        q: Float[Array, "B T N H"],
+        q_tokens: Tokens,
+        window: int | None = None,
+        table: Int[Array, "B P"] | None = None,
+    ) -> Float[Array, "B T N H"]:
+        """Attention to every place that a query may see, perhaps in a window."""
+        few = q.shape[1] <= FEW
+        table = self.pages.tables.main if table is None else table
+        if few and self.rotate is None:
+            return paged_attention(q, *pair, table, *self._sequences(q_tokens), window=window)[0]
+        k, v = self.rows(pair, table)
+        if few:
+            return masked_attention(q, k, v, visible(q_tokens, self.pages.tokens, window))[0]
+        return dense_attention(q, k, v, q_tokens, self.pages.tokens, window=window)[0]
+
+    def windowed(
+        self, pair: Pair, q: Float[Array, "B T N H"], q_tokens: Tokens, window: int
+    ) -> Float[Array, "B T N H"]:
+        """``dense`` in a window, by the table of recent pages; reads only those that hold the last
+        ``window`` keys of some query.
+        """
+        read = self
+        if q.shape[1] > FEW or self.rotate is not None:
+            read = self._recent_pages(q_tokens, window)
+        return read.dense(pair, q, q_tokens, window, read.pages.tables.recent)
+
+    def chosen(
+        self,
+        pair: Pair,
+        q: Float[Array, "B T N H"],
+        q_tokens: Tokens,
+        picks: Int[Array, "B T C n"],
+    ) -> Float[Array, "B T N H"]:
+        """``selected_attention`` over pages; only those chosen are read. C: K or N, as there."""
+        if self.rotate is None:
+            places = self._sequences(q_tokens)
+            return selected_paged_attention(q, *pair, picks, self.pages.tables.main, *places)[0]
+        batch, count, num_heads, size = q.shape
+        choosers = picks.shape[2]
+        places = jnp.where(picks < 0, -self.page, picks * self.page)[..., None]
+        places = jnp.maximum(places + jnp.arange(self.page), -1)
+        places = places.reshape(batch, -1)  # [B, T C n page]
+        tokens, positions = self.pages.at(places)
+        flat = (batch * count * choosers, -1)
+        seen = (places >= 0) & (tokens.segments > 0)
+        seen = seen.reshape(batch, count, -1) & (
+            tokens.order.reshape(batch, count, -1) <= q_tokens.order[..., None]
+        )
+        heads = jnp.arange(choosers) * pair[0].shape[1] // choosers
+        at = jnp.maximum(lookup(self.pages.tables.main, picks), 0)
+        real = (tokens.segments > 0).reshape(*flat, 1, 1)
+        k, v = (
+            jnp.where(real, x[at, heads[:, None]].reshape(*flat, 1, size).astype(q.dtype), 0)
+            for x in pair
+        )
+        k = self.rotate(k, positions.reshape(flat))
+        q = q.reshape(flat[0], 1, -1, size)
+        out, _ = masked_attention(q, k, v, seen.reshape(flat)[:, None])
+        return out.reshape(batch, count, num_heads, size)
+
+    def blocks(self, q_tokens: Tokens) -> Blocks:
+        """The pages as blocks to choose from."""
+        most = jnp.full(q_tokens.shape, jnp.iinfo(jnp.int32).max)
+        return dataclasses.replace(
+            in_place(self.pages.tokens, self.page), own_from=most, causal=False
+        )
+
+    def _sequences(self, q_tokens: Tokens) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
+        """(places of the queries, -1 for padding, lengths) of rows of one sequence, as all are with
+        rotated keys.
+        """
+        places = jnp.where(q_tokens.segments > 0, q_tokens.order, -1)
+        return places, jnp.sum(self.pages.tokens.segments > 0, axis=1, dtype=jnp.int32)
+
+    def _recent_pages(self, q_tokens: Tokens, window: int) -> PageReader:
+        """The reader of the pages that hold the last ``window`` keys of some query."""
+        span = window + q_tokens.shape[1] - 1
+        count = (span + self.page - 2) // self.page + 1
+        if count >= self.pages.tables.recent.shape[1]:
+            return self
+        return self._part(jnp.maximum(q_tokens.order[:, 0] - window + 1, 0) // self.page, count)
+
+    def _part(self, first: Int[Array, " B"], count: int) -> PageReader:
+        """The reader of ``count`` pages from page ``first`` of each table."""
+        index = first[:, None] + jnp.arange(count)
+        tables = jax.tree.map(lambda x: lookup(x, index), self.pages.tables)
+        places = jnp.where(tables.recent < 0, -self.page, index * self.page)[..., None]
+        places = jnp.maximum(places + jnp.arange(self.page), -1).reshape(index.shape[0], -1)
+        return dataclasses.replace(self, pages=Pages(tables, *self.pages.at(places)))

@@ -1,0 +1,73 @@
+"""Where the new tokens of a layer go in its pages, and the writing itself.
+
+Dimensions: B rows, T new tokens, P pages of a table, K key/value heads, H head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from attention.cache.tables import Tables
+from attention.methods.method import Pair, Rotate
+from pallas_kernels.paged.lists import lookup
+
+# A page past all others: a write to it is dropped.
+NO_PAGE = jnp.iinfo(jnp.int32).max
+
+
+@dataclasses.dataclass(frozen=True)
+class PageWriter:
+    """The places of a layer's new tokens in its pages."""
+
+    tables: Tables
+    # Consecutive in a row, then -1 for padding, which is not written.
+    places: Int[Array, "B T"]
+    # Tokens of a page.
+    page: int
+    # How keys are rotated by positions; None in a cache whose keys are kept unrotated.
+    rotate: Rotate | None
+
+    @property
+    def first(self) -> Int[Array, "B 1"]:
+        """The first place of every row."""
+        return self.places[:, :1]
+
+    @property
+    def last(self) -> Int[Array, "B 1"]:
+        """The last place of every row, -1 in a row of padding."""
+        return jnp.max(self.places, axis=1, keepdims=True)
+
+    def where(self, table: Int[Array, "B P"], places: Int[Array, "B n"]):
+        """(page, offset) [B, n] of places; NO_PAGE where nothing is to be read or written."""
+        found = lookup(table, jnp.where(places < 0, -1, places // self.page))
+        return jnp.where(found < 0, NO_PAGE, found), places % self.page
+
+    def put(self, pages: Pair, new: Pair, table: Int[Array, "B P"] | None = None) -> Pair:
+        """Pages [pages, K, page, H] with the new keys and values [B, T, K, H] in their places.
+
+        table: of these arrays, None for that of "main".
+        """
+        return put(
+            pages, new, *self.where(self.tables.main if table is None else table, self.places)
+        )
+
+    def touched(self, table: Int[Array, "B P"]):
+        """(pages that were written to [B, n], their first places [B, n]); NO_PAGE for none."""
+        # T consecutive places touch at most this many pages
+        count = (self.places.shape[1] + self.page - 2) // self.page + 1
+        starts = (self.first // self.page + jnp.arange(count)) * self.page
+        page, _ = self.where(table, jnp.where(starts <= self.last, starts, -1))
+        return page, starts
+
+
+def put(pages: Pair, new: Pair, page: Int[Array, "B T"], offset: Int[Array, "B T"]) -> Pair:
+    """Pages with the values new [B, T, K, H] at (page, offset); NO_PAGE is not written."""
+
+    def one(x: jax.Array, y: Float[Array, "B T K H"]) -> jax.Array:
+        return x.at[page, :, offset].set(y.astype(x.dtype), mode="drop")
+
+    return one(pages[0], new[0]), one(pages[1], new[1])

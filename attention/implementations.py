@@ -1,0 +1,197 @@
+"""Which implementation each attention call of a model takes: a kernel, or XLA and why.
+
+float32 on GPU, heads of more than 128 and small blocks cannot run in the kernels, which then leave
+the call to XLA. Nobody should have to find that out from a profile: the dry run prints these rows,
+and a run logs them when it starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from attention.blockwise import DIRECT, SHORT
+from pallas_kernels import choice
+from pallas_kernels.compressed import api as compressed
+from pallas_kernels.compressed.blocks import Selection
+from pallas_kernels.flash import api as flash
+from pallas_kernels.paged import api as paged
+from pallas_kernels.selected import api as selected
+
+if TYPE_CHECKING:
+    from attention.methods.method import Method
+
+XLA = "xla"
+PHASES = ("train", "prefill", "decode")
+
+
+@dataclasses.dataclass(frozen=True)
+class CallShape:
+    """The sizes of a model's attention calls on one device."""
+
+    # Query heads, key/value heads and their size, on one device: after tensor parallelism.
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    # Rows of a training batch on one device, and tokens of a row.
+    train_rows: int
+    train_tokens: int
+    # Rows that a prefill step takes, and tokens of a chunk.
+    prefill_rows: int
+    prefill_tokens: int
+    # Rows that decode together.
+    decode_rows: int
+    # Tokens of a page, and pages of a row's table.
+    page: int
+    pages: int
+
+    def queries(self, phase: str) -> tuple[int, int, int, int]:
+        """The shape of q in a phase."""
+        rows = getattr(self, f"{phase}_rows")
+        tokens = 1 if phase == "decode" else getattr(self, f"{phase}_tokens")
+        return rows, tokens, self.num_heads, self.head_dim
+
+    def keys(self, phase: str) -> tuple[int, int, int, int]:
+        """The shape of k in a phase, all places side by side."""
+        tokens = self.train_tokens if phase == "train" else self.pages * self.page
+        return getattr(self, f"{phase}_rows"), tokens, self.num_kv_heads, self.head_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One attention call of a layer."""
+
+    # Which of the layer's calls, as "window".
+    part: str
+    # One of PHASES.
+    phase: str
+    # (platform, kernel "tpu" or "gpu", dtype) to why that kernel cannot run it, or None.
+    obstacle: Callable[[str, str, str], str | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """What one attention call of a model runs."""
+
+    # The method and its settings.
+    method: str
+    # Layers of that method.
+    layers: int
+    # Which of the layer's calls, as "window".
+    part: str
+    # "train", "prefill" or "decode".
+    phase: str
+    # "tpu" or "gpu", the kernel of that name, or "xla".
+    implementation: str
+    # Why no kernel runs; "" where one does.
+    reason: str
+
+    def __str__(self) -> str:
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.layers} x {self.method}, {self.part}, {self.phase}: " + (
+            f"{self.implementation}{why}"
+        )
+
+
+def implementations(
+    methods: Sequence[Method], shape: CallShape, dtype: str, platform: str | None = None
+) -> list[Implementation]:
+    """Which implementation each attention call of a model takes, for the dry run and the log.
+
+    methods: of every layer. shape: of the calls on one device. dtype: of queries, keys and values,
+    such as "bfloat16"; call it twice where training and sampling differ. platform: "cpu", "tpu",
+    "hopper" or "blackwell" (``launch.targets.Target.kind``), None for the one at hand.
+    """
+    platform = choice.here() if platform is None else platform
+    found = []
+    for method, layers in Counter(methods).items():
+        for call in sorted(method.calls(shape), key=lambda call: PHASES.index(call.phase)):
+            name, reason = _choose(call, platform, dtype)
+            found.append(Implementation(str(method), layers, call.part, call.phase, name, reason))
+    return found
+
+
+def _choose(call: Call, platform: str, dtype: str) -> tuple[str, str]:
+    """(implementation, why not a kernel)."""
+    reasons = {}
+    for name in flash.KERNELS:
+        reason = call.obstacle(platform, name, dtype)
+        if reason is None:
+            return name, ""
+        reasons[name] = reason
+    # the reason that matters is that of the kernel for this platform, where there is one
+    mine = [name for name in reasons if not choice.platform_obstacle(name, platform)]
+    return XLA, reasons[mine[0]] if mine else f"no kernel for {platform}"
+
+
+# --- The calls that methods are made of ----------------------------------------------------------
+
+
+def rows_calls(part: str, shape: CallShape, decode: bool = False) -> tuple[Call, ...]:
+    """Attention over whole rows: ``Layout.attend`` in training, ``PageReader.dense`` in prefill.
+
+    decode: whether decoding attends to whole rows too.
+    """
+
+    def call(phase: str) -> Call:
+        def obstacle(platform: str, name: str, dtype: str) -> str | None:
+            tokens = shape.train_tokens
+            if phase == "train" and tokens <= (SHORT if platform == "cpu" else DIRECT):
+                return f"rows of {tokens} keys keep all their scores, being short"
+            return flash.obstacle_on(platform, name, dtype, shape.queries(phase), shape.keys(phase))
+
+        return Call(part, phase, obstacle)
+
+    return tuple(call(phase) for phase in (PHASES if decode else PHASES[:2]))
+
+
+def paged_call(part: str, shape: CallShape) -> Call:
+    """Decoding from pages, all or the chosen ones, where they lie."""
+    pages = (shape.decode_rows * shape.pages, shape.num_kv_heads, shape.page, shape.head_dim)
+
+    def obstacle(platform: str, name: str, dtype: str) -> str | None:
+        return paged.obstacle_on(platform, name, dtype, shape.queries("decode"), pages)
+
+    return Call(part, "decode", obstacle)
+
+
+def chosen_calls(
+    part: str, shape: CallShape, lists: int, block: int, picks: int
+) -> tuple[Call, ...]:
+    """``selected_attention`` in training and prefill. lists: of picks per query."""
+
+    def call(phase: str) -> Call:
+        q_shape = shape.queries(phase)
+        # at least this many; rows that are aligned have some blocks more
+        blocks = -(-shape.keys(phase)[1] // block)
+        picks_shape = (*q_shape[:2], lists, picks)
+
+        def obstacle(platform: str, name: str, dtype: str) -> str | None:
+            return selected.obstacle_on(platform, name, dtype, q_shape, picks_shape, block, blocks)
+
+        return Call(part, phase, obstacle)
+
+    return tuple(call(phase) for phase in PHASES[:2])
+
+
+def compressed_calls(part: str, shape: CallShape, selection: Selection) -> tuple[Call, ...]:
+    """``compressed_attention`` in every phase."""
+    late = selection.length // selection.stride - 1
+
+    def call(phase: str) -> Call:
+        rows, tokens, heads, size = shape.keys(phase)
+        blocks = -(-tokens // selection.block)
+        k_shape = (rows, blocks * selection.ratio, heads, size)
+
+        def obstacle(platform: str, name: str, dtype: str) -> str | None:
+            if phase != "train" and late:
+                return "pages hold compressed keys by their last token, kernels by their first"
+            return compressed.obstacle_on(
+                platform, name, dtype, shape.queries(phase), k_shape, selection
+            )
+
+        return Call(part, phase, obstacle)
+
+    return tuple(call(phase) for phase in PHASES)

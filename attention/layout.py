@@ -1,0 +1,98 @@
+"""How rows of tokens lie, as attention sees them: computed once for all layers of a model.
+
+Dimensions: B rows, T queries, S keys or their places, N query heads, K key/value heads, H head
+size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jaxtyping import Array, Bool, Float, Int
+
+from attention.blocks import Blocks, aligned, in_place
+from attention.blockwise import DIRECT, SHORT, blockwise_or_kernel
+from attention.methods.method import Keys, Method, Pair
+from pallas_kernels.softmax import masked_attention
+from pallas_kernels.tokens import Tokens, visible
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Rows of tokens as the layers see them. All arrays have the rows first."""
+
+    # Of the keys, [B, S].
+    tokens: Tokens
+    # Of the queries, which are the last T of the S.
+    queries: Tokens
+    # Who sees whom, by the window (0 for none), of rows short enough for ``masked_attention``.
+    masks: dict[int, Bool[Array, "B T S"]]
+    # The rows cut into blocks, by the size of a block.
+    blocks: dict[int, Blocks]
+    # What ``Method.prepare`` gave, in the order of ``methods``.
+    prepared: tuple[Any, ...]
+    methods: tuple[Method, ...] = dataclasses.field(metadata=dict(static=True))
+
+    def prepared_for(self, method: Method) -> Any:
+        """What ``Method.prepare`` gave."""
+        return self.prepared[self.methods.index(method)]
+
+    def attend(
+        self, q: Float[Array, "B T N H"], keys: Pair, window: int | None = None
+    ) -> Float[Array, "B T N H"]:
+        """Attention to every key that a token may see, perhaps in a window."""
+        if self.masks:
+            return masked_attention(q, *keys, self.masks[window or 0])[0]
+        return blockwise_or_kernel(q, *keys, self.queries, self.tokens, window)[0]
+
+
+def lay_out(
+    methods: Sequence[Method], tokens: Tokens, runs: int | None = None, queries: int | None = None
+) -> Layout:
+    """The layout of rows for layers of these methods.
+
+    runs: None when every sequence and document starts at a slot that is a multiple of the blocks'
+    size; else the most runs of one segment, branch and document in a row (see ``aligned``).
+    queries: how many of the last tokens attend, None for all.
+
+    Raises:
+      ValueError: ``runs`` is less than 1 and a method cuts the rows into blocks.
+    """
+    methods = tuple(dict.fromkeys(methods))
+    asking = tokens if queries is None else tokens.map(lambda x: x[:, -queries:])
+    short = tokens.shape[1] <= (SHORT if jax.default_backend() == "cpu" else DIRECT)
+    windows = sorted({window or 0 for method in methods for window in method.windows()})
+    masks = {window: visible(asking, tokens, window or None) for window in windows if short}
+    sizes = sorted({method.block_size() for method in methods if method.block_size()})
+    if sizes and runs is not None and runs < 1:
+        raise ValueError(
+            f"{runs=} must be at least 1: {methods=} choose blocks, which packed rows align run by "
+            "run"
+        )
+
+    def cut(size: int) -> Blocks:
+        found = in_place(tokens, size) if runs is None else aligned(tokens, size, runs)
+        if queries is None:
+            return found
+        # the queries do not lie in the places from the first one on
+        return dataclasses.replace(found, own_from=found.own_from[:, -queries:], causal=False)
+
+    layout = Layout(tokens, asking, masks, {size: cut(size) for size in sizes}, (), methods)
+    return dataclasses.replace(layout, prepared=tuple(method.prepare(layout) for method in methods))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """Tokens that stand before those of every row, [B, P], and what layers keep of them."""
+
+    tokens: Tokens
+    # Those that RoPE rotates by.
+    positions: Int[Array, "B P"]
+    # Per method of the model's ``attention`` the keys of its layers, neither rotated nor derived,
+    # [layers, B, P, K, H] each.
+    keys: list[Keys]

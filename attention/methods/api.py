@@ -1,0 +1,22 @@
+"""The methods of attention by the names that configs use.
+
+A new method is one file beside this one and an entry here, or a class of a package of one's own
+that a config names as ``package.module:Class``. ``method.Method`` says what a method is.
+"""
+
+from __future__ import annotations
+
+from attention.methods.dense import Dense
+from attention.methods.method import Method
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
+from attention.methods.squid import GatedDocuments
+from attention.methods.window import Window
+
+METHODS: dict[str, type[Method]] = {
+    "dense": Dense,
+    "window": Window,
+    "moba": MoBA,
+    "nsa": NSA,
+    "squid": GatedDocuments,
+}

@@ -1,0 +1,29 @@
+"""Dense attention: every key that a token may see."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from attention.implementations import Call, CallShape, paged_call, rows_calls
+from attention.methods.method import Method
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense(Method):
+    """Every key that a token may see. On tokens that carry document numbers this is Squid: one
+    softmax over all documents.
+    """
+
+    reads_all_pages = True
+
+    def windows(self):
+        return (None,)
+
+    def attend(self, q, keys, layout, inputs):
+        return layout.attend(q, keys["main"])
+
+    def attend_pages(self, pages, q, q_tokens, reader, inputs):
+        return reader.dense(pages["main"], q, q_tokens)
+
+    def calls(self, shape: CallShape) -> tuple[Call, ...]:
+        return (*rows_calls("all keys", shape), paged_call("all keys", shape))

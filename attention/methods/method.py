@@ -1,0 +1,263 @@
+"""What a method of attention is: settings, parameters, attention over rows and attention over pages.
+
+A method is a frozen dataclass: its fields are its settings. It inherits from ``Method`` and says
+what differs from attention to every key with the layer's own keys and values; the shared code (the
+model, the paged cache, documents, benchmarks) asks it and knows no method by name. To add one,
+write a file beside this one and add it to ``api.METHODS``, or write it in a package of your own and
+name it ``package.module:Class`` in a config (``docs/adding.md`` has a whole example).
+
+A layer calls a method in this order:
+
+    training and whole rows                    a paged cache (prompts in chunks, decoding)
+    new_keys        from hidden states         new_keys        the same
+    derived_keys    from all keys of a row     write           into pages, which may derive keys
+    positions       by which keys rotate       (keys are rotated when written or when read)
+    head_inputs     what each query adds       head_inputs     the same
+    attend                                     attend_pages
+
+Dimensions: B rows, T queries or new tokens, S keys, D model, N query heads, K key/value heads, H
+head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+if TYPE_CHECKING:
+    from attention.cache.reader import PageReader
+    from attention.cache.writer import PageWriter
+    from attention.implementations import Call, CallShape
+    from attention.layout import Layout
+    from pallas_kernels.tokens import Tokens
+
+# Keys and values of the same shape.
+Pair = tuple[jax.Array, jax.Array]
+# Keys and values by the name of their branch, [B, S, K, H] each; "main" is the layer's own.
+Keys = dict[str, Pair]
+# What a layer keeps in pages, by name: (k, v) or one array, [pages, ...] each.
+LayerPages = dict[str, Any]
+# A layer's parameters of its method, by name, without the axis of layers.
+Parameters = Mapping[str, jax.Array]
+# (keys [B, S, K, H], positions [B, S]) to keys rotated by RoPE.
+Rotate = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One parameter of a layer: shape, dtype, logical axes and initial values in one place."""
+
+    # Without the axis of layers, which the model puts first.
+    shape: tuple[int, ...]
+    # A key of models.sharding.RULES for every axis, or None for one that is never cut.
+    axes: tuple[str | None, ...]
+    # Standard deviation of a truncated normal; 0.0 for zeros, None for ones.
+    std: float | None
+    # None for the dtype of the model's other parameters.
+    dtype: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerShape:
+    """The sizes of a layer that a method's parameters depend on."""
+
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PageShape:
+    """The sizes of a layer's pages in a cache."""
+
+    num_pages: int
+    num_kv_heads: int
+    # Tokens of a page.
+    page: int
+    head_dim: int
+    dtype: Any
+    # Whether keys are kept rotated by the positions of their places.
+    rotated: bool
+
+    def pair(self, length: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+        """(k, v) [pages, K, length, H], so many keys to a page."""
+        shape = (self.num_pages, self.num_kv_heads, length, self.head_dim)
+        return jax.ShapeDtypeStruct(shape, self.dtype), jax.ShapeDtypeStruct(shape, self.dtype)
+
+
+class Method:
+    """The protocol of a method of attention; the defaults are those of attention with the layer's
+    own keys and values and without parameters.
+    """
+
+    # Whether decoding attends to every place of the pages with nothing but q, k and v, so that a
+    # decoding loop may lay the pages side by side once for several tokens (``cache.gathered``).
+    reads_all_pages = False
+    # Whether ``choose_pages`` can say which pages will be read before they are there, so that they
+    # may lie on the host or on disk (``cache.tiers``).
+    chooses_pages = False
+
+    # --- Settings that shared code asks for ----------------------------------------------------
+
+    def block_size(self) -> int | None:
+        """Tokens of the blocks that queries choose from, which are the pages of a cache too; None
+        for a method without blocks.
+        """
+        return None
+
+    def windows(self) -> tuple[int | None, ...]:
+        """The windows of its attention to unchosen keys: tokens, or None for all keys."""
+        return ()
+
+    # --- Parameters and keys -------------------------------------------------------------------
+
+    def parameters(self, shape: LayerShape) -> dict[str, Parameter]:
+        """Parameters of a layer beside those that all layers have, by name."""
+        return {}
+
+    def new_keys(
+        self,
+        parameters: Parameters,
+        y: Float[Array, "B T D"],
+        normalise: Callable[[jax.Array], jax.Array],
+    ) -> Keys:
+        """Keys and values of new tokens beside "main", not rotated.
+
+        y: normalised hidden states. normalise: what the model does to keys after their projection
+        (the RMSNorm of Qwen3), or nothing.
+        """
+        return {}
+
+    def derived_keys(self, parameters: Parameters, keys: Keys, layout: Layout) -> Keys:
+        """Keys and values that are made of all the other keys of a row, not rotated."""
+        return {}
+
+    def positions(self, positions: Int[Array, "B S"], layout: Layout) -> dict[str, jax.Array]:
+        """For each branch whose keys ``attend`` reads, the positions that RoPE rotates them by.
+
+        positions: those of the rows' tokens.
+        """
+        return {"main": positions}
+
+    def head_inputs(
+        self, parameters: Parameters, y: Float[Array, "B T D"]
+    ) -> Float[Array, "B T N parts"] | None:
+        """What attention needs of every query head beside q, such as gates or a learned slope; None
+        for nothing.
+        """
+        return None
+
+    # --- Attention over rows -------------------------------------------------------------------
+
+    def prepare(self, layout: Layout) -> Any:
+        """What all layers of this method need of the rows, computed once for all of them: a pytree
+        of arrays whose first axis is that of the rows.
+        """
+        return None
+
+    def attend(
+        self,
+        q: Float[Array, "B T N H"],
+        keys: Keys,
+        layout: Layout,
+        inputs: Float[Array, "B T N parts"] | None,
+    ) -> Float[Array, "B T N H"]:
+        """Attention of whole rows, in training and when a prompt's rows are computed at once.
+
+        q and the keys of ``positions`` are rotated. Under a mesh it runs within ``shard_map``:
+        every device has its rows and heads. inputs: from ``head_inputs``.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.attend")
+
+    # --- Pages of a cache ----------------------------------------------------------------------
+
+    def pages(self, shape: PageShape) -> LayerPages:
+        """Shapes and dtypes of what a layer keeps in pages."""
+        return {"main": shape.pair(shape.page)}
+
+    def write(
+        self, pages: LayerPages, keys: Keys, at: PageWriter, parameters: Parameters
+    ) -> LayerPages:
+        """The pages with the keys of new tokens; those that are rotated arrive rotated as the
+        cache keeps them.
+        """
+        return {**pages, "main": at.put(pages["main"], keys["main"])}
+
+    def rotated_when_written(self) -> tuple[str, ...]:
+        """The branches of ``new_keys`` and "main" that a rotated cache keeps rotated."""
+        return ("main",)
+
+    def attend_pages(
+        self,
+        pages: LayerPages,
+        q: Float[Array, "B T N H"],
+        q_tokens: Tokens,
+        reader: PageReader,
+        inputs: Float[Array, "B T N parts"] | None,
+    ) -> Float[Array, "B T N H"]:
+        """Attention of new tokens, whose own keys have been written, to pages."""
+        raise NotImplementedError(f"{type(self).__name__}.attend_pages")
+
+    def choose_pages(
+        self, pages: LayerPages, q: Float[Array, "B T N H"], q_tokens: Tokens, reader: PageReader
+    ) -> tuple[jax.Array, Int[Array, "B T C n"]]:
+        """With ``chooses_pages``, the first half of ``attend_pages``: (what it found without
+        reading "main", the numbers of the pages that the second half reads, -1 for none).
+        """
+        raise NotImplementedError(f"{type(self).__name__}.choose_pages")
+
+    def attend_chosen(
+        self,
+        pages: LayerPages,
+        q: Float[Array, "B T N H"],
+        q_tokens: Tokens,
+        reader: PageReader,
+        inputs: Float[Array, "B T N parts"] | None,
+        found: jax.Array,
+        picks: Int[Array, "B T C n"],
+    ) -> Float[Array, "B T N H"]:
+        """With ``chooses_pages``, the second half, which reads the chosen pages."""
+        raise NotImplementedError(f"{type(self).__name__}.attend_chosen")
+
+    def tiers(self) -> dict[str, Literal["chosen", "recent", "all"]]:
+        """With ``chooses_pages``, what of a layer's pages must be on the device, by name: the
+        chosen ones, the last ones of a row, or all.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.tiers")
+
+    def recent_tokens(self) -> int:
+        """With ``chooses_pages``, how many of the last tokens the "recent" pages must hold."""
+        raise NotImplementedError(f"{type(self).__name__}.recent_tokens")
+
+    def document_pages(self, keys: Keys, page: int) -> LayerPages:
+        """The keys of one row, [1, S, K, H] of whole pages, in the layout of pages."""
+        return {name: tuple(cut_pages(x, page) for x in pair) for name, pair in keys.items()}
+
+    # --- What it costs and how it runs ---------------------------------------------------------
+
+    def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
+        """Bytes of keys and values that a layer reads to decode the token after ``tokens`` - 1
+        others, at most (the measure of 2502.11089, table 4).
+        """
+        return tokens * shape_bytes(shape, dtype)
+
+    def calls(self, shape: CallShape) -> tuple[Call, ...]:
+        """The attention calls of a layer that a kernel may serve, for ``implementations``."""
+        return ()
+
+
+def cut_pages(x: Float[Array, "1 S K H"], size: int) -> Float[Array, "pages K size H"]:
+    """One row of keys or values as pages of ``size``."""
+    x = x[0].reshape(-1, size, *x.shape[2:])
+    return x.transpose(0, 2, 1, 3)
+
+
+def shape_bytes(shape: LayerShape, dtype: str) -> int:
+    """Bytes of one token's keys and values."""
+    return 2 * shape.num_kv_heads * shape.head_dim * jnp.dtype(dtype).itemsize

@@ -1,0 +1,350 @@
+"""Native sparse attention (DeepSeek, 2502.11089): compressed, selected and sliding-window keys,
+gated.
+
+o = sum over c in {compressed, selected, window} of sigmoid(g_c(x)) * Attn(q, K_c, V_c), each branch
+with keys and values of its own. A stretch of ``length`` tokens every ``stride`` is compressed to
+one key and one value by an MLP; the softmax over compressed keys, summed over the query heads of a
+group and over the tokens that a block of ``block`` shares with each stretch, ranks the blocks; the
+best ``picks`` are attended to, among them always the first and the latest ones.
+
+Departures from the paper, where it is silent or ambiguous:
+- A stretch belongs to the blocks by the tokens they share (equation 9 read with indices from 1).
+- Compressed keys are made of keys that are not rotated, and rotated as their stretch's last token:
+  a document's compressed keys do not depend on where it is placed.
+- A query that sees no stretch gets 0 from that branch.
+
+Dimensions: B rows, T queries, S places of keys, E stretches, J blocks, N query heads, K key/value
+heads, G = N / K, H head size, F hidden size of the MLP, l length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from attention.blocks import Blocks, Entries, entries, stretches
+from attention.blockwise import check_heads
+from attention.cache.reader import FEW, PageReader
+from attention.cache.writer import NO_PAGE, PageWriter, put
+from attention.compressed import compressed_attention
+from attention.implementations import (
+    Call,
+    CallShape,
+    chosen_calls,
+    compressed_calls,
+    paged_call,
+    rows_calls,
+)
+from attention.methods.method import (
+    Keys,
+    LayerPages,
+    LayerShape,
+    Method,
+    PageShape,
+    Pair,
+    Parameter,
+    Parameters,
+    cut_pages,
+    shape_bytes,
+)
+from attention.products import project
+from attention.selected import selected_attention
+from pallas_kernels.compressed.blocks import Selection
+from pallas_kernels.tokens import Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class NSA(Selection, Method):
+    """The settings of the paper (section 4.1): those of ``Selection``, and the window.
+
+    The layer's own keys and values, "main", are those of the selected branch. "raw" are those that
+    are compressed, "compressed" the result, and "window" those of the sliding window.
+    """
+
+    # Keys that a query sees in the sliding window, its own counted (w in the paper).
+    window: int = 512
+
+    chooses_pages = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.block < self.length:
+            raise ValueError(f"NSA: length={self.length} must not exceed block={self.block}")
+        if self.local < 1:
+            raise ValueError(f"NSA: local={self.local} must be at least 1")
+        if self.window < 1:
+            raise ValueError(f"NSA: window={self.window} must be at least 1")
+
+    def block_size(self):
+        return self.block
+
+    def windows(self):
+        return (self.window,)
+
+    # --- Parameters and keys -------------------------------------------------------------------
+
+    def parameters(self, shape: LayerShape) -> dict[str, Parameter]:
+        """Keys and values of the compressed and of the window branch; the MLPs that compress keys
+        and values; the gates.
+        """
+        embed = shape.embed_dim
+        head = shape.head_dim
+        length = self.length
+        found = {}
+        keys = Parameter(
+            (embed, shape.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), embed**-0.5
+        )
+        for name in ("compressed_k", "compressed_v", "window_k", "window_v"):
+            found[name] = keys
+        for name in ("k", "v"):
+            found[f"{name}_positions"] = Parameter((length, head), (None, "head_dim"), 0.02)
+            found[f"{name}_first"] = Parameter(
+                (length, head, head), (None, None, "head_dim"), (length * head) ** -0.5
+            )
+            found[f"{name}_second"] = Parameter((head, head), (None, "head_dim"), head**-0.5)
+        gates = (embed, shape.num_heads, 3)
+        found["gates"] = Parameter(gates, ("embed", "heads", None), embed**-0.5)
+        return found
+
+    def new_keys(self, parameters, y, normalise) -> Keys:
+        names = ("compressed_k", "compressed_v", "window_k", "window_v")
+        ck, cv, wk, wv = (project(y, parameters[name].astype(y.dtype)) for name in names)
+        return {"raw": (normalise(ck), cv), "window": (normalise(wk), wv)}
+
+    def derived_keys(self, parameters, keys, layout) -> Keys:
+        placed = (layout.blocks[self.block].place(x) for x in keys["raw"])
+        return {"compressed": self.compressed(parameters, *placed)}
+
+    def compressed(
+        self, parameters: Parameters, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"]
+    ) -> Pair:
+        """(k, v) [B, E, K, H] of the stretches, by the MLPs of one layer; keys are not rotated."""
+
+        def one(x, name):
+            mlp = (parameters[f"{name}_{part}"] for part in ("positions", "first", "second"))
+            return compress(x, *mlp, self)
+
+        return one(k, "k"), one(v, "v")
+
+    def positions(self, positions, layout):
+        """A compressed key is rotated as the last token of its stretch."""
+        last = layout.blocks[self.block].last(positions, self.length, self.stride)
+        return {"main": positions, "window": positions, "compressed": last}
+
+    def head_inputs(self, parameters, y):
+        """The gates of the three branches, after the sigmoid."""
+        return jax.nn.sigmoid(project(y, parameters["gates"].astype(y.dtype)))
+
+    # --- Attention over rows -------------------------------------------------------------------
+
+    def prepare(self, layout) -> Entries:
+        return entries(layout.blocks[self.block], self.length, self.stride)
+
+    def attend(self, q, keys, layout, inputs):
+        blocks = layout.blocks[self.block]
+        main = tuple(blocks.place(x) for x in keys["main"])
+        window = layout.attend(q, keys["window"], self.window)
+        stretched = layout.prepared_for(self)
+        return nsa_attention(
+            q, keys["compressed"], main, window, inputs, layout.queries, blocks, stretched, self
+        )
+
+    # --- Pages of a cache ----------------------------------------------------------------------
+
+    def pages(self, shape: PageShape) -> LayerPages:
+        """Beside "main" and "window" [pages, K, page, H] each:
+
+        compressed: [pages, K, page / stride, H], of the stretches whose last token is in the page.
+        What a page holds may depend on tokens before it but not after it, so a compressed key lies
+        with the last token of its stretch and not with the first.
+        recent: [pages, K, length, H], the page's last ``length`` keys and values to be compressed,
+        not rotated. They are needed until their last stretch is complete, so a page keeps only so
+        many, in a ring: the token at offset o lies at o modulo ``length``.
+        """
+        return {
+            "main": shape.pair(shape.page),
+            "window": shape.pair(shape.page),
+            "compressed": shape.pair(shape.page // self.stride),
+            "recent": shape.pair(self.length),
+        }
+
+    def rotated_when_written(self) -> tuple[str, ...]:
+        return ("main", "window")
+
+    def write(self, pages, keys, at, parameters) -> LayerPages:
+        return {
+            "main": at.put(pages["main"], keys["main"]),
+            "window": at.put(pages["window"], keys["window"], at.tables.recent),
+            "compressed": self._written_compressed(pages, keys["raw"], at, parameters),
+            "recent": self._written_recent(pages["recent"], keys["raw"], at),
+        }
+
+    def _written_recent(self, ring: Pair, raw: Pair, at: PageWriter) -> Pair:
+        """The rings with the new keys; those which later ones of the same write would overwrite are
+        not written.
+        """
+        page, offset = at.where(at.tables.recent, at.places)
+        later = (offset + self.length < at.page) & (at.places + self.length <= at.last)
+        return put(ring, raw, jnp.where(later, NO_PAGE, page), offset % self.length)
+
+    def _written_compressed(
+        self, pages: LayerPages, raw: Pair, at: PageWriter, parameters: Parameters
+    ) -> Pair:
+        """The compressed keys and values with those of the stretches that the new tokens
+        complete.
+        """
+        first = at.first
+        length = self.length
+        stride = self.stride
+        count = at.places.shape[1]
+        # the stretches whose last stride of tokens has new ones, by the number of that stride
+        units = first // stride + jnp.arange((count + stride - 1) // stride)
+        reach = length - stride
+        needed = first // stride * stride - reach + jnp.arange(units.shape[1] * stride + reach)
+        old, offset = at.where(at.tables.recent, jnp.where(needed >= first, -1, needed))
+        index = needed - first
+        fresh = jnp.broadcast_to((index >= 0) & (needed <= at.last), needed.shape)
+        fresh = fresh[..., None, None]
+        index = jnp.clip(index, 0, count - 1)[..., None, None]
+
+        def gather(ring, new):
+            kept = ring.at[old, :, offset % length].get(mode="fill", fill_value=0)
+            return jnp.where(fresh, jnp.take_along_axis(new, index, axis=1), kept.astype(new.dtype))
+
+        both = zip(pages["recent"], raw, strict=True)
+        keys = self.compressed(parameters, *(gather(ring, new) for ring, new in both))
+        k, v = (x[:, : units.shape[1]] for x in keys)
+        ends = (units + 1) * stride - 1
+        if at.rotate is not None:
+            k = at.rotate(k, ends)
+        complete = (ends <= at.last) & (ends >= length - 1)
+        table = at.tables.compressed
+        if table is None:  # each row's pages lie one after another
+            table = jnp.arange(at.tables.main.size).reshape(at.tables.main.shape)
+        page, offset = at.where(table, jnp.where(complete, ends, -1))
+        return put(pages["compressed"], (k, v), page, offset // stride)
+
+    def attend_pages(self, pages, q, q_tokens, reader, inputs):
+        if q.shape[1] <= FEW:
+            found, picks = self.choose_pages(pages, q, q_tokens, reader)
+            return self.attend_chosen(pages, q, q_tokens, reader, inputs, found, picks)
+        blocks = reader.blocks(q_tokens)
+        window = reader.windowed(pages["window"], q, q_tokens, self.window)
+        compressed, stretched = self._stretches(pages, blocks, reader)
+        main = reader.rows(pages["main"])
+        return nsa_attention(q, compressed, main, window, inputs, q_tokens, blocks, stretched, self)
+
+    def choose_pages(self, pages, q, q_tokens, reader):
+        """(the result over compressed keys, the chosen pages); reads compressed keys only."""
+        blocks = reader.blocks(q_tokens)
+        compressed, stretched = self._stretches(pages, blocks, reader)
+        out, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, self)
+        return out, picks
+
+    def attend_chosen(self, pages, q, q_tokens, reader, inputs, found, picks):
+        selected = reader.chosen(pages["main"], q, q_tokens, picks)
+        window = reader.windowed(pages["window"], q, q_tokens, self.window)
+        return gated(found, selected, window, inputs)
+
+    def tiers(self):
+        return {"main": "chosen", "window": "recent", "compressed": "all", "recent": "recent"}
+
+    def recent_tokens(self) -> int:
+        return max(self.window, self.length)
+
+    def _stretches(
+        self, pages: LayerPages, blocks: Blocks, reader: PageReader
+    ) -> tuple[Pair, Entries]:
+        """Compressed keys and values as they lie, in the order of their last tokens, [B, S /
+        stride, K, H].
+        """
+        stretched = entries(blocks, self.length, self.stride).by_last(
+            self.length // self.stride - 1
+        )
+        table = reader.pages.tables.compressed
+        k, v = (reader.joined(x, table, stretched.tokens) for x in pages["compressed"])
+        if reader.rotate is not None:
+            k = reader.rotate(k, reader.pages.positions[:, self.stride - 1 :: self.stride])
+        return (k, v), stretched
+
+    def document_pages(self, keys: Keys, page: int) -> LayerPages:
+        # a stretch lies with its last token
+        late = self.length // self.stride - 1
+
+        def cut(x):
+            x = jnp.pad(x, ((0, 0), (late, 0), (0, 0), (0, 0)))[:, : x.shape[1]]
+            return cut_pages(x, page // self.stride)
+
+        rest = {name: keys[name] for name in ("main", "window")}
+        compressed = tuple(cut(x) for x in keys["compressed"])
+        return {**super().document_pages(rest, page), "compressed": compressed}
+
+    # --- What it costs and how it runs ---------------------------------------------------------
+
+    def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
+        found = max(0, (tokens - self.length) // self.stride + 1)
+        chosen = min(tokens, self.picks * self.block)
+        return (found + chosen + min(tokens, self.window)) * shape_bytes(shape, dtype)
+
+    def calls(self, shape: CallShape) -> tuple[Call, ...]:
+        return (
+            *compressed_calls("compressed", shape, self),
+            *chosen_calls("selected", shape, shape.num_kv_heads, self.block, self.picks),
+            paged_call("selected", shape),
+            *rows_calls("window", shape),
+            paged_call("window", shape),
+        )
+
+
+def compress(
+    x: Float[Array, "B S K H"],
+    positions: Float[Array, "l H"],
+    first: Float[Array, "l H F"],
+    second: Float[Array, "F H"],
+    config: NSA,
+) -> Float[Array, "B E K H"]:
+    """One key or value per stretch: second . gelu(first . (x + positions)), equation 7 with an MLP
+    for phi.
+    """
+    parts = stretches(x, config.length, config.stride) + positions.astype(x.dtype)
+    flat = parts.reshape(*parts.shape[:3], -1)
+    hidden = jax.nn.gelu(flat @ first.astype(x.dtype).reshape(-1, first.shape[-1]))
+    return hidden @ second.astype(x.dtype)
+
+
+def nsa_attention(
+    q: Float[Array, "B T N H"],
+    compressed: tuple[Float[Array, "B E K H"], Float[Array, "B E K H"]],
+    selected: tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]],
+    window: Float[Array, "B T N H"],
+    gates: Float[Array, "B T N 3"],
+    q_tokens: Tokens,
+    blocks: Blocks,
+    stretched: Entries,
+    config: NSA,
+) -> Float[Array, "B T N H"]:
+    """The gated sum of the three branches.
+
+    compressed, selected: keys and values, the first per stretch, the second in the places of
+    ``blocks``. window: the output of the third branch. gates: after the sigmoid, in the order of
+    the branches.
+    """
+    check_heads(q, selected[0])
+    out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, config)
+    out_s, _ = selected_attention(
+        q, *selected, picks, q_tokens.order, blocks.order, size=config.block
+    )
+    return gated(out_c, out_s, window, gates)
+
+
+def gated(compressed, selected, window, gates: Float[Array, "B T N 3"]) -> Float[Array, "B T N H"]:
+    """The sum of the branches' results, [B, T, N, H] each, times their gates."""
+    parts = zip(
+        (compressed, selected, window),
+        jnp.split(gates.astype(window.dtype), 3, axis=-1),
+        strict=True,
+    )
+    return sum(out * gate for out, gate in parts)

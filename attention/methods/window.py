@@ -1,0 +1,35 @@
+"""Sliding-window attention: the last keys only."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from attention.implementations import Call, CallShape, paged_call, rows_calls
+from attention.methods.method import LayerShape, Method
+
+
+@dataclasses.dataclass(frozen=True)
+class Window(Method):
+    """The last ``window`` keys, s in (t - window, t]."""
+
+    # Keys that a query sees, its own counted.
+    window: int
+
+    def __post_init__(self):
+        if self.window < 1:
+            raise ValueError(f"Window: window={self.window} must be at least 1")
+
+    def windows(self):
+        return (self.window,)
+
+    def attend(self, q, keys, layout, inputs):
+        return layout.attend(q, keys["main"], self.window)
+
+    def attend_pages(self, pages, q, q_tokens, reader, inputs):
+        return reader.windowed(pages["main"], q, q_tokens, self.window)
+
+    def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
+        return super().decode_bytes(min(tokens, self.window), shape, dtype)
+
+    def calls(self, shape: CallShape) -> tuple[Call, ...]:
+        return (*rows_calls("window", shape), paged_call("window", shape))
