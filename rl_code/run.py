@@ -18,6 +18,7 @@ from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
 from rl_code import origin as origin_lib
+from rl_code.attention_calls import attention_calls
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.compact import Compact
@@ -81,6 +82,8 @@ class Run:
         try:
             self.tokenizer = self._tokenizer()
             self.model_config = self._model_config()
+            for call in attention_calls(config, self.model_config):
+                logging.info("attention: %s", call)
         except BaseException:
             self.pool.close()
             raise

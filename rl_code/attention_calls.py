@@ -1,0 +1,55 @@
+"""Which implementation each attention call of a run takes: the dry run prints it, a run logs it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from attention.implementations import XLA, CallShape, Implementation, implementations
+from models.sharding import MeshConfig
+from models.transformer import ModelConfig
+from rl_code.run_config import RunConfig
+
+
+def attention_calls(
+    config: RunConfig, model: ModelConfig, platform: str | None = None
+) -> list[Implementation]:
+    """One row for each attention call of training, prefill and decoding.
+
+    config: with its derived sizes. platform: "cpu", "tpu", "hopper" or "blackwell", None for the
+    one at hand.
+    """
+    methods = model.attention * model.periods
+    sampling = config.rollout.engine.cache_dtype or config.rollout.dtype
+    train = implementations(methods, _shape(config, model, config.mesh), model.dtype, platform)
+    mesh = config.rollout.mesh if config.rollout.apart else config.mesh
+    sample = implementations(methods, _shape(config, model, mesh), sampling, platform)
+    # both have the same calls in the same order
+    return [
+        ours if ours.phase == "train" else _on_mesh(theirs, mesh)
+        for ours, theirs in zip(train, sample, strict=True)
+    ]
+
+
+def _on_mesh(call: Implementation, mesh: MeshConfig) -> Implementation:
+    """The engine cuts its rows over ``data`` and leaves heads to XLA, which cannot cut a kernel."""
+    if call.implementation == XLA or (mesh.data, mesh.tensor) == (1, 1):
+        return call
+    reason = f"the engine's programs on data={mesh.data}, tensor={mesh.tensor} are cut by XLA"
+    return dataclasses.replace(call, implementation=XLA, reason=reason)
+
+
+def _shape(config: RunConfig, model: ModelConfig, mesh: MeshConfig) -> CallShape:
+    engine = config.rollout.engine
+    pack = config.train.pack
+    return CallShape(
+        num_heads=max(1, model.num_heads // mesh.tensor),
+        num_kv_heads=max(1, model.num_kv_heads // mesh.tensor),
+        head_dim=model.head_dim,
+        train_rows=max(1, pack.rows // max(1, mesh.data) // config.train.micro_batches),
+        train_tokens=pack.slots + pack.prompt_slots,
+        prefill_rows=engine.prefill_rows,
+        prefill_tokens=engine.prefill_tokens,
+        decode_rows=engine.slots,
+        page=engine.page,
+        pages=-(-engine.length // engine.page),
+    )
