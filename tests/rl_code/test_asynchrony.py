@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from configs import asynchrony
-from rl_code import run as run_lib
+from models.families import PRESETS
 from rl_code.metrics import read_metrics
 from rl_code.read_config import build
 from rl_code.replay import replay
@@ -29,7 +29,7 @@ STEPS = 4
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     tiny = dataclasses.replace(
-        run_lib.PRESETS["tiny"],
+        PRESETS["tiny"],
         embed_dim=32,
         mlp_dim=32,
         num_layers=1,
@@ -37,7 +37,7 @@ def _small(monkeypatch):
         num_kv_heads=2,
         head_dim=16,
     )
-    monkeypatch.setitem(run_lib.PRESETS, "tiny", tiny)
+    monkeypatch.setitem(PRESETS, "tiny", tiny)
 
 
 def make_config(mode: str, bound: int, recompute: bool) -> RunConfig:

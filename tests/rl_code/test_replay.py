@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from configs import quickstart
+from models.families import PRESETS
 from rl_code import checkpoint
-from rl_code import run as run_lib
 from rl_code import train as train_lib
 from rl_code.act import act
 from rl_code.checkpoint import CheckpointError
@@ -73,7 +73,7 @@ def make_config(mode: str, k: int) -> RunConfig:
 def _small():
     """Replaces the model and what samples; nothing is compiled twice, and nobody cuts the power."""
     tiny = dataclasses.replace(
-        run_lib.PRESETS["tiny"],
+        PRESETS["tiny"],
         embed_dim=32,
         mlp_dim=32,
         num_layers=1,
@@ -89,7 +89,7 @@ def _small():
         return jax.tree.map(lambda x: x.copy(), made[0])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(run_lib.PRESETS, "tiny", tiny)
+        patch.setitem(PRESETS, "tiny", tiny)
         patch.setattr(Run, "init_model", init_model)
         patch.setattr(Run, "scheduler", lambda run, sampling: FakeScheduler(vocab=VOCAB))
         patch.setattr(Run, "prompt", lambda run, task: prompt_of(task, VOCAB).tolist())
