@@ -33,8 +33,9 @@ from benchmarks.results import hardware, save
 from benchmarks.rl_step import PROMPTS, SAMPLES, WORKLOADS
 from models.transformer import ModelConfig
 from rl_code.learner.advantages import group_advantages
-from rl_code.learner.batching import PackConfig, pack, pack_completions, pack_prompts
+from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.two_phase import make_two_phase_update, residual_bytes
+from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
 from rl_code.learner.update import init_state, make_update
 from rl_code.types import Group
 

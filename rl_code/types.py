@@ -215,9 +215,15 @@ class Trajectory:
     def whole(self, index: int) -> np.ndarray:
         """int32 [...], what the policy saw of context ``index``: kept tokens and its own."""
         context = self.contexts[index]
-        if context.parent < 0:
-            return context.tokens
-        return np.concatenate([self.whole(context.parent)[: context.kept], context.tokens])
+        parts = [context.tokens]
+        kept = context.kept
+        # up the tree, from each ancestor what those below it keep and it did not keep itself
+        while context.parent >= 0:
+            context = self.contexts[context.parent]
+            own = max(0, kept - context.kept)
+            parts.append(context.tokens[:own])
+            kept = min(kept, context.kept)
+        return np.concatenate(parts[::-1])
 
     def _join(self, name: str) -> np.ndarray:
         parts = [getattr(context, name) for context in self.contexts]

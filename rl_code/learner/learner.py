@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from models.transformer import Transformer
 from rl_code import named
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
-from rl_code.learner.batching import pack, pack_completions, pack_prompts
+from rl_code.learner.batching import pack
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
+from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
 from rl_code.learner.update import TrainState, make_token_logprobs, make_update
 from rl_code.run_config import TrainConfig
 from rl_code.types import Group
@@ -77,9 +79,7 @@ class Learner:
         # Credit: advantages within each group, then fixed shapes with each prompt once.
         advantages = group_advantages(groups, self._advantage)
         if self._two_phase:
-            begun = begun or self.begin(
-                state, [g.trajectories[0].tokens[: g.trajectories[0].prompt_length] for g in groups]
-            )
+            begun = begun or self.begin(state, [_prompt_of(group) for group in groups])
             batch, pack_metrics = pack_completions(
                 groups, advantages, begun.prompts, config.pack, version=version
             )
@@ -103,3 +103,9 @@ class Learner:
             metrics = jax.device_get(metrics)
             finite = finite and metrics["train/finite"]
         return state, pack_metrics | metrics | {"train/finite": finite}
+
+
+def _prompt_of(group: Group) -> np.ndarray:
+    """The tokens that all trajectories of a group start with."""
+    first = group.trajectories[0]
+    return first.contexts[0].tokens[: first.prompt_length]

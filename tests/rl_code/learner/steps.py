@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rl_code.learner.batching import PackConfig, pack_prompts
+from rl_code.learner.batching import PackConfig
 from rl_code.learner.losses import LossConfig
 from rl_code.learner.two_phase import make_two_phase_update
+from rl_code.learner.two_phase_batching import pack_prompts
 from rl_code.learner.update import OptimizerConfig, init_state, make_update
 from rl_code.named import Named
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.flops import matmul_flops
-from rl_code.learner.batching import PackConfig, empty_batch, pack, pack_completions
+from rl_code.learner.batching import PackConfig, empty_batch, pack
+from rl_code.learner.two_phase_batching import pack_completions
 from rl_code.learner.update import init_state
 from tests.rl_code.learner.steps import (
     LOSS,

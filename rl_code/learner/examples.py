@@ -1,0 +1,170 @@
+"""What of a group's trajectories is trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from rl_code.learner.advantages import Credit
+from rl_code.types import Context, Group, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A trajectory to train on."""
+
+    trajectory: Trajectory
+    # Its number in the batch.
+    number: int
+    # float32, one for the whole trajectory or one for each of its sampled tokens.
+    advantage: np.ndarray
+    # Per context the indices of its own sampled tokens.
+    sampled: tuple[np.ndarray, ...]
+    # Per context how many tokens of the whole context are read: those before its last sampled
+    # token, and those that the contexts which continue it keep. Nothing is predicted from the rest.
+    read: tuple[int, ...]
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, number: int, advantage: Credit) -> Example:
+        """The example of a trajectory whose tree is sound."""
+        contexts = trajectory.contexts
+        sampled = tuple(np.flatnonzero(context.sampled) for context in contexts)
+        read = [
+            context.kept + int(own[-1]) if own.size else 0
+            for context, own in zip(contexts, sampled, strict=True)
+        ]
+        # children stand behind their parents, so what they read is known when a parent is reached
+        for index in reversed(range(len(contexts))):
+            parent = contexts[index].parent
+            if parent >= 0:
+                read[parent] = max(read[parent], min(read[index], contexts[index].kept))
+        return cls(trajectory, number, np.asarray(advantage, np.float32), sampled, tuple(read))
+
+    @property
+    def targets(self) -> int:
+        """Sampled tokens of all contexts."""
+        return sum(len(own) for own in self.sampled)
+
+    @property
+    def unshared(self) -> int:
+        """Tokens that would be read if every context with sampled tokens stood alone."""
+        return sum(
+            context.kept + int(own[-1])
+            for context, own in zip(self.trajectory.contexts, self.sampled, strict=True)
+            if own.size
+        )
+
+
+def examples_of(
+    groups: Sequence[Group],
+    advantages: Sequence[Sequence[Credit]],
+    *,
+    drop_uninformative: bool,
+    max_staleness: int,
+    version: int,
+) -> tuple[list[list[Example]], int, dict[str, float]]:
+    """(what is trained on, by group, how many trajectories there are, metrics of those that are
+    left out).
+
+    Arguments and errors as of ``batching.pack`` and ``PackConfig``.
+    """
+    if len(advantages) != len(groups):
+        raise ValueError(f"{len(groups)} groups but advantages for {len(advantages)}")
+    chosen: list[list[Example]] = []
+    counts = {"pack/faults": 0, "pack/empty": 0, "pack/uninformative": 0}
+    number = 0
+    for group, values in zip(groups, advantages, strict=True):
+        size = len(group.trajectories)
+        examples: list[Example] = []
+        if len(values) != size:
+            raise ValueError(
+                f"task {group.task.id!r}: {size} trajectories but {len(values)} advantages"
+            )
+        chosen.append(examples)
+        if drop_uninformative and not any(np.any(value) for value in values):
+            counts["pack/uninformative"] += size
+            number += size
+            continue
+        for trajectory, advantage in zip(group.trajectories, values, strict=True):
+            if trajectory.status == "fault":
+                counts["pack/faults"] += 1
+            elif not any(context.sampled.any() for context in trajectory.contexts):
+                counts["pack/empty"] += 1
+            else:
+                _check_contexts(trajectory)
+                example = Example.of(trajectory, number, advantage)
+                examples.append(example)
+                _check(example, examples[0].trajectory, max_staleness, version)
+            number += 1
+    return chosen, number, {name: float(count) for name, count in counts.items()}
+
+
+def _check_contexts(t: Trajectory) -> None:
+    """Raises ValueError for contexts that are no tree."""
+    whole: list[int] = []
+    for index, context in enumerate(t.contexts):
+        name = _name(t, index)
+        lengths = {
+            field: len(getattr(context, field))
+            for field in ("tokens", "sampled", "logprobs", "versions")
+        }
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"{name}: lengths differ: {lengths}")
+        _check_parent(context, index, whole, name)
+        if context.kept == 0 and context.sampled[:1].any():
+            raise ValueError(f"{name}: its first token is sampled, and nothing stands before it")
+        whole.append(context.kept + len(context.tokens))
+
+
+def _check_parent(context: Context, index: int, whole: Sequence[int], name: str) -> None:
+    """whole: tokens of the whole contexts before this one."""
+    parent = context.parent
+    if not -1 <= parent < index:
+        raise ValueError(f"{name}: {parent=} must be -1 or an earlier context")
+    most = whole[parent] if parent >= 0 else 0
+    if not 0 <= context.kept <= most:
+        raise ValueError(f"{name}: kept={context.kept} must be in [0, {most}], with {parent=}")
+
+
+def _check(example: Example, first: Trajectory, max_staleness: int, version: int) -> None:
+    """Raises ValueError for a trajectory that must not be trained on; ``first`` is its group's
+    first to train on.
+    """
+    t = example.trajectory
+    name = _name(t)
+    tokens = t.contexts[0].tokens
+    first_sampled = int(example.sampled[0][0]) if example.sampled[0].size else len(tokens)
+    if not 1 <= t.prompt_length <= first_sampled:
+        raise ValueError(
+            f"{name}: prompt_length={t.prompt_length}, but the first sampled token is at "
+            f"{first_sampled}"
+        )
+    shared = slice(0, t.prompt_length)
+    if t.prompt_length != first.prompt_length or not np.array_equal(
+        tokens[shared], first.contexts[0].tokens[shared]
+    ):
+        raise ValueError(f"{name}: its prompt of {t.prompt_length} tokens is not that of its group")
+    if example.advantage.shape not in ((), (example.targets,)):
+        raise ValueError(
+            f"{name}: advantages of shape {example.advantage.shape} for {example.targets} sampled "
+            "tokens; one number or one for each is right"
+        )
+    where = t.sampled
+    if not np.isfinite(t.logprobs[where]).all() or not np.isfinite(example.advantage).all():
+        raise ValueError(
+            f"{name}: a log-probability or the advantage ({example.advantage}) is not finite"
+        )
+    ages = version - t.versions[where]
+    if ages.min() < 0 or ages.max() > max_staleness:
+        raise ValueError(
+            f"{name}: tokens are {ages.min()} to {ages.max()} versions old at version {version}; "
+            f"allowed is 0 to {max_staleness}"
+        )
+
+
+def _name(t: Trajectory, context: int = 0) -> str:
+    """How messages call a trajectory, or one of its later contexts."""
+    name = f"task {t.task_id!r} trajectory {t.index}"
+    return f"{name} context {context}" if context else name

@@ -1,0 +1,258 @@
+"""The trees of tokens that a row of a batch holds: what contexts have in common stands once.
+
+The contexts of a group's trajectories share prefixes: all start from the group's prompt, and within
+a trajectory a context continues another one. ``share`` turns the contexts to train on into trees
+whose nodes are runs of tokens, and ``RowWriter`` lays the nodes out depth first, as
+``pallas_kernels.tokens`` needs it to say who sees whom.
+
+A linear group gives one tree of two levels: the prompt, and a node for each trajectory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pallas_kernels.tokens import branch_of
+from rl_code.learner.examples import Example
+from rl_code.types import Batch, Trajectory
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """A run of tokens and the runs that continue it."""
+
+    # int32 [n]; may be empty.
+    tokens: np.ndarray
+    # Position of its first token in the contexts that it belongs to.
+    start: int
+    parent: Node | None
+    children: list[Node] = dataclasses.field(default_factory=list)
+    # Slot of its first token in the row, once it is written.
+    slot: int = 0
+
+    @property
+    def end(self) -> int:
+        """Position behind its last token."""
+        return self.start + len(self.tokens)
+
+    def add(self, tokens: np.ndarray, start: int | None = None) -> Node:
+        """A new child; start: its position, by default this node's end."""
+        child = Node(tokens, self.end if start is None else start, self)
+        self.children.append(child)
+        return child
+
+    def split(self, position: int) -> Node:
+        """Cuts the node in two and returns the new first part; this node stays the last part, so
+        that whoever refers to it as the end of a context still does.
+        """
+        count = position - self.start
+        head = Node(self.tokens[:count], self.start, self.parent, [self])
+        self.parent.children[self.parent.children.index(self)] = head
+        self.parent = head
+        self.tokens = self.tokens[count:]
+        self.start = position
+        return head
+
+    def ending_at(self, position: int) -> Node:
+        """The node on the way here, this one included, that ends at a position; cut where none
+        does.
+        """
+        node = self
+        while node.start >= position and node.parent is not None:
+            node = node.parent
+        return node if node.end <= position else node.split(position)
+
+    def below(self) -> list[Node]:
+        """The nodes that continue this one, depth first, in order."""
+        nodes = []
+        waiting = self.children[::-1]
+        while waiting:
+            nodes.append(waiting.pop())
+            waiting += nodes[-1].children[::-1]
+        return nodes
+
+
+@dataclasses.dataclass
+class Piece:
+    """Examples of one group and the trees of what they read."""
+
+    examples: list[Example]
+    # Its children are the trees; it has no tokens itself.
+    forest: Node
+    # The node that ends with the group's prompt; None where nothing follows it.
+    prompt: Node | None
+    # Per example and context the node at which what is read of the context ends; None where nothing
+    # is.
+    ends: list[list[Node | None]]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every node."""
+        return [len(node.tokens) for node in self.forest.below()]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all nodes."""
+        return sum(self.lengths)
+
+    @property
+    def targets(self) -> int:
+        """Sampled tokens of all examples."""
+        return sum(example.targets for example in self.examples)
+
+
+def share(examples: Sequence[Example], *, levels: int | None, align: int, held: int = 0) -> Piece:
+    """The trees of examples of one group.
+
+    levels: None, or 2 where only the group's prompt may be shared; then every later context is
+      written as if it were a trajectory of its own.
+    align: later contexts are looked for among what there is already, and share what has at least
+      this many tokens in common.
+    held: last tokens of the prompt with which every continuation begins again. Not 0 only in two
+      phases, where the prompt itself is computed elsewhere and is an empty node here.
+    """
+    forest = Node(np.zeros(0, np.int32), 0, None)
+    ends: list[list[Node | None]] = []
+    first = examples[0].trajectory
+    prompt_length = first.prompt_length
+    prompt = first.contexts[0].tokens[:prompt_length]
+    shared: Node | None = None
+
+    def continued(tokens: np.ndarray) -> Node:
+        """A new node of a whole context behind the prompt."""
+        nonlocal shared
+        if shared is None:
+            shared = forest.add(prompt[:0] if held else prompt)
+        return shared.add(tokens[prompt_length - held :], prompt_length - held)
+
+    for example in examples:
+        t = example.trajectory
+        own: list[Node | None] = []
+        ends.append(own)
+        for index, read in enumerate(example.read):
+            if not read:
+                own.append(None)
+            elif index == 0:
+                own.append(continued(t.contexts[0].tokens[:read]))
+            elif levels is not None:
+                whole = t.whole(index)[:read]
+                sampled = example.sampled[index]
+                first_sampled = t.contexts[index].kept + sampled[0] if sampled.size else read
+                starts = first_sampled >= prompt_length and np.array_equal(
+                    whole[:prompt_length], prompt
+                )
+                if sampled.size:
+                    own.append(continued(whole) if starts else forest.add(whole))
+                else:  # read by other contexts only, which here repeat it
+                    own.append(None)
+            else:
+                own.append(_later(forest, own, t, index, read, align))
+    return Piece(list(examples), forest, shared, ends)
+
+
+def _later(
+    forest: Node, own: Sequence[Node | None], t: Trajectory, index: int, read: int, align: int
+) -> Node:
+    """Adds a context that is not its trajectory's first, at any depth; the node at which it ends.
+
+    own: where the trajectory's contexts before it end.
+    """
+    context = t.contexts[index]
+    kept = min(context.kept, read)
+    # a parent of which nothing is kept is no part of the tree that the context stands in
+    node = own[context.parent].ending_at(kept) if kept else forest
+    rest = context.tokens[: read - kept]
+    while len(rest):
+        found = [(_common(child.tokens, rest), child) for child in node.children]
+        count, child = max(found, key=lambda pair: pair[0], default=(0, node))
+        if count < max(align, 1):
+            return node.add(rest)
+        node = child if count == len(child.tokens) else child.split(child.start + count)
+        rest = rest[count:]
+    return node
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """Length of the longest common prefix."""
+    size = min(len(one), len(other))
+    differ = np.flatnonzero(one[:size] != other[:size])
+    return int(differ[0]) if differ.size else size
+
+
+@dataclasses.dataclass
+class RowWriter:
+    """Fills row ``index`` of a batch of numpy arrays in place, from ``slot`` and ``target`` on."""
+
+    batch: Batch
+    index: int
+    # Slots are left empty so that whatever comes next starts at a multiple of it.
+    align: int
+    # The learner's.
+    version: int
+    slot: int = 0
+    target: int = 0
+
+    def write(
+        self, piece: Piece, segments: Iterator[int], prompt_segment: int | None = None
+    ) -> None:
+        """The trees of a piece and the targets of its examples.
+
+        segments: numbers for the trees. prompt_segment: that of the tree of the prompt, where it is
+          given already.
+        """
+        for tree in piece.forest.children:
+            given = tree is piece.prompt and prompt_segment is not None
+            segment = prompt_segment if given else next(segments)
+            nodes = [tree, *tree.below()]
+            sizes: dict[Node, int] = {}  # each node and all below it
+            for node in reversed(nodes):
+                sizes[node] = 1 + sum(sizes[child] for child in node.children)
+            for number, node in enumerate(nodes):
+                self._write_tokens(node, segment, branch_of(number, sizes[node] - 1))
+        for example, ends in zip(piece.examples, piece.ends, strict=True):
+            self._write_targets(example, ends)
+
+    def _write_tokens(self, node: Node, segment: int, branch: int) -> None:
+        count = len(node.tokens)
+        span = (self.index, slice(self.slot, self.slot + count))
+        self.batch.tokens[span] = node.tokens
+        self.batch.positions[span] = np.arange(node.start, node.end)
+        self.batch.segments[span] = segment
+        self.batch.branches[span] = branch
+        node.slot = self.slot
+        self.slot += -(-count // self.align) * self.align
+
+    def _write_targets(self, example: Example, ends: Sequence[Node | None]) -> None:
+        """The targets of a trajectory, which are neighbours over all its contexts."""
+        batch = self.batch
+        first = self.target
+        for context, indices, end in zip(
+            example.trajectory.contexts, example.sampled, ends, strict=True
+        ):
+            if end is None or not indices.size:
+                continue
+            span = (self.index, slice(self.target, self.target + len(indices)))
+            # position in the whole context of the token that each target is predicted from
+            before = context.kept + indices - 1
+            node = end
+            sources = node.slot + before - node.start
+            # what lies before a node is in those above it; positions rise, so the first decides
+            # how far up
+            while before[0] < node.start:
+                above = node.parent
+                there = above.slot + before - above.start
+                sources = np.where(before < node.start, there, sources)
+                node = above
+            batch.sources[span] = sources
+            batch.targets[span] = context.tokens[indices]
+            batch.logprobs[span] = context.logprobs[indices]
+            batch.staleness[span] = self.version - context.versions[indices]
+            self.target += len(indices)
+        span = (self.index, slice(first, self.target))
+        batch.advantages[span] = example.advantage
+        batch.mask[span] = 1.0
+        batch.trajectories[span] = example.number
+        batch.lengths[span] = example.targets

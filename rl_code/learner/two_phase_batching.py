@@ -1,0 +1,133 @@
+"""Fixed shapes for updates in two phases: prompts in rows of their own, which need no trajectories,
+and what follows them in the rows of a Batch.
+
+A row of the Batch holds what follows the prompts of the same row. There a prompt lacks its last
+token, with which everything that follows it begins instead, so that all targets are predicted from
+the Batch's own slots.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.tokens import Tokens, packed_rows
+from rl_code.learner.advantages import Credit
+from rl_code.learner.batching import PackConfig, empty_batch, needs, room, select
+from rl_code.learner.prefix_tree import RowWriter, share
+from rl_code.types import Batch, Group, Trajectory
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """Rows of prompts for a two-phase update, int32 [R, P]: tokens, positions, segments (0 for
+    padding).
+
+    Prompt i of n stands in row i % R as segment 1 + i // R, without its last token.
+    """
+
+    tokens: jax.Array
+    positions: jax.Array
+    segments: jax.Array
+
+    @property
+    def where(self) -> Tokens:
+        """Who sees whom."""
+        return packed_rows(self.segments, jnp.zeros_like(self.segments), self.positions)
+
+
+def pack_prompts(prompts: Sequence[Sequence[int]], config: PackConfig) -> Prompts:
+    """Lays out the prompts of a step, one per group, before anything is sampled; numpy arrays.
+
+    Raises:
+      ValueError: a prompt is empty, or the prompts of a row exceed ``prompt_slots``.
+    """
+    shape = (config.rows, config.prompt_slots)
+    packed = Prompts(*(np.zeros(shape, np.int32) for _ in range(3)))
+    used = [0] * config.rows
+    for number, prompt in enumerate(prompts):
+        row = number % config.rows
+        size = len(prompt) - 1
+        span = (row, slice(used[row], used[row] + size))
+        if size < 0 or span[1].stop > config.prompt_slots:
+            raise ValueError(
+                f"prompt {number} of {len(prompt)} tokens does not fit row {row}, in which "
+                f"{used[row]} of prompt_slots="
+                f"{config.prompt_slots} are used"
+            )
+        packed.tokens[span] = prompt[:-1]
+        packed.positions[span] = np.arange(size)
+        packed.segments[span] = 1 + number // config.rows
+        used[row] += size
+    return packed
+
+
+def pack_completions(
+    groups: Sequence[Group],
+    advantages: Sequence[Sequence[Credit]],
+    prompts: Prompts,
+    config: PackConfig,
+    *,
+    version: int,
+) -> tuple[Batch, dict[str, float]]:
+    """Packs the completions of the prompts that ``pack_prompts`` laid out, group i those of prompt
+    i; else as ``pack``.
+
+    Raises:
+      ValueError: as ``pack``; a group's prompt is not the one laid out, or a row of completions
+      does not fit.
+    """
+    chosen, count, metrics = select(groups, advantages, config, version)
+    batch = empty_batch(config, config.rows, count)
+    writers = [RowWriter(batch, row, config.align, version) for row in range(config.rows)]
+    takes = np.zeros((config.rows, 3), int)
+    laid_out = np.asarray(prompts.tokens)
+    segments = np.asarray(prompts.segments)
+    # behind those of all prompts: for contexts that do not start with their group's prompt
+    own_segments = [itertools.count(1 + -(-len(groups) // config.rows)) for _ in writers]
+    tokens = int(np.sum(segments > 0))
+    unshared = 0
+    for number, (group, examples) in enumerate(zip(groups, chosen, strict=True)):
+        row = number % config.rows
+        segment = 1 + number // config.rows
+        prompt = laid_out[row, segments[row] == segment]
+        for example in examples:
+            _check_prompt(example.trajectory, prompt, number)
+        if not examples:
+            takes[row, 2] += 1
+            continue
+        piece = share(examples, levels=2, align=config.align, held=1)
+        # the last: a run for the prompt
+        takes[row] += needs(piece, config)
+        takes[row, 2] += 1
+        if np.any(takes[row] > room(config)):
+            raise ValueError(
+                f"row {row} needs {takes[row, 0]} slots, {takes[row, 1]} targets and "
+                f"{takes[row, 2]} runs for task {group.task.id!r} and those before; it has "
+                f"slots={config.slots}, targets={config.targets} and runs={config.runs}"
+            )
+        writers[row].write(piece, own_segments[row], segment)
+        tokens += piece.tokens
+        unshared += sum(example.unshared for example in examples)
+    filled = int(np.sum(takes[:, 1] > 0))
+    return batch, metrics | {
+        "pack/fill": tokens / (filled * config.slots + config.rows * config.prompt_slots),
+        "pack/target_fill": takes[:, 1].sum() / max(filled * config.targets, 1),
+        "pack/rows": float(filled),
+        "pack/tokens": float(tokens),
+        "pack/saved": 1.0 - tokens / unshared if unshared else 0.0,
+    }
+
+
+def _check_prompt(t: Trajectory, prompt: np.ndarray, number: int) -> None:
+    """Raises ValueError for a trajectory of another prompt than was laid out."""
+    if t.prompt_length != len(prompt) + 1 or not np.array_equal(
+        t.contexts[0].tokens[: len(prompt)], prompt
+    ):
+        raise ValueError(f"task {t.task_id!r}: its prompt is not prompt {number} of those laid out")
