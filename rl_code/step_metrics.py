@@ -84,6 +84,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         ),
         "episode/malformed_calls": mean(t.malformed_calls for t in trajectories),
         "episode/submitted": mean(t.status == "submitted" for t in trajectories),
+        "episode/time_limit": mean(t.status == "time_limit" for t in trajectories),
         "episode/faults": float(sum(t.status == "fault" for t in trajectories)),
         "rollout/sampled_tokens": float(len(ages)),
         **{

@@ -18,7 +18,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One value-level test: ``entry_point(*args)`` must equal ``expected``.
+    """One value-level test: ``entry_point(*args)`` must equal ``expected``, or another function.
 
     ``args`` and ``expected`` are plain Python values (None, bool, int, float, str, bytes, list,
     tuple, set, dict). tolerance: None asks for the same types as well (True is not 1, 1 is not
@@ -29,6 +29,13 @@ class Case:
     args: tuple[Any, ...]
     expected: Any
     tolerance: float | None = None
+    # The function called, as ``path/of/file.py:name``; "" for the task's own.
+    target: str = ""
+
+    def __post_init__(self) -> None:
+        path, _, name = self.target.rpartition(":")
+        if self.target and not (path and name):
+            raise ValueError(f"{self.target=} must be path/of/file.py:function, or empty")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,18 +58,32 @@ class Tests:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one episode may use.
+    """What one episode may use."""
 
-    turns: assistant messages. tokens: length of the whole trajectory, prompt included. turn_tokens:
-    sampled tokens of one assistant message. test_runs: calls of the run_tests tool. command_s:
-    wall-clock seconds of one tool call.
-    """
-
+    # Assistant messages.
     turns: int
+    # Length of the whole trajectory, prompt included.
     tokens: int
+    # Sampled tokens of one assistant message.
     turn_tokens: int
+    # Calls of the tool run_tests.
     test_runs: int
+    # Wall-clock seconds of one tool call.
     command_s: float
+    # Calls of one message that are carried out; the others count as malformed.
+    calls: int = 32
+    # Wall-clock seconds of all tool calls together. Time in which the episode waits for the sampler
+    # does not count, and grading has time of its own.
+    episode_s: float = 600.0
+    # CPU seconds of all commands that tools run, together.
+    episode_cpu_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.calls < 1 or self.episode_s <= 0 or self.episode_cpu_s <= 0:
+            raise ValueError(
+                f"{self.calls=} must be at least 1, {self.episode_s=} and {self.episode_cpu_s=} "
+                "above 0"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +201,8 @@ class Trajectory:
     # How many tokens at the start of the first context are the same in the whole group.
     prompt_length: int
     turns: tuple[Turn, ...]
-    # How it ended: "submitted", "turn_limit", "token_limit", "fault" (the sandbox's own, which is
-    # masked from training).
+    # How it ended: "submitted", "turn_limit", "token_limit", "time_limit" (wall-clock or CPU time of
+    # its tools), "fault" (the sandbox's own, which is masked from training).
     status: str
     reward: Reward
     # Whether the work was handed in and passed every required test.

@@ -16,10 +16,10 @@ import numpy as np
 from absl import logging
 
 from models.tokenizer import Tokenizer
-from rl_code.environment.grader import grade
+from rl_code.environment.grading import grade_work
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
-from rl_code.environment.tools.api import check, execute, offered
+from rl_code.environment.tools.api import PROVOKED, check, execute, offered
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.rewards.combine import ActiveSignal, combine
@@ -29,7 +29,6 @@ from rl_code.types import (
     Limits,
     Reward,
     Task,
-    Tests,
     ToolCall,
     ToolResult,
     Trajectory,
@@ -41,9 +40,8 @@ class Episode:
     """An episode in progress. start, step ... step, finish (or close, to give it up).
 
     step and finish block on the sandbox and are meant for a worker thread; one thread at a time.
-    budget: most tokens that may be sampled for the next assistant message, its stop token included;
-    0 when over. stop_ids: token ids that end an assistant message. over: whether the next call must
-    be finish.
+    What the model's code does never raises out of them: it is answered, or it is a failure with
+    its penalties. A fault of the sandbox ends the episode, and a bug of a tool raises.
     """
 
     def __init__(
@@ -65,6 +63,7 @@ class Episode:
         self.protocol = protocol
         self.tools = offered(task, tools)
         self.limits = limits
+        # Token ids that end an assistant message.
         self.stop_ids = stop_ids(protocol, tokenizer)
         self.status = ""
         self._name = f"episode {index} of task {task.id}"
@@ -86,13 +85,17 @@ class Episode:
 
     @property
     def over(self) -> bool:
+        """Whether the next call must be finish."""
         return self.status != ""
 
     @property
     def budget(self) -> int:
-        return (
-            0 if self.over else min(self.limits.turn_tokens, self.limits.tokens - len(self._tokens))
-        )
+        """Most tokens that may be sampled for the next assistant message, its stop token included;
+        0 when the episode is over.
+        """
+        if self.over:
+            return 0
+        return min(self.limits.turn_tokens, self.limits.tokens - len(self._tokens))
 
     def start(self) -> list[int]:
         """Ids of the prompt, the same for every episode of a group.
@@ -126,16 +129,19 @@ class Episode:
         logprobs = [float(logprob) for logprob in logprobs]
         self._check_message(tokens, logprobs, versions)
         calls = self._append_sampled(tokens, logprobs, versions)
-        start = time.perf_counter()
+        start = time.monotonic()
+        self._workspace.deadline = start + self.limits.episode_s - self._seconds["tools"]
         try:
             results = self._execute(calls)
         except SandboxFault as fault:
             self._note(fault)
             results = [ToolResult("", f"sandbox fault: {fault}", ok=False)]
-        self._seconds["tools"] += time.perf_counter() - start
+        self._seconds["tools"] += time.monotonic() - start
         self._messages += 1
-        if self._workspace.submitted:
+        if self._workspace.handed_in is not None:
             self.status = "submitted"
+        elif not self.over and self._workspace.out_of_time:
+            self.status = "time_limit"
         elif not self.over and self._messages == self.limits.turns:
             self.status = "turn_limit"
         observation = (
@@ -159,12 +165,12 @@ class Episode:
         """
         if not self.over:
             raise ValueError(f"{self._name} is not over")
-        start = time.perf_counter()
-        files: dict[str, str] = {}
+        start = time.monotonic()
+        files: Mapping[str, str] = {}
         verdict = Grade(submitted=False)
         first_edit_passed = False
         try:
-            files = self._workspace.snapshot()
+            files = self._files_after()
             self.close()  # nothing the agent left running sees or touches what is graded
             if self.status == "submitted":
                 verdict = self._grade(files)
@@ -173,7 +179,7 @@ class Episode:
             self._note(fault)
         finally:
             self.close()
-        self._seconds["grade"] = time.perf_counter() - start
+        self._seconds["grade"] = time.monotonic() - start
         if self.status == "fault":
             return self._trajectory(Reward(0.0, {}, ("fault",)))
         trajectory = self._trajectory(
@@ -262,42 +268,70 @@ class Episode:
         body = self._tokenizer.decode(tokens[:-1]) if tokens[-1] in self.stop_ids else text
         if self._messages == 0:
             body = self.task.prefill + body
-        calls = [self._checked(call) for call in self.protocol.parse(body, self.task, self.tools)]
+        calls = [
+            self._checked(call, number) for number, call in enumerate(self._parse(body), start=1)
+        ]
         self._turns.append(Turn("assistant", start, len(self._tokens), text, calls=tuple(calls)))
         self._malformed_calls += sum(call.error != "" for call in calls)
         return calls
 
-    def _checked(self, call: ToolCall) -> ToolCall:
-        """The call, with its error if it cannot be carried out.
+    def _parse(self, body: str) -> list[ToolCall]:
+        """The calls of a message; one malformed call for a text that is nested or large without
+        end.
+        """
+        try:
+            return self.protocol.parse(body, self.task, self.tools)
+        except (RecursionError, MemoryError) as error:
+            return [ToolCall("", {}, f"the message cannot be read: {type(error).__name__}")]
+
+    def _checked(self, call: ToolCall, number: int) -> ToolCall:
+        """The call, the ``number``-th of its message, with its error if it cannot be carried out.
 
         The arguments of such a call are left out: nobody has checked what a model nests in them,
         and the turn's text has them.
         """
-        error = check(call, self.tools)
+        if number > self.limits.calls:
+            error = f"call {number} of a message that may hold {self.limits.calls}"
+        else:
+            error = check(call, self.tools)
         return ToolCall(call.name, {} if error else call.arguments, error)
 
     def _execute(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Results of the calls in order; nothing after a submit is carried out. Raises
-        SandboxFault.
+        """Results of the calls in order; nothing after a submit is carried out, and one result
+        stands for all calls beyond the limit. Raises SandboxFault.
         """
         results = []
-        for call in calls:
+        most = self.limits.calls
+        for call in calls[:most]:
             if call.error:
                 results.append(ToolResult(call.name, call.error, ok=False))
                 continue
+            if self._workspace.out_of_time:
+                results.append(ToolResult(call.name, "the time is used up", ok=False))
+                continue
             self._workspace.tests_failed = None
             results.append(execute(call, self.tools, self._workspace))
-            tool = self.tools[call.name]
-            if tool.edits and results[-1].ok and self._first_edit is None:
-                self._first_edit = self._workspace.snapshot()
-                self._first_edit_stands = True
-            elif tool.edits or tool.runs_commands:
-                self._first_edit_stands = False
-            elif self._workspace.tests_failed is not None and self._first_edit_stands:
-                self._first_edit_failed = self._workspace.tests_failed
-            if self._workspace.submitted:
-                break
+            self._note_edit(self.tools[call.name], ok=results[-1].ok)
+            if self._workspace.handed_in is not None:
+                return results
+        if len(calls) > most:
+            told = f"only the first {most} calls of a message are carried out, not {len(calls)}"
+            results.append(ToolResult("", told, ok=False))
         return results
+
+    def _note_edit(self, tool: Tool, *, ok: bool) -> None:
+        """Keeps the files after the first edit, and what is known about them since."""
+        if tool.edits and ok and self._first_edit is None:
+            try:
+                self._first_edit = self._workspace.snapshot()
+            except PROVOKED:  # files that cannot be read in full are not graded
+                self._first_edit = {}
+                self._first_edit_failed = True
+            self._first_edit_stands = True
+        elif tool.edits or tool.runs_commands:
+            self._first_edit_stands = False
+        elif self._workspace.tests_failed is not None and self._first_edit_stands:
+            self._first_edit_failed = self._workspace.tests_failed
 
     def _observation(self, results: Sequence[ToolResult], *, cut: bool) -> list[int]:
         """Ids of the answer; a message that was cut is closed first, by a stop token that nobody
@@ -306,7 +340,7 @@ class Episode:
         closing = self.protocol.stop_tokens[0] if cut else ""
         return self._tokenizer.encode(closing + self.protocol.observation(results))
 
-    def _first_edit_passed(self, final: dict[str, str], verdict: Grade) -> bool:
+    def _first_edit_passed(self, final: Mapping[str, str], verdict: Grade) -> bool:
         """Whether the first edit alone passes every test. Raises SandboxFault.
 
         final: the files at the end. verdict: what the tests made of them.
@@ -317,21 +351,16 @@ class Episode:
             return verdict.solved
         return self._grade(self._first_edit).solved
 
-    def _grade(self, snapshot: dict[str, str]) -> Grade:
-        """What the tests make of these files, as if they were submitted. Raises SandboxFault."""
-        visible = self.task.visible_tests
-        hidden = self.task.hidden_tests
-        both = Tests(cases=visible.cases + hidden.cases, code=visible.code + hidden.code)
-        marks = grade(
-            self.task.path, self.task.entry_point, both, snapshot, self._pool, self.limits.command_s
-        )
-        cases = marks.passed[: len(both.cases)]
-        code = marks.passed[len(both.cases) :]
-        split_cases = len(visible.cases)
-        split_code = len(visible.code)
-        return Grade(
-            submitted=True,
-            visible=cases[:split_cases] + code[:split_code],
-            hidden=cases[split_cases:] + code[split_code:],
-            flags=tuple(marks.flags),
-        )
+    def _files_after(self) -> Mapping[str, str]:
+        """The files as they were handed in, or as they stand. Raises SandboxFault."""
+        if self._workspace.handed_in is not None:
+            return self._workspace.handed_in
+        try:
+            return self._workspace.snapshot()
+        except PROVOKED as error:  # not handed in, so nothing is graded
+            logging.info("%s left files that cannot be read in full: %s", self._name, error)
+            return {}
+
+    def _grade(self, files: Mapping[str, str]) -> Grade:
+        """What the tests make of these files. Raises SandboxFault."""
+        return grade_work(self.task, files, self._pool, self.limits.command_s)

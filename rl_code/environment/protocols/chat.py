@@ -81,7 +81,7 @@ def _parse_json(body: str, key: str, form: str) -> ToolCall:
     """A call written as JSON, its arguments under ``key``."""
     try:
         value = json.loads(body)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         return ToolCall("", {}, f"the call is not valid JSON ({error}); write {form}")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return ToolCall("", {}, f"the call has no name; write {form}")

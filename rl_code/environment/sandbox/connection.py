@@ -49,6 +49,8 @@ class Connection:
         # A command answers on a socket of its own. Meanwhile the session would take any request
         # for the one that stops the command, so there must be no other.
         self.busy = False
+        # CPU seconds of all commands that have ended.
+        self.cpu_s = 0.0
 
     def ask(
         self, request: dict[str, Any], seconds: float = 0.0, *, of_candidate: bool = False
@@ -93,6 +95,8 @@ class Connection:
             raise self._lose(error) from error
         match answer:
             case {"ok": value}:
+                if of_candidate:  # how a command ended
+                    self.cpu_s += value["cpu_s"]
                 return value
             case {"error": [_, str(message)]} if of_candidate:
                 # The session could not even start the command. In a session that no candidate has

@@ -143,6 +143,11 @@ class Sandbox:
     def __init__(self, connection: Connection):
         self._connection = connection
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that the commands run so far have used."""
+        return self._connection.cpu_s
+
     def run(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float) -> Completed:
         """Runs a program in the workspace, then kills every process that it has left behind."""
         if not argv or any("\0" in word for word in argv):

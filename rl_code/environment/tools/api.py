@@ -11,6 +11,7 @@ from rl_code.environment.tools.read_file import ReadFile
 from rl_code.environment.tools.run_tests import RunTests
 from rl_code.environment.tools.submit import Submit
 from rl_code.environment.tools.terminal import Terminal
+from rl_code.environment.tools.text import cut_middle
 from rl_code.environment.tools.tool import Answer, Tool, check_arguments
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import WriteFile
@@ -32,7 +33,10 @@ DEFAULT = tuple(Named(name) for name in TOOLS)
 
 # What a call may raise through the model's doing: files that do not fit, a path that is too deep,
 # values nested without end, a text larger than memory. Any other exception is a bug of the tool.
-_PROVOKED = (OSError, ValueError, RecursionError, MemoryError)
+PROVOKED = (OSError, ValueError, RecursionError, MemoryError)
+
+# Characters of one answer; what a tool of one's own leaves uncut would be tokenised in full.
+_LONGEST = 1 << 16
 
 
 def find_tools(config: Sequence[Named] = DEFAULT, path: str = "config.tools") -> dict[str, Tool]:
@@ -91,6 +95,7 @@ def execute(call: ToolCall, tools: Mapping[str, Tool], workspace: Workspace) -> 
     start = time.perf_counter()
     try:
         answer = tools[call.name].run(call.arguments, workspace)
-    except _PROVOKED as error:
+    except PROVOKED as error:
         answer = Answer(f"{call.name} failed: {error}", ok=False)
-    return ToolResult(call.name, answer.content, answer.ok, time.perf_counter() - start)
+    content = cut_middle(answer.content, _LONGEST)
+    return ToolResult(call.name, content, answer.ok, time.perf_counter() - start)

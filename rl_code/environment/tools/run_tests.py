@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rl_code.environment.compare import accepts
-from rl_code.environment.grader import grade
+from rl_code.environment.grading import Target, mark, targets
 from rl_code.environment.tools.text import one_line, show
 from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
@@ -85,33 +85,34 @@ class RunTests(Tool):
         task = workspace.task
         verbose = workspace.verbose
         tests = task.visible_tests
-        timeout_s = workspace.limits.command_s
-        failures = []
-        if tests.cases:
-            calls = [case.args for case in tests.cases]
-            results = workspace.sandbox.call(
-                task.path, task.entry_point, calls, timeout_s=timeout_s
-            )
-            failures += [
-                failed_case(task.entry_point, case, result.value, result.error, verbose=verbose)
-                for case, result in zip(tests.cases, results, strict=True)
-                if not (result.ok and accepts(case, result.value))
-            ]
+        timeout_s = workspace.timeout_s
+        failures = [
+            failure
+            for target in targets(task, tests)
+            for failure in _failed_cases(workspace, target, timeout_s)
+        ]
         if tests.code:
-            marks = grade(
-                task.path,
-                task.entry_point,
-                Tests(code=tests.code),
-                workspace.snapshot(),
-                workspace.pool,
-                timeout_s,
-            )
+            code = Tests(code=tests.code)
+            marks = mark(task, code, workspace.snapshot(), workspace.pool, timeout_s)
             failures += [
                 failed_code(statement, error, verbose=verbose)
-                for statement, passed, error in zip(
-                    tests.code, marks.passed, marks.errors, strict=True
-                )
-                if not passed
+                for statement, error in zip(tests.code, marks.errors, strict=True)
+                if error
             ]
         workspace.tests_failed = bool(failures)
         return Answer(describe(failures, len(tests), workspace.test_runs_left, verbose=verbose))
+
+
+def _failed_cases(workspace: Workspace, target: Target, timeout_s: float) -> list[str]:
+    """The visible cases of one function that fail, in words."""
+    cases = [workspace.task.visible_tests.cases[i] for i in target.cases]
+    if not cases:
+        return []
+    name = target.entry_point
+    calls = [case.args for case in cases]
+    results = workspace.sandbox.call(target.path, name, calls, timeout_s=timeout_s)
+    return [
+        failed_case(name, case, result.value, result.error, verbose=workspace.verbose)
+        for case, result in zip(cases, results, strict=True)
+        if not (result.ok and accepts(case, result.value))
+    ]

@@ -25,5 +25,5 @@ class Submit(Tool):
     words: ClassVar[Words] = Words("submit")
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
-        workspace.submitted = True
+        workspace.hand_in()
         return Answer("submitted")

@@ -33,7 +33,7 @@ class Terminal(Tool):
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         if "\0" in arguments["command"]:
             return Answer("the command contains a NUL character", ok=False)
-        timeout_s = workspace.limits.command_s
+        timeout_s = workspace.timeout_s
         done = workspace.sandbox.run(["bash", "-c", arguments["command"]], timeout_s=timeout_s)
         parts = [
             cut_middle(done.stdout, _VERBOSE_WIDTH if workspace.verbose else _WIDTH).rstrip("\n")

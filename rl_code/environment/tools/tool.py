@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -122,9 +121,7 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str:
         kind = properties[name]["type"]
         if type(value) not in _PYTHON_TYPES[kind]:
             return f"{tool.name}: argument {name} must be {kind}, got {type(value).__name__}"
-        if type(value) in (int, float) and not (
-            math.isfinite(value) and -_LARGEST <= value < _LARGEST
-        ):
+        if type(value) in (int, float) and not -_LARGEST <= value < _LARGEST:  # nor NaN
             return f"{tool.name}: argument {name} is out of range"
         if kind == "string" and not _encodable(value):
             return f"{tool.name}: argument {name} is not valid Unicode"

@@ -6,12 +6,16 @@ files as they stand.
 
 from __future__ import annotations
 
+import math
 import posixpath
+import time
 
 from rl_code.environment.sandbox.inside.files import MAX_DEPTH
 from rl_code.environment.sandbox.pool import Sandbox, SandboxPool
 from rl_code.types import Limits, Task
 
+# Least seconds that a call gets, so that a command can start at all.
+_LEAST_S = 0.1
 _PATH_LENGTH = 1000  # characters
 _NAME_LENGTH = 255  # bytes, the file system's limit
 
@@ -33,8 +37,10 @@ class Workspace:
         self.test_runs_left = limits.test_runs
         # Set by a tool that ran the visible tests: whether one failed. None where none was run.
         self.tests_failed: bool | None = None
-        # Set by submit.
-        self.submitted = False
+        # Path -> text of the files that the tool submit handed in; None before.
+        self.handed_in: dict[str, str] | None = None
+        # When, on the clock of time.monotonic, the episode has used up its wall-clock time.
+        self.deadline = math.inf
         self._files = dict(task.files)
         self._sandbox: Sandbox | None = None
 
@@ -76,6 +82,25 @@ class Workspace:
     def snapshot(self) -> dict[str, str]:
         """Path -> text of all regular files as they stand."""
         return dict(self._files) if self._sandbox is None else self._sandbox.snapshot()
+
+    @property
+    def timeout_s(self) -> float:
+        """Wall-clock seconds that a call may take from now on."""
+        return max(_LEAST_S, min(self.limits.command_s, self.deadline - time.monotonic()))
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the wall-clock or the CPU time of the episode is used up."""
+        cpu_s = 0.0 if self._sandbox is None else self._sandbox.cpu_s
+        return time.monotonic() >= self.deadline or cpu_s >= self.limits.episode_cpu_s
+
+    def hand_in(self) -> None:
+        """Hands in the files as they stand.
+
+        Raises OSError or ValueError, and hands nothing in, where they cannot be read in full: the
+        agent can still mend that.
+        """
+        self.handed_in = self.snapshot()
 
     def close(self) -> None:
         """Closes the sandbox if one was opened, with every process in it."""

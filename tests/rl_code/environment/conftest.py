@@ -39,6 +39,7 @@ class FakeSandbox:
         self.pool = pool
         self.files = dict(files)
         self.closed = False
+        self.cpu_s = 0.0
 
     def call(self, path, entry_point, args, *, timeout_s):
         time.sleep(self.pool.delay_s)
@@ -115,8 +116,7 @@ class FakePool:
 @pytest.fixture
 def pool(monkeypatch) -> FakePool:
     pool = FakePool()
-    monkeypatch.setattr("rl_code.environment.episode.grade", pool.grade)
-    monkeypatch.setattr("rl_code.environment.tools.run_tests.grade", pool.grade)
+    monkeypatch.setattr("rl_code.environment.grading.grade", pool.grade)
     return pool
 
 

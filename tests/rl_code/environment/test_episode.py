@@ -418,7 +418,7 @@ def test_trajectories_are_token_in_token_out(
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "rl_code.environment.episode.grade", lambda *_: Grade((False,) * 4, ("",) * 4, (), 0.0)
+            "rl_code.environment.grading.grade", lambda *_: Grade((False,) * 4, ("",) * 4, (), 0.0)
         )
         trajectory = episode.finish()
     columns = (trajectory.tokens, trajectory.sampled, trajectory.logprobs, trajectory.versions)

@@ -11,7 +11,7 @@ import pytest
 
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxFault, SandboxPool
-from rl_code.environment.tools.api import execute
+from rl_code.environment.tools.api import execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import Case, Limits, Tests, ToolCall
 
@@ -115,7 +115,7 @@ class Answers:
 
 
 def use(workspace, tool, **arguments):
-    return execute(ToolCall(tool, arguments), workspace)
+    return execute(ToolCall(tool, arguments), find_tools(), workspace)
 
 
 @pytest.mark.parametrize("opened", [False, True])

@@ -1,0 +1,116 @@
+"""What a task's tests make of a set of files.
+
+A test calls one function of one file: the task's own, or for a repository the function that its
+case names. Each function is graded in sandboxes of its own, by the grader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from absl import logging
+
+from rl_code.environment.grader import grade
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.rewards.finished import Grade
+from rl_code.types import Task, Tests
+
+# What grading may raise through the work that is graded: files that cannot be handled, values that
+# are nested or large without end. Any other exception is a bug and ends the run.
+_PROVOKED = (OSError, RecursionError, MemoryError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One function that tests call."""
+
+    path: str
+    entry_point: str
+    # Indices of its cases in ``Tests.cases``.
+    cases: tuple[int, ...]
+    # Whether the statements of ``Tests.code`` call it.
+    has_code: bool
+
+    def tests(self, tests: Tests) -> Tests:
+        """Its part of the tests."""
+        cases = tuple(tests.cases[i] for i in self.cases)
+        return Tests(cases, tests.code if self.has_code else ())
+
+
+def targets(task: Task, tests: Tests) -> list[Target]:
+    """The functions that tests call; the task's own first, others in order of their first case."""
+    cases: dict[str, list[int]] = {"": []}
+    for i, case in enumerate(tests.cases):
+        cases.setdefault(case.target, []).append(i)
+    found = []
+    for name, indices in cases.items():
+        path, _, entry_point = name.rpartition(":")
+        own = name == ""
+        if indices or (own and tests.code):
+            place = (task.path, task.entry_point) if own else (path, entry_point)
+            found.append(Target(*place, tuple(indices), own))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Marks:
+    """What became of each test: "" where it passed, else why not; the cases first, then the code."""
+
+    errors: tuple[str, ...]
+    # What the grader noticed, see ``grader.Grade``.
+    flags: tuple[str, ...]
+
+
+def mark(
+    task: Task, tests: Tests, files: Mapping[str, str], pool: SandboxPool, timeout_s: float
+) -> Marks:
+    """Runs tests of a task on files.
+
+    timeout_s: for the cases of one function, and again for all statements. Raises SandboxFault, and
+    ValueError for a test that cannot be sent to a sandbox.
+    """
+    cases = [""] * len(tests.cases)
+    code = [""] * len(tests.code)
+    flags: set[str] = set()
+    for target in targets(task, tests):
+        part = target.tests(tests)
+        graded = grade(target.path, target.entry_point, part, files, pool, timeout_s)
+        flags |= set(graded.flags)
+        for at, error, passed in zip(target.cases, graded.errors, graded.passed, strict=False):
+            cases[at] = "" if passed else error or "failed"
+        if target.has_code:
+            parts = zip(graded.errors, graded.passed, strict=True)
+            rest = [*parts][len(target.cases) :]
+            code = ["" if passed else error or "failed" for error, passed in rest]
+    return Marks((*cases, *code), tuple(sorted(flags)))
+
+
+def grade_work(task: Task, files: Mapping[str, str], pool: SandboxPool, timeout_s: float) -> Grade:
+    """What all tests of a task make of files, as if they were handed in. Raises SandboxFault.
+
+    Work that cannot be graded for a reason of its own fails every test.
+    """
+    visible = task.visible_tests
+    hidden = task.hidden_tests
+    both = Tests(cases=visible.cases + hidden.cases, code=visible.code + hidden.code)
+    try:
+        marks = mark(task, both, files, pool, timeout_s)
+    except _PROVOKED as error:
+        logging.warning("the work on task %s could not be graded: %r", task.id, error)
+        return failed(task, f"{type(error).__name__}: {error}")
+    passed = [not error for error in marks.errors]
+    cases = passed[: len(both.cases)]
+    code = passed[len(both.cases) :]
+    return Grade(
+        submitted=True,
+        visible=(*cases[: len(visible.cases)], *code[: len(visible.code)]),
+        hidden=(*cases[len(visible.cases) :], *code[len(visible.code) :]),
+        flags=marks.flags,
+    )
+
+
+def failed(task: Task, cause: str) -> Grade:
+    """The grade of work that could not be graded: handed in, and every test failed."""
+    visible = (False,) * len(task.visible_tests)
+    return Grade(True, visible, (False,) * len(task.hidden_tests), cause=cause)
