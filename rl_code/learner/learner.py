@@ -37,7 +37,7 @@ class Learner:
         """
         self._config = config
         self._rows = rows
-        self._advantage = named.make(ADVANTAGES, config.advantage, "train.advantage")
+        self._advantage = named.make(ADVANTAGES, config.advantage, "config.train.advantage")
         loss = self._config.loss.for_staleness(self._config.pack.max_staleness)
         self._reference = (
             jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None

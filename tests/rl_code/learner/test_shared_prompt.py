@@ -68,7 +68,7 @@ def test_losses_and_gradients_do_not_depend_on_how_prompts_are_shared(build, met
     phases = first_step(model, completions, runs=TWO.runs, prompts=prompts)
     assert_close(shared[0], phases[0])
     assert phases[1].pop("train/residual_mib") > 0
-    assert_close(shared[1], phases[1])
+    assert_close(shared[1], phases[1], floor=0.01)  # as above
 
 
 def test_layers_that_choose_blocks_must_be_told_how_many_runs_a_row_has(build):
