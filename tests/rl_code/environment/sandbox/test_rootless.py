@@ -1,0 +1,134 @@
+"""A sandbox works wherever bubblewrap does: for root, for others, and for the root of a container."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_code.environment.sandbox import worker
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
+from rl_code.environment.sandbox.worker import Mode
+
+ROOT = Path(__file__).parents[4]
+CONFIG = SandboxConfig(
+    workers=1, memory_mb=256, processes=16, workspace_mb=8, cpu_s=20, output_bytes=4000
+)
+SCRIPT = f"""
+import os
+from rl_code.environment.sandbox.pool import *
+with SandboxPool({CONFIG!r}) as pool, pool.open({{"s.py": "def f(x):\\n    return x\\n"}}) as sandbox:
+    look = ["bash", "-c", "id -u; cat /proc/self/status | grep -c 'CapEff:.*0000000000000000'"]
+    print(sandbox.run(look, timeout_s=60).stdout.split(), end=" ")
+    attack = "import os, resource\\nresource.prlimit(1, resource.RLIMIT_NPROC, (0, 0))"
+    sandbox.run(["python3", "-c", attack], timeout_s=60)
+    print(sandbox.call("s.py", "f", [(7,)], timeout_s=60)[0].value, end=" ")
+    bomb = "import os, time\\nfor _ in range(50):\\n    if os.fork() == 0: time.sleep(9)"
+    print(sandbox.run(["python3", "-c", bomb], timeout_s=60).exit_code, os.geteuid())
+"""
+
+# Becomes root of a user namespace that has 65536 users of its own, and runs its arguments.
+CONTAINER = """
+import os, sys
+go, ready = os.pipe(), os.pipe()
+pid = os.fork()
+if pid == 0:
+    os.unshare(os.CLONE_NEWUSER)
+    os.write(ready[1], b"x")
+    os.read(go[0], 1)
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    os.execvp(sys.argv[1], sys.argv[1:])
+os.read(ready[0], 1)
+for name in ("uid_map", "gid_map"):
+    with open(f"/proc/{pid}/{name}", "w") as file:
+        file.write("0 100000 65536")
+os.write(go[1], b"x")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+ORDINARY = ["setpriv", "--reuid=1234", "--regid=1234", "--clear-groups"]
+MANY = [sys.executable, "-c", CONTAINER]
+# What becomes somebody else and then runs the rest of its arguments, and the user that it sees.
+WAYS = {
+    "an ordinary user": (ORDINARY, 1234),
+    "root of a container with one user": ([*ORDINARY, "unshare", "--user", "--map-root-user"], 0),
+    "root of a container with many users": (MANY, 0),
+    "root of a container who may not mount": ([*MANY, "setpriv", "--bounding-set=-sys_admin"], 0),
+}
+
+
+def reachable(command: list[str]) -> list[str]:
+    """The command in a mount namespace in which everybody may enter the folders of Python.
+
+    A folder on the way that is closed to others is covered by an empty one that is open.
+    """
+    closed = [
+        folder
+        for folder in (*Path(os.path.realpath(sys.base_prefix)).parents, *ROOT.parents)
+        if not folder.stat().st_mode & 0o001
+    ]
+    lines = []
+    for folder in sorted(set(closed)):
+        inner = folder / os.path.relpath(os.path.realpath(sys.base_prefix), folder)
+        lines += [
+            "there=$(mktemp -d)",
+            f"mount --bind {inner} $there",
+            f"mount -t tmpfs -o mode=755 tmpfs {folder}",
+            f"mkdir -p {inner}",
+            f"mount --move $there {inner}",
+        ]
+    return ["unshare", "--mount", "bash", "-ec", "\n".join([*lines, 'exec "$@"']), "-", *command]
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("unshare"),
+    reason="becomes other users, which only root can",
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_whoever_starts_it_gets_a_sandbox_that_holds(way):
+    shell, user = WAYS[way]
+    done = subprocess.run(
+        reachable([*shell, sys.executable, "-c", SCRIPT]),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.stdout.split() == ["['1000',", "'1']", "7", "1", str(user)], done
+
+
+def test_users_are_those_of_this_user_namespace(monkeypatch):
+    maps = {}
+    monkeypatch.setattr(worker, "_mapped", lambda name: maps[name])
+    whole = [range(0, 4294967295)]
+    maps |= {"uid_map": whole, "gid_map": whole}
+    assert worker.users() == worker.UNPRIVILEGED
+    container = [range(0, 1), range(1, 65536)]
+    maps |= {"uid_map": container, "gid_map": container}
+    assert worker.users() == range(1000, 65536)
+    maps |= {"uid_map": [range(0, 1)], "gid_map": container}
+    assert not worker.users()
+
+
+def test_root_alone_with_itself_is_refused(monkeypatch):
+    """Without another user to give way to, its sandboxes would run as root of the machine."""
+    monkeypatch.setattr(worker.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(worker, "users", lambda: range(0))
+    if Path("/proc/self/uid_map").read_text().split()[1] != "0":
+        pytest.skip("this is a container's root")
+    assert worker.modes() == ()
+    with pytest.raises(SandboxUnavailable, match="no other user"):
+        SandboxPool(CONFIG)
+
+
+def test_the_strongest_way_is_tried_first():
+    ways = worker.modes()
+    assert ways[0] == Mode(as_root=os.geteuid() == 0, own_users=True)
+    assert len(set(ways)) == len(ways) >= 2
