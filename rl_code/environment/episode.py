@@ -19,6 +19,7 @@ from models.tokenizer import Tokenizer
 from rl_code.environment.grading import grade_work
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
+from rl_code.environment.sandbox.snapshot import Snapshot, texts
 from rl_code.environment.tools.api import PROVOKED, check, execute, offered
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
@@ -78,7 +79,7 @@ class Episode:
         self._turns: list[Turn] = []
         self._messages = 0
         self._malformed_calls = 0
-        self._first_edit: dict[str, str] | None = None
+        self._first_edit: Snapshot | None = None
         self._first_edit_stands = False  # whether nothing was changed after it
         self._first_edit_failed = False  # whether a visible test is known to fail on it
         self._seconds = {"tools": 0.0, "grade": 0.0}
@@ -166,7 +167,7 @@ class Episode:
         if not self.over:
             raise ValueError(f"{self._name} is not over")
         start = time.monotonic()
-        files: Mapping[str, str] = {}
+        files: Snapshot = {}
         verdict = Grade(submitted=False)
         first_edit_passed = False
         try:
@@ -191,7 +192,7 @@ class Episode:
             task=self.task,
             trajectory=trajectory,
             files_before=self.task.files,
-            files_after=files,
+            files_after=texts(files),
             grade=verdict,
             usage=Usage.of(trajectory),
         )
@@ -340,7 +341,7 @@ class Episode:
         closing = self.protocol.stop_tokens[0] if cut else ""
         return self._tokenizer.encode(closing + self.protocol.observation(results))
 
-    def _first_edit_passed(self, final: Mapping[str, str], verdict: Grade) -> bool:
+    def _first_edit_passed(self, final: Snapshot, verdict: Grade) -> bool:
         """Whether the first edit alone passes every test. Raises SandboxFault.
 
         final: the files at the end. verdict: what the tests made of them.
@@ -351,7 +352,7 @@ class Episode:
             return verdict.solved
         return self._grade(self._first_edit).solved
 
-    def _files_after(self) -> Mapping[str, str]:
+    def _files_after(self) -> Snapshot:
         """The files as they were handed in, or as they stand. Raises SandboxFault."""
         if self._workspace.handed_in is not None:
             return self._workspace.handed_in
@@ -361,6 +362,6 @@ class Episode:
             logging.info("%s left files that cannot be read in full: %s", self._name, error)
             return {}
 
-    def _grade(self, files: Mapping[str, str]) -> Grade:
+    def _grade(self, files: Snapshot) -> Grade:
         """What the tests make of these files. Raises SandboxFault."""
         return grade_work(self.task, files, self._pool, self.limits.command_s)

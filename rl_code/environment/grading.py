@@ -7,12 +7,11 @@ case names. Each function is graded in sandboxes of its own, by the grader.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 
 from absl import logging
 
 from rl_code.environment.grader import grade
-from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.rewards.finished import Grade
 from rl_code.types import Task, Tests
 
@@ -62,9 +61,7 @@ class Marks:
     flags: tuple[str, ...]
 
 
-def mark(
-    task: Task, tests: Tests, files: Mapping[str, str], pool: SandboxPool, timeout_s: float
-) -> Marks:
+def mark(task: Task, tests: Tests, files: Snapshot, pool: SandboxPool, timeout_s: float) -> Marks:
     """Runs tests of a task on files.
 
     timeout_s: for the cases of one function, and again for all statements. Raises SandboxFault, and
@@ -86,7 +83,7 @@ def mark(
     return Marks((*cases, *code), tuple(sorted(flags)))
 
 
-def grade_work(task: Task, files: Mapping[str, str], pool: SandboxPool, timeout_s: float) -> Grade:
+def grade_work(task: Task, files: Snapshot, pool: SandboxPool, timeout_s: float) -> Grade:
     """What all tests of a task make of files, as if they were handed in. Raises SandboxFault.
 
     Work that cannot be graded for a reason of its own fails every test.

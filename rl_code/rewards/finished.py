@@ -87,7 +87,8 @@ class FinishedEpisode:
     task: Task
     # The whole record; its ``reward`` is not known yet and is empty.
     trajectory: Trajectory
-    # Path -> text of the workspace as the agent found it, and as it left it.
+    # Path -> text of the workspace as the agent found it, and as it left it; binary files and
+    # links are left out.
     files_before: Mapping[str, str]
     files_after: Mapping[str, str]
     grade: Grade

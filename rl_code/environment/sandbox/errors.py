@@ -10,6 +10,7 @@ Users of sandboxes meet these errors, and no others:
                       into an ordinary failure (exit code 137, a call that was killed, no files), so
                       episodes and graders need not handle it. Penalties are kept, nothing is
                       masked.
+  SnapshotError       The workspace holds what cannot be handed in. The agent is told, and can mend it.
   ValueError,         A request that this workspace cannot fulfil: a path that leads out, files that
   OSError             do not fit. The agent is told, and the episode goes on.
 """
@@ -27,3 +28,7 @@ class SandboxFault(RuntimeError):
 
 class CandidateLost(RuntimeError):
     """The sandbox is gone after code of the candidate ran in it: the candidate's own failure."""
+
+
+class SnapshotError(ValueError):
+    """The workspace holds what cannot be handed in; the message tells the agent what that is."""

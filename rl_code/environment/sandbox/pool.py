@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rl_code.environment.sandbox.caller import (
@@ -25,8 +25,14 @@ from rl_code.environment.sandbox.caller import (
 )
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.connection import Connection
-from rl_code.environment.sandbox.errors import CandidateLost, SandboxFault, SandboxUnavailable
+from rl_code.environment.sandbox.errors import (
+    CandidateLost,
+    SandboxFault,
+    SandboxUnavailable,
+    SnapshotError,
+)
 from rl_code.environment.sandbox.inside import supervise, wire
+from rl_code.environment.sandbox.snapshot import File, Snapshot, from_session, to_session
 from rl_code.environment.sandbox.worker import Mode
 from rl_code.environment.sandbox.workers import Sandboxes
 
@@ -36,16 +42,18 @@ __all__ = [
     "Caller",
     "CandidateLost",
     "Completed",
+    "File",
     "Mode",
     "Sandbox",
     "SandboxConfig",
     "SandboxFault",
     "SandboxPool",
     "SandboxUnavailable",
+    "Snapshot",
+    "SnapshotError",
 ]
 
 READ_BYTES = 1 << 20
-SNAPSHOT_BYTES = 4 << 20
 ATTEMPTS = 3
 # What an agent reads when a limit of the sandbox as a whole ended its command.
 _EXCEEDED = {
@@ -85,8 +93,8 @@ class SandboxPool:
     def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
         self._sandboxes = Sandboxes(config, modes)
 
-    def open(self, files: Mapping[str, str]) -> Sandbox:
-        """A sandbox whose workspace holds ``files`` (relative path -> text).
+    def open(self, files: Snapshot) -> Sandbox:
+        """A sandbox whose workspace holds ``files`` (relative path -> text or File).
 
         Raises:
           ValueError: a path that is absolute or leads out, or files that do not fit the workspace.
@@ -98,7 +106,7 @@ class SandboxPool:
         for attempt in range(ATTEMPTS):
             connection = Connection(self._sandboxes, self._sandboxes.take())
             try:
-                connection.ask({"op": "write", "files": dict(files)})
+                connection.ask({"op": "write", "files": to_session(files)})
                 return Sandbox(connection)
             except SandboxFault as fault:
                 connection.close()
@@ -111,7 +119,7 @@ class SandboxPool:
                 ) from error
         raise AssertionError("unreachable")
 
-    def _blame(self, files: Mapping[str, str], fault: SandboxFault) -> None:
+    def _blame(self, files: Snapshot, fault: SandboxFault) -> None:
         """Raises ValueError where only a sandbox with these files cannot be opened, else the fault.
 
         The files may be a candidate's: what they break must not count as a fault of the host.
@@ -252,14 +260,20 @@ class Sandbox:
         self._files({"op": "write", "files": {path: text}}, path)
 
     def list_files(self) -> list[str]:
-        """Paths of the regular files of the workspace, sorted; links are not followed."""
+        """Paths of the regular files of the workspace, sorted; links are not followed. The first
+        few thousand when there are more.
+        """
         return self._files({"op": "list"}) or []
 
-    def snapshot(self) -> dict[str, str]:
-        """Path -> text of the regular files that are UTF-8, SNAPSHOT_BYTES in all; links are not
-        followed.
+    def snapshot(self) -> dict[str, str | File]:
+        """Every file and link of the workspace, by path; empty when the sandbox is lost.
+
+        Raises SnapshotError for files that cannot be handed in; it says which and why.
         """
-        return self._files({"op": "snapshot", "limit": SNAPSHOT_BYTES}) or {}
+        try:
+            return from_session(self._files({"op": "snapshot"}) or {})
+        except (OSError, ValueError) as error:
+            raise SnapshotError(f"{error}") from error
 
     def close(self) -> None:
         """Ends every process of the sandbox and frees its memory. May be called twice."""

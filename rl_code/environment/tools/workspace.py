@@ -11,7 +11,7 @@ import posixpath
 import time
 
 from rl_code.environment.sandbox.inside.files import MAX_DEPTH
-from rl_code.environment.sandbox.pool import Sandbox, SandboxPool
+from rl_code.environment.sandbox.pool import Sandbox, SandboxPool, Snapshot
 from rl_code.types import Limits, Task
 
 # Least seconds that a call gets, so that a command can start at all.
@@ -37,8 +37,8 @@ class Workspace:
         self.test_runs_left = limits.test_runs
         # Set by a tool that ran the visible tests: whether one failed. None where none was run.
         self.tests_failed: bool | None = None
-        # Path -> text of the files that the tool submit handed in; None before.
-        self.handed_in: dict[str, str] | None = None
+        # The files that the tool submit handed in; None before.
+        self.handed_in: Snapshot | None = None
         # When, on the clock of time.monotonic, the episode has used up its wall-clock time.
         self.deadline = math.inf
         self._files = dict(task.files)
@@ -79,8 +79,11 @@ class Workspace:
         """Paths of all files, sorted."""
         return sorted(self._files if self._sandbox is None else self._sandbox.list_files())
 
-    def snapshot(self) -> dict[str, str]:
-        """Path -> text of all regular files as they stand."""
+    def snapshot(self) -> Snapshot:
+        """All files as they stand.
+
+        Raises SnapshotError, a ValueError, when the workspace holds what a snapshot cannot.
+        """
         return dict(self._files) if self._sandbox is None else self._sandbox.snapshot()
 
     @property

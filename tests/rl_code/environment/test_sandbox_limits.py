@@ -345,21 +345,17 @@ except OSError as e: print(e.errno, total)
     sandbox.run(["bash", "-c", "rm /workspace/[0-9]* /tmp/[0-9]*"], timeout_s=30)
 
 
-def test_a_snapshot_follows_no_links_and_stays_small(sandbox):
+def test_a_listing_follows_no_links_and_stays_small(sandbox):
     script = r"""
 ln -s /etc/ld.so.cache a; ln -s /opt dir; ln -s solution.py c; ln -s . loop; mkfifo p; chmod 000 /tmp
-echo x > $'new\nline'; head -c 3000000 /dev/zero > zeros; cp zeros more; mkdir -p d/e; echo 1 > d/e/f
+echo x > $'new\nline'; mkdir -p d/e; echo 1 > d/e/f
 """
     sandbox.run(["bash", "-c", script], timeout_s=30)
     python(
         sandbox,
         "import os\nfor i in range(300): os.mkdir('deep'); os.chdir('deep')\nopen('x', 'w')",
     )
-    snapshot = sandbox.snapshot()
-    assert snapshot["solution.py"] == "def f(x):\n    return x\n" and snapshot["d/e/f"] == "1\n"
-    assert not {"a", "c", "p", "new\nline"} & snapshot.keys()
-    assert sum(map(len, snapshot.values())) < 5 << 20
-    assert not [path for path in sandbox.list_files() if path.startswith(("dir/", "loop/"))]
+    assert sandbox.list_files() == ["d/e/f", "solution.py"]
 
 
 def test_the_results_channel_carries_claims_and_nothing_else(pool):

@@ -1,32 +1,71 @@
 """Reading and writing the workspace from the session, while no process of the candidate is alive.
 
-The candidate may have left anything there: links out of the workspace, pipes, directories of any
-depth and mode. Only regular files that lie inside are touched. Runs inside the sandbox: standard
-library only.
+The candidate may have left anything there: links out of the workspace, pipes, folders of any depth
+and with any rights. Nothing outside is touched, and what a snapshot cannot hold is an error with
+its name. Runs inside the sandbox: standard library only.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+# Folders that a path may lie in.
 MAX_DEPTH = 32
-MAX_FILES = 2000
+# Files that are listed.
+MAX_LISTED = 2000
+# Python makes it anew, and one that a candidate wrote would be run instead of its source.
+BYTECODE = "__pycache__"
+TEXT_MODE = 0o644
+FILE, LINK, FOLDER = "file", "link", "folder"
 
 
-def write(root: str, files: Mapping[str, str]) -> None:
-    """Writes each text at its path, making folders. Raises OSError (PermissionError for a path that
-    leads out).
+def write(root: str, files: Mapping[str, Any]) -> None:
+    """Writes each entry at its path, making folders.
+
+    An entry is a text or ``{"content": base64, "mode": int, "kind": FILE, LINK or FOLDER}``. Raises
+    OSError (PermissionError for a path that leads out), or ValueError for one in too many folders.
     """
-    for path, text in files.items():
-        if "/" in path:
-            os.makedirs(os.path.dirname(_inside(root, path)), exist_ok=True)
-        descriptor = os.open(
-            _inside(root, path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644
-        )
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text.encode("utf-8", "surrogatepass"))
+    links = {}
+    for path, entry in files.items():
+        _check_depth(path)
+        if isinstance(entry, str):
+            _write_file(root, path, entry.encode("utf-8", "surrogatepass"), None)
+        elif entry["kind"] == LINK:
+            links[path] = base64.b64decode(entry["content"])
+        elif entry["kind"] == FOLDER:
+            os.makedirs(_inside(root, path), exist_ok=True)
+        else:
+            _write_file(root, path, base64.b64decode(entry["content"]), entry["mode"])
+    # After all files, none of which is meant to be written through a link.
+    for path, target in links.items():
+        _make_folder(root, path)
+        os.symlink(target, os.path.join(root, path))
+
+
+def _write_file(root: str, path: str, data: bytes, mode: int | None) -> None:
+    """Writes one file; mode None keeps the rights of a file that exists."""
+    _make_folder(root, path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
+    descriptor = os.open(_inside(root, path), flags, TEXT_MODE)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        if mode is not None:
+            os.fchmod(descriptor, mode)
+
+
+def _make_folder(root: str, path: str) -> None:
+    if "/" in path:
+        os.makedirs(os.path.dirname(_inside(root, path)), exist_ok=True)
+
+
+def _check_depth(path: str) -> None:
+    if path.count("/") > MAX_DEPTH:
+        raise ValueError(f"{_short(path)} lies in more than {MAX_DEPTH} folders")
 
 
 def read(root: str, path: str, limit: int) -> str:
@@ -52,23 +91,66 @@ def read(root: str, path: str, limit: int) -> str:
 
 
 def paths(root: str) -> list[str]:
-    """Paths of the regular files, sorted; at most MAX_FILES, none deeper than MAX_DEPTH."""
-    return sorted(_walk(root))
-
-
-def snapshot(root: str, limit: int) -> dict[str, str]:
-    """Path -> text of the regular files that are readable UTF-8, shallow ones first, ``limit``
-    bytes in all.
+    """Paths of the regular files, sorted; at most MAX_LISTED, none in more than MAX_DEPTH folders,
+    and only those whose names can be printed.
     """
-    taken: dict[str, str] = {}
-    for path in sorted(_walk(root), key=lambda path: (path.count("/"), path)):
-        try:
-            text = read(root, path, limit)
-        except (OSError, ValueError):
+    found: list[str] = []
+    for path, entry in _walk(root):
+        if len(found) == MAX_LISTED:
+            break
+        in_reach = path.count("/") <= MAX_DEPTH and path.isprintable()
+        if in_reach and entry is not None and entry.is_file(follow_symlinks=False):
+            found.append(path)
+    return sorted(found)
+
+
+def snapshot(root: str, limit_bytes: int, limit_files: int) -> dict[str, Any]:
+    """All files, links and empty folders by path, sorted, as ``write`` takes them.
+
+    Raises ValueError that names what the snapshot cannot hold: more files or bytes than the limits,
+    a path in too many folders, a name that cannot be printed, a pipe, a socket or a device.
+    """
+    taken: dict[str, Any] = {}
+    size = 0
+    for path, entry in _walk(root):
+        if not path.isprintable():
+            raise ValueError(f"the file name {_short(path)} holds characters that do not print")
+        _check_depth(path)
+        if len(taken) == limit_files:
+            raise ValueError(f"the workspace holds more than {limit_files} files")
+        if entry is None:
+            taken[path] = _record(b"", 0o755, FOLDER)
             continue
-        limit -= len(text.encode())
-        taken[path] = text
+        status = entry.stat(follow_symlinks=False)
+        size += status.st_size
+        if size > limit_bytes:
+            raise ValueError(f"the workspace holds more than {limit_bytes} bytes")
+        taken[path] = _entry(entry.path, path, status)
     return dict(sorted(taken.items()))
+
+
+def _entry(full: str, path: str, status: os.stat_result) -> Any:
+    """One file or link as ``write`` takes it."""
+    if stat.S_ISLNK(status.st_mode):
+        return _record(os.readlink(os.fsencode(full)), 0o777, LINK)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is neither a file nor a folder nor a link")
+    mode = stat.S_IMODE(status.st_mode)
+    readable = mode & stat.S_IRUSR
+    if not readable:
+        os.chmod(full, mode | stat.S_IRUSR)
+    with open(full, "rb") as file:
+        data = file.read(status.st_size)
+    if not readable:
+        os.chmod(full, mode)
+    if mode == TEXT_MODE:
+        with contextlib.suppress(UnicodeDecodeError):
+            return data.decode()
+    return _record(data, mode, FILE)
+
+
+def _record(data: bytes, mode: int, kind: str) -> dict[str, Any]:
+    return {"content": base64.b64encode(data).decode(), "mode": mode, "kind": kind}
 
 
 def _inside(root: str, path: str) -> str:
@@ -79,20 +161,30 @@ def _inside(root: str, path: str) -> str:
     return target
 
 
-def _walk(root: str) -> Iterator[str]:
-    found = 0
-    pending = [("", 0)]
-    while pending:
-        folder, depth = pending.pop(0)
-        try:
-            entries = sorted(os.scandir(os.path.join(root, folder)), key=lambda entry: entry.name)
-        except OSError:
-            continue
+def _walk(root: str) -> Iterator[tuple[str, os.DirEntry[str] | None]]:
+    """Everything but folders, by path, shallow ones first; None for an empty folder. A folder in
+    too many others is given as it is, so that the caller sees that there is more.
+    """
+    pending = [""]
+    for folder in pending:
+        full = os.path.join(root, folder)
+        # The candidate may have taken away its own rights to a folder. They are given back for
+        # good, since a snapshot does not keep them.
+        os.chmod(full, 0o755)
+        with os.scandir(full) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        entries = [entry for entry in entries if entry.name != BYTECODE]
+        if folder and not entries:
+            yield folder, None
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if depth < MAX_DEPTH and entry.name != "__pycache__":
-                    pending.append((path, depth + 1))
-            elif entry.is_file(follow_symlinks=False) and found < MAX_FILES and path.isprintable():
-                found += 1
-                yield path
+            if not entry.is_dir(follow_symlinks=False) or path.count("/") > MAX_DEPTH:
+                yield path, entry
+            else:
+                pending.append(path)
+
+
+def _short(path: str) -> str:
+    """The path in ASCII, cut: it may be long and hold anything."""
+    text = ascii(path)
+    return text if len(text) <= 80 else f"{text[:40]}...{text[-37:]}"

@@ -38,7 +38,9 @@ def serve(channel: socket.socket, limits: dict[str, Any]) -> None:
         "write": lambda request, passed: files.write(WORKSPACE, request["files"]),
         "read": lambda request, passed: files.read(WORKSPACE, request["path"], request["limit"]),
         "list": lambda request, passed: files.paths(WORKSPACE),
-        "snapshot": lambda request, passed: files.snapshot(WORKSPACE, request["limit"]),
+        "snapshot": lambda request, passed: files.snapshot(
+            WORKSPACE, limits["snapshot_mb"] << 20, limits["snapshot_files"]
+        ),
     }
     while (frame := supervise.receive(channel)) is not None:
         request, passed = frame

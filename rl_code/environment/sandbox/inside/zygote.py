@@ -41,6 +41,8 @@ def main() -> None:
     # handler for, and Python has one for SIGINT.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _become_unprivileged(limits)
+    # The rights of new files must not depend on who started the run.
+    os.umask(0o022)
     for name in WARM:
         __import__(name)
     # Read here, because a new user namespace has no names for them before its map is written.

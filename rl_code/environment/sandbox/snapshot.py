@@ -1,0 +1,71 @@
+"""The files of a workspace as plain data: what an agent hands in and a grader starts from.
+
+A snapshot is a dict from path to entry. The entry of a text file with the usual rights is its text,
+so the files of a task are a snapshot, too; everything else is a ``File``. Folders are in the paths,
+empty ones are entries. Only Python's bytecode is left out: it is made anew, and bytecode that a
+candidate wrote would be run instead of the source that is shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file that is binary or has other rights than a text file usually has, a link, or an empty
+    folder.
+    """
+
+    # The path it leads to, for a link; nothing for a folder.
+    content: bytes
+    # The rights as chmod takes them; those of links and folders are not kept.
+    mode: int = 0o644
+    kind: Literal["file", "link", "folder"] = "file"
+
+
+Snapshot = Mapping[str, str | File]
+
+
+def texts(snapshot: Snapshot) -> dict[str, str]:
+    """The files that are text, whatever their rights; binary files, links and empty folders
+    are left out."""
+    found = {}
+    for path, entry in snapshot.items():
+        if isinstance(entry, str):
+            found[path] = entry
+        elif entry.kind == "file":
+            try:
+                found[path] = entry.content.decode()
+            except UnicodeDecodeError:
+                continue
+    return found
+
+
+def to_session(snapshot: Snapshot) -> dict[str, Any]:
+    """A snapshot as the session reads it (inside/files.py)."""
+    return {
+        path: entry
+        if isinstance(entry, str)
+        else {
+            "content": base64.b64encode(entry.content).decode(),
+            "mode": entry.mode,
+            "kind": entry.kind,
+        }
+        for path, entry in snapshot.items()
+    }
+
+
+def from_session(entries: Mapping[str, Any]) -> dict[str, str | File]:
+    """A snapshot from what the session wrote. Raises ValueError, KeyError or TypeError for what is
+    none.
+    """
+    return {
+        path: entry
+        if isinstance(entry, str)
+        else File(base64.b64decode(entry["content"]), entry["mode"], entry["kind"])
+        for path, entry in entries.items()
+    }
