@@ -1,14 +1,10 @@
-"""Checkpoints: one step's arrays (written by Orbax, asynchronously) and a commit record beside
-them.
+"""Checkpoints of a run: Orbax writes the arrays, in the background; a record of our own commits them.
 
-    checkpoints/step_00000040/       arrays, one Orbax tree
-    checkpoints/step_00000040.json   the record: config, position in the data, shapes, size and CRC
-    of each file
-
-The record is written last and replaced atomically, older checkpoints are deleted only after it, so
-a process that is killed at any moment leaves the older checkpoint usable. A step without a record
-never happened. A step whose files do not match its record is set aside with a warning and the one
-before it is used.
+Orbax's CheckpointManager names the folders, writes on all hosts and deletes what is not kept. The
+record (``checkpoint_record``) is written after it, and a checkpoint counts from then on. Older ones
+are deleted only when newer ones have their record, so a process that is killed at any moment leaves
+a usable one. A step whose files or arrays do not match its record is set aside with a warning, and
+the one before it is used.
 """
 
 from __future__ import annotations
@@ -17,42 +13,34 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import json
 import os
-import re
-import shutil
-import zlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from rl_code import arrays, files, read_config
+from rl_code import arrays, checkpoint_record, files, read_config
+from rl_code.checkpoint_record import CheckpointError, Record, folder_of
+from rl_code.checksums import finish_checksums, start_checksums
 
-_RECORD = re.compile(r"step_(\d{8,})\.json")
-# What Orbax and TensorStore raise when files cannot be written or read; JaxRuntimeError is a
+# What Orbax, TensorStore and json raise when files cannot be written or read; JaxRuntimeError is a
 # RuntimeError.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; the message says which, why, and what is still
-    good.
-    """
-
-
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """step: number it was saved under. state: the pytree. position: the JSON dict it was saved
-    with.
-    """
+    """A checkpoint that was read."""
 
+    # the number it was saved under
     step: int
+    # the pytree
     state: Any
+    # the JSON dict that it was saved with
     position: dict[str, Any]
 
 
@@ -63,8 +51,8 @@ class Checkpoints:
     Args:
       workdir: the run's folder; checkpoints go into ``<workdir>/checkpoints``.
       config: the run's config, a dataclass or nested mapping; it is stored in every record.
-      keep: how many of the newest checkpoints stay on disk, at least 1. With 2 or more a damaged
-        newest one can be survived.
+      keep: how many of the newest checkpoints stay on disk, at least 1; one more while the next is
+        written, and the best. With 2 or more a damaged newest one can be survived.
       may_change: dotted keys (or whole sections) that may differ between the config here and the
       stored one.
 
@@ -89,28 +77,45 @@ class Checkpoints:
         self._known: set[int] = set()
         self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self._folder / "lock") if jax.process_index() == 0 else None
+        self._first = jax.process_index() == 0
+        self._lock = _lock(self._folder / "lock") if self._first else None
         try:
             _check_config(self._folder, self._config, may_change)
         except read_config.ConfigError:
             self._unlock()
             raise
-        _remove_incomplete(self._folder)
-        self._checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
+        if self._first:
+            checkpoint_record.remove_incomplete(self._folder)
+        self._manager = self._open()
         self._committer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+
+    def _open(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(
+            step_prefix="step",
+            step_format_fixed_length=8,
+            create=False,
+            cleanup_tmp_directories=True,
+            preservation_policy=checkpoint_record.KeepCommitted(self._folder, self._keep),
+            save_root_metadata=False,
+        )
+        return ocp.CheckpointManager(self._folder, options=options)
 
     def steps(self) -> list[int]:
         """Steps that have a commit record, oldest first."""
         return steps(self._folder.parent)
 
-    def save(self, step: int, state: Any, position: Mapping[str, Any]) -> None:
+    def save(
+        self, step: int, state: Any, position: Mapping[str, Any], score: float | None = None
+    ) -> None:
         """Starts saving and returns once the arrays may be donated; the files are written in the
         background.
 
         Args:
           step: later than every step on disk. A step that this object saved or restored is not
-          written again. state: a pytree of jax arrays; typed random keys are allowed. position:
-          counters and the position in the data, anything JSON can hold.
+            written again.
+          state: a pytree of jax arrays; typed random keys are allowed.
+          position: counters and the position in the data, anything JSON can hold.
+          score: how good the state is; the best checkpoint is kept beside the newest.
 
         Raises:
           CheckpointError: this save, or the one before it, could not be written.
@@ -126,18 +131,20 @@ class Checkpoints:
                 "restore it first"
             )
         content = arrays.flatten(state)
-        shapes = arrays.describe(state)
-        record = {
-            "step": step,
-            "config": self._config,
-            "position": dict(position),
-            "arrays": shapes,
-        }
-        record = json.loads(json.dumps(record))  # what is written later is what is true now
-        directory = self._directory(step)
+        record = Record(
+            step=step,
+            config=self._config,
+            # what is written later is what is true now
+            position=json.loads(json.dumps(dict(position))),
+            arrays=arrays.describe(state),
+            checksums={},
+            score=score,
+            files={},
+        )
+        sums = start_checksums(content)
         with self._explain(step):
-            self._checkpointer.save(directory, args=ocp.args.PyTreeSave(content))
-        self._pending = step, self._committer.submit(self._commit, directory, record)
+            self._manager.save(step, args=ocp.args.PyTreeSave(content), force=True)
+        self._pending = step, self._committer.submit(self._commit, record, sums)
 
     def wait(self) -> None:
         """Blocks until the save in flight, if any, is committed. Raises CheckpointError if it
@@ -170,8 +177,10 @@ class Checkpoints:
         restored, broken = _restore_newest(self._folder, abstract, None, partial)
         if restored is not None:
             self._known.add(restored.step)
-            for number in broken:
-                _set_aside(self._directory(number))
+            if broken and self._first:
+                for number in broken:
+                    checkpoint_record.set_aside(folder_of(self._folder, number))
+            self._manager.reload()
         return restored
 
     def close(self) -> None:
@@ -180,7 +189,10 @@ class Checkpoints:
             self.wait()
         finally:
             self._committer.shutdown()
-            self._checkpointer.close()
+            self._manager.close()
+            if self._first:
+                for number in checkpoint_record.surplus(self._folder, self._keep):
+                    checkpoint_record.remove(folder_of(self._folder, number))
             self._unlock()
 
     def __enter__(self) -> Checkpoints:
@@ -189,27 +201,20 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _directory(self, step: int) -> Path:
-        return self._folder / f"step_{step:08d}"
-
     def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def _commit(self, directory: Path, record: dict[str, Any]) -> None:
-        """In the background: waits until Orbax has given the arrays their final name, then writes
-        the record.
+    def _commit(self, record: Record, sums: Mapping[str, jax.Array]) -> None:
+        """In the background: waits until Orbax has given the arrays their final name, on all hosts,
+        then writes the record.
         """
-        self._checkpointer.wait_until_finished()
-        if jax.process_index() != 0:
-            return
-        record["files"] = {name: _checksum(directory / name) for name in _list(directory)}
-        for path in (*(directory / name for name in record["files"]), directory):
-            files.sync(path)
-        files.write_atomically(_record_path(directory), json.dumps(record).encode())
-        for old in self.steps()[: -self._keep]:
-            _remove(self._directory(old))
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+        if self._first:
+            record = dataclasses.replace(record, checksums=finish_checksums(sums))
+            checkpoint_record.write(folder_of(self._folder, record.step), record)
 
     @contextlib.contextmanager
     def _explain(self, step: int) -> Iterator[None]:
@@ -225,20 +230,23 @@ class Checkpoints:
                 if good
                 else "there is no older checkpoint"
             )
-            free = shutil.disk_usage(self._folder).free
-            _remove_incomplete(self._folder)
+            free = files.free_mib(self._folder) or 0.0
+            # The manager remembers what it could not write: another one takes its place.
+            with contextlib.suppress(*_STORAGE_ERRORS):
+                self._manager.close()
+            if self._first:
+                checkpoint_record.remove_incomplete(self._folder)
+            self._manager = self._open()
             raise CheckpointError(
                 f"could not write the checkpoint of step {step} to {self._folder} "
-                f"({free / 2**20:.0f} MiB free): "
+                f"({free:.0f} MiB free): "
                 f"{_reason(error)}; {remains}"
             ) from error
 
 
 def steps(workdir: str | os.PathLike[str]) -> list[int]:
     """Steps of a workdir that have a commit record, oldest first."""
-    folder = Path(workdir) / "checkpoints"
-    found = (_RECORD.fullmatch(path.name) for path in folder.glob("step_*.json"))
-    return sorted(int(match.group(1)) for match in found if match)
+    return checkpoint_record.steps(Path(workdir) / "checkpoints")
 
 
 def load(
@@ -268,43 +276,48 @@ class Parameters:
 
 def load_parameters(
     workdir: str | os.PathLike[str],
-    step: int | None = None,
+    step: int | Literal["newest", "best"] | None = None,
     shardings: Mapping[str, jax.sharding.Sharding] | None = None,
 ) -> Parameters:
-    """Reads the model of a run's newest checkpoint, or of the one of ``step``; needs no config.
+    """Reads the model of one of a run's checkpoints; needs no config.
 
     Works while the run is writing. The warm start's checkpoints are in the workdir's folder
     ``sft``, which is a workdir here.
 
     Args:
+      step: of the checkpoint; None or "newest" for the newest that can be read, "best" for the one
+        with the highest score.
       shardings: where each parameter goes, by name; the default device for those not named.
 
     Raises:
       CheckpointError: there is no such checkpoint, or it cannot be read.
     """
-    found = steps(workdir)
-    if not found:
-        raise CheckpointError(f"{workdir} has no checkpoint (looked in {workdir}/checkpoints)")
-    if step is not None and step not in found:
-        raise CheckpointError(f"no checkpoint of {step=} in {workdir}; there are {found}")
-    for number in [step] if step is not None else reversed(found):
-        record = _record_path(Path(workdir) / "checkpoints" / f"step_{number:08d}")
-        with contextlib.suppress(OSError, ValueError):  # ``load`` says what is damaged
-            content = json.loads(record.read_text())
-            break
-    else:
-        raise CheckpointError(f"no record of a checkpoint in {workdir} can be read")
-    parameters = {
-        name.removeprefix("model."): words
-        for name, words in content["arrays"].items()
+    folder = Path(workdir) / "checkpoints"
+    readable: dict[int, Record] = {}
+    for number in steps(workdir):
+        with contextlib.suppress(CheckpointError):  # ``load`` says what is damaged
+            readable[number] = checkpoint_record.read(folder_of(folder, number))
+    if not readable:
+        raise CheckpointError(f"{workdir} has no checkpoint that can be read (looked in {folder})")
+    number = None if step == "newest" else step
+    if step == "best":
+        number = checkpoint_record.best(list(readable.values()))
+        if number is None:
+            raise CheckpointError(
+                f"no checkpoint in {folder} has a score; set checkpoint.best to a metric"
+            )
+    if number is not None and number not in readable:
+        raise CheckpointError(
+            f"no checkpoint of step={number} in {folder}; there are {steps(workdir)}"
+        )
+    record = readable[max(readable) if number is None else number]
+    abstract = {
+        name.removeprefix("model."): arrays.from_words(words, (shardings or {}).get(name))
+        for name, words in record.arrays.items()
         if name.startswith("model.")
     }
-    abstract = {
-        name: arrays.from_words(words, (shardings or {}).get(name))
-        for name, words in parameters.items()
-    }
-    restored = load(workdir, {"model": abstract}, step=step, partial=True)
-    return Parameters(restored.step, content["config"], restored.state["model"])
+    restored = load(workdir, {"model": abstract}, step=number, partial=True)
+    return Parameters(restored.step, record.config, restored.state["model"])
 
 
 def _restore_newest(
@@ -316,9 +329,10 @@ def _restore_newest(
         raise CheckpointError(f"no checkpoint of {step=} in {folder}; there are {found}")
     broken: dict[int, str] = {}
     for number in [step] if step is not None else reversed(found):
-        directory = folder / f"step_{number:08d}"
+        directory = folder_of(folder, number)
         try:
-            record = _verified_record(directory)
+            record = checkpoint_record.read(directory)
+            checkpoint_record.check_files(directory, record)
             state = _read(directory, record, abstract, partial)
         except CheckpointError as error:
             broken[number] = str(error)
@@ -327,7 +341,7 @@ def _restore_newest(
             logging.warning(
                 "checkpoint of step %d is damaged (%s); using step %d", bad, reason, number
             )
-        return Restored(number, state, record["position"]), list(broken)
+        return Restored(number, state, record.position), list(broken)
     if broken:
         raise CheckpointError(
             f"no checkpoint in {folder} can be read: "
@@ -337,32 +351,12 @@ def _restore_newest(
     return None, []
 
 
-def _verified_record(directory: Path) -> dict[str, Any]:
-    """The commit record of a step whose files all have the size and checksum it states."""
-    path = _record_path(directory)
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name} is not readable: {error}") from error
-    for name, (size, crc) in record["files"].items():
-        file = directory / name
-        if not file.is_file():
-            raise CheckpointError(f"{directory.name}/{name} is missing")
-        if file.stat().st_size != size:
-            raise CheckpointError(
-                f"{directory.name}/{name} has {file.stat().st_size} bytes instead of {size}"
-            )
-        if _checksum(file)[1] != crc:
-            raise CheckpointError(f"{directory.name}/{name} has changed since it was written")
-    return record
-
-
-def _read(directory: Path, record: Mapping[str, Any], abstract: Any, partial: bool) -> Any:
-    """The arrays of a verified checkpoint, in the structure, shapes, dtypes and shardings of
+def _read(directory: Path, record: Record, abstract: Any, partial: bool) -> Any:
+    """The checked arrays of a checkpoint, in the structure, shapes, dtypes and shardings of
     ``abstract``.
     """
     wanted = arrays.describe(abstract)
-    stored = record["arrays"]
+    stored = record.arrays
     for name, here in wanted.items():
         if stored.get(name) != here:
             raise read_config.ConfigError(
@@ -381,84 +375,33 @@ def _read(directory: Path, record: Mapping[str, Any], abstract: Any, partial: bo
     )
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            return arrays.rebuild(abstract, checkpointer.restore(directory, args=arguments))
-    except _STORAGE_ERRORS as error:
+            restored = checkpointer.restore(directory / checkpoint_record.ARRAYS, args=arguments)
+    # Orbax raises a plain Exception around what TensorStore says of a damaged file.
+    except Exception as error:
         raise CheckpointError(f"{directory.name} cannot be read: {_reason(error)}") from error
+    checkpoint_record.check_arrays(directory, record, restored)
+    return arrays.rebuild(abstract, restored)
 
 
 def _check_config(folder: Path, config: Mapping[str, Any], may_change: Collection[str]) -> None:
     """Compares with the newest record that can be read."""
-    for step in reversed(steps(folder.parent)):
+    for step in reversed(checkpoint_record.steps(folder)):
         try:
-            stored = json.loads((folder / f"step_{step:08d}.json").read_text())["config"]
-        except (OSError, ValueError):
+            stored = checkpoint_record.read(folder_of(folder, step)).config
+        except CheckpointError:
             continue  # a damaged record is reported when it is restored
         read_config.check_same(stored, config, folder.parent, may_change)
         return
 
 
 def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    """A descriptor that holds the workdir. Raises CheckpointError when another process does."""
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return files.lock(path)
     except OSError as error:
-        os.close(descriptor)
         busy = error.errno in (errno.EACCES, errno.EAGAIN)
-        why = (
-            "another process is running in"
-            if busy
-            else "a file system that can lock files is needed for"
-        )
+        why = "another process is running in" if busy else "no lock can be had on"
         raise CheckpointError(f"{why} {path.parent.parent}: {error.strerror}") from error
-    return descriptor
-
-
-def _record_path(directory: Path) -> Path:
-    return directory.with_suffix(".json")
-
-
-def _list(directory: Path) -> list[str]:
-    return sorted(
-        str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
-    )
-
-
-def _checksum(path: Path) -> tuple[int, int]:
-    """Size in bytes and CRC-32 of a file."""
-    crc = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            crc = zlib.crc32(chunk, crc)
-        return file.tell(), crc
-
-
-def _remove(directory: Path) -> None:
-    """Deletes a checkpoint, its record first, so that no record ever stands without its files."""
-    _record_path(directory).unlink(missing_ok=True)
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def _remove_incomplete(folder: Path) -> None:
-    """Deletes what a killed or failed save left: folders without a record, temporary files."""
-    if jax.process_index() != 0:
-        return
-    complete = {f"step_{step:08d}" for step in steps(folder.parent)}
-    for path in folder.glob(f".step_*{files.PARTIAL}"):
-        path.unlink(missing_ok=True)
-    for path in folder.glob("step_*"):
-        if path.is_dir() and path.name not in complete:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _set_aside(directory: Path) -> None:
-    """Renames a damaged checkpoint so that it neither counts nor is lost."""
-    if jax.process_index() != 0:
-        return
-    target = directory.with_name(f"damaged_{directory.name}")
-    shutil.rmtree(target, ignore_errors=True)
-    if directory.exists():
-        directory.rename(target)
-    _record_path(directory).replace(_record_path(target))
 
 
 def _reason(error: BaseException) -> str:

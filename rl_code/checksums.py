@@ -45,11 +45,27 @@ def checksums(named: Mapping[str, jax.Array]) -> dict[str, str]:
     """Checksum of each array's bits, 16 hex digits. All processes that hold a part have to call."""
     if not named:
         return {}
-    sharding = next(iter(named.values())).sharding
-    if isinstance(sharding, NamedSharding):
-        sharding = NamedSharding(sharding.mesh, PartitionSpec())
+    sharding = _everywhere(next(iter(named.values())).sharding)
     words = np.asarray(_compiled(sharding)(dict(named)))
     return {name: in_hex(sums) for name, sums in zip(sorted(named), words, strict=True)}
+
+
+def array_checksums(named: Mapping[str, jax.Array]) -> dict[str, str]:
+    """As ``checksums``, for arrays of any dtype; each array's program is compiled on its own, so
+    that states of a few shapes compile fast.
+    """
+    return finish_checksums(start_checksums(named))
+
+
+@any_mesh()
+def start_checksums(named: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Starts to compute what ``finish_checksums`` waits for; the arrays may be donated at once."""
+    return {name: _compiled_one(_everywhere(x.sharding))(x) for name, x in named.items()}
+
+
+def finish_checksums(sums: Mapping[str, jax.Array]) -> dict[str, str]:
+    """Checksum of each array's bits, 16 hex digits."""
+    return {name: in_hex(np.asarray(pair)) for name, pair in sums.items()}
 
 
 def in_hex(sums: Sequence[int]) -> str:
@@ -75,6 +91,27 @@ def part_sums(bits: np.ndarray, start: Sequence[int]) -> tuple[int, int]:
             positions += np.expand_dims(numbers, _others(axis, bits.ndim))
         found.append(int(np.sum(mix(words + positions), dtype=np.uint32)))
     return found[0], found[1]
+
+
+def _everywhere(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+    """A copy on every device of a sharding."""
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, PartitionSpec())
+    return sharding
+
+
+@functools.cache
+def _compiled_one(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
+    """The sums of one array, uint32 [2], with a copy on every device."""
+
+    def sums(x: jax.Array) -> jax.Array:
+        if x.dtype == jnp.bool:
+            x = x.astype(jnp.uint8)
+        elif x.dtype.itemsize == 8:  # as pairs of words
+            x = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        return _sums(x)
+
+    return jax.jit(sums, out_shardings=sharding)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -99,6 +100,20 @@ def explain_full_disk(path: Path) -> Iterator[None]:
             message = "the disk is full; free some space and start the same command again"
             raise OSError(error.errno, message, path) from error
         raise
+
+
+def lock(path: Path) -> int:
+    """Takes a lock that ends with this process; returns the descriptor that holds it.
+
+    Raises OSError: with EACCES or EAGAIN when another process has it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def free_mib(path: Path) -> float | None:

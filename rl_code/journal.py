@@ -53,10 +53,11 @@ class Journal:
         learner: Mapping[str, Any],
         rest: Mapping[str, Any],
         seconds: float,
-    ) -> None:
-        """Writes a step that was trained on; raises OSError when the disk is full.
+    ) -> dict[str, Any]:
+        """Writes a step that was trained on, and returns all its metrics.
 
         learner: metrics of the update. rest: all others. seconds: that the whole step took.
+        Raises OSError when the disk is full.
         """
         self._trajectories.append(step, groups)
         metrics = episode_metrics(groups, step) | learner | rest
@@ -70,6 +71,7 @@ class Journal:
             pass_rate=metrics["reward/solved"],
             tokens_per_s=metrics["time/tokens_per_s"],
         )
+        return metrics
 
     def __enter__(self) -> Journal:
         return self

@@ -186,8 +186,11 @@ class CheckpointConfig:
 
     # Steps between checkpoints.
     every: int = 20
-    # How many stay.
+    # How many of the newest stay.
     keep: int = 2
+    # A metric of a step, as "reward/solved": the checkpoint with its highest value stays too and
+    # can be read as "best". None for none.
+    best: str | None = None
 
     def __post_init__(self):
         at_least(self, every=1, keep=1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.transfer import TransferPublisher
 from rl_code.weights.versions import Publisher
-from rl_code.workdir import ACTOR, LEARNER, MAY_CHANGE, STORE, own
+from rl_code.workdir import ACTOR, LEARNER, MAY_CHANGE, STORE, check, own
 
 
 def train(
@@ -71,10 +72,13 @@ def train(
     workdir = Path(workdir)
     if role == "learner":
         refuse_sync(config)
+    check(workdir, config)
     workdir.mkdir(parents=True, exist_ok=True)
-    if jax.process_index() == 0:
-        own(workdir, config)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
+        # Only now is the workdir this config's: a start that fails before, for a wrong mesh or a
+        # missing file, leaves it to the corrected config.
+        if jax.process_index() == 0:
+            own(workdir, config)
         provenance.record(run.journal)
         if run.config.sft is not None:
             model = sft.warm_start(run, stop).model
@@ -117,15 +121,12 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 # Plan: the tasks of every step that may begin with the weights there are now.
                 # Then wait for G episodes of each task of this one, sampled and graded by actors
                 # here or elsewhere.
-                try:
+                with _saved_when_stopped(checkpoints, step, state, position):
                     screened = schedule.plan(step, journal.while_screening(step, source.wait))
                     planned = time.perf_counter()
                     items = [item for item in store.items(step) if item.kind == "train"]
                     begun = learn.begin(state, [run.prompt(tasks[item.task]) for item in items])
                     records = source.wait(step)
-                except StopWaiting:
-                    checkpoints.save(step, state, position)
-                    raise Stopped(f"stopped before step {step} of {config.steps}") from None
                 groups = [_group_of(tasks[item.task], records[item.number]) for item in items]
                 sampled = time.perf_counter()
 
@@ -146,20 +147,40 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                     store.consume(step, records, version=step, weights=version.checksum)
 
                 # Write down.
-                times = StepTimes(begin, planned, sampled, trained, time.perf_counter())
-                results = {i.task: solved(group) for i, group in zip(items, groups, strict=True)}
-                pool.record(results)
+                pool.record(
+                    {item.task: solved(group) for item, group in zip(items, groups, strict=True)}
+                )
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
-                counts = {"tasks/screened": screened, "tasks/pool": len(pool.active)}
-                moved = publisher.published.metrics() if publisher.published else {}
-                rest = times.metrics() | actor_metrics(source.take_stats()) | moved | counts
-                journal.write(step, groups, learned, rest, times.seconds)
+                times = StepTimes(begin, planned, sampled, trained, time.perf_counter())
+                rest = _measured(times, source, publisher, screened, len(pool.active))
+                metrics = journal.write(step, groups, learned, rest, times.seconds)
                 stopping = stop.agreed
                 if (step + 1) % every == 0 or step + 1 == config.steps or stopping:
-                    checkpoints.save(step + 1, state, position)
+                    checkpoints.save(step + 1, state, position, _score(run.config, metrics))
                 if stopping:
                     raise Stopped(f"stopped after step {step + 1} of {config.steps}")
         return state
+
+
+@contextlib.contextmanager
+def _saved_when_stopped(
+    checkpoints: Checkpoints, step: int, state: TrainState, position: Mapping[str, Any]
+) -> Iterator[None]:
+    """Around waits for groups: a run that is to stop saves the step it is at, and says so."""
+    try:
+        yield
+    except StopWaiting:
+        checkpoints.save(step, state, position)
+        raise Stopped(f"stopped before step {step}") from None
+
+
+def _measured(
+    times: StepTimes, source: GroupSource, publisher: Publisher, screened: int, pool: int
+) -> dict[str, float]:
+    """What a step took, here and in the actor of this process, and how many tasks there are."""
+    moved = publisher.published.metrics() if publisher.published else {}
+    counts = {"tasks/screened": screened, "tasks/pool": pool}
+    return times.metrics() | actor_metrics(source.take_stats()) | moved | counts
 
 
 def _restore(
@@ -179,6 +200,18 @@ def _restore(
             f"{restored.step} steps already; the number can be raised, not lowered below that"
         )
     return restored.state, restored.step, restored.position
+
+
+def _score(config: RunConfig, metrics: Mapping[str, Any]) -> float | None:
+    """How good the state after a step is, for the choice of the best checkpoint."""
+    name = config.checkpoint.best
+    if name is None:
+        return None
+    if name not in metrics:
+        raise ConfigError(
+            f"config.checkpoint.best = {name!r}: no such metric; there are {', '.join(metrics)}"
+        )
+    return float(metrics[name])
 
 
 def _not_finite(step: int, checkpoints: Checkpoints, workdir: Path) -> FloatingPointError:

@@ -43,7 +43,7 @@ from rl_code.train import train
 from rl_code.types import Group
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.transfer import TransferSubscriber
-from rl_code.workdir import STORE
+from rl_code.workdir import STORE, check
 from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of
 from tests.rl_code.trajectories import with_context
 
@@ -63,7 +63,7 @@ def make_config(mode: str, k: int) -> RunConfig:
     settings.train.pack.update(rows=2, slots=48, targets=32)
     settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
     settings.rollout.dtype = "bfloat16"
-    settings.checkpoint.update(every=2, keep=3)
+    settings.checkpoint.update(every=2, keep=3, best="reward/total")
     settings.metrics = dict(extra=("sampled_lengths",))
     settings.asynchrony = dict(mode=mode, max_staleness=k)
     return build(RunConfig, settings)
@@ -265,6 +265,20 @@ def test_a_finished_run_goes_on_when_its_steps_are_raised(copy, monkeypatch):
         ConfigError, match=rf"train\.steps = {STEPS}: .* trained for {STEPS + 2} steps already"
     ):
         train(make_config("one_step", 1), copy)
+
+
+def test_a_start_that_fails_leaves_the_workdir_to_the_corrected_config(tmp_path, monkeypatch):
+    config = make_config("sync", 0)
+
+    def fails(*_):
+        raise ConfigError("the mesh needs 4 devices")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "__init__", fails)
+        with pytest.raises(ConfigError, match="needs 4 devices"):
+            train(config, tmp_path / "run")
+    other = dataclasses.replace(config, seed=7)
+    check(tmp_path / "run", other)
 
 
 def with_steps(config: RunConfig, steps: int) -> RunConfig:
