@@ -29,7 +29,7 @@ from benchmarks.episodes import FixedEpisode, prompts
 from benchmarks.results import hardware, save, scratch
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer
-from rl_code.learner.advantages import group_advantages
+from rl_code.learner.advantages import GRPO, group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update
 from rl_code.rollout.actor import Actor
@@ -187,7 +187,7 @@ def _play(
             records = source.wait(step)
             sampled = time.perf_counter()
             groups = [record.group for record in records]
-            advantages = group_advantages(groups, "grpo", 1e-4)
+            advantages = group_advantages(groups, GRPO())
             batch, _ = pack(groups, advantages, parts.packing, version=step)
             state, metrics = parts.update(state, jax.device_put(batch, rows))
             jax.device_get(metrics)

@@ -32,7 +32,7 @@ from benchmarks.episodes import FixedEpisode, prompts
 from benchmarks.results import hardware, save
 from benchmarks.rl_step import PROMPTS, SAMPLES, WORKLOADS
 from models.transformer import ModelConfig
-from rl_code.learner.advantages import group_advantages
+from rl_code.learner.advantages import GRPO, group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.two_phase import make_two_phase_update, residual_bytes
 from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
@@ -75,7 +75,7 @@ def measure(config: ModelConfig) -> dict[str, float]:
     mesh = bench_model.all_devices()
     prompt, completion = WORKLOADS[options.workload]
     groups = _groups(prompt, completion, config.vocab_size)
-    advantages = group_advantages(groups, "grpo", 1e-4)
+    advantages = group_advantages(groups, GRPO())
     whole = PackConfig(PROMPTS, prompt + SAMPLES * (completion - 1), SAMPLES * completion, 0, False)
     apart = dataclasses.replace(whole, slots=SAMPLES * completion, prompt_slots=prompt)
     packed = pack_prompts([group.trajectories[0].tokens[:prompt] for group in groups], apart)

@@ -27,7 +27,7 @@ from benchmarks.flops import attention_trips, matmul_flops
 from benchmarks.results import hardware, save
 from models.transformer import cast
 from pallas_kernels.tokens import packed_rows
-from rl_code.learner.advantages import group_advantages
+from rl_code.learner.advantages import GRPO, group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update
 from rl_code.rollout.scheduler import RolloutStats, Scheduler
@@ -87,7 +87,7 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
                 first_group=step * PROMPTS,
             )
             sampled = time.perf_counter()
-            batch, _ = pack(groups, group_advantages(groups, "grpo", 1e-4), packing, version=step)
+            batch, _ = pack(groups, group_advantages(groups, GRPO()), packing, version=step)
             batch = jax.device_put(batch, NamedSharding(mesh, P("data")))
             state, metrics = update(state, batch)
             metrics = jax.device_get(metrics)
