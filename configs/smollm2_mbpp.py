@@ -55,7 +55,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
 def suites() -> tuple[dict, ...]:
     """MBPP's test split, greedy and sampled, and the shortest prompts of HumanEval in float32."""
     test = mbpp("test")
-    humaneval = dict(name="humaneval", form="raw")
     return (
         dict(
             name="mbpp_test_greedy",
@@ -67,12 +66,8 @@ def suites() -> tuple[dict, ...]:
         dict(name="mbpp_test", tasks=test, count=96, samples=8, sampling=dict(temperature=0.6)),
         dict(
             name="humaneval",
-            tasks=humaneval,
             count=82,
-            samples=1,
-            sampling=dict(temperature=0.0),
             shortest=True,
-            protocol="raw_completion",
             limits=dict(turns=1, tokens=288, turn_tokens=160, test_runs=0, command_s=8.0),
             dtype="float32",
         ),

@@ -32,9 +32,10 @@ from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
+from rl_code.evaluation.suites import SuiteConfig
 from rl_code.progress import Progress
 from rl_code.run import Run
-from rl_code.run_config import RunConfig, SuiteConfig, meshes
+from rl_code.run_config import RunConfig, meshes
 from rl_code.types import Trajectory
 
 START = "start"

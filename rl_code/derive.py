@@ -17,11 +17,11 @@ from rl_code.schedule import MODES, AsynchronyConfig
 from rl_code.types import Limits
 
 if TYPE_CHECKING:
+    from rl_code.evaluation.suites import SuiteConfig
     from rl_code.run_config import (
         RolloutConfig,
         RunConfig,
         SftConfig,
-        SuiteConfig,
         TrainConfig,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools, offered
 from rl_code.evaluation.suite import SuiteResult, from_groups
+from rl_code.evaluation.suites import SuiteConfig
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.rewards.combine import find_signals
@@ -33,7 +35,7 @@ from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
-from rl_code.run_config import RunConfig, SuiteConfig, meshes
+from rl_code.run_config import RunConfig, meshes
 from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
 from rl_code.tasks.api import find_source
@@ -294,13 +296,14 @@ class Run:
             tasks = self._that_fit(suite.tasks, protocol, engine.prompt_length)
             if suite.shortest:
                 tasks = sorted(tasks, key=functools.partial(self._prompt_tokens, protocol))
-            if suite.count > len(tasks):
+            kept = (task for task in tasks if suite.keeps(task))
+            chosen = list(itertools.islice(kept, suite.count or None))
+            if suite.count > len(chosen):
                 raise ConfigError(
-                    f"suite {suite.name}: count={suite.count}, but only {len(tasks)} tasks have a "
-                    "prompt of at most "
-                    f"{engine.prompt_length} tokens"
+                    f"suite {suite.name}: count={suite.count}, but only {len(chosen)} tasks have a "
+                    f"prompt of at most {engine.prompt_length} tokens"
                 )
-            self._suites[suite.name] = [tasks[i] for i in range(suite.count or len(tasks))]
+            self._suites[suite.name] = chosen
         return self._suites[suite.name]
 
     def _that_fit(self, config: Named, protocol: Named, prompt_length: int) -> Sequence[Task]:

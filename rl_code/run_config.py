@@ -15,6 +15,7 @@ from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
 from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
 from rl_code.environment.tools.api import find_tools
+from rl_code.evaluation.suites import SuiteConfig
 from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.losses import LossConfig
@@ -158,29 +159,6 @@ class TrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class SuiteConfig:
-    """One held-out suite; fields that are None are those of training."""
-
-    name: str
-    tasks: Named
-    # The first so many tasks whose prompt fits; 0 for all.
-    count: int = 0
-    # Episodes of each task.
-    samples: int = 1
-    sampling: SamplingConfig | None = None
-    # The ``count`` tasks with the shortest prompts instead of the first.
-    shortest: bool = False
-    protocol: Named | None = None
-    limits: Limits | None = None
-    engine: EngineConfig | None = None
-    # Of the copy of the model that samples.
-    dtype: str | None = None
-
-    def __post_init__(self):
-        at_least(self, count=0, samples=1)
-
-
-@dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
     """When the state is written down."""
 
@@ -277,10 +255,11 @@ class RunConfig:
         for at, suite in enumerate(self.suites):
             path = f"config.suites[{at}]"
             find_protocol(suite.protocol or self.protocol, tools, f"{path}.protocol")
-            if find_source(suite.tasks, f"{path}.tasks").endless and suite.shortest:
+            endless = find_source(suite.tasks, f"{path}.tasks").endless
+            if endless and (suite.shortest or not suite.count):
                 raise ValueError(
-                    f"suite {suite.name}: shortest=True sorts all tasks, and generated ones are "
-                    "endless"
+                    f"suite {suite.name}: shortest=True sorts all tasks and count=0 plays all, and "
+                    f"those of {suite.tasks.name!r} are endless"
                 )
         names = [suite.name for suite in self.suites]
         if len(set(names)) < len(names):
