@@ -157,6 +157,11 @@ def _parse(argv: Sequence[str], needs_workdir: bool) -> list[str]:
         _refuse("No such key: " + str(error).replace("\\n", ". ").replace("\\'", "").strip("\"'"))
     if needs_workdir and not WORKDIR.value:
         _refuse("--workdir=<folder> is missing, for instance --workdir=runs/first")
+    if WORKDIR.value and "://" in WORKDIR.value:
+        _refuse(
+            f"--workdir={WORKDIR.value} is an object store, which has no locks and no hard links; "
+            "name a folder that this machine has mounted"
+        )
     if rest[1:]:
         _refuse(f"{' '.join(rest[1:])!r} is not a flag; flags look like --config.steps=10")
     return rest

@@ -55,6 +55,7 @@ for number, case in enumerate(json.loads(sys.argv[1])):
 """
 
 COMPLAINTS = {
+    "--config=c.py --workdir=gs://bucket/run": "gs://bucket/run is an object store",
     "--config=c.py --workdir=w --config.stps=3": 'Did you mean "steps"',
     "--config=c.py --workdir=w --config.loss.lw=3": 'Did you mean "low"',
     "--config=c.py --workdir=w --config.steps=many": "--config.steps=many",
