@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import platform
 import re
 import sys
 import textwrap
 import threading
 import traceback
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +45,16 @@ config_flags.DEFINE_config_file(
     "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke.",
     lock_config=True,
 )
+COMPILATION_CACHE = flags.DEFINE_string(
+    "compilation_cache",
+    None,
+    "Folder that keeps compiled programs, so that the next start need not compile them; '' for "
+    "none. Unless given, JAX_COMPILATION_CACHE_DIR of the environment, else .jax_cache in the "
+    "repository. It may be deleted at any time.",
+)
+# Compiling for less long than this is not worth a file.
+_WORTH_KEEPING_S = 0.2
+
 _OFF = re.compile(r"--?config\.([\w.]+)=None")
 
 
@@ -93,6 +106,7 @@ def run(
 
     def guarded(_: Sequence[str]) -> int:
         absl_logging.get_absl_handler().addFilter(_is_ours)
+        use_compilation_cache()
         try:
             main(flags.FLAGS.config, WORKDIR.value)
         except (ConfigError, TaskFileError, *lasting) as error:
@@ -116,6 +130,31 @@ def run(
         flag = flags.FLAGS["config"]
         flag.parser = _Complete(flag.parser, kind, off)
     app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs where --compilation_cache says.
+
+    A program compiled for a processor may not run on an older one, and repositories are shared
+    between machines, so each kind of processor has a folder of its own.
+    """
+    folder = COMPILATION_CACHE.value
+    if folder is None:
+        folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if folder is None:
+        folder = str(Path(__file__).resolve().parents[1] / ".jax_cache" / _processor())
+    jax.config.update("jax_compilation_cache_dir", folder or None)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _WORTH_KEEPING_S)
+
+
+def _processor() -> str:
+    """A name for this machine's kind of processor."""
+    words = platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        words += "".join(sorted({line for line in lines if line.startswith(("flags", "Features"))}))
+    return f"{platform.machine()}-{zlib.crc32(words.encode()):08x}"
 
 
 def use_virtual_devices(*meshes: MeshConfig) -> None:
