@@ -26,6 +26,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
+from launch import usage
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
 from rl_code import read_config
@@ -129,6 +130,9 @@ def run(
         sys.argv = [argument for argument in sys.argv if not _OFF.fullmatch(argument)]
         flag = flags.FLAGS["config"]
         flag.parser = _Complete(flag.parser, kind, off)
+    if {"--help", "-h", "-help"} & set(sys.argv[1:]):
+        usage.show(console(), kind)
+        sys.exit(0)
     app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))
 
 

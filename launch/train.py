@@ -81,6 +81,18 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         show_difference(console, [result for result in results if result.suite == name])
     page = write_report(workdir, Path(workdir) / "report.html", REPORT, title=Path(workdir).name)
     console.print(f"Report: {page}", soft_wrap=True)
+    console.print(what_next(workdir), soft_wrap=True, highlight=False)
+
+
+def what_next(workdir: str) -> str:
+    """What can be done with a run that has finished, as commands."""
+    config = f"--config={absl_flags.FLAGS['config'].config_filename} --workdir={workdir}"
+    return (
+        f"Next: python -m launch.evaluate {config} --suite=<name> plays a suite again;\n"
+        f"      python -m launch.export --workdir={workdir} --out=<folder> writes the model for "
+        "others to load;\n"
+        f"      python -m launch.train {config} --config.train.steps=<more> trains on."
+    )
 
 
 def show_difference(console: rich.console.Console, results: list[SuiteResult]) -> None:

@@ -82,7 +82,7 @@ def build[T](
             values[field.name] = _convert(hints[field.name], value, f"{path}.{field.name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(
-                f"{path}.{field.name}: missing; expected {_describe(hints[field.name])}"
+                f"{path}.{field.name}: missing; expected {describe(hints[field.name])}"
             )
     try:
         return cls(**values)
@@ -113,7 +113,7 @@ def complete(cls: type, config: Mapping[str, Any] | ml_collections.ConfigDict) -
             value = _default(field)
         if value is _MISSING:
             continue
-        section = _section(hint)
+        section = section_of(hint)
         if section is not None and isinstance(value, Mapping | ml_collections.ConfigDict):
             value = complete(section, value)
         elif section is not None and isinstance(value, tuple | list):
@@ -225,11 +225,11 @@ def _default(field: dataclasses.Field) -> Any:
     return _MISSING
 
 
-def _section(hint: Any) -> type | None:
+def section_of(hint: Any) -> type | None:
     """The dataclass that a section, or each of a tuple of sections, becomes."""
     if dataclasses.is_dataclass(hint):
         return None if hasattr(hint, "from_config") else hint
-    found = [_section(member) for member in typing.get_args(hint)]
+    found = [section_of(member) for member in typing.get_args(hint)]
     found = [section for section in found if section is not None]
     return found[0] if len(found) == 1 else None
 
@@ -267,7 +267,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
                 if isinstance(value, str)
                 else ""
             )
-            raise ConfigError(f"{path} = {value!r}: expected {_describe(hint)}.{near}")
+            raise ConfigError(f"{path} = {value!r}: expected {describe(hint)}.{near}")
         return value
     if origin is tuple and isinstance(value, tuple | list):
         hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
@@ -282,7 +282,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return float(value)
     elif hint in (int, bool, str, type(None)) and type(value) is (hint or type(None)):
         return value
-    raise ConfigError(f"{path} = {_plain(value)!r}: expected {_describe(hint)}")
+    raise ConfigError(f"{path} = {_plain(value)!r}: expected {describe(hint)}")
 
 
 def _convert_union(hint: Any, value: Any, path: str) -> Any:
@@ -298,14 +298,14 @@ def _convert_union(hint: Any, value: Any, path: str) -> Any:
         except ConfigError as error:
             complaints.append((member, error))
     structured = [
-        error for member, error in complaints if _is_section(member) == _is_section(type(value))
+        error for member, error in complaints if _issection_of(member) == _issection_of(type(value))
     ]
-    if _is_section(type(value)) and len(structured) == 1:
+    if _issection_of(type(value)) and len(structured) == 1:
         raise structured[0]
-    raise ConfigError(f"{path} = {_plain(value)!r}: expected {_describe(hint)}")
+    raise ConfigError(f"{path} = {_plain(value)!r}: expected {describe(hint)}")
 
 
-def _is_section(kind: Any) -> bool:
+def _issection_of(kind: Any) -> bool:
     return dataclasses.is_dataclass(kind) or (
         isinstance(kind, type) and issubclass(kind, Mapping | ml_collections.ConfigDict)
     )
@@ -315,21 +315,24 @@ def _plain(value: Any) -> Any:
     return value.to_dict() if isinstance(value, ml_collections.ConfigDict) else value
 
 
-def _describe(hint: Any) -> str:
+def describe(hint: Any) -> str:
+    """What a key of this type takes, in words."""
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if hint is type(None):
         return "None"
+    if hasattr(hint, "from_config"):
+        return "a name"
     if dataclasses.is_dataclass(hint):
         return f"a section with the keys {', '.join(_names(hint))}"
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(member) for member in arguments)
+        return " or ".join(describe(member) for member in arguments)
     if origin is typing.Literal:
         return f"one of {', '.join(repr(choice) for choice in arguments)}"
     if origin is tuple and arguments[-1] is Ellipsis:
-        return f"a tuple, each item {_describe(arguments[0])}"
+        return f"a tuple, each item {describe(arguments[0])}"
     if origin is tuple:
-        return f"a tuple of {len(arguments)}: {', '.join(_describe(a) for a in arguments)}"
+        return f"a tuple of {len(arguments)}: {', '.join(describe(a) for a in arguments)}"
     if origin in (dict, Mapping):
-        return f"a mapping from names to {_describe(arguments[1])}"
+        return f"a mapping from names to {describe(arguments[1])}"
     return hint.__name__ if isinstance(hint, type) else str(hint)

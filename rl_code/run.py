@@ -52,18 +52,13 @@ class Run:
 
     role: of this process, "all", "learner" or "actor"; mesh: devices that learn, which an actor
     lacks. rollout_mesh, prefill_mesh: devices that sample, and those that prefill prompts if they
-    are others. journal: folder for metrics and the like, the workdir in the first of several
-    processes. channel: between the processes of an actor that has several.
+    are others. channel: between the processes of an actor that has several.
     """
 
     def __init__(
         self, config: RunConfig, workdir: Path, role: str = "all", channel: Channel | None = None
     ):
         self.config, self.workdir, self.role, self._channel = config, workdir, role, channel
-        self.journal = (
-            workdir / f"process_{jax.process_index()}" if jax.process_index() else workdir
-        )
-        self.journal.mkdir(parents=True, exist_ok=True)
         if jax.process_count() > 1:
             self._check_several_processes()
         devices = jax.devices()
@@ -122,6 +117,16 @@ class Run:
                 f"{jax.process_count()} "
                 "processes plays none; set suites=() and use launch.evaluate on its checkpoints"
             )
+
+    @functools.cached_property
+    def journal(self) -> Path:
+        """The folder for metrics and the like, made when it is first asked for: what cannot be
+        built leaves nothing behind.
+        """
+        index = jax.process_index()
+        folder = self.workdir / f"process_{index}" if index else self.workdir
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     @functools.cached_property
     def tasks(self) -> Sequence[Task]:

@@ -73,10 +73,11 @@ def train(
     if role == "learner":
         refuse_sync(config)
     check(workdir, config)
-    workdir.mkdir(parents=True, exist_ok=True)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
-        # Only now is the workdir this config's: a start that fails before, for a wrong mesh or a
-        # missing file, leaves it to the corrected config.
+        # Read before the workdir is claimed: a start that fails at a mesh, a path or a file of tasks
+        # must not keep the corrected one out.
+        _ = run.tasks
+        workdir.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:
             own(workdir, config)
         provenance.record(run.journal)

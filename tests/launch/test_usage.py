@@ -1,0 +1,61 @@
+"""What the command line says of itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch import __main__ as launch_main
+from launch import usage
+from rl_code import derive, read_config
+from rl_code.run_config import RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_command_is_listed_with_one_sentence():
+    listed = dict(launch_main.commands())
+    names = {command.rpartition(" ")[2] for command in listed}
+    for path in (ROOT / "launch").glob("*.py"):
+        runs = "if __name__" in path.read_text() and path.name != "__main__.py"
+        assert (f"launch.{path.stem}" in names) == runs, path
+    assert {"experiments.recall", "launch/quickstart.sh", "launch/test.sh"} <= names
+    assert all(len(words) > 20 and words.endswith(".") for words in listed.values())
+
+
+@pytest.fixture(scope="module")
+def helped() -> str:
+    """What launch.train --help prints, without its line breaks."""
+    command = [sys.executable, "-m", "launch.train", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--config", "--workdir", "--role", "--compilation_cache", "train.steps", "suites[0].count"],
+)
+def test_help_names_the_flags_and_the_keys(helped, words):
+    assert words in helped
+
+
+def test_help_has_a_row_for_every_key_that_a_config_may_set():
+    keys = {key.name: key for key in usage.keys(RunConfig)}
+    assert keys["train.steps"].value == "must be set"
+    assert keys["checkpoint.keep"].value == "2" and keys["checkpoint.keep"].words
+    assert keys["train.optimizer.total_steps"].value == "from train.steps x train.epochs"
+    assert keys["sft"].value == "None" and "sft.steps" in keys
+    # what follows from another key is none
+    assert "train.loss.temperature" not in keys and "train.pack.max_staleness" not in keys
+
+
+def test_every_value_that_is_derived_says_from_what():
+    keys = {key.name.replace("[0]", "") for key in usage.keys(RunConfig)}
+    assert sorted(derive.WHY.keys() - keys) == []
+
+
+def test_a_number_is_described_in_words():
+    assert read_config.describe(int | None) == "int or None"
