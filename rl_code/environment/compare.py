@@ -20,6 +20,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rl_code.environment.sandbox.inside import wire
+
 if TYPE_CHECKING:
     from rl_code.types import Case
 
@@ -45,8 +47,10 @@ def accepts(case: Case, value: Any) -> bool:
 
 def same(a: Any, b: Any) -> bool:
     """Equality that tells types apart at every depth: True is not 1, a list is not a tuple. NaN is
-    NaN.
+    NaN. A named tuple is a tuple; a function is the same as nothing.
     """
+    a = _plain(a)
+    b = _plain(b)
     if type(a) is not type(b):
         return False
     if isinstance(a, list | tuple):
@@ -56,7 +60,20 @@ def same(a: Any, b: Any) -> bool:
         return keys.keys() == _by_type(b).keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, set | frozenset):
         return _by_type(a).keys() == _by_type(b).keys()
+    if type(a) is wire.Function:
+        return False
     return a == b or (a != a and b != b)
+
+
+def _plain(value: Any) -> Any:
+    """A value whose class did not travel as builtin values that say the same."""
+    if type(value) is wire.Named:
+        return tuple(value)
+    if type(value) is wire.Record:
+        return wire.Record, list(wire.fields_of(value).items()), value.__dict__["__kind__"]
+    if type(value) is wire.Member:
+        return wire.Member, value.kind, value.name, value.value
+    return value
 
 
 def _close(a: Any, b: Any, tolerance: float, floor: float) -> bool:

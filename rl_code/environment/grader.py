@@ -1,39 +1,48 @@
 """Grades a snapshot by its tests, in fresh sandboxes, trusting nothing that the candidate's process
 says of itself.
 
-Cases: the process gets arguments, and what it returns is compared out here. Code: the tests run in
-a sandbox of their own, in which the entry point is a proxy for the candidate's process. Neither way
-does an expected value reach a process that has imported the candidate's file.
+Cases: the candidate's process gets the arguments of one call at a time, and the judge, a process of
+the host's, compares what it returns. Code: the tests run in a sandbox of their own, in which the
+entry point is a proxy for the candidate's process. Neither way does an expected value reach a
+process that has imported the candidate's file, and neither way does the training process decode what
+a candidate sends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import random
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
-from rl_code.environment.compare import accepts
-from rl_code.environment.sandbox.pool import Caller, CallResult, Sandbox, SandboxPool
+from rl_code.environment.sandbox.pool import CallResult, Question, Sandbox, SandboxPool
+from rl_code.environment.sandbox.snapshot import Snapshot
 from rl_code.types import Case, Tests
 
 _SHOWN = 200
+_CAUSES = {"exited", "killed", "timeout"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Grade:
-    """What the tests came to.
+    """What the tests came to."""
 
-    passed, errors: one each per test, cases first, then code. An error is "" where the test passed
-    and quotes expected values where not: for the agent's eyes only if it may see the test. flags:
-    causes of failures other than a wrong value or an exception: "exited", "killed", "timeout" (see
-    CallResult). seconds: wall-clock.
-    """
-
+    # One each per test: the cases of ``tests``, its code, then those of ``hidden``.
     passed: tuple[bool, ...]
+    # "" where the test passed. Quotes expected values where not: for the agent's eyes only if it
+    # may see the test.
     errors: tuple[str, ...]
+    # What was noticed, each name once, sorted:
+    #   "exited", "killed", "timeout"  a call ended the process (see CallResult)
+    #   "forged_result"  what came over the channel was no answer to the call
+    #   "lying_value"  a returned value says that it equals what it does not
+    #   "costly_value"  a returned value took too much time or memory to decode
+    #   "swallowed_exception"  a test completed only because it lost an exception by accident
+    #   "any_exception"  a test passed that takes whatever exception comes
     flags: tuple[str, ...]
+    # Wall-clock.
     seconds: float
 
 
@@ -41,91 +50,153 @@ def grade(
     path: str,
     entry_point: str,
     tests: Tests,
-    snapshot: Mapping[str, str],
+    snapshot: Snapshot,
     pool: SandboxPool,
     timeout_s: float,
+    hidden: Tests | None = None,
 ) -> Grade:
-    """Runs ``tests`` on ``entry_point`` of the file at ``path``.
+    """Runs ``tests``, then ``hidden``, on ``entry_point`` of the file at ``path``.
 
-    timeout_s: for all cases together, and again for all statements together.
+    hidden: run in processes that have not seen the calls of ``tests``. timeout_s: for all cases of
+    either together, and again for all statements of either. What times out without having used its
+    CPU time is run once more, so that a busy machine does not fail honest work.
 
     Raises:
       ValueError: a test whose arguments the wire does not carry.
       SandboxFault: the sandbox failed; the candidate is not to blame.
     """
     start = time.monotonic()
-    errors: list[str] = []
-    causes: set[str] = set()
+    parts = [tests] if hidden is None else [tests, hidden]
+    marks: list[_Mark] = []
     try:
         sandbox = pool.open(snapshot)
     except ValueError as error:  # files made to fit no other workspace
-        errors = [str(error)] * len(tests)
+        marks = [_Mark(str(error))] * sum(map(len, parts))
     else:
-        with sandbox:
-            errors += _call(path, entry_point, tests.cases, sandbox, timeout_s, causes)
-            errors += _check(path, entry_point, tests.code, sandbox, pool, timeout_s, causes)
-    flags = tuple(sorted(causes & {"exited", "killed", "timeout"}))
+        with sandbox, contextlib.ExitStack() as stack:
+            grading = _Grading(path, entry_point, snapshot, sandbox, pool, timeout_s, stack)
+            for part in parts:
+                marks += grading.cases(part.cases)
+                marks += grading.statements(part.code)
     return Grade(
-        tuple(not error for error in errors), tuple(errors), flags, time.monotonic() - start
+        tuple(not mark.error for mark in marks),
+        tuple(mark.error for mark in marks),
+        tuple(sorted({flag for mark in marks for flag in mark.flags})),
+        time.monotonic() - start,
     )
 
 
-def _call(
-    path: str,
-    entry_point: str,
-    cases: tuple[Case, ...],
-    sandbox: Sandbox,
-    timeout_s: float,
-    causes: set[str],
-) -> list[str]:
-    """One error per case, "" when it passed; adds the causes of failed calls to ``causes``."""
-    if not cases:
-        return []
-    results = sandbox.call(path, entry_point, [case.args for case in cases], timeout_s=timeout_s)
-    causes |= {one.cause for one in results}
-    return [_case_error(entry_point, case, one) for case, one in zip(cases, results, strict=True)]
+@dataclasses.dataclass(frozen=True)
+class _Mark:
+    """One test's outcome. starved: it timed out, or was not run, for want of CPU time."""
+
+    error: str
+    flags: frozenset[str] = frozenset()
+    starved: bool = False
 
 
-def _case_error(entry_point: str, case: Case, result: CallResult) -> str:
-    """Why a case failed; "" when it passed."""
-    if result.ok and accepts(case, result.value):
-        return ""
-    call = f"{entry_point}({', '.join(map(repr, case.args))})"
-    if not result.ok:
-        return f"{_cut(call)}: {result.error}"
-    return f"{_cut(call)} returned {_cut(repr(result.value))}, expected {_cut(repr(case.expected))}"
+class _Grading:
+    """One grading: the candidate's sandbox, the checker's when one is needed, and whether what was
+    starved may be run once more.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        entry_point: str,
+        snapshot: Snapshot,
+        sandbox: Sandbox,
+        pool: SandboxPool,
+        timeout_s: float,
+        stack: contextlib.ExitStack,
+    ):
+        self._path = path
+        self._entry_point = entry_point
+        self._snapshot = snapshot
+        self._sandbox = sandbox
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._stack = stack
+        self._checker: Sandbox | None = None
+        self._again = True
+
+    def cases(self, cases: Sequence[Case]) -> list[_Mark]:
+        """One mark per case. They run in an order that the candidate cannot foresee."""
+        if not cases:
+            return []
+        order = _order(cases, self._snapshot.get(self._path))
+        results = run_cases(
+            self._sandbox, self._path, self._entry_point, [cases[i] for i in order], self._timeout_s
+        )
+        marks = [
+            _case_mark(self._entry_point, cases[i], result)
+            for i, result in zip(order, results, strict=True)
+        ]
+        marks = self._regraded(marks, lambda late: self.cases([cases[order[i]] for i in late]))
+        return [mark for _, mark in sorted(zip(order, marks, strict=True), key=lambda x: x[0])]
+
+    def statements(self, statements: Sequence[str]) -> list[_Mark]:
+        """One mark per statement."""
+        if not statements:
+            return []
+        if self._checker is None:
+            self._checker = self._stack.enter_context(self._pool.open({}))
+        checked = self._checker.check(
+            self._entry_point,
+            statements,
+            lambda left: self._sandbox.caller(self._path, self._entry_point, left, self._timeout_s),
+            timeout_s=self._timeout_s,
+        )
+        marks = [
+            _Mark(one.error, one.flags | (one.causes & _CAUSES), bool(one.error) and one.starved)
+            for one in checked
+        ]
+        return self._regraded(marks, lambda late: self.statements([statements[i] for i in late]))
+
+    def _regraded(self, marks: list[_Mark], run: Callable[[list[int]], list[_Mark]]) -> list[_Mark]:
+        """The marks, those starved replaced by what ``run`` gives for their indices, once a
+        grading.
+        """
+        late = [i for i, mark in enumerate(marks) if mark.starved]
+        if not late or not self._again:
+            return marks
+        self._again = False
+        for i, mark in zip(late, run(late), strict=True):
+            marks[i] = mark
+        return marks
+
+
+def run_cases(
+    sandbox: Sandbox, path: str, entry_point: str, cases: Iterable[Case], timeout_s: float
+) -> list[CallResult]:
+    """Calls the entry point for every case, in order; ``passed`` of a result says how it went.
+
+    Raises ValueError, SandboxFault as ``grade``.
+    """
+    questions = [Question(case.args, case=case) for case in cases]
+    return sandbox.ask(path, entry_point, questions, timeout_s)
+
+
+def _order(cases: Sequence[Case], file: object) -> list[int]:
+    """A permutation drawn anew for every text of the graded file. It depends on the expected values, which the
+    candidate does not know, and is the same when the same work is graded again.
+    """
+    key = repr((file, [(case.args, case.expected) for case in cases]))
+    digest = hashlib.sha256(key.encode(errors="surrogatepass")).digest()
+    return random.Random(digest).sample(range(len(cases)), len(cases))
+
+
+def _case_mark(entry_point: str, case: Case, result: CallResult) -> _Mark:
+    flags = frozenset(result.flags) | ({result.cause} & _CAUSES)
+    if result.passed:
+        return _Mark("", flags)
+    call = _cut(f"{entry_point}({', '.join(map(repr, case.args))})")
+    if result.ok:
+        return _Mark(
+            f"{call} returned {_cut(result.shown)}, expected {_cut(repr(case.expected))}", flags
+        )
+    return _Mark(f"{call}: {result.error}", flags, result.starved)
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-
-
-def _check(
-    path: str,
-    entry_point: str,
-    statements: tuple[str, ...],
-    sandbox: Sandbox,
-    pool: SandboxPool,
-    timeout_s: float,
-    causes: set[str],
-) -> list[str]:
-    """One error per statement, "" when it passed; adds the causes of failed calls to ``causes``."""
-    if not statements:
-        return []
-    deadline = time.monotonic() + timeout_s
-    with contextlib.ExitStack() as stack:
-        checker = stack.enter_context(pool.open({}))
-        caller: Caller | None = None
-
-        def answer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
-            nonlocal caller
-            if caller is None or caller.ended:
-                left = max(deadline - time.monotonic(), 0.0)
-                caller = stack.enter_context(
-                    sandbox.caller(path, entry_point, left, said_s=timeout_s)
-                )
-            result = caller.call(args, kwargs)
-            causes.add(result.cause)
-            return result
-
-        return checker.check(entry_point, statements, answer, timeout_s=timeout_s)

@@ -37,6 +37,10 @@ class Target:
         return Tests(cases, tests.code if self.has_code else ())
 
 
+# Of tests that do not call a function at all.
+_NO_TARGET = Target("", "", (), False)
+
+
 def targets(task: Task, tests: Tests) -> list[Target]:
     """The functions that tests call; the task's own first, others in order of their first case."""
     cases: dict[str, list[int]] = {"": []}
@@ -54,33 +58,45 @@ def targets(task: Task, tests: Tests) -> list[Target]:
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What became of each test: "" where it passed, else why not; the cases first, then the code."""
+    """What became of each test: "" where it passed, else why not; the cases first, then the code;
+    after those of the tests, those of the hidden ones.
+    """
 
     errors: tuple[str, ...]
     # What the grader noticed, see ``grader.Grade``.
     flags: tuple[str, ...]
 
 
-def mark(task: Task, tests: Tests, files: Snapshot, pool: SandboxPool, timeout_s: float) -> Marks:
+def mark(
+    task: Task,
+    tests: Tests,
+    files: Snapshot,
+    pool: SandboxPool,
+    timeout_s: float,
+    hidden: Tests | None = None,
+) -> Marks:
     """Runs tests of a task on files.
 
-    timeout_s: for the cases of one function, and again for all statements. Raises SandboxFault, and
-    ValueError for a test that cannot be sent to a sandbox.
+    hidden: tests to run in processes that have not seen the calls of ``tests``. timeout_s: for the
+    cases of one function, and again for all statements. Raises SandboxFault, and ValueError for a
+    test that cannot be sent to a sandbox.
     """
-    cases = [""] * len(tests.cases)
-    code = [""] * len(tests.code)
+    parts = (tests, hidden or Tests())
+    errors = [[""] * len(part) for part in parts]
     flags: set[str] = set()
-    for target in targets(task, tests):
-        part = target.tests(tests)
-        graded = grade(target.path, target.entry_point, part, files, pool, timeout_s)
+    called = [{(one.path, one.entry_point): one for one in targets(task, part)} for part in parts]
+    for path, entry_point in dict.fromkeys([*called[0], *called[1]]):
+        at = [found.get((path, entry_point), _NO_TARGET) for found in called]
+        first, second = (one.tests(part) for one, part in zip(at, parts, strict=True))
+        graded = grade(path, entry_point, first, files, pool, timeout_s, second)
         flags |= set(graded.flags)
-        for at, error, passed in zip(target.cases, graded.errors, graded.passed, strict=False):
-            cases[at] = "" if passed else error or "failed"
-        if target.has_code:
-            parts = zip(graded.errors, graded.passed, strict=True)
-            rest = [*parts][len(target.cases) :]
-            code = ["" if passed else error or "failed" for error, passed in rest]
-    return Marks((*cases, *code), tuple(sorted(flags)))
+        outcomes = iter(zip(graded.passed, graded.errors, strict=True))
+        for one, part, noted in zip(at, parts, errors, strict=True):
+            code = range(len(part.cases), len(part)) if one.has_code else ()
+            for index in (*one.cases, *code):
+                passed, error = next(outcomes)
+                noted[index] = "" if passed else error or "failed"
+    return Marks((*errors[0], *errors[1]), tuple(sorted(flags)))
 
 
 def grade_work(task: Task, files: Snapshot, pool: SandboxPool, timeout_s: float) -> Grade:
@@ -89,20 +105,16 @@ def grade_work(task: Task, files: Snapshot, pool: SandboxPool, timeout_s: float)
     Work that cannot be graded for a reason of its own fails every test.
     """
     visible = task.visible_tests
-    hidden = task.hidden_tests
-    both = Tests(cases=visible.cases + hidden.cases, code=visible.code + hidden.code)
     try:
-        marks = mark(task, both, files, pool, timeout_s)
+        marks = mark(task, visible, files, pool, timeout_s, task.hidden_tests)
     except _PROVOKED as error:
         logging.warning("the work on task %s could not be graded: %r", task.id, error)
         return failed(task, f"{type(error).__name__}: {error}")
-    passed = [not error for error in marks.errors]
-    cases = passed[: len(both.cases)]
-    code = passed[len(both.cases) :]
+    passed = tuple(not error for error in marks.errors)
     return Grade(
         submitted=True,
-        visible=(*cases[: len(visible.cases)], *code[: len(visible.code)]),
-        hidden=(*cases[len(visible.cases) :], *code[len(visible.code) :]),
+        visible=passed[: len(visible)],
+        hidden=passed[len(visible) :],
         flags=marks.flags,
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case
+from rl_code.environment.tools.text import show
 from rl_code.tasks.operations import OPERATIONS, Failure
 from rl_code.tasks.programs import Program, evaluate, source, wrong_version
 from rl_code.types import Limits, Task, ToolCall, ToolResult
@@ -115,5 +116,6 @@ def _failures(task: Task, attempt: Program) -> Sequence[str]:
         value = evaluate(attempt, case.args[0])
         error = value.error if isinstance(value, Failure) else ""
         if error or value != case.expected:
-            failures.append(failed_case(task.entry_point, case, value, error, verbose=False))
+            shown = "" if error else show(value)
+            failures.append(failed_case(task.entry_point, case, shown, error, verbose=False))
     return failures

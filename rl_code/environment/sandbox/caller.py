@@ -1,19 +1,26 @@
-"""Calls into processes that are not trusted: a socket to a fork of the session, and what may come
-back over it.
+"""Calls into processes that are not trusted, seen from the host.
+
+The host opens the channels and says how long a process may live; it never reads what a candidate
+sends. Values go straight from the candidate's process to a trusted and disposable one, which decodes
+and compares them: the judge (judge.py) for cases, the checker (inside/checker.py) for tests written
+as code.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import signal
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from rl_code.environment.sandbox.connection import GRACE_S, Connection
 from rl_code.environment.sandbox.errors import CandidateLost
-from rl_code.environment.sandbox.inside import candidate, wire
+from rl_code.environment.sandbox.inside import checker, wire
+from rl_code.environment.sandbox.judge_pool import Judges, Question, Verdict
 
 # Exit codes, and what the signals of limits mean.
 KILLED = 128 + signal.SIGKILL
@@ -25,29 +32,54 @@ _SIGNALS = {
     128 + signal.SIGSYS: "killed by the system call filter",
 }
 _BROUGHT_DOWN = {"status": KILLED, "timed_out": False}
+_NOT_RUN = "not run: an earlier call used up the time"
 
 
 @dataclasses.dataclass(frozen=True)
 class CallResult:
-    """What one call came to. value: made of exact builtin types. error: one line, "" when ok.
+    """What one call came to."""
 
-    cause: "" when ok, else "raised", "exited" (sys.exit, os._exit), "killed" (a crash or a limit),
-    "timeout", "not_run" (an earlier call used up the time).
-    """
-
+    # What it returned, made of exact types. None when there was a case to compare it with.
     value: Any
+    # Why there is no value, on one line; "" when ok.
     error: str
     ok: bool
+    # "" when ok, else "raised", "exited" (sys.exit, os._exit), "killed" (a crash or a limit),
+    # "timeout", "not_run" (an earlier call used up the time).
     cause: str = ""
+    # Whether the value is what the case expects; False without a case.
+    passed: bool = False
+    # The beginning of the value's repr when it is not what the case expects.
+    shown: str = ""
+    # What the judge noticed: "forged_result", "lying_value", "costly_value".
+    flags: tuple[str, ...] = ()
+    # Timed out although the process had used little CPU time: the machine may have been busy.
+    starved: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """How one statement of a test ended. error: "" when it passed. causes: of failed calls, as in
+    CallResult. flags: see inside/checker.py.
+    """
+
+    error: str
+    causes: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
+    starved: bool = False
 
 
 class Child:
-    """A fork of the session that talks over a socket of its own. Nothing it says is trusted."""
+    """A fork of the session that talks over a socket of its own. Nothing it says is trusted.
+
+    channel: the host's end. The process ends when it is done, when ``timeout_s`` seconds have
+    passed, or when this object is closed.
+    """
 
     def __init__(self, connection: Connection, request: dict[str, Any], timeout_s: float):
         self._connection = connection
-        self._channel, remote = socket.socketpair()
-        self._channel.settimeout(timeout_s + GRACE_S)
+        self._timeout_s = timeout_s
+        self.channel, remote = socket.socketpair()
         self._ending: dict[str, Any] | None = None
         with remote:
             try:
@@ -58,26 +90,12 @@ class Child:
             except CandidateLost:
                 self._ending = _BROUGHT_DOWN
             except BaseException:
-                self._channel.close()
+                self.channel.close()
                 raise
 
-    def send(self, text: str) -> None:
-        """Sends a frame. Raises OSError when the process is gone."""
-        wire.write_frame(self._channel, text)
-
-    def receive(self) -> Any:
-        """The value of the next frame; None when the process has ended. Raises OSError,
-        WireError.
-        """
-        try:
-            frame = wire.read_frame(self._channel, candidate.FRAME_BYTES)
-        except ConnectionResetError:  # it ended without having read everything
-            return None
-        return None if frame is None else wire.loads(frame)
-
     def ending(self, said_s: float) -> tuple[str, str]:
-        """Ends the process, if it has not; why it ended, in words and as the cause of a
-        CallResult.
+        """Ends the process, if it has not ended; why it ended, in words and as the cause of a
+        CallResult. said_s: the time limit to name.
         """
         ended = self._wait()
         code = ended["status"]
@@ -86,6 +104,12 @@ class Child:
         if code in _SIGNALS:
             return _SIGNALS[code], "killed"
         return f"the process exited with code {code} before it returned", "exited"
+
+    def idle(self) -> bool:
+        """Ends the process, if it has not ended; whether it used less than half of its time as CPU
+        time. A process that timed out so may have waited for a busy machine.
+        """
+        return self._wait().get("cpu_s", self._timeout_s) < self._timeout_s / 2
 
     def _wait(self) -> dict[str, Any]:
         if self._ending is None:
@@ -96,98 +120,165 @@ class Child:
                 self._ending = self._connection.receive(GRACE_S, of_candidate=True)
         return self._ending
 
+    def close(self) -> None:
+        """Ends the process. May be called twice."""
+        try:
+            self._wait()
+        finally:
+            self.channel.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        try:
-            self._wait()
-        finally:
-            self._channel.close()
+        self.close()
 
 
 class Caller(Child):
     """A process that has imported the candidate's file and answers calls until it or its time ends.
 
-    calls: texts of calls to answer first, each fetched with ``result``; said_s: the time limit to
-    name in errors.
+    judges: where what it answers is read. said_s: the time limit to name in errors. ended: it
+    answers no more calls.
     """
 
     def __init__(
         self,
         connection: Connection,
+        judges: Judges,
         path: str,
         entry_point: str,
         timeout_s: float,
-        calls: Sequence[str] = (),
         said_s: float | None = None,
     ):
         self.ended = False
+        self._judges = judges
         self._entry_point = entry_point
         self._said_s = timeout_s if said_s is None else said_s
-        request = {
-            "op": "call",
-            "path": path,
-            "entry_point": entry_point,
-            "calls": list(calls),
-            "more": not calls,
-        }
-        super().__init__(connection, request, timeout_s)
+        super().__init__(
+            connection, {"op": "call", "path": path, "entry_point": entry_point}, timeout_s
+        )
 
     def call(self, args: tuple, kwargs: dict[str, Any]) -> CallResult:
         """Calls the entry point. Raises ValueError for arguments that the wire does not carry."""
-        text = call_text(self._entry_point, args, kwargs)
-        # a process that is gone answers nothing, which is noticed below
-        with contextlib.suppress(OSError):
-            self.send(text)
-        return self.result()
+        return self.ask([Question(args, kwargs)])[0]
 
-    def result(self) -> CallResult:
-        """What the next call came to."""
-        try:
-            match self.receive():
-                case ("value", value):
-                    return CallResult(value, "", True)
-                case ("error", str(name), str(message)):
-                    error = one_line(f"{name}: {message}" if message else name)
-                    return CallResult(
-                        None, error, False, "exited" if name == "SystemExit" else "raised"
-                    )
-                case None:
-                    self.ended = True
-                    error, cause = self.ending(self._said_s)
-                    return CallResult(None, error, False, cause)
-                case _:
-                    reason = "its frame is not one"
-        except (OSError, wire.WireError) as error:
-            reason = str(error)
+    def ask(self, questions: Sequence[Question]) -> list[CallResult]:
+        """Asks one question after another, each sent when the one before is answered; stops after
+        the one at which the process ended.
+
+        Raises ValueError for arguments that the wire does not carry.
+        """
+        patience_s = self._timeout_s + GRACE_S
+        verdicts = self._judges.ask(self.channel, questions, patience_s)
+        return [self._result(verdict) for verdict in verdicts]
+
+    def _result(self, verdict: Verdict) -> CallResult:
+        flags = ("lying_value",) if verdict.lying else ()
+        text = one_line(verdict.text)
+        match verdict.kind:
+            case "passed":
+                return CallResult(None, "", True, passed=True, flags=flags)
+            case "wrong":
+                return CallResult(None, "", True, shown=verdict.text, flags=flags)
+            case "value":
+                return CallResult(wire.loads(verdict.text), "", True, flags=flags)
+            case "raised":
+                return CallResult(None, text, False, "raised", flags=flags)
+            case "exited":
+                return CallResult(None, text, False, "exited")
+            case "refused":
+                raise ValueError(f"{self._entry_point} cannot be called in the sandbox: {text}")
         self.ended = True
-        self._wait()
-        return CallResult(None, f"the result cannot be read: {one_line(reason)}", False, "raised")
+        error, cause = self.ending(self._said_s)
+        if verdict.kind == "ended":
+            starved = cause == "timeout" and self.idle()
+            return CallResult(None, error, False, cause, starved=starved)
+        flag = "forged_result" if verdict.kind == "forged" else "costly_value"
+        return CallResult(
+            None, f"the result cannot be read: {text}", False, "raised", flags=(flag,)
+        )
+
+
+def ask_all(
+    connection: Connection,
+    open_caller: Callable[[float], Caller],
+    questions: Sequence[Question],
+    timeout_s: float,
+) -> list[CallResult]:
+    """A result for every question. After one that ended the process the others go to a new one.
+
+    connection: of the candidate's sandbox. open_caller: opens a process in it that may live for so
+    many seconds. timeout_s: for all questions together.
+    """
+    deadline = time.monotonic() + timeout_s
+    results: list[CallResult] = []
+    while len(results) < len(questions):
+        if results and (results[-1].cause == "timeout" or connection.loss):
+            late = CallResult(None, _NOT_RUN, False, "not_run", starved=results[-1].starved)
+            return results + [late] * (len(questions) - len(results))
+        with open_caller(max(deadline - time.monotonic(), 0.0)) as caller:
+            results += caller.ask(questions[len(results) :])
+    return results
+
+
+def check_all(
+    connection: Connection,
+    entry_point: str,
+    statements: Sequence[str],
+    open_caller: Callable[[float], Caller],
+    timeout_s: float,
+) -> list[Checked]:
+    """Runs trusted tests in which ``entry_point`` is a proxy; how each of them ended.
+
+    connection: of the checker's own sandbox. open_caller: opens a process of the candidate's, in
+    another sandbox, that may live for so many seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    request = {"op": "check", "entry_point": entry_point, "statements": list(statements)}
+    marks: list[Checked] = []
+    with contextlib.ExitStack() as stack:
+        child = stack.enter_context(Child(connection, request, timeout_s))
+        child.channel.settimeout(timeout_s + GRACE_S)
+        causes: set[str] = set()
+        starved = False
+        caller: Caller | None = None
+        while len(marks) < len(statements):
+            try:
+                match _said(child.channel):
+                    case {"need": True} if caller is None:
+                        caller = open_caller(max(deadline - time.monotonic(), 0.0))
+                        stack.callback(caller.close)
+                        socket.send_fds(child.channel, [b"f"], [caller.channel.fileno()])
+                    case {"gone": str(reason)} if caller is not None:
+                        error, cause = caller.ending(timeout_s)
+                        causes.add("raised" if reason else cause)
+                        starved = starved or (cause == "timeout" and caller.idle())
+                        caller.close()
+                        caller = None
+                        wire.write_frame(child.channel, error)
+                    case {"done": str(error), "flags": list(flags)}:
+                        marks.append(Checked(error, frozenset(causes), frozenset(flags), starved))
+                        causes = set()
+                        starved = False
+                    case _:
+                        break
+            except (OSError, ValueError, RecursionError):  # WireError is a ValueError
+                break
+        if len(marks) < len(statements):
+            error, cause = child.ending(timeout_s)
+            idle = child.idle() and (caller is None or caller.idle())
+            starved = cause == "timeout" and idle
+            rest = Checked(error, frozenset({*causes, cause}), frozenset(), starved)
+            marks += [rest] * (len(statements) - len(marks))
+    return marks
+
+
+def _said(channel: socket.socket) -> Any:
+    """What the checker says next; None when it has ended."""
+    frame = wire.read_frame(channel, checker.CONTROL_BYTES)
+    return None if frame is None else json.loads(frame)
 
 
 def one_line(text: str) -> str:
     """The text on one line, without what is not Unicode."""
     return " ".join(text.encode(errors="replace").decode().split())
-
-
-def call_text(entry_point: str, args: tuple, kwargs: dict[str, Any]) -> str:
-    """A call as the candidate's process reads it. Raises ValueError for arguments that the wire
-    does not carry.
-    """
-    try:
-        return wire.dumps((args, kwargs))
-    except wire.WireError as error:
-        raise ValueError(f"{entry_point} cannot be called in the sandbox: {error}") from error
-
-
-def answer_text(result: CallResult) -> str:
-    """A call's result as the proxy reads it. Where there is no exception to name, the name is
-    empty.
-    """
-    if result.ok:
-        return wire.dumps(("value", result.value))
-    name, _, message = (
-        result.error.partition(": ") if result.cause == "raised" else ("", "", result.error)
-    )
-    return wire.dumps(("error", name, message))

@@ -3,15 +3,14 @@
 A pool keeps a few bubblewrap workers (bubblewrap.py), each with a warm interpreter (zygote.py) that
 forks a session per sandbox into namespaces of its own; the session (session.py) forks a process per
 command. Everything said here about the other side is said by the session, which runs no code of the
-candidate's; only the channel of ``call`` and ``check`` carries what a candidate wrote, and is read
-as such (caller.py, wire.py).
+candidate's; only the channel of ``call`` and ``check`` carries what a candidate wrote, and no
+process but a disposable one reads it (caller.py, judge.py).
 Errors are those of errors.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +18,9 @@ from rl_code.environment.sandbox.caller import (
     KILLED,
     Caller,
     CallResult,
-    Child,
-    answer_text,
-    call_text,
+    Checked,
+    ask_all,
+    check_all,
 )
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.connection import Connection
@@ -31,7 +30,8 @@ from rl_code.environment.sandbox.errors import (
     SandboxUnavailable,
     SnapshotError,
 )
-from rl_code.environment.sandbox.inside import supervise, wire
+from rl_code.environment.sandbox.inside import supervise
+from rl_code.environment.sandbox.judge_pool import Judges, Question
 from rl_code.environment.sandbox.snapshot import File, Snapshot, from_session, to_session
 from rl_code.environment.sandbox.worker import Mode
 from rl_code.environment.sandbox.workers import Sandboxes
@@ -92,6 +92,7 @@ class SandboxPool:
 
     def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
         self._sandboxes = Sandboxes(config, modes)
+        self._judges = Judges()
 
     def open(self, files: Snapshot) -> Sandbox:
         """A sandbox whose workspace holds ``files`` (relative path -> text or File).
@@ -107,7 +108,7 @@ class SandboxPool:
             connection = Connection(self._sandboxes, self._sandboxes.take())
             try:
                 connection.ask({"op": "write", "files": to_session(files)})
-                return Sandbox(connection)
+                return Sandbox(connection, self._judges)
             except SandboxFault as fault:
                 connection.close()
                 if attempt == ATTEMPTS - 1:
@@ -132,6 +133,7 @@ class SandboxPool:
     def close(self) -> None:
         """Ends all sandboxes and everything in them."""
         self._sandboxes.close()
+        self._judges.close()
 
     def __enter__(self) -> SandboxPool:
         return self
@@ -148,8 +150,9 @@ class Sandbox:
     SandboxFault.
     """
 
-    def __init__(self, connection: Connection):
+    def __init__(self, connection: Connection, judges: Judges):
         self._connection = connection
+        self._judges = judges
 
     @property
     def cpu_s(self) -> float:
@@ -187,65 +190,41 @@ class Sandbox:
         new one. What the code prints is dropped. Raises ValueError for arguments that the wire does
         not carry.
         """
-        texts = [call_text(entry_point, tuple(one), {}) for one in args]
-        deadline = time.monotonic() + timeout_s
-        results: list[CallResult] = []
-        while len(results) < len(texts):
-            if results and (results[-1].cause in ("timeout", "not_run") or self._connection.loss):
-                results.append(
-                    CallResult(None, "not run: an earlier call used up the time", False, "not_run")
-                )
-                continue
-            left = max(deadline - time.monotonic(), 0.0)
-            with self.caller(
-                path, entry_point, left, texts[len(results) :], said_s=timeout_s
-            ) as caller:
-                while len(results) < len(texts) and not caller.ended:
-                    results.append(caller.result())
-        return results
+        return self.ask(path, entry_point, [Question(tuple(one)) for one in args], timeout_s)
+
+    def ask(
+        self, path: str, entry_point: str, questions: Sequence[Question], timeout_s: float
+    ) -> list[CallResult]:
+        """``call`` for questions, whose values are compared with what is expected of them."""
+        return ask_all(
+            self._connection,
+            lambda left: self.caller(path, entry_point, left, timeout_s),
+            questions,
+            timeout_s,
+        )
 
     def caller(
-        self,
-        path: str,
-        entry_point: str,
-        timeout_s: float,
-        calls: Sequence[str] = (),
-        said_s: float | None = None,
+        self, path: str, entry_point: str, timeout_s: float, said_s: float | None = None
     ) -> Caller:
         """A process that has imported the file and answers one call after another, as ``Caller``
         describes.
         """
-        return Caller(self._connection, path, entry_point, timeout_s, calls, said_s)
+        return Caller(self._connection, self._judges, path, entry_point, timeout_s, said_s)
 
     def check(
         self,
         entry_point: str,
         statements: Sequence[str],
-        answer: Callable[..., CallResult],
+        open_caller: Callable[[float], Caller],
         *,
         timeout_s: float,
-    ) -> list[str]:
-        """Runs trusted tests in which ``entry_point`` is a proxy: one error each, "" for one that
-        passed.
+    ) -> list[Checked]:
+        """Runs trusted tests in which ``entry_point`` is a proxy; how each of them ended.
 
-        answer: called as ``answer(args, kwargs)`` for each call of the proxy.
+        open_caller: opens a process of the candidate's, in another sandbox, that may live for so
+        many seconds.
         """
-        errors: list[str] = []
-        request = {"op": "check", "entry_point": entry_point, "statements": list(statements)}
-        with Child(self._connection, request, timeout_s) as child:
-            while len(errors) < len(statements):
-                try:
-                    match child.receive():
-                        case ("done", str(error)):
-                            errors.append(error)
-                        case ("call", tuple(args), dict(kwargs)):
-                            child.send(answer_text(answer(args, kwargs)))
-                        case _:
-                            break
-                except (OSError, wire.WireError):
-                    break
-            ending = "" if len(errors) == len(statements) else child.ending(timeout_s)[0]
-        return errors + [ending] * (len(statements) - len(errors))
+        return check_all(self._connection, entry_point, statements, open_caller, timeout_s)
 
     def read_file(self, path: str) -> str:
         """A file's text. Raises FileNotFoundError, another OSError, or ValueError for what is no

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from rl_code.environment.compare import accepts
+from rl_code.environment.grader import run_cases
 from rl_code.environment.grading import Target, mark, targets
 from rl_code.environment.tools.text import one_line, show
 from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
@@ -22,18 +22,18 @@ _VERBOSE_WIDTH = 400
 _VERBOSE_FAILURES = 3
 
 
-def failed_case(entry_point: str, case: Case, value: Any, error: str, *, verbose: bool) -> str:
+def failed_case(entry_point: str, case: Case, shown: str, error: str, *, verbose: bool) -> str:
     """One failing value-level test on one line: ``f([3, 1]) gave [4, 2] want [5, 3]`` or ``f([3,
     1]) error ...``.
 
-    value: what the call returned; not looked at when ``error`` (what it raised, in short) is not
-    "".
+    shown: what the call returned, as ``text.show`` writes it; not looked at when ``error`` (what it
+    raised, in short) is not "".
     """
     width = _VERBOSE_WIDTH if verbose else _WIDTH
     call = one_line(f"{entry_point}({', '.join(map(show, case.args))})", width)
     if error:
         return f"{call} {'raised' if verbose else 'error'} {one_line(error, width)}"
-    got = one_line(show(value), width)
+    got = one_line(shown, width)
     want = one_line(show(case.expected), width)
     return (
         f"{call} returned {got}, expected {want}" if verbose else f"{call} gave {got} want {want}"
@@ -109,10 +109,9 @@ def _failed_cases(workspace: Workspace, target: Target, timeout_s: float) -> lis
     if not cases:
         return []
     name = target.entry_point
-    calls = [case.args for case in cases]
-    results = workspace.sandbox.call(target.path, name, calls, timeout_s=timeout_s)
+    results = run_cases(workspace.sandbox, target.path, name, cases, timeout_s)
     return [
-        failed_case(name, case, result.value, result.error, verbose=workspace.verbose)
+        failed_case(name, case, result.shown, result.error, verbose=workspace.verbose)
         for case, result in zip(cases, results, strict=True)
-        if not (result.ok and accepts(case, result.value))
+        if not result.passed
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import time
 from collections.abc import Mapping
@@ -10,9 +11,11 @@ import hypothesis
 import pytest
 
 from models.tokenizer import Tokenizer
+from rl_code.environment.compare import accepts
 from rl_code.environment.grader import Grade
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import CallResult, Completed, SandboxFault
+from rl_code.environment.tools.text import show
 from rl_code.types import Case, Limits, Task, Tests
 
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -46,6 +49,19 @@ class FakeSandbox:
         if self.pool.faulty:
             raise SandboxFault("the zygote died")
         return call_here(self.files.get(path, ""), entry_point, list(args))
+
+    def ask(self, path, entry_point, questions, timeout_s):
+        results = self.call(
+            path, entry_point, [question.args for question in questions], timeout_s=timeout_s
+        )
+        return [
+            dataclasses.replace(
+                result,
+                passed=result.ok and accepts(question.case, result.value),
+                shown=show(result.value),
+            )
+            for question, result in zip(questions, results, strict=True)
+        ]
 
     def run(self, argv, *, stdin="", timeout_s):
         if self.pool.faulty:
@@ -90,11 +106,17 @@ class FakePool:
         self.opened.append(FakeSandbox(self, files))
         return self.opened[-1]
 
-    def grade(self, path, entry_point, tests, snapshot, pool, timeout_s):
+    def grade(self, path, entry_point, tests, snapshot, pool, timeout_s, hidden=None):
         if self.faulty:
             raise SandboxFault("the zygote died")
         self.graded.append(dict(snapshot))
         text = snapshot.get(path, "")
+        marks = [self._marks(text, entry_point, part) for part in (tests, hidden or Tests())]
+        passed = tuple(one for part, _ in marks for one in part)
+        errors = tuple(one for _, part in marks for one in part)
+        return Grade(passed=passed, errors=errors, flags=(), seconds=0.0)
+
+    def _marks(self, text, entry_point, tests):
         results = call_here(text, entry_point, [case.args for case in tests.cases])
         passed = [
             result.ok and result.value == case.expected
@@ -110,7 +132,7 @@ class FakePool:
             except Exception as error:
                 passed.append(False)
                 errors.append(type(error).__name__)
-        return Grade(passed=tuple(passed), errors=tuple(errors), flags=(), seconds=0.0)
+        return passed, errors
 
 
 @pytest.fixture

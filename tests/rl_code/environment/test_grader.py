@@ -135,15 +135,16 @@ def f(x):
     return 0
 ### patched wire
 import sys
-w = sys.modules['rl_code.environment.sandbox.inside.wire']
+w = sys.modules['inside.wire']
 w.dumps = lambda v: '{"passed":true}'
+w.write = lambda *a: ('{"passed":true}', False)
 w._encode = lambda *a: True
 def f(x):
     return 0
 ### patched module table
 import sys
 for n in list(sys.modules):
-    if n.startswith('rl_code'):
+    if n.startswith('inside'):
         for k in list(vars(sys.modules[n])): setattr(sys.modules[n], k, lambda *a, **q: True)
 def f(x):
     return 0
@@ -229,6 +230,20 @@ def test_exits_and_hangs_are_flagged(marks):
     assert marks("def f(x):\n    raise TypeError\n").flags == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [
+        ("always equal object", "lying_value"),
+        ("always equal int", "lying_value"),
+        ("always equal list", "lying_value"),
+        ("lying class", "lying_value"),
+        ("patched wire", "forged_result"),
+    ],
+)
+def test_a_cheat_is_flagged(marks, name, flag):
+    assert marks(CHEATS[name]).flags == (flag,)
+
+
 FORGE = """
 import os, struct, sys
 def send(text):
@@ -242,9 +257,24 @@ def f(x):
 """
 
 
+# Knows how answers are written, finds the number of the call, and answers before its function does.
+ECHO = r"""
+import os, struct, sys
+def f(x):
+    frame = sys._getframe()
+    while "channel" not in frame.f_locals: frame = frame.f_back
+    call = frame.f_locals["call"]
+    text = ("v" + call[:16] + "7").encode()
+    os.write(3, struct.pack("<I", len(text)) + text)
+    return None
+"""
+
+
 def test_forged_frames_pass_nothing(marks):
-    assert marks(FORGE).passed == (False,) * 4
-    assert marks(FORGE.replace("def f(x):", "def g(x):") + "g(0)\n").passed == (False,) * 4
+    for cheat in (FORGE, FORGE.replace("def f(x):", "def g(x):") + "g(0)\n", ECHO):
+        result = marks(cheat)
+        assert result.passed == (False,) * 4
+        assert result.flags == ("forged_result",), result
     # the next one is none the worse
     assert marks("def f(x):\n    return x * 2\n").passed == (True,) * 4
 
@@ -347,16 +377,18 @@ def test_an_argument_that_cannot_travel_is_named(marks):
         marks("def f(g):\n    return g(1)\n", Tests(cases=(Case((len, lambda: 1), 1),)))
 
 
-def test_changes_to_an_argument_stay_in_the_candidate(marks):
+def test_a_test_sees_changes_of_its_arguments_and_a_case_starts_afresh(marks):
     tests = Tests(
-        code=("xs = [1]\nf(xs)\nassert xs == [1]",),
+        code=(
+            "xs = [1]\nassert f(xs) == [1, 2]\nassert xs == [1, 2]",
+            "rows = [[1], [5]]\ninner = rows[0]\nf(rows)\nassert rows == [[1], [5], 2] and rows[0] is inner",
+            "xs = (1, 3)\ntry: f(xs)\nexcept AttributeError: pass\nassert xs == (1, 3)",
+        ),
         cases=(Case(([1],), [1, 2]), Case(([1],), [1, 2])),
     )
-    assert marks("def f(xs):\n    xs.append(2)\n    return xs\n", tests).passed == (
-        True,
-        True,
-        True,
-    )
+    assert marks("def f(xs):\n    xs.append(2)\n    return xs\n", tests).passed == (True,) * 5
+    wrong = marks("def f(xs):\n    return xs + [2]\n", tests)
+    assert wrong.passed[2:4] == (False, False)
 
 
 def test_neighbours_in_the_snapshot_are_there(sandboxes):

@@ -200,7 +200,7 @@ def test_the_file_of_a_call_imports_its_neighbours(sandboxes):
             "class E(Exception):\n    def __str__(self): raise E\ndef f(x):\n    raise E\n",
             "its message could not be read",
         ),
-        ("def f(x):\n    return 'x' * 5_000_000\n", "a frame of"),
+        ("def f(x):\n    return 'x' * 5_000_000\n", "f returned 5000002 characters"),
     ],
 )
 def test_every_way_to_fail_is_an_error_in_words(sandboxes, text, error):

@@ -418,6 +418,7 @@ def test_the_host_is_left_as_it_was():
         for _ in range(10):
             with pool.open({"f": "x"}) as sandbox:
                 sandbox.run(["touch", "/tmp/x", "y"], timeout_s=30)
+                sandbox.call("s.py", "f", [()], timeout_s=30)  # its judge is kept, too
         assert len(pool._sandboxes._slots) == 1
         descriptors = len(os.listdir("/proc/self/fd"))
         with pool.open({}) as sandbox:

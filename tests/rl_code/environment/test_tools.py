@@ -160,7 +160,7 @@ def test_terminal_says_output_and_exit_code(workspace):
 
 
 def test_long_answers_say_how_many_passed_and_show_the_first_failures():
-    failures = [failed_case("f", Case((i,), i), i + 1, "", verbose=True) for i in range(5)]
+    failures = [failed_case("f", Case((i,), i), show(i + 1), "", verbose=True) for i in range(5)]
     text = describe(failures, 7, 1, verbose=True)
     assert all(
         part in text for part in ("2 of 7", "f(2) returned 3, expected 2", "1 test runs left")
@@ -171,8 +171,8 @@ def test_long_answers_say_how_many_passed_and_show_the_first_failures():
 def test_short_answers_stay_on_one_short_line():
     case = Case((list(range(1000)), "a\nb" * 99), {"k" * 500: 1})
     for text in [
-        failed_case("f", case, list(range(1000)), "", verbose=False),
-        failed_case("f", case, None, "TypeError:\n" + "x" * 999, verbose=False),
+        failed_case("f", case, show(list(range(1000))), "", verbose=False),
+        failed_case("f", case, "", "TypeError:\n" + "x" * 999, verbose=False),
         failed_code("assert f(\n2) == " + "1" * 999, "AssertionError", verbose=False),
     ]:
         line = describe([text], 3, 2, verbose=False)

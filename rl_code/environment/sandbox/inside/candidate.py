@@ -1,11 +1,16 @@
-"""What runs in the forked child of a session: the candidate's function, or the tests that call it
-through a proxy.
+"""The process that imports the candidate's file and answers calls of its functions.
 
-The two never share a process, nor a sandbox. Frames on the channel are values of ``wire``:
-  to a candidate    (args, kwargs)
-  from a candidate  ("value", v) or ("error", name of the exception, message)
-  from a checker    ("call", args, kwargs), answered with a candidate's frame;
-                    ("done", error or "") after each statement
+It holds nothing but the arguments of the call that it answers: the next ones arrive after the
+answer. Nothing that it says is trusted. Frames:
+
+  to it    a number that nobody can guess, then the ``wire`` text of
+           (None or a function's number, args, kwargs, whether changed arguments are to come back,
+           whether functions in the value may be called later)
+  from it  a letter, the same number, then the ``wire`` text of
+             v  the value
+             a  (value, args, kwargs), the arguments being changed
+             e  (the exception's name, its builtin bases, its message, args, attributes)
+           The letter is a capital one when something in the value has an ``__eq__`` that lies.
 
 Runs inside the sandbox: standard library only.
 """
@@ -25,38 +30,20 @@ from . import wire
 
 MESSAGE_CHARACTERS = 500
 FRAME_BYTES = 4 << 20
+NUMBER_CHARACTERS = 16
+VALUE_CHARACTERS = FRAME_BYTES - 1 - NUMBER_CHARACTERS
+# An exception with more attributes than this sends none.
+_ATTRIBUTES = 20
+
+Answer = tuple[str, str]
 
 
-class CandidateError(Exception):
-    """Raised by the proxy for what no builtin exception names."""
-
-
-def serve(
-    channel: socket.socket, path: str, entry_point: str, calls: list[str], more: bool
-) -> None:
-    """Imports the file at ``path`` and answers ``calls``, then, if ``more``, those that come until
-    the end.
-    """
+def serve(channel: socket.socket, path: str, entry_point: str) -> None:
+    """Imports the file at ``path`` and answers one call after another until the other side ends."""
     answer = _answerer(path, entry_point)
-    for call in calls:
-        wire.write_frame(channel, answer(call))
-    while more and (call := wire.read_frame(channel, FRAME_BYTES)) is not None:
-        wire.write_frame(channel, answer(call))
-
-
-def check(channel: socket.socket, entry_point: str, statements: list[str]) -> None:
-    """Runs each statement with ``entry_point`` bound to a proxy and reports how it ended."""
-    for statement in statements:
-        proxy = _Proxy(channel, entry_point)
-        try:
-            exec(compile(statement, "<test>", "exec"), {"__name__": "checker", entry_point: proxy})
-        except BaseException as error:  # a test that exits or interrupts has failed, too
-            failure = ": ".join(filter(None, describe(error)))
-            if proxy.last and isinstance(error, AssertionError):
-                failure += f" ({proxy.last})"
-        else:
-            failure = ""
-        wire.write_frame(channel, wire.dumps(("done", failure)))
+    while (call := wire.read_frame(channel, FRAME_BYTES)) is not None:
+        letter, text = answer(call[NUMBER_CHARACTERS:])
+        wire.write_frame(channel, letter + call[:NUMBER_CHARACTERS] + text)
 
 
 def describe(error: BaseException) -> tuple[str, str]:
@@ -71,35 +58,58 @@ def describe(error: BaseException) -> tuple[str, str]:
     return str(name)[:MESSAGE_CHARACTERS], str(message)[:MESSAGE_CHARACTERS]
 
 
-def _answerer(path: str, entry_point: str) -> Callable[[str], str]:
-    """A function from the text of a call to the text of its answer."""
+def _answerer(path: str, entry_point: str) -> Callable[[str], Answer]:
+    """A function from the text of a call to the letter and the text of its answer."""
     try:
         function = functools.reduce(getattr, entry_point.split("."), _load(path))
     except BaseException as error:  # the file is not trusted and may raise anything, SystemExit too
         if isinstance(error, AttributeError) and error.name == entry_point:
-            failed = wire.dumps(("error", "NameError", f"{path} defines no {entry_point}"))
+            failed = _failure("NameError", f"{path} defines no {entry_point}")
         else:
-            failed = wire.dumps(("error", *describe(error)))
+            failed = _raised(error)
         return lambda call: failed
 
-    def answer(call: str) -> str:
-        args, kwargs = wire.loads(call)
+    functions: list[Any] = []
+
+    def answer(call: str) -> Answer:
+        number, args, kwargs, back, callable_later = wire.loads(call)
+        kept = functions if callable_later else None
+        called = function if number is None else functions[number]
         try:
-            value = function(*args, **kwargs)
+            value = called(*args, **kwargs)
             try:
-                return wire.dumps(("value", value))
+                letter, (text, lying) = "v", wire.write(value, kept)
+                if back and wire.dumps((number, args, kwargs, back, callable_later)) != call:
+                    letter, (text, lying) = "a", wire.write((value, args, kwargs), kept)
             except wire.WireError as error:
-                return wire.dumps(
-                    (
-                        "error",
-                        "TypeError",
-                        f"{entry_point} returned what tests cannot compare: {error}",
-                    )
-                )
+                message = f"{entry_point} returned what tests cannot compare: {error}"
+                letter, text = _failure("TypeError", message)
+                lying = error.lying
+            if len(text) > VALUE_CHARACTERS:
+                return _failure("TypeError", f"{entry_point} returned {len(text)} characters")
+            return (letter.upper() if lying else letter), text
         except BaseException as error:  # as above
-            return wire.dumps(("error", *describe(error)))
+            return _raised(error)
 
     return answer
+
+
+def _failure(name: str, message: str) -> Answer:
+    return "e", wire.dumps((name, [name], message, (message,), {}))
+
+
+def _raised(error: BaseException) -> Answer:
+    """An exception with as much of its arguments and attributes as can be sent."""
+    name, message = describe(error)
+    bases = [
+        base.__name__ for base in type(error).__mro__ if vars(builtins).get(base.__name__) is base
+    ]
+    try:
+        attributes = dict(vars(error)) if len(vars(error)) <= _ATTRIBUTES else {}
+        text = wire.dumps((name, bases, message, error.args, attributes))
+    except BaseException:  # the exception's class is the candidate's
+        text = wire.dumps((name, bases, message, (message,), {}))
+    return "e", text
 
 
 def _load(path: str) -> types.ModuleType:
@@ -122,52 +132,3 @@ def _load(path: str) -> types.ModuleType:
     sys.modules[name] = module
     exec(code, module.__dict__)
     return module
-
-
-class _Proxy:
-    """Stands for the candidate's function in a test: sends the arguments out, returns or raises
-    what comes back.
-    """
-
-    def __init__(self, channel: socket.socket, name: str):
-        self._channel = channel
-        self.__name__ = name
-        self.last = ""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            text = wire.dumps(("call", args, kwargs))
-        except wire.WireError as error:
-            raise TypeError(
-                f"{self.__name__} is called with an argument that cannot be sent to it: {error}"
-            ) from error
-        wire.write_frame(self._channel, text)
-        reply = wire.read_frame(self._channel, 2 * FRAME_BYTES)
-        if reply is None:
-            raise CandidateError("the candidate's process is gone")
-        match wire.loads(reply):
-            case ("value", value):
-                self.last = f"{self.__name__} returned {_short(value)}"
-                return value
-            case ("error", str(name), str(message)):
-                self.last = f"{self.__name__} raised {name}"
-                raise _exception(name, message)
-        raise CandidateError("the candidate's process answered nothing that can be read")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."
-
-
-def _exception(name: str, message: str) -> Exception:
-    """The builtin exception of that name, so that tests which expect one see it; else
-    CandidateError.
-    """
-    kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
-            return kind(message)
-        except TypeError:
-            pass
-    return CandidateError(": ".join(filter(None, (name, message))))

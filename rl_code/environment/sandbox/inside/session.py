@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import candidate, command, files, kernel, supervise, wire
+from . import candidate, checker, command, files, kernel, supervise, wire
 from .meter import Meter
 
 WORKSPACE = "/workspace"
@@ -122,8 +122,8 @@ def _fork_with(
 
 
 def _call(own: socket.socket, request: dict[str, Any]) -> None:
-    candidate.serve(own, request["path"], request["entry_point"], request["calls"], request["more"])
+    candidate.serve(own, request["path"], request["entry_point"])
 
 
 def _check(own: socket.socket, request: dict[str, Any]) -> None:
-    candidate.check(own, request["entry_point"], request["statements"])
+    checker.check(own, request["entry_point"], request["statements"])
