@@ -86,8 +86,25 @@ class Origin:
         """The longest context that the model was trained for, where known."""
         return pretrained.max_positions(self.files) if self.files else None
 
-    def tokenizer(self, path: str = "") -> Tokenizer:
-        """The tokeniser of the weights, or the one at ``path``. Raises ConfigError."""
+    def tokenizer(self, path: str = "", chat_template: str = "own") -> Tokenizer:
+        """The tokeniser of the weights, or the one at ``path``. Raises ConfigError.
+
+        chat_template: ``TokenizerConfig.chat_template``.
+        """
+        tokenizer = self._read_tokenizer(path)
+        if chat_template == "family":
+            tokenizer.chat_template = None
+        elif chat_template != "own":
+            try:
+                tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(
+                    f"config.tokenizer.chat_template = {chat_template!r}: neither 'own' nor "
+                    f"'family' nor a file: {error.strerror}"
+                ) from error
+        return tokenizer
+
+    def _read_tokenizer(self, path: str) -> Tokenizer:
         if not path and self.files is None:
             raise ConfigError(
                 "config.tokenizer.path = '': without model.weights there is no tokeniser to take; "

@@ -79,6 +79,7 @@ class Run:
         try:
             self.tokenizer = self._tokenizer()
             self.model_config = self._model_config()
+            self._stop_ids(None)  # whether the protocol goes with the tokeniser
             for call in attention_calls(config, self.model_config):
                 logging.info("attention: %s", call)
         except BaseException:
@@ -140,7 +141,7 @@ class Run:
         spec = self.config.tokenizer
         # a run that trained its tokeniser hands it on with its weights
         if spec.source == "file" or self.origin.workdir is not None:
-            return self.origin.tokenizer(spec.path)
+            return self.origin.tokenizer(spec.path, spec.chat_template)
         if self.origin.files is not None:
             raise ConfigError(
                 f"config.tokenizer.source = 'train': the weights at {self.origin.weights!r} have a "
@@ -188,7 +189,7 @@ class Run:
             self.model_config,
             self.tokenizer,
             max_positions=self.config.limits.tokens,
-            stop_ids=stop_ids(self._protocol(None), self.tokenizer),
+            stop_ids=self._stop_ids(None),
             chat_template=family.template if family else None,
         )
 
@@ -263,7 +264,7 @@ class Run:
         dtype = dtype or rollout.dtype
         way = engine, protocol or self.config.protocol, dtype
         # Protocols that end messages alike share the programs.
-        key = sampling, engine, stop_ids(self._protocol(protocol), self.tokenizer), dtype
+        key = sampling, engine, self._stop_ids(protocol), dtype
         if key not in self._schedulers:
             self._schedulers[key] = Scheduler(
                 self.engine(sampling, *way, self.rollout_mesh),
@@ -288,7 +289,7 @@ class Run:
         of them.
         """
         model_config = dataclasses.replace(self.model_config, dtype=dtype, param_dtype=dtype)
-        stops = tuple(sorted(stop_ids(self._protocol(protocol), self.tokenizer)))
+        stops = tuple(sorted(self._stop_ids(protocol)))
         if self._channel is not None and self._channel.leads:
             return LeadingEngine(model_config, config, sampling, stops, mesh, channel=self._channel)
         return Engine(model_config, config, sampling, stops, mesh)
@@ -330,8 +331,21 @@ class Run:
         return kept
 
     def _protocol(self, protocol: Named | None) -> Protocol:
-        """The protocol of a suite, or that of training for None."""
-        return find_protocol(protocol or self.config.protocol, self._tools, "config.protocol")
+        """The protocol of a suite, or that of training for None, with the tokeniser's template."""
+        named = protocol or self.config.protocol
+        found = find_protocol(named, self._tools, "config.protocol")
+        try:
+            return found.for_tokenizer(self.tokenizer, self._tools)
+        except ValueError as error:
+            raise ConfigError(f"config.protocol = {named.name!r}: {error}") from error
+
+    def _stop_ids(self, protocol: Named | None) -> frozenset[int]:
+        """Ids of the tokens that end a message."""
+        try:
+            return stop_ids(self._protocol(protocol), self.tokenizer)
+        except ValueError as error:
+            named = protocol or self.config.protocol
+            raise ConfigError(f"config.protocol = {named.name!r}: {error}") from error
 
     def prompt(self, task: Task, protocol: Named | None = None) -> list[int]:
         """Ids of a task's prompt, by the protocol of training unless another is given."""

@@ -72,6 +72,9 @@ class TokenizerConfig:
     source: Literal["train", "file"] = "file"
     # A tokenizer.json, its folder, or a .gguf file; "" for the one of ``model.weights``.
     path: str = ""
+    # "own": the template that came with the tokeniser, or its family's where none did; "family":
+    # always the family's; else the path of a jinja2 file.
+    chat_template: str = "own"
     # With "train": entries of the vocabulary, and demonstrations that it is learned from.
     vocab_size: int = 512
     texts: int = 2000

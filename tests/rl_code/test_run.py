@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
+
 import pytest
 
 from configs import quickstart, smollm2_mbpp
+from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.read_config import ConfigError, build
 from rl_code.run import Run
@@ -50,8 +54,9 @@ def test_a_suite_of_more_tasks_than_fit_is_named(tmp_path):
 def test_a_suite_does_not_need_the_training_tasks(tmp_path):
     settings = smollm2_mbpp.get_config("smoke")
     settings.tasks.path = str(tmp_path / "none.jsonl")
-    with Run(config(), tmp_path) as run:
-        run.tokenizer.save(tmp_path / "tokenizer.json")
+    special = ["<|pad|>", "<|eot|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+    tokenizer = Tokenizer.train([inspect.getsource(textwrap)], 512, special)
+    tokenizer.save(tmp_path / "tokenizer.json")
     settings.model.update(weights="")
     settings.tokenizer = dict(path=str(tmp_path / "tokenizer.json"))
     with Run(build(RunConfig, settings), tmp_path) as run:

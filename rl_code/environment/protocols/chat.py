@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from models.chat import render
-from rl_code.environment.protocols.protocol import Protocol, answer
+from models.own_template import OwnTemplate
+from models.tokenizer import Tokenizer
+from rl_code.environment.protocols.protocol import Protocol, answer, own_template
 from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolCall, ToolResult
@@ -31,9 +33,22 @@ class Chat(Protocol):
     calls: Literal["json", "tags", "bare"]
     stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     verbose: bool = True
+    # The template that came with the tokeniser; None for the family's.
+    own: OwnTemplate | None = None
+
+    def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Chat:
+        own = own_template(self.family, tokenizer)
+        if own is not None and tools and not own.declares_tools:
+            raise ValueError(
+                f"the tokeniser's chat template has no place for the tools {', '.join(tools)}; "
+                f"tokenizer.chat_template='family' takes that of {self.family}"
+            )
+        return dataclasses.replace(self, own=own)
 
     def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
         schemas = [{"type": "function", "function": tool.schema} for tool in tools.values()]
+        if self.own is not None:
+            return self.own.render(task.messages, schemas) + task.prefill
         return render(self.family, task.messages, schemas) + task.prefill
 
     def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
@@ -67,7 +82,7 @@ class Chat(Protocol):
         )
 
     def observation(self, results: Sequence[ToolResult]) -> str:
-        return answer(self.family, results)
+        return answer(self.family, results, self.own)
 
 
 _FORMS = {

@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from models.chat import render
-from rl_code.environment.protocols.protocol import Protocol
+from models.own_template import OwnTemplate
+from models.tokenizer import Tokenizer
+from rl_code.environment.protocols.protocol import Protocol, own_template
 from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolCall, ToolResult
 
@@ -30,6 +32,13 @@ class Completion(Protocol):
     family: str | None
     stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     verbose: bool = False
+    # The template that came with the tokeniser; None for the family's.
+    own: OwnTemplate | None = None
+
+    def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Completion:
+        if self.family is None:
+            return self
+        return dataclasses.replace(self, own=own_template(self.family, tokenizer))
 
     def check_tools(self, tools: Mapping[str, Tool]) -> None:
         for name in ("write_file", "submit"):
@@ -39,7 +48,11 @@ class Completion(Protocol):
                 )
 
     def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
-        return ("" if self.family is None else render(self.family, task.messages)) + task.prefill
+        if self.family is None:
+            return task.prefill
+        if self.own is not None:
+            return self.own.render(task.messages) + task.prefill
+        return render(self.family, task.messages) + task.prefill
 
     def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
         start = len(task.prefill)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from models.chat import render_tool_results
+from models.families import FAMILIES
+from models.own_template import OwnTemplate
 from models.tokenizer import Tokenizer
 from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolCall, ToolResult
@@ -27,6 +29,13 @@ class Protocol:
     stop_tokens: tuple[str, ...]
     # Whether tools answer in sentences or in as few words as will do.
     verbose: bool = True
+
+    def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Protocol:
+        """The protocol with the chat template that came with the tokeniser, where it uses one.
+
+        Raises ValueError when that template has no place for these tools.
+        """
+        return self
 
     def check_tools(self, tools: Mapping[str, Tool]) -> None:
         """Raises ValueError when calls of these tools cannot be written."""
@@ -101,10 +110,20 @@ def _frame(family: str, count: int) -> tuple[str, ...]:
     return tuple(render_tool_results(family, ["\0"] * count).split("\0"))
 
 
-def answer(family: str, results: Sequence[ToolResult]) -> str:
-    """What follows an assistant's message in the family's template: the results, broken up, and the
-    next opening.
+def own_template(family: str, tokenizer: Tokenizer) -> OwnTemplate | None:
+    """The chat template that came with a tokeniser of a model family; None where none did."""
+    if tokenizer.chat_template is None:
+        return None
+    end = FAMILIES[family].end
+    return OwnTemplate(tokenizer.chat_template, end, tokenizer.bos or "", tokenizer.eos)
+
+
+def answer(family: str, results: Sequence[ToolResult], own: OwnTemplate | None = None) -> str:
+    """What follows an assistant's message in the family's template, or in a tokeniser's own one:
+    the results, broken up, and the next opening.
     """
+    if own is not None:
+        return own.render_tool_results([break_up(result.content) for result in results])
     first, *others = _frame(family, len(results))
     return first + "".join(
         break_up(result.content) + after for result, after in zip(results, others, strict=True)
