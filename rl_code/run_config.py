@@ -29,7 +29,7 @@ from rl_code.rollout.sampling import SamplingConfig
 from rl_code.schedule import AsynchronyConfig
 from rl_code.step_metrics import METRICS, Metric
 from rl_code.tasks.api import find_source
-from rl_code.tasks.demonstrations import DemonstrationConfig
+from rl_code.tasks.demonstrations import DemonstrationConfig, check_demonstrable
 from rl_code.tasks.screening import ScreeningConfig
 from rl_code.types import Limits
 
@@ -253,7 +253,9 @@ class RunConfig:
             dataclasses.replace(shape, attention=methods)
         # A wrong name is found now and not in the first episode.
         tools = find_tools(self.tools, "config.tools")
-        find_protocol(self.protocol, tools, "config.protocol")
+        protocol = find_protocol(self.protocol, tools, "config.protocol")
+        if self.sft is not None:
+            check_demonstrable(protocol, tools)
         find_signals(self.reward, "config.reward")
         for at, suite in enumerate(self.suites):
             path = f"config.suites[{at}]"

@@ -9,9 +9,10 @@ from typing import Any
 
 from rl_code.types import Task, Trajectory
 
-# Flags of the grader that prove cheating: no honest code earns them. A timeout or a killed process
-# is no proof.
-CHEATS = frozenset({"forged", "lying"})
+# Flags of the grader that prove cheating, since no honest code earns them: a frame that the harness
+# did not write, and a value whose ``__eq__`` says that it equals anything. A timeout, a killed
+# process and a swallowed exception are no proof.
+CHEATS = frozenset({"forged_result", "lying_value"})
 
 
 @dataclasses.dataclass(frozen=True)

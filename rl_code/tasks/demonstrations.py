@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.text import show
+from rl_code.environment.tools.tool import Tool
 from rl_code.tasks.operations import OPERATIONS, Failure
 from rl_code.tasks.programs import Program, evaluate, source, wrong_version
 from rl_code.types import Limits, Task, ToolCall, ToolResult
@@ -30,14 +32,13 @@ _TRIES = 20  # draws of a wrong attempt that was not made before
 
 @dataclasses.dataclass(frozen=True)
 class DemonstrationConfig:
-    """p_right: an attempt is right, else a plausible mistake. p_test: it is tested, else submitted
-    as it stands.
+    """How imperfect demonstrations are: three probabilities."""
 
-    p_give_up: after a failing test the file is submitted as it stands, else there is a new attempt.
-    """
-
+    # That an attempt is right; else it is a plausible mistake.
     p_right: float = 0.65
+    # That an attempt is tested; else it is submitted as it stands.
     p_test: float = 0.5
+    # That after a failing test the file is submitted as it stands; else there is a new attempt.
     p_give_up: float = 0.4
 
     def __post_init__(self):
@@ -52,6 +53,16 @@ class Segment:
 
     text: str
     sampled: bool
+
+
+def check_demonstrable(protocol: Protocol, tools: Mapping[str, Tool]) -> None:
+    """Raises ValueError unless what demonstrations teach can be said in an episode."""
+    needed = ("write_file", "run_tests", "submit")
+    if not isinstance(protocol, Compact) or not set(needed) <= tools.keys():
+        raise ValueError(
+            f"demonstrations are written in the protocol 'compact' with {', '.join(needed)}, and "
+            f"episodes have {type(protocol).__name__} with {', '.join(tools)}; leave sft out"
+        )
 
 
 def demonstrate(

@@ -33,8 +33,8 @@ TASK = Task(
 
 
 def configured(**changes: Any) -> RunConfig:
-    """The quickstart's config with other sections."""
-    return build(RunConfig, quickstart.get_config("smoke").to_dict() | changes)
+    """The quickstart's config with other sections, without its warm start."""
+    return build(RunConfig, quickstart.get_config("smoke").to_dict() | {"sft": None} | changes)
 
 
 @contextlib.contextmanager

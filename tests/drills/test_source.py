@@ -46,7 +46,6 @@ def test_repositories_with_tests_over_several_modules_come_from_outside(outside,
     config = configured(
         tasks=dict(name="my_lab.repositories:Repositories", folder=str(folder)),
         tokenizer=dict(source="file", path="tokenizer.json"),
-        sft=None,
         reward=dict(signals=("tests", dict(name="partial", weight=0.5))),
     )
     (task,) = find_source(config.tasks, "tasks").load(None, None)

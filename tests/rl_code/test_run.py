@@ -83,6 +83,7 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
             {"tasks": {"name": "humaneval"}},
             "tokenizer.source='train' trains on demonstrations",
         ),
+        ({"protocol": "hermes"}, "demonstrations are written in the protocol 'compact'"),
         ({"protocol": "morse"}, "config.protocol = 'morse': expected one of"),
         ({"train.advantage": "luck"}, "config.train.advantage = 'luck': expected one of"),
         ({"train.group_size": 0}, "config.train: group_size=0 must be at least 1"),
