@@ -42,18 +42,20 @@ _NO_TARGET = Target("", "", (), False)
 
 
 def targets(task: Task, tests: Tests) -> list[Target]:
-    """The functions that tests call; the task's own first, others in order of their first case."""
-    cases: dict[str, list[int]] = {"": []}
+    """The functions that tests call, each once; the task's own first, others in order of their
+    first case.
+    """
+    own = (task.path, task.entry_point)
+    cases: dict[tuple[str, str], list[int]] = {own: []}
     for i, case in enumerate(tests.cases):
-        cases.setdefault(case.target, []).append(i)
-    found = []
-    for name, indices in cases.items():
-        path, _, entry_point = name.rpartition(":")
-        own = name == ""
-        if indices or (own and tests.code):
-            place = (task.path, task.entry_point) if own else (path, entry_point)
-            found.append(Target(*place, tuple(indices), own))
-    return found
+        path, _, entry_point = case.target.rpartition(":")
+        place = (path, entry_point) if case.target else own
+        cases.setdefault(place, []).append(i)
+    return [
+        Target(*place, tuple(indices), has_code=place == own)
+        for place, indices in cases.items()
+        if indices or (place == own and tests.code)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +84,7 @@ def mark(
     test that cannot be sent to a sandbox.
     """
     parts = (tests, hidden or Tests())
-    errors = [[""] * len(part) for part in parts]
+    errors = [["not run"] * len(part) for part in parts]
     flags: set[str] = set()
     called = [{(one.path, one.entry_point): one for one in targets(task, part)} for part in parts]
     for path, entry_point in dict.fromkeys([*called[0], *called[1]]):
