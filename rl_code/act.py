@@ -23,7 +23,7 @@ from rl_code.store.claims import Claims
 from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
 from rl_code.weights.stored_subscriber import StoredSubscriber
-from rl_code.weights.transfer import TransferSubscriber
+from rl_code.weights.transfer_subscriber import TransferSubscriber
 from rl_code.weights.versions import Subscriber
 from rl_code.weights.waiting import Deadline
 from rl_code.workdir import ACTORS, STORE, check

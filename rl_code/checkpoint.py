@@ -1,4 +1,4 @@
-"""Checkpoints of a run: Orbax writes the arrays, in the background; a record of our own commits them.
+"""Checkpoints of a run: Orbax writes the arrays in the background, a record of ours commits them.
 
 Orbax's CheckpointManager names the folders, writes on all hosts and deletes what is not kept. The
 record (``checkpoint_record``) is written after it, and a checkpoint counts from then on. Older ones
@@ -78,9 +78,9 @@ class Checkpoints:
         self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
         self._folder.mkdir(parents=True, exist_ok=True)
         self._first = jax.process_index() == 0
-        self._lock = _lock(self._folder / "lock") if self._first else None
+        self._lock = checkpoint_record.lock(self._folder / "lock") if self._first else None
         try:
-            _check_config(self._folder, self._config, may_change)
+            checkpoint_record.check_config(self._folder, self._config, may_change)
         except read_config.ConfigError:
             self._unlock()
             raise
@@ -381,27 +381,6 @@ def _read(directory: Path, record: Record, abstract: Any, partial: bool) -> Any:
         raise CheckpointError(f"{directory.name} cannot be read: {_reason(error)}") from error
     checkpoint_record.check_arrays(directory, record, restored)
     return arrays.rebuild(abstract, restored)
-
-
-def _check_config(folder: Path, config: Mapping[str, Any], may_change: Collection[str]) -> None:
-    """Compares with the newest record that can be read."""
-    for step in reversed(checkpoint_record.steps(folder)):
-        try:
-            stored = checkpoint_record.read(folder_of(folder, step)).config
-        except CheckpointError:
-            continue  # a damaged record is reported when it is restored
-        read_config.check_same(stored, config, folder.parent, may_change)
-        return
-
-
-def _lock(path: Path) -> int:
-    """A descriptor that holds the workdir. Raises CheckpointError when another process does."""
-    try:
-        return files.lock(path)
-    except OSError as error:
-        busy = error.errno in (errno.EACCES, errno.EAGAIN)
-        why = "another process is running in" if busy else "no lock can be had on"
-        raise CheckpointError(f"{why} {path.parent.parent}: {error.strerror}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -1,7 +1,9 @@
 """The commit record of a checkpoint: what it holds, and how damage is noticed.
 
     checkpoints/step_00000040/default/      the arrays, one Orbax tree
-    checkpoints/step_00000040/record.json   the record, written last: a step without it never happened
+    checkpoints/step_00000040/record.json   the record, written last
+
+A step without a record never happened.
 
 Arrays are checked by checksums of their bits, computed where the arrays live: on the devices that
 hold them before they are written, and again after they were restored. So no host reads a file only
@@ -13,18 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import re
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from orbax.checkpoint.checkpoint_managers import PreservationPolicy
 
-from rl_code import files
+from rl_code import files, read_config
 from rl_code.checksums import array_checksums
 
 RECORD = "record.json"
@@ -158,6 +161,27 @@ class KeepCommitted(PreservationPolicy):
         """As ``PreservationPolicy``."""
         deleted = surplus(self.folder, self.keep)
         return [info.step not in deleted for info in checkpoints]
+
+
+def check_config(folder: Path, config: Mapping[str, Any], may_change: Collection[str]) -> None:
+    """Compares with the newest record that can be read."""
+    for step in reversed(steps(folder)):
+        try:
+            stored = read(folder_of(folder, step)).config
+        except CheckpointError:
+            continue  # a damaged record is reported when it is restored
+        read_config.check_same(stored, config, folder.parent, may_change)
+        return
+
+
+def lock(path: Path) -> int:
+    """A descriptor that holds the workdir. Raises CheckpointError when another process does."""
+    try:
+        return files.lock(path)
+    except OSError as error:
+        busy = error.errno in (errno.EACCES, errno.EAGAIN)
+        why = "another process is running in" if busy else "no lock can be had on"
+        raise CheckpointError(f"{why} {path.parent.parent}: {error.strerror}") from error
 
 
 def remove_incomplete(checkpoints: Path) -> None:

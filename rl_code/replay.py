@@ -25,11 +25,14 @@ from rl_code.workdir import STORE
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """A step: checksum of the weights after it then and now, and the state now."""
+    """A step that was trained on once more."""
 
     step: int
+    # checksum of the weights after the step, as the run wrote it down
     then: str
+    # checksum of the weights that the replay made
     now: str
+    # the state after the step; good until the next step
     state: TrainState
 
     @property

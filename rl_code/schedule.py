@@ -37,17 +37,18 @@ MODES = {"sync": (0, 0), "one_step": (1, 1), "in_flight": (1, None)}  # least an
 
 @dataclasses.dataclass(frozen=True)
 class AsynchronyConfig:
-    """How far sampling may run ahead of training.
+    """How far sampling may run ahead of training."""
 
-    mode: see above. max_staleness: k; in a run None is the least of the mode. recompute: "in_flight" only; whether the keys of episodes in
-    progress are computed anew with new weights, or kept. work: between processes. weights: how
-    versions are kept.
-    """
-
+    # see the top of this file
     mode: Literal["sync", "one_step", "in_flight"] = "sync"
+    # the bound k; in a run None is the least of the mode
     max_staleness: int | None = None
+    # Only "in_flight": whether the keys and values of episodes in progress are computed again with
+    # new weights, or kept.
     recompute: bool = False
+    # when a process counts as lost, and how long the learner waits
     work: WorkConfig = WorkConfig()
+    # how versions of the weights are kept
     weights: WeightsConfig = WeightsConfig()
 
     def __post_init__(self):
@@ -76,9 +77,14 @@ class AsynchronyConfig:
 class Schedule:
     """Plans the steps of a run, in order, each as soon as the weights for it are published.
 
-    pool: of the tasks, as it was when ``next_step`` was about to be planned. words: of the random
-    key that samples. screen_words(step): of the key that samples the groups by which tasks are
-    chosen.
+    Args:
+      pool: of the tasks, as it was when ``next_step`` was about to be planned.
+      steps: of the whole run.
+      next_step: the first that is not planned yet.
+      tasks_per_step: groups that a step trains on.
+      group_size: episodes of a group.
+      samples: episodes by which a task is screened.
+      seed: of all random keys.
     """
 
     def __init__(

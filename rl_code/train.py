@@ -53,7 +53,7 @@ from rl_code.weights.local import LocalWeights
 from rl_code.weights.local_and_stored import LocalAndStoredWeights
 from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.weights.stored_subscriber import StoredSubscriber
-from rl_code.weights.transfer import TransferPublisher
+from rl_code.weights.transfer_publisher import TransferPublisher
 from rl_code.weights.versions import Publisher
 from rl_code.workdir import ACTOR, LEARNER, MAY_CHANGE, STORE, check, own
 

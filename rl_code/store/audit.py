@@ -16,20 +16,22 @@ from rl_code.store.store import GroupStore
 
 @dataclasses.dataclass
 class Report:
-    """What ``check`` found.
+    """What ``check`` found."""
 
-    steps, consumed: steps planned and consumed. groups: groups in consumed steps. waiting: groups
-    delivered for others. takeovers: items taken over from lost actors. staleness_max: the learner's
-    version minus the oldest that sampled a group it trained on, at most; None before any. problems:
-    what is not as it must be, in words.
-    """
-
+    # steps that are planned
     steps: int = 0
+    # steps that are consumed
     consumed: int = 0
+    # groups in consumed steps
     groups: int = 0
+    # groups delivered for other steps
     waiting: int = 0
+    # items taken over from lost actors
     takeovers: int = 0
+    # At most so many versions lay between a group's oldest token and the learner that trained on
+    # it; None before any.
     staleness_max: int | None = None
+    # what is not as it must be, in words
     problems: list[str] = dataclasses.field(default_factory=list)
 
 

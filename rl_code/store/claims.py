@@ -1,9 +1,9 @@
-"""How actors share the work: claims on planned items, and taking over from those that are lost.
+"""How actors share the work: they claim planned items, and take over the items of lost actors.
 
-A claim is a file that only one process can make. An actor whose heartbeat has not changed for a
-while, that has left, or that was restarted (its new start knows nothing of what the old one held)
-has lost its items: another actor makes the next claim on each. The former holder may yet deliver;
-the first delivery counts, whoever makes it.
+A claim is a file that only one process can make. An actor is lost when its heartbeat has not
+changed for a while, when it has left, or when it was started again: the new start knows nothing of
+what the old one held. Another actor then makes the next claim on each of its items. The former
+holder may still deliver; the first delivery counts, whoever makes it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from rl_code.store.store import GroupStore
 
 @dataclasses.dataclass(frozen=True)
 class WorkConfig:
-    """When a process counts as lost, in seconds.
+    """When a process counts as lost."""
 
-    heartbeat_s: between two beats. heartbeat_timeout_s: an actor whose heartbeat is seen not to
-    change for this long has lost its items. stall_s: an actor whose main loop reports no progress
-    for this long stops its heartbeat; longer than the longest compilation. deadline_s: how long the
-    learner waits for the groups of a step.
-    """
-
+    # Seconds between two changes of a process's heartbeat.
     heartbeat_s: float = 1.0
+    # An actor whose heartbeat is seen not to change for so many seconds has lost its items.
     heartbeat_timeout_s: float = 15.0
+    # An actor whose main loop reports no progress for so many seconds stops its own heartbeat. Must
+    # be longer than the longest compilation.
     stall_s: float = 300.0
+    # Seconds that the learner waits for the groups of a step.
     deadline_s: float = 1800.0
 
     def __post_init__(self):
@@ -55,15 +54,14 @@ class WorkConfig:
 
 
 class Claims:
-    """What an actor does about items: claim some, report progress, and leave. A context manager.
+    """What an actor does about items: it claims some, reports progress, and leaves at the end.
 
-    store: opened with the actor's name. claimed, takeovers: items got so far, and those of them got
-    from others.
+    A context manager. store: opened with the actor's name.
     """
 
     def __init__(self, store: GroupStore, config: WorkConfig):
-        self.claimed = 0
-        self.takeovers = 0
+        self.claimed = 0  # items got so far
+        self.takeovers = 0  # those of them that another actor had
         self._store = store
         self._identity = store.process.identity
         self._timeout_s = config.heartbeat_timeout_s

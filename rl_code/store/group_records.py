@@ -34,19 +34,19 @@ _START = _PREAMBLE.size + _CRC.size
 
 @dataclasses.dataclass(frozen=True)
 class GroupRecord:
-    """A group as it was delivered for item ``number`` of training step ``step``.
+    """A group as it was delivered."""
 
-    actor: the process that sampled it. when: that host's clock, seconds since 1970. versions: of
-    the weights that sampled its tokens, oldest first. digest: hexadecimal SHA-256 of the group's
-    bytes, header left out.
-    """
-
+    # the training step and the number of the item that it answers
     step: int
     number: int
+    # the process that sampled it
     actor: ProcessId
+    # seconds since 1970, by that host's clock
     when: float
+    # versions of the weights that sampled its tokens, oldest first
     versions: tuple[int, ...]
     group: Group
+    # hexadecimal SHA-256 of the group's bytes, without the header
     digest: str
 
 

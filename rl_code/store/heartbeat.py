@@ -92,11 +92,11 @@ class Heartbeat:
 
 
 class Sighting(NamedTuple):
-    """silent_s: how long the heartbeat has been seen not to change. gone: why the process cannot be
-    alive, or "".
-    """
+    """What an observer knows of a process."""
 
+    # for how many seconds the heartbeat has been seen not to change
     silent_s: float
+    # why the process cannot be alive, or ""
     gone: str
 
 
@@ -111,8 +111,9 @@ class Observer:
     """Watches heartbeats. The time between two looks counts as silence up to ``longest_gap_s``
     only.
 
-    With a ``longest_gap_s`` below the timeout that the caller applies, an observer that was itself
-    stopped for a while does not take everybody else for dead on its first look.
+    An observer may itself be stopped for a while, for instance by a debugger. With a
+    ``longest_gap_s`` below the caller's timeout its first look afterwards does not take everybody
+    else for dead.
     """
 
     def __init__(

@@ -1,16 +1,16 @@
-"""The folder of one training step: what is planned, who has claimed it, what is there, whether it
-is consumed.
+"""The folder of one training step: what is planned, who has claimed it, what is there, and whether
+the step is consumed.
 
     steps/00000012/plan_000000.json         the items from number 0 on
-    steps/00000012/plan_000008.json         those planned later, when the first eight had been
-    looked at steps/00000012/claim_000003_000.json    who claimed item 3 first
+    steps/00000012/plan_000008.json         items that were planned later, from number 8 on
+    steps/00000012/claim_000003_000.json    who claimed item 3 first
     steps/00000012/claim_000003_001.json    who took it over
     steps/00000012/group_000003.record      what was delivered for it
     steps/00000012/consumed.json            what the learner took, written last
 
-Every file is written once and never changed, so a folder's names say almost all, and a step that is
-consumed need not be looked at again: polling costs one listing per open step, however long the run
-is.
+Every file is written once and never changed, so the names in a folder say almost everything. A step
+that is consumed is never looked at again, so polling costs one listing per open step, however long
+the run is.
 """
 
 from __future__ import annotations
@@ -37,24 +37,26 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One group that a training step needs.
+    """One group that a training step needs."""
 
-    step, number: its place; the items of a step are numbered from 0. task: index of the task.
-    group_size: episodes. kind: whether it is trained on or only tells which tasks to train on.
-    version: of the weights that must sample it, which are published before it is planned: an actor
-    that waits for
-      weights takes no older item over. None where any weights may sample it, also several in turn.
-    group: number of the group, carried by its trajectories; with ``seed``, the words of the random
-      key, it decides the random streams, so that another actor can make the same samples.
-    """
-
+    # the training step
     step: int
+    # place among the items of the step, from 0
     number: int
+    # index of the task
     task: int
+    # how many episodes the group has
     group_size: int
+    # "train": it is trained on. "screen": it only tells which tasks to train on.
     kind: Literal["train", "screen"]
+    # Version of the weights that must sample the group; None where any may, also several in turn.
+    # A version is published before the item is planned, so no actor claims an item and then has to
+    # wait for weights that an older item would have had.
     version: int | None
+    # number of the group, which its trajectories carry
     group: int
+    # Words of the random key. With ``group`` they decide all random streams, so that another actor
+    # can make the same samples.
     seed: tuple[int, ...]
 
     def __post_init__(self):
@@ -84,8 +86,9 @@ class Item:
             return f"{len(trajectories)} trajectories instead of {self.group_size}"
         for index, trajectory in enumerate(trajectories):
             found = trajectory.task_id, trajectory.group, trajectory.index
-            if found != (group.task.id, self.group, index):
-                return f"(task_id, group, index) = {found} instead of {(group.task.id, self.group, index)}"
+            wanted = group.task.id, self.group, index
+            if found != wanted:
+                return f"(task_id, group, index) = {found} instead of {wanted}"
         if self.version is not None and not set(versions(group)) <= {self.version}:
             return f"sampled by versions {versions(group)} instead of {self.version}"
         return ""
@@ -93,14 +96,13 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """The names in a step's folder.
+    """The names in a step's folder."""
 
-    parts: the first numbers of the parts of the plan, in order. claims: item -> its latest claim.
-    groups: the items delivered.
-    """
-
+    # the first numbers of the parts of the plan, in order
     parts: tuple[int, ...] = ()
+    # item -> its latest claim
     claims: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    # the items that were delivered
     groups: frozenset[int] = frozenset()
     consumed: bool = False
 

@@ -42,14 +42,14 @@ _NAMED = 20  # missing items that a message names
 
 @dataclasses.dataclass(frozen=True)
 class Missing:
-    """An item without a group. holder: who has claimed it last; None for nobody.
-
-    silent_s: how long the holder has been seen silent. gone: why it cannot be alive, or "".
-    """
+    """An item without a group."""
 
     item: Item
+    # who has claimed it last; None for nobody
     holder: ProcessId | None
+    # for how many seconds the holder has been seen silent
     silent_s: float = 0.0
+    # why the holder cannot be alive, or ""
     gone: str = ""
 
     def __str__(self) -> str:
@@ -381,4 +381,7 @@ def _timeout_message(
 ) -> str:
     named = "; ".join(map(str, missing[:_NAMED]))
     more = f"; and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    return f"step {step} lacks {len(missing)} of {wanted} groups after {deadline_s:g} s in {folder}: {named}{more}"
+    return (
+        f"step {step} lacks {len(missing)} of {wanted} groups after {deadline_s:g} s in {folder}: "
+        f"{named}{more}"
+    )

@@ -1,9 +1,9 @@
-"""Bits of arrays in host memory and on disk: whole, or as what changed since another version.
+"""Bits of arrays in host memory and on disk: in full, or as what changed since another version.
 
-A change is the exclusive or of the bit patterns: exact for every value, its own inverse, and mostly
-zeros in the high bits when the weights moved little. Both are zarr arrays of unsigned integers,
-compressed by Zstandard; whole weights compress better when their bits are sorted first, changes
-when only their bytes are.
+A change is the exclusive or of the bit patterns. It is exact for every value and is its own
+inverse; where the weights moved little, it is mostly zeros in the high bits. Both kinds are zarr
+arrays of unsigned integers, compressed by Zstandard. Full weights compress better when their bits
+are sorted first, changes when only their bytes are.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ _OPTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class HostArray:
-    """The bits of one array's parts that this process answers for. chunk: shape of what is
-    compressed at once.
-    """
+    """The bits of one array's parts that this process answers for."""
 
+    # of the whole array
     shape: tuple[int, ...]
+    # shape of what is compressed at once
     chunk: tuple[int, ...]
+    # the unsigned integer that holds an element's bits
     dtype: np.dtype
+    # the parts, by where they are in the array
     parts: Mapping[Box, np.ndarray]
 
 

@@ -32,27 +32,29 @@ _RECORD = re.compile(r"v_(\d{8,})\.json")
 
 @dataclasses.dataclass(frozen=True)
 class VersionRecord:
-    """full_bytes, delta_bytes: compressed, 0 for what is not there. base: number and checksum of
-    the delta's base.
-    """
+    """What the record of a stored version says."""
 
     version: Version
+    # name of the learner that published it
     publisher: str
+    # bytes of the files, compressed; 0 for what is not there
     full_bytes: int
     delta_bytes: int
+    # number and checksum of the version that the change starts from; None without a change
     base: tuple[int, str] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """A way to a version: all of ``full``, or the version that the reader holds (None), then the
-    deltas of others.
-
-    full_bytes, delta_bytes: to read.
+    """A way to a version: start from a version in full, or from the one that the reader holds, and
+    apply changes.
     """
 
+    # the version that is read in full; None to start from the one that the reader holds
     full: int | None
+    # the versions whose changes are applied, in order
     deltas: tuple[int, ...]
+    # bytes to read
     full_bytes: int
     delta_bytes: int
 

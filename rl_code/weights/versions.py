@@ -28,17 +28,15 @@ class WeightTimeout(WeightError):
 
 @dataclasses.dataclass(frozen=True)
 class WeightsConfig:
-    """How versions are kept.
+    """How versions are kept."""
 
-    full_every: versions whose number is a multiple of it are stored in full, the others as changes.
-    keep: how many of the newest versions stay available; in a run None keeps the oldest that may
-    sample and one more. deadline_s: how long processes of the
-    learner wait for each other and for storage, and how long a version that an actor asked for
-    stays ready to be pulled.
-    """
-
+    # Versions whose number is a multiple of it are stored in full, the others as changes.
     full_every: int = 16
+    # How many of the newest versions stay available; in a run None keeps the oldest that may sample
+    # and one more.
     keep: int | None = None
+    # Seconds that processes of the learner wait for each other and for storage, and for which a
+    # version that an actor asked for stays ready to be pulled.
     deadline_s: float = 300.0
 
     def __post_init__(self):
@@ -52,11 +50,11 @@ class WeightsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-    """number: updates made. arrays: by name (dtype and shape in words, checksum of 16 hex
-    digits).
-    """
+    """One version of the weights, without the weights."""
 
+    # how many updates were made before it
     number: int
+    # by name: dtype and shape in words, and the checksum, 16 hex digits
     arrays: Mapping[str, tuple[str, str]]
 
     @classmethod
@@ -171,21 +169,20 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class TransferStats:
-    """What publishing or fetching one version took; bytes and seconds of one process, 0 where
-    nothing moved that way.
-
-    seconds: for a publication how long the learner was held up, for a fetch from the choice of the
-    version to checked weights. full, delta: files written or read, compressed. live: from device to
-    device.
-    """
+    """What publishing or fetching one version took in one process; 0 where nothing moved."""
 
     action: Literal["publish", "fetch"]
     version: int
+    # Of a publication: how long the learner was held up. Of a fetch: from the choice of the version
+    # until its weights were checked.
     seconds: float = 0.0
+    # files of full versions, compressed
     full_bytes: int = 0
     full_s: float = 0.0
+    # files of changes, compressed
     delta_bytes: int = 0
     delta_s: float = 0.0
+    # from device to device
     live_bytes: int = 0
     live_s: float = 0.0
 

@@ -42,7 +42,7 @@ from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.types import Group
 from rl_code.weights.local import LocalWeights
-from rl_code.weights.transfer import TransferSubscriber
+from rl_code.weights.transfer_subscriber import TransferSubscriber
 from rl_code.workdir import STORE, check
 from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of
 from tests.rl_code.trajectories import with_context

@@ -65,7 +65,8 @@ def main(workdir: str, port: str = "", process: str = "0", processes: str = "1")
     from rl_code.weights import codec
     from rl_code.weights.stored_publisher import StoredPublisher
     from rl_code.weights.stored_subscriber import StoredSubscriber
-    from rl_code.weights.transfer import TransferPublisher, TransferSubscriber
+    from rl_code.weights.transfer_publisher import TransferPublisher
+    from rl_code.weights.transfer_subscriber import TransferSubscriber
     from rl_code.weights.versions import WeightError
     from tests.rl_code.weights.small import DTYPE, KEPT, assert_is, mesh, model_of, wanted
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rl_code.weights import transfer
+from rl_code.weights import transfer_subscriber
 from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.weights.stored_subscriber import StoredSubscriber
-from rl_code.weights.transfer import TransferPublisher, TransferSubscriber
+from rl_code.weights.transfer_publisher import TransferPublisher
+from rl_code.weights.transfer_subscriber import TransferSubscriber
 from rl_code.weights.version_records import read_json, write_json
 from rl_code.weights.versions import WeightTimeout
 from tests.rl_code.weights.learner import Learner
@@ -90,8 +91,8 @@ def test_what_was_pulled_is_the_base_of_the_next_change(serving):
 def test_wrong_bits_are_not_used(serving, monkeypatch, caplog):
     workdir, learner = serving
     assert learner.ask("serve 6") == "served"
-    real = transfer.join
-    monkeypatch.setattr(transfer, "join", lambda box, pieces: real(box, pieces) * 2)
+    real = transfer_subscriber.join
+    monkeypatch.setattr(transfer_subscriber, "join", lambda box, pieces: real(box, pieces) * 2)
     doubtful = actor(workdir)
     assert_is(doubtful.wait(exactly=6, deadline_s=30.0)[1], 6, mesh())
     assert doubtful.fetched.live_bytes == 0 and doubtful.fetched.full_bytes > 0

@@ -1,31 +1,11 @@
-"""Weights from device to device between processes, with storage behind:
-``jax.experimental.transfer``.
-
-Small files in ``<workdir>/weights/live`` say who serves what; the arrays go from device to device:
-
-    publisher_<p>.json   process p of the learner: its address, the version it serves, which parts
-    of the arrays it has request_<p>_<id>     of an actor to process p: the parts that it wants
-    answer_<p>_<id>      the number under which they can be pulled, once; or why not
-
-An actor asks every process of the learner for what its own devices need of that process's parts, so
-both sides may consist of several processes and have any layout, and neither computes together with
-the other. What is not pulled is let go after the learner's deadline. Whatever goes wrong (nobody
-answers at an old address, the learner dies in the middle, the bits are wrong), the actor says so in
-its log and takes the version from storage.
-
-Only the newest version is served; it takes the memory of one more copy in the sampling dtype on the
-learner's devices. The connection is neither encrypted nor authenticated: use it inside one cluster.
-"""
+"""The actor's side of weights from device to device; ``transfer_files`` says how it works."""
 
 from __future__ import annotations
 
 import collections
-import datetime
 import itertools
 import os
 import secrets
-import shutil
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,18 +17,16 @@ from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from models.transformer import Transformer
-from rl_code.weights.layout import (
-    Box,
-    assemble,
-    detached,
-    join,
-    overlap,
-    own_parts,
-    to_slices,
-    wanted_parts,
-)
-from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.layout import Box, assemble, join, overlap, wanted_parts
 from rl_code.weights.stored_subscriber import StoredSubscriber
+from rl_code.weights.transfer_files import (
+    LIVE,
+    answer_path,
+    box_of,
+    identity,
+    offer_path,
+    start_server,
+)
 from rl_code.weights.version_records import read_json, write_json
 from rl_code.weights.versions import (
     TransferStats,
@@ -58,121 +36,12 @@ from rl_code.weights.versions import (
     WeightTimeout,
     check,
 )
-from rl_code.weights.waiting import GRACE_S, POLL_S, Deadline, agree
+from rl_code.weights.waiting import GRACE_S, Deadline, agree
 
-FOLDER = "live"
 _MOST_FAILURES = 3  # in a row, before a learner is not asked any more
 # What transfers, files and malformed files raise; WeightError and JaxRuntimeError are
 # RuntimeErrors.
 _TRANSFER_ERRORS = (OSError, ValueError, KeyError, RuntimeError)
-
-
-class TransferPublisher:
-    """Serves the newest version from the learner's devices and has every version stored.
-
-    Args:
-      stored: where versions are stored; closed with this one.
-      host: address of this machine, in numbers, by which the actors reach it.
-    """
-
-    def __init__(self, stored: StoredPublisher, *, host: str):
-        self._stored = stored
-        self._folder = stored.folder / FOLDER
-        self._process = jax.process_index()
-        self._uuids = itertools.count(1)
-        self._lock = threading.Lock()
-        self._live: tuple[Version, dict[str, dict[Box, jax.Array]]] | None = None
-        if self._process == 0:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder.mkdir(parents=True, exist_ok=True)  # an actor may be asking
-        deadline_s = stored.config.deadline_s
-        # also a barrier: from here on the folder is this learner's
-        self._session = agree(deadline_s, "starting to serve weights", secrets.randbits(30) + 1)[0][
-            0
-        ]
-        self._server = start_server(host)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(
-            target=self._answer_requests, name="weights-server", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def published(self) -> TransferStats | None:
-        """As ``Publisher.published``: of the newest version that is stored."""
-        return self._stored.published
-
-    def publish(self, version: int, model: Transformer) -> Version:
-        """As ``Publisher.publish``."""
-        begin = time.perf_counter()
-        named = detached(model, self._stored.dtype)
-        made = Version.of(version, named)
-        self._stored.write(made, named, begin)
-        parts = {name: dict(own_parts(x)) for name, x in named.items()}
-        with self._lock:
-            self._live = made, parts
-        offer = {
-            "publisher": self._stored.name,
-            "session": self._session,
-            "processes": jax.process_count(),
-            "address": self._server.address(),
-            "version": made.to_json(),
-            "boxes": {name: list(boxes) for name, boxes in parts.items()},
-        }
-        write_json(_offer_path(self._folder, self._process), offer)
-        return made
-
-    def close(self) -> None:
-        """As ``Publisher.close``; nothing is served any more."""
-        self._closing.set()
-        self._thread.join(self._stored.config.deadline_s)
-        _offer_path(self._folder, self._process).unlink(missing_ok=True)
-        self._stored.close()
-
-    def _answer_requests(self) -> None:
-        """In the background, until closed."""
-        prefix = f"request_{self._process}_"
-        while not self._closing.wait(POLL_S):
-            try:
-                names = os.listdir(self._folder)
-                for path in (self._folder / name for name in names if name.startswith(prefix)):
-                    self._answer(path)
-            except OSError as error:
-                logging.log_every_n_seconds(
-                    logging.WARNING, "%s cannot serve weights: %s", 60, self._stored.name, error
-                )
-
-    def _answer(self, path: Path) -> None:
-        try:
-            answer = self._arm(read_json(path))
-        except Exception as error:  # whatever one request holds, others are to be served
-            answer = {"refused": f"{type(error).__name__}: {error}"}
-        path.unlink(missing_ok=True)
-        write_json(_answer_path(path), answer)
-
-    def _arm(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Makes the wanted parts ready to be pulled."""
-        with self._lock:
-            version, parts = self._live or (None, {})
-        if version is None or (request["session"], request["version"]) != (
-            self._session,
-            version.number,
-        ):
-            return {"refused": f"serves version {version and version.number} now"}
-        pieces = []
-        for name, wanted in request["wants"]:
-            piece = _to_box(wanted)
-            box = next(box for box in parts[name] if overlap(box, piece) == piece)
-            pieces.append(
-                parts[name][box] if box == piece else parts[name][box][to_slices(piece, box)]
-            )
-        uuid = next(self._uuids)
-        # not for longer than the actor waits: what is ready to be pulled keeps an old version on
-        # the devices
-        ready_s = min(self._stored.config.deadline_s, request["within_s"] + GRACE_S)
-        until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=ready_s)
-        self._server.await_pull(uuid, pieces, timeout=until)
-        return {"uuid": uuid}
 
 
 class TransferSubscriber:
@@ -188,7 +57,7 @@ class TransferSubscriber:
         if not pull_s > 0:
             raise ValueError(f"{pull_s=} must be positive")
         self._stored = stored
-        self._folder = stored.folder / FOLDER
+        self._folder = stored.folder / LIVE
         self._pull_s = pull_s
         self._server = start_server(host)
         self._connections: dict[str, transfer.TransferConnection] = {}
@@ -221,7 +90,7 @@ class TransferSubscriber:
     def _announced(self) -> dict[int, Path]:
         """The versions that are served or stored, and which file says so."""
         offers = self._offers()
-        live = {offers[0]["version"]["number"]: _offer_path(self._folder, 0)} if offers else {}
+        live = {offers[0]["version"]["number"]: offer_path(self._folder, 0)} if offers else {}
         return live | self._stored.announced()
 
     def _offers(self) -> list[dict[str, Any]]:
@@ -229,16 +98,16 @@ class TransferSubscriber:
         failed before.
         """
         try:
-            first = read_json(_offer_path(self._folder, 0))
+            first = read_json(offer_path(self._folder, 0))
             offers = [
-                read_json(_offer_path(self._folder, process))
+                read_json(offer_path(self._folder, process))
                 for process in range(first["processes"])
             ]
         except WeightError:
             return []
-        same = all(_identity(offer) == _identity(first) for offer in offers)
+        same = all(identity(offer) == identity(first) for offer in offers)
         given_up = (
-            _identity(first) == self._failed or self._failures[first["session"]] == _MOST_FAILURES
+            identity(first) == self._failed or self._failures[first["session"]] == _MOST_FAILURES
         )
         return offers if same and not given_up else []
 
@@ -250,7 +119,7 @@ class TransferSubscriber:
         deadline = Deadline(self._pull_s)
         doing = f"{self._stored.name} pulling version {number}"
         offers = self._offers()
-        session = offers[0]["session"] if offers and _identity(offers[0])[1] == number else 0
+        session = offers[0]["session"] if offers and identity(offers[0])[1] == number else 0
         session = agree(GRACE_S, doing, session)[0][0]
         if not session:
             return None
@@ -290,7 +159,7 @@ class TransferSubscriber:
             )
         return None
 
-    def _await_offers(self, identity: tuple[int, int], deadline: Deadline) -> list[dict[str, Any]]:
+    def _await_offers(self, wanted: tuple[int, int], deadline: Deadline) -> list[dict[str, Any]]:
         """The offers that the first process has seen, which shared storage may show this one
         later.
         """
@@ -298,7 +167,7 @@ class TransferSubscriber:
 
         def there() -> bool:
             offers[:] = self._offers()
-            return bool(offers) and _identity(offers[0]) == identity
+            return bool(offers) and identity(offers[0]) == wanted
 
         if not deadline.wait(there):
             raise WeightTimeout(
@@ -318,7 +187,7 @@ class TransferSubscriber:
         for name, target in self._stored.targets.items():
             for box, devices in wanted_parts(target).items():
                 for process, offer in enumerate(offers):
-                    pieces = (overlap(box, _to_box(own)) for own in offer["boxes"][name])
+                    pieces = (overlap(box, box_of(own)) for own in offer["boxes"][name])
                     found = [
                         (name, box, piece, devices[0]) for piece in pieces if piece is not None
                     ]
@@ -343,7 +212,7 @@ class TransferSubscriber:
         deadline: Deadline,
     ) -> list[jax.Array]:
         """What is wanted of each process, in the order of the wants."""
-        session, number = _identity(offers[0])
+        session, number = identity(offers[0])
         requests = {
             process: self._folder / f"request_{process}_{secrets.token_hex(8)}" for process in wants
         }
@@ -381,7 +250,7 @@ class TransferSubscriber:
 
     def _await_answer(self, path: Path, server: str, deadline: Deadline) -> int:
         """The number under which a request's arrays can be pulled."""
-        answer = _answer_path(path)
+        answer = answer_path(path)
         # by listing: a client of NFS may remember for long that a file was not there
         if not deadline.wait(lambda: answer.name in os.listdir(self._folder)):
             path.unlink(missing_ok=True)
@@ -391,24 +260,3 @@ class TransferSubscriber:
         if "refused" in content:
             raise WeightError(f"{server} refused: {content['refused']}")
         return content["uuid"]
-
-
-def start_server(host: str) -> transfer.TransferServer:
-    """A transfer server at a free port of this machine."""
-    return transfer.start_transfer_server(jax.local_devices()[0].client, f"{host}:0", [f"{host}:0"])
-
-
-def _identity(offer: Mapping[str, Any]) -> tuple[int, int]:
-    return offer["session"], offer["version"]["number"]
-
-
-def _to_box(data: list[list[int]]) -> Box:
-    return tuple((start, stop) for start, stop in data)
-
-
-def _offer_path(folder: Path, process: int) -> Path:
-    return folder / f"publisher_{process}.json"
-
-
-def _answer_path(request: Path) -> Path:
-    return request.with_name(request.name.replace("request", "answer", 1))

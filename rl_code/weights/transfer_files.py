@@ -1,0 +1,57 @@
+"""Weights from device to device between processes: how the two sides find each other.
+
+The arrays go by ``jax.experimental.transfer``. Small files in ``<workdir>/weights/live`` say who
+serves what:
+
+    publisher_<p>.json   process p of the learner: its address, the version that it serves, and
+                         which parts of the arrays it has
+    request_<p>_<id>     of an actor to process p: the parts that it wants
+    answer_<p>_<id>      the number under which they can be pulled, once; or why not
+
+An actor asks every process of the learner for what its own devices need of that process's parts. So
+both sides may consist of several processes and have any layout, and neither computes together with
+the other. What is not pulled is let go after the learner's deadline. Whatever goes wrong (nobody
+answers at an old address, the learner dies in the middle, the bits are wrong), the actor says so in
+its log and takes the version from storage.
+
+Only the newest version is served; it takes the memory of one more copy in the sampling dtype on the
+learner's devices. The connection is neither encrypted nor authenticated: use it inside one cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import transfer
+
+from rl_code.weights.layout import Box
+
+LIVE = "live"  # the folder in that of the weights
+
+
+def start_server(host: str) -> transfer.TransferServer:
+    """A transfer server at a free port of this machine."""
+    return transfer.start_transfer_server(jax.local_devices()[0].client, f"{host}:0", [f"{host}:0"])
+
+
+def identity(offer: Mapping[str, Any]) -> tuple[int, int]:
+    """Which learner offers which version: its session and the version's number."""
+    return offer["session"], offer["version"]["number"]
+
+
+def box_of(data: list[list[int]]) -> Box:
+    """A box as it comes back from JSON."""
+    return tuple((start, stop) for start, stop in data)
+
+
+def offer_path(folder: Path, process: int) -> Path:
+    """Where a process of the learner says what it serves."""
+    return folder / f"publisher_{process}.json"
+
+
+def answer_path(request: Path) -> Path:
+    """Where the answer to a request is written."""
+    return request.with_name(request.name.replace("request", "answer", 1))
