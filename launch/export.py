@@ -5,7 +5,7 @@
 Weights are stored as they are trained, in float32; --dtype=bfloat16 halves them. The folder gets
 config.json, safetensors (with an index where there are several), the tokeniser, its
 special tokens and chat template, and generation_config.json. The newest checkpoint is taken unless
---step names another. The run may still be going on.
+--step names another, or the best by --step=best. The run may still be going on.
 
 A model that one host cannot hold is exported by several, on shared storage: each starts the same
 command with --coordinator=<host>:<port> --processes=<n> --process=<i> (under SLURM or on a TPU pod
@@ -18,6 +18,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Literal
 
 import jax
 from absl import app, flags, logging
@@ -34,15 +35,15 @@ def export(
     workdir: Path,
     out: Path,
     *,
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     dtype: str = "float32",
     max_file_bytes: int = 5 * 10**9,
     tensor: int = 1,
 ) -> int:
     """Writes a checkpoint of a run to ``out`` and returns its step.
 
-    step: of the checkpoint, None for the newest. dtype: of the stored weights. tensor: devices that
-    share each layer.
+    step: of the checkpoint, "best" for the one with the highest score, None for the newest.
+    dtype: of the stored weights. tensor: devices that share each layer.
 
     Raises:
       ConfigError: the workdir holds no run, ``out`` holds a model already, or the model attends in
@@ -81,7 +82,8 @@ def export(
 def define_flags() -> None:
     """Defines the flags of this command; other commands have flags of the same names."""
     flags.DEFINE_string("out", None, "Folder that the model is written to.")
-    flags.DEFINE_integer("step", None, "Checkpoint to export instead of the newest.")
+    help_step = "Checkpoint to export instead of the newest: its step, or best (checkpoint.best)."
+    flags.DEFINE_string("step", None, help_step)
     dtypes = ["float32", "bfloat16", "float16"]
     flags.DEFINE_enum("dtype", "float32", dtypes, "Of the stored weights.")
     flags.DEFINE_float("file_gb", 5.0, "Largest size of one file of weights.", 1e-6)
@@ -90,6 +92,15 @@ def define_flags() -> None:
     flags.DEFINE_integer("processes", None, "Processes, with --coordinator.")
     flags.DEFINE_integer("process", None, "Number of this process, from 0.")
     flags.DEFINE_bool("distributed", False, "Several processes, known to the cluster.")
+
+
+def _step(text: str | None) -> int | Literal["best"] | None:
+    """What --step says. Raises ConfigError for anything but a number, newest or best."""
+    if text in (None, "newest"):
+        return None
+    if text == "best" or text.isdecimal():
+        return "best" if text == "best" else int(text)
+    raise ConfigError(f"--step={text}: expected the step of a checkpoint, newest or best")
 
 
 def main(_: list[str]) -> None:
@@ -103,7 +114,7 @@ def main(_: list[str]) -> None:
         step = export(
             Path(WORKDIR.value),
             Path(given.out),
-            step=given.step,
+            step=_step(given.step),
             dtype=given.dtype,
             max_file_bytes=int(given.file_gb * 1e9),
             tensor=given.tensor,

@@ -311,10 +311,14 @@ def load_parameters(
             f"no checkpoint of step={number} in {folder}; there are {steps(workdir)}"
         )
     record = readable[max(readable) if number is None else number]
-    abstract = {
-        name.removeprefix("model."): arrays.from_words(words, (shardings or {}).get(name))
+    parameters = {
+        name.removeprefix("model."): words
         for name, words in record.arrays.items()
         if name.startswith("model.")
+    }
+    abstract = {
+        name: arrays.from_words(words, (shardings or {}).get(name))
+        for name, words in parameters.items()
     }
     restored = load(workdir, {"model": abstract}, step=number, partial=True)
     return Parameters(restored.step, record.config, restored.state["model"])

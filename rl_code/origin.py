@@ -7,6 +7,7 @@
     weights/model.gguf        a GGUF file, which holds all of that
     runs/first                the newest checkpoint in the workdir of another run
     runs/first@120            that run's checkpoint of step 120
+    runs/first@best           that run's checkpoint with the highest score (``checkpoint.best``)
 
 A run keeps all but the weights in the folder ``model`` of its workdir, as a Hugging Face folder has
 it. With a checkpoint beside it that folder is complete: other runs start from it, and
@@ -19,6 +20,7 @@ import dataclasses
 import shutil
 from collections.abc import Collection
 from pathlib import Path
+from typing import Literal
 
 import jax
 from jax.sharding import Mesh
@@ -52,8 +54,8 @@ class Origin:
     files: Path | None = None
     # Workdir with the checkpoints that hold the weights, where they are a run's.
     workdir: Path | None = None
-    # The checkpoint to read; None for the newest.
-    step: int | None = None
+    # The checkpoint to read: its step, or "best"; None for the newest.
+    step: int | Literal["best"] | None = None
 
     def shape(self, name: str | None = None, preset: ModelConfig | None = None) -> ModelConfig:
         """The model's shape, with dtypes float32.
@@ -137,8 +139,8 @@ def find(weights: str) -> Origin:
         return Origin()
     path = Path(weights)
     before, at, step = weights.rpartition("@")
-    if at and step.isdecimal() and not path.exists():
-        return _of_run(weights, Path(before), int(step))
+    if at and (step.isdecimal() or step == "best") and not path.exists():
+        return _of_run(weights, Path(before), "best" if step == "best" else int(step))
     if pretrained.is_pretrained(path):
         return Origin(weights, path)
     if path.is_dir() and any(path.glob("checkpoints")):
@@ -152,13 +154,13 @@ def find(weights: str) -> Origin:
     hint = "; bash launch/get_smollm2.sh fetches it" if "SmolLM2-135M" in path.name else ""
     raise ConfigError(
         f"{_KEY} = {weights!r} does not exist{hint}. It may be a Hugging Face folder, a .gguf "
-        "file, or the workdir of a run, perhaps with @ and the step of a checkpoint"
+        "file, or the workdir of a run, perhaps with @ and a checkpoint's step, or @best"
     )
 
 
-def _of_run(weights: str, workdir: Path, step: int | None) -> Origin:
+def _of_run(weights: str, workdir: Path, step: int | Literal["best"] | None) -> Origin:
     found = checkpoint.steps(workdir)
-    if not found or (step is not None and step not in found):
+    if not found or (isinstance(step, int) and step not in found):
         raise ConfigError(
             f"{_KEY} = {weights!r}: {workdir} has "
             + (f"checkpoints of steps {found}" if found else "no checkpoint")
@@ -176,7 +178,7 @@ def kept_by(workdir: Path) -> Path:
 
 
 def load_checkpoint(
-    workdir: Path, config: ModelConfig, mesh: Mesh, step: int | None
+    workdir: Path, config: ModelConfig, mesh: Mesh, step: int | Literal["best"] | None
 ) -> tuple[Transformer, int]:
     """The model of a run's checkpoint, sharded over ``mesh``, and the checkpoint's step.
 
@@ -216,8 +218,8 @@ def keep(
     """Writes the folder ``model`` of a workdir, unless it is there.
 
     config: methods of attention for which Hugging Face has no words are put under a key of our own.
-    max_positions: where the origin does not say. stop_ids: tokens that end a turn. chat_template: for tokenisers without
-    one.
+    max_positions: where the origin does not say. stop_ids: tokens that end a turn.
+    chat_template: for tokenisers without one.
     """
     target = workdir / FOLDER
     if target.exists():

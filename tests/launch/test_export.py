@@ -45,10 +45,10 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(["def f(x):\n    return x"] * 9, 300, SPECIAL)
 
 
-def save(workdir: Path, step: int, model: Transformer) -> None:
+def save(workdir: Path, step: int, model: Transformer, score: float | None = None) -> None:
     """The model as a run's checkpoint."""
     with Checkpoints(workdir, {}, keep=2) as checkpoints:
-        checkpoints.save(step, {"model": model}, {})
+        checkpoints.save(step, {"model": model}, {}, score)
 
 
 def keep(workdir: Path, model: Transformer, tokenizer: Tokenizer, weights: str = "") -> None:
@@ -199,8 +199,8 @@ def test_a_run_starts_from_another_runs_checkpoint(tmp_path):
     settings = quickstart.get_config("smoke")
     with Run(build(RunConfig, settings), tmp_path / "a") as first:
         model = first.init_model()
-        save(tmp_path / "a", 7, jax.tree.map(lambda x: x + 1, model))
-        save(tmp_path / "a", 9, jax.tree.map(lambda x: x + 2, model))
+        save(tmp_path / "a", 7, jax.tree.map(lambda x: x + 1, model), score=0.9)
+        save(tmp_path / "a", 9, jax.tree.map(lambda x: x + 2, model), score=0.8)
     settings.model.weights = str(tmp_path / "a")
     with Run(build(RunConfig, settings), tmp_path / "b") as second:
         assert_same(second.init_model(), jax.tree.map(lambda x: x + 2, model))
@@ -210,6 +210,9 @@ def test_a_run_starts_from_another_runs_checkpoint(tmp_path):
     with Run(build(RunConfig, settings), tmp_path / "c") as third:
         assert third.model_config == first.model_config
         assert_same(third.init_model(), jax.tree.map(lambda x: x + 1, model))
+    best = origin.find(f"{tmp_path / 'a'}@best")
+    assert_same(best.load(first.model_config, make_mesh(ONE)), jax.tree.map(lambda x: x + 1, model))
+    assert export(tmp_path / "a", tmp_path / "best", step="best") == 7
     shutil.rmtree(tmp_path / "a")
     with pytest.raises(ConfigError, match=r"config\.model\.weights = .*a@7'.*no checkpoint"):
         Run(build(RunConfig, settings), tmp_path / "d")
