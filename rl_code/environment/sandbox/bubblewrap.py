@@ -104,7 +104,7 @@ def arguments(
     line += [] if as_root else ["--proc", "/proc"]
     capabilities = ["CAP_SETUID", "CAP_SETGID", "CAP_SYS_ADMIN"] if as_root else []
     if not own_users:
-        capabilities = [*capabilities, "CAP_SYS_ADMIN"]
+        capabilities = [*capabilities, "CAP_SYS_ADMIN", "CAP_SYS_CHROOT"]
     line += ["--cap-drop", "ALL"]
     for name in dict.fromkeys(capabilities):
         line += ["--cap-add", name]

@@ -1,10 +1,16 @@
-"""Starts a command of the candidate's, apart from the session that supervises it.
+"""Starts the candidate's commands apart from the session that supervises them.
 
-Every command has a pid namespace of its own, below the session's: its processes can neither see
-nor name the session, so no call (prlimit, kill, setpriority, sched_setaffinity, ptrace) and no file
-of /proc reaches it. The namespace's first process, the guard, holds nothing of worth: it waits for
-the command and passes its exit code on. When the guard ends, or is killed by the session, the
-kernel kills whatever else the namespace holds.
+Commands live in a cell: a pid namespace below the session's, with a mount namespace that shows
+nothing but its own processes under /proc. From there the session cannot be seen or named, so no
+call (prlimit, kill, setpriority, sched_setaffinity, ptrace) and no file of /proc reaches it. The
+cell's first process, the guard, holds nothing of worth; it only keeps the cell alive and takes
+leave of orphans. When it is killed, the kernel kills whatever else the cell holds.
+
+  session (pid namespace of its own)
+     ├── guard     first process of the cell
+     └── command   forked by the session into the cell
+
+A cell is used for one command after another as long as each leaves nothing behind.
 
 Runs inside the sandbox: standard library only.
 """
@@ -15,110 +21,137 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import kernel, seccomp
 
+WORKSPACE = "/workspace"
 OPEN_FILES = 256
 # Queued signals and POSIX timers of a sandbox.
 PENDING_SIGNALS = 256
 # The exit code of a command that could not be set up.
 NOT_STARTED = 125
-# What a guard waits for: the end of a process, and the session's word to stop.
-AWAITED = (signal.SIGCHLD, signal.SIGTERM)
 # The most willing victim when memory runs out.
 VICTIM = "1000"
 
 
-def start(limits: dict[str, Any], command: Callable[[], NoReturn]) -> int:
-    """The pid of the guard of a process that runs ``command``. Raises OSError."""
-    problem, problem_end = os.pipe()
-    try:
-        pid = kernel.clone(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
-        if pid == 0:
-            _guard(limits, command, problem_end)
-    finally:
-        os.close(problem_end)
-    with os.fdopen(problem) as file:
-        if message := file.read():
+class Cell:
+    """Where the commands of one session run, one at a time."""
+
+    def __init__(self, limits: dict[str, Any]):
+        self._limits = limits
+        # Pid of the guard; 0 when there is no cell.
+        self._guard = 0
+        # The cell's mount namespace.
+        self._mounts = -1
+        self._own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY)
+
+    def prepare(self) -> None:
+        """Makes the cell, if there is none. Raises OSError."""
+        if self._guard:
+            return
+        here, there = socket.socketpair()
+        with here:
+            with there:
+                pid = kernel.clone(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
+                if pid == 0:
+                    _guard(there)
+            message, passed, _, _ = socket.recv_fds(here, 1000, 2)
+        if len(passed) != 2:
             os.waitpid(pid, 0)
-            raise OSError(f"no command can be started: {message}")
-    return pid
+            raise OSError(f"no cell for commands: {message.decode()}")
+        mounts, processes = passed
+        # From now on the children of this process are born in the cell.
+        os.setns(processes, kernel.CLONE_NEWPID)
+        os.close(processes)
+        self._guard = pid
+        self._mounts = mounts
+
+    def start(self, command: Callable[[], NoReturn]) -> int:
+        """The pid of a process in the cell that runs ``command``. Raises OSError."""
+        self.prepare()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.setns(self._mounts, kernel.CLONE_NEWNS)
+            os.chdir(WORKSPACE)
+            os.setsid()
+            _lock(self._limits)
+            command()
+        finally:  # whatever happens, this process never goes on as a session
+            os._exit(NOT_STARTED)
+
+    def end(self, command: int) -> int:
+        """Kills a command and all it has started; its exit code, that of its own end if it has
+        ended by itself.
+        """
+        os.kill(command, signal.SIGKILL)
+        _, status = os.waitpid(command, 0)
+        if not self._empty():
+            self._destroy()
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
+
+    def _empty(self) -> bool:
+        """Whether only the guard is left.
+
+        Every process of the cell descends from the guard or from a command, and orphans become the
+        guard's children in the same moment. So with the command gone, no children means no
+        processes.
+        """
+        if os.waitid(os.P_PID, self._guard, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return False
+        try:
+            with open(f"/proc/{self._guard}/task/{self._guard}/children", "rb") as file:
+                return not file.read()
+        except OSError:  # this kernel does not tell
+            return False
+
+    def _destroy(self) -> None:
+        """Kills the cell with everything in it; waiting for the guard means waiting for all."""
+        os.setns(self._own_processes, kernel.CLONE_NEWPID)
+        os.kill(self._guard, signal.SIGKILL)
+        os.waitpid(self._guard, 0)
+        os.close(self._mounts)
+        self._guard = 0
 
 
-def exit_code(status: int) -> int:
-    """A process's exit code as a shell gives it: 128 + number of the signal that killed it."""
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
-
-
-def _guard(limits: dict[str, Any], command: Callable[[], NoReturn], problem_end: int) -> NoReturn:
-    """Locks itself in, starts the command and ends with its exit code."""
+def _guard(channel: socket.socket) -> NoReturn:
+    """Makes the cell around this process, sends its mount and pid namespaces, and waits."""
     try:
         try:
-            _lock(limits)
-            signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
-            pid = _fork(command, problem_end)
+            kernel.mount_proc()
+            # Files under /proc/self belong to root while a process is not dumpable.
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+            namespaces = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in ("mnt", "pid")]
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+            kernel.write("/proc/self/oom_score_adj", VICTIM)
+            kernel.give_up_capabilities()
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+            socket.send_fds(channel, [b"cell"], namespaces)
         except (OSError, ValueError) as error:
-            os.write(problem_end, str(error).encode())
+            channel.send(str(error).encode()[:1000])
             os._exit(NOT_STARTED)
-        # The end of a pipe that stayed open here would hide that the command closed it.
         os.closerange(0, OPEN_FILES)
         while True:
-            _reap(pid)
-            signalled = signal.sigwaitinfo(AWAITED)
-            # The session says stop. A sender of this namespace would have a number here.
-            if signalled.si_signo == signal.SIGTERM and signalled.si_pid == 0:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(-1, signal.SIGKILL)
+            signal.sigwaitinfo([signal.SIGCHLD])
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
     finally:  # whatever happens, this process never goes on as a session
         os._exit(NOT_STARTED)
 
 
-def _reap(command: int) -> None:
-    """Takes leave of processes that have ended; ends with the command's exit code when it is one
-    of them, even if it ended by itself just before it was told to.
-    """
-    while True:
-        reaped, status = os.waitpid(-1, os.WNOHANG)
-        if reaped == command:
-            os._exit(exit_code(status))
-        if not reaped:
-            return
-
-
 def _lock(limits: dict[str, Any]) -> None:
     """Takes away what commands do not need: capabilities, resources, system calls."""
-    kernel.mount_proc()
-    # Files under /proc/self belong to root while a process is not dumpable.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     # The kernel takes the processes of a command before the session, which holds the workspace.
     kernel.write("/proc/self/oom_score_adj", VICTIM)
-    _limit(limits)
-    kernel.keep_capabilities(())
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    seccomp.apply(kernel.libc, limits["filter"])
-
-
-def _fork(command: Callable[[], NoReturn], problem_end: int) -> int:
-    """The pid of the process that runs ``command``. Raises OSError."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
-        os.close(problem_end)
-        os.setsid()
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-        command()
-    finally:
-        os._exit(NOT_STARTED)
-
-
-def _limit(limits: dict[str, Any]) -> None:
-    """Limits that hold for each process; those of a sandbox as a whole are the supervisor's."""
     memory = limits["memory_mb"] << 20
+    # These hold for each process; the limits of a sandbox as a whole are the supervisor's.
     for kind, soft, hard in (
         (resource.RLIMIT_AS, memory, memory),
         (resource.RLIMIT_CPU, limits["cpu_s"], limits["cpu_s"] + 1),
@@ -131,3 +164,5 @@ def _limit(limits: dict[str, Any]) -> None:
         (resource.RLIMIT_SIGPENDING, PENDING_SIGNALS, PENDING_SIGNALS),
     ):
         resource.setrlimit(kind, (soft, hard))
+    kernel.give_up_capabilities()
+    seccomp.apply(kernel.libc, limits["filter"])

@@ -22,12 +22,16 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_CAP_AMBI
     47,
 )
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-CAP_SYS_PTRACE, CAP_SYS_ADMIN, LAST_CAPABILITY = 19, 21, 63
+CAP_SYS_CHROOT, CAP_SYS_ADMIN, LAST_CAPABILITY = 18, 21, 63
 CAPABILITY_VERSION_3 = 0x20080522
 
 # PyDLL keeps the interpreter's lock around calls: the thread that clones must be the one that goes
 # on in the child.
 libc = ctypes.PyDLL(None, use_errno=True)
+
+# Arguments of capset that every command needs, made once for all.
+_HEADER = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+_NOTHING = (ctypes.c_uint32 * 6)()
 
 
 def clone(flags: int) -> int:
@@ -68,14 +72,23 @@ def keep_capabilities(kept: Collection[int]) -> None:
     for capability in set(range(LAST_CAPABILITY + 1)) - set(kept):
         # Refused where there is nothing to drop.
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    _set_capabilities(kept)
+
+
+def give_up_capabilities() -> None:
+    """Gives up all capabilities that this process holds. Raises OSError."""
     libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    bits = sum(1 << capability for capability in kept)
+    if libc.capset(_HEADER, _NOTHING):
+        raise _error("capset")
+
+
+def _set_capabilities(held: Collection[int]) -> None:
+    libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    bits = sum(1 << capability for capability in held)
     low = bits & 0xFFFFFFFF
     high = bits >> 32
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     # Effective, permitted, inheritable: first for the lower, then for the upper 32 capabilities.
-    sets = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
-    if libc.capset(header, sets):
+    if libc.capset(_HEADER, (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)):
         raise _error("capset")
 
 

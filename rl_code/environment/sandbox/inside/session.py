@@ -7,6 +7,7 @@ candidate. Runs inside the sandbox: standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -17,24 +18,25 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import candidate, checker, command, files, kernel, supervise, wire
+from . import candidate, checker, files, kernel, supervise, wire
+from .command import OPEN_FILES, WORKSPACE, Cell
 from .meter import Meter
 
-WORKSPACE = "/workspace"
 # Files and folders that each of the session's file systems may hold.
 INODES = 8192
 FRAME_BYTES = 256 << 20
-# What starting a command needs (namespaces, mounting /proc).
-CAPABILITIES = (kernel.CAP_SYS_ADMIN,)
+# What starting a command needs: making namespaces, mounting /proc there, entering them.
+CAPABILITIES = (kernel.CAP_SYS_ADMIN, kernel.CAP_SYS_CHROOT)
 
 
 def serve(channel: socket.socket, limits: dict[str, Any]) -> None:
     """Answers requests until the host says close or goes away."""
     os.chdir(WORKSPACE)
+    cell = Cell(limits)
     requests = {
-        "run": lambda request, passed: _run(channel, limits, request),
-        "call": lambda request, passed: _fork_with(channel, limits, request, passed, _call),
-        "check": lambda request, passed: _fork_with(channel, limits, request, passed, _check),
+        "run": lambda request, passed: _run(channel, cell, limits, request),
+        "call": lambda request, passed: _fork_with(channel, cell, limits, request, passed, _call),
+        "check": lambda request, passed: _fork_with(channel, cell, limits, request, passed, _check),
         "write": lambda request, passed: files.write(WORKSPACE, request["files"]),
         "read": lambda request, passed: files.read(WORKSPACE, request["path"], request["limit"]),
         "list": lambda request, passed: files.paths(WORKSPACE),
@@ -58,9 +60,14 @@ def serve(channel: socket.socket, limits: dict[str, Any]) -> None:
             )
             answer = {"error": [type(error).__name__, message]}
         wire.write_frame(channel, json.dumps(answer))
+        # Made while the host is busy elsewhere. If it fails, so does the next command, in words.
+        with contextlib.suppress(OSError):
+            cell.prepare()
 
 
-def _run(channel: socket.socket, limits: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+def _run(
+    channel: socket.socket, cell: Cell, limits: dict[str, Any], request: dict[str, Any]
+) -> dict[str, Any]:
     """Runs a program: its output (both streams), how it ended, bytes of output cut."""
     output, output_end = os.pipe()
     stdin_end, stdin = os.pipe()
@@ -68,7 +75,7 @@ def _run(channel: socket.socket, limits: dict[str, Any], request: dict[str, Any]
     def program() -> NoReturn:
         for descriptor, number in ((stdin_end, 0), (output_end, 1), (output_end, 2)):
             os.dup2(descriptor, number)
-        os.closerange(3, command.OPEN_FILES)
+        os.closerange(3, OPEN_FILES)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         try:
             os.execvpe(request["argv"][0], request["argv"], limits["environment"])
@@ -78,7 +85,7 @@ def _run(channel: socket.socket, limits: dict[str, Any], request: dict[str, Any]
 
     meter = Meter(limits)
     try:
-        pid = command.start(limits, program)
+        pid = cell.start(program)
     except OSError:
         for descriptor in (output, stdin):
             os.close(descriptor)
@@ -88,13 +95,16 @@ def _run(channel: socket.socket, limits: dict[str, Any], request: dict[str, Any]
         os.close(stdin_end)
     collected = supervise.Output(limits["output_bytes"])
     feed = memoryview(request["stdin"].encode("utf-8", "surrogatepass"))
-    ended = supervise.watch(channel, pid, meter, request["timeout"], output, collected, stdin, feed)
+    ended = supervise.watch(
+        channel, cell, pid, meter, request["timeout"], output, collected, stdin, feed
+    )
     text, cut = collected.text()
     return {**ended, "output": text, "cut": cut}
 
 
 def _fork_with(
     channel: socket.socket,
+    cell: Cell,
     limits: dict[str, Any],
     request: dict[str, Any],
     passed: list[int],
@@ -104,7 +114,7 @@ def _fork_with(
 
     def program() -> NoReturn:
         os.dup2(passed[0], 3)
-        os.closerange(4, command.OPEN_FILES)
+        os.closerange(4, OPEN_FILES)
         own = socket.socket(fileno=3)
         random.seed(0)
         gc.enable()
@@ -115,10 +125,10 @@ def _fork_with(
 
     meter = Meter(limits)
     try:
-        pid = command.start(limits, program)
+        pid = cell.start(program)
     finally:
         os.close(passed[0])
-    return supervise.watch(channel, pid, meter, request["timeout"])
+    return supervise.watch(channel, cell, pid, meter, request["timeout"])
 
 
 def _call(own: socket.socket, request: dict[str, Any]) -> None:

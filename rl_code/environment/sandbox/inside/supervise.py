@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import socket
 import time
 from typing import Any
 
-from . import command
+from .command import Cell
 from .meter import Meter
 
 PIPE_BYTES = 1 << 16
 # The exit code that stands for a command whose time was up.
 TIMED_OUT = 124
-# Seconds that a command has to end when it is stopped, before its whole namespace is killed.
-STOP_S = 1.0
 NOTHING = memoryview(b"")
 
 
@@ -67,7 +64,8 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 def watch(
     channel: socket.socket,
-    guard: int,
+    cell: Cell,
+    command: int,
     meter: Meter,
     timeout: float,
     output: int = -1,
@@ -78,14 +76,14 @@ def watch(
     """Waits until the command ends, a limit is reached or the host says stop, then kills what is
     left.
 
-    guard: pid of the first process of the command's pid namespace. output, stdin: descriptors of
-    the command's pipes, closed here; -1 for none.
+    command: pid of the command in the cell. output, stdin: descriptors of its pipes, closed here;
+    -1 for none.
 
     Returns status (an exit code), timed_out (wall-clock), exceeded (a limit, see Meter, or ""),
     seconds (wall-clock) and cpu_s (CPU seconds of all its processes).
     """
     start = time.monotonic()
-    process = os.pidfd_open(guard)
+    process = os.pidfd_open(command)
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.register(channel, select.POLLIN)
@@ -93,10 +91,10 @@ def watch(
         poll.register(output, select.POLLIN)
         os.set_blocking(stdin, False)
         poll.register(stdin, select.POLLOUT)
-    ended = stopped = timed_out = False
+    ended = timed_out = False
     exceeded = ""
     next_look = start + meter.pause_s()
-    while not (ended or stopped):
+    while not ended:
         now = time.monotonic()
         timed_out = now >= start + timeout
         if timed_out:
@@ -112,7 +110,7 @@ def watch(
             elif descriptor == channel.fileno():
                 if receive(channel) is None:
                     os._exit(0)
-                stopped = True  # the only thing the host says meanwhile
+                ended = True  # the only thing the host says meanwhile is stop
             elif descriptor == output and collected is not None:
                 data = os.read(output, PIPE_BYTES)
                 collected.add(data)
@@ -127,14 +125,7 @@ def watch(
     seconds = time.monotonic() - start
     # Without a cgroup what a process has used is gone once it is killed.
     cpu_s = meter.cpu_s()
-    if stopped:
-        # The guard knows whether the command had already ended, and with which code.
-        signal.pidfd_send_signal(process, signal.SIGTERM)
-        select.select([process], [], [], STOP_S)
-    # The kernel kills the whole namespace with its first process, which can be waited for only
-    # when all others are gone.
-    signal.pidfd_send_signal(process, signal.SIGKILL)
-    _, status = os.waitpid(guard, 0)
+    status = cell.end(command)
     os.close(process)
     if stdin >= 0:
         os.close(stdin)
@@ -143,7 +134,7 @@ def watch(
             collected.add(data)
         os.close(output)
     return {
-        "status": command.exit_code(status),
+        "status": status,
         "timed_out": timed_out,
         "exceeded": exceeded,
         "seconds": seconds,

@@ -5,7 +5,7 @@
            another.
   session  The supervisor of one episode (session.py): first process of its own user, pid and mount
            namespaces, with an empty workspace.
-  command  A program of the candidate's (command.py), in a pid namespace below the session's. From
+  cell     The pid namespace, below the session's, of the candidate's commands (command.py). From
            there the session cannot be named, so no call can reach it.
 
 None of the first three ever runs code of a candidate. Where the kernel allows no user namespaces
@@ -85,7 +85,7 @@ def _become_unprivileged(limits: dict[str, Any]) -> None:
 
 
 def _keep(channel: socket.socket, limits: dict[str, Any]) -> None:
-    """Starts a session whenever the host speaks and says when it has ended."""
+    """Keeps a session ready for the host, starts another when one has ended, and says how it ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     channel.send(b"k")
@@ -93,13 +93,15 @@ def _keep(channel: socket.socket, limits: dict[str, Any]) -> None:
     # The host puts this process into its cgroup meanwhile, and passes the file that measures it.
     limits["meter"] = passed[0] if passed else -1
     users = kernel.CLONE_NEWUSER if limits["own_users"] else 0
-    while channel.recv(1, socket.MSG_PEEK):
+    while True:
         pid = kernel.clone(users | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
         if pid == 0:
             _start_session(channel, limits)
         _, status = os.waitpid(pid, 0)
-        wire.write_frame(channel, json.dumps({"closed": status}))
-    os._exit(0)
+        try:
+            wire.write_frame(channel, json.dumps({"closed": status}))
+        except OSError:  # the host has gone
+            os._exit(0)
 
 
 def _start_session(channel: socket.socket, limits: dict[str, Any]) -> None:
