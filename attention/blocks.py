@@ -44,11 +44,14 @@ class Blocks:
     causal: bool = dataclasses.field(metadata=dict(static=True))
 
     def place(self, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B S *rest"]:
-        """Keys, values or positions in their places; zeros in empty ones."""
+        """Keys, values or positions in their places; zeros in empty ones, whatever x holds
+        there.
+        """
         if self.slots is None:
-            return jnp.pad(
-                x, ((0, 0), (0, self.tokens.shape[1] - x.shape[1])) + ((0, 0),) * (x.ndim - 2)
-            )
+            rest = ((0, 0),) * (x.ndim - 2)
+            x = jnp.pad(x, ((0, 0), (0, self.tokens.shape[1] - x.shape[1]), *rest))
+            real = (self.tokens.segments > 0).reshape(*x.shape[:2], *(1 for _ in rest))
+            return jnp.where(real, x, jnp.zeros((), x.dtype))
         rows = jax.vmap(lambda row, at: row.at[at].get(mode="fill", fill_value=0))
         return rows(x, jnp.where(self.slots < 0, x.shape[1], self.slots))
 

@@ -32,7 +32,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import visits
-from pallas_kernels.padding import pad, pad_tokens
+from pallas_kernels.padding import pad, pad_tokens, without_padding
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import MASKED, Tokens, sees, visible
 
@@ -129,7 +129,6 @@ def mean_trips(tokens: Tokens, window: int | None, block: int) -> float:
     return float(jnp.mean(visited)) / (1 + _together(block, padded.shape[1] // block))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def blockwise_attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B S K H"],
@@ -142,6 +141,13 @@ def blockwise_attention(
     """(out, lse) as ``dense_attention``, differentiable in both. block: tokens of a block of
     queries and of keys.
     """
+    q = without_padding(q, q_tokens)
+    k, v = (without_padding(x, k_tokens) for x in (k, v))
+    return _blockwise(q, k, v, q_tokens, k_tokens, window, block)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _blockwise(q, k, v, q_tokens, k_tokens, window, block):
     return _forward(q, k, v, q_tokens, k_tokens, window, block)[0]
 
 
@@ -187,6 +193,10 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
 def _backward(window, block, residuals, cotangents):
     q, k, v, q_tokens, k_tokens, out, lse = residuals
     d_out, d_lse = cotangents
+    # nothing comes back from a query that sees nothing, whatever it is given
+    blind = jnp.isneginf(lse)
+    d_out = jnp.where(blind[..., None], 0.0, d_out)
+    d_lse = jnp.where(blind, 0.0, d_lse)
     wide = jnp.promote_types(jnp.float32, q.dtype)
     scale = q.shape[-1] ** -0.5
     # gradient of a score: weight * (d_out . v - delta); a query without keys has weights exp(-inf)
@@ -240,7 +250,7 @@ def _backward(window, block, residuals, cotangents):
     )
 
 
-blockwise_attention.defvjp(_forward, _backward)
+_blockwise.defvjp(_forward, _backward)
 
 
 def _visit(step: Callable, q, q_tok: Tokens, visit, keys, window: int | None, carry):

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.blockwise import DIRECT, XLA, check_heads
+from pallas_kernels.padding import zeros_unless
 from pallas_kernels.selected import api as kernels
 from pallas_kernels.selected.tiles import (
     cut,
@@ -75,7 +76,9 @@ def selected_attention(
     def in_xla():
         if k.shape[1] <= DIRECT:
             return masked_attention(q, k, v, _mask(picks, q_order, k_order, size))
-        return _selected(q, k, v, picks, q_order, k_order, size)
+        real = k_order < kernels.EMPTY
+        clean = (zeros_unless(x, real) for x in (k, v))
+        return _selected(q, *clean, picks, q_order, k_order, size)
 
     if implementation == XLA:
         return in_xla()

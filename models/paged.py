@@ -137,13 +137,17 @@ def decode_token(
 
 
 def gather_pages(
-    cache: PagedCache, rows: gathered.SharedRows, block: int, reach: Int[Array, ""]
+    cache: PagedCache,
+    rows: gathered.SharedRows,
+    block: int,
+    reach: Int[Array, ""],
+    firsts: Int[Array, " B"],
 ) -> dict[int, gathered.GatheredPages]:
     """The pages of all layers whose method reads all of them, side by side; arguments as
     ``gathered.gather``.
     """
     layers = [index for index, method in enumerate(cache.methods) if method.reads_all_pages]
-    return {index: gathered.gather(cache, index, rows, block, reach) for index in layers}
+    return {index: gathered.gather(cache, index, rows, block, reach, firsts) for index in layers}
 
 
 def put_pages_back(

@@ -38,24 +38,32 @@ def weighted_attention(q, k, v, mask):
     wide = jnp.promote_types(jnp.float32, q.dtype)
     # Head-major batched matrix products and an additive mask: on CPU the gradient runs about 7
     # times faster than with token-major einsums and `where` (16 x 384 tokens, 4 heads).
-    q = _head_major(q, num_kv_heads)
-    k = k.transpose(0, 2, 1, 3)
-    v = v.transpose(0, 2, 1, 3)
-    scores = jnp.einsum("BKTH,BKSH->BKTS", q, k, preferred_element_type=wide) * head_dim**-0.5
     mask = mask.reshape(
         batch, *((1, 1) if mask.ndim == 3 else (num_kv_heads, -1)), *mask.shape[-2:]
     )
+    seen = jnp.any(mask, axis=-1)
+    # keys that nobody sees, and queries that see nothing, may hold anything: see
+    # ``padding.without_padding``
+    real_k = jnp.any(mask, axis=(2, 3))[..., None]
+    real_q = jnp.broadcast_to(seen, (batch, num_kv_heads, groups, queries))
+    real_q = real_q.reshape(batch, num_kv_heads, groups * queries, 1)
+    q = jnp.where(real_q, _head_major(q, num_kv_heads), jnp.zeros((), q.dtype))
+    k = jnp.where(real_k, k.transpose(0, 2, 1, 3), jnp.zeros((), k.dtype))
+    v = jnp.where(real_k, v.transpose(0, 2, 1, 3), jnp.zeros((), v.dtype))
+    scores = jnp.einsum("BKTH,BKSH->BKTS", q, k, preferred_element_type=wide) * head_dim**-0.5
     bias = jnp.where(mask, 0.0, MASKED).astype(wide)
     scores = scores.reshape(batch, num_kv_heads, groups, queries, -1) + bias
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.exp(scores - top)
-    seen = jnp.any(mask, axis=-1)
     total = jnp.sum(weights, axis=-1)
     lse = jnp.where(seen, jnp.log(total) + top[..., 0], -jnp.inf)
     share = jnp.where(seen, 1.0 / total, 0.0)
     flat = weights.reshape(batch, num_kv_heads, groups * queries, -1).astype(v.dtype)
     out = jnp.einsum("BKTS,BKSH->BKTH", flat, v, preferred_element_type=wide)
-    out = out.reshape(batch, num_kv_heads, groups, queries, head_dim) * share[..., None]
+    out = out.reshape(batch, num_kv_heads, groups, queries, head_dim)
+    # a select, and not times a share of 0: XLA on CPU may make NaN of a product of constant zeros,
+    # which q, k and v are where a mask is known to be False everywhere when it compiles
+    out = jnp.where(seen[..., None], out * share[..., None], 0.0)
     out = out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, num_heads, head_dim)
     lse = lse.transpose(0, 3, 1, 2).reshape(batch, queries, num_heads)
     return out.astype(v.dtype), lse, weights, share

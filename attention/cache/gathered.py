@@ -59,12 +59,19 @@ class GatheredPages:
 
 
 def gather(
-    cache: PagedCache, layer: int, rows: SharedRows, block: int, reach: Int[Array, ""]
+    cache: PagedCache,
+    layer: int,
+    rows: SharedRows,
+    block: int,
+    reach: Int[Array, ""],
+    firsts: Int[Array, " B"],
 ) -> GatheredPages:
-    """A dense layer's pages side by side, in blocks of ``block`` tokens. An unwritten place holds
-    anything finite.
+    """A layer's pages side by side, in blocks of ``block`` tokens.
 
     reach: the furthest place of a row's own part, counted from its start, that will be attended to.
+    firsts: each row's first place that is not written yet. Places from there on are zeros: what a
+    page held before may not be finite, and would count times 0. Done here once per dispatch, it
+    costs nothing for each token.
     """
     pages = cache.layers[layer]["main"]
     each = block // cache.page
@@ -85,9 +92,11 @@ def gather(
         tables = rows.own[:, first : first + each]
         tables = jnp.pad(tables, ((0, 0), (0, each - tables.shape[1])), constant_values=-1)
         shape = (tables.shape[0], pages[0].shape[1], block, pages[0].shape[3])
+        written = first * cache.page + jnp.arange(block) < (firsts - rows.starts)[:, None]
+        written = written[:, None, :, None]
         return jax.lax.cond(
             first * cache.page <= reach,
-            lambda: tuple(side_by_side(x, tables) for x in pages),
+            lambda: tuple(jnp.where(written, side_by_side(x, tables), 0) for x in pages),
             lambda: tuple(jnp.zeros(shape, x.dtype) for x in pages),
         )
 

@@ -27,6 +27,7 @@ from pallas_kernels.compressed.blocks import Selection, TuningConfig, heuristic
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.api import obstacle as flash_obstacle
 from pallas_kernels.flash.api import obstacle_on as flash_obstacle_on
+from pallas_kernels.padding import without_padding
 from pallas_kernels.tokens import Tokens
 from pallas_kernels.tuned import tuned
 
@@ -73,6 +74,8 @@ def compressed_attention(
     q_tokens = dataclasses.replace(q_tokens, limits=own_from.astype(jnp.int32))
     k_tokens = dataclasses.replace(k_tokens, limits=k_starts.astype(jnp.int32))
     heads = dataclasses.replace(heads, limits=heads.order)
+    q = without_padding(q, q_tokens)
+    k, v = (without_padding(x, k_tokens) for x in (k, v))
 
     def obstacle(name: str) -> str | None:
         return flash_obstacle(name, q, k, v, interpret) or KERNELS[name].obstacle(

@@ -28,6 +28,7 @@ from pallas_kernels.choice import (
 )
 from pallas_kernels.flash import gpu, reference, tpu
 from pallas_kernels.flash.blocks import TuningConfig, heuristic
+from pallas_kernels.padding import without_padding
 from pallas_kernels.tokens import Tokens
 from pallas_kernels.tuned import tuned
 
@@ -69,12 +70,12 @@ def flash_attention(
     implementation = choose(
         implementation, [*KERNELS], lambda name: obstacle(name, q, k, v, interpret), interpret
     )
+    if implementation == REFERENCE and fallback:
+        return fallback()
+    q = without_padding(q, q_tokens)
+    k, v = (without_padding(x, k_tokens) for x in (k, v))
     if implementation == REFERENCE:
-        return (
-            fallback()
-            if fallback
-            else reference.attention(q, k, v, q_tokens, k_tokens, window=window)
-        )
+        return reference.attention(q, k, v, q_tokens, k_tokens, window=window)
     tuning = tuning or _sizes(device(implementation), q.shape[2] // k.shape[2], q.shape[3])
     return _attention(
         q, k, v, q_tokens, k_tokens, _Options(implementation, window, tuning, interpret)
@@ -111,7 +112,9 @@ def _forward(q, k, v, q_tokens, k_tokens, options: _Options):
 def _backward(options: _Options, residuals, cotangents):
     q, k, v, q_tokens, k_tokens, out, lse = residuals
     d_out, d_lse = cotangents
-    seen = jnp.isfinite(lse)
+    seen = ~jnp.isneginf(lse)  # and not only what is finite, by which NaN would pass for nothing
+    # nothing comes back from a query that sees nothing, whatever it is given
+    d_out = jnp.where(seen[..., None], d_out, jnp.zeros((), d_out.dtype))
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
     delta = jnp.where(seen, delta, 0.0)
     lse = jnp.where(seen, lse, NOTHING)

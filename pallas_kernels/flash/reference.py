@@ -39,4 +39,6 @@ def attention(
         preferred_element_type=wide,
         precision="highest",
     )
+    # so that nothing comes back from a query that sees nothing, whatever it is given
+    out = jnp.where(seen.transpose(0, 2, 1)[..., None], out, 0.0)
     return out.astype(v.dtype), jnp.where(seen, lse, -jnp.inf).transpose(0, 2, 1)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.choice import (
     REFERENCE,
@@ -27,11 +28,14 @@ from pallas_kernels.choice import (
     dtype_obstacle,
     platform_obstacle,
 )
+from pallas_kernels.padding import zeros_unless
 from pallas_kernels.selected import chunks, gpu, reference, tpu
 from pallas_kernels.selected.tuning import TuningConfig, heuristic
 from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
+# The order of an empty place, past all others.
+EMPTY = jnp.iinfo(jnp.int32).max
 
 
 def selected_attention(
@@ -77,12 +81,11 @@ def selected_attention(
         )
 
     implementation = choose(implementation, [*KERNELS], obstacle, interpret)
+    if implementation == REFERENCE and fallback:
+        return fallback()
+    k, v = (zeros_unless(x, k_order < EMPTY) for x in (k, v))
     if implementation == REFERENCE:
-        return (
-            fallback()
-            if fallback
-            else reference.attention(q, k, v, picks, q_order, k_order, size=size)
-        )
+        return reference.attention(q, k, v, picks, q_order, k_order, size=size)
     options = _Options(implementation, size, sizes[implementation], interpret)
     return _attention(q, k, v, picks, q_order, k_order, options)
 

@@ -33,6 +33,7 @@ def attention(
         places = (picks[..., None] * size + jnp.arange(size)).reshape(picks.shape[0], -1)
         mask = jnp.repeat(picks >= 0, size, axis=1) & (k_order[places] <= q_order[:, None])
         seen = mask.any(axis=1)
+        q = jnp.where(seen[:, None], q, 0)  # one that sees nothing may hold anything
         scores = jnp.einsum(
             "th,tsh->ts", q, k[places], preferred_element_type=wide, precision="highest"
         )
@@ -44,6 +45,7 @@ def attention(
         out = jnp.einsum(
             "ts,tsh->th", weights, v[places], preferred_element_type=wide, precision="highest"
         )
+        out = jnp.where(seen[:, None], out, 0.0)
         return out.astype(v.dtype), jnp.where(seen, lse, -jnp.inf)
 
     heads = jax.vmap(head, in_axes=(1, 1, 1, 1, None, None), out_axes=1)

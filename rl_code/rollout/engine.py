@@ -198,7 +198,7 @@ def _decode(
         reach = jnp.max(
             jnp.where(inputs.active, inputs.places - inputs.rows.starts + inputs.budgets - 1, 0)
         )
-        views = gather_pages(cache, inputs.rows, view_block, reach)
+        views = gather_pages(cache, inputs.rows, view_block, reach, inputs.places)
 
     def cond(carry):
         step = carry[0]

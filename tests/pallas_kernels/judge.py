@@ -78,3 +78,28 @@ def run(function: Attention, inputs: Sequence[jax.Array], weights: Sequence[jax.
 
     gradients, results = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*inputs)
     return results, gradients
+
+
+def masked_places_may_hold_anything(function, arrays, real) -> None:
+    """Values that are not finite where ``real`` is False change no bit of outputs and gradients
+    where it is True, and their own gradients are zeros.
+
+    function: of the arrays, q first, [B, T, N, H] each, to (out of q's shape, ...). real: bool [B,
+    T] for each of the arrays.
+    """
+    real = [np.asarray(x)[..., None, None] for x in real]
+
+    def results(value):
+        spoiled = [jnp.where(mask, x, value) for mask, x in zip(real, arrays, strict=True)]
+        out, pull = jax.vjp(lambda *x: function(*x)[0], *spoiled)
+        return out, pull(jnp.where(real[0], jnp.ones_like(out), value))
+
+    compiled = jax.jit(results)
+    out, gradients = compiled(0.0)
+    for poison in (jnp.nan, jnp.inf):
+        found, found_gradients = compiled(poison)
+        assert np.isfinite(np.where(real[0], found, 0)).all()
+        np.testing.assert_array_equal(np.where(real[0], found, 0), np.where(real[0], out, 0))
+        for mask, one, other in zip(real, found_gradients, gradients, strict=True):
+            np.testing.assert_array_equal(np.where(mask, one, 0), np.where(mask, other, 0))
+            assert not np.any(np.where(mask, 0, one))

@@ -22,7 +22,7 @@ from pallas_kernels.compressed.blocks import Selection, TuningConfig
 from pallas_kernels.flash import blocks as flash
 from pallas_kernels.tokens import Tokens, sequences
 from tests.attention.rows import Piece, documents, normal, pack, relative
-from tests.pallas_kernels.judge import judge, run
+from tests.pallas_kernels.judge import judge, masked_places_may_hold_anything, run
 
 SMALL = Selection(length=8, stride=4, block=16, picks=3, initial=1, local=1)
 TPU = {
@@ -199,6 +199,16 @@ def test_gpu_equals_the_definition_in_bfloat16(x64, unit, kind, heads, kv_heads,
         dtype=jnp.bfloat16,
         **options,
     )
+
+
+@pytest.mark.parametrize("options", [TPU, GPU, {"implementation": "reference"}])
+def test_padding_and_incomplete_stretches_may_hold_anything(options):
+    rows = row("documents", SMALL)
+    stretched = entries(rows.blocks, SMALL.length, SMALL.stride)
+    dtype = jnp.bfloat16 if options is GPU else jnp.float32
+    arrays = inputs(rows, SMALL, 2, 1, 16, dtype=dtype)
+    real = [rows.tokens.segments > 0, *[stretched.tokens.segments > 0] * 2]
+    masked_places_may_hold_anything(rows.attend(SMALL, **options), arrays, real)
 
 
 def test_what_comes_later_changes_no_bit_of_what_is_before():

@@ -20,7 +20,7 @@ from pallas_kernels.flash.blocks import TuningConfig, visits
 from pallas_kernels.padding import pad
 from pallas_kernels.tokens import Tokens, sequences, visible
 from tests.attention.rows import Piece, documents, normal, pack
-from tests.pallas_kernels.judge import judge
+from tests.pallas_kernels.judge import judge, masked_places_may_hold_anything
 
 PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]
 TPU = {
@@ -120,6 +120,16 @@ def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
         dtype=jnp.bfloat16,
         **GPU | {"tuning": tuning},
     )
+
+
+@pytest.mark.parametrize("options", [TPU, GPU, {"implementation": "reference"}])
+def test_padding_may_hold_anything(options):
+    tokens, _ = rows("single")
+    function = functools.partial(flash_attention, q_tokens=tokens, k_tokens=tokens, **options)
+    dtype = jnp.bfloat16 if options is GPU else jnp.float32
+    real = tokens.segments > 0
+    arrays = inputs(tokens, tokens, heads=2, kv_heads=1, size=16, dtype=dtype)
+    masked_places_may_hold_anything(function, arrays, [real] * 3)
 
 
 def test_tpu_does_not_read_blocks_that_are_not_seen():

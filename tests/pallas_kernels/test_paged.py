@@ -249,6 +249,30 @@ def test_tpu_reads_no_page_that_no_query_needs():
         jax.block_until_ready(attend(jnp.where(needed, nowhere, case.tables)))
 
 
+@pytest.mark.parametrize("options", [TPU, GPU, {"implementation": "reference"}])
+@pytest.mark.parametrize("lists", [None, 2])
+def test_a_page_never_written_may_hold_anything(options, lists):
+    case = Case(heads=4, lists=lists, **({"size": 64} if options is GPU else {}))
+    dtype = jnp.bfloat16 if options is GPU else jnp.float32
+    (weight,) = normal(7, (ROWS, case.queries, case.heads, case.size), dtype=dtype)
+
+    @jax.jit
+    def results(q, k, v):
+        def out(*x):
+            found = case.attend(*x, **options)[0]
+            return jnp.sum(found * weight), found
+
+        (_, found), gradients = jax.value_and_grad(out, (0, 1, 2), has_aux=True)(q, k, v)
+        return found, *gradients
+
+    q, *pages = case.inputs(dtype)
+    wanted = results(q, *(jnp.nan_to_num(x) for x in pages))
+    for poison in (jnp.nan, jnp.inf, -jnp.inf):
+        found = results(q, *(jnp.where(jnp.isnan(x), poison, x) for x in pages))
+        for one, other in zip(found, wanted, strict=True):
+            assert np.isfinite(one).all() and np.array_equal(one, other)
+
+
 def test_a_score_that_is_not_a_number_stays_one():
     case = Case(heads=2)
     q, k, v = case.inputs(jnp.float32)

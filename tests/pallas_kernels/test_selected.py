@@ -20,7 +20,7 @@ from pallas_kernels.selected.tiles import tiles
 from pallas_kernels.selected.tuning import TuningConfig
 from pallas_kernels.tokens import sequences
 from tests.attention.rows import normal, relative
-from tests.pallas_kernels.judge import judge
+from tests.pallas_kernels.judge import judge, masked_places_may_hold_anything
 
 TPU = {
     "implementation": "tpu",
@@ -149,6 +149,21 @@ def test_all_blocks_are_dense_causal_attention(x64, small_tiles):
     found = jax.jit(lambda *x: selected_attention(*x, *given, size=size, **TPU))(*narrow)
     for one, other, expected in zip(exact, found, wanted, strict=True):
         assert relative(one, expected) < 1e-12 and relative(other, expected) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["tpu", "gpu", "reference"])
+def test_an_empty_place_may_hold_anything(small_tiles, kind):
+    options = {"tpu": TPU, "gpu": GPU, "reference": {"implementation": "reference"}}[kind]
+    size = 64 if kind == "gpu" else 8
+    picks = choose(1, 24, 1, 4, 3)
+    q_order, k_order = orders(1, 24, 4 * size)
+    dtype = jnp.bfloat16 if kind == "gpu" else jnp.float32
+    arrays = normal(0, (1, 24, 2, 16), *[(1, 4 * size, 1, 16)] * 2, dtype=dtype)
+    given = dict(picks=picks, q_order=q_order, k_order=k_order, size=size)
+    function = functools.partial(selected_attention, **given, **options)
+    empty = k_order < np.iinfo(np.int32).max
+    asking = np.arange(24)[None] != ALONE  # which sees nothing
+    masked_places_may_hold_anything(function, arrays, [asking, empty, empty])
 
 
 def test_tpu_does_not_read_blocks_that_were_not_chosen(small_tiles):

@@ -29,6 +29,16 @@ def _cache(seed: int):
     return jax.tree.unflatten(jax.tree.structure(cache), main)
 
 
+def _unwritten(cache, tables, lengths, value: float):
+    """The cache with a value that is not finite in every place that no row has written."""
+    written = np.zeros((cache.num_pages, PAGE), bool)
+    for table, length in zip(np.asarray(tables), np.asarray(lengths), strict=True):
+        for place in range(length):
+            written[table[place // PAGE], place % PAGE] = True
+    written = written[:, None, :, None]
+    return jax.tree.map(lambda x: jnp.where(written, x, value), cache)
+
+
 def _rows(steps: int, tile: int):
     """(rows of the view, all their tables [B, P], tokens of each)."""
     fresh = iter(np.random.default_rng(0).permutation(40).tolist())
@@ -67,7 +77,9 @@ def test_decoding_in_gathered_pages_equals_decoding_from_pages(tile):
     cache = _cache(0)
     rows, tables, lengths = _rows(steps, tile)
     rng = np.random.default_rng(1)
-    seen = gathered.gather(cache, 0, rows, BLOCK, jnp.int32(30))
+    firsts = jnp.asarray(lengths)
+    cache = _unwritten(cache, tables, lengths, np.nan if tile == 1 else np.inf)
+    seen = gathered.gather(cache, 0, rows, BLOCK, jnp.int32(30), firsts)
     pages = [np.array(x) for x in cache.layers[0]["main"]]
     counts = np.array([5, 3, 5, 0, 5, 1])
     for step in range(steps):
@@ -110,7 +122,9 @@ def test_a_rows_numbers_do_not_depend_on_the_other_rows():
     @jax.jit
     def attended(places):
         reach = jnp.max(places - rows.starts)  # blocks past the furthest row are not there
-        seen = gathered.write(gathered.gather(cache, 0, rows, BLOCK, reach), rows, places, new)
+        seen = gathered.write(
+            gathered.gather(cache, 0, rows, BLOCK, reach, jnp.asarray(lengths)), rows, places, new
+        )
         return gathered.attend(seen, rows, q, places)
 
     together = np.asarray(attended(jnp.asarray(lengths)))

@@ -1,0 +1,149 @@
+"""Every method of METHODS has every property; a new one is tested by an entry in CASES."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention import reference
+from attention.methods.api import METHODS
+from attention.methods.dense import Dense
+from attention.methods.method import Method
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
+from attention.methods.squid import GatedDocuments
+from attention.methods.window import Window
+from models.paged import model_cache
+from tests.attention import properties
+from tests.attention.cache.model import PAGE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def dense(method, q, keys, inputs, parameters):
+    return reference.dense(q, *keys["main"], window=getattr(method, "window", None))
+
+
+def moba(method, q, keys, inputs, parameters):
+    return reference.moba(q, *keys["main"], method)
+
+
+def nsa(method, q, keys, inputs, parameters):
+    def compressed(x, name):
+        mlp = (parameters[f"{name}_{part}"] for part in ("positions", "first", "second"))
+        return reference.compress(x, *mlp, method)
+
+    k, v = keys["raw"]
+    pair = compressed(k, "k"), compressed(v, "v")
+    return reference.nsa(q, pair, keys["main"], keys["window"], inputs, method)
+
+
+def squid(method, q, keys, inputs, parameters):
+    return reference.gated_documents(q, *keys["main"], jnp.zeros(q.shape[0], int), inputs)
+
+
+# Small settings of every method, and its definition.
+CASES = {
+    "dense": (Dense(), dense),
+    "window": (Window(7), dense),
+    "moba": (MoBA(block=PAGE, picks=2), moba),
+    "nsa": (NSA(length=8, stride=4, block=PAGE, picks=3, initial=1, local=1, window=10), nsa),
+    "squid": (GatedDocuments(), squid),
+}
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def test_every_method_has_a_case_here():
+    assert {name: type(method) for name, (method, _) in CASES.items()} == METHODS
+
+
+@every_method
+def test_nothing_leaks(name):
+    properties.nothing_leaks(CASES[name][0])
+
+
+@every_method
+def test_packed_sequences_and_shared_prompts_equal_the_sequences_apart(x64, name):
+    properties.packed_equals_separate(CASES[name][0])
+
+
+@pytest.mark.parametrize(("rotated", "poison"), [(True, np.nan), (False, np.inf)])
+@every_method
+def test_prefill_and_decoding_equal_the_full_forward(name, rotated, poison):
+    method = CASES[name][0]
+    config = properties.model(method).config
+    cache = functools.partial(cache_of, config)
+    properties.cached_equals_full(method, cache, rotated, poison)
+
+
+def cache_of(config, pages: int, rotated: bool):
+    return model_cache(config, pages, page=PAGE, rotated=rotated)
+
+
+@pytest.mark.parametrize("length", [7, 150])
+@every_method
+def test_values_and_gradients_equal_the_definition(x64, name, length):
+    properties.equals_its_definition(*CASES[name], length)
+
+
+@pytest.mark.parametrize("kind", properties.masked_rows())
+@every_method
+def test_padding_may_hold_anything(name, kind):
+    properties.padding_may_hold_anything(CASES[name][0], kind)
+
+
+@every_method
+def test_decoding_reads_no_more_than_dense_decoding_three_times(name):
+    shape = properties.SHAPE
+    method = CASES[name][0]
+    least = 2 * shape.num_kv_heads * shape.head_dim * 2
+    for tokens in (1, 64, 4096):
+        found = method.decode_bytes(tokens, shape, "bfloat16")
+        means = -(-tokens // PAGE) * shape.num_kv_heads * shape.head_dim * 4
+        assert least <= found <= 3 * tokens * least + means
+
+
+def test_shared_code_knows_no_method_by_name():
+    """Nothing outside of ``attention/methods`` may ask which method it has."""
+    names = {cls.__name__ for cls in METHODS.values()}
+    allowed = {
+        "attention/reference.py",  # the definitions
+        "models/transformer.py",  # the default of a config, checked below
+    }
+    folders = ("attention", "models", "rl_code", "launch", "experiments")
+    found = []
+    for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
+        where = str(path.relative_to(ROOT))
+        if where.startswith("attention/methods/") or where in allowed:
+            continue
+        used = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}
+        found += [f"{where}: {name}" for name in sorted(used & names)]
+    assert found == []
+    # of a config's default, and in no other line
+    lines = (ROOT / "models" / "transformer.py").read_text().splitlines()
+    assert [line.strip() for line in lines if any(f"{name}(" in line for name in names)] == [
+        "attention: tuple[Method, ...] = (Dense(),)"
+    ]
+
+
+def test_a_method_is_a_frozen_dataclass_of_settings():
+    for cls in METHODS.values():
+        assert issubclass(cls, Method) and cls.__dataclass_params__.frozen
+
+
+def test_layers_of_one_model_may_have_different_settings_of_a_method(x64):
+    """Each place of the period has parameters of its own."""
+    method = CASES["nsa"][0]
+    other = NSA(length=4, stride=2, block=PAGE, picks=2, initial=0, local=1, window=5)
+    model = properties.small_model((method, other), num_layers=4)
+    tokens = properties.ids(0, 40)
+    where = properties.sequences(jnp.array([40]), 40)
+    layers = model.unstacked()
+    assert [x["k_first"].shape[0] for _, x in layers] == [8, 4, 8, 4]
+    assert jax.jit(lambda m: m.hidden(tokens, where.order, where))(model).shape == (1, 40, 16)
