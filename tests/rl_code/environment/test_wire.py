@@ -230,6 +230,11 @@ def test_instances_of_classes_of_ones_own_arrive_by_name():
     assert not same(red, wire.loads(wire.dumps(Colour.GREEN)))
 
 
+def test_what_came_from_the_other_side_goes_back_as_it_was():
+    values = [Point(1, [Colour.RED]), Pair(3, Point(1, [])), Colour.GREEN]
+    assert wire.dumps(wire.loads(wire.dumps(values))) == wire.dumps(values)
+
+
 def test_functions_travel_only_where_both_sides_agree():
     functions = []
     text, lying = wire.write([len, lambda x: x], functions)

@@ -23,6 +23,8 @@ import builtins
 import dataclasses
 import json
 import socket
+import sys
+import types
 from typing import Any
 
 from . import calls, wire
@@ -51,7 +53,10 @@ def _run(statement: str, proxy: _Proxy, line: _Line) -> str:
     """Why the statement fails, "" when it passes."""
     try:
         code = compile(statement, "<test>", "exec")
-        exec(code, {"__name__": "checker", proxy.__name__: proxy})
+        # A module of its own: a test that defines a dataclass needs one that can be found.
+        module = sys.modules["checker"] = types.ModuleType("checker")
+        setattr(module, proxy.__name__, proxy)
+        exec(code, module.__dict__)
     except BaseException as error:  # a test that exits or interrupts has failed, too
         failure = ": ".join(filter(None, describe(error)))
         if line.last and isinstance(error, AssertionError):
