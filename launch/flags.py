@@ -15,7 +15,7 @@ import textwrap
 import threading
 import traceback
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,6 +77,7 @@ class _Complete(flags.ArgumentParser):
         found = self._reader.parse(path)
         found.keys()  # a file that could not be found says so on its first use
         config = read_config.complete(self._kind, found)
+        self.written = set(dotted(found)) | set(self._off)
         for key in self._off:
             *sections, name = key.split(".")
             section = config
@@ -91,13 +92,14 @@ def run(
     main: Callable[[ml_collections.ConfigDict, str | None], Any],
     *,
     kind: type | None = None,
-    needs_workdir: bool = True,
+    needs_workdir: bool | Callable[[], bool] = True,
     expected: tuple[type[Exception], ...] = (),
     lasting: tuple[type[Exception], ...] = (),
 ) -> NoReturn:
     """Parses the command line, calls ``main(config, workdir)`` and exits.
 
     kind: the dataclass that the config fills; keys that its file leaves out can then be set too.
+    needs_workdir: whether --workdir must be given, asked once the flags are known.
 
     A wrong command line, a ConfigError, a TaskFileError and the errors in ``lasting`` (exit code 2:
     starting again does not help), a CheckpointError, a full disk and the errors in ``expected``
@@ -134,6 +136,26 @@ def run(
         usage.show(console(), kind)
         sys.exit(0)
     app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))
+
+
+def written() -> set[str]:
+    """Dotted keys that the config's file or the command line set, of a command with a ``kind``."""
+    flag = flags.FLAGS["config"]
+    return flag.parser.written | set(flag.override_values)
+
+
+def dotted(config: Any, path: str = "") -> Iterator[str]:
+    """Dotted keys of a config, with the elements of tuples of sections numbered."""
+    if isinstance(config, Mapping | ml_collections.ConfigDict):
+        for key in config:
+            yield from dotted(config.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(config, tuple | list) and isinstance(
+        next(iter(config), None), Mapping | ml_collections.ConfigDict
+    ):
+        for at, section in enumerate(config):
+            yield from dotted(section, f"{path}[{at}]")
+    else:
+        yield path
 
 
 def use_compilation_cache() -> None:
@@ -178,7 +200,7 @@ def console() -> rich.console.Console:
     return rich.console.Console(width=None if sys.stdout.isatty() else 132)
 
 
-def _parse(argv: Sequence[str], needs_workdir: bool) -> list[str]:
+def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> list[str]:
     try:
         rest = flags.FLAGS(argv)
         if flags.FLAGS.config is None:
@@ -198,7 +220,8 @@ def _parse(argv: Sequence[str], needs_workdir: bool) -> list[str]:
         if "ml_collections" not in traceback.extract_tb(error.__traceback__)[-1].filename:
             raise  # a bug in the config file
         _refuse("No such key: " + str(error).replace("\\n", ". ").replace("\\'", "").strip("\"'"))
-    if needs_workdir and not WORKDIR.value:
+    needed = needs_workdir() if callable(needs_workdir) else needs_workdir
+    if needed and not WORKDIR.value:
         _refuse("--workdir=<folder> is missing, for instance --workdir=runs/first")
     if WORKDIR.value and "://" in WORKDIR.value:
         _refuse(

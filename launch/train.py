@@ -19,7 +19,7 @@ import ml_collections
 import rich.console
 from absl import flags as absl_flags
 
-from launch import flags
+from launch import dry_run, flags
 from rl_code import read_config
 from rl_code.act import act
 from rl_code.environment.sandbox.pool import SandboxUnavailable
@@ -55,6 +55,12 @@ PROCESS = absl_flags.DEFINE_integer("process", None, "Number of this one, from 0
 DISTRIBUTED = absl_flags.DEFINE_bool(
     "distributed", False, "Several processes, which the cluster tells about."
 )
+DRY_RUN = absl_flags.DEFINE_bool(
+    "dry_run",
+    False,
+    "Print the config with what was derived, the parameters, the memory per device and the "
+    "attention calls, compile the programs, and end; no workdir is needed or touched.",
+)
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
@@ -68,6 +74,9 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         jax.distributed.initialize(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     else:
         flags.use_virtual_devices(*meshes(run_config, ROLE.value))
+    if DRY_RUN.value:
+        dry_run.show(flags.console(), run_config, flags.written())
+        return
     if ROLE.value == "actor":
         act(run_config, workdir, NAME.value, HOST.value)
         return
@@ -114,6 +123,7 @@ if __name__ == "__main__":
     flags.run(
         main,
         kind=RunConfig,
+        needs_workdir=lambda: not DRY_RUN.value,
         expected=(SandboxUnavailable, StoreError, WeightError, RolloutTimeout, ProcessLost),
         # steps repeat exactly, so the same loss would not be finite again
         lasting=(FloatingPointError, Replaced),

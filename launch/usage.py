@@ -17,6 +17,7 @@ import rich.table
 from absl import flags
 
 from rl_code import derive, read_config
+from rl_code.named import Named
 
 _FIELD = re.compile(r"    (\w+): ")
 
@@ -43,7 +44,7 @@ def keys(kind: type, path: str = "") -> Iterator[Key]:
             continue
         name = f"{path}{field.name}"
         hint = hints[field.name]
-        section = read_config.section_of(hint)
+        section = _section(hint)
         if section is None:
             kind_words = read_config.describe(hint)
             yield Key(name, kind_words, standard(field, name), words.get(field.name, ""))
@@ -52,6 +53,13 @@ def keys(kind: type, path: str = "") -> Iterator[Key]:
             yield Key(name, "section or None", standard(field, name), words.get(field.name, ""))
         inside = f"{name}[0]." if typing.get_origin(hint) is tuple else f"{name}."
         yield from keys(section, inside)
+
+
+def _section(hint: Any) -> type | None:
+    """The dataclass that a section becomes, also where a name may stand in its place."""
+    members = [hint, *typing.get_args(hint)]
+    written_out = [m for m in members if dataclasses.is_dataclass(m) and m is not Named]
+    return read_config.section_of(hint) or (written_out[0] if written_out else None)
 
 
 def standard(field: dataclasses.Field, name: str) -> str:

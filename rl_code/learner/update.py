@@ -72,6 +72,19 @@ def init_state(model: Model, config: OptimizerConfig) -> TrainState:
     return jax.device_put(state, jax.tree.map(lambda x: x.sharding, state))
 
 
+def abstract_state(model: Model, config: OptimizerConfig) -> TrainState:
+    """Shapes, dtypes and layouts of ``init_state``, of an abstract model whose leaves say their
+    shardings. Nothing is allocated.
+    """
+    lowered = _init.lower(model, config)
+    opt_state, step = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        lowered.out_info,
+        lowered.compile().output_shardings,
+    )
+    return TrainState(model, opt_state, step)
+
+
 @functools.partial(jax.jit, static_argnums=1)
 def _init(model: Model, config: OptimizerConfig) -> tuple[Any, jax.Array]:
     return _pin((make_optimizer(config).init(float32(model)), jnp.zeros((), jnp.int32)))

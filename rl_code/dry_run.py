@@ -1,0 +1,194 @@
+"""What a run would take: its parameters, tokens, memory and programs, without training.
+
+The programs of a step and of sampling are compiled for abstract arrays, so that only what the
+compiler needs is allocated. Memory is that of one device, by part; the compiler says what the
+programs need beside their arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from attention.implementations import Implementation
+from models.sharding import parameter_shardings
+from models.transformer import abstract_model
+from rl_code.attention_calls import attention_calls
+from rl_code.derive import sampled_tokens
+from rl_code.learner.batching import empty_batch
+from rl_code.learner.two_phase import make_two_phase_update
+from rl_code.learner.two_phase_batching import pack_prompts
+from rl_code.learner.update import TrainState, abstract_state, make_update
+from rl_code.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Memory of one device that one part of a run takes."""
+
+    # "learner" or "sampler"; where both share devices, their parts add up.
+    where: str
+    name: str
+    bytes: int
+    # What it depends on, in words.
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled program."""
+
+    name: str
+    seconds: float
+    # Beside its arguments and results, on one device.
+    temporary_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run would take."""
+
+    parameters: int
+    # Devices that learn and those that sample; the same ones unless they are apart.
+    learners: int
+    samplers: int
+    shared: bool
+    # Of one step: trajectories, the most tokens that can be sampled, and slots of the batch.
+    trajectories: int
+    sampled_tokens: int
+    batch_slots: int
+    memory: tuple[Part, ...]
+    programs: tuple[Program, ...]
+    attention: tuple[Implementation, ...]
+
+    def device_bytes(self, where: str) -> int:
+        """Memory of one device of the learner or the sampler."""
+        wanted = ("learner", "sampler") if self.shared else (where,)
+        parts = [part for part in self.memory if part.where in wanted]
+        kept = sum(part.bytes for part in parts if not part.name.startswith("working"))
+        # where devices are shared, only one of the programs runs at a time
+        working = [part.bytes for part in parts if part.name.startswith("working")]
+        return kept + max(working, default=0)
+
+
+def plan(run: Run) -> Plan:
+    """Compiles the programs of a run and adds up what they take."""
+    config = run.config
+    train = config.train
+    abstract = abstract_model(run.model_config)
+    model = _laid_out(abstract, parameter_shardings(abstract, run.mesh))
+    with jax.set_mesh(run.mesh):
+        state = abstract_state(model, train.optimizer)
+        programs = list(_update(run, state))
+    sampling = run.sampling_model()
+    engine = run.engine(
+        config.rollout.sampling,
+        config.rollout.engine,
+        config.protocol,
+        config.rollout.dtype,
+        run.rollout_mesh,
+    )
+    begin = time.perf_counter()
+    for name, compiled in engine.compiled(sampling).items():
+        programs.append(_program(name, compiled, begin))
+        begin = time.perf_counter()
+    shared = run.rollout_mesh == run.mesh
+    rows, slots = train.pack.rows, train.pack.slots + train.pack.prompt_slots
+    trajectories = train.tasks_per_step * train.group_size
+    return Plan(
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(abstract)),
+        learners=run.mesh.size,
+        samplers=run.rollout_mesh.size,
+        shared=shared,
+        trajectories=trajectories,
+        sampled_tokens=trajectories * sampled_tokens(config.limits),
+        batch_slots=rows * slots,
+        memory=tuple(_memory(run, state, sampling, engine.cache_shape(), programs)),
+        programs=tuple(programs),
+        attention=tuple(attention_calls(config, run.model_config)),
+    )
+
+
+def _update(run: Run, state: TrainState) -> Iterator[Program]:
+    """Compiles the programs of a step's update."""
+    train = run.config.train
+    loss = train.loss.for_staleness(train.pack.max_staleness)
+    way = (loss, train.optimizer, train.micro_batches, train.pack.runs)
+    batch = _abstract(empty_batch(train.pack, train.pack.rows), run.rows_sharding)
+    targets = batch.mask
+    prox = targets if train.epochs > 1 else None
+    ref = targets if loss.kl_coef else None
+    begin = time.perf_counter()
+    if train.pack.prompt_slots == 0:
+        compiled = make_update(*way).lower(state, batch, prox, ref).compile()
+        yield _program("update", compiled, begin)
+        return
+    prefill, update = make_two_phase_update(*way)
+    prompts = _abstract(pack_prompts([], train.pack), run.rows_sharding)
+    yield _program("update, prompts", prefill.lower(state.model, prompts).compile(), begin)
+    begin = time.perf_counter()
+    prefilled = jax.eval_shape(prefill, state.model, prompts)
+    compiled = update.lower(state, prefilled, batch, prox, ref).compile()
+    yield _program("update, completions", compiled, begin)
+
+
+def _memory(
+    run: Run, state: TrainState, sampling: Any, cache: Any, programs: list[Program]
+) -> Iterator[Part]:
+    train = run.config.train
+    engine = run.config.rollout.engine
+    yield Part("learner", "weights", device_bytes(state.model), run.model_config.param_dtype)
+    yield Part("learner", "optimizer", device_bytes(state.opt_state), "moments in float32")
+    if train.loss.kl_coef:
+        yield Part("learner", "reference weights", device_bytes(state.model), "for kl_coef")
+    temporary = {program.name: program.temporary_bytes for program in programs}
+    update = max(size for name, size in temporary.items() if name.startswith("update"))
+    note = f"{train.micro_batches} micro-batches of {train.pack.rows // train.micro_batches} rows"
+    yield Part("learner", "working memory: gradients, activations", update, note)
+    dtypes = {run.config.rollout.dtype, run.model_config.dtype, run.model_config.param_dtype}
+    same = run.rollout_mesh == run.mesh and len(dtypes) == 1
+    copy = 0 if same else device_bytes(sampling)
+    note = "the learner's" if same else f"a copy in {run.config.rollout.dtype}"
+    yield Part("sampler", "weights", copy, note)
+    data = run.rollout_mesh.shape["data"]
+    pages = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)) // data
+    note = f"{engine.pages} pages of {engine.page} tokens in {engine.cache_dtype}"
+    yield Part("sampler", "pages", pages, note)
+    sampler = max(temporary["prefill"], temporary["decode"])
+    yield Part("sampler", "working memory: prefill or decode", sampler, f"{engine.slots} rows")
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes on one device of abstract arrays that say their shardings."""
+
+    def of(leaf: Any) -> int:
+        shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+        return math.prod(shape) * leaf.dtype.itemsize
+
+    return sum(of(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def _laid_out(abstract: Any, shardings: Any) -> Any:
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings
+    )
+
+
+def _abstract(arrays: Any, sharding: jax.sharding.Sharding) -> Any:
+    """Shapes and dtypes of numpy arrays that are put on devices."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, np.asarray(x).dtype, sharding=sharding), arrays
+    )
+
+
+def _program(name: str, compiled: jax.stages.Compiled, begin: float) -> Program:
+    found = compiled.memory_analysis()
+    # some backends do not say
+    temporary = 0 if found is None else found.temp_size_in_bytes
+    return Program(name, time.perf_counter() - begin, temporary)

@@ -1,0 +1,79 @@
+"""A dry run says what follows from a config and what a run would take, and touches nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import pytest
+import rich.console
+
+from configs import faults, quickstart
+from launch import dry_run, flags
+from models.transformer import parameter_count
+from rl_code.dry_run import Plan
+from rl_code.read_config import build
+from rl_code.run_config import RunConfig
+
+
+def dry(settings) -> tuple[str, Plan, RunConfig]:
+    """What is printed, the plan, and the config."""
+    config = build(RunConfig, settings)
+    console = rich.console.Console(record=True, width=160, file=io.StringIO())
+    plan = dry_run.show(console, config, set(flags.dotted(settings)))
+    return console.export_text(), plan, config
+
+
+@pytest.fixture(scope="module")
+def shown() -> tuple[str, Plan, RunConfig]:
+    """The dry run of the quickstart's smoke config."""
+    return dry(quickstart.get_config("smoke"))
+
+
+def row(text: str, key: str) -> str:
+    """The line of the printed tables that starts with a key."""
+    return next(line.strip() for line in text.splitlines() if line.strip().startswith(f"{key} "))
+
+
+def test_what_was_derived_is_marked(shown):
+    text, _, config = shown
+    assert row(text, "train.optimizer.total_steps").endswith("derived: train.steps x train.epochs")
+    assert row(text, "train.steps").endswith("set")
+    assert row(text, "checkpoint.keep").endswith("default")
+    assert row(text, "suites[0].count").endswith("set")
+    pages = row(text, "rollout.engine.pages")
+    assert str(config.rollout.engine.pages) in pages and "derived" in pages
+
+
+def test_parameters_and_memory_are_those_of_the_model(shown):
+    _, plan, config = shown
+    vocabulary = dataclasses.replace(config.model.shape(), vocab_size=512)
+    assert plan.parameters == parameter_count(vocabulary)
+    parts = {(part.where, part.name): part.bytes for part in plan.memory}
+    assert parts["learner", "weights"] == 4 * plan.parameters
+    # two moments for each parameter, and counters
+    assert 8 * plan.parameters <= parts["learner", "optimizer"] < 8 * plan.parameters + 4096
+    assert parts["sampler", "weights"] == 0 and parts["sampler", "pages"] > 0
+    working = [part.bytes for part in plan.memory if part.name.startswith("working")]
+    kept = sum(part.bytes for part in plan.memory) - sum(working)
+    assert plan.device_bytes("learner") == kept + max(working) and min(working) > 0
+    assert plan.sampled_tokens == 16 * 288 and plan.trajectories == 16
+
+
+def test_each_attention_call_says_what_it_runs(shown):
+    text, plan, _ = shown
+    assert {call.phase for call in plan.attention} == {"train", "prefill", "decode"}
+    assert "no kernel for cpu" in text
+
+
+def test_devices_apart_are_added_up_apart():
+    settings = faults.get_config("smoke")
+    settings.sft = None
+    settings.rollout.apart = True
+    _, plan, _ = dry(settings)
+    assert (plan.learners, plan.samplers, plan.shared) == (1, 1, False)
+    assert plan.device_bytes("learner") + plan.device_bytes("sampler") == sum(
+        part.bytes for part in plan.memory
+    )
+    parts = {(part.where, part.name): part.bytes for part in plan.memory}
+    assert parts["sampler", "weights"] == parts["learner", "weights"]
