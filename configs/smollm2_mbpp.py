@@ -3,8 +3,9 @@
 What: tasks are screened by the base model's success; each answer is a function body, graded on
   hidden asserts and on differential tests against the reference; evaluated on MBPP's test split,
   greedy and sampled, and on HumanEval.
-Command: bash launch/get_smollm2.sh && python -m launch.train --config=configs/smollm2_mbpp.py
-  --workdir=runs/mbpp with RL_CODE_DATA=<folder of mbpp.jsonl> in the environment; data/ without it
+Command: bash launch/get_smollm2.sh && python -m launch.get_mbpp, then
+  python -m launch.train --config=configs/smollm2_mbpp.py --workdir=runs/mbpp. Where mbpp.jsonl is
+  already in some folder, RL_CODE_DATA=<folder> in the environment instead of launch.get_mbpp.
 Hardware: 2 CPU cores. Run time: at most 25 minutes is the aim; what was measured is in the README's
 table. Expected metric: greedy pass@1 on held-out tasks rises, with a paired interval that excludes
 zero.

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from rl_code.tasks.forms import INDENT, PATH, Form, present, signature_of, unfinished
-from rl_code.tasks.records import malformed, parse_python, read_rows, tests_of
+from rl_code.tasks.records import TaskFileError, malformed, parse_python, read_rows, tests_of
 from rl_code.types import Task
 
 SPLITS = {"prompt": (1, 10), "test": (11, 510), "validation": (511, 600), "train": (601, 974)}
@@ -38,6 +38,11 @@ def load(path: str, form: Form = "chat", visible: int = 1) -> list[Task]:
     if visible < 0:
         raise ValueError(f"{visible=} must not be negative")
     file = Path(path)
+    if not file.is_file():
+        raise TaskFileError(
+            f"{path}: no such file of tasks. python -m launch.get_mbpp fetches MBPP into data/, or "
+            "into the folder that RL_CODE_DATA names"
+        )
     return [_task(file, line, row, form, visible) for line, row in read_rows(file, _FIELDS)]
 
 
