@@ -30,7 +30,8 @@ from pallas_kernels.tokens import packed_rows
 from rl_code.learner.advantages import GRPO, group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.update import init_state, make_update
-from rl_code.rollout.scheduler import RolloutStats, Scheduler
+from rl_code.rollout.scheduler import Scheduler
+from rl_code.rollout.stats import RolloutStats
 from rl_code.types import Batch
 
 # tokens of a prompt, of a completion

@@ -13,7 +13,6 @@ from which their pages are handed over.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +21,15 @@ from typing import Any
 
 import jax
 
-from attention.cache.pages import OutOfPages
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.protocol import stop_length
+from rl_code.rollout.admission import Admission, OpenGroup, Row
 from rl_code.rollout.decode_input import decode_input
 from rl_code.rollout.engine import Engine
-from rl_code.rollout.page_pool import PagePool, Span
+from rl_code.rollout.page_pool import PagePool
+from rl_code.rollout.stats import RolloutStats
 from rl_code.types import Group, Task, Trajectory
 
 # Most prefills in a row while any row can decode and a quarter of the slots is free.
@@ -38,84 +38,6 @@ _PREFILLS = 4
 
 class RolloutTimeout(RuntimeError):
     """No tool answered within the deadline; names the episodes that were waited for."""
-
-
-@dataclasses.dataclass(eq=False)
-class _Row(Span):
-    """An episode and where it stands; ``tokens`` are all that are known of it.
-
-    group: it belongs to. key: words of its random key. waiting: for a tool. message, logprobs,
-    versions: what was sampled of the current message.
-    """
-
-    episode: Episode | None = None
-    group: _Group | None = None
-    key: tuple[int, ...] = (0, 0)
-    waiting: bool = False
-    message: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    versions: list[int] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(eq=False)
-class _Group(Span):
-    """A group and its prompt: ``tokens`` are the prompt but its last one, which each row feeds to
-    the decoder itself.
-
-    rows: of all its episodes. unopened: those that have no pages yet; the prompt keeps its own
-    until none is left. decodable: whether the prompt's pages are where rows decode. found: prompt
-    tokens that another group had computed.
-    """
-
-    tag: Any = None
-    task: Task | None = None
-    rows: list[_Row] = dataclasses.field(default_factory=list)
-    unopened: list[_Row] = dataclasses.field(default_factory=list)
-    decodable: bool = False
-    found: int | None = None
-    trajectories: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
-    on_finished: Callable[[Trajectory], None] = lambda trajectory: None
-
-
-@dataclasses.dataclass
-class RolloutStats:
-    """Counts since they were last taken; seconds are wall-clock.
-
-    sampled_tokens; prefilled_tokens: real ones, without padding. needed_tokens: context before
-    every message, of which were in the cache found_in_tasks (prompts, from another group),
-    found_in_groups (prompts, from the group's first episode) and found_in_turns (an episode's own
-    from before). decode_s and prefill_s: dispatch to result; on devices of their own prefills are
-    not waited for. wait_s: nothing could decode and a tool was waited for. slot_steps: slots times
-    decoding steps run; row_steps: those in which a row gained a token. preempted: episodes that
-    gave up their pages. kv_bytes: most that the pages in use had.
-    """
-
-    sampled_tokens: int = 0
-    prefilled_tokens: int = 0
-    needed_tokens: int = 0
-    found_in_tasks: int = 0
-    found_in_groups: int = 0
-    found_in_turns: int = 0
-    decode_s: float = 0.0
-    prefill_s: float = 0.0
-    wait_s: float = 0.0
-    total_s: float = 0.0
-    slot_steps: int = 0
-    row_steps: int = 0
-    preempted: int = 0
-    kv_bytes: int = 0
-
-    @property
-    def occupancy(self) -> float:
-        """Mean share of the slots that gained a token in a decoding step."""
-        return self.row_steps / max(1, self.slot_steps)
-
-    @property
-    def prefix_hit_rate(self) -> float:
-        """Share of the context tokens that were found in the cache."""
-        return (self.found_in_tasks + self.found_in_groups + self.found_in_turns) / max(
-            1, self.needed_tokens
-        )
 
 
 class Scheduler:
@@ -143,6 +65,8 @@ class Scheduler:
         self._timeout_s = tool_timeout_s
         self._pool = PagePool(engine)
         self._prompt_pool = PagePool(prefiller) if prefiller else self._pool
+        episodes = engine.shards * engine.config.episodes
+        self._open = Admission(self._pool, self._prompt_pool, episodes)
         self._model: Transformer | None = None
         self._prompt_model: Transformer | None = None
         self.version: int | None = None
@@ -163,13 +87,7 @@ class Scheduler:
             self._model = model
             separate = self._prompt_pool is not self._pool
             self._prompt_model = self._prompt_pool.place(model) if separate else model
-            self._pool.new_weights()
-            self._prompt_pool.new_weights()
-            if recompute:
-                for row in self._rows:
-                    self._pool.forget(row)
-                for group in reversed(list(self._prompts)):
-                    self._put_off(group)
+            self._open.new_weights(recompute=recompute)
         self.version = version
 
     def submit(
@@ -191,7 +109,7 @@ class Scheduler:
         the thread that calls ``step``. Raises ValueError for a prompt that is longer than the
         engine's prompt_length.
         """
-        rows = [_Row(episode=make_episode(task, group, index)) for index in range(group_size)]
+        rows = [Row(episode=make_episode(task, group, index)) for index in range(group_size)]
         prompt, *_ = [row.episode.start() for row in rows]
         if len(prompt) > self._config.prompt_length:
             for row in rows:
@@ -200,7 +118,9 @@ class Scheduler:
                 f"task {task.id}: its prompt of {len(prompt)} tokens is longer than "
                 f"prompt_length={self._config.prompt_length}"
             )
-        own = _Group(prompt[:-1], len(prompt), tag=tag, task=task, rows=rows, unopened=rows[::-1])
+        own = OpenGroup(
+            prompt[:-1], len(prompt), tag=tag, task=task, rows=rows, unopened=rows[::-1]
+        )
         own.on_finished = on_finished
         for row in rows:
             row.group = own
@@ -208,7 +128,7 @@ class Scheduler:
             row.prompt = len(prompt)
             row.key = tuple(key)
         self._groups[own] = None
-        self._queue.append(own)
+        self._open.queue.append(own)
 
     @property
     def groups(self) -> int:
@@ -218,8 +138,7 @@ class Scheduler:
     @property
     def room(self) -> int:
         """Episodes that could be handed in and opened at once, if there were pages for them."""
-        queued = sum(len(group.unopened) for group in (*self._queue, *self._prompts))
-        return self.engine.shards * self._config.episodes - len(self._rows) - queued
+        return self._open.room
 
     def step(self) -> list[tuple[Any, Group]]:
         """One round; returns (tag, group) of those that were finished. Waits for a tool if there is
@@ -227,19 +146,21 @@ class Scheduler:
         """
         start = time.perf_counter()
         finished = self._collect()
-        self._reopen()
-        self._open()
+        self._open.reopen()
+        self._open.open()
         self._prefill()
-        if any(self._ready(row) for row in self._rows):
+        if any(row.ready for row in self._open.rows):
             self._decode()
-        elif not finished and (self._stepping or self._finishing) and not self._prefill_due():
+        elif not finished and (self._stepping or self._finishing) and not self._open.prefill_due:
             self._wait()
-        self.stats.total_s += time.perf_counter() - start
+        self._open.stats.total_s += time.perf_counter() - start
         return finished
 
     def take_stats(self) -> RolloutStats:
         """The counts since the last call."""
-        stats, self.stats = self.stats, RolloutStats()
+        # one reference, which is exchanged in one go: another thread may ask while this one counts
+        stats = self._open.stats
+        self._open.stats = RolloutStats()
         pools = {self._pool, self._prompt_pool}
         return dataclasses.replace(stats, kv_bytes=sum(pool.take_peak_bytes() for pool in pools))
 
@@ -295,25 +216,11 @@ class Scheduler:
     # --- A round ----------------------------------------------------------------------------------
 
     def _reset(self) -> None:
-        self._groups: dict[_Group, None] = {}  # not finished
-        # whose prompt has no pages yet
-        self._queue: collections.deque[_Group] = collections.deque()
-        self._prompts: list[_Group] = []  # with episodes that are not open yet, oldest first
-        self._rows: list[_Row] = []  # open episodes, oldest first
-        self._stepping: dict[Future, _Row] = {}
-        self._finishing: dict[Future, _Row] = {}
-        self._pool.clear()
-        self._prompt_pool.clear()
-        self.stats = RolloutStats()
-
-    @staticmethod
-    def _ready(row: _Row) -> bool:
-        return not row.waiting and row.held and row.missing == 1
-
-    def _prefill_due(self) -> bool:
-        return any(group.missing for group in self._prompts) or any(
-            row.held and not row.waiting and row.missing > 1 for row in self._rows
-        )
+        self._groups: dict[OpenGroup, None] = {}  # not finished
+        self._stepping: dict[Future, Row] = {}
+        self._finishing: dict[Future, Row] = {}
+        self._open.clear()
+        self._open.stats = RolloutStats()
 
     def _wait(self) -> None:
         start = time.perf_counter()
@@ -322,7 +229,7 @@ class Scheduler:
             timeout=self._timeout_s,
             return_when=FIRST_COMPLETED,
         )
-        self.stats.wait_s += time.perf_counter() - start
+        self._open.stats.wait_s += time.perf_counter() - start
         if not done:
             waiting = sorted(
                 row.episode.task.id for row in (*self._stepping.values(), *self._finishing.values())
@@ -340,16 +247,15 @@ class Scheduler:
             observation = future.result()
             row.waiting = False
             if observation is None:
-                self._pool.release(row)
-                self._rows.remove(row)
+                self._open.close(row)
                 self._finishing[self._executor.submit(row.episode.finish)] = row
             else:
                 row.tokens += observation
                 row.message = []
                 row.logprobs = []
                 row.versions = []
-                self.stats.needed_tokens += len(row.tokens) - 1
-                self.stats.found_in_turns += row.cached
+                self._open.stats.needed_tokens += len(row.tokens) - 1
+                self._open.stats.found_in_turns += row.cached
         finished = []
         for future in [future for future in self._finishing if future.done()]:
             row = self._finishing.pop(future)
@@ -365,132 +271,43 @@ class Scheduler:
                 finished.append((group.tag, Group(group.task, trajectories)))
         return finished
 
-    def _reopen(self) -> None:
-        """Give pages to episodes that have none, oldest first: pre-empted ones and those to be
-        computed anew.
-        """
-        for row in self._rows:
-            if not row.held and not row.waiting:
-                try:
-                    self._pool.restore(row)
-                except OutOfPages:
-                    return
-
-    def _open(self) -> None:
-        """Open episodes of prompts that are in the cache, then prompts, while there are pages and
-        room for them.
-        """
-        if not all(row.held or row.waiting for row in self._rows):
-            return  # those without pages come first
-        while True:
-            try:
-                self._open_while_pages_last()
-                return
-            except OutOfPages:
-                if self._rows or any(group.missing for group in self._prompts):
-                    return  # who is at work gives pages back
-                if len(self._prompts) < 2:
-                    raise
-                self._put_off(self._prompts[-1])
-
-    def _open_while_pages_last(self) -> None:
-        room = self.engine.shards * self._config.episodes - len(self._rows)
-        for group in [group for group in self._prompts if not group.missing]:
-            if not group.decodable:
-                self._hand_over(group)
-            while group.unopened and room > 0:
-                self._pool.fork(group, group.unopened[-1])
-                first = len(group.unopened) == len(group.rows)
-                self._rows.append(group.unopened.pop())
-                self.stats.needed_tokens += len(group.tokens)
-                self.stats.found_in_tasks += group.found if first else 0
-                self.stats.found_in_groups += 0 if first else len(group.tokens)
-                room -= 1
-            if not group.unopened:
-                self._pool.release(group)
-                self._prompts.remove(group)
-        room -= sum(len(group.unopened) for group in self._prompts)
-        while self._queue and room > 0:
-            group = self._queue[0]
-            self._prompt_pool.open(group)
-            group.found = group.cached if group.found is None else group.found
-            group.decodable = self._prompt_pool is self._pool
-            self._prompts.append(self._queue.popleft())
-            room -= len(group.unopened)
-
-    def _hand_over(self, group: _Group) -> None:
-        """Brings a prompt's pages from the devices that prefilled it to those that decode. Raises
-        OutOfPages.
-        """
-        if group.saved is None:
-            self._prompt_pool.save(group, on_device=True)
-        self._pool.restore(group)
-        group.decodable = True
-
-    def _put_off(self, group: _Group) -> None:
-        """Takes a prompt's pages; it is prefilled again later."""
-        self._prompts.remove(group)
-        (self._pool if group.decodable else self._prompt_pool).forget(group)
-        self._queue.appendleft(group)
-
     def _prefill(self) -> None:
         """A chunk of rows with tokens to prefill, and more while few can decode: a dispatch costs
         almost the same.
         """
         start = time.perf_counter()
         dispatches = 0
-        while self._prefill_due():
-            prompts = [group for group in self._prompts if group.missing]
-            rows = [row for row in self._rows if row.held and not row.waiting and row.missing > 1]
-            rows = [row for row in rows if row.held and self._have_pages(row, len(row.tokens))]
+        while self._open.prefill_due:
+            prompts = [group for group in self._open.prompts if group.missing]
+            rows = [row for row in self._open.rows if row.to_prefill]
+            # giving one row pages may take those of a younger row or prompt on these lists
+            rows = [row for row in rows if row.held and self._open.have_pages(row, len(row.tokens))]
             prompts = [group for group in prompts if group.held]
             if self._prompt_pool is self._pool:
                 count = self._pool.prefill(self._model, [*rows, *prompts])
             else:
                 count = self._pool.prefill(self._model, rows)
                 count += self._prompt_pool.prefill(self._prompt_model, prompts)
-            self.stats.prefilled_tokens += count
-            self._open()
-            ready = sum(self._ready(row) for row in self._rows)
+            self._open.stats.prefilled_tokens += count
+            self._open.open()
+            ready = sum(row.ready for row in self._open.rows)
             dispatches = dispatches + 1
             full = 4 * ready >= 3 * self.engine.shards * self._config.slots
             if full or (ready and dispatches == _PREFILLS):
                 break
         if dispatches and self._prompt_pool is self._pool:
             self._pool.wait()  # decoding would, and its time would count the prefill's
-        self.stats.prefill_s += time.perf_counter() - start
-
-    def _have_pages(self, row: _Row, length: int) -> bool:
-        """Gives a row pages for ``length`` tokens, taken from younger ones if need be; False when
-        it lost its own.
-        """
-        while row.held:
-            try:
-                self._pool.reserve(row, length)
-                return True
-            except OutOfPages:
-                self.stats.preempted += 1
-                prompts = [
-                    group for group in self._prompts if group.decodable and group.shard == row.shard
-                ]
-                if prompts:
-                    self._put_off(prompts[-1])
-                else:
-                    youngest = [
-                        other for other in self._rows if other.held and other.shard == row.shard
-                    ][-1]
-                    self._pool.save(youngest, on_device=False)
-        return False
+        self._open.stats.prefill_s += time.perf_counter() - start
 
     def _decode(self) -> None:
         """One dispatch for the rows that are ready, oldest first; messages that ended go to the
         worker threads.
         """
-        chosen: list[list[_Row]] = [[] for _ in range(self.engine.shards)]
-        for row in list(self._rows):
-            if self._ready(row) and len(chosen[row.shard]) < self._config.slots:
+        chosen: list[list[Row]] = [[] for _ in range(self.engine.shards)]
+        for row in list(self._open.rows):
+            if row.ready and len(chosen[row.shard]) < self._config.slots:
                 steps = min(self._config.decode_steps, self._budget(row))
-                if self._have_pages(row, len(row.tokens) - 1 + steps):
+                if self._open.have_pages(row, len(row.tokens) - 1 + steps):
                     chosen[row.shard].append(row)
         if not any(chosen):
             return
@@ -502,23 +319,23 @@ class Scheduler:
             [[self._budget(row) for row in rows] for rows in chosen],
         )
         tokens, logprobs, counts = self._pool.decode(self._model, inputs)
-        self.stats.decode_s += time.perf_counter() - start
-        self.stats.slot_steps += len(counts) * int(counts.max())
-        self.stats.row_steps += int(counts.sum())
+        self._open.stats.decode_s += time.perf_counter() - start
+        self._open.stats.slot_steps += len(counts) * int(counts.max())
+        self._open.stats.row_steps += int(counts.sum())
         for place, row in self._places(chosen):
             count = counts[place]
             self._take(row, tokens[place, :count].tolist(), logprobs[place, :count].tolist())
 
-    def _places(self, chosen: list[list[_Row]]) -> Iterator[tuple[int, _Row]]:
+    def _places(self, chosen: list[list[Row]]) -> Iterator[tuple[int, Row]]:
         for shard, rows in enumerate(chosen):
             for place, row in enumerate(rows):
                 yield shard * self._config.slots + place, row
 
     @staticmethod
-    def _budget(row: _Row) -> int:
+    def _budget(row: Row) -> int:
         return row.episode.budget - len(row.message)
 
-    def _take(self, row: _Row, tokens: list[int], logprobs: list[float]) -> None:
+    def _take(self, row: Row, tokens: list[int], logprobs: list[float]) -> None:
         """Append what was sampled; cut it where the protocol's rule on text ends the message."""
         before = len(row.message)
         message = row.message + tokens
@@ -530,7 +347,7 @@ class Scheduler:
         row.versions += [self.version] * fresh
         row.tokens += row.message[before:]
         row.cached += fresh
-        self.stats.sampled_tokens += fresh
+        self._open.stats.sampled_tokens += fresh
         if over:
             row.waiting = True
             self._stepping[

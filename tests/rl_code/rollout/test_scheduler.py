@@ -324,7 +324,7 @@ def test_a_prompt_that_waits_to_be_handed_over_is_computed_anew_with_new_weights
     handed_over.load(model_on(mesh), 0)
     for seed in range(5):
         handed_over.submit(task_of(seed), make, group=seed, group_size=4, key=(0, seed))
-    while not any(group.saved for group in handed_over._prompts):
+    while not any(group.saved for group in handed_over._open.prompts):
         assert handed_over.groups
         handed_over.step()
     handed_over.load(new, 1, recompute=True)
@@ -345,7 +345,7 @@ def test_a_new_group_shares_no_prompt_that_older_weights_computed():
     key = jax.random.key_data(jax.random.key(7)).tolist()
     scheduler.load(old, 0)
     scheduler.submit(common, Episode, group=0, group_size=4, key=key)
-    while not any(row.saved for row in scheduler._rows):
+    while not any(row.saved for row in scheduler._open.rows):
         assert scheduler.groups
         scheduler.step()
     scheduler.load(new, 1)
