@@ -41,6 +41,7 @@ from rl_code.store.steps import group_path
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.types import Group
+from rl_code.weights import version_records
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.transfer_subscriber import TransferSubscriber
 from rl_code.workdir import STORE, check
@@ -378,6 +379,29 @@ def test_a_group_of_another_task_than_the_learners_is_refused(tmp_path, monkeypa
         match=r"actor/0 sampled '.*' for item \(0, \d\), which is '.*' here: do both read",
     ):
         train(make_config("one_step", 1), tmp_path)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("version", "kind"), [(1, "delta"), (0, "full")])
+def test_a_flipped_bit_in_stored_weights_does_not_end_a_run(
+    recorded, tmp_path, monkeypatch, version, kind
+):
+    config = make_config("one_step", 1)
+    with monkeypatch.context() as patch:
+        strike(patch, 2, fail)
+        with pytest.raises(OSError, match="struck"):
+            train(config, tmp_path)
+    # Step 2 is sampled with version 1, which only storage has when the learner goes on at step 2.
+    for path in (tmp_path / STORE / "steps" / "00000002").glob("group_*"):
+        path.unlink()
+    chunks = (version_records.data_folder(tmp_path / "weights", version) / kind).rglob("c.*")
+    largest = max(chunks, key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    train(config, tmp_path)
+    assert same_bits(final_state(tmp_path), final_state(recorded))
+    assert audit.check(tmp_path / STORE, 1).problems == []
 
 
 @pytest.fixture
