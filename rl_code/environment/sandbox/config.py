@@ -31,7 +31,7 @@ class SandboxConfig:
     # ``cpu_s`` bounds what one sandbox takes from the others.
     cpus: float = 1.0
     # The largest workspace that can be handed in: size and number of its files.
-    snapshot_mb: int = 64
+    snapshot_mb: int = 16
     snapshot_files: int = 8000
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rl_code.environment.sandbox.errors import CandidateLost, SandboxFault
-from rl_code.environment.sandbox.inside import session, wire
+from rl_code.environment.sandbox.inside import wire
 from rl_code.environment.sandbox.workers import Sandboxes, Slot
 
 # Seconds that a session may answer later than its command's time limit before it is given up.
@@ -89,7 +89,7 @@ class Connection:
         """The answer to the request sent before, as ``ask`` gives it."""
         try:
             self.slot.channel.settimeout(seconds + GRACE_S)
-            frame = wire.read_frame(self.slot.channel, session.FRAME_BYTES)
+            frame = wire.read_frame(self.slot.channel, self._sandboxes.frame_bytes)
             answer = {} if frame is None else json.loads(frame)
         except (OSError, ValueError, RecursionError) as error:  # WireError is a ValueError
             raise self._lose(error) from error

@@ -13,6 +13,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from rl_code.environment.sandbox.inside.files import TEXT_MODE
+
 
 @dataclasses.dataclass(frozen=True)
 class File:
@@ -23,7 +25,7 @@ class File:
     # The path it leads to, for a link; nothing for a folder.
     content: bytes
     # The rights as chmod takes them; those of links and folders are not kept.
-    mode: int = 0o644
+    mode: int = TEXT_MODE
     kind: Literal["file", "link", "folder"] = "file"
 
 
@@ -63,9 +65,14 @@ def from_session(entries: Mapping[str, Any]) -> dict[str, str | File]:
     """A snapshot from what the session wrote. Raises ValueError, KeyError or TypeError for what is
     none.
     """
-    return {
-        path: entry
-        if isinstance(entry, str)
-        else File(base64.b64decode(entry["content"]), entry["mode"], entry["kind"])
-        for path, entry in entries.items()
-    }
+    return {path: _entry(entry) for path, entry in entries.items()}
+
+
+def _entry(record: Mapping[str, Any]) -> str | File:
+    file = File(base64.b64decode(record["content"]), record["mode"], record["kind"])
+    if (file.kind, file.mode) == ("file", TEXT_MODE):
+        try:
+            return file.content.decode()
+        except UnicodeDecodeError:
+            return file
+    return file

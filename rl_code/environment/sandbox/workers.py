@@ -36,6 +36,8 @@ from rl_code.environment.sandbox.worker import (
 )
 
 START_S = 30.0
+# Room for a listing of the workspace, and for all that is shorter.
+LISTING_BYTES = 32 << 20
 # What a mode must be able to do.
 _PROBE = {"op": "run", "argv": ["true"], "stdin": "", "timeout": START_S}
 
@@ -127,6 +129,11 @@ class Sandboxes:
         slot.channel.close()
         os.close(slot.handle)
         self._cgroups.release(slot.folders)
+
+    @property
+    def frame_bytes(self) -> int:
+        """The longest answer of a session that is read: a snapshot in base64, or a listing."""
+        return 2 * (self._config.snapshot_mb << 20) + 8 * self._config.output_bytes + LISTING_BYTES
 
     @property
     def closed(self) -> bool:

@@ -98,15 +98,14 @@ class Cell:
     def _empty(self) -> bool:
         """Whether only the guard is left.
 
-        Every process of the cell descends from the guard or from a command, and orphans become the
-        guard's children in the same moment. So with the command gone, no children means no
-        processes.
+        Every process of the cell descends from the guard or from a child of the session, and
+        orphans become the guard's children in the same moment. So when the guard is the session's
+        only child and has none itself, there are no other processes.
         """
         if os.waitid(os.P_PID, self._guard, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return False
         try:
-            with open(f"/proc/{self._guard}/task/{self._guard}/children", "rb") as file:
-                return not file.read()
+            return _children(os.getpid()) == [self._guard] and not _children(self._guard)
         except OSError:  # this kernel does not tell
             return False
 
@@ -114,9 +113,18 @@ class Cell:
         """Kills the cell with everything in it; waiting for the guard means waiting for all."""
         os.setns(self._own_processes, kernel.CLONE_NEWPID)
         os.kill(self._guard, signal.SIGKILL)
-        os.waitpid(self._guard, 0)
+        # The session has no other children: commands and what they made died with the guard.
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
         os.close(self._mounts)
         self._guard = 0
+
+
+def _children(pid: int) -> list[int]:
+    """The children of a process with one thread. Raises OSError."""
+    with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+        return [int(child) for child in file.read().split()]
 
 
 def _guard(channel: socket.socket) -> NoReturn:

@@ -8,7 +8,6 @@ its name. Runs inside the sandbox: standard library only.
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -16,8 +15,9 @@ from typing import Any
 
 # Folders that a path may lie in.
 MAX_DEPTH = 32
-# Files that are listed.
+# Files that are listed, and characters of the paths that are.
 MAX_LISTED = 2000
+MAX_LISTED_LENGTH = 1000
 # Python makes it anew, and one that a candidate wrote would be run instead of its source.
 BYTECODE = "__pycache__"
 TEXT_MODE = 0o644
@@ -91,21 +91,23 @@ def read(root: str, path: str, limit: int) -> str:
 
 
 def paths(root: str) -> list[str]:
-    """Paths of the regular files, sorted; at most MAX_LISTED, none in more than MAX_DEPTH folders,
-    and only those whose names can be printed.
+    """Paths of the regular files, sorted; at most MAX_LISTED, no long ones, none in more than
+    MAX_DEPTH folders, and only those whose names can be printed.
     """
     found: list[str] = []
     for path, entry in _walk(root):
         if len(found) == MAX_LISTED:
             break
-        in_reach = path.count("/") <= MAX_DEPTH and path.isprintable()
+        short = path.count("/") <= MAX_DEPTH and len(path) <= MAX_LISTED_LENGTH
+        in_reach = short and path.isprintable()
         if in_reach and entry is not None and entry.is_file(follow_symlinks=False):
             found.append(path)
     return sorted(found)
 
 
 def snapshot(root: str, limit_bytes: int, limit_files: int) -> dict[str, Any]:
-    """All files, links and empty folders by path, sorted, as ``write`` takes them.
+    """All files, links and empty folders by path, sorted, as ``write`` takes them, but with the
+    content of text files in base64, too: escaped, it could be six times as long as the limit.
 
     Raises ValueError that names what the snapshot cannot hold: more files or bytes than the limits,
     a path in too many folders, a name that cannot be printed, a pipe, a socket or a device.
@@ -118,6 +120,7 @@ def snapshot(root: str, limit_bytes: int, limit_files: int) -> dict[str, Any]:
         _check_depth(path)
         if len(taken) == limit_files:
             raise ValueError(f"the workspace holds more than {limit_files} files")
+        size += len(path)
         if entry is None:
             taken[path] = _record(b"", 0o755, FOLDER)
             continue
@@ -143,9 +146,6 @@ def _entry(full: str, path: str, status: os.stat_result) -> Any:
         data = file.read(status.st_size)
     if not readable:
         os.chmod(full, mode)
-    if mode == TEXT_MODE:
-        with contextlib.suppress(UnicodeDecodeError):
-            return data.decode()
     return _record(data, mode, FILE)
 
 

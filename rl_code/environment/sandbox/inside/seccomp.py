@@ -105,6 +105,8 @@ ALLOWED = {
 NEW_NAMESPACES = (
     0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 )
+# Makes a process the caller's sibling; its parent would be the session.
+CLONE_PARENT = 0x00008000
 ITSELF = 0
 PRIO_PROCESS = 0
 AF_UNIX = 1
@@ -116,7 +118,7 @@ F_SETLEASE, F_NOTIFY = 1024, 1026
 
 # What arguments a call of ALLOWED must have to pass: (number of the argument, condition, value).
 ARGUMENTS = {
-    "clone": ((0, "no bit of", NEW_NAMESPACES),),
+    "clone": ((0, "no bit of", NEW_NAMESPACES | CLONE_PARENT),),
     "fcntl": ((1, "not", F_SETLEASE), (1, "not", F_NOTIFY)),
     "ioctl": ((1, "not", TIOCSTI), (1, "not", TIOCLINUX)),
     "personality": ((0, "is", CURRENT_PERSONALITY),),
