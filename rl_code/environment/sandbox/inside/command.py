@@ -28,6 +28,8 @@ from typing import Any, NoReturn
 from . import kernel, seccomp
 
 WORKSPACE = "/workspace"
+# What commands may write to.
+FOLDERS = (WORKSPACE, "/tmp")
 OPEN_FILES = 256
 # Queued signals and POSIX timers of a sandbox.
 PENDING_SIGNALS = 256
@@ -92,6 +94,9 @@ class Cell:
         _, status = os.waitpid(command, 0)
         if not self._empty():
             self._destroy()
+        # Without rights to these folders no further command could be started to give them back.
+        for folder in FOLDERS:
+            os.chmod(folder, 0o755)
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
 

@@ -22,7 +22,7 @@ import socket
 import sys
 from typing import Any
 
-from . import kernel, seccomp, session, wire
+from . import command, kernel, seccomp, session, wire
 
 # What small programs import, so that they need not read it again: forks share its memory.
 WARM = (
@@ -127,7 +127,7 @@ def _isolate(limits: dict[str, Any]) -> None:
         kernel.write("/proc/self/gid_map", f"{limits['agent']} {limits['group']} 1")
     options = f"size={limits['workspace_mb']}m,nr_inodes={session.INODES},mode=755"
     kernel.mount_proc()
-    for folder in (session.WORKSPACE, "/tmp"):
+    for folder in command.FOLDERS:
         kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     kernel.mount("/tmp", "/dev/shm", "", kernel.MS_BIND)
     kernel.keep_capabilities(session.CAPABILITIES)
