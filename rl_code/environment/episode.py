@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from absl import logging
@@ -245,7 +246,9 @@ class Episode:
                 f"a stop token {set(self.stop_ids)} stands inside the message {tokens}"
             )
 
-    def _append_given(self, role: str, tokens: list[int], results: tuple[ToolResult, ...]) -> None:
+    def _append_given(
+        self, role: Literal["prompt", "tool"], tokens: list[int], results: tuple[ToolResult, ...]
+    ) -> None:
         start = len(self._tokens)
         self._tokens += tokens
         self._sampled += [False] * len(tokens)

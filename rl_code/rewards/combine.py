@@ -1,7 +1,8 @@
 """All reward signals by name, which of them a config makes active, and their sum.
 
 A signal is a function of one finished episode. One with settings is a frozen dataclass whose fields
-are its settings and which is called in the same way.
+are its settings and which is called in the same way. It must not raise on anything that a model can
+write: an exception of a signal is a bug and ends the run.
 """
 
 from __future__ import annotations
@@ -130,6 +131,11 @@ def find_signals(config: RewardConfig, path: str = "config.reward") -> tuple[Act
     found = []
     for i, one in enumerate(config.signals):
         signal = named.make(SIGNALS, one.signal, f"{path}.signals[{i}]")
+        if taken := [name for name in _OWN if name in getattr(signal, "__dataclass_fields__", ())]:
+            raise ConfigError(
+                f"{path}.signals[{i}] = {one.signal.name!r}: its settings {', '.join(taken)} would "
+                "be taken for those of every signal; give them other names"
+            )
         if not callable(signal):
             raise ConfigError(
                 f"{path}.signals[{i}] = {one.signal.name!r}: {signal!r} cannot be called with a "

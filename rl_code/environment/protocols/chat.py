@@ -31,8 +31,6 @@ class Chat(Protocol):
     # ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder does. "bare":
     # one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as Llama 3.1 does.
     calls: Literal["json", "tags", "bare"]
-    stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
-    verbose: bool = True
     # The template that came with the tokeniser; None for the family's.
     own: OwnTemplate | None = None
 

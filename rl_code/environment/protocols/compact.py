@@ -31,8 +31,8 @@ class Compact(Protocol):
     How a call is written is said by the tool's ``words``; write and edit work on ``task.path``.
     """
 
-    stop_tokens: tuple[str, ...] = ("<|eot|>",)
-    verbose: bool = False
+    stop_tokens: tuple[str, ...] = dataclasses.field(default=("<|eot|>",), kw_only=True)
+    verbose: bool = dataclasses.field(default=False, kw_only=True)
 
     SPECIAL_TOKENS: typing.ClassVar[tuple[str, ...]] = _COMPACT_TOKENS
 

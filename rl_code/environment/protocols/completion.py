@@ -30,8 +30,7 @@ class Completion(Protocol):
     # models.families.FAMILIES. None for raw completion, in which the prompt is the prefill alone,
     # the beginning of a document.
     family: str | None
-    stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
-    verbose: bool = False
+    verbose: bool = dataclasses.field(default=False, kw_only=True)
     # The template that came with the tokeniser; None for the family's.
     own: OwnTemplate | None = None
 

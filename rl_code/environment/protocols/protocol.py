@@ -6,6 +6,7 @@ the text is tokenised, so that no output of a program can end a turn or open ano
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from rl_code.environment.tools.tool import Tool
 from rl_code.types import Task, ToolCall, ToolResult
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Protocol:
     """One way of writing calls. A frozen dataclass: its fields are the settings that a config gives.
 
@@ -26,7 +28,8 @@ class Protocol:
     """
 
     # Special tokens that end an assistant message; the first is put in where a message was cut.
-    stop_tokens: tuple[str, ...]
+    # Those of ChatML unless a protocol says otherwise.
+    stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     # Whether tools answer in sentences or in as few words as will do.
     verbose: bool = True
 

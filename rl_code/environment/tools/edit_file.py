@@ -28,7 +28,7 @@ class EditFile(Tool):
         ("path", "old", "new"),
     )
     edits: ClassVar[bool] = True
-    words: ClassVar[Words] = Words("edit", below={"old": "old text", "new": "new text"})
+    words: ClassVar[Words | None] = Words("edit", below={"old": "old text", "new": "new text"})
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         path = arguments["path"]

@@ -20,7 +20,7 @@ def unreadable(path: str, error: Exception, workspace: Workspace) -> Answer:
         case RefusedPath():
             return Answer(str(error), ok=False)
         case FileNotFoundError():
-            files = ", ".join(workspace.list()[:20]) or "none"
+            files = ", ".join(workspace.paths()[:20]) or "none"
             return Answer(f"no file {path}; files: {files}", ok=False)
         case _:
             return Answer(f"{path} is not a readable text file", ok=False)
@@ -40,7 +40,7 @@ class ReadFile(Tool):
         },
         ("path",),
     )
-    words: ClassVar[Words] = Words(
+    words: ClassVar[Words | None] = Words(
         "read", line={"path": "a path", "first_line": "first line", "last_line": "last line"}
     )
 

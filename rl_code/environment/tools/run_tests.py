@@ -76,7 +76,7 @@ class RunTests(Tool):
         {},
         (),
     )
-    words: ClassVar[Words] = Words("test")
+    words: ClassVar[Words | None] = Words("test")
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         if workspace.test_runs_left == 0:

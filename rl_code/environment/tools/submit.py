@@ -22,7 +22,7 @@ class Submit(Tool):
         {},
         (),
     )
-    words: ClassVar[Words] = Words("submit")
+    words: ClassVar[Words | None] = Words("submit")
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         workspace.hand_in()

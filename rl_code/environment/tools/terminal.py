@@ -28,7 +28,7 @@ class Terminal(Tool):
         ("command",),
     )
     runs_commands: ClassVar[bool] = True
-    words: ClassVar[Words] = Words("run", below={"command": "the command"})
+    words: ClassVar[Words | None] = Words("run", below={"command": "the command"})
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         if "\0" in arguments["command"]:

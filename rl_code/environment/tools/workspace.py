@@ -75,7 +75,7 @@ class Workspace:
             raise IsADirectoryError(path)
         self._files[path] = text
 
-    def list(self) -> list[str]:
+    def paths(self) -> list[str]:
         """Paths of all files, sorted."""
         return sorted(self._files if self._sandbox is None else self._sandbox.list_files())
 

@@ -35,7 +35,7 @@ class WriteFile(Tool):
         ("path", "content"),
     )
     edits: ClassVar[bool] = True
-    words: ClassVar[Words] = Words("write", below={"content": "the file"})
+    words: ClassVar[Words | None] = Words("write", below={"content": "the file"})
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         path = arguments["path"]

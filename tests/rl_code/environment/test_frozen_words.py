@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 
 import pytest
 
@@ -20,6 +21,8 @@ from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
 from rl_code.run_config import RunConfig
 from rl_code.tasks.api import find_source
+from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
+from rl_code.tasks.generated import generate
 from rl_code.types import Limits
 from tests.rl_code.signals import signals
 
@@ -106,6 +109,21 @@ def play(task, pool, tokenizer, name: str, messages) -> tuple[list, list]:
     trajectory = episode.finish()
     answers.append((trajectory.reward.total, trajectory.malformed_calls, trajectory.status))
     return trajectory.tokens.tolist(), answers
+
+
+def test_demonstrations_are_what_they_were():
+    limits = Limits(turns=5, tokens=288, turn_tokens=64, test_runs=3, command_s=5.0)
+    segments = [
+        (segment.text, segment.sampled)
+        for index in range(100)
+        for segment in demonstrate(
+            generate("train", 0, index, (1, 2, 2, 3, 4, 5)),
+            random.Random(f"demonstration/0/{index}"),
+            DemonstrationConfig(p_right=0.65, p_test=0.5, p_give_up=0.4),
+            limits,
+        )
+    ]
+    assert digest(segments) == "e6b781880b0a4620"
 
 
 def test_short_observations_and_their_tokens_are_what_they_were(tasks, pool):

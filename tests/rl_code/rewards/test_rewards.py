@@ -54,6 +54,16 @@ episodes = st.builds(finished, grades, st.integers(0, 5))
 weights = st.tuples(st.floats(1, 2), st.floats(0, 0.5), st.floats(0, 1), st.floats(0.01, 1))
 
 
+@dataclasses.dataclass(frozen=True)
+class Heavy:
+    """A signal with a setting that a config could not tell from its own."""
+
+    weight: float = 1.0
+
+    def __call__(self, episode) -> float:
+        return self.weight
+
+
 def weighted(values) -> tuple:
     return signals(*(dict(name=n, weight=w) for n, w in zip(SIGNALS, values, strict=True)))
 
@@ -140,6 +150,7 @@ def test_signals_that_invert_the_order_of_outcomes_or_say_nothing_are_refused(se
         (dict(name="tests", full=2.0), "tests takes no settings, found full"),
         ("json:nothing", "json has no 'nothing'"),
         ("math:pi", "cannot be called"),
+        ("tests.rl_code.rewards.test_rewards:Heavy", "its settings weight would be taken"),
     ],
 )
 def test_a_wrong_signal_is_found_when_the_config_is_built(signal, named):
