@@ -34,7 +34,7 @@ WHY = {
     "asynchrony.weights.keep": "asynchrony.max_staleness + 2",
     "rollout.dtype": "model.dtype",
     "rollout.engine.length": "limits.tokens",
-    "rollout.engine.prompt_length": "limits.tokens - limits.turn_tokens",
+    "rollout.engine.prompt_length": "limits.tokens, less what may be sampled",
     "rollout.engine.episodes": "slots, and 2/3 more where tools make episodes wait",
     "rollout.engine.cache_dtype": "rollout.dtype",
     "rollout.engine.pages": "all open episodes at their longest, and prompts",
@@ -79,8 +79,7 @@ def engine(given: EngineConfig, limits: Limits, dtype: str, group_size: int) -> 
     config = _filled(
         given,
         length=limits.tokens,
-        # a longer prompt would leave no room for one whole turn
-        prompt_length=max(1, limits.tokens - limits.turn_tokens),
+        prompt_length=longest_prompt(limits),
         # while episodes wait for tools, others take their rows
         episodes=given.slots * 5 // 3 if waits else given.slots,
         cache_dtype=dtype,
@@ -93,21 +92,31 @@ def engine(given: EngineConfig, limits: Limits, dtype: str, group_size: int) -> 
     return _filled(config, pages=config.episodes * own + prompts * shared)
 
 
+def longest_prompt(limits: Limits) -> int:
+    """The longest prompt that is played: one that leaves room for what the policy may sample, and
+    of several turns, in which tools answer too, no more than half the trajectory.
+    """
+    if limits.turns == 1:
+        return max(1, limits.tokens - limits.turn_tokens)
+    return max(1, limits.tokens - limits.turns * limits.turn_tokens, limits.tokens // 2)
+
+
 def pack(given: PackConfig, limits: Limits, prompt: int, tasks: int, group_size: int) -> PackConfig:
     """A batch's shapes: room for the worst case, of which the update skips what is empty.
 
     prompt: tokens of the longest prompt. tasks: groups of a step.
     """
-    completion = limits.tokens - prompt
     sampled = sampled_tokens(limits)
+    # Of several turns it is what the shortest prompt leaves, which is not known.
+    completion = min(limits.turn_tokens, limits.tokens) if limits.turns == 1 else limits.tokens
     if given.prompt_slots:  # prompts stand in rows of their own: completions alone, from there on
         rows = given.rows or tasks
         together = -(-tasks // rows) * group_size  # trajectories of a row
         shapes = {"rows": rows, "slots": together * (completion + 1), "targets": together * sampled}
     elif (group_size - 1) * prompt >= group_size * completion:
         # A group in one row computes its prompt once, which saves more than its completions take.
-        targets = group_size * min(sampled, completion)
-        shapes = {"rows": tasks, "slots": prompt + group_size * completion, "targets": targets}
+        slots = prompt + group_size * completion
+        shapes = {"rows": tasks, "slots": slots, "targets": group_size * sampled}
     else:
         # A row for each trajectory at its longest; shorter ones share rows, as they fit.
         shapes = {"rows": tasks * group_size, "slots": limits.tokens, "targets": sampled}

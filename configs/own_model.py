@@ -1,0 +1,36 @@
+"""An experiment on one's own model and tasks: copy this file, and name yours.
+
+What: GRPO on the tasks of a file, from a Hugging Face folder (or a .gguf file, or a run's workdir).
+Command: python -m launch.train --config=configs/own_model.py --workdir=runs/own [--dry_run]
+Hardware: what --dry_run says. Run time: depends on both. Expected metric: reward/solved rises.
+"""
+
+import ml_collections
+
+WEIGHTS = "weights/Qwen2.5-Coder-0.5B-Instruct"
+COLUMNS = dict(id="name", messages="question", entry_point="function", tests="asserts")
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """arg: "" or "smoke" (one step of few tasks)."""
+    if arg not in ("", "smoke"):
+        raise ValueError(f"configs/own_model.py:{arg}: the argument must be empty or smoke")
+    smoke = arg == "smoke"
+    tasks = dict(name="records", path="data/tasks.jsonl", columns=COLUMNS, form="agent")
+    config = dict(
+        mesh=dict(data=0),  # every device
+        model=dict(weights=WEIGHTS, remat=True),
+        protocol="hermes",
+        tasks=tasks | dict(split="train"),
+        limits=dict(turns=4, tokens=4096, turn_tokens=512, test_runs=3, command_s=10.0),
+        reward=dict(signals=("tests",)),
+        rollout=dict(dtype="bfloat16"),
+        train=dict(
+            steps=1 if smoke else 200,
+            tasks_per_step=2 if smoke else 16,
+            group_size=2 if smoke else 8,
+            optimizer=dict(learning_rate=1e-6, warmup_steps=10),
+        ),
+        suites=(dict(name="held_out", tasks=tasks | dict(split="test"), samples=4),),
+    )
+    return ml_collections.ConfigDict(config)
