@@ -73,8 +73,8 @@ class _Complete(flags.ArgumentParser):
         self._kind = kind
         self._off = off
 
-    def parse(self, path: str) -> ml_collections.ConfigDict:
-        found = self._reader.parse(path)
+    def parse(self, argument: str) -> ml_collections.ConfigDict:
+        found = self._reader.parse(argument)
         found.keys()  # a file that could not be found says so on its first use
         config = read_config.complete(self._kind, found)
         self.written = set(dotted(found)) | set(self._off)
