@@ -22,13 +22,12 @@ from rl_code.weights.waiting import timed_out
 
 
 class LocalWeights:
-    """Publisher and subscriber in one; any number of threads may wait, and are called by their
-    names in errors.
+    """Publisher and subscriber in one. Any number of threads may wait; errors name the thread.
 
     Args:
       abstract: the actor's model, leaves with shape, dtype and sharding
-      (``layout.sampling_model``). keep: how many of the newest versions stay in the memory of the
-      actor's devices.
+        (``layout.sampling_model``).
+      keep: how many of the newest versions stay in the memory of the actor's devices.
     """
 
     def __init__(self, abstract: Transformer, *, keep: int):

@@ -1,5 +1,7 @@
-"""Weights within one process with storage behind: a restarted learner's actor may need versions
-from before.
+"""Weights within one process, with storage behind.
+
+Storage is needed after a restart: the actor may have to sample with a version from before the
+learner's checkpoint, which is in nobody's memory any more.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ class LocalAndStoredWeights:
         """As ``Subscriber.wait``; what memory does not have comes from storage, or is waited for in
         memory.
 
-        The wait in memory has no deadline: a learner that makes the steps since its checkpoint once
-        more may take as long as it did, and closes this object when it ends.
+        The wait in memory has no deadline. A learner that repeats the steps since its checkpoint may
+        take as long as they took the first time, and it closes this object when it ends.
         """
         wanted = Wanted(at_least, exactly)
         source = self._local

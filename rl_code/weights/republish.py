@@ -31,7 +31,7 @@ from rl_code.checksums import in_hex, part_sums
 from rl_code.weights import codec, version_records
 from rl_code.weights.version_records import STORAGE_ERRORS, VersionRecord, read_json, write_json
 from rl_code.weights.versions import Version, WeightError
-from rl_code.weights.waiting import Deadline
+from rl_code.weights.waiting import GRACE_S, Deadline
 
 UNREADABLE = "unreadable"
 _POLL_S = 0.25
@@ -143,11 +143,14 @@ class Republisher:
                 if asked is None or "refused" in asked or asked["id"] in self._answered:
                     continue
                 self._answered.add(asked["id"])
-                self._submit(self._answer, number, asked)
+                self._submit(self._answer, number, asked, newest)
 
-    def _answer(self, number: int, asked: Mapping[str, Any]) -> None:
+    def _answer(self, number: int, asked: Mapping[str, Any], newest: Newest) -> None:
         """In the background: writes this process's parts; in the first process also replaces the
         version.
+
+        newest: as it was when the request was seen. All versions up to it are written by now,
+        because this runs after their writes; a newer one may not be.
         """
         draft = self._folder / f".{version_records.data_folder(self._folder, number).name}"
         draft = draft.with_name(f"{draft.name}.{asked['id']}")
@@ -158,9 +161,9 @@ class Republisher:
             return
         try:
             draft.mkdir(exist_ok=True)
-            self._write_parts(draft, number, deadline)
+            self._write_parts(draft, number, newest, deadline)
             if jax.process_index() == 0:
-                self._replace(draft, number, deadline)
+                self._replace(draft, number, newest[0], deadline)
                 logging.warning(
                     "%s published version %d again in full, because %s could not read it: %s",
                     self._name,
@@ -181,13 +184,13 @@ class Republisher:
             except OSError as unwritten:
                 logging.warning("cannot refuse version %d: %s", number, unwritten)
 
-    def _write_parts(self, draft: Path, number: int, deadline: Deadline) -> None:
+    def _write_parts(self, draft: Path, number: int, newest: Newest, deadline: Deadline) -> None:
         """The bits of this process's parts, and then a file with their sums, which says that they
         are there.
         """
         marker: dict[str, Any]
         try:
-            host = self._bits(number, deadline)
+            host = self._bits(number, newest, deadline)
             codec.write(draft, "full", host, deadline)
             marker = {
                 "sums": {name: _sums(x) for name, x in host.items()},
@@ -197,11 +200,10 @@ class Republisher:
             marker = {"failed": str(error) or type(error).__name__}
         write_json(_marker(draft, jax.process_index()), marker)
 
-    def _replace(self, draft: Path, number: int, deadline: Deadline) -> None:
+    def _replace(self, draft: Path, number: int, newest: Version, deadline: Deadline) -> None:
         """Puts the draft into the version's place once all processes have written their parts and
         the parts are the version.
         """
-        version = self._newest()[0]
         processes = range(jax.process_count())
         wanted = {_marker(draft, process).name for process in processes}
         if not deadline.wait(lambda: wanted <= set(os.listdir(draft))):
@@ -211,11 +213,11 @@ class Republisher:
             raise WeightError(failed[0])
         totals = {
             name: in_hex([sum(marker["sums"][name][i] for marker in markers) for i in (0, 1)])
-            for name in version.arrays
+            for name in newest.arrays
         }
-        kinds = {name: kind for name, (kind, _) in version.arrays.items()}
+        kinds = {name: kind for name, (kind, _) in newest.arrays.items()}
         made = Version(number, {name: (kinds[name], totals[name]) for name in sorted(kinds)})
-        expected = self._expected_checksum(number)
+        expected = self._expected_checksum(number, newest)
         if made.checksum != expected:
             raise WeightError(
                 f"its bits, made again, have checksum {made.checksum} instead of {expected}"
@@ -228,9 +230,8 @@ class Republisher:
     def _is_stored(self, number: int) -> bool:
         return version_records.record_path(self._folder, number).exists()
 
-    def _expected_checksum(self, number: int) -> str:
+    def _expected_checksum(self, number: int, newest: Version) -> str:
         """The checksum that a version was published with."""
-        newest = self._newest()[0]
         if newest.number == number:
             return newest.checksum
         record = version_records.readable_record(self._folder, number)
@@ -243,15 +244,20 @@ class Republisher:
                 return record.base[1]
         raise WeightError("its record is damaged, and no later version names its checksum")
 
-    def _bits(self, number: int, deadline: Deadline) -> Mapping[str, codec.HostArray]:
+    def _bits(
+        self, number: int, newest: Newest, deadline: Deadline
+    ) -> Mapping[str, codec.HostArray]:
         """This process's parts of a version: from memory, or from memory and the changes since, or
         from what is stored in full.
         """
-        version, host = self._newest()
+        version, host = newest
         failures = []
         try:
             at = version.number
             while at != number:
+                # The first process of the learner may still be writing the record.
+                committed = Deadline(min(GRACE_S, deadline.left()))
+                committed.wait(version_records.record_path(self._folder, at).exists)
                 record = version_records.read_record(self._folder, at)
                 host = codec.changes(host, self._read_delta(record, host, deadline))
                 at = record.base[0]

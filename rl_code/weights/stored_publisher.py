@@ -103,15 +103,20 @@ class StoredPublisher:
                 f"process {failed[0]} could not publish version {version.number}; its error says "
                 "why"
             )
-        previous, self._previous = self._previous, (version, host)
-        self._verify_stored(version, host, first=previous is None, known=not facts[0][2])
-        if facts[0][2]:  # the first process alone looks at storage, which others may see later
+        previous = self._previous
+        # The first process alone looks at storage, which others may see later.
+        new = facts[0][2]
+        if new:
             base = previous if all(changed for *_, changed in facts) else None
             held_up = time.perf_counter() - begin
             self._pending = (
                 version.number,
                 self._writer.submit(self._write, version, host, base, held_up),
             )
+        # Only after the write was handed over: the republisher's thread takes the newest version to
+        # be one that is written before whatever it hands over next.
+        self._previous = version, host
+        self._verify_stored(version, host, first=previous is None, known=not new)
 
     def _verify_stored(
         self, version: Version, host: Mapping[str, codec.HostArray], first: bool, known: bool

@@ -44,10 +44,10 @@ class TransferPublisher:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True, exist_ok=True)  # an actor may be asking
         deadline_s = stored.config.deadline_s
-        # also a barrier: from here on the folder is this learner's
-        self._session = agree(deadline_s, "starting to serve weights", secrets.randbits(30) + 1)[0][
-            0
-        ]
+        # All processes take the number that the first one drew. This is a barrier too: no process
+        # writes into the folder before the first one has emptied it.
+        drawn = agree(deadline_s, "starting to serve weights", secrets.randbits(30) + 1)
+        self._session = drawn[0][0]
         self._server = start_server(host)
         self._closing = threading.Event()
         self._thread = threading.Thread(
@@ -67,6 +67,8 @@ class TransferPublisher:
         made = Version.of(version, named)
         self._stored.write(made, named, begin)
         parts = {name: dict(own_parts(x)) for name, x in named.items()}
+        # First what the thread serves, then the file that tells actors of it: a request for the new
+        # version finds the new version.
         with self._lock:
             self._live = made, parts
         offer = {
@@ -125,8 +127,8 @@ class TransferPublisher:
                 parts[name][box] if box == piece else parts[name][box][to_slices(piece, box)]
             )
         uuid = next(self._uuids)
-        # not for longer than the actor waits: what is ready to be pulled keeps an old version on
-        # the devices
+        # Not for longer than the actor waits: arrays that are ready to be pulled stay in the memory
+        # of the devices, also when a newer version has replaced them.
         ready_s = min(self._stored.config.deadline_s, request["within_s"] + GRACE_S)
         until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=ready_s)
         self._server.await_pull(uuid, pieces, timeout=until)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
 from pathlib import Path
 
@@ -88,6 +89,18 @@ def test_a_flipped_bit_under_a_running_pair_does_not_end_it(start, tmp_path, num
     publisher._finish()
     for version in (asked, 5):
         read(tmp_path, version)
+
+
+def test_a_request_is_answered_while_newer_versions_are_published(start, tmp_path):
+    publisher = start(0, 1, 2, keep=30)
+    for version in range(3, 20, 4):
+        damage(tmp_path, version - 1, "delta")
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read, tmp_path, version - 1)
+            for number in range(version, version + 4):
+                publisher.publish(number, model_of(number, mesh()))
+            reading.result(LONG_S)
+        publisher._finish()
 
 
 def test_the_learner_publishes_while_it_waits_for_nothing_else(start, tmp_path, caplog):
