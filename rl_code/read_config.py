@@ -237,6 +237,8 @@ def section_of(hint: Any) -> type | None:
 def _scalar(hint: Any) -> type | None:
     """The one of int, float, bool and str that a key which may be None takes."""
     members = [member for member in typing.get_args(hint) if member is not type(None)]
+    if any(hasattr(member, "from_config") for member in members):
+        return str  # a name stands for itself, as that of a method of attention
     if len(members) != 1:
         return None
     if typing.get_origin(members[0]) is typing.Literal:

@@ -59,9 +59,10 @@ class ModelSpec:
         """The methods of ``attention`` with their settings, or None. Raises ConfigError."""
         if self.attention is None:
             return None
-        period = self.attention if isinstance(self.attention, tuple) else (self.attention,)
         path = "config.model.attention"
-        return tuple(make(METHODS, named, f"{path}.{at}") for at, named in enumerate(period))
+        if isinstance(self.attention, Named):
+            return (make(METHODS, self.attention, path),)
+        return tuple(make(METHODS, one, f"{path}[{at}]") for at, one in enumerate(self.attention))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from attention import reference
-from attention.blocks import aligned, in_place
+from attention.blocks import in_place
 from attention.methods.moba import MoBA, moba_attention
 from pallas_kernels.tokens import sequences
-from tests.attention.rows import Piece, documents, normal, pack, relative
+from tests.attention.rows import normal, relative
 
 SMALL = MoBA(block=16, picks=2)
 
@@ -69,36 +69,6 @@ def test_all_blocks_chosen_is_dense_attention():
         relative(ours(*x, *single(90, config), config)[0], reference.dense(*(y[0] for y in x)))
         < 1e-5
     )
-
-
-def test_packed_sequences_equal_the_sequences_apart(x64):
-    tokens, slots = pack(
-        [Piece(9), Piece(70, (40, 1, 33)), Piece(5, (30,)), Piece(16, (2, 50))], 280
-    )
-    x = inputs(280, jnp.float64)
-    out = jax.jit(lambda *x: ours(*x, tokens, aligned(tokens, 16, runs=11), SMALL))(*x)
-    for at in slots:
-        alone = ours(*(y[:, at] for y in x), *single(len(at), SMALL), SMALL)
-        assert relative(out[:, at], alone) < 1e-12
-
-
-def test_padding_between_documents_counts_for_nothing():
-    tokens = documents([20, 33], tail=30, block=16)
-    x = inputs(tokens.shape[1])
-    clean = ours(*x, tokens, in_place(tokens, 16), SMALL)
-    padding = np.asarray(tokens.segments[0]) == 0
-    x = [x[0], *(y.at[:, padding].set(1e4) for y in x[1:])]
-    assert np.array_equal(
-        ours(*x, tokens, in_place(tokens, 16), SMALL)[:, ~padding], clean[:, ~padding]
-    )
-
-
-def test_the_future_changes_no_bit():
-    q, k, v = inputs(70)
-    clean = ours(q, k, v, *single(70, SMALL), SMALL)
-    for t in (5, 16, 40, 69):
-        out = ours(q, *(y.at[:, t:].set(1e4) for y in (k, v)), *single(70, SMALL), SMALL)
-        assert np.array_equal(out[:, :t], clean[:, :t])
 
 
 def test_settings_that_cannot_work_are_refused():

@@ -179,7 +179,7 @@ def test_all_blocks_chosen_is_dense_attention():
 PIECES = [Piece(9), Piece(70, (40, 1, 33)), Piece(5, (30,)), Piece(16, (2, 50)), Piece(35, (3,))]
 
 
-@pytest.mark.parametrize("config", CONFIGS[::2])
+@pytest.mark.parametrize("config", CONFIGS[2:3])  # SMALL is in test_methods
 def test_packed_sequences_equal_the_sequences_apart(x64, config):
     tokens, slots = pack(PIECES, 320)
     blocks = aligned(tokens, config.block, runs=13)
@@ -247,16 +247,6 @@ def test_documents_do_not_see_each_other():
         assert np.array_equal(out[:, others], clean[:, others])
         if document == 1:  # the tail always attends to the first block
             assert np.all(np.any(np.asarray(out != clean)[:, numbers < 0], axis=(0, 2, 3)))
-
-
-def test_the_future_changes_no_bit():
-    tokens, blocks = single(70, SMALL)
-    x = inputs(70)
-    phi = weights(SMALL)
-    clean = ours(x, phi, tokens, blocks, SMALL)
-    for t in (5, 16, 40, 69):
-        later = jax.tree.map(lambda y, t=t: y.at[:, t:].set(1e4), x)
-        assert np.array_equal(ours(later, phi, tokens, blocks, SMALL)[:, :t], clean[:, :t])
 
 
 @pytest.mark.parametrize(

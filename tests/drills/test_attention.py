@@ -14,7 +14,7 @@ from configs import quickstart
 from models.families import PRESETS
 from models.paged import model_cache
 from rl_code.metrics import read_metrics
-from rl_code.read_config import ConfigError, build
+from rl_code.read_config import ConfigError, build, complete
 from rl_code.run_config import RunConfig
 from rl_code.train import train
 from tests.attention import properties
@@ -86,6 +86,12 @@ def test_a_config_trains_with_it(method, tmp_path, monkeypatch):
     assert row["train/finite"] == 1.0 and row["train/grad_norm"] > 0
     # the sampler, which decodes from pages, computes what the trainer does from rows
     assert row["policy/mismatch_max"] < 1e-3
+
+
+def test_the_command_line_takes_its_name(method):
+    completed = complete(RunConfig, quickstart.get_config("smoke"))
+    completed.model.attention = NAME  # what --config.model.attention=... does
+    assert build(RunConfig, completed).model.methods() == (type(method)(),)
 
 
 def test_a_wrong_method_is_named_when_the_config_is_built(method):
