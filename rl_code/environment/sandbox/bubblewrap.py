@@ -1,8 +1,8 @@
 """The command line of bubblewrap: what of this machine the inside of the sandbox sees.
 
-The system's programs and libraries and Python's standard library, read-only; no installed packages,
-which may hold solutions; no home, no /etc but for the linker's cache, no devices but null, zero,
-full and random; an own network namespace without a way out.
+Inside are the system's programs and libraries and Python's standard library, all read-only, the
+linker's cache from /etc, and the devices null, zero, full and random. Installed packages are hidden,
+because they may hold solutions. There is no home folder, and the network namespace has no way out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ INSIDE = Path(__file__).with_name("inside")
 START = "import sys; sys.path.insert(0, '/opt/sandbox'); from inside import zygote; zygote.main()"
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share/zoneinfo", "share/git-core")
-_FOLDERS = ("/usr", "/usr/share", "/etc", "/opt", PYTHON_PREFIX, SOURCES, f"{SOURCES}/inside", "/workspace", "/tmp", "/proc")  # fmt: skip
+_FOLDERS = (
+    *("/usr", "/usr/share", "/etc", "/opt", PYTHON_PREFIX, SOURCES, f"{SOURCES}/inside"),
+    *("/workspace", "/tmp", "/proc"),
+)
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _PACKAGES = ("site-packages", "dist-packages")
 
@@ -112,7 +115,7 @@ def arguments(
 
 
 def _hide_packages(prefix: str) -> list[str]:
-    """Empty folders over installed packages."""
+    """Arguments that put empty folders over installed packages."""
     line = []
     inside = "/usr" if prefix == "/usr" else PYTHON_PREFIX
     roots = {Path("/usr/lib"): "/usr/lib", Path(prefix, "lib"): f"{inside}/lib"}

@@ -10,7 +10,8 @@ Users of sandboxes meet these errors, and no others:
                       into an ordinary failure (exit code 137, a call that was killed, no files), so
                       episodes and graders need not handle it. Penalties are kept, nothing is
                       masked.
-  SnapshotError       The workspace holds what cannot be handed in. The agent is told, and can mend it.
+  SnapshotError       The workspace holds what cannot be handed in. The agent is told and can mend
+                      it.
   ValueError,         A request that this workspace cannot fulfil: a path that leads out, files that
   OSError             do not fit. The agent is told, and the episode goes on.
 """

@@ -79,7 +79,8 @@ class Completed:
     seconds: float
     # CPU time of all its processes.
     cpu_s: float = 0.0
-    # The limit of the sandbox as a whole that it was killed for: "cpu", "memory", "processes" or "".
+    # The limit of the sandbox as a whole that it was killed for: "cpu", "memory" or "processes";
+    # "" for none.
     exceeded: str = ""
 
 

@@ -68,7 +68,8 @@ class Sandboxes:
         self._workers: list[Worker] = []
         self._turns = itertools.count()
         self._closed = False
-        # --die-with-parent means the thread that started the process; this one lives as long as the pool.
+        # Bubblewrap's --die-with-parent means the thread that started it, not the process. This
+        # thread lives as long as the pool.
         self._starter = concurrent.futures.ThreadPoolExecutor(
             1, thread_name_prefix="sandbox-starter"
         )

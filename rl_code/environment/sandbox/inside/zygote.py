@@ -26,9 +26,9 @@ from . import command, kernel, seccomp, session, wire
 
 # What small programs import, so that they need not read it again: forks share its memory.
 WARM = (
-    "bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string",
-    "typing",
-)  # fmt: skip
+    *("bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator"),
+    *("random", "re", "string", "typing"),
+)
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def _become_unprivileged(limits: dict[str, Any]) -> None:
 
 
 def _keep(channel: socket.socket, limits: dict[str, Any]) -> None:
-    """Keeps a session ready for the host, starts another when one has ended, and says how it ended."""
+    """Keeps a session ready for the host; tells it when one has ended, and starts another."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     channel.send(b"k")

@@ -1,4 +1,4 @@
-"""A sandbox works wherever bubblewrap does: for root, for others, and for the root of a container."""
+"""A sandbox works wherever bubblewrap does: for root, for others, for the root of a container."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ CONFIG = SandboxConfig(
 SCRIPT = f"""
 import os
 from rl_code.environment.sandbox.pool import *
-with SandboxPool({CONFIG!r}) as pool, pool.open({{"s.py": "def f(x):\\n    return x\\n"}}) as sandbox:
+files = {{"s.py": "def f(x):\\n    return x\\n"}}
+with SandboxPool({CONFIG!r}) as pool, pool.open(files) as sandbox:
     look = ["bash", "-c", "id -u; cat /proc/self/status | grep -c 'CapEff:.*0000000000000000'"]
     print(sandbox.run(look, timeout_s=60).stdout.split(), end=" ")
     attack = "import os, resource\\nresource.prlimit(1, resource.RLIMIT_NPROC, (0, 0))"

@@ -1,4 +1,4 @@
-"""Episodes that attack their sandbox end as outcomes, and sabotage pays less than honest failure."""
+"""Episodes that attack their sandbox end as outcomes, and sabotage does not pay."""
 
 from __future__ import annotations
 

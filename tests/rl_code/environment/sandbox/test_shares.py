@@ -29,7 +29,12 @@ for _ in range(14):
         while True: pass
 os.wait()
 """
-SPIN_ALONE = "import time\nend = time.monotonic() + 1.5\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
+SPIN_ALONE = """
+import time
+end = time.monotonic() + 1.5
+while time.monotonic() < end: pass
+print(time.process_time())
+"""
 HOG = """
 import os, time
 for _ in range(8):
