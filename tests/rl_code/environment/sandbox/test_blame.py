@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +11,7 @@ from rl_code.environment.sandbox.pool import SandboxConfig, SandboxFault, Sandbo
 from rl_code.environment.tools.api import execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.types import Case, Limits, Tests, ToolCall
+from tests.rl_code.environment.sandbox.processes import kill_zygote
 
 CONFIG = SandboxConfig(
     workers=1, memory_mb=256, processes=16, workspace_mb=8, cpu_s=20, output_bytes=4000
@@ -33,15 +31,6 @@ def workspace(task, sandboxes):
     workspace = Workspace(task, sandboxes, LIMITS, verbose=False)
     yield workspace
     workspace.close()
-
-
-def kill_zygote(pool) -> None:
-    """Kills what bubblewrap has started, and with it every session."""
-    (worker,) = pool._sandboxes._workers
-    pid = worker.process.pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        os.kill(int(child), signal.SIGKILL)
-    worker.process.wait(30)
 
 
 def test_a_worker_that_dies_before_any_command_is_the_hosts_fault():

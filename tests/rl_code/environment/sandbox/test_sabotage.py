@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
+import signal
 
 import pytest
 
@@ -14,6 +14,7 @@ from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation import suite
 from rl_code.types import Group, Limits
+from tests.rl_code.environment.sandbox.processes import session_pid
 from tests.rl_code.signals import signals
 
 CONFIG = SandboxConfig(
@@ -83,11 +84,7 @@ class Play:
 
 def kill_session(episode: Episode) -> None:
     """As an attack that nobody knows yet would."""
-    slot = episode._workspace.sandbox._connection.slot
-    info = Path(f"/proc/self/fdinfo/{slot.handle}").read_text()
-    keeper = next(int(line.split()[1]) for line in info.splitlines() if line.startswith("Pid:"))
-    for child in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
-        os.kill(int(child), 9)
+    os.kill(session_pid(episode._workspace.sandbox), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

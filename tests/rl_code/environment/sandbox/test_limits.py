@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from rl_code.environment.sandbox.pool import Mode, SandboxConfig, SandboxPool
+from tests.rl_code.environment.sandbox.processes import descendants, session_pid
 
 CONFIG = SandboxConfig(
     workers=1, memory_mb=200, processes=12, workspace_mb=8, cpu_s=2, output_bytes=4000
 )
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["users apart", "users together"])
@@ -45,25 +46,6 @@ def refused(sandbox, setup: str, expression: str) -> str:
         f"{setup}\ntry: print('gave', {expression})\nexcept Exception as e: print(type(e).__name__)"
     )
     return python(sandbox, script).strip()
-
-
-def session_pid(pool, sandbox) -> int:
-    """The session's pid, as seen from here."""
-    info = Path(f"/proc/self/fdinfo/{sandbox._connection.slot.handle}").read_text()
-    keeper = next(int(line.split()[1]) for line in info.splitlines() if line.startswith("Pid:"))
-    return children(keeper)[0]
-
-
-def children(pid: int) -> list[int]:
-    return [
-        int(n)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for n in (task / "children").read_text().split()
-    ]
-
-
-def descendants(pid: int) -> list[int]:
-    return [found for child in children(pid) for found in (child, *descendants(child))]
 
 
 def test_no_network_not_even_to_itself(sandbox):
@@ -250,7 +232,7 @@ print([os.wait()[1] for _ in range(8)])
 
 def test_a_sandbox_brought_down_by_its_command_has_failed_and_is_no_fault(pool):
     with pool.open({"s.py": "def f():\n    return 1\n"}) as sandbox:
-        os.kill(session_pid(pool, sandbox), 9)  # as when the memory limit takes the session itself
+        os.kill(session_pid(sandbox), 9)  # as when the memory limit takes the session itself
         assert sandbox.run(["true"], timeout_s=30).exit_code == 137
         assert [result.cause for result in sandbox.call("s.py", "f", [(), ()], timeout_s=30)] == [
             "killed",

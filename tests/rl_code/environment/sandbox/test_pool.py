@@ -24,8 +24,9 @@ from rl_code.environment.sandbox.pool import (
     SandboxUnavailable,
     SnapshotError,
 )
+from tests.rl_code.environment.sandbox.processes import kill_zygote
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CONFIG = SandboxConfig(
     workers=1, memory_mb=256, processes=16, workspace_mb=8, cpu_s=20, output_bytes=4000
 )
@@ -66,15 +67,6 @@ def wait_until(condition, seconds=20.0) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def kill_zygote(pool) -> None:
-    """Kills what bubblewrap has started, and with it every session."""
-    (worker,) = pool._sandboxes._workers
-    pid = worker.process.pid
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        os.kill(int(child), signal.SIGKILL)
-    worker.process.wait(30)
 
 
 def test_calls_return_values_and_errors_in_order(either):
