@@ -19,7 +19,7 @@ from benchmarks.episodes import STOP_IDS, Letters
 from models.families import PRESETS
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import ModelConfig, Transformer, abstract_model
-from rl_code.learner.losses import LossConfig
+from rl_code.learner.objective import LossConfig
 from rl_code.learner.update import OptimizerConfig
 from rl_code.named import Named
 from rl_code.rollout.engine import Engine, EngineConfig

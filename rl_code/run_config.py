@@ -18,7 +18,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
-from rl_code.learner.losses import LossConfig
+from rl_code.learner.objective import LossConfig
 from rl_code.learner.update import OptimizerConfig
 from rl_code.metric_writers import WRITERS, WriterSettings
 from rl_code.named import Named, find, make

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from attention.layout import Before
 from models.sharding import constrain
-from rl_code.learner.losses import Denominators, LossConfig, policy_metrics
+from rl_code.learner.objective import Denominators, LossConfig, policy_metrics
 from rl_code.learner.two_phase_batching import Prompts
 from rl_code.learner.update import (
     Model,

@@ -25,7 +25,7 @@ from attention.layout import Before
 from models.sharding import constrain
 from pallas_kernels.tokens import Tokens, packed_rows
 from rl_code.learner.batching import SupervisedBatch
-from rl_code.learner.losses import Denominators, LossConfig, Terms, policy_loss, policy_metrics
+from rl_code.learner.objective import Denominators, LossConfig, Terms, policy_loss, policy_metrics
 from rl_code.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from rl_code.types import Batch
 
@@ -165,7 +165,7 @@ def make_update(
     """An update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is
     donated.
 
-    prox, ref: float32 [R, M], as ``losses.policy_loss`` takes them. Metrics are float32 scalars.
+    prox, ref: float32 [R, M], as ``objective.policy_loss`` takes them. Metrics are float32 scalars.
     When the loss or a gradient is not finite the state comes back as it was and train/finite is 0.
     runs: as for ``batch_logprobs``.
 

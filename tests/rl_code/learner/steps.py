@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from rl_code.learner.batching import PackConfig
-from rl_code.learner.losses import LossConfig
+from rl_code.learner.objective import LossConfig
 from rl_code.learner.two_phase import make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_prompts
 from rl_code.learner.update import OptimizerConfig, init_state, make_update

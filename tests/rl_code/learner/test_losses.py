@@ -11,15 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_code.learner.losses import (
+from rl_code.learner.losses import LOSSES, per_trajectory
+from rl_code.learner.objective import (
     AGGREGATIONS,
     CORRECTIONS,
     KL,
-    LOSSES,
     Denominators,
     LossConfig,
     correction_weights,
-    per_trajectory,
     policy_loss,
     policy_metrics,
 )

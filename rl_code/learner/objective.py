@@ -1,0 +1,294 @@
+"""The objective of an update: a policy loss, weighted for off-policy data, averaged, with penalties;
+and its metrics.
+
+Implements the KL estimators k1, k2, k3, and weights for what the sampler's policy mu did
+differently from the trainer's: decoupled (2505.24298, eq. 5), truncated and masked importance
+sampling.
+
+Notation as in ``losses``; mu is the sampler's policy, w = prox / mu. Arrays are [R, M] float32.
+
+Departures: denominators are global (``Denominators`` of the whole batch), so a loss is a sum over
+the tokens of a micro-batch that adds up over micro-batches and devices; a token whose weight is
+masked to 0 stays in the denominator; k1 enters the reward, where it belongs: ``kl_coef`` times its
+sum over the trajectory is taken off the trajectory's advantage, after normalisation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from rl_code import named
+from rl_code.learner.losses import LOSSES, LossTerms, PolicyLoss, Tokens, per_trajectory
+from rl_code.named import Named
+from rl_code.read_config import follows
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """Which loss, how it is averaged, and how off-policy data are weighted."""
+
+    # A member of LOSSES with its own settings.
+    policy: Named = Named("ppo")
+    # "token": sum / sampled tokens. "sequence": mean over trajectories of the mean over their
+    # tokens. "constant": sum / (constant_length * trajectories). Counts are those of the whole
+    # batch.
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    # In a run None means the most tokens that a trajectory can sample.
+    constant_length: int | None = None
+    # Factor of the divergence from the reference policy, and how it is estimated.
+    kl_coef: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    # Factor of the entropy, which is rewarded.
+    entropy_coef: float = 0.0
+    # See ``correction_weights``; "auto" is "decoupled" where data may be stale, else "none".
+    correction: Literal[
+        "auto",
+        "none",
+        "decoupled",
+        "truncated",
+        "masked_token",
+        "masked_sequence",
+        "masked_geometric",
+    ] = "auto"
+    # correction_high bounds "truncated"; both bound the "masked_*".
+    correction_low: float = 0.0
+    correction_high: float = 2.0
+    # The logits are divided by it, as the sampler did.
+    temperature: float = follows("rollout.sampling.temperature", 1.0)
+
+    def __post_init__(self):
+        _ = self.member  # a wrong name or setting is an error of the config
+        choices = {
+            "aggregation": AGGREGATIONS,
+            "kl_estimator": KL,
+            "correction": ("auto", *CORRECTIONS),
+        }
+        for field, allowed in choices.items():
+            if getattr(self, field) not in allowed:
+                raise ValueError(
+                    f"{field}={getattr(self, field)!r} is not one of {sorted(allowed)}"
+                )
+        if self.constant_length is not None and self.constant_length <= 0:
+            raise ValueError(f"constant_length={self.constant_length} must be positive")
+        if not 0.0 <= self.correction_low <= self.correction_high:
+            raise ValueError(
+                f"correction_low={self.correction_low} must be in [0, "
+                f"correction_high={self.correction_high}]"
+            )
+        if self.temperature <= 0.0:
+            raise ValueError(f"temperature={self.temperature} must be positive")
+
+    @property
+    def member(self) -> PolicyLoss:
+        """The loss itself. Raises ConfigError for a name or a setting that there is not."""
+        return named.make(LOSSES, self.policy, "config.train.loss.policy")
+
+    def for_staleness(self, max_staleness: int) -> LossConfig:
+        """With the correction that is meant for data of so many versions before."""
+        automatic = "decoupled" if max_staleness else "none"
+        return (
+            dataclasses.replace(self, correction=automatic) if self.correction == "auto" else self
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Denominators:
+    """Counts over the whole batch, float32 scalars: sampled tokens, and trajectories that have
+    any.
+    """
+
+    tokens: jax.Array
+    trajectories: jax.Array
+
+    @classmethod
+    def of(cls, mask: Tokens, lengths: Tokens) -> Denominators:
+        """Counted from the mask and the trajectories' lengths; at least 1 each."""
+        tokens = jnp.sum(mask)
+        trajectories = jnp.sum(jnp.where(mask > 0.0, mask / lengths, 0.0))
+        return cls(jnp.maximum(tokens, 1.0), jnp.maximum(jnp.round(trajectories), 1.0))
+
+
+# KL(pi || ref) of one sampled token from d = log ref - log pi
+# (http://joschu.net/blog/kl-approx.html).
+KL: dict[str, Callable[[Tokens], Tokens]] = {
+    "k1": lambda d: -d,
+    "k2": lambda d: 0.5 * jnp.square(d),
+    "k3": lambda d: jnp.expm1(d) - d,
+}
+
+
+# Weight of each token in the sum: (config, mask, lengths, denominators) -> [R, M].
+AGGREGATIONS: dict[str, Callable[..., Tokens]] = {
+    "token": lambda config, mask, lengths, total: mask / total.tokens,
+    "sequence": lambda config, mask, lengths, total: mask / (lengths * total.trajectories),
+    "constant": lambda config, mask, lengths, total: (
+        mask / (config.constant_length * total.trajectories)
+    ),
+}
+
+
+CORRECTIONS = (
+    "none",
+    "decoupled",
+    "truncated",
+    "masked_token",
+    "masked_sequence",
+    "masked_geometric",
+)
+
+
+def correction_weights(
+    config: LossConfig,
+    log_w: Tokens,
+    mask: Tokens,
+    trajectories: Int[Array, "R M"],
+    lengths: Tokens,
+) -> tuple[Tokens, Bool[Array, "R M"]]:
+    """Factor on each token's loss for having been sampled by mu, without gradient, and where it was
+    cut.
+
+    log_w: log prox - log mu, 0 outside the mask. With w its exponential:
+      none: 1. decoupled: w. truncated: min(w, correction_high).
+      masked_token: w; masked_sequence: the product of w over the trajectory; masked_geometric: the
+      geometric mean of w over the trajectory; each replaced by 0 outside [correction_low,
+      correction_high].
+    """
+    kind = config.correction
+    log_w = jax.lax.stop_gradient(log_w)
+    if kind not in CORRECTIONS:
+        raise ValueError(f"correction={kind!r} is to be decided first, by for_staleness")
+    nowhere = jnp.zeros(log_w.shape, bool)
+    if kind == "none":
+        return jnp.ones_like(log_w), nowhere
+    if kind == "decoupled":
+        return jnp.exp(log_w), nowhere
+    if kind == "truncated":
+        weight = jnp.exp(log_w)
+        return jnp.minimum(weight, config.correction_high), weight > config.correction_high
+    if kind != "masked_token":
+        log_w = per_trajectory(log_w * mask, trajectories)
+    if kind == "masked_geometric":
+        log_w = log_w / lengths
+    weight = jnp.exp(log_w)
+    outside = (weight < config.correction_low) | (weight > config.correction_high)
+    return jnp.where(outside, 0.0, weight), outside
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """Metrics of a micro-batch: those that add up (over global counts already) and those that are
+    maximised (>= 0).
+    """
+
+    means: dict[str, jax.Array]
+    maxima: dict[str, jax.Array]
+
+    def merge(self, other: Terms) -> Terms:
+        """The terms of both micro-batches together."""
+        return Terms(
+            jax.tree.map(jnp.add, self.means, other.means),
+            jax.tree.map(jnp.maximum, self.maxima, other.maxima),
+        )
+
+
+def policy_metrics(terms: Terms) -> dict[str, jax.Array]:
+    """Metrics of the whole batch by name; policy/ess is the effective sample size of w as a share
+    of the tokens.
+    """
+    means = dict(terms.means)
+    first = means.pop("weight")
+    second = means.pop("weight_squared")
+    return (
+        means
+        | terms.maxima
+        | {"policy/ess": jnp.square(first) / jnp.where(second > 0.0, second, 1.0)}
+    )
+
+
+def policy_loss(
+    config: LossConfig,
+    *,
+    logp: Tokens,
+    prox: Tokens | None,
+    sampler: Tokens,
+    ref: Tokens | None,
+    entropy: Tokens,
+    advantages: Tokens,
+    mask: Tokens,
+    trajectories: Int[Array, "R M"],
+    lengths: Tokens,
+    staleness: Int[Array, "R M"],
+    denominators: Denominators,
+) -> tuple[jax.Array, Terms]:
+    """This micro-batch's share of the loss, a float32 scalar, and of the metrics.
+
+    logp: log pi, with gradient. prox: None means pi itself without gradient, which is right for the
+    first update on a batch; log mu in its place gives the ratio to the sampler. ref: the reference
+    policy's, needed when kl_coef is not 0. entropy: of the token's distribution, in nats. Whatever
+    stands where mask is 0 does not matter, NaN included.
+
+    Raises:
+      ValueError: kl_coef is not 0 and ref is None.
+    """
+    if config.kl_coef != 0.0 and ref is None:
+        raise ValueError(
+            f"kl_coef={config.kl_coef} needs the reference's log-probabilities, ref is None"
+        )
+
+    def real(x: Tokens) -> Tokens:
+        return jnp.where(mask > 0.0, x.astype(jnp.float32), 0.0)
+
+    logp = real(logp)
+    sampler = real(sampler)
+    entropy = real(entropy)
+    advantages = real(advantages)
+    lengths = jnp.where(mask > 0.0, lengths, 1.0)
+    prox = jax.lax.stop_gradient(logp if prox is None else real(prox))
+    means = {}
+    log_w = prox - sampler
+    kl = jnp.zeros_like(logp)
+    if ref is not None:
+        d = jax.lax.stop_gradient(real(ref)) - logp
+        means = {"policy/kl": KL["k3"](d), "policy/kl_k1": KL["k1"](d)}
+        kl = config.kl_coef * KL[config.kl_estimator](d)
+    if config.kl_estimator == "k1":
+        advantages = advantages - jax.lax.stop_gradient(per_trajectory(kl * mask, trajectories))
+        kl = jnp.zeros_like(kl)
+    surrogate, clipped = config.member(
+        LossTerms(logp, prox, advantages, mask, trajectories, lengths)
+    )
+    weight, cut = correction_weights(config, log_w, mask, trajectories, lengths)
+    surrogate = weight * surrogate
+    share = AGGREGATIONS[config.aggregation](config, mask, lengths, denominators)
+    loss = jnp.sum(share * (surrogate + kl - config.entropy_coef * entropy))
+
+    bounded = jnp.clip(log_w, -20.0, 20.0)  # keeps the squares of the metrics finite
+    means |= {
+        "policy/entropy": entropy,
+        "policy/clip_fraction": clipped,
+        "policy/truncated_fraction": cut,
+        "policy/mismatch_mean": jnp.abs(log_w),
+        "policy/mismatch_k1": KL["k1"](bounded),
+        "policy/mismatch_k3": KL["k3"](bounded),
+        "policy/step_kl": KL["k3"](jnp.clip(logp - prox, -20.0, 20.0)),
+        "weight": jnp.exp(bounded),
+        "weight_squared": jnp.exp(2.0 * bounded),
+    }
+    means = {name: jnp.sum(x * mask) / denominators.tokens for name, x in means.items()}
+    means["train/policy_loss"] = jnp.sum(share * surrogate)
+    stale = jnp.where(mask > 0.0, staleness, 0)
+    old = per_trajectory(stale, trajectories, jax.ops.segment_max)
+    means["rollout/staleness_mean"] = jnp.sum(mask * old / lengths) / denominators.trajectories
+    maxima = {
+        "policy/mismatch_max": jnp.max(mask * jnp.abs(log_w)),
+        "rollout/staleness_max": jnp.max(mask * old),
+    }
+    return loss, jax.lax.stop_gradient(Terms(means, maxima))
