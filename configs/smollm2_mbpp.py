@@ -30,7 +30,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         limits=dict(turns=1, tokens=256, turn_tokens=64, test_runs=0, command_s=8.0),
         sandbox=dict(memory_mb=1024, cpu_s=6),
         reward=dict(signals=("tests",)),
-        rollout=dict(tool_timeout_s=120.0, dtype="bfloat16"),
+        rollout=dict(dtype="bfloat16"),
         train=dict(
             steps=40,
             tasks_per_step=8,

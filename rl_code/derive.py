@@ -28,11 +28,16 @@ if TYPE_CHECKING:
 # Prompts that an engine keeps pages for, beside those of the episodes it has open.
 PROMPTS = 8
 
+# Seconds that sandboxes may need beyond the limits of what runs in them, to start and to be given
+# up.
+GRACE_S = 120.0
+
 # Dotted key -> what its value follows from where the config leaves it at None.
 WHY = {
     "asynchrony.max_staleness": "the least of asynchrony.mode",
     "asynchrony.weights.keep": "asynchrony.max_staleness + 2",
     "rollout.dtype": "model.dtype",
+    "rollout.tool_timeout_s": "the longest that limits let tools and grading take, and a grace",
     "rollout.engine.length": "limits.tokens",
     "rollout.engine.prompt_length": "limits.tokens, less what may be sampled",
     "rollout.engine.episodes": "slots, and 2/3 more where tools make episodes wait",
@@ -130,7 +135,12 @@ def _asynchrony(given: AsynchronyConfig) -> AsynchronyConfig:
 
 
 def _rollout(config: RunConfig) -> RolloutConfig:
-    rollout = _filled(config.rollout, dtype=config.model.dtype)
+    played = [config.limits, *(suite.limits for suite in config.suites if suite.limits)]
+    rollout = _filled(
+        config.rollout,
+        dtype=config.model.dtype,
+        tool_timeout_s=max(limits.longest_wait_s for limits in played) + GRACE_S,
+    )
     shapes = engine(rollout.engine, config.limits, rollout.dtype, config.train.group_size)
     return dataclasses.replace(rollout, engine=shapes)
 

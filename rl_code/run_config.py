@@ -89,8 +89,9 @@ class RolloutConfig:
     sampling: SamplingConfig = SamplingConfig()
     # Threads that wait for sandboxes.
     workers: int = 4
-    # Seconds after which a tool that does not answer is a fault; see Scheduler.
-    tool_timeout_s: float = 60.0
+    # Seconds after which a tool that does not answer is a fault of ours and ends the run; None for
+    # what follows from the limits. Less than they allow would let a model end the run by waiting.
+    tool_timeout_s: float | None = None
     # Of the copy of the model that samples; None for that of the model.
     dtype: str | None = None
     # Devices of an actor.
@@ -103,8 +104,6 @@ class RolloutConfig:
 
     def __post_init__(self):
         at_least(self, workers=1)
-        if not self.tool_timeout_s > 0:
-            raise ValueError(f"tool_timeout_s={self.tool_timeout_s} must be positive")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,6 +290,12 @@ class RunConfig:
             shapes = suite.engine or self.rollout.engine
             played.append((name, suite.limits or self.limits, f"{name}engine", shapes))
         for name, limits, engine, shapes in played:
+            if self.rollout.tool_timeout_s <= limits.longest_wait_s:
+                raise ValueError(
+                    f"rollout.tool_timeout_s={self.rollout.tool_timeout_s:g} must be above the "
+                    f"{limits.longest_wait_s:g} s that {name}limits lets tools and grading take; a "
+                    "model that waits would end the run"
+                )
             if limits.tokens > shapes.length:
                 raise ValueError(
                     f"{name}limits.tokens={limits.tokens} must not exceed "

@@ -367,4 +367,4 @@ class Episode:
 
     def _grade(self, files: Snapshot) -> Grade:
         """What the tests make of these files. Raises SandboxFault."""
-        return grade_work(self.task, files, self._pool, self.limits.command_s)
+        return grade_work(self.task, files, self._pool, self.limits)

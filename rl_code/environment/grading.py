@@ -7,13 +7,15 @@ case names. Each function is graded in sandboxes of its own, by the grader.
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 
 from absl import logging
 
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.rewards.finished import Grade
-from rl_code.types import Task, Tests
+from rl_code.types import Limits, Task, Tests
 
 # What grading may raise through the work that is graded: files that cannot be handled, values that
 # are nested or large without end. Any other exception is a bug and ends the run.
@@ -76,9 +78,11 @@ def mark(
     pool: SandboxPool,
     timeout_s: float,
     hidden: Tests | None = None,
+    deadline: float = math.inf,
 ) -> Marks:
     """Runs tests of a task on files.
 
+    deadline: when, on the clock of time.monotonic, no further function is begun.
     hidden: tests to run in processes that have not seen the calls of ``tests``. timeout_s: for the
     cases of one function, and again for all statements. Raises SandboxFault, and ValueError for a
     test that cannot be sent to a sandbox.
@@ -88,9 +92,12 @@ def mark(
     flags: set[str] = set()
     called = [{(one.path, one.entry_point): one for one in targets(task, part)} for part in parts]
     for path, entry_point in dict.fromkeys([*called[0], *called[1]]):
+        left_s = min(timeout_s, deadline - time.monotonic())
+        if left_s <= 0:
+            break  # tests that were not run have failed
         at = [found.get((path, entry_point), _NO_TARGET) for found in called]
         first, second = (one.tests(part) for one, part in zip(at, parts, strict=True))
-        graded = grade(path, entry_point, first, files, pool, timeout_s, second)
+        graded = grade(path, entry_point, first, files, pool, left_s, second)
         flags |= set(graded.flags)
         outcomes = iter(zip(graded.passed, graded.errors, strict=True))
         for one, part, noted in zip(at, parts, errors, strict=True):
@@ -101,14 +108,22 @@ def mark(
     return Marks((*errors[0], *errors[1]), tuple(sorted(flags)))
 
 
-def grade_work(task: Task, files: Snapshot, pool: SandboxPool, timeout_s: float) -> Grade:
+def grade_work(task: Task, files: Snapshot, pool: SandboxPool, limits: Limits) -> Grade:
     """What all tests of a task make of files, as if they were handed in. Raises SandboxFault.
 
     Work that cannot be graded for a reason of its own fails every test.
     """
     visible = task.visible_tests
     try:
-        marks = mark(task, visible, files, pool, timeout_s, task.hidden_tests)
+        marks = mark(
+            task,
+            visible,
+            files,
+            pool,
+            limits.command_s,
+            task.hidden_tests,
+            time.monotonic() + limits.grade_s,
+        )
     except _PROVOKED as error:
         logging.warning("the work on task %s could not be graded: %r", task.id, error)
         return failed(task, f"{type(error).__name__}: {error}")

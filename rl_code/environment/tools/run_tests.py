@@ -85,15 +85,14 @@ class RunTests(Tool):
         task = workspace.task
         verbose = workspace.verbose
         tests = task.visible_tests
-        timeout_s = workspace.timeout_s
         failures = [
             failure
             for target in targets(task, tests)
-            for failure in _failed_cases(workspace, target, timeout_s)
+            for failure in _failed_cases(workspace, target, workspace.timeout_s)
         ]
         if tests.code:
             code = Tests(code=tests.code)
-            marks = mark(task, code, workspace.snapshot(), workspace.pool, timeout_s)
+            marks = mark(task, code, workspace.snapshot(), workspace.pool, workspace.timeout_s)
             failures += [
                 failed_code(statement, error, verbose=verbose)
                 for statement, error in zip(tests.code, marks.errors, strict=True)

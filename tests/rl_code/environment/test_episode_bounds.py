@@ -7,13 +7,18 @@ import json
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from configs import quickstart
 from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.tool import Answer, Tool, function_schema
+from rl_code.read_config import ConfigError, build
+from rl_code.run_config import RunConfig
 from rl_code.types import Limits
 from tests.rl_code.signals import signals
 
@@ -202,7 +207,8 @@ def sandboxes():
 
 
 def test_cpu_time_of_commands_ends_an_episode(task, sandboxes, tokenizer):
-    spin = "<|call|>run\ntimeout 0.5 sh -c 'while :; do :; done'; echo done<|end|>"
+    code = "import time\nwhile time.process_time() < 0.5: pass"
+    spin = f"<|call|>run\npython -c '{code}'<|end|>"
     for budget, status in ((0.2, "time_limit"), (30.0, "submitted")):
         limits = dataclasses.replace(LIMITS, episode_cpu_s=budget)
         episode = make(task, sandboxes, tokenizer, limits=limits)
@@ -221,7 +227,45 @@ def test_a_command_gets_no_more_time_than_the_episode_has_left(task, sandboxes, 
     assert trajectory.turns[-1].results[0].content.startswith("stopped after 0.")
 
 
-@pytest.mark.parametrize("change", [{"calls": 0}, {"episode_s": 0.0}, {"episode_cpu_s": -1.0}])
+@pytest.mark.parametrize(
+    "change", [{"calls": 0}, {"episode_s": 0.0}, {"episode_cpu_s": -1.0}, {"grade_s": 0.0}]
+)
 def test_limits_that_allow_nothing_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         dataclasses.replace(LIMITS, **change)
+
+
+def test_a_model_that_waits_as_long_as_it_may_does_not_end_the_run():
+    config = build(RunConfig, quickstart.get_config())
+    assert config.rollout.tool_timeout_s > config.limits.longest_wait_s
+    assert config.limits.longest_wait_s > config.limits.episode_s + 2 * config.limits.grade_s
+    hasty = quickstart.get_config()
+    hasty.rollout.tool_timeout_s = 60.0
+    with pytest.raises(ConfigError, match=r"tool_timeout_s=60 must be above the 320 s that limits"):
+        build(RunConfig, hasty)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=12,
+)
+NAMES = st.sampled_from(["write_file", "edit_file", "read_file", "run_tests", "submit", "fly", ""])
+KEYS = st.sampled_from(["path", "content", "old", "new", "first_line", "last_line", "x"])
+PATHS = st.sampled_from(["solution.py", "a/b", "..", "/", "\0", "notes.txt/x", "é" * 200])
+written = st.tuples(NAMES, st.dictionaries(KEYS, json_values | PATHS, max_size=4))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(messages=st.lists(st.lists(written, max_size=4), min_size=1, max_size=4))
+def test_whatever_calls_a_model_writes_an_episode_comes_to_its_end(
+    task, pool, chat_tokenizer, messages
+):
+    episode = make(task, pool, chat_tokenizer, "hermes")
+    for message in [*messages, *[[("submit", {})]] * 4]:
+        calls = "".join(call(name, json.dumps(arguments)) for name, arguments in message)
+        if not episode.over:
+            say(episode, chat_tokenizer, calls + "<|im_end|>")
+    trajectory = episode.finish()
+    assert trajectory.status in ("submitted", "turn_limit", "token_limit")
+    json.dumps([dict(call.arguments) for turn in trajectory.turns for call in turn.calls])

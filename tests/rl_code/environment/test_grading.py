@@ -42,9 +42,9 @@ def repository(task):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(visible=tests, hidden=tests)
-def test_every_test_is_run_on_the_function_that_it_names(pool, repository, visible, hidden):
+def test_every_test_is_run_on_the_function_that_it_names(pool, repository, limits, visible, hidden):
     task = dataclasses.replace(repository, visible_tests=visible, hidden_tests=hidden)
-    grade = grade_work(task, FILES, pool, 1.0)
+    grade = grade_work(task, FILES, pool, limits)
     assert (grade.visible, grade.hidden) == (expected(visible), expected(hidden))
     marks = mark(task, visible, FILES, pool, 1.0)
     assert tuple(not error for error in marks.errors) == expected(visible)
@@ -57,3 +57,12 @@ def test_a_function_is_one_target_however_it_is_named(task, tests):
     assert len(set(places)) == len(places)
     assert sorted(i for target in found for i in target.cases) == list(range(len(tests.cases)))
     assert sum(target.has_code for target in found) == bool(tests.code) or not tests.code
+
+
+def test_grading_has_a_time_of_its_own_and_what_is_left_over_has_failed(pool, repository, limits):
+    hidden = Tests(tuple(Case((1,), FACTOR[name], target=name) for name in TARGETS[1:]))
+    task = dataclasses.replace(repository, visible_tests=Tests(), hidden_tests=hidden)
+    pool.delay_s = 0.2
+    short = dataclasses.replace(limits, grade_s=0.3)
+    assert grade_work(task, FILES, pool, limits).hidden == (True,) * 3
+    assert grade_work(task, FILES, pool, short).hidden == (True, True, False)
