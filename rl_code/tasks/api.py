@@ -130,7 +130,7 @@ class Mbpp(Source):
             )
             tasks = [task for task in tasks if task.id not in near]
         return _strengthened(
-            tasks, mutations, self.differential, pool, workdir, f"mbpp {self.split}"
+            tasks, mutations, self.differential, pool, workdir, f"mbpp {self.split}", every
         )
 
 
@@ -168,7 +168,7 @@ class Records(Source):
         splits = ("", self.split)
         tasks = [task for task in every if not self.split or task.meta["split"] in splits]
         return _strengthened(
-            tasks, mutations, self.differential, pool, workdir, f"records {self.split}"
+            tasks, mutations, self.differential, pool, workdir, f"records {self.split}", every
         )
 
 
@@ -216,21 +216,18 @@ def _strengthened(
     pool: SandboxPool | None,
     workdir: Path | None,
     name: str,
+    others: Sequence[Task] = (),
 ) -> Sequence[Task]:
-    """The tasks with differential tests on ``inputs``; as they are without a config."""
+    """The tasks with differential tests on ``inputs``; as they are without a config.
+
+    others: tasks whose references may solve one of ``tasks`` as well.
+    """
     if config is None:
         return tasks
     if pool is None or workdir is None:
         raise ValueError(f"tasks of {name} with differential tests need a sandbox and a workdir")
-    result = strengthen(tasks, inputs, config, pool, workdir / CACHE_FILE)
-    logging.info(
-        "%s: %d tasks, %d differential tests; references of %d tasks fail: %s",
-        name,
-        len(result.tasks),
-        sum(result.added.values()),
-        len(result.failed),
-        ", ".join(result.failed) or "-",
-    )
+    result = strengthen(tasks, inputs, config, pool, workdir / CACHE_FILE, others)
+    logging.info("%s: %s", name, result.summary())
     return result.tasks
 
 

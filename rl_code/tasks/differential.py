@@ -1,12 +1,17 @@
 """Differential tests: hidden cases whose expected values the reference solution gives, run in the
 sandbox.
 
-A proposed input becomes a case only when the reference answers it in time, with a plain value, the
-same one twice: the second time in a module where sets are walked backwards, ties of ``max`` and
-``min`` go the other way and random numbers are others, so that what depends on the order of a set,
-on the choice among equals, on chance or on the clock is left out. References that fail the task's
-own tests are found on the way.
-What was found is kept in a JSON file and computed again only when the task or the settings change.
+A proposed input becomes a case only when
+
+  - the reference answers it in time and with a plain value;
+  - it gives the same answer in a module where sets are walked backwards, ties of ``max`` and ``min``
+    go the other way and random numbers are others, so that nothing depends on the order of a set, on
+    the choice among equals, on changing a list while a loop walks it, on chance or on the clock;
+  - it lies in the domain that the task's own asserts exercise (``domain``), where the task has any;
+  - the references of similar tasks that pass this task's asserts give the same answer.
+
+References that fail the task's own tests are found on the way. What was found is kept in a JSON file
+and computed again only when the task or the settings change.
 """
 
 from __future__ import annotations
@@ -18,7 +23,6 @@ import dataclasses
 import hashlib
 import json
 import secrets
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +30,11 @@ from typing import Any
 from rl_code.environment.compare import same
 from rl_code.environment.grader import Grade, grade
 from rl_code.environment.sandbox.pool import Sandbox, SandboxPool
+from rl_code.tasks.domain import BRANCHES, expects, neighbours, traced
+from rl_code.tasks.perturb import perturb
 from rl_code.types import Case, Task, Tests
 
-REVISION = 4  # of this file and of the proposals; a cache written by another revision is not used
+REVISION = 5  # of this file and of the proposals; a cache written by another revision is not used
 FLOAT_TOLERANCE = 1e-6
 _LONGEST_VALUE = 4000  # characters of an expected value's repr
 _HANGS = 2  # inputs of one task that may hang before the rest is given up
@@ -54,12 +60,27 @@ class DifferentialConfig:
 class Strengthened:
     """tasks: those whose reference passes its own tests, with the cases added to the hidden ones.
 
-    failed: id -> why, of the tasks left out. added: id -> number of cases added.
+    failed: id -> why, of the tasks left out. added: id -> number of cases added. dropped: reason ->
+    number of inputs that the reference answers, the same twice, and that became no case.
     """
 
     tasks: tuple[Task, ...]
     failed: Mapping[str, str]
     added: Mapping[str, int]
+    dropped: Mapping[str, int]
+
+    def summary(self) -> str:
+        """How many cases remain, in one line."""
+        counts = sorted(self.added.values())
+        total = sum(counts)
+        spread = f", {counts[0]} to {counts[-1]} a task" if counts else ""
+        none = counts.count(0)
+        dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
+        failed = ", ".join(self.failed) or "-"
+        return (
+            f"{len(self.tasks)} tasks, {total} differential tests{spread}, none for {none} tasks; "
+            f"left out: {dropped}; references of {len(self.failed)} tasks fail: {failed}"
+        )
 
 
 def strengthen(
@@ -68,13 +89,15 @@ def strengthen(
     config: DifferentialConfig,
     pool: SandboxPool,
     cache: Path,
+    others: Sequence[Task] = (),
 ) -> Strengthened:
     """Adds differential cases to the hidden tests of every task and leaves out tasks whose
     reference fails.
 
     propose: gives the argument tuples to try, small ones first; a task's ``meta["tolerance"]`` is
     how far numbers of its cases may be apart (0 when absent; floats always get FLOAT_TOLERANCE at
-    least). cache: JSON file, made or extended.
+    least). cache: JSON file, made or extended. others: tasks whose references may solve one of
+    ``tasks`` as well (see ``domain.neighbours``).
 
     Raises SandboxFault when the sandbox itself fails.
     """
@@ -82,12 +105,14 @@ def strengthen(
     proposals = {
         task.id: [arguments for arguments in propose(task) if _literal(arguments)] for task in tasks
     }
-    keys = {task.id: _key(task, proposals[task.id], config) for task in tasks}
+    near = {task.id: neighbours(task, others) for task in tasks}
+    keys = {task.id: _key(task, proposals[task.id], config, near[task.id]) for task in tasks}
     missing = [task for task in tasks if known.get(task.id, {}).get("key") != keys[task.id]]
     if missing:
         with concurrent.futures.ThreadPoolExecutor(config.workers) as executor:
             found = executor.map(
-                lambda task: _examine(task, proposals[task.id], config, pool), missing
+                lambda task: _examine(task, proposals[task.id], config, pool, near[task.id]),
+                missing,
             )
             known |= {
                 task.id: {"key": keys[task.id], **entry}
@@ -97,8 +122,10 @@ def strengthen(
     kept = []
     failed = {}
     added = {}
+    dropped: collections.Counter[str] = collections.Counter()
     for task in tasks:
         entry = known[task.id]
+        dropped.update(entry["dropped"])
         if entry["failure"]:
             failed[task.id] = entry["failure"]
             continue
@@ -112,14 +139,18 @@ def strengthen(
             continue
         added[task.id] = len(cases)
         kept.append(dataclasses.replace(task, hidden_tests=hidden))
-    return Strengthened(tuple(kept), failed, added)
+    return Strengthened(tuple(kept), failed, added, dict(dropped))
 
 
 def _examine(
-    task: Task, proposals: Sequence[tuple[Any, ...]], config: DifferentialConfig, pool: SandboxPool
+    task: Task,
+    proposals: Sequence[tuple[Any, ...]],
+    config: DifferentialConfig,
+    pool: SandboxPool,
+    near: Sequence[Task],
 ) -> dict:
-    """What the cache keeps of one task: why its reference fails ("" when it does not), and the
-    cases as literals.
+    """What the cache keeps of one task: why its reference fails ("" when it does not), the cases as
+    literals, and how many inputs were left out for which reason.
     """
     own = Tests(
         cases=task.visible_tests.cases + task.hidden_tests.cases,
@@ -132,8 +163,15 @@ def _examine(
             return {
                 "failure": f"test {i + 1} of {len(own)}: {marks.errors[i] or 'wrong value'}",
                 "cases": [],
+                "dropped": {},
             }
     cases = reference_cases(task, proposals, pool, config.timeout_s) if proposals else []
+    answered = len(cases)
+    cases = within_domain(task, cases, pool, config.timeout_s)
+    inside = len(cases)
+    for other in near:
+        cases = _agreed(task, cases, other, own, pool, config.timeout_s)
+    dropped = {"outside the asserts' domain": answered - inside, "disputed": inside - len(cases)}
     if config.cases:
         cases = choose(cases, config.cases)
     # with time to spare, so that a busy machine does not fail a solution that is as fast as the
@@ -144,7 +182,54 @@ def _examine(
     return {
         "failure": "",
         "cases": [[repr(case.args), repr(case.expected), case.tolerance] for case in cases],
+        "dropped": dropped,
     }
+
+
+def within_domain(
+    task: Task, cases: Sequence[Case], pool: SandboxPool, timeout_s: float
+) -> list[Case]:
+    """The cases that lie in the domain of the task's own value-level tests; all of them where it
+    has no such tests.
+    """
+    own = task.visible_tests.cases + task.hidden_tests.cases
+    if not own or not cases:
+        return list(cases)
+    expected = [case.expected for case in own]
+    kept = [case for case in cases if expects(expected, case.expected)]
+    module = traced(task.reference[task.path], task.entry_point)
+    calls = [case.args for case in (*own, *kept)]
+    with pool.open({**task.reference, task.path: module}) as sandbox:
+        results = sandbox.call(task.path, BRANCHES, calls, timeout_s=timeout_s)
+    taken = [set(result.value) if result.ok else None for result in results]
+    if None in taken[: len(own)]:  # not to be watched: what the answers show has to do
+        return kept
+    known = set().union(*taken[: len(own)])
+    branches = taken[len(own) :]
+    return [
+        case
+        for case, found in zip(kept, branches, strict=True)
+        if found is not None and found <= known
+    ]
+
+
+def _agreed(
+    task: Task,
+    cases: list[Case],
+    other: Task,
+    own: Tests,
+    pool: SandboxPool,
+    timeout_s: float,
+) -> list[Case]:
+    """The cases on which another task's reference agrees; all, if it does not solve this task."""
+    if not cases or not own:
+        return cases
+    marks = grade(other.path, other.entry_point, own, other.reference, pool, timeout_s)
+    if not all(marks.passed):
+        return cases
+    tests = Tests(cases=tuple(cases))
+    marks = grade(other.path, other.entry_point, tests, other.reference, pool, timeout_s)
+    return [case for case, passed in zip(cases, marks.passed, strict=True) if passed]
 
 
 def reference_cases(
@@ -231,67 +316,6 @@ def choose(cases: Sequence[Case], count: int) -> list[Case]:
     return chosen[:count]
 
 
-class _Sets(ast.NodeTransformer):
-    """Writes set displays and comprehensions as calls of ``set``."""
-
-    def visit_Set(self, node: ast.Set) -> ast.AST:
-        self.generic_visit(node)
-        return _call_set(ast.List(node.elts, ast.Load()))
-
-    def visit_SetComp(self, node: ast.SetComp) -> ast.AST:
-        self.generic_visit(node)
-        return _call_set(ast.ListComp(node.elt, node.generators))
-
-
-def _call_set(argument: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name("set", ast.Load()), [argument], [])
-
-
-_PERTURBED = """\
-import builtins as _builtins, random as _random
-_random.seed("again")
-def _reordered(base):
-    class Reordered(base):
-        def __iter__(self):
-            return _builtins.reversed(_builtins.list(base.__iter__(self)))
-    def wrapped(name):
-        method = getattr(base, name)
-        def operation(self, *others):
-            value = method(self, *others)
-            return Reordered(value) if isinstance(value, base) and value is not self else value
-        return operation
-    for name in ("__and__", "__or__", "__sub__", "__xor__", "__rand__", "__ror__", "__rsub__", "__rxor__", "union",
-                 "intersection", "difference", "symmetric_difference", "copy"):
-        setattr(Reordered, name, wrapped(name))
-    if base is _builtins.set:
-        Reordered.pop = lambda self: (lambda x: (base.remove(self, x), x)[1])(next(iter(self)))
-    return Reordered
-def _last_first(function):
-    def chosen(*values, **options):
-        if "key" in options and _builtins.len(values) == 1:
-            values = (_builtins.list(values[0])[::-1],)
-        return function(*values, **options)
-    return chosen
-min, max = _last_first(_builtins.min), _last_first(_builtins.max)
-set, frozenset = _reordered(_builtins.set), _reordered(_builtins.frozenset)
-"""
-
-
-def perturb(source: str) -> str:
-    """The module with sets walked backwards, the last of equals as ``max`` and ``min`` by a key,
-    and another seed.
-
-    Raises SyntaxError when the source does not parse.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)
-        tree = _Sets().visit(ast.parse(source))
-    future = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
-    tree.body = [n for n in tree.body if n not in future]
-    header = "".join(f"{ast.unparse(n)}\n" for n in future)
-    return f"{header}{_PERTURBED}{ast.unparse(ast.fix_missing_locations(tree))}\n"
-
-
 def _has_float(value: Any) -> bool:
     if isinstance(value, list | tuple | set):
         return any(map(_has_float, value))
@@ -308,7 +332,12 @@ def _literal(value: Any) -> bool:
         return False
 
 
-def _key(task: Task, proposals: Sequence[tuple[Any, ...]], config: DifferentialConfig) -> str:
+def _key(
+    task: Task,
+    proposals: Sequence[tuple[Any, ...]],
+    config: DifferentialConfig,
+    near: Sequence[Task],
+) -> str:
     """Digest of all that the entry depends on."""
     parts = (
         REVISION,
@@ -320,6 +349,7 @@ def _key(task: Task, proposals: Sequence[tuple[Any, ...]], config: DifferentialC
         task.meta.get("tolerance", 0.0),
         list(proposals),
         (config.cases, config.timeout_s),
+        [(other.entry_point, sorted(other.reference.items())) for other in near],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

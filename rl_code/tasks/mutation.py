@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import random
 import string
 from collections.abc import Callable, Sequence
@@ -36,6 +37,11 @@ def propose(known: Sequence[Arguments], count: int, rng: random.Random) -> list[
     if not known or not known[0] or len({len(arguments) for arguments in known}) > 1:
         return []
     kinds = [Kind.of(column) for column in zip(*known, strict=True)]
+    # An argument that never changes among others that do is part of what is meant.
+    fixed = [
+        len(known) > 2 and len(kinds) > 1 and len({repr(value) for value in kind.values}) == 1
+        for kind in kinds
+    ]
     keep = _relations(known)
     seen = {repr(arguments) for arguments in known}
     found: list[Arguments] = []
@@ -44,7 +50,7 @@ def propose(known: Sequence[Arguments], count: int, rng: random.Random) -> list[
             break
         arguments = list(copy.deepcopy(rng.choice(known)))
         for i, kind in enumerate(kinds):
-            if len(kinds) == 1 or rng.random() < 0.6:
+            if not fixed[i] and (len(kinds) == 1 or rng.random() < 0.6):
                 arguments[i] = kind.mutate(arguments[i], rng)
         for relation in keep:
             relation(arguments, rng)
@@ -74,6 +80,11 @@ class Kind:
     distinct: bool = False
     even_rows: bool = False
     balanced: bool = False
+    # Which classes of characters (lower case, upper case, digit, or the character itself) follow
+    # each other in strings; "" for the ends.
+    transitions: frozenset[tuple[str, str]] = frozenset()
+    # The characters known at each position, of strings that all have one form, as dates have.
+    template: tuple[str, ...] = ()
 
     @staticmethod
     def of(values: Sequence[Any]) -> Kind:
@@ -96,6 +107,8 @@ class Kind:
                 max(sizes),
                 alphabet="".join(sorted(characters)),
                 balanced=bool(characters & set("()[]{}")) and all(map(_balanced, values)),
+                transitions=frozenset().union(*map(_transitions, values)),
+                template=_template(values),
             )
         if len(types) == 1 and types <= {list, tuple, set}:
             return _sequence_kind(tuple(values), types.pop().__name__)
@@ -116,8 +129,7 @@ class Kind:
             case "int" | "float":
                 return self._number(value, rng)
             case "str":
-                text = "".join(self._edited(list(value), lambda c: rng.choice(self.alphabet), rng))
-                return value if self.balanced and not _balanced(text) else text
+                return self._text(value, rng)
             case "dict":
                 return self._dict(value, rng)
             case "list" | "tuple" | "set":
@@ -133,6 +145,14 @@ class Kind:
     def mutate_plain(self, value: Any, rng: random.Random) -> Any:
         """``mutate``, but a value whose type has no rule (None, bytes) stays."""
         return value if self.name == "mixed" else self.mutate(value, rng)
+
+    def _text(self, value: str, rng: random.Random) -> str:
+        if self.template:
+            i = rng.randrange(len(value))
+            return value[:i] + rng.choice(self.template[i]) + value[i + 1 :]
+        text = "".join(self._edited(list(value), lambda c: rng.choice(self.alphabet), rng))
+        odd = (self.balanced and not _balanced(text)) or not _transitions(text) <= self.transitions
+        return value if odd else text
 
     def _number(self, value: int | float, rng: random.Random) -> int | float:
         choice = rng.random()
@@ -239,12 +259,35 @@ def _balanced(text: str) -> bool:
     return not opened
 
 
+def _class_of(character: str) -> str:
+    """A letter that stands for all characters of a class, or the character itself."""
+    return next((group[0] for group in _CLASSES if character in group), character)
+
+
+def _transitions(text: str) -> frozenset[tuple[str, str]]:
+    """The pairs of classes of neighbouring characters; "" stands for the ends."""
+    classes = ["", *map(_class_of, text), ""]
+    return frozenset(itertools.pairwise(classes))
+
+
+def _template(values: Sequence[str]) -> tuple[str, ...]:
+    """The characters at each position, if all strings have one form with separators in it."""
+    forms = {tuple(map(_class_of, value)) for value in values}
+    (form, *others) = forms
+    separated = any(character not in {group[0] for group in _CLASSES} for character in form)
+    if others or len(values) < 2 or not separated:
+        return ()
+    return tuple("".join(sorted(set(column))) for column in zip(*values, strict=True))
+
+
 def _number_kind(values: tuple[Any, ...], name: str) -> Kind:
-    """Range: signs as known, sizes up to twice the largest known."""
+    """Range: signs as known, sizes up to twice the largest known, none smaller than the smallest
+    known: where numbers begin (0, 1, 2) definitions often do not agree.
+    """
     low = min(values)
     high = max(values)
     reach = 2 * max(abs(low), abs(high), 5)
-    bottom = 1 if low >= 1 else 0 if low >= 0 else -reach
+    bottom = low if low >= 0 else -reach
     top = -1 if high <= -1 else 0 if high < 0 else reach
     return Kind(name, values, bottom, top)
 

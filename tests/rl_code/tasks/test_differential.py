@@ -18,10 +18,12 @@ from rl_code.tasks.api import EvalPlus, mutations
 from rl_code.tasks.differential import (
     DifferentialConfig,
     choose,
-    perturb,
     reference_cases,
     strengthen,
+    within_domain,
 )
+from rl_code.tasks.domain import expects, neighbours
+from rl_code.tasks.perturb import perturb
 from rl_code.types import Case, Task, Tests
 
 CONFIG = DifferentialConfig(cases=12, timeout_s=5.0, workers=2)
@@ -114,6 +116,11 @@ INPUTS = [(n,) for n in range(6)]
         ),
         ("set display order", "return list({str(i) for i in range(n)} - {'x'})", INPUTS[:2]),
         ("tie", "return max(['a', 'bb', 'c' * n], key=len)", [INPUTS[i] for i in (0, 1, 3, 4, 5)]),
+        (
+            "a list changed while it is walked",
+            "x = [1, 2, 2, 3][:n]\n    for y in x:\n        if y == 2: x.remove(y)\n    return x",
+            INPUTS[:3],
+        ),
         (
             "sorted set",
             "return sorted(set(str(i * 7) for i in range(n)) & {'0', '7', '14'})",
@@ -227,3 +234,64 @@ def test_is_abundant_of_mbpp_is_no_longer_fooled_by_parity(pool, tmp_path):
     assert passes(PARITY, task, pool)
     (strong,) = strengthen([task], mutations, CONFIG, pool, tmp_path / "cache.json").tasks
     assert not passes(PARITY, strong, pool)
+
+
+CLAMP = """def clamp(x, low):
+    if x < 0:
+        return "bad input"
+    return max(x, low)
+"""
+
+
+def test_a_branch_that_no_assert_takes_gives_no_case(pool):
+    of = task(CLAMP, "clamp", ((3, 5), 5), ((7, 2), 7))
+    asked = [Case((-1, 4), "bad input"), Case((4, 4), 4), Case((0, 0), 0), Case((6, 9), 9)]
+    assert [case.args for case in within_domain(of, asked, pool, 5.0)] == [(4, 4), (6, 9)]
+    inside = task("def f(x):\n    return 1 if x > 2 and x % 2 else 2\n", "f", ((5,), 1), ((1,), 2))
+    cases = [Case((7,), 1), Case((0,), 2), Case((4,), 2)]
+    assert [case.args for case in within_domain(inside, cases, pool, 5.0)] == [(7,), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("known", "value", "expected"),
+    [
+        ([1, 5], 9, True),
+        ([1, 5], -1, False),
+        ([1, 5], 0, False),
+        ([1, 5], None, False),
+        ([1, 2.5], 3, True),
+        ([True, False], True, True),
+        (["Valid", "Invalid", "Valid"], "Unknown", False),
+        (["Valid", "Invalid", "Valid"], "Invalid", True),
+        (["ab", "cd"], "ef", True),
+        (["ab", "cd"], "", False),
+        ([[1], [2, 3]], [7, 8, 9], True),
+        ([[1], [2, 3]], [], False),
+        ([[1], [2, 3]], [[1]], False),
+        ([{"a": 1}], {"b": 2}, True),
+        ([{"a": 1}], {"b": "c"}, False),
+    ],
+)
+def test_an_answer_of_a_kind_that_no_assert_expects_gives_no_case(known, value, expected):
+    assert expects(known, value) is expected
+
+
+def test_inputs_on_which_similar_tasks_disagree_give_no_case(pool, tmp_path):
+    described = {"description": "Write a function to find the largest element of the given list."}
+    asserts = ((([1, 7],), 7), (([4, 2, 9],), 9))
+    largest = task("def f(x):\n    return max(x)\n", "f", *asserts, **described)
+    last = task("def g(y):\n    return y[-1]\n", "g", **described)
+    wrong = task("def h(y):\n    return 0\n", "h", **described)
+    others = [dataclasses.replace(t, id=t.entry_point) for t in (last, wrong)]
+    assert {t.id for t in neighbours(largest, others)} == {"g", "h"}
+
+    def run(near):
+        cache = tmp_path / f"{len(near)}.json"
+        return strengthen([largest], mutations, CONFIG, pool, cache, near)
+
+    # the last element passes the asserts, nought does not: only the first has a say
+    alone, disputed = run([]), run(others)
+    assert alone.dropped["disputed"] == 0 < disputed.dropped["disputed"]
+    cases = disputed.tasks[0].hidden_tests.cases[2:]
+    assert cases and all(case.expected == max(case.args[0]) == case.args[0][-1] for case in cases)
+    assert f"{disputed.added['t']} differential tests" in disputed.summary()
