@@ -74,8 +74,8 @@ def train(
         refuse_sync(config)
     check(workdir, config)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
-        # Read before the workdir is claimed: a start that fails at a mesh, a path or a file of tasks
-        # must not keep the corrected one out.
+        # Read before the workdir is claimed: a start that fails at a mesh, a path or a file of
+        # tasks must not keep the corrected one out.
         _ = run.tasks
         workdir.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:
@@ -99,20 +99,15 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
     config = run.config.train
     every = run.config.checkpoint.every
     learn = Learner(config, run.rows_sharding, model)
-    with Checkpoints(
-        run.workdir, run.config, keep=run.config.checkpoint.keep, may_change=MAY_CHANGE
-    ) as checkpoints:
+    keep = run.config.checkpoint.keep
+    with Checkpoints(run.workdir, run.config, keep=keep, may_change=MAY_CHANGE) as checkpoints:
         state, start, position = _restore(run, model, checkpoints)
         tasks = run.tasks  # before the store: actors that wait for it then find what was prepared
         store = _open_store(run)
         pool = TaskPool(len(tasks), run.config.seed, config.screening, position["tasks"])
         schedule = run.schedule(store, pool, position["planned"])
-        publisher, source = _connect(run, store, stop, host)
-        publisher.publish(start, state.model)
         with (
-            source,
-            # before the source, whose actor may be waiting for weights
-            contextlib.closing(publisher),
+            _connected(run, store, stop, host, start, state.model) as (publisher, source),
             Journal(run, start) as journal,
             stop.deferred(),
         ):
@@ -148,9 +143,8 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                     store.consume(step, records, version=step, weights=version.checksum)
 
                 # Write down.
-                pool.record(
-                    {item.task: solved(group) for item, group in zip(items, groups, strict=True)}
-                )
+                played = [item.task for item in items]
+                pool.record(dict(zip(played, map(solved, groups), strict=True)))
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
                 times = StepTimes(begin, planned, sampled, trained, time.perf_counter())
                 rest = _measured(times, source, publisher, screened, len(pool.active))
@@ -240,6 +234,19 @@ def _open_store(run: Run) -> GroupStore:
         return GroupStore(run.workdir / STORE, LEARNER)
     await_store(run.workdir, run.config.asynchrony.work.deadline_s)
     return GroupStore(run.workdir / STORE)
+
+
+@contextlib.contextmanager
+def _connected(
+    run: Run, store: GroupStore, stop: StopRequest, host: str, start: int, model: Transformer
+) -> Iterator[tuple[Publisher, GroupSource]]:
+    """Publishes the first version, and closes both sides at the end."""
+    publisher, source = _connect(run, store, stop, host)
+    publisher.publish(start, model)
+    # The publisher closes before the source, whose actor may be waiting for weights: the wait then
+    # ends with an error instead of at its deadline.
+    with source, contextlib.closing(publisher):
+        yield publisher, source
 
 
 def _connect(

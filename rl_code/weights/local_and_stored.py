@@ -53,8 +53,8 @@ class LocalAndStoredWeights:
         """As ``Subscriber.wait``; what memory does not have comes from storage, or is waited for in
         memory.
 
-        The wait in memory has no deadline. A learner that repeats the steps since its checkpoint may
-        take as long as they took the first time, and it closes this object when it ends.
+        The wait in memory has no deadline. A learner that repeats the steps since its checkpoint
+        may take as long as they took the first time, and it closes this object when it ends.
         """
         wanted = Wanted(at_least, exactly)
         source = self._local
