@@ -8,6 +8,7 @@ the time. With RUN_SLOW=1 programs are compiled as users do.
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 
@@ -45,9 +46,19 @@ LONG = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts long files first and skips what is marked slow unless RUN_SLOW=1."""
+    """Puts long files first, marks cases beyond the quick ones as long, and skips what is marked
+    slow unless RUN_SLOW=1.
+    """
     items.sort(key=lambda item: item.path.name not in LONG)
+    cases: collections.Counter = collections.Counter()
+    for item in items:
+        if marker := item.get_closest_marker("quick"):
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if cases[test] > marker.kwargs["first"]:
+                item.add_marker(pytest.mark.long)
     if SLOW:
         return
     for item in items:

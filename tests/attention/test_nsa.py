@@ -97,6 +97,7 @@ CONFIGS = [
 @pytest.mark.parametrize(
     "length, config", [(1, SMALL), (7, SMALL), *((97, config) for config in CONFIGS)]
 )
+@pytest.mark.quick(first=2)
 def test_values_and_gradients_equal_the_definition(x64, config, length):
     wide = inputs(length, jnp.float64)
     phi = weights(config, jnp.float64)
@@ -122,6 +123,7 @@ def test_values_and_gradients_equal_the_definition(x64, config, length):
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (16, 1), (3, 3), (6, 2)])
+@pytest.mark.quick(first=1)
 def test_group_sizes(x64, heads, kv_heads):
     x = inputs(60, jnp.float64, heads, kv_heads)
     phi = weights(SMALL, jnp.float64)
@@ -180,6 +182,7 @@ PIECES = [Piece(9), Piece(70, (40, 1, 33)), Piece(5, (30,)), Piece(16, (2, 50)),
 
 
 @pytest.mark.parametrize("config", CONFIGS[2:3])  # SMALL is in test_methods
+@pytest.mark.quick(first=1)
 def test_packed_sequences_equal_the_sequences_apart(x64, config):
     tokens, slots = pack(PIECES, 320)
     blocks = aligned(tokens, config.block, runs=13)

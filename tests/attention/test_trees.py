@@ -71,6 +71,7 @@ def test_a_tree_with_more_nodes_than_a_branch_holds_is_refused():
 
 
 @pytest.mark.parametrize("block", [8, 16])
+@pytest.mark.quick(first=1)
 def test_attention_over_a_tree_equals_its_paths_apart(x64, block):
     tokens, paths = pack_trees(TREES, SIZE)
     q, k, v = normal(0, (1, SIZE, 4, 8), *[(1, SIZE, 2, 8)] * 2, dtype=jnp.float64)

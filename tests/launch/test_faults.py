@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 10
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_killed_roles_lose_repeat_and_change_nothing(tmp_path):
     command = [

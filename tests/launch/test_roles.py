@@ -23,6 +23,7 @@ def flags(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_roles_of_two_processes_train_as_one_process_replays(tmp_path):
     processes = []

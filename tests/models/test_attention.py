@@ -45,6 +45,7 @@ def ids(seed: int, length: int = LENGTH) -> jax.Array:
 
 
 @pytest.mark.parametrize("pattern", ["mixed"])  # each method alone is in test_methods
+@pytest.mark.quick(first=1)
 def test_packed_rows_with_shared_prompts_equal_the_sequences_apart(x64, pattern):
     where, slots = pack([Piece(9), Piece(40, (20, 1, 17)), Piece(5, (30,))], LENGTH)
     tokens = ids(1)
@@ -72,6 +73,7 @@ def test_packed_rows_with_shared_prompts_equal_the_sequences_apart(x64, pattern)
 
 
 @pytest.mark.parametrize("pattern", ["dense", "moba", "mixed", "gated"])
+@pytest.mark.quick(first=2)
 def test_documents_are_as_if_alone_and_the_tail_sees_them(pattern):
     lengths = [20, 33, 16]
     where = documents(lengths, tail=12, block=16)
@@ -97,6 +99,7 @@ def test_documents_are_as_if_alone_and_the_tail_sees_them(pattern):
 
 
 @pytest.mark.parametrize("pattern", ["dense", "window", "moba", "mixed", "gated"])
+@pytest.mark.quick(first=2)
 def test_documents_behind_a_shared_prefix_do_not_depend_on_their_place(pattern):
     prefix, lengths, block, gap = 20, (20, 33, 16), 16, 16  # a gap of no less than any window
     parts = [np.asarray(ids(number, length)[0]) for number, length in enumerate((prefix, *lengths))]
@@ -129,6 +132,7 @@ def test_documents_behind_a_shared_prefix_do_not_depend_on_their_place(pattern):
 
 
 @pytest.mark.parametrize("pattern", ["moba", "mixed"])
+@pytest.mark.quick(first=1)
 def test_meshes_give_equal_losses_and_gradients(pattern):
     where, _ = pack([Piece(9), Piece(40, (20, 17))], LENGTH)
     where = where.map(lambda x: jnp.repeat(x, 4, axis=0))

@@ -84,6 +84,7 @@ def _deterministic(row: dict) -> dict:
     }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_killed_and_restarted_equals_uninterrupted(tmp_path):
     cache = tmp_path / "cache"

@@ -97,6 +97,7 @@ def test_micro_batches_without_targets_are_not_computed(build, whole, monkeypatc
 
 
 @pytest.mark.parametrize("data, micro_batches", [(1, 2), (2, 2), (8, 1)])
+@pytest.mark.quick(first=2)
 def test_the_number_of_devices_changes_nothing(build, whole, data, micro_batches):
     mesh = make_mesh(MeshConfig(data, 1))
     with jax.set_mesh(mesh):
@@ -166,6 +167,7 @@ def test_the_order_of_groups_and_of_rows_changes_nothing(build, whole):
 @pytest.mark.parametrize(
     "loss, aggregation", [("ppo", "token"), ("gspo", "sequence"), ("cispo", "constant")]
 )
+@pytest.mark.quick(first=2)
 def test_a_shared_prompt_equals_each_trajectory_alone(build, loss, aggregation):
     loss = loss_of(loss, aggregation=aggregation)
     groups = build.groups([3, 5, 2, 4, 3, 4, 1, 5], seed=1)

@@ -102,6 +102,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.quick(first=2)
 def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_batch(name):
     attention, changes = METHODS[name]
     model = dataclasses.replace(MODEL, attention=attention)

@@ -91,6 +91,7 @@ def test_whole_and_change_give_back_every_bit(patterns):
 
 @pytest.mark.parametrize("theirs", [P(), P("tensor"), P("data", "tensor")])
 @pytest.mark.parametrize("ours", [P(), P(None, "tensor"), P("tensor", "data")])
+@pytest.mark.quick(first=3)
 def test_reader_and_writer_may_have_any_layout_and_chunks(theirs, ours, tmp_path, monkeypatch):
     monkeypatch.setattr(codec, "CHUNK_BYTES", 64)
     bits = np.random.default_rng(0).integers(0, 2**16, (8, 12, 5), np.uint16)

@@ -28,6 +28,7 @@ LAYOUTS = (P(), P("data"), P("tensor", "data"), P(None, ("data", "tensor")))
 
 @pytest.mark.parametrize("theirs", LAYOUTS)
 @pytest.mark.parametrize("ours", LAYOUTS)
+@pytest.mark.quick(first=5)
 def test_any_layout_can_be_put_together_from_the_parts_of_any_other(theirs, ours):
     source = jax.device_put(
         jnp.arange(8 * 16 * 3).reshape(8, 16, 3), NamedSharding(mesh(2, 2), theirs)
