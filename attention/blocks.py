@@ -26,21 +26,22 @@ _MOST = jnp.iinfo(jnp.int32).max
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Places of keys in whole blocks.
+    """Places of keys in whole blocks."""
 
-    tokens: of the places; segment 0 where a place is empty. slots: the slot each place is read
-    from, -1 for none; None where the places are the slots. shadows: per block the prompt's block of
-    the same order, of which a completion's first block is a copy, else -1; None without copies.
-    own_from: per query the order from which its branch has blocks of its own, which then stand for
-    those of the prompt. size: places of a block. causal: whether no query sees a place past its own
-    slot, since queries lie in the places.
-    """
-
+    # Of the places; segment 0 where a place is empty.
     tokens: Tokens
+    # The slot of the row that each place is read from, -1 for none; None where the places are the
+    # slots.
     slots: Int[Array, "B S"] | None
+    # For a completion's first block, which holds a copy of the end of the prompt: the prompt's
+    # block of the same order, else -1. None where nothing is copied.
     shadows: Int[Array, "B J"] | None
+    # Of every query, the order from which its branch has blocks of its own. They stand for those of
+    # the prompt from there on, which the query must not see as well.
     own_from: Int[Array, "B T"]
+    # Places of a block.
     size: int = dataclasses.field(metadata=dict(static=True))
+    # Whether no query sees a place past its own slot, because the queries lie in the places.
     causal: bool = dataclasses.field(metadata=dict(static=True))
 
     def place(self, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B S *rest"]:
@@ -90,9 +91,15 @@ def aligned(tokens: Tokens, size: int, runs: int) -> Blocks:
 
 
 def _align(tokens: Tokens, size: int, runs: int, count: int):
-    """One row of ``aligned``; the fields of tokens are [T]."""
+    """One row of ``aligned``; the fields of tokens are [T].
+
+    First the runs of the row are found and given whole blocks, then every place works out whose it
+    is and which slot it reads. All of it is index arithmetic over fixed shapes, so that it compiles
+    once: ``runs`` bounds the runs, ``count`` the places.
+    """
     slots = jnp.arange(tokens.order.shape[0])
     fields = (tokens.segments, tokens.branches, tokens.documents)
+    # a run ends where segment, branch or document change; slot 0 always starts one
     changes = jnp.stack([x != jnp.roll(x, 1) for x in fields]).any(axis=0).at[0].set(True)
     run = jnp.cumsum(changes) - 1  # runs past the limit are dropped with their tokens
     (first,) = jnp.nonzero(changes, size=runs, fill_value=tokens.order.shape[0])
@@ -113,19 +120,25 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
     # one block more than the completion shares, so that an entry that reaches into it has all its
     # tokens
     begin = jnp.where(continues, jnp.maximum(start // size * size - size, prompt_start), start)
+    # whole blocks from ``begin``, the orders of which are multiples of ``size`` because runs on
+    # branch 0 start at such orders and a completion begins at one
     places = jnp.where(real, -(-(start + length - begin) // size) * size, 0)
     offset = jnp.cumsum(places) - places
 
+    # every place: the run it belongs to, its order, and the slot that it reads
     index = jnp.arange(count)
     owner = jnp.searchsorted(jnp.cumsum(places), index, side="right").clip(max=runs - 1)
     order = begin[owner] + index - offset[owner]
     own = first[owner] + order - start[owner]
+    # places before the completion's own start are copies, counted back from the prompt's end
     slot = jnp.where(order >= start[owner], own, prompt_end[owner] - (start[owner] - 1 - order))
     full = (index < jnp.sum(places)) & (order < start[owner] + length[owner])
     placed = Tokens(
         *(jnp.where(full, x, 0) for x in (segment[owner], branch[owner], document[owner], order))
     )
 
+    # a copied block starts in the middle of the prompt: the stretches that reach into it from the
+    # block before are counted at the prompt's block, its shadow, whose score is added
     copied = continues & (begin > prompt_start)
     shadow = (offset[parent] + begin - begin[parent]) // size
     shadows = (
@@ -140,16 +153,15 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """Overlapping stretches of ``length`` places, one every ``stride``, as keys: their last token
-    and where they start.
+    """Overlapping stretches of ``length`` places, one every ``stride``, as keys."""
 
-    tokens: [B, E]; segment 0 for a stretch with an empty place or of more than one run. starts:
-    order of the first token. ahead: entries by which each lies behind the one that its first token
-    would give.
-    """
-
+    # Of the last token of each, [B, E]; segment 0 for a stretch with an empty place or of more than
+    # one run.
     tokens: Tokens
+    # The order of each stretch's first token.
     starts: Int[Array, "B E"]
+    # By how many entries each stretch lies behind the entry of its first token: 0 where it lies
+    # there, more in pages, which keep it with its last token.
     ahead: int = dataclasses.field(default=0, metadata=dict(static=True))
 
     def by_last(self, ahead: int) -> Entries:

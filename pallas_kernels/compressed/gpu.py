@@ -32,7 +32,7 @@ from pallas_kernels.flash import gpu as flash
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.matrix_units import UNITS, full, spread, tiles
 from pallas_kernels.padding import pad, pad_tokens
-from pallas_kernels.ring import fetch, ring, split
+from pallas_kernels.pipeline import barriers, fetch, specialise_warps
 from pallas_kernels.tokens import MASKED, Tokens
 
 TARGETS = flash.TARGETS
@@ -108,9 +108,9 @@ def select(
             tiles((parts, plan.columns, plan.lanes), dtype),
             plgpu.SMEM((parts + 1, *k_fields.shape[2:]), jnp.int32),
             plgpu.SMEM((unit.compute, unit.tile, width), jnp.int32),
-            *ring(plan.steps, unit.compute, arrays=2),
-            *ring(parts, unit.compute, arrays=1),
-            *ring(1, unit.compute, arrays=1),
+            *barriers(plan.steps, unit.compute, arrays=2),
+            *barriers(parts, unit.compute, arrays=1),
+            *barriers(1, unit.compute, arrays=1),
             *unit.scratch(plan.columns, plan.lanes, 0, dtype),
         ],
         **flash.launch(plan.unit, kv_heads, slots // plan.block_q, batch, interpret),
@@ -120,7 +120,8 @@ def select(
 
 def _kernel(
     lists, q, sums, q_tok, forced, k, k_tok, picks,
-    q_ring, sums_ring, k_tile, tok_tile, picks_own, filled, emptied, k_filled, k_emptied, tok_filled, tok_emptied,
+    q_ring, sums_ring, k_tile, tok_tile, picks_own, filled, emptied, k_filled, k_emptied,
+    tok_filled, tok_emptied,
     *refs, plan: _Plan,
 ):  # fmt: skip
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
@@ -221,7 +222,7 @@ def _kernel(
             for part in range(len(plan.shares)):
                 plgpu.barrier_wait(k_emptied.at[part])
 
-    split(wg, unit, compute, copy)
+    specialise_warps(wg, unit, compute, copy)
 
 
 def _sources(

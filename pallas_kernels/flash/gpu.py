@@ -25,7 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.flash.blocks import TuningConfig, visits
 from pallas_kernels.matrix_units import LOG2_E, SWIZZLE, UNITS, full, spread, tiles
 from pallas_kernels.padding import pad, pad_tokens
-from pallas_kernels.ring import consume, fetch, ring, split
+from pallas_kernels.pipeline import barriers, consume, fetch, specialise_warps
 from pallas_kernels.tokens import MASKED, Tokens, nodes, sees_nodes
 
 DTYPES = ("bfloat16",)
@@ -94,7 +94,7 @@ def forward(
             plgpu.SMEM((plan.steps, *k_fields.shape[2:]), jnp.int32),
             plgpu.SMEM((unit.compute, unit.tile), jnp.float32),
             plgpu.Barrier(num_barriers=unit.compute),
-            *ring(plan.steps, unit.compute, arrays=3),
+            *barriers(plan.steps, unit.compute, arrays=3),
             *unit.scratch(plan.block_kv, lanes, 1, dtype),
         ],
         **launch(plan.unit, heads, length // plan.block_q, batch, interpret),
@@ -132,7 +132,7 @@ def backward_q(
             tiles((plan.steps, plan.block_kv, lanes), dtype),
             plgpu.SMEM((plan.steps, *k_fields.shape[2:]), jnp.int32),
             plgpu.Barrier(num_arrivals=2, num_barriers=unit.compute),
-            *ring(plan.steps, unit.compute, arrays=3),
+            *barriers(plan.steps, unit.compute, arrays=3),
             *unit.scratch(plan.block_kv, lanes, 1, dtype),
         ],
         **launch(plan.unit, heads, length // plan.block_q, batch, interpret),
@@ -170,7 +170,7 @@ def backward_kv(
             plgpu.SMEM((plan.steps, 2, plan.block_q), jnp.float32),
             plgpu.SMEM((plan.steps, *q_fields.shape[2:]), jnp.int32),
             plgpu.Barrier(num_arrivals=2, num_barriers=unit.compute),
-            *ring(plan.steps, unit.compute, arrays=4),
+            *barriers(plan.steps, unit.compute, arrays=4),
             *unit.scratch(plan.block_q, lanes, 2, dtype),
         ],
         **launch(plan.unit, kv_heads, length // plan.block_kv, batch, interpret),
@@ -235,7 +235,9 @@ def _forward_kernel(
 
     sources = _key_sources(lists, k, v, k_tok, plan)
     rings = (k_ring, v_ring, tok_ring)
-    split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
+    specialise_warps(
+        wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
+    )
 
 
 def _backward_q_kernel(
@@ -281,7 +283,9 @@ def _backward_q_kernel(
 
     sources = _key_sources(lists, k, v, k_tok, plan)
     rings = (k_ring, v_ring, tok_ring)
-    split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
+    specialise_warps(
+        wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
+    )
 
 
 def _backward_kv_kernel(
@@ -337,7 +341,9 @@ def _backward_kv_kernel(
         plgpu.wait_smem_to_gmem(0)
 
     rings = (q_ring, d_ring, sums_ring, tok_ring)
-    split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
+    specialise_warps(
+        wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
+    )
 
 
 def _key_sources(lists, k, v, k_tok, plan: _Plan):

@@ -24,7 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
 from pallas_kernels.padding import pad
 from pallas_kernels.paged.lists import GPU_KEYS, TuningConfig, Work, columns
-from pallas_kernels.ring import fetch, ring, split, visits
+from pallas_kernels.pipeline import barriers, fetch, specialise_warps, visits
 from pallas_kernels.tokens import MASKED
 
 DTYPES = ("bfloat16",)
@@ -127,7 +127,7 @@ def forward(
             plgpu.SMEM((head_dim, plan.columns), jnp.float32),
             plgpu.SMEM((plan.columns,), jnp.float32),
             plgpu.Barrier(num_barriers=1),
-            *ring(plan.steps, unit.compute, arrays=2 * plan.width),
+            *barriers(plan.steps, unit.compute, arrays=2 * plan.width),
             *unit.scratch(plan.columns, head_dim, q.dtype),
         ],
         grid=(blocks, work.splits, units * heads),
@@ -142,7 +142,8 @@ def forward(
 
 
 def _kernel(
-    lists, spans, bounds, q, k, v, out, lse, q_own, k_ring, v_ring, out_own, lse_own, loaded, filled, emptied, *refs,
+    lists, spans, bounds, q, k, v, out, lse, q_own, k_ring, v_ring, out_own, lse_own, loaded,
+    filled, emptied, *refs,
     plan: _Plan,
 ):  # fmt: skip
     tile, part, wg = (jax.lax.axis_index(name) for name in ("tile", "part", "wg"))
@@ -207,7 +208,9 @@ def _kernel(
         for x in (k_ring, v_ring)
         for i in range(plan.width)
     ]
-    split(wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps))
+    specialise_warps(
+        wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
+    )
 
 
 class _Pages:

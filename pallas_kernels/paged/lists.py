@@ -24,16 +24,15 @@ _FAR = jnp.iinfo(jnp.int32).max
 
 @dataclasses.dataclass(frozen=True)
 class TuningConfig:
-    """splits: parts of a list that are attended to apart, and merged. keys: tokens that a step
-    brings.
+    """Sizes of the paged kernels."""
 
-    steps: steps in flight on GPU; on TPU there are always two. matrix_unit: on GPU, "wgmma"
-    (Hopper) or "tcgen05" (Blackwell).
-    """
-
+    # Parts of a list that are attended to apart, and merged.
     splits: int
+    # Tokens that a step brings.
     keys: int
+    # Steps in flight on GPU; on TPU there are always two.
     steps: int = 3
+    # On GPU, "wgmma" (Hopper) or "tcgen05" (Blackwell).
     matrix_unit: str = "wgmma"
 
     def __post_init__(self) -> None:
@@ -89,20 +88,23 @@ def heuristic(
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a kernel does.
+    """What a kernel does: the pages that each unit reads, and what its queries see of them."""
 
-    lists: int32 [U, C, 2 splits + n], or 2 n: where each split begins and ends, then pages; instead
-    of a hole ~p, p some page of the list, then under selection the pages' numbers in the sequence,
-    which are else their places here. bounds: int32 [U, 2, Q], the first and the last place that a
-    query sees, the last before the first if none. spans: int32 [U, 4], of the queries that see any:
-    last of the first places, first of the last places, first of the first places, last of the last
-    places.
-    """
-
+    # int32 [U, C, 2 splits + n], or 2 splits + 2 n if ``numbered``. For each split where it begins
+    # and ends in the list; then the pages; then, if ``numbered``, the pages' numbers in the
+    # sequence. A page that no query needs is ~p instead of p: negative, so that a kernel skips it,
+    # and still the complement of some page of the list, so that a copy of it stays in bounds.
     lists: jax.Array
+    # int32 [U, 2, Q], the first and the last place that a query sees; the last before the first if
+    # it sees none.
     bounds: jax.Array
+    # int32 [U, 4], over the queries that see any place: the last of the first places, the first of
+    # the last places (between them every query sees every place, and no mask is needed), the first
+    # of the first places, the last of the last places (outside of them nobody sees anything).
     spans: jax.Array
     splits: int
+    # Whether pages carry their numbers, as under selection. Otherwise a page's place in the list is
+    # its number.
     numbered: bool
 
     @property
@@ -194,16 +196,21 @@ def _lists(
     """int32 [U, C, 2 splits + n] of pages [U, C, n] and their numbers, -1 for none."""
     low = spans[:, 2, None, None]
     high = spans[:, 3, None, None]
+    # the pages that hold a place which some query of the unit sees
     needed = (ids >= 0) & (numbers >= low // page) & (numbers <= high // page)
     at = jnp.arange(ids.shape[2], dtype=jnp.int32)
     end = jnp.max(jnp.where(needed, at + 1, 0), axis=2, keepdims=True)
     start = jnp.minimum(jnp.min(jnp.where(needed, at, _FAR), axis=2, keepdims=True), end)
+    # From the first needed page to the last one. Holes between them stay in the list: to close them
+    # would take a sort, and a kernel skips them without reading. Splits are whole steps of
+    # ``width`` pages each, so that none but the last ends within a step.
     width = tuning.keys // page
     each = -(-(end - start) // (tuning.splits * width)) * width
     begins = jnp.minimum(start + jnp.arange(tuning.splits, dtype=jnp.int32) * each, end)
     ranges = jnp.stack([begins, jnp.minimum(begins + each, end)], axis=-1).reshape(
         *ids.shape[:2], -1
     )
+    # any page of the list, to stand behind the holes
     some = jnp.take_along_axis(ids, jnp.minimum(start, ids.shape[2] - 1), axis=2)
     return jnp.concatenate([ranges, jnp.where(needed, ids, ~jnp.maximum(some, 0))], axis=2).astype(
         jnp.int32

@@ -27,7 +27,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.flash.gpu import LOG2_E
 from pallas_kernels.matrix_units import UNITS, full, spread, tiles
-from pallas_kernels.ring import fetch, ring, split, visits
+from pallas_kernels.pipeline import barriers, fetch, specialise_warps, visits
 from pallas_kernels.selected.gpu_memory import (
     PART,
     ROWS,
@@ -111,7 +111,7 @@ def forward(
             tiles((unit.compute, plan.steps, unit.tile, plan.lanes), rows.dtype),
             plgpu.SMEM((plan.steps, unit.compute, unit.tile), jnp.int32),
             *key_rings(plan, k.dtype),
-            *ring(plan.steps, unit.compute, arrays=unit.compute + 4),
+            *barriers(plan.steps, unit.compute, arrays=unit.compute + 4),
             *unit.scratch(PART, plan.lanes, 1, v.dtype),
         ],
         **launch(plan, -(-plan.tiles // plan.span), interpret),
@@ -162,7 +162,7 @@ def _backward_q(plan: Plan, arguments, interpret):
         scratch_types=[
             *row_rings(plan, unit.tile, dtype),
             *key_rings(plan, dtype),
-            *ring(plan.steps, unit.compute, arrays=2 * unit.compute + 5),
+            *barriers(plan.steps, unit.compute, arrays=2 * unit.compute + 5),
             *unit.scratch(PART, plan.lanes, 1, dtype),
         ],
         **launch(plan, -(-plan.tiles // plan.span), interpret),
@@ -190,7 +190,7 @@ def _backward_kv(plan: Plan, arguments, interpret):
             tiles((unit.tile, plan.lanes), k.dtype),
             plgpu.Barrier(num_arrivals=2),
             *row_rings(plan, SHARE, k.dtype),
-            *ring(plan.steps, unit.compute, arrays=2 * unit.compute + 2),
+            *barriers(plan.steps, unit.compute, arrays=2 * unit.compute + 2),
             *unit.scratch(SHARE, plan.lanes, 2, k.dtype),
         ],
         **launch(plan, parts, interpret),
@@ -260,14 +260,15 @@ def _forward_kernel(
         v_ring,
         k_order_ring,
     )
-    split(
+    specialise_warps(
         wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps)
     )
 
 
 def _backward_q_kernel(
     block, starts, rows, d_rows, sums, order, k, v, k_order, dq,
-    row_ring, d_ring, sums_ring, order_ring, k_ring, v_ring, k_order_ring, filled, emptied, *refs, plan
+    row_ring, d_ring, sums_ring, order_ring, k_ring, v_ring, k_order_ring, filled, emptied,
+    *refs, plan
 ):  # fmt: skip
     wg = jax.lax.axis_index("wg")
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
@@ -310,7 +311,7 @@ def _backward_q_kernel(
         v_ring,
         k_order_ring,
     )
-    split(
+    specialise_warps(
         wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps)
     )
 
@@ -369,7 +370,7 @@ def _backward_kv_kernel(
         sources = functools.partial(row_sources, rows, d_rows, sums, order, own=SHARE, unit=unit)
         fetch(count, lambda step: sources(at=first + step), rings, filled, emptied, plan.steps)
 
-    split(wg, unit, compute, copy)
+    specialise_warps(wg, unit, compute, copy)
 
 
 def _span(starts, plan: Plan):

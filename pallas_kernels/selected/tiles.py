@@ -22,14 +22,16 @@ from pallas_kernels.tokens import MASKED
 
 
 class Tiles(NamedTuple):
-    """block [L]: the block of each tile, in rising order. query [L, R]: the query of each row, C
-    for none. row [C, n]: where among the L R rows the query's pick is, L R for none. starts [J +
-    1]: the tiles of block j are starts[j] to starts[j + 1]; those from starts[J] on hold nothing.
-    """
+    """Which queries of a chunk attend to which block, in tiles of one block each."""
 
+    # int32 [L]: the block of each tile, in rising order, so that a block's tiles follow each other.
     block: jax.Array
+    # int32 [L, R]: the query of each row of a tile, C for none.
     query: jax.Array
+    # int32 [C, n]: where among the L R rows each pick of a query is, L R for none.
     row: jax.Array
+    # int32 [J + 1]: the tiles of block j are starts[j] to starts[j + 1]; those from starts[J] on
+    # hold nothing.
     starts: jax.Array
 
 
@@ -39,7 +41,10 @@ def tile_queries(rows: int, groups: int) -> int:
 
 
 def tile_count(picks: int, blocks: int, queries: int, multiple: int = 1) -> int:
-    """L that holds any choice of so many picks of a chunk, ``queries`` to a tile."""
+    """L that holds any choice of so many picks of a chunk, ``queries`` to a tile.
+
+    At most every block has one tile that is not full, and never are there more tiles than picks.
+    """
     return -(-min(picks, picks // queries + blocks) // multiple) * multiple
 
 
@@ -49,23 +54,28 @@ def tiles(picks: jax.Array, blocks: int, queries: int, multiple: int = 1) -> Til
     """
     count = tile_count(picks.size, blocks, queries, multiple)
     flat = jnp.where(picks < 0, blocks, picks).reshape(-1)
+    # A counting sort: picks in the order of their blocks. A pick's row is then where the tiles of
+    # its block begin, and its rank among the picks of that block.
     order = jnp.argsort(flat)
     chosen = flat[order]
+    # picks of each block, the tiles that they need, and where the block's tiles end
     pairs = jnp.zeros(blocks, jnp.int32).at[flat].add(1, mode="drop")
     needed = -(-pairs // queries)
     ends = jnp.cumsum(needed, dtype=jnp.int32)
     first = jnp.cumsum(pairs) - pairs
     rank = jnp.arange(picks.size) - first.at[chosen].get(mode="clip")
     row = (ends - needed).at[chosen].get(mode="clip") * queries + rank
-    row = jnp.where(chosen < blocks, row, count * queries).astype(jnp.int32)
+    row = jnp.where(chosen < blocks, row, count * queries).astype(jnp.int32)  # -1 picked nothing
     query = (
         jnp.full(count * queries, picks.shape[0]).at[row].set(order // picks.shape[1], mode="drop")
     )
+    # tiles past the last needed one get the last block and no queries
     block = (
         jnp.searchsorted(ends, jnp.arange(count), side="right")
         .clip(max=blocks - 1)
         .astype(jnp.int32)
     )
+    # from the order of blocks back to the order of queries
     row = jnp.zeros_like(row).at[order].set(row).reshape(picks.shape)
     return Tiles(
         block, query.reshape(count, queries), row, jnp.concatenate([jnp.zeros(1, jnp.int32), ends])

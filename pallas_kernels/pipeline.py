@@ -1,5 +1,8 @@
-"""A ring of shared memory that one warpgroup fills with the copy engine while others compute on
-what it filled.
+"""The software pipeline of the GPU kernels: one warpgroup copies tiles into a ring of buffers in
+shared memory, with the copy engine, while the others compute on the tiles that have arrived.
+
+A buffer has two barriers. "filled" says that its copies have arrived, "emptied" that all warpgroups
+that compute are done with it.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
-def ring(steps: int, compute: int, arrays: int) -> list:
-    """Barriers of a ring of so many slots: filled by so many copies, emptied by the warpgroups that
-    compute.
+def barriers(steps: int, compute: int, arrays: int) -> list:
+    """The barriers of a ring of buffers.
+
+    steps: buffers of the ring. compute: warpgroups that compute, all of which empty a buffer.
+    arrays: copies that fill one.
     """
     return [
         plgpu.Barrier(num_arrivals=arrays, num_barriers=steps),
@@ -23,8 +28,10 @@ def ring(steps: int, compute: int, arrays: int) -> list:
     ]
 
 
-def split(wg, unit, compute: Callable, fetch: Callable) -> None:
-    """The last warpgroup fetches, with few registers; the others compute with the rest."""
+def specialise_warps(wg, unit, compute: Callable, fetch: Callable) -> None:
+    """The last warpgroup fetches, with few registers; the others compute, with the rest of the
+    registers.
+    """
 
     @pl.when(wg < unit.compute)
     def _():
@@ -54,6 +61,8 @@ def fetch(
     after: called with each step when its copies are started.
     """
 
+    # ``steps`` more turns than there are copies: they only wait until the last buffers are emptied,
+    # since a thread block must not end while others read its buffers
     @pl.loop(0, count + steps)
     def _(step):
         slot = jax.lax.rem(step, jnp.int32(steps))
