@@ -87,7 +87,8 @@ class Completed:
 class SandboxPool:
     """Opens sandboxes, many at once and from any thread.
 
-    modes: ways to isolate, the first that works is taken; () stands for all, the strongest first.
+    modes: ways to isolate, of which the first that works is taken; () stands for all that this
+    process could use, the strongest first.
     Raises SandboxUnavailable, saying what to do, where none works.
     """
 
@@ -146,9 +147,9 @@ class SandboxPool:
 class Sandbox:
     """One episode's workspace and processes. One thread at a time; close it when the episode ends.
 
-    A command that brings down its own sandbox (by exhausting its memory) has failed, and so does
-    what follows: commands end with code 137, files are not found. Any other loss raises
-    SandboxFault.
+    When it is lost after a command has run in it, what follows fails as well: commands end with
+    code 137, calls are killed, files are not found, a snapshot is empty. Only a loss before any
+    command raises SandboxFault.
     """
 
     def __init__(self, connection: Connection, judges: Judges):

@@ -245,14 +245,17 @@ class Sandboxes:
 
     def _say_what_is_weak(self) -> None:
         """Logs which limits of a sandbox as a whole no cgroup holds here."""
-        missing = {"cpu", "memory"} - set(self._cgroups.controllers)
-        if missing:
+        held = self._cgroups.controllers
+        if "memory" not in held:
             logging.warning(
-                "no cgroup can be made here for %s: the sandbox itself watches memory, %d times a "
-                "second, and the CPU seconds of a command, but cannot keep a command from using "
-                "several processors",
-                " and ".join(sorted(missing)),
+                "no cgroup can be made here for memory: the sandbox itself adds up the memory of "
+                "its processes %d times a second, and can exceed sandbox.memory_mb in between",
                 round(1 / LOOK_S),
+            )
+        if "cpu" not in held:
+            logging.warning(
+                "no cgroup can be made here for processors: sandbox.cpu_s ends a command that uses "
+                "several of them, but until then it slows other sandboxes"
             )
 
     def _worker(self) -> Worker:
