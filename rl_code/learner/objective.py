@@ -270,17 +270,11 @@ def policy_loss(
     share = AGGREGATIONS[config.aggregation](config, mask, lengths, denominators)
     loss = jnp.sum(share * (surrogate + kl - config.entropy_coef * entropy))
 
-    bounded = jnp.clip(log_w, -20.0, 20.0)  # keeps the squares of the metrics finite
-    means |= {
+    means |= mismatch(log_w) | {
         "policy/entropy": entropy,
         "policy/clip_fraction": clipped,
         "policy/truncated_fraction": cut,
-        "policy/mismatch_mean": jnp.abs(log_w),
-        "policy/mismatch_k1": KL["k1"](bounded),
-        "policy/mismatch_k3": KL["k3"](bounded),
         "policy/step_kl": KL["k3"](jnp.clip(logp - prox, -20.0, 20.0)),
-        "weight": jnp.exp(bounded),
-        "weight_squared": jnp.exp(2.0 * bounded),
     }
     means = {name: jnp.sum(x * mask) / denominators.tokens for name, x in means.items()}
     means["train/policy_loss"] = jnp.sum(share * surrogate)
@@ -292,3 +286,18 @@ def policy_loss(
         "rollout/staleness_max": jnp.max(mask * old),
     }
     return loss, jax.lax.stop_gradient(Terms(means, maxima))
+
+
+def mismatch(log_w: Tokens) -> dict[str, Tokens]:
+    """Per token how far the trainer's policy is from the sampler's, by name of the metric.
+
+    weight and weight_squared become policy/ess once their sums are known (``policy_metrics``).
+    """
+    bounded = jnp.clip(log_w, -20.0, 20.0)  # keeps the squares finite
+    return {
+        "policy/mismatch_mean": jnp.abs(log_w),
+        "policy/mismatch_k1": KL["k1"](bounded),
+        "policy/mismatch_k3": KL["k3"](bounded),
+        "weight": jnp.exp(bounded),
+        "weight_squared": jnp.exp(2.0 * bounded),
+    }

@@ -25,8 +25,8 @@ from rl_code.weights.versions import Subscriber
 
 # Most groups claimed in one turn, so that actors which start together share a step.
 _PORTION = 4
-# Seconds between two looks for work, more and more of them: shared storage is not to be asked for
-# ever in haste.
+# Seconds between two looks for work: first the least, then longer and longer, so that idle actors
+# do not load shared storage.
 _POLL_S, _LONGEST_POLL_S = 0.01, 0.25
 # How long there may be no work before that is said.
 _SILENT_S = 60.0
@@ -34,12 +34,12 @@ _SILENT_S = 60.0
 
 @dataclasses.dataclass
 class ActorStats:
-    """Since they were last taken. idle_s: no group was open; total_s: wall clock. rollout: the
-    scheduler's.
-    """
+    """How an actor spent its time since it was last asked."""
 
+    # Seconds in which no group was open, and seconds of wall clock.
     idle_s: float
     total_s: float
+    # The scheduler's counts.
     rollout: RolloutStats
 
     @property
@@ -74,6 +74,8 @@ class Actor:
         self._idle_since: float | None = None
         self._idle_s = 0.0
         self._since = time.perf_counter()
+        # For the three fields above: the learner's thread asks for statistics while this actor's
+        # thread notes when it has nothing to do.
         self._lock = threading.Lock()
 
     @property

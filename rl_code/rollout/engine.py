@@ -35,35 +35,37 @@ from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_un
 class EngineConfig:
     """Shapes of the engine, each per shard of the mesh axis ``data``. In a run the fields that are
     None follow from the limits of an episode (``rl_code.derive``).
-
-    slots: rows decoded together. episodes: most that are open at once, decoding, waiting for a tool
-    or pre-empted. page: tokens of a page, the block of the sparse layers where there are some.
-    pages: of the cache. prefill_rows x prefill_tokens: one prefill. answer_rows x answer_tokens:
-    one of what tools answered, for answers of
-      at most answer_tokens, which would fill little of the other shape; 0 for none.
-    prompt_length: longest prompt. length: longest trajectory.
-    decode_steps: most tokens a row gains per dispatch. cache_dtype: of keys and values.
-    decode: where dense layers find their keys while decoding: "pages", read by a kernel from where
-      they lie, or "view", laid side by side once per dispatch; None for what suits the device.
-      Shared prefixes are read once under "view".
-    view_block: tokens after the shared prefix are laid side by side in blocks of so many; blocks
-      that no row has reached cost nothing. A multiple of ``page``.
-    tile: most rows that read a shared prefix together.
     """
 
+    # Rows decoded together.
     slots: int = 32
+    # Most episodes that are open at once: decoding, waiting for a tool or pre-empted.
     episodes: int | None = None
+    # Tokens of a page; the block of the sparse layers where there are some.
     page: int = 32
+    # Pages of the cache.
     pages: int | None = None
+    # Rows and tokens of one prefill.
     prefill_rows: int = 4
     prefill_tokens: int = 64
+    # Tokens of the longest prompt and of the longest trajectory.
     prompt_length: int | None = None
     length: int | None = None
+    # Most tokens that a row gains per dispatch.
     decode_steps: int = 16
+    # Of keys and values.
     cache_dtype: str | None = None
+    # Where dense layers find their keys while decoding: "pages", read by a kernel from where they
+    # lie, or "view", laid side by side once per dispatch, with shared prefixes read once; None for
+    # what suits the device.
     decode: Literal["pages", "view"] | None = None
+    # Under "view", tokens after the shared prefix are laid side by side in blocks of so many, a
+    # multiple of ``page``; blocks that no row has reached cost nothing.
     view_block: int = 128
+    # Most rows that read a shared prefix together.
     tile: int = 8
+    # Rows and tokens of one prefill of what tools answered, for answers that would fill little of
+    # the other shape; 0 for none.
     answer_rows: int = 0
     answer_tokens: int = 0
 
@@ -123,22 +125,22 @@ class EngineConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeInput:
-    """What a decode dispatch needs to know, per row int32 [slots] unless said.
+    """What a decode dispatch needs to know, per row int32 [slots] unless said."""
 
-    tokens: the last token, not yet in the cache. places: its place. active: bool. budgets: tokens
-    the row may still sample in this dispatch, for which it has pages. keys (uint32 [slots, 2]),
-    groups, samples: what fixes the row's random stream.
-    tables: [slots, table] the row's pages, -1 for none. rows: the same for the view.
-    """
-
+    # The last token of the row, not yet in the cache, and its place.
     tokens: jax.Array
     places: jax.Array
+    # bool, whether the slot holds a row.
     active: jax.Array
+    # Tokens that the row may still sample in this dispatch, for which it has pages.
     budgets: jax.Array
+    # uint32 [slots, 2], and the row's group and index in it: what fixes the row's random stream.
     keys: jax.Array
     groups: jax.Array
     samples: jax.Array
+    # [slots, table], the row's pages, -1 for none.
     tables: jax.Array
+    # The same for decoding from keys that lie side by side.
     rows: gathered.SharedRows
 
 

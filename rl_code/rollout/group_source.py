@@ -138,13 +138,17 @@ class InActorThread:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(self._deadline_s)  # a tool's own deadline is shorter
+        # The thread looks at the event between two turns. A turn may wait for a tool, whose own
+        # deadline is shorter than this one.
+        self._thread.join(self._deadline_s)
 
     def _run(self) -> None:
         over: Callable[[], bool] = self._stop.is_set
         try:
             self._actor.run(over)
-        except BaseException as error:  # raised where the learner waits
+        except BaseException as error:
+            # Whatever it is: a thread has nobody to raise it to, so it is raised where the learner
+            # waits for groups that will not come.
             self._error = error
         finally:
             self._actor.close()

@@ -24,20 +24,21 @@ from rl_code.rollout.engine import DecodeInput, Engine
 
 @dataclasses.dataclass(eq=False)
 class Span:
-    """Tokens on pages. tokens: known ones. prompt: how many are the prompt. cached: how many are in
-    the cache.
+    """Tokens on pages."""
 
-    sequence: its number in the shard's allocator, None where it has no pages. saved: what its pages
-    held when it lost them, one array [pages, ...] for each of the cache's. weights: a number for
-    those that its first keys are of.
-    """
-
+    # Those that are known.
     tokens: list[int] = dataclasses.field(default_factory=list)
+    # How many of them are the prompt.
     prompt: int = 0
+    # How many of them are in the cache.
     cached: int = 0
+    # The shard whose pages it has.
     shard: int = 0
+    # Its number in the shard's allocator; None where it has no pages.
     sequence: int | None = None
+    # What its pages held when it lost them, one array [pages, ...] for each of the cache's.
     saved: list | None = None
+    # A number for the weights that its first keys are of.
     weights: int = 0
 
     @property
