@@ -18,16 +18,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One value-level test: ``entry_point(*args)`` must equal ``expected``, or another function.
+    """One value-level test: a function called with ``args`` must return ``expected``."""
 
-    ``args`` and ``expected`` are plain Python values (None, bool, int, float, str, bytes, list,
-    tuple, set, dict). tolerance: None asks for the same types as well (True is not 1, 1 is not
-    1.0). A number asks for what ``==`` accepts
-      and lets numbers be that far apart, as suites written with ``assert f(x) == y`` mean it.
-    """
-
+    # Plain Python values: None, bool, int, float, str, bytes, list, tuple, set, dict.
     args: tuple[Any, ...]
     expected: Any
+    # None asks for the same types as well: True is not 1, 1 is not 1.0. A number asks for what
+    # ``==`` accepts and lets numbers be that far apart, as suites written with
+    # ``assert f(x) == y`` mean it.
     tolerance: float | None = None
     # The function called, as ``path/of/file.py:name``; "" for the task's own.
     target: str = ""
@@ -40,15 +38,13 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Tests:
-    """What decides whether a task is solved.
+    """What decides whether a task is solved."""
 
-    cases: value-level tests; expected values are compared outside the candidate's process.
-    code: statements (``assert f(2) == 4``, or ``def check(candidate): ...`` and a call of it), each
-      a test. They run in a trusted checker process in which the entry point is a proxy that calls
-      the candidate's process, so the expected values they contain never reach the candidate.
-    """
-
+    # Value-level tests; expected values are compared outside the candidate's process.
     cases: tuple[Case, ...] = ()
+    # Statements, each a test: ``assert f(2) == 4``, or ``def check(candidate): ...`` and a call of
+    # it. They run in a trusted process in which the task's entry point is a proxy that calls the
+    # candidate's process, so the expected values they contain never reach the candidate.
     code: tuple[str, ...] = ()
     __test__ = False  # for pytest: no tests of ours
 
@@ -124,22 +120,25 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class ToolCall:
-    """A call as the model wrote it. ``error`` is set when it could not be parsed, in words for the
-    model.
-    """
+    """A call of a tool as the model wrote it."""
 
     name: str
+    # By name, as the tool's schema asks for them; empty for a malformed call.
     arguments: Mapping[str, Any]
+    # Why the call is malformed, in words for the model; "" when it is not.
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class ToolResult:
-    """What a tool answered. ``ok`` is False when the call was malformed or refused."""
+    """What a tool answered."""
 
     name: str
+    # What the model reads.
     content: str
+    # False when the call was malformed or could not be carried out.
     ok: bool = True
+    # Wall-clock time.
     seconds: float = 0.0
 
 
@@ -162,12 +161,13 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-    """total: what the learner sees. components: its parts by name. flags: what was noticed (cheats,
-    faults).
-    """
+    """What an episode is worth."""
 
+    # What the learner sees: the sum of the components.
     total: float
+    # The weighted and capped signals by name, in the order of the config.
     components: Mapping[str, float]
+    # What the grader noticed, such as a timeout or a proof of cheating; "fault" for the sandbox's.
     flags: tuple[str, ...] = ()
 
 

@@ -48,7 +48,7 @@ def _group(completion: bytes = b"return 1", logprob: float = -0.5) -> Group:
     )
     tokens = np.frombuffer(b"fix" + completion, np.uint8).astype(np.int32)
     sampled = np.arange(len(tokens)) >= 3
-    call = ToolCall("write", {"content": "x"})
+    call = ToolCall("write_file", {"content": "x"})
     turns = (
         Turn("prompt", 0, 3, "fix"),
         Turn(
@@ -57,7 +57,7 @@ def _group(completion: bytes = b"return 1", logprob: float = -0.5) -> Group:
             len(tokens),
             _bytes_of(completion),
             (call,),
-            (ToolResult("write", "ok", True, 0.1),),
+            (ToolResult("write_file", "ok", True, 0.1),),
         ),
     )
     trajectory = Trajectory(
