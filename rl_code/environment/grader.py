@@ -29,7 +29,7 @@ _CAUSES = {"exited", "killed", "timeout"}
 class Grade:
     """What the tests came to."""
 
-    # One each per test: the cases of ``tests``, its code, then those of ``hidden``.
+    # One each per test, cases first, then code.
     passed: tuple[bool, ...]
     # "" where the test passed. Quotes expected values where not: for the agent's eyes only if it
     # may see the test.
@@ -53,31 +53,25 @@ def grade(
     snapshot: Snapshot,
     pool: SandboxPool,
     timeout_s: float,
-    hidden: Tests | None = None,
 ) -> Grade:
-    """Runs ``tests``, then ``hidden``, on ``entry_point`` of the file at ``path``.
+    """Runs ``tests`` on ``entry_point`` of the file at ``path``.
 
-    hidden: run in processes that have not seen the calls of ``tests``. timeout_s: for all cases of
-    either together, and again for all statements of either. What times out without having used its
-    CPU time is run once more, so that a busy machine does not fail honest work.
+    timeout_s: for all cases together, and again for all statements. What times out without having
+    used its CPU time is run once more, so that a busy machine does not fail honest work.
 
     Raises:
       ValueError: a test whose arguments the wire does not carry.
       SandboxFault: the sandbox failed; the candidate is not to blame.
     """
     start = time.monotonic()
-    parts = [tests] if hidden is None else [tests, hidden]
-    marks: list[_Mark] = []
     try:
         sandbox = pool.open(snapshot)
     except ValueError as error:  # files made to fit no other workspace
-        marks = [_Mark(str(error))] * sum(map(len, parts))
+        marks = [_Mark(str(error))] * len(tests)
     else:
         with sandbox, contextlib.ExitStack() as stack:
             grading = _Grading(path, entry_point, snapshot, sandbox, pool, timeout_s, stack)
-            for part in parts:
-                marks += grading.cases(part.cases)
-                marks += grading.statements(part.code)
+            marks = grading.cases(tests.cases) + grading.statements(tests.code)
     return Grade(
         tuple(not mark.error for mark in marks),
         tuple(mark.error for mark in marks),

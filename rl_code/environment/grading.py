@@ -39,10 +39,6 @@ class Target:
         return Tests(cases, tests.code if self.has_code else ())
 
 
-# Of tests that do not call a function at all.
-_NO_TARGET = Target("", "", (), False)
-
-
 def targets(task: Task, tests: Tests) -> list[Target]:
     """The functions that tests call, each once; the task's own first, others in order of their
     first case.
@@ -62,9 +58,7 @@ def targets(task: Task, tests: Tests) -> list[Target]:
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What became of each test: "" where it passed, else why not; the cases first, then the code;
-    after those of the tests, those of the hidden ones.
-    """
+    """What became of each test: "" where it passed, else why not; the cases first, then the code."""
 
     errors: tuple[str, ...]
     # What the grader noticed, see ``grader.Grade``.
@@ -77,61 +71,52 @@ def mark(
     files: Snapshot,
     pool: SandboxPool,
     timeout_s: float,
-    hidden: Tests | None = None,
     deadline: float = math.inf,
 ) -> Marks:
     """Runs tests of a task on files.
 
-    deadline: when, on the clock of time.monotonic, no further function is begun.
-    hidden: tests to run in processes that have not seen the calls of ``tests``. timeout_s: for the
-    cases of one function, and again for all statements. Raises SandboxFault, and ValueError for a
+    timeout_s: for the cases of one function, and again for all statements. deadline: when, on the
+    clock of time.monotonic, no further function is begun. Raises SandboxFault, and ValueError for a
     test that cannot be sent to a sandbox.
     """
-    parts = (tests, hidden or Tests())
-    errors = [["not run"] * len(part) for part in parts]
+    errors = ["not run"] * len(tests)
     flags: set[str] = set()
-    called = [{(one.path, one.entry_point): one for one in targets(task, part)} for part in parts]
-    for path, entry_point in dict.fromkeys([*called[0], *called[1]]):
+    for target in targets(task, tests):
         left_s = min(timeout_s, deadline - time.monotonic())
         if left_s <= 0:
             break  # tests that were not run have failed
-        at = [found.get((path, entry_point), _NO_TARGET) for found in called]
-        first, second = (one.tests(part) for one, part in zip(at, parts, strict=True))
-        graded = grade(path, entry_point, first, files, pool, left_s, second)
+        part = target.tests(tests)
+        graded = grade(target.path, target.entry_point, part, files, pool, left_s)
         flags |= set(graded.flags)
-        outcomes = iter(zip(graded.passed, graded.errors, strict=True))
-        for one, part, noted in zip(at, parts, errors, strict=True):
-            code = range(len(part.cases), len(part)) if one.has_code else ()
-            for index in (*one.cases, *code):
-                passed, error = next(outcomes)
-                noted[index] = "" if passed else error or "failed"
-    return Marks((*errors[0], *errors[1]), tuple(sorted(flags)))
+        code = range(len(tests.cases), len(tests)) if target.has_code else ()
+        places = (*target.cases, *code)
+        for at, passed, error in zip(places, graded.passed, graded.errors, strict=True):
+            errors[at] = "" if passed else error or "failed"
+    return Marks(tuple(errors), tuple(sorted(flags)))
 
 
 def grade_work(task: Task, files: Snapshot, pool: SandboxPool, limits: Limits) -> Grade:
     """What all tests of a task make of files, as if they were handed in. Raises SandboxFault.
 
-    Work that cannot be graded for a reason of its own fails every test.
+    Visible and hidden cases run together, in one order that the candidate cannot foresee, so that it
+    cannot tell them apart. Work that cannot be graded for a reason of its own fails every test.
     """
     visible = task.visible_tests
+    hidden = task.hidden_tests
+    both = Tests(cases=visible.cases + hidden.cases, code=visible.code + hidden.code)
+    deadline = time.monotonic() + limits.grade_s
     try:
-        marks = mark(
-            task,
-            visible,
-            files,
-            pool,
-            limits.command_s,
-            task.hidden_tests,
-            time.monotonic() + limits.grade_s,
-        )
+        marks = mark(task, both, files, pool, limits.command_s, deadline)
     except _PROVOKED as error:
         logging.warning("the work on task %s could not be graded: %r", task.id, error)
         return failed(task, f"{type(error).__name__}: {error}")
-    passed = tuple(not error for error in marks.errors)
+    passed = [not error for error in marks.errors]
+    cases = passed[: len(both.cases)]
+    code = passed[len(both.cases) :]
     return Grade(
         submitted=True,
-        visible=passed[: len(visible)],
-        hidden=passed[len(visible) :],
+        visible=(*cases[: len(visible.cases)], *code[: len(visible.code)]),
+        hidden=(*cases[len(visible.cases) :], *code[len(visible.code) :]),
         flags=marks.flags,
     )
 

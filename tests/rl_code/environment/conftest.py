@@ -106,18 +106,11 @@ class FakePool:
         self.opened.append(FakeSandbox(self, files))
         return self.opened[-1]
 
-    def grade(self, path, entry_point, tests, snapshot, pool, timeout_s, hidden=None):
+    def grade(self, path, entry_point, tests, snapshot, pool, timeout_s):
         if self.faulty:
             raise SandboxFault("the zygote died")
         self.graded.append(dict(snapshot))
-        time.sleep(self.delay_s)
         text = snapshot.get(path, "")
-        marks = [self._marks(text, entry_point, part) for part in (tests, hidden or Tests())]
-        passed = tuple(one for part, _ in marks for one in part)
-        errors = tuple(one for _, part in marks for one in part)
-        return Grade(passed=passed, errors=errors, flags=(), seconds=0.0)
-
-    def _marks(self, text, entry_point, tests):
         results = call_here(text, entry_point, [case.args for case in tests.cases])
         passed = [
             result.ok and result.value == case.expected
@@ -133,7 +126,7 @@ class FakePool:
             except Exception as error:
                 passed.append(False)
                 errors.append(type(error).__name__)
-        return passed, errors
+        return Grade(passed=tuple(passed), errors=tuple(errors), flags=(), seconds=0.0)
 
 
 @pytest.fixture

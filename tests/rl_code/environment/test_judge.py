@@ -31,9 +31,9 @@ def sandboxes():
 
 @pytest.fixture
 def marks(sandboxes):
-    def run(text: str, tests: Tests = CASES, timeout_s: float = 30.0, hidden: Tests | None = None):
+    def run(text: str, tests: Tests = CASES, timeout_s: float = 30.0):
         files = {"solution.py": text}
-        return grade("solution.py", "f", tests, files, sandboxes, timeout_s, hidden)
+        return grade("solution.py", "f", tests, files, sandboxes, timeout_s)
 
     return run
 
@@ -221,18 +221,6 @@ def f(x):
     counts = [int(re.search(r"returned (\d+)", error)[1]) for error in result.errors]
     assert sorted(counts)[0] == 1
     assert all(count <= i + 1 for i, count in enumerate(sorted(counts))), counts
-
-
-def test_hidden_tests_run_in_a_process_that_has_seen_no_visible_one(marks):
-    text = "calls = []\ndef f(x):\n    calls.append(x)\n    return sorted(calls)\n"
-    visible = Tests(cases=(Case((1,), 0),), code=("assert f(2) == 0",))
-    hidden = Tests(cases=(Case((3,), 0), Case((4,), 0)), code=("assert f(5) == 0",))
-    result = marks(text, visible, hidden=hidden)
-    seen = [
-        set(map(int, re.search(r"returned \[(.*?)\]", error)[1].split(",")))
-        for error in result.errors
-    ]
-    assert seen[:2] == [{1}, {2}] and not any(calls & {1, 2} for calls in seen[2:]), seen
 
 
 def test_the_order_of_cases_is_not_the_one_given(marks):

@@ -12,6 +12,7 @@ from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.tasks import mbpp
 from rl_code.tasks.api import mutations
 from rl_code.tasks.differential import DifferentialConfig, strengthen
+from rl_code.types import Tests
 from tests.rl_code.tasks import independent
 
 CONFIG = DifferentialConfig(cases=12, timeout_s=5.0, workers=2)
@@ -36,10 +37,12 @@ def test_independent_solutions_pass_the_differential_tests(tmp_path, every):
         result = strengthen(chosen, mutations, CONFIG, pool, cache, list(tasks.values()))
         refused = {}
         for task in result.tasks:
-            files = {task.path: solutions[task.id]}
-            marks = grade(
-                task.path, task.entry_point, task.visible_tests, files, pool, 5.0, task.hidden_tests
+            tests = Tests(
+                cases=task.visible_tests.cases + task.hidden_tests.cases,
+                code=task.visible_tests.code + task.hidden_tests.code,
             )
+            files = {task.path: solutions[task.id]}
+            marks = grade(task.path, task.entry_point, tests, files, pool, 5.0)
             if not all(marks.passed):
                 refused[task.id] = [error for error in marks.errors if error]
     assert refused.keys() <= set(independent.WRONG_REFERENCES), refused
