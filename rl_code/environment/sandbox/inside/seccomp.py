@@ -32,7 +32,8 @@ ALLOWED = {
     "vmsplice": (278, 75), "copy_file_range": (326, 285), "getdents": (78, None),
     "getdents64": (217, 61), "pipe": (22, None), "pipe2": (293, 59), "fchmod": (91, 52),
     "fchown": (93, 55), "fchdir": (81, 50), "fstat": (5, 80), "fstatfs": (138, 44),
-    "fgetxattr": (193, 10), "flistxattr": (196, 13),
+    "fgetxattr": (193, 10), "flistxattr": (196, 13), "fsetxattr": (190, 7),
+    "fremovexattr": (199, 16),
     # Files by name.
     "open": (2, None), "creat": (85, None), "openat": (257, 56), "openat2": (437, 437),
     "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79), "statx": (332, 291),
@@ -45,7 +46,8 @@ ALLOWED = {
     "fchownat": (260, 54), "truncate": (76, 45), "utime": (132, None), "utimes": (235, None),
     "futimesat": (261, None), "utimensat": (280, 88), "umask": (95, 166), "chdir": (80, 49),
     "getcwd": (79, 17), "getxattr": (191, 8), "lgetxattr": (192, 9), "listxattr": (194, 11),
-    "llistxattr": (195, 12),
+    "llistxattr": (195, 12), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "removexattr": (197, 14), "lremovexattr": (198, 15),
     # Memory.
     "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216),
     "mprotect": (10, 226), "msync": (26, 227), "madvise": (28, 233), "membarrier": (324, 283),

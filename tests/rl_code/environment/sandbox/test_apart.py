@@ -214,12 +214,23 @@ git add -A && git commit -qm one && echo y >> solution.py && git diff --stat | t
 git stash -q && git checkout -q -b other && git log --oneline | wc -l
 for i in 1 2 3; do echo $i; done | sort -r | head -1 | tr 3 4
 tar cf a.tar solution.py && gzip a.tar && tar tzf a.tar.gz && cp -a solution.py b.py && ls -l b.py | wc -l
-find . -name '*.py' -newer a.tar.gz | wc -l; sed -i s/x/z/ b.py; grep -c z b.py; awk 'END{print NR}' b.py
+find . -name '*.py' -newer a.tar.gz | wc -l; sed -i s/x/z/ b.py; grep -c z b.py; cp -p b.py c.py; awk 'END{print NR}' b.py
 (sleep 0.1; echo late) & wait; timeout 5 true; nice -n 5 true; ulimit -n 100; mkfifo p; date +%Z; stat -c %s p
 """
     done = sandbox.run(["bash", "-c", script], timeout_s=60)
     assert done.exit_code == 0, done.stdout
     assert "1 insertion(+)" in done.stdout and done.stdout.split()[-2:] == ["UTC", "0"]
+    assert "not permitted" not in done.stdout
+
+
+def test_attributes_of_files_take_the_room_of_the_workspace(sandbox):
+    script = """
+import os
+try:
+    for i in range(100_000): os.setxattr("solution.py", f"user.{i}", b"a" * 60_000)
+except OSError as error: print("refused")
+"""
+    assert sandbox.run(["python", "-c", script], timeout_s=60).stdout == "refused\n"
 
 
 def test_threads_processes_and_event_loops_work(sandbox):
