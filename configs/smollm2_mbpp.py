@@ -22,7 +22,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     weights = "weights/SmolLM2-135M-Instruct.Q4_1.gguf"
     config = dict(
         seed=0,
-        mesh=dict(data=2),
+        # One device: two virtual ones of a CPU would each hold the parameters and their moments.
+        mesh=dict(data=1),
         model=dict(preset="smollm2-135m", weights=weights),
         protocol="completion",
         tasks=mbpp("train"),
