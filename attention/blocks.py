@@ -82,7 +82,8 @@ def in_place(tokens: Tokens, size: int) -> Blocks:
 def aligned(tokens: Tokens, size: int, runs: int) -> Blocks:
     """Blocks of packed rows. runs: most runs of one segment, branch and document in a row.
 
-    Runs on branch 0 must start at an order that is a multiple of ``size``.
+    Runs on branch 0 must start at an order that is a multiple of ``size``. Trees must have two
+    levels: a run on another branch has copies of the end of branch 0 alone.
     """
     count = -(-tokens.shape[1] // size) * size + 3 * size * runs
     place = jax.vmap(lambda row: _align(row, size, runs, count))
