@@ -377,6 +377,21 @@ for number in sorted(os.listdir("/proc/self/fd")):
     assert all(line.split()[1].startswith("pipe:") for line in lines)
 
 
+def test_a_call_inherits_its_own_channel_and_nothing_else(pool):
+    text = """
+import os
+def f():
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        try: found[int(number)] = os.readlink(f"/proc/self/fd/{number}").split(":")[0]
+        except OSError: pass  # the folder's own
+    return found
+"""
+    with pool.open({"s.py": text}) as sandbox:
+        found = sandbox.call("s.py", "f", [()], timeout_s=30)[0].value
+    assert found == {**dict.fromkeys(range(3), "/dev/null"), 3: "socket"}
+
+
 def test_the_session_runs_nothing_that_the_workspace_shadows(pool):
     """json.py, random.py or sitecustomize.py in the workspace are the candidate's own trouble
     only.
