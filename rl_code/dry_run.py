@@ -25,6 +25,7 @@ from rl_code.learner.batching import empty_batch
 from rl_code.learner.two_phase import make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_prompts
 from rl_code.learner.update import TrainState, abstract_state, make_update
+from rl_code.rollout.engine import Engine
 from rl_code.run import Run
 
 
@@ -109,7 +110,7 @@ def plan(run: Run) -> Plan:
         trajectories=trajectories,
         sampled_tokens=trajectories * sampled_tokens(config.limits),
         batch_slots=rows * slots,
-        memory=tuple(_memory(run, state, sampling, engine.cache_shape(), programs)),
+        memory=tuple(_memory(run, state, sampling, engine, programs)),
         programs=tuple(programs),
         attention=tuple(attention_calls(config, run.model_config)),
     )
@@ -139,10 +140,10 @@ def _update(run: Run, state: TrainState) -> Iterator[Program]:
 
 
 def _memory(
-    run: Run, state: TrainState, sampling: Any, cache: Any, programs: list[Program]
+    run: Run, state: TrainState, sampling: Any, sampler: Engine, programs: list[Program]
 ) -> Iterator[Part]:
     train = run.config.train
-    engine = run.config.rollout.engine
+    engine = sampler.config
     yield Part("learner", "weights", device_bytes(state.model), run.model_config.param_dtype)
     yield Part("learner", "optimizer", device_bytes(state.opt_state), "moments in float32")
     if train.loss.kl_coef:
@@ -157,11 +158,11 @@ def _memory(
     note = "the learner's" if same else f"a copy in {run.config.rollout.dtype}"
     yield Part("sampler", "weights", copy, note)
     data = run.rollout_mesh.shape["data"]
-    pages = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)) // data
+    pages = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(sampler.cache_shape()))
     note = f"{engine.pages} pages of {engine.page} tokens in {engine.cache_dtype}"
-    yield Part("sampler", "pages", pages, note)
-    sampler = max(temporary["prefill"], temporary["decode"])
-    yield Part("sampler", "working memory: prefill or decode", sampler, f"{engine.slots} rows")
+    yield Part("sampler", "pages", pages // data, note)
+    working = max(temporary["prefill"], temporary["decode"])
+    yield Part("sampler", "working memory: prefill or decode", working, f"{engine.slots} rows")
 
 
 def device_bytes(tree: Any) -> int:

@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import families
+from models.paged import model_cache
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
@@ -289,6 +290,15 @@ class Run:
         of them.
         """
         model_config = dataclasses.replace(self.model_config, dtype=dtype, param_dtype=dtype)
+        if config.pages_mb is not None:
+            make = functools.partial(
+                model_cache, model_config, 1, config.cache_dtype, page=config.page
+            )
+            leaves = jax.tree.leaves(jax.eval_shape(make))
+            try:
+                config = config.within_memory(sum(x.size * x.dtype.itemsize for x in leaves))
+            except ValueError as error:
+                raise ConfigError(f"config.rollout.engine: {error}") from error
         stops = tuple(sorted(self._stop_ids(protocol)))
         if self._channel is not None and self._channel.leads:
             return LeadingEngine(model_config, config, sampling, stops, mesh, channel=self._channel)

@@ -39,16 +39,19 @@ class EngineConfig:
 
     # Rows decoded together.
     slots: int = 32
-    # Most episodes that are open at once: decoding, waiting for a tool or pre-empted.
+    # Most that are open at once: decoding, waiting for a tool, or pre-empted.
     episodes: int | None = None
     # Tokens of a page; the block of the sparse layers where there are some.
     page: int = 32
     # Pages of the cache.
     pages: int | None = None
-    # Rows and tokens of one prefill.
+    # MiB that the pages may take: where those that episodes could use take more, there are fewer,
+    # and episodes are pre-empted. None for no such limit.
+    pages_mb: float | None = None
+    # Shape of one prefill.
     prefill_rows: int = 4
     prefill_tokens: int = 64
-    # Tokens of the longest prompt and of the longest trajectory.
+    # Longest prompt, and longest trajectory.
     prompt_length: int | None = None
     length: int | None = None
     # Most tokens that a row gains per dispatch.
@@ -56,16 +59,16 @@ class EngineConfig:
     # Of keys and values.
     cache_dtype: str | None = None
     # Where dense layers find their keys while decoding: "pages", read by a kernel from where they
-    # lie, or "view", laid side by side once per dispatch, with shared prefixes read once; None for
-    # what suits the device.
+    # lie, or "view", laid side by side once per dispatch; None for what suits the device. Shared
+    # prefixes are read once under "view".
     decode: Literal["pages", "view"] | None = None
-    # Under "view", tokens after the shared prefix are laid side by side in blocks of so many, a
-    # multiple of ``page``; blocks that no row has reached cost nothing.
+    # Tokens after the shared prefix are laid side by side in blocks of so many; blocks that no row
+    # has reached cost nothing. A multiple of ``page``.
     view_block: int = 128
     # Most rows that read a shared prefix together.
     tile: int = 8
-    # Rows and tokens of one prefill of what tools answered, for answers that would fill little of
-    # the other shape; 0 for none.
+    # Shape of one prefill of what tools answered, for answers of at most answer_tokens, which would
+    # fill little of the other shape; 0 for none.
     answer_rows: int = 0
     answer_tokens: int = 0
 
@@ -100,6 +103,8 @@ class EngineConfig:
                 f"pages={self.pages} of {self.page} tokens must hold length={self.length} tokens "
                 "and one page more"
             )
+        if self.pages_mb is not None and not self.pages_mb > 0:
+            raise ValueError(f"pages_mb={self.pages_mb} must be positive")
         if self.view_block % self.page:
             raise ValueError(f"view_block={self.view_block} must be a multiple of page={self.page}")
         if min(self.slots, self.tile, self.decode_steps) < 1 or (
@@ -110,6 +115,21 @@ class EngineConfig:
                 "be at least 1, and "
                 f"episodes={self.episodes} at least slots"
             )
+
+    def within_memory(self, page_bytes: int) -> EngineConfig:
+        """With as many pages as ``pages_mb`` allows, where those are fewer.
+
+        page_bytes: of one page of all layers. Raises ValueError if one trajectory does not fit.
+        """
+        if self.pages_mb is None:
+            return self
+        pages = int(self.pages_mb * 2**20) // page_bytes
+        if pages * self.page < self.length + self.page:
+            raise ValueError(
+                f"pages_mb={self.pages_mb} holds {pages} pages of {page_bytes / 2**20:.2f} MiB; a "
+                f"trajectory of length={self.length} needs {self.table + 1}"
+            )
+        return dataclasses.replace(self, pages=min(self.pages, pages))
 
     @property
     def table(self) -> int:

@@ -159,6 +159,16 @@ def test_an_experiment_of_ones_own_is_at_most_forty_lines(tmp_path):
     assert config.tasks.name == "records" and config.train.pack.rows == 128
 
 
+def test_memory_bounds_the_pages():
+    given = EngineConfig(pages_mb=2.0, page=16)
+    shapes = derive.engine(given, Limits(5, 288, 64, 0, 1.0), "float32", 8)
+    fewer = shapes.within_memory(page_bytes=2**15)
+    assert fewer.pages == 64 < shapes.pages and fewer.length == shapes.length
+    assert shapes.within_memory(page_bytes=1) == shapes
+    with pytest.raises(ValueError, match=r"pages_mb=2\.0 holds 2 pages of 1\.00 MiB"):
+        shapes.within_memory(page_bytes=2**20)
+
+
 def test_a_part_that_is_off_is_none():
     given = ml_collections.ConfigDict(quickstart.get_config())
     given.sft = None
