@@ -110,7 +110,7 @@ def branch_of(number: int, descendants: int) -> int:
 
 
 def nodes(tokens: Tokens) -> tuple[Tokens, jax.Array]:
-    """(Tokens with the number of the node as their branch, the highest number that sees the node)."""
+    """(Tokens with the number of the node as branch, the highest number that sees the node)."""
     numbers = tokens.branches & (2**_NODE_BITS - 1)
     most = jnp.iinfo(jnp.int32).max
     last = jnp.where(numbers == 0, most, numbers + (tokens.branches >> _NODE_BITS))

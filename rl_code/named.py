@@ -21,7 +21,7 @@ from rl_code.read_config import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """What a config says of one member of a family: ``"name"``, or ``dict(name=..., **settings)``."""
+    """What a config says of a member of a family: ``"name"``, or ``dict(name=..., **settings)``."""
 
     # A key of the family's dict, or ``package.module:object``.
     name: str

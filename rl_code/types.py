@@ -213,8 +213,8 @@ class Trajectory:
     # How many tokens at the start of the first context are the same in the whole group.
     prompt_length: int
     turns: tuple[Turn, ...]
-    # How it ended: "submitted", "turn_limit", "token_limit", "time_limit" (wall-clock or CPU time of
-    # its tools), "fault" (the sandbox's own, which is masked from training).
+    # How it ended: "submitted", "turn_limit", "token_limit", "time_limit" (wall-clock or CPU time
+    # of its tools), "fault" (the sandbox's own, which is masked from training).
     status: str
     reward: Reward
     # Whether the work was handed in and passed every required test.

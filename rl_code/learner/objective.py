@@ -1,5 +1,5 @@
-"""The objective of an update: a policy loss, weighted for off-policy data, averaged, with penalties;
-and its metrics.
+"""The objective of an update: a policy loss, weighted for off-policy data, averaged, with
+penalties; and its metrics.
 
 Implements the KL estimators k1, k2, k3, and weights for what the sampler's policy mu did
 differently from the trainer's: decoupled (2505.24298, eq. 5), truncated and masked importance

@@ -112,7 +112,7 @@ def test_groups_that_are_left_out_and_rows_without_completions_change_nothing(bu
         assert_equal_steps(first_step(build.toy(), batch), step)
 
 
-def test_a_transformer_with_rematerialisation_on_a_mesh_steps_as_without_on_one_device_and_compiles_once(
+def test_a_rematerialised_transformer_on_a_mesh_steps_as_without_on_one_device_and_compiles_once(
     build,
 ):
     batch, prompts, completions = layouts(build)
