@@ -1,11 +1,18 @@
-"""Presets have the parameter counts that were published for them."""
+"""Presets have the parameter counts that were published; families agree with their protocols."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from models.families import PRESETS
+from models import families
+from models.families import FAMILIES, PRESETS
 from models.transformer import parameter_count
+from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.run_config import ModelSpec
+
+MINE = dataclasses.replace(PRESETS["tiny"], num_layers=2)
 
 PUBLISHED = {
     "smollm2-135m": 134_515_008,
@@ -26,3 +33,28 @@ def test_parameter_count_is_the_published_one(name):
 def test_tiny_trains_on_a_laptop():
     assert set(PRESETS) - set(PUBLISHED) == {"tiny"}
     assert parameter_count(PRESETS["tiny"]) < 1_000_000
+
+
+def test_a_familys_protocol_writes_calls_as_the_family_does():
+    for name, family in FAMILIES.items():
+        protocol = PROTOCOLS[family.protocol]
+        assert getattr(protocol, "calls", None) == family.call_format, name
+        assert family.end in protocol.stop_tokens, name
+
+
+def test_files_of_every_architecture_and_models_of_every_preset_have_a_family():
+    for name, family in FAMILIES.items():
+        found = families.of_architecture(family.architecture)
+        assert found.parameters == family.parameters, name
+        for config in family.presets.values():
+            assert families.of_config(config).architecture == family.architecture, name
+    with pytest.raises(ValueError, match=r"'gemma' is not supported, only llama, qwen2, qwen3"):
+        families.of_architecture("gemma")
+    both = dataclasses.replace(PRESETS["tiny"], qkv_bias=True, qk_norm=True)
+    with pytest.raises(ValueError, match="no model family has qkv_bias=True together with qk_norm"):
+        families.of_config(both)
+
+
+def test_a_preset_may_be_an_object_from_anywhere():
+    spec = ModelSpec(preset="tests.models.test_families:MINE")
+    assert spec.shape() is MINE
