@@ -58,7 +58,7 @@ def targets(task: Task, tests: Tests) -> list[Target]:
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What became of each test: "" where it passed, else why not; the cases first, then the code."""
+    """What became of each test: cases first, then code."""
 
     errors: tuple[str, ...]
     # What the grader noticed, see ``grader.Grade``.
@@ -98,8 +98,8 @@ def mark(
 def grade_work(task: Task, files: Snapshot, pool: SandboxPool, limits: Limits) -> Grade:
     """What all tests of a task make of files, as if they were handed in. Raises SandboxFault.
 
-    Visible and hidden cases run together, in one order that the candidate cannot foresee, so that it
-    cannot tell them apart. Work that cannot be graded for a reason of its own fails every test.
+    Visible and hidden cases run together, in one order that the candidate cannot foresee, so that
+    it cannot tell them apart. Work that cannot be graded for a reason of its own fails every test.
     """
     visible = task.visible_tests
     hidden = task.hidden_tests

@@ -10,6 +10,7 @@ from configs import quickstart
 from models.tokenizer import Tokenizer
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import find_protocol
+from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.read_config import build
@@ -19,7 +20,7 @@ from rl_code.types import Case, Limits, Task, Tests, Trajectory
 
 LIMITS = Limits(turns=6, tokens=6000, turn_tokens=1000, test_runs=3, command_s=20.0)
 SUBMIT = "<|call|>submit<|end|>"
-SPECIAL = ("<|pad|>", "<|bos|>", "<|eot|>", "<|call|>", "<|end|>", "<|tool|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")  # fmt: skip
+SPECIAL = (*Compact.SPECIAL_TOKENS, "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 TASK = Task(
     id="double",
     messages=({"role": "user", "content": "f doubles a number"},),

@@ -15,7 +15,9 @@ from tests.drills.episodes import SUBMIT, answers, configured, player, write
 FILES = {
     "shop/__init__.py": "",
     "shop/prices.py": "def total(prices):\n    return sum(prices) + 1\n",
-    "shop/taxes.py": "from shop.prices import total\n\n\ndef taxed(prices):\n    return total(prices)\n",
+    "shop/taxes.py": (
+        "from shop.prices import total\n\n\ndef taxed(prices):\n    return total(prices)\n"
+    ),
 }
 TESTS = {
     "visible": [{"target": "shop/prices.py:total", "args": [[1, 2]], "expected": 3}],

@@ -29,7 +29,8 @@ class Chat(Protocol):
     # "json": ``<tool_call>`` blocks that hold ``{"name": ..., "arguments": {...}}``, as Hermes,
     # Qwen2.5 and Qwen3 write them. "tags": blocks that hold
     # ``<function=name><parameter=key>value</parameter></function>``, as Qwen3-Coder does. "bare":
-    # one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as Llama 3.1 does.
+    # one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as Llama 3.1
+    # does.
     calls: Literal["json", "tags", "bare"]
     # The template that came with the tokeniser; None for the family's.
     own: OwnTemplate | None = None

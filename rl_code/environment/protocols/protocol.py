@@ -21,7 +21,7 @@ from rl_code.types import Task, ToolCall, ToolResult
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One way of writing calls. A frozen dataclass: its fields are the settings that a config gives.
+    """One way of writing calls. A frozen dataclass whose fields are the settings of a config.
 
     A protocol of one's own is such a class (or an instance) anywhere on Python's path, which a
     config names as ``package.module:object``. ``tools`` are those that the task may use, by name.

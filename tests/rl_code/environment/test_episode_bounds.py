@@ -1,4 +1,4 @@
-"""No message and no code of a model raises past the episode, stalls it or takes more than it may."""
+"""Nothing that a model writes raises past the episode, stalls it or takes more than it may."""
 
 from __future__ import annotations
 
