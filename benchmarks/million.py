@@ -258,7 +258,8 @@ def table(report: dict[str, dict]) -> rich.table.Table:
         "host": f"{size['host'] / MIB:,.1f} of {size['host_budget'] / MIB:,.0f} MiB",
         "disk": f"{size['disk'] / MIB:,.0f} MiB",
         "process: Python, JAX and weights": f"{memory['python_and_jax']:,.0f} MiB resident",
-        "process: before the cache, a document encoded": f"{memory['before_the_cache']:,.0f} MiB resident",
+        "process: before the cache, a document encoded": f"{memory['before_the_cache']:,.0f} MiB "
+        "resident",
         "process: most while filling": f"{memory['most_while_filling']:,.0f} MiB resident",
         "process: most while decoding": f"{memory['most_while_decoding']:,.0f} MiB resident",
         "filling": ", ".join(f"{name} {value:,.1f} s" for name, value in filling.items()),

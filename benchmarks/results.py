@@ -31,7 +31,8 @@ def scratch(prefix: str) -> Iterator[Path]:
 def hardware() -> str:
     """The devices and the processor."""
     kind = jax.devices()[0].device_kind
-    return f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, {platform.processor() or platform.machine()}"
+    processor = platform.processor() or platform.machine()
+    return f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, {processor}"
 
 
 def save(report: dict) -> None:

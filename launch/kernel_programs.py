@@ -181,6 +181,6 @@ SIZES = {
         Selection()
     ),
     "selected": "as flash, {1} blocks of {0} for every query".format(*SELECTED),
-    "paged": "{} rows of {} new token, {} heads over {}, head size {}, {} tokens in pages of {}, {} of them "
-    "picked".format(*PAGED_SHAPE),
+    "paged": "{} rows of {} new token, {} heads over {}, head size {}, {} tokens in pages of {}, "
+    "{} of them picked".format(*PAGED_SHAPE),
 }

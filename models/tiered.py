@@ -1,9 +1,9 @@
 """The model over a cache in tiers: prompts in chunks and single tokens against a history that the
 device does not hold.
 
-All layers have one method, which chooses pages before it reads them. The host goes through the layers, since between the two halves of a layer's
-attention it brings the blocks that were chosen; the rest are a few programs, the same for every
-layer and compiled once for a shape of tokens.
+All layers have one method, which chooses pages before it reads them. The host goes through the
+layers, since between the two halves of a layer's attention it brings the blocks that were chosen;
+the rest are a few programs, the same for every layer and compiled once for a shape of tokens.
 
 Dimensions: B rows, T tokens, D model.
 """
@@ -39,8 +39,8 @@ class TieredModel:
         method, *others = set(c.attention)
         if others or not method.chooses_pages:
             raise ValueError(
-                f"attention={c.attention}: a cache in tiers needs one method in every layer, and one "
-                "that chooses pages before it reads them, such as NSA"
+                f"attention={c.attention}: a cache in tiers needs one method in every layer, "
+                "and one that chooses pages before it reads them, such as NSA"
             )
         shapes = dict(
             layers=c.num_layers,

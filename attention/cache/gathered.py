@@ -109,8 +109,8 @@ def gather(
 def write(
     gathered: GatheredPages, rows: SharedRows, places: Int[Array, " B"], new: Pair
 ) -> GatheredPages:
-    """The gathered pages with keys and values [B, K, H] of one new token a row, at its place; place -1 is not
-    written.
+    """The gathered pages with keys and values [B, K, H] of one new token a row, at its place; place
+    -1 is not written.
     """
     index = jnp.arange(places.shape[0])
 

@@ -139,8 +139,9 @@ class TieredCache:
         ``paged.attend``, q and k rotated.
 
         places: int32 [B, T], the same for every layer before the next chunk. parameters: of
-        the layer's method. Queries that choose more blocks than fit on the device are taken one after
-        another. Raises ValueError when even one query's, or those that are written to, do not fit.
+        the layer's method. Queries that choose more blocks than fit on the device are taken one
+        after another. Raises ValueError when even one query's, or those that are written to, do not
+        fit.
         """
         if places.shape[1] > self.config.chunk:
             raise ValueError(

@@ -1,4 +1,5 @@
-"""What a method of attention is: settings, parameters, attention over rows and attention over pages.
+"""What a method of attention is: settings, parameters, attention over rows and attention over
+pages.
 
 A method is a frozen dataclass: its fields are its settings. It inherits from ``Method`` and says
 what differs from attention to every key with the layer's own keys and values; the shared code (the

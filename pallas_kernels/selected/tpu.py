@@ -170,7 +170,8 @@ def _forward_kernel(block, used, rows, order, k, v, k_order, out, lse, *, scale)
 
 
 def _backward_kernel(
-    block, used, rows, d_rows, sums, order, k, v, k_order, dk_before, dv_before, dq, dk, dv, *, scale
+    block, used, rows, d_rows, sums, order, k, v, k_order, dk_before, dv_before, dq, dk, dv,
+    *, scale
 ):  # fmt: skip
     row = pl.program_id(0)
     tile = pl.program_id(1)

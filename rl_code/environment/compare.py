@@ -6,10 +6,10 @@ Two numbers count as equal under a positive tolerance t when
 
     |value - expected| <= t min(1, |expected|) + 1e-7 |expected| + 1e-12 scale
 
-Below one the tolerance is relative, so that 0 is not accepted for 6.6e-34; above one it is absolute,
-as suites mean it, and the second term forgives the rounding of large numbers. The third term
-forgives what cancellation leaves of a zero: scale is the largest finite number in the whole expected
-value, or 1 when all its numbers are 0.
+Below one the tolerance is relative, so that 0 is not accepted for 6.6e-34; above one it is
+absolute, as suites mean it, and the second term forgives the rounding of large numbers. The third
+term forgives what cancellation leaves of a zero: scale is the largest finite number in the whole
+expected value, or 1 when all its numbers are 0.
 
 Standard library only: the judge, a process without the rest of the project, imports this file.
 """

@@ -4,8 +4,8 @@ says of itself.
 Cases: the candidate's process gets the arguments of one call at a time, and the judge, a process of
 the host's, compares what it returns. Code: the tests run in a sandbox of their own, in which the
 entry point is a proxy for the candidate's process. Neither way does an expected value reach a
-process that has imported the candidate's file, and neither way does the training process decode what
-a candidate sends.
+process that has imported the candidate's file, and neither way does the training process decode
+what a candidate sends.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def run_cases(
 
 
 def _order(cases: Sequence[Case], file: object) -> list[int]:
-    """A permutation drawn anew for every text of the graded file. It depends on the expected values, which the
-    candidate does not know, and is the same when the same work is graded again.
+    """A permutation drawn anew for every text of the graded file. It depends on the expected
+    values, which the candidate does not know, and is the same when the same work is graded again.
     """
     key = repr((file, [(case.args, case.expected) for case in cases]))
     digest = hashlib.sha256(key.encode(errors="surrogatepass")).digest()

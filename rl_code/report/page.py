@@ -2,8 +2,8 @@
 
 It shows what was run (config, commit, hardware), evaluations, curves, where the time went, and a
 reader for trajectories. It reads what a run leaves in its working directory, at any time, also
-while the run goes on. The page holds its own style, scripts and data, asks nothing of a network and opens
-from a file. Everything a model wrote enters it as JSON and reaches the document as text only.
+while the run goes on. The page holds its own style, scripts and data, asks nothing of a network and
+opens from a file. Everything a model wrote enters it as JSON and reaches the document as text only.
 """
 
 from __future__ import annotations

@@ -4,14 +4,15 @@ sandbox.
 A proposed input becomes a case only when
 
   - the reference answers it in time and with a plain value;
-  - it gives the same answer in a module where sets are walked backwards, ties of ``max`` and ``min``
-    go the other way and random numbers are others, so that nothing depends on the order of a set, on
-    the choice among equals, on changing a list while a loop walks it, on chance or on the clock;
+  - it gives the same answer in a module where sets are walked backwards, ties of ``max`` and
+    ``min`` go the other way and random numbers are others, so that nothing depends on the order of
+    a set, on the choice among equals, on changing a list while a loop walks it, on chance or on the
+    clock;
   - it lies in the domain that the task's own asserts exercise (``domain``), where the task has any;
   - the references of similar tasks that pass this task's asserts give the same answer.
 
-References that fail the task's own tests are found on the way. What was found is kept in a JSON file
-and computed again only when the task or the settings change.
+References that fail the task's own tests are found on the way. What was found is kept in a JSON
+file and computed again only when the task or the settings change.
 """
 
 from __future__ import annotations

@@ -34,7 +34,10 @@ def present(form: Form, *, problem: str, beginning: str, answer: str) -> dict[st
                 "prefill": f"```python\n{answer}",
             }
         case "agent":
-            content = f"{problem}\n\nThe file {PATH} holds the unfinished function. Finish it there and call submit."
+            content = (
+                f"{problem}\n\nThe file {PATH} holds the unfinished function. Finish it there and "
+                "call submit."
+            )
             messages = ({"role": "user", "content": content},)
             return {"messages": messages, "files": {PATH: beginning}, "prefill": ""}
         case _:

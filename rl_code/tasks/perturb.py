@@ -46,8 +46,8 @@ def _reordered(base):
             value = method(self, *others)
             return Reordered(value) if isinstance(value, base) and value is not self else value
         return operation
-    for name in ("__and__", "__or__", "__sub__", "__xor__", "__rand__", "__ror__", "__rsub__", "__rxor__", "union",
-                 "intersection", "difference", "symmetric_difference", "copy"):
+    for name in ("__and__", "__or__", "__sub__", "__xor__", "__rand__", "__ror__", "__rsub__",
+                 "__rxor__", "union", "intersection", "difference", "symmetric_difference", "copy"):
         setattr(Reordered, name, wrapped(name))
     if base is _builtins.set:
         Reordered.pop = lambda self: (lambda x: (base.remove(self, x), x)[1])(next(iter(self)))

@@ -1,4 +1,5 @@
-"""Files of tasks: rows of JSON lines (.jsonl, .jsonl.gz) or Parquet, and tasks from one's own columns.
+"""Files of tasks: rows of JSON lines (.jsonl, .jsonl.gz) or Parquet, and tasks from one's own
+columns.
 
 ``read_rows`` reads rows whose columns must have certain types. ``load`` makes tasks of a file of
 one's own from a mapping of the project's fields to the file's columns. What is wrong with a file is

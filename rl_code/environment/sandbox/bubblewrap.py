@@ -1,8 +1,9 @@
 """The command line of bubblewrap: what of this machine the inside of the sandbox sees.
 
 Inside are the system's programs and libraries and Python's standard library, all read-only, the
-linker's cache from /etc, and the devices null, zero, full and random. Installed packages are hidden,
-because they may hold solutions. There is no home folder, and the network namespace has no way out.
+linker's cache from /etc, and the devices null, zero, full and random. Installed packages are
+hidden, because they may hold solutions. There is no home folder, and the network namespace has no
+way out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Calls into processes that are not trusted, seen from the host.
 
 The host opens the channels and says how long a process may live; it never reads what a candidate
-sends. Values go straight from the candidate's process to a trusted and disposable one, which decodes
-and compares them: the judge (judge.py) for cases, the checker (inside/checker.py) for tests written
-as code.
+sends. Values go straight from the candidate's process to a trusted and disposable one, which
+decodes and compares them: the judge (judge.py) for cases, the checker (inside/checker.py) for tests
+written as code.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def call_text(
     """The text of a call.
 
     number: of a function that the process returned; None for the entry point. back: whether changed
-    arguments are to come back. functions: whether functions in the value may be called later. Raises
-    WireError for arguments that do not travel.
+    arguments are to come back. functions: whether functions in the value may be called later.
+    Raises WireError for arguments that do not travel.
     """
     return wire.dumps((number, args, kwargs, back, functions))
 
@@ -42,8 +42,8 @@ def call_text(
 def exchange(channel: socket.socket, call: str) -> tuple[str, str, bool]:
     """Sends a call and waits for its answer: its letter, its text, and whether a value in it lies.
 
-    The number in front of a call is drawn anew, and the answer repeats it. What the candidate's code
-    writes to the channel by itself therefore counts as forged, and not as the answer.
+    The number in front of a call is drawn anew, and the answer repeats it. What the candidate's
+    code writes to the channel by itself therefore counts as forged, and not as the answer.
 
     Raises:
       Ended, Forged.

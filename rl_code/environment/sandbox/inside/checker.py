@@ -10,8 +10,9 @@ gives it. On the control channel it says JSON objects, a frame each:
 An exception of the candidate's is raised where the test called it, and a test can lose it by
 accident: ``all(map(f, xs))`` ends quietly at a StopIteration. So every exception is also recorded.
 A statement that completes although a call raised passes only if it asks for such an exception by
-``except``, ``assertRaises``, ``raises`` or ``suppress``; where it asks for any exception at all, the
-statement passes and is flagged. The end of a process is never an exception that a test asks for.
+``except``, ``assertRaises``, ``raises`` or ``suppress``; where it asks for any exception at all,
+the statement passes and is flagged. The end of a process is never an exception that a test asks
+for.
 
 Runs inside the sandbox: standard library only.
 """
@@ -242,7 +243,8 @@ def _exception(
     """The exception that the candidate says it raised, as its nearest builtin class or one made
     below that; CandidateError for what is no Exception, and for what cannot be made.
 
-    A StopIteration becomes a RuntimeError, as in a generator (PEP 479), unless the test asks for it.
+    A StopIteration becomes a RuntimeError, as in a generator (PEP 479), unless the test asks for
+    it.
     """
     message = message[:MESSAGE_CHARACTERS]
     found = (getattr(builtins, base, None) for base in bases if isinstance(base, str))
