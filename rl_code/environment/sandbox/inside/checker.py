@@ -195,7 +195,7 @@ def _changeable(value: Any) -> bool:
 
 
 def _change(old: Any, new: Any) -> Any:
-    """Makes ``old`` equal to ``new`` where it stands, if it can be changed; what stands there now."""
+    """Makes ``old`` equal to ``new`` in its place, if it can be changed; returns what is there."""
     if isinstance(old, list) and type(new) is list:
         kept = [_change(a, b) for a, b in zip(old, new, strict=False)]
         old[:] = kept + new[len(kept) :]
