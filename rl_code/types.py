@@ -90,7 +90,7 @@ class Limits:
         model does.
         """
         # The first edit is graded, too. What has begun when the time is up may still take its own:
-        # cases and statements, visible and hidden, each run once more after a timeout.
+        # cases and statements, each run once more after a timeout, and the same for a tool.
         return self.episode_s + 2 * self.grade_s + 16 * self.command_s
 
 
