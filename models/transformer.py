@@ -24,7 +24,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from attention.layout import Before, Layout, lay_out
-from attention.methods.dense import Dense
+from attention.methods.api import DEFAULT
 from attention.methods.method import Keys, LayerShape, Method, Parameter, Parameters
 from attention.products import project
 from models.functions import RopeScaling, rms_norm, rope, swiglu
@@ -34,38 +34,47 @@ from pallas_kernels.tokens import Tokens
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Everything that fixes parameter shapes and the forward pass. dtypes are names such as
-    "float32".
+    """Everything that fixes parameter shapes and the forward pass."""
 
-    attention: the methods of the first layers, repeated until all layers have one. embed_std: of
-    initial embeddings.
-    """
-
+    # V.
     vocab_size: int
+    # D, the size of the residual stream.
     embed_dim: int
+    # F.
     mlp_dim: int
     num_layers: int
+    # N query heads share K key/value heads, each N / K of them.
     num_heads: int
     num_kv_heads: int
+    # H; even, since RoPE rotates pairs.
     head_dim: int
+    # Base of the wavelengths of RoPE.
     rope_theta: float
+    # Added to mean squares by RMSNorm.
     norm_eps: float
+    # Whether logits come from the embeddings instead of a matrix of their own.
     tied_embeddings: bool
+    # Whether q, k and v have a bias (Qwen2).
     qkv_bias: bool = False
+    # Whether q and k pass through RMSNorm (Qwen3).
     qk_norm: bool = False
+    # Llama 3.1's stretch of low frequencies; None for plain RoPE.
     rope_scaling: RopeScaling | None = None
+    # Names such as "float32": of computation, and of parameters.
     dtype: str = "float32"
     param_dtype: str = "float32"
+    # Whether activations are computed again in the backward pass, to save memory.
     remat: bool = False
-    attention: tuple[Method, ...] = (Dense(),)
+    # The methods of the first layers, repeated until all layers have one.
+    attention: tuple[Method, ...] = DEFAULT
+    # Standard deviation of initial embeddings.
     embed_std: float = 0.02
 
     def __post_init__(self):
         if not self.attention or self.num_layers % len(self.attention):
             raise ValueError(
                 f"num_layers={self.num_layers} must be a multiple of the {len(self.attention)} "
-                "layers of attention="
-                f"{self.attention}"
+                f"layers of attention={self.attention}"
             )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(

@@ -20,3 +20,6 @@ METHODS: dict[str, type[Method]] = {
     "nsa": NSA,
     "squid": GatedDocuments,
 }
+
+# The methods of a model whose config names none.
+DEFAULT: tuple[Method, ...] = (Dense(),)
