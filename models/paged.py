@@ -19,7 +19,8 @@ from attention.cache.paged import PagedCache, attend, init_cache, page_size, wri
 from attention.cache.tables import Pages, Tables, sequence_pages
 from attention.methods.method import Keys, Method, Parameters
 from models.functions import rope
-from models.transformer import Layers, ModelConfig, Transformer
+from models.layers import Layers
+from models.transformer import ModelConfig, Transformer
 
 
 def model_cache(

@@ -25,9 +25,10 @@ from jaxtyping import Array, Float, Int
 
 from attention.layout import Before, Layout, lay_out
 from attention.methods.api import DEFAULT
-from attention.methods.method import Keys, LayerShape, Method, Parameter, Parameters
+from attention.methods.method import Keys, LayerShape, Method, Parameters
 from attention.products import project
 from models.functions import RopeScaling, rms_norm, rope, swiglu
+from models.layers import Embedding, Layers, MethodLayers, make_parameter, place_name
 from models.sharding import constrain, per_shard
 from pallas_kernels.tokens import Tokens
 
@@ -98,93 +99,9 @@ class ModelConfig:
 Attend = Callable[["Layers", jax.Array], jax.Array]
 
 
-def _parameter(
-    rngs: nnx.Rngs,
-    shape: tuple[int, ...],
-    axes: tuple[str | None, ...],
-    std: float | None,
-    dtype: str,
-):
-    """One parameter: shape, logical axes and init together. std: of a normal; None for ones, 0.0
-    for zeros.
-    """
-    if std is None:
-        value = jnp.ones(shape, dtype)
-    elif std == 0.0:
-        value = jnp.zeros(shape, dtype)
-    else:
-        value = std * jax.random.truncated_normal(rngs.params(), -3, 3, shape, jnp.float32)
-    return nnx.Param(value.astype(dtype), logical_axes=axes)
-
-
 def _join(first: Any, second: Any) -> Any:
     """Two pytrees of arrays of tokens as one, [B, P, ...] before [B, T, ...]."""
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), first, second)
-
-
-class Embedding(nnx.Module):
-    """Token embeddings."""
-
-    def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
-        self.table = _parameter(
-            rngs, (c.vocab_size, c.embed_dim), ("vocab", "embed"), c.embed_std, c.param_dtype
-        )
-
-
-class Layers(nnx.Module):
-    """The parameters of all layers, stacked on axis 0; indexing every leaf by a layer gives that
-    layer.
-    """
-
-    def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
-        layers = c.num_layers
-        embed = c.embed_dim
-        mlp = c.mlp_dim
-        head = c.head_dim
-        std_in = embed**-0.5
-        std_out = (2 * layers) ** -0.5
-
-        def parameter(shape, axes, std):
-            return _parameter(rngs, (layers, *shape), ("layers", *axes), std, c.param_dtype)
-
-        self.attention_norm = parameter((embed,), ("embed",), None)
-        self.q = parameter((embed, c.num_heads, head), ("embed", "heads", "head_dim"), std_in)
-        self.k = parameter((embed, c.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), std_in)
-        self.v = parameter((embed, c.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), std_in)
-        attention_width = c.num_heads * head
-        self.o = parameter(
-            (c.num_heads, head, embed),
-            ("heads", "head_dim", "embed"),
-            std_out * attention_width**-0.5,
-        )
-        if c.qkv_bias:
-            self.q_bias = parameter((c.num_heads, head), ("heads", "head_dim"), 0.0)
-            self.k_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
-            self.v_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
-        if c.qk_norm:
-            self.q_norm = parameter((head,), ("head_dim",), None)
-            self.k_norm = parameter((head,), ("head_dim",), None)
-        self.mlp_norm = parameter((embed,), ("embed",), None)
-        self.gate = parameter((embed, mlp), ("embed", "mlp"), std_in)
-        self.up = parameter((embed, mlp), ("embed", "mlp"), std_in)
-        self.down = parameter((mlp, embed), ("mlp", "embed"), std_out * mlp**-0.5)
-
-
-class MethodLayers(nnx.Module):
-    """The parameters that a method of attention asks for beside those of ``Layers``.
-
-    Stacked on axis 0 over the layers at one place of the repeating period.
-    """
-
-    def __init__(self, c: ModelConfig, parameters: dict[str, Parameter], rngs: nnx.Rngs):
-        for name, p in parameters.items():
-            shape = (c.periods, *p.shape)
-            dtype = p.dtype or c.param_dtype
-            setattr(self, name, _parameter(rngs, shape, ("layers", *p.axes), p.std, dtype))
-
-    def layer(self, period: Any) -> Parameters:
-        """The arrays of one layer by name. period: its index, or what indexes axis 0."""
-        return {name: x[...][period] for name, x in vars(self).items() if name[0] != "_"}
 
 
 class Transformer(nnx.Module):
@@ -198,13 +115,13 @@ class Transformer(nnx.Module):
         self.layers = Layers(config, rngs)
         for index, method in enumerate(config.attention):
             if parameters := method.parameters(config.layer_shape):
-                name = method_parameters(index)
+                name = place_name(index)
                 setattr(self, name, MethodLayers(config, parameters, rngs))
-        self.final_norm = _parameter(
+        self.final_norm = make_parameter(
             rngs, (config.embed_dim,), ("embed",), None, config.param_dtype
         )
         if not config.tied_embeddings:
-            self.unembed = _parameter(
+            self.unembed = make_parameter(
                 rngs,
                 (config.embed_dim, config.vocab_size),
                 ("embed", "vocab"),
@@ -298,7 +215,7 @@ class Transformer(nnx.Module):
 
         period: the index of its layer among those of this place, or a slice of them.
         """
-        layers = getattr(self, method_parameters(index), None)
+        layers = getattr(self, place_name(index), None)
         return {} if layers is None else layers.layer(period)
 
     def unstacked(self) -> list[tuple[Layers, Parameters]]:
@@ -424,11 +341,6 @@ class Transformer(nnx.Module):
             return jnp.einsum("...D,VD->...V", hidden, table, preferred_element_type=jnp.float32)
         table = self.unembed[...].astype(hidden.dtype)
         return jnp.einsum("...D,DV->...V", hidden, table, preferred_element_type=jnp.float32)
-
-
-def method_parameters(index: int) -> str:
-    """The model's name for the parameters of the method at a place of the repeating period."""
-    return f"attention_{index}"
 
 
 def abstract_model(config: ModelConfig) -> Transformer:

@@ -1,0 +1,107 @@
+"""The parameters of a model's embeddings, layers and methods of attention.
+
+A parameter states its shape, dtype, logical axes and initial values in one place. Those of layers
+are stacked on axis 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from attention.methods.method import Parameter, Parameters
+
+if TYPE_CHECKING:
+    from models.transformer import ModelConfig
+
+
+def make_parameter(
+    rngs: nnx.Rngs,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    std: float | None,
+    dtype: str,
+):
+    """One parameter: shape, logical axes and init together. std: of a normal; None for ones, 0.0
+    for zeros.
+    """
+    if std is None:
+        value = jnp.ones(shape, dtype)
+    elif std == 0.0:
+        value = jnp.zeros(shape, dtype)
+    else:
+        value = std * jax.random.truncated_normal(rngs.params(), -3, 3, shape, jnp.float32)
+    return nnx.Param(value.astype(dtype), logical_axes=axes)
+
+
+class Embedding(nnx.Module):
+    """Token embeddings."""
+
+    def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
+        self.table = make_parameter(
+            rngs, (c.vocab_size, c.embed_dim), ("vocab", "embed"), c.embed_std, c.param_dtype
+        )
+
+
+class Layers(nnx.Module):
+    """The parameters of all layers, stacked on axis 0; indexing every leaf by a layer gives that
+    layer.
+    """
+
+    def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
+        layers = c.num_layers
+        embed = c.embed_dim
+        mlp = c.mlp_dim
+        head = c.head_dim
+        std_in = embed**-0.5
+        std_out = (2 * layers) ** -0.5
+
+        def parameter(shape, axes, std):
+            return make_parameter(rngs, (layers, *shape), ("layers", *axes), std, c.param_dtype)
+
+        self.attention_norm = parameter((embed,), ("embed",), None)
+        self.q = parameter((embed, c.num_heads, head), ("embed", "heads", "head_dim"), std_in)
+        self.k = parameter((embed, c.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), std_in)
+        self.v = parameter((embed, c.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), std_in)
+        attention_width = c.num_heads * head
+        self.o = parameter(
+            (c.num_heads, head, embed),
+            ("heads", "head_dim", "embed"),
+            std_out * attention_width**-0.5,
+        )
+        if c.qkv_bias:
+            self.q_bias = parameter((c.num_heads, head), ("heads", "head_dim"), 0.0)
+            self.k_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
+            self.v_bias = parameter((c.num_kv_heads, head), ("kv_heads", "head_dim"), 0.0)
+        if c.qk_norm:
+            self.q_norm = parameter((head,), ("head_dim",), None)
+            self.k_norm = parameter((head,), ("head_dim",), None)
+        self.mlp_norm = parameter((embed,), ("embed",), None)
+        self.gate = parameter((embed, mlp), ("embed", "mlp"), std_in)
+        self.up = parameter((embed, mlp), ("embed", "mlp"), std_in)
+        self.down = parameter((mlp, embed), ("mlp", "embed"), std_out * mlp**-0.5)
+
+
+class MethodLayers(nnx.Module):
+    """The parameters that a method of attention asks for beside those of ``Layers``.
+
+    Stacked on axis 0 over the layers at one place of the repeating period.
+    """
+
+    def __init__(self, c: ModelConfig, parameters: dict[str, Parameter], rngs: nnx.Rngs):
+        for name, p in parameters.items():
+            shape = (c.periods, *p.shape)
+            dtype = p.dtype or c.param_dtype
+            setattr(self, name, make_parameter(rngs, shape, ("layers", *p.axes), p.std, dtype))
+
+    def layer(self, period: Any) -> Parameters:
+        """The arrays of one layer by name. period: its index, or what indexes axis 0."""
+        return {name: x[...][period] for name, x in vars(self).items() if name[0] != "_"}
+
+
+def place_name(index: int) -> str:
+    """The model's name for the parameters of the method at a place of the repeating period."""
+    return f"attention_{index}"
