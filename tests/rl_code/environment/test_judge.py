@@ -124,6 +124,37 @@ def test_no_test_asks_for_the_end_of_a_process(marks, body):
     assert result.passed == (False,) and "swallowed_exception" in result.flags
 
 
+ODD = """
+class Sly(Exception):
+    args = ["no tuple"]
+class Own:
+    def __eq__(self, other): return self.x == other.x
+class Near(int):
+    def __eq__(self, other): return abs(int(self) - int(other)) < 3
+    __hash__ = int.__hash__
+def f(x):
+    if x == 1: raise ValueError("x" * 5_000_000, [[]] * 300_000)
+    if x == 2: raise Sly
+    if x == 3: return [0] * 300_000
+    if x == 4: return "x" * 5_000_000
+    if x == 5: return Own()
+    if x == 6: return Near(5)
+    if x == 7: return [1j] * 150_000
+    if x == 8: raise OSError(2, "no file", "name")
+    return (i for i in range(10 ** 9))
+"""
+
+
+def test_odd_but_honest_work_is_not_taken_for_a_cheat(marks):
+    """A flag that proves cheating takes the whole reward away."""
+    tests = Tests(
+        cases=tuple(Case((i,), "right") for i in range(1, 10)),
+        code=tuple(f"assert f({i}) == 'right'" for i in range(1, 10)),
+    )
+    result = marks(ODD, tests)
+    assert not any(result.passed) and result.flags == (), result
+
+
 ASKS = (
     "try: f(1)\nexcept ValueError: pass\nelse: assert False",
     "try: f(1)\nexcept (KeyError, ValueError) as error: assert error.code == 7 and error.args == (1, 'a')",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_code.environment.compare import same
-from rl_code.environment.sandbox.inside import wire
+from rl_code.environment.sandbox.inside import values, wire
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.integers(-(2**900), 2**900), st.floats(), st.text(), st.binary(),
@@ -243,6 +244,46 @@ def test_functions_travel_only_where_both_sides_agree():
     assert (first.number, first.name, second.number) == (0, "len", 1) and not same(first, second)
     with pytest.raises(wire.WireError, match="builtin_function_or_method is not a plain value"):
         wire.dumps(len)
+
+
+NESTED = {
+    "list": lambda x: [x], "tuple": lambda x: (x,), "dict": lambda x: {"k": x},
+    "key": lambda x: {(x,): 1} if isinstance(x, int | tuple) else {1: x}, "pair": lambda x: Pair(x, 1),
+    "point": lambda x: Point(1, x), "view": lambda x: {"k": x}.items(), "iterator": lambda x: iter([x]),
+}  # fmt: skip
+LEAVES = [1, 1j, "a", 2**60, decimal.Decimal(1), fractions.Fraction(1, 2), datetime.date(2026, 1, 1),
+          datetime.datetime(2026, 1, 1, tzinfo=UTC), Colour.RED, range(3), float("nan"), b"a", {1}]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_whatever_may_be_sent_can_be_read(name):
+    """An answer that cannot be read counts as forged, so no honest one may be."""
+    for leaf in LEAVES:
+        for depth in (1, 49, 99, 100, 101):
+            value = leaf
+            for _ in range(depth):
+                value = NESTED[name](value)
+            try:
+                text = wire.dumps(value)
+            except wire.WireError:
+                continue
+            wire.loads(text)
+
+
+def test_the_reader_counts_no_more_elements_than_the_writer():
+    for value in (1j, {"k": 1}, datetime.datetime(2026, 1, 1), Pair(1, 2), {1: 1}.items()):
+        text = wire.dumps([value] * 10)
+        fewest = next(n for n in range(200) if _fits(value, n))
+        assert wire.read(text)[1] <= fewest
+
+
+def _fits(value, elements) -> bool:
+    """Whether a budget of so many elements is enough to write ten such values."""
+    writing = values.Writing(elements, None)
+    with contextlib.suppress(wire.WireError):
+        values.encode([value] * 10, 0, writing)
+        return True
+    return False
 
 
 def test_budgets_of_elements_hold_on_both_sides():

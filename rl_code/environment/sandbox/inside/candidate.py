@@ -104,11 +104,14 @@ def _raised(error: BaseException) -> Answer:
     bases = [
         base.__name__ for base in type(error).__mro__ if vars(builtins).get(base.__name__) is base
     ]
+    short = wire.dumps((name, bases, message, (message,), {}))
     try:
         attributes = dict(vars(error)) if len(vars(error)) <= _ATTRIBUTES else {}
-        text = wire.dumps((name, bases, message, error.args, attributes))
+        text = wire.dumps((name, bases, message, tuple(error.args), attributes))
     except BaseException:  # the exception's class is the candidate's
-        text = wire.dumps((name, bases, message, (message,), {}))
+        text = short
+    if len(text) > VALUE_CHARACTERS:
+        text = short
     return "e", text
 
 

@@ -176,7 +176,7 @@ def _lies(value: Any) -> bool:
 
 
 _OTHERS: dict[type, Callable[[Any], Any]] = {
-    int: lambda value: int.__index__(value) + 1,
+    int: lambda value: int.__index__(value) + 1_000_003,
     float: lambda value: f"not {float.__float__(value)}",
     str: lambda value: str.__str__(value) + "\0",
     list: lambda value: [*list.__getitem__(value, WHOLE), None],
@@ -233,9 +233,9 @@ ENCODERS: dict[type, Callable[[Any, int, Writing], Any]] = {
     set: _tagged("set", set.__iter__),
     frozenset: _tagged("frozenset", frozenset.__iter__),
     bytes: lambda value, depth, writing: {"bytes": bytes.hex(value)},
-    complex: lambda value, depth, writing: {
-        "complex": [repr(complex.__complex__(value).real), repr(value.imag)]
-    },
+    complex: _tagged(
+        "complex", lambda value: (repr(complex.__complex__(value).real), repr(value.imag))
+    ),
     range: _tagged("range", lambda value: (value.start, value.stop, value.step)),
     KEYS: _tagged("keys", list),
     VALUES: _tagged("values", list),
@@ -276,10 +276,10 @@ class Reading:
 
     def decode(self, data: Any, depth: int) -> Any:
         """The value that ``encode`` wrote as ``data``."""
-        if depth > 2 * MAX_DEPTH:
-            raise WireError(f"a value nested deeper than {MAX_DEPTH}")
         if data is None or type(data) in SCALARS:
             return data
+        if depth > 2 * MAX_DEPTH:
+            raise WireError(f"a value nested deeper than {MAX_DEPTH}")
         if type(data) is list:
             return self.all(data, depth + 1)
         if len(data) != 1:
