@@ -49,7 +49,11 @@ def f(x):
     while data: data = data[os.write(3, data):]
     os._exit(0)
 """
-COLLIDING = "TEXT = lambda: '{\"set\":[' + ','.join('{\"int\":\"%#x\"}' % (i * ((1 << 61) - 1)) for i in range(30_000)) + ']}'"
+COLLIDING = """
+def TEXT():
+    numbers = (i * ((1 << 61) - 1) for i in range(30_000))
+    return '{"set":[' + ",".join('{"int":"%#x"}' % number for number in numbers) + "]}"
+"""
 COSTLY = {
     "colliding integers": (COLLIDING, "costly_value"),
     "a million empty lists": ("TEXT = lambda: '[' + '[],' * 1_000_000 + '[]]'", "forged_result"),
@@ -116,8 +120,16 @@ def test_an_exception_that_a_test_loses_fails_it(marks, error):
     assert not any(result.passed), dict(zip(LOST, result.passed, strict=True))
 
 
-@pytest.mark.parametrize("body", ["import os; os._exit(0)", "import sys; sys.exit()", "raise KeyboardInterrupt",
-                                  "raise GeneratorExit", "raise type('E', (BaseException,), {})"])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import os; os._exit(0)",
+        "import sys; sys.exit()",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
+        "raise type('E', (BaseException,), {})",
+    ],
+)
 def test_no_test_asks_for_the_end_of_a_process(marks, body):
     any_exception = "try: f(1)\nexcept BaseException: pass\nelse: assert False"
     result = marks(f"def f(x):\n    {body}\n", Tests(code=(any_exception,)))
@@ -157,11 +169,13 @@ def test_odd_but_honest_work_is_not_taken_for_a_cheat(marks):
 
 ASKS = (
     "try: f(1)\nexcept ValueError: pass\nelse: assert False",
-    "try: f(1)\nexcept (KeyError, ValueError) as error: assert error.code == 7 and error.args == (1, 'a')",
+    "try: f(1)\nexcept (KeyError, ValueError) as error: "
+    "assert error.code == 7 and error.args == (1, 'a')",
     "import unittest\nwith unittest.TestCase().assertRaises(ValueError): f(1)",
     "import unittest\nunittest.TestCase().assertRaises(ValueError, f, 1)",
     "import contextlib\nwith contextlib.suppress(ValueError): f(1)",
-    "try: f(1)\nexcept ValueError as error: assert type(error).__name__ == 'Own' and str(error) == 'own words'",
+    "try: f(1)\nexcept ValueError as error: "
+    "assert type(error).__name__ == 'Own' and str(error) == 'own words'",
 )
 
 
@@ -205,16 +219,19 @@ def f(kind, *rest):
             total[0] += n
             return total[0]
         return add
-    return {"generator": (i * i for i in range(4)), "count": itertools.count(5), "keys": {"a": 1}.keys(),
+    return {"generator": (i * i for i in range(4)), "count": itertools.count(5),
+            "keys": {"a": 1}.keys(),
             "decimal": decimal.Decimal("1.10"), "fraction": fractions.Fraction(1, 3),
-            "date": datetime.date(2026, 2, 28), "enum": Colour.GREEN, "pair": Pair(1, 2), "point": Point(4),
+            "date": datetime.date(2026, 2, 28), "enum": Colour.GREEN,
+            "pair": Pair(1, 2), "point": Point(4),
             "zip": zip([1], [2])}[kind]
 """
 USES = (
     "assert list(f('generator')) == [0, 1, 4, 9]",
     "assert next(f('count')) == 5",
     "assert f('keys') == {'a'} and sorted(f('keys')) == ['a']",
-    "from decimal import Decimal\nassert f('decimal') == Decimal('1.1') and type(f('decimal')) is Decimal",
+    "from decimal import Decimal\n"
+    "assert f('decimal') == Decimal('1.1') and type(f('decimal')) is Decimal",
     "from fractions import Fraction\nassert f('fraction') * 3 == 1",
     "import datetime\nassert f('date').isoformat() == '2026-02-28'",
     "assert f('enum').name == 'GREEN' and f('enum').value == 2",
@@ -224,7 +241,7 @@ USES = (
     "add = f('adder', 10)\nassert add(1) == 11 and add(2) == 13",
     "import dataclasses\n@dataclasses.dataclass\nclass Point:\n    x: int\np = Point(1)\n"
     "assert f('move', p) == 2 and p.x == 2 and f('point') == Point(4)",
-)  # fmt: skip
+)
 
 
 def test_values_that_are_no_plain_data_reach_tests(marks):
