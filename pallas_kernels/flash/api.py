@@ -1,9 +1,12 @@
 """Attention in blocks with a differentiable log-sum-exp, on TPU, GPU or as plain jnp.
 
-FlashAttention-2 (2307.08691) over the blocks that ``may_see`` leaves. Departures: who sees whom
-comes from tokens' fields and not from positions, and the log-sum-exp is a result with a gradient of
-its own: its cotangent enters the backward pass by delta = rowsum(d_out * out) - d_lse, so that
-results over different keys may be merged and trained.
+This is FlashAttention-2 (2307.08691) over the pairs of blocks that ``tokens.may_see`` leaves. It
+departs from the paper in two points:
+
+- Who sees whom comes from the fields of ``Tokens``, not from positions.
+- The log-sum-exp is a result with a gradient of its own. Its cotangent enters the backward pass by
+  delta = rowsum(d_out * out) - d_lse. Results over different keys can therefore be merged by their
+  log-sum-exps, and the merged result can be trained.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
 """
@@ -33,8 +36,8 @@ from pallas_kernels.tokens import Tokens
 from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
-# What stands for the log-sum-exp of a query that sees nothing in the backward pass: every weight is
-# then 0.
+# The log-sum-exp that the backward pass uses for a query that sees nothing: every weight,
+# exp(score - lse), is then 0.
 NOTHING = 1e30
 
 
@@ -51,15 +54,18 @@ def flash_attention(
     interpret: Any = False,
     fallback: Callable[[], tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over k, v [B, S, K, H], scores scaled by 1/sqrt(H),
-    softmax in float32.
+    """Softmax attention of q [B, T, N, H] over k, v [B, S, K, H].
 
-    q_tokens [B, T] and k_tokens [B, S] say who sees whom; window: see ``tokens.visible``. Query
-    head n reads key/value head n // (N / K). implementation: "tpu", "gpu", "reference", or None for
-    the one that suits the backend and the input. tuning: block sizes, None for the heuristic's.
+    Scores are scaled by 1/sqrt(H), and the softmax is in float32. Query head n reads key/value head
+    n // (N / K).
+
+    q_tokens [B, T], k_tokens [B, S]: who sees whom.
+    window: see ``tokens.visible``.
+    implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and input.
+    tuning: block sizes, or None for those of the heuristic.
     interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
-    ``plgpu.InterpretGPUParams``), with a named implementation. fallback: what to do instead of the
-    reference.
+      ``plgpu.InterpretGPUParams``), which need a named implementation.
+    fallback: a function that is called in place of the reference.
 
     Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64
     reference), differentiable in q, k and v through both. A query that sees no key has out 0 and
@@ -112,8 +118,9 @@ def _forward(q, k, v, q_tokens, k_tokens, options: _Options):
 def _backward(options: _Options, residuals, cotangents):
     q, k, v, q_tokens, k_tokens, out, lse = residuals
     d_out, d_lse = cotangents
-    seen = ~jnp.isneginf(lse)  # and not only what is finite, by which NaN would pass for nothing
-    # nothing comes back from a query that sees nothing, whatever it is given
+    # not isfinite: a NaN must stay visible, and not count as a query that sees nothing
+    seen = ~jnp.isneginf(lse)
+    # a query that sees nothing passes no gradient on, whatever its cotangent is, NaN included
     d_out = jnp.where(seen[..., None], d_out, jnp.zeros((), d_out.dtype))
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
     delta = jnp.where(seen, delta, 0.0)

@@ -15,19 +15,20 @@ from pallas_kernels.tokens import Tokens, bounds, may_see, must_see
 
 @dataclasses.dataclass(frozen=True)
 class TuningConfig:
-    """Tokens per block of queries and of keys, of the forward pass and of each backward pass.
+    """Tokens per block of queries and of keys, in each of the three kernels."""
 
-    steps: blocks in flight on GPU; on TPU there are always two. matrix_unit: on GPU, "wgmma"
-    (Hopper) or "tcgen05" (Blackwell).
-    """
-
+    # Of the forward pass.
     block_q: int
     block_kv: int
+    # Of the backward pass that computes the gradient of queries.
     block_q_dq: int
     block_kv_dq: int
+    # Of the backward pass that computes the gradients of keys and values.
     block_q_dkv: int
     block_kv_dkv: int
+    # Blocks in flight on GPU. On TPU there are always two.
     steps: int = 2
+    # On GPU, "wgmma" (Hopper) or "tcgen05" (Blackwell).
     matrix_unit: str = "wgmma"
 
     def __post_init__(self) -> None:
@@ -37,22 +38,23 @@ class TuningConfig:
 
 
 def heuristic(device: str, groups: int, head_dim: int) -> TuningConfig:
-    """Block sizes for "tpu", "hopper" or "blackwell" and ``groups`` heads per key/value head;
-    nothing was timed.
+    """Block sizes for a device, chosen by reasoning and not by timing.
+
+    device: "tpu", "hopper" or "blackwell". groups: query heads per key/value head.
     """
     if device == "hopper":
-        # what a thread block holds is two tiles of 64; what it streams is bounded by registers
+        # A thread block holds two tiles of 64 rows. How much it streams at a time is bounded by
+        # its registers.
         return TuningConfig(128, 128, 128, 64, 64, 128)
     if device == "blackwell":
         return TuningConfig(128, 64, 128, 64, 64, 128, matrix_unit="tcgen05")
-    # a block holds its query heads of one key/value head: about 1,024 rows of scores, and full
-    # lanes
+    # a block holds all query heads of one key/value head: about 1,024 rows of scores in full lanes
     block_q = min(max(128, 1024 // groups // 128 * 128), 512)
     return TuningConfig(block_q, 512, max(128, block_q // 2), 512, max(128, block_q // 2), 512)
 
 
-# products of a head's size per pair of query and key: scores and values; and for gradients the
-# scores' and their own
+# Dot products of the head's size for each pair of a query and a key. Forward: the score, and the
+# weighted value. Backward: the score and the gradient of its weight, then one for each result.
 _PRODUCTS = {"forward": 2, "backward_q": 3, "backward_kv": 4}
 
 
@@ -65,14 +67,14 @@ def cost(
     window: int | None = None,
     cached: bool = False,
 ) -> Cost:
-    """Cost of "forward", "backward_q" or "backward_kv" on whole causal rows q [B, T, N, H], k [B,
-    S, K, H].
+    """The cost of a kernel, estimated for whole causal rows; the real cost depends on the tokens.
 
-    The real one depends on the tokens. Queries are the last T of the S. Blocks that are read again
-    count again, unless they are cached.
+    kernel: "forward", "backward_q" or "backward_kv". The queries of q [B, T, N, H] are the last T
+    of the S tokens of k [B, S, K, H]. cached: whether a block that is read again costs nothing.
     """
     batch, queries, heads, head_dim = q_shape
     keys, kv_heads = k_shape[1:3]
+    # keys that a query sees on average: S for the last query, one less for each query before it
     mean = min(keys - (queries - 1) / 2, window or keys) if keys >= queries else keys / 2
     pairs = int(batch * queries * mean)
     q_bytes, k_bytes = (batch * x * head_dim * itemsize for x in (queries * heads, keys * kv_heads))
@@ -89,11 +91,12 @@ def cost(
 def visits(
     q: Tokens, k: Tokens, block_q: int, block_kv: int, window: int | None
 ) -> tuple[jax.Array, jax.Array]:
-    """What each block must visit, from padded tokens.
+    """For each block of queries the key blocks it must visit, and the reverse, from padded tokens.
 
-    Returns int32 lists [B, query blocks, 2 + key blocks] and [B, key blocks, 2 + query blocks]: how
-    many to visit, how many of them need no mask, then those without a mask, those with one, and
-    those that are not needed, each in order.
+    Returns two int32 arrays of lists: [B, query blocks, 2 + key blocks] and [B, key blocks, 2 +
+    query blocks]. A list begins with two counts: how many blocks to visit, and how many of them
+    need no mask. The numbers of the blocks follow: first those that need no mask, then those that
+    need one, then those not to be visited. Each of the three parts is in rising order.
     """
     q_bounds = bounds(q, block_q)
     k_bounds = bounds(k, block_kv)
@@ -108,6 +111,7 @@ def _unpadded(tokens: Tokens, block: int) -> jax.Array:
 
 
 def _lists(seen: jax.Array, whole: jax.Array) -> jax.Array:
+    # a stable sort by kind keeps the blocks of one kind in rising order
     order = jnp.argsort(jnp.where(whole, 0, jnp.where(seen, 1, 2)), axis=-1, stable=True).astype(
         jnp.int32
     )

@@ -1,13 +1,16 @@
-"""Attention in blocks on GPU (Mosaic GPU), as FlashAttention-2 (2307.08691) orders it, forward and
-backward.
+"""Attention in blocks on GPU (Mosaic GPU), forward and backward, in the order of FlashAttention-2
+(2307.08691).
 
-A thread block holds one block of queries of one head in the warpgroups that compute, and goes
-through the listed key blocks, which another warpgroup copies into a ring of shared memory. Keys'
-gradients go the other way round: a thread block holds a block of keys and goes through the query
-blocks that may see it, for every query head of the key's head, with transposed scores, so that
-every sum stays in one thread block. ``matrix_units`` multiplies on either generation.
+Forward, and for the gradient of queries, a thread block holds one block of queries of one head. Its
+warpgroups share out the rows of the block. One more warpgroup copies the listed key blocks, one
+after another, into a ring of buffers in shared memory.
 
-Head sizes are padded to a multiple of 64.
+For the gradients of keys and values the roles are exchanged. A thread block holds a block of keys
+and goes through the query blocks that may see it, for every query head of its key/value head.
+Scores are then transposed (keys by queries). Every sum therefore stays in one thread block, and no
+two thread blocks add to the same place.
+
+``matrix_units`` multiplies on Hopper and on Blackwell. Head sizes are padded to a multiple of 64.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
 """
@@ -43,14 +46,20 @@ def obstacle(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> str | None:
 class _Plan:
     """What is static in a kernel."""
 
+    # Queries and keys of a block.
     block_q: int
     block_kv: int
+    # Query heads of one key/value head.
     groups: int
+    # Slots of the ring: blocks that are in flight at the same time.
     steps: int
+    # 1 / sqrt(H), of the head size before padding.
     scale: float
     window: int | None
     interpret: bool
+    # The head size with its padding.
     lanes: int
+    # A key of ``matrix_units.UNITS``.
     unit: str
 
 
@@ -65,8 +74,9 @@ def forward(
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K,
-    H].
+    """Softmax attention of q [B, T, N, H] over k, v [B, S, K, H].
+
+    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32).
     """
     shape = q.shape
     dtype = v.dtype
@@ -105,8 +115,10 @@ def forward(
 def backward_q(
     q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False
 ) -> jax.Array:
-    """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing
-    has lse +large.
+    """The gradient of the queries, dq [B, T, N, H].
+
+    lse, delta: float32 [B, T, N]. d_out: [B, T, N, H]. The lse of a query that sees nothing must be
+    a large positive number, so that all its weights become 0.
     """
     shape = q.shape
     dtype = q.dtype
@@ -131,6 +143,7 @@ def backward_q(
             tiles((plan.steps, plan.block_kv, lanes), dtype),
             tiles((plan.steps, plan.block_kv, lanes), dtype),
             plgpu.SMEM((plan.steps, *k_fields.shape[2:]), jnp.int32),
+            # two copies arrive at each warpgroup's barrier: its rows of q and of d_out
             plgpu.Barrier(num_arrivals=2, num_barriers=unit.compute),
             *barriers(plan.steps, unit.compute, arrays=3),
             *unit.scratch(plan.block_kv, lanes, 1, dtype),
@@ -143,12 +156,13 @@ def backward_q(
 def backward_kv(
     q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
-    """(dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
+    """The gradients (dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
     shape = k.shape
     dtype = k.dtype
     plan = _plan(q, k, "block_kv_dkv", "block_q_dkv", tuning, window, interpret)
     q_tokens = pad_tokens(q_tokens, plan.block_q)
     k_tokens = pad_tokens(k_tokens, plan.block_kv)
+    # the second lists: for each block of keys, the query blocks that may see it
     _, lists = visits(q_tokens, k_tokens, plan.block_q, plan.block_kv, window)
     q_fields = blocked(token_rows(q_tokens), plan.block_q)
     k_fields = token_rows(k_tokens)
@@ -187,17 +201,21 @@ def _forward_kernel(
 ):  # fmt: skip
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    # the head of a list, see ``blocks.visits``: blocks to visit, and how many need no mask
     count = lists[row, block, 0]
     whole = lists[row, block, 1]
 
     def compute():
+        # every warpgroup takes ``unit.tile`` consecutive rows of the block
         own = pl.ds(block * plan.block_q + wg * unit.tile, unit.tile)
         plgpu.copy_gmem_to_smem(q.at[row, own, head], q_own.at[wg], loaded.at[wg])
         plgpu.barrier_wait(loaded.at[wg])
+        # reduce(1) is the layout of a vector along the rows of scores, reduce(0) along the columns
         queries = load_fields(q_tok.at[row, :, own], unit.layout.reduce(1))
 
         def visit(slot, carry, masked):
             top, total, acc = carry
+            # scores, and their maximum ``top``, count in powers of 2: exp2 is one instruction
             scores = unit.product(q_own.at[wg], k_ring.at[slot].transpose((1, 0))) * (
                 plan.scale * LOG2_E
             )
@@ -226,8 +244,11 @@ def _forward_kernel(
         top, total, acc = consume(count, whole, filled, emptied, visit, start, plan.steps)
         nothing = total == 0.0
         divisor = jnp.where(nothing, 1.0, total)
+        # the last product has read the queries, so their buffer may hold the result
         q_own.at[wg][...] = (acc / spread(divisor, acc.shape, 0)).astype(q_own.dtype)
+        # back from powers of 2 to powers of e
         lse_own.at[wg][...] = jnp.where(nothing, -jnp.inf, (top + jnp.log2(divisor)) * (1 / LOG2_E))
+        # the copy engine sees what was stored only after this fence
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(q_own.at[wg], out.at[row, own, head])
         plgpu.copy_smem_to_gmem(lse_own.at[wg], lse.at[row, head, own])
@@ -259,6 +280,7 @@ def _backward_q_kernel(
             plgpu.load(sums.at[row, head, i, own], layout=unit.layout.reduce(1), optimized=False)
             for i in range(2)
         )
+        # to powers of 2, as the scores
         lse = lse * LOG2_E
 
         def visit(slot, acc, masked):
@@ -271,11 +293,13 @@ def _backward_q_kernel(
                     mask(queries, keys, scores.shape, 0, plan.window), scores, MASKED
                 )
             weights = jnp.exp2(scores - spread(lse, scores.shape, 0))
+            # with P the weights: dP = d_out v^T and dS = P (dP - delta)
             d_weights = unit.product(d_own.at[wg], v_ring.at[slot].transpose((1, 0)))
             d_scores = weights * (d_weights - spread(delta, scores.shape, 0))
             return unit.add(acc, d_scores.astype(k_ring.dtype), k_ring.at[slot], 0)
 
         acc = consume(count, whole, filled, emptied, visit, unit.zero(0), plan.steps)
+        # the scale of the scores is a factor of the whole sum, and is applied once, at the end
         q_own.at[wg][...] = (unit.value(acc, 0) * plan.scale).astype(q_own.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(q_own.at[wg], dq.at[row, own, head])
@@ -294,10 +318,13 @@ def _backward_kv_kernel(
 ):  # fmt: skip
     row, head, block, wg = (jax.lax.axis_index(name) for name in ("row", "head", "block", "wg"))
     unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
+    # ``head`` is a key/value head here, and each listed query block is visited once for every query
+    # head of it
     count = lists[row, block, 0] * plan.groups
     whole = lists[row, block, 1] * plan.groups
 
     def sources(step):
+        # the query heads of one block follow each other
         at = lists[row, block, 2 + jax.lax.div(step, jnp.int32(plan.groups))]
         q_head = head * plan.groups + jax.lax.rem(step, jnp.int32(plan.groups))
         queries = (row, pl.ds(at * plan.block_q, plan.block_q), q_head)
@@ -308,6 +335,7 @@ def _backward_kv_kernel(
         plgpu.copy_gmem_to_smem(k.at[row, own, head], k_own.at[wg], loaded.at[wg])
         plgpu.copy_gmem_to_smem(v.at[row, own, head], v_own.at[wg], loaded.at[wg])
         plgpu.barrier_wait(loaded.at[wg])
+        # scores are transposed: keys lie along the rows, queries along the columns
         keys = load_fields(k_tok.at[row, :, own], unit.layout.reduce(1))
 
         def visit(slot, carry, masked):
@@ -333,6 +361,7 @@ def _backward_kv_kernel(
         dk_acc, dv_acc = consume(
             count, whole, filled, emptied, visit, (unit.zero(0), unit.zero(1)), plan.steps
         )
+        # the buffers of k and v, which are no longer needed, take the results
         k_own.at[wg][...] = (unit.value(dk_acc, 0) * plan.scale).astype(k_own.dtype)
         v_own.at[wg][...] = unit.value(dv_acc, 1).astype(v_own.dtype)
         plgpu.commit_smem()
@@ -347,12 +376,13 @@ def _backward_kv_kernel(
 
 
 def _key_sources(lists, k, v, k_tok, plan: _Plan):
-    """What a block of queries copies at each step: keys, values and tokens of the next block on its
-    list.
+    """A function from a step to what a block of queries copies then: the keys, values and tokens of
+    the next key block on its list.
     """
     row, head, block = (jax.lax.axis_index(name) for name in ("row", "head", "block"))
 
     def sources(step):
+        # the first two entries of a list are counts
         at = lists[row, block, 2 + step]
         keys = (
             row,
@@ -365,7 +395,8 @@ def _key_sources(lists, k, v, k_tok, plan: _Plan):
 
 
 def load_fields(ref, layout) -> Tokens:
-    """Fields in registers, of a reference [fields, tokens]."""
+    """The fields of tokens in registers, from a reference [fields, tokens]."""
+    # optimized=False: these short vectors have no vectorised load in the layouts of the scores
     return Tokens(
         *(plgpu.load(ref.at[i], layout=layout, optimized=False) for i in range(ref.shape[0]))
     )
@@ -378,10 +409,12 @@ def mask(
     query_axis: int,
     window: int | None = None,
 ):
-    """Who sees whom of queries, whose fields lie along ``query_axis`` of scores of this shape, and
-    of keys.
+    """bool of ``shape``, the shape of scores: True where a query sees a key.
+
+    query_axis: the axis of the scores along which queries lie; keys lie along the other.
     """
-    # numbers of nodes are worked out before the fields are as large as the scores
+    # The node numbers of the tree are computed here, from vectors. After ``spread`` every field is
+    # as large as the scores.
     queries = nodes(queries)[0].map(lambda x: spread(x, shape, query_axis))
     keys = jax.tree.map(lambda x: spread(x, shape, 1 - query_axis), nodes(keys))
     return sees_nodes(queries, *keys, window)
@@ -393,8 +426,10 @@ def mask(
 def _plan(
     q, k, held: str, streamed: str, tuning: TuningConfig, window: int | None, interpret
 ) -> _Plan:
-    """The plan of a kernel; held, streamed: the tuning's names of the blocks it holds and goes
-    through.
+    """The plan of a kernel.
+
+    held, streamed: fields of TuningConfig, the size of the blocks that a thread block holds and of
+    those that it goes through. Raises ValueError for sizes that the matrix unit cannot multiply.
     """
     unit = UNITS[tuning.matrix_unit]
     sizes = dataclasses.asdict(tuning)
@@ -404,6 +439,7 @@ def _plan(
         )
     if sizes[streamed] % 64:
         raise ValueError(f"{streamed}={sizes[streamed]} must be a multiple of 64")
+    # in reverse alphabetical order "block_q..." stands before "block_kv...", whichever is held
     block_q, block_kv = (sizes[name] for name in sorted((held, streamed), reverse=True))
     return _Plan(
         block_q=block_q,
@@ -447,7 +483,10 @@ def token_rows(tokens: Tokens) -> jax.Array:
 
 
 def _sums(lse: jax.Array, delta: jax.Array, plan: _Plan) -> jax.Array:
-    """float32 [B, N, 2, T] of two [B, T, N]."""
+    """lse and delta [B, T, N] together, float32 [B, N, 2, T], T filled up to whole blocks.
+
+    Padding has lse 0. That is harmless: padding is masked, so its weights are 0 all the same.
+    """
     return pad(jnp.stack([lse, delta], axis=1), plan.block_q, axis=2).transpose(0, 3, 1, 2)
 
 

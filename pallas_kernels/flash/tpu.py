@@ -1,11 +1,14 @@
-"""Attention in blocks on TPU (Mosaic), as FlashAttention-2 (2307.08691) orders it, forward and
-backward.
+"""Attention in blocks on TPU (Mosaic), forward and backward, in the order of FlashAttention-2
+(2307.08691).
 
-A grid step holds one block of queries with all query heads of one key/value head, and goes through
-the list of the key blocks that it may see. The list lies in scalar memory for the length of the
-step; the blocks are fetched from HBM two at a time, so nothing is read that no query of the block
-may see. Keys' gradients go the other way round, through the query blocks that may see a key block,
-with transposed scores, so that every sum stays in one grid step.
+A grid step holds one block of queries with all query heads of one key/value head. It goes through
+the list of the key blocks that these queries may see. The list lies in scalar memory. The blocks
+stay in HBM, and the kernel copies each into one of two buffers in VMEM while it works on the other.
+A key block that no query of the block may see is therefore never read.
+
+For the gradients of keys and values the roles are exchanged. A grid step holds a block of keys and
+goes through the query blocks that may see it, with transposed scores (keys by queries). Every sum
+therefore stays in one grid step.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size, R =
 G block_q rows.
@@ -58,8 +61,9 @@ def forward(
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [B, T, N, H] in v's dtype, lse [B, T, N] float32) of q [B, T, N, H] and k, v [B, S, K,
-    H].
+    """Softmax attention of q [B, T, N, H] over k, v [B, S, K, H].
+
+    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32).
     """
     batch, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
@@ -88,9 +92,11 @@ def forward(
             pltpu.VMEM((2, block_kv, lanes), k.dtype),
             pltpu.VMEM((2, block_kv, lanes), v.dtype),
             pltpu.VMEM((2, *k_fields.shape[2:]), jnp.int32),
+            # maximum and sum of the softmax of each row, and its weighted sum of values
             pltpu.VMEM((rows, 1), jnp.float32),
             pltpu.VMEM((rows, 1), jnp.float32),
             pltpu.VMEM((rows, lanes), jnp.float32),
+            # one for each buffer and each array that is copied into it
             pltpu.SemaphoreType.DMA((2, 3)),
         ],
         compiler_params=params(),
@@ -105,8 +111,10 @@ def forward(
 def backward_q(
     q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False
 ) -> jax.Array:
-    """dq [B, T, N, H]. lse, delta: float32 [B, T, N]; d_out [B, T, N, H]; a query that sees nothing
-    has lse +large.
+    """The gradient of the queries, dq [B, T, N, H].
+
+    lse, delta: float32 [B, T, N]. d_out: [B, T, N, H]. The lse of a query that sees nothing must be
+    a large positive number, so that all its weights become 0.
     """
     batch, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
@@ -152,13 +160,15 @@ def backward_q(
 def backward_kv(
     q, k, v, q_tokens, k_tokens, lse, delta, d_out, *, window, tuning, interpret=False
 ) -> tuple[jax.Array, jax.Array]:
-    """(dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
+    """The gradients (dk, dv) [B, S, K, H]; arguments as for ``backward_q``."""
     batch, length, kv_heads, head_dim = k.shape
     block_q = tuning.block_q_dkv
     block_kv = tuning.block_kv_dkv
     q_tokens, k_tokens = (pad_tokens(*x) for x in ((q_tokens, block_q), (k_tokens, block_kv)))
     shapes = (q.shape, k.shape)
+    # the second lists: for each block of keys, the query blocks that may see it
     _, lists = visits(q_tokens, k_tokens, block_q, block_kv, window)
+    # scores are transposed, so the queries' fields lie along lanes and the keys' along sublanes
     q_fields = token_rows(q_tokens, block_q)
     k_fields = token_columns(k_tokens, block_kv)
     sums = to_rows([lse, delta], kv_heads, block_q)
@@ -229,6 +239,8 @@ def _forward_kernel(
             scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
         new_top = jnp.maximum(top[...], jnp.max(scores, axis=1, keepdims=True))
         weights = jnp.exp(scores - new_top)
+        # what was summed so far is relative to the old maximum; ``shrink`` makes it relative to
+        # the new one, and has to read ``top`` before it is overwritten
         shrink = jnp.exp(top[...] - new_top)
         top[...] = new_top
         total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
@@ -261,6 +273,7 @@ def _backward_q_kernel(
     window,
 ):
     acc[...] = jnp.zeros(acc.shape, jnp.float32)
+    # one number for each row of scores
     lse, delta = (to_sublanes(sums[0, 0, 0, i : i + 1]) for i in range(2))
 
     def visit(_, slot, masked):
@@ -268,11 +281,13 @@ def _backward_q_kernel(
         if masked:
             scores = _mask_queries(scores, q_tok, tok_two.at[slot], window)
         weights = jnp.exp(scores - lse)
+        # with P the weights: dP = d_out v^T and dS = P (dP - delta)
         d_weights = dot(d_out[0, 0, 0], v_two[slot], ((1,), (1,)))
         d_scores = weights * (d_weights - delta)
         acc[...] += dot(d_scores.astype(k_two.dtype), k_two[slot], ((1,), (0,)))
 
     stream(lists, ((k, k_two), (v, v_two)), (k_tok, tok_two), semaphores, visit)
+    # the scale of the scores is a factor of the whole sum, and is applied once, at the end
     dq[0, 0, 0] = (acc[...] * scale).astype(dq.dtype)
 
 
@@ -302,6 +317,7 @@ def _backward_kv_kernel(
     dv_acc[...] = jnp.zeros(dv_acc.shape, jnp.float32)
 
     def visit(_, slot, masked):
+        # transposed: keys by queries, with one lse and one delta for each column
         scores = dot(k[0, 0, 0], q_two[slot], ((1,), (1,))) * scale
         lse, delta = (sums_two[slot, i : i + 1] for i in range(2))
         if masked:
@@ -324,14 +340,15 @@ def _backward_kv_kernel(
 
 
 def stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:
-    """Calls visit(block, slot, masked) for each listed one, its arrays in ``slot`` of buffers as
-    the next are fetched.
+    """Calls visit(block, slot, masked) for each block on the list, while the next one is fetched.
 
-    arrays: (all of it [B, K, blocks, ...], buffer [2, ...]) pairs; tokens: such a pair without
-    heads.
+    When ``visit`` runs, the arrays of the block are in ``slot`` of their buffers. arrays: pairs of
+    a whole array in HBM [B, K, blocks, ...] and its buffer [2, ...]. tokens: such a pair, whose
+    array has no axis of heads.
     """
     row = pl.program_id(0)
     head = pl.program_id(1)
+    # the head of a list, see ``blocks.visits``: blocks to visit, and how many need no mask
     count = lists[0, 0, 0, 0]
     whole = lists[0, 0, 0, 1]
 
@@ -356,8 +373,10 @@ def stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:
     def _(step):
         @pl.when(step + 1 < count)
         def _():
+            # Into the other slot. Nobody reads it any more: the visit of step - 1 is over.
             start(step + 1)
 
+        # the same descriptors as were started a step ago; to wait, a copy needs its semaphore
         for copy in copies(step):
             copy.wait()
         at = lists[0, 0, 0, 2 + step]
@@ -366,17 +385,23 @@ def stream(lists, arrays, tokens, semaphores, visit: Callable) -> None:
 
 
 def _mask_queries(scores, q_tok, k_tok, window):
-    """Scores [R, block_kv] with what is not seen MASKED; q_tok [1, 1, block_q, fields], k_tok
-    [fields, block_kv].
+    """The scores [R, block_kv], MASKED where a query does not see a key.
+
+    q_tok: [1, 1, block_q, fields]. k_tok: [fields, block_kv].
     """
     mask = sees(from_columns(q_tok), from_rows(k_tok), window)
+    # rows are G heads of block_q queries each, and the heads share one mask
     grouped = scores.reshape(-1, *mask.shape)
     return jnp.where(mask[None], grouped, MASKED).reshape(scores.shape)
 
 
 def _mask_keys(scores, q_tok, k_tok, window):
-    """Scores [block_kv, R] likewise; q_tok [fields, block_q], k_tok [1, 1, block_kv, fields]."""
+    """``_mask_queries`` of transposed scores [block_kv, R].
+
+    q_tok: [fields, block_q]. k_tok: [1, 1, block_kv, fields].
+    """
     mask = sees(from_rows(q_tok), from_columns(k_tok), window)
+    # columns are G heads of block_q queries each; the mask of one is repeated side by side
     bias = jnp.where(mask, 0.0, MASKED)
     return scores + jnp.concatenate([bias] * (scores.shape[1] // bias.shape[1]), axis=1)
 
@@ -392,6 +417,8 @@ def from_rows(ref) -> Tokens:
 
 
 def dot(a, b, contract):
+    """a and b multiplied and summed over the axes ``contract``, in float32."""
+    # without it the matrix unit rounds float32 operands to bfloat16
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jax.lax.dot_general(
         a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32
@@ -399,12 +426,12 @@ def dot(a, b, contract):
 
 
 def _to_lanes(column):
-    """[R, 1] -> [1, R]."""
+    """[R, 1] -> [1, R], by the transpose of an array with full lanes."""
     return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1]
 
 
 def to_sublanes(row):
-    """[1, R] -> [R, 1]."""
+    """[1, R] -> [R, 1], by the transpose of an array with LANES sublanes."""
     return jnp.broadcast_to(row, (LANES, row.shape[1])).T[:, :1]
 
 
@@ -432,7 +459,7 @@ def block_spec(rows: int, lanes: int) -> pl.BlockSpec:
 
 
 def token_spec(fields: jax.Array) -> pl.BlockSpec:
-    """Of what ``token_columns`` returns."""
+    """The block of a grid step in what ``token_columns`` returns."""
     return pl.BlockSpec((1, 1, *fields.shape[2:]), lambda b, h, i: (b, i, 0, 0))
 
 
@@ -452,7 +479,11 @@ def token_rows(tokens: Tokens, block: int) -> jax.Array:
 
 
 def to_blocks(x: jax.Array, kv_heads: int, block: int) -> jax.Array:
-    """[B, T, N, H] -> [B, K, blocks, G block, lanes], the head size padded to full lanes."""
+    """[B, T, N, H] -> [B, K, blocks, G block, lanes], the head size padded to full lanes.
+
+    A block's rows are the G query heads of a key/value head, each with all its tokens. A mask of
+    the tokens then serves every head.
+    """
     x = pad(pad(x, block), LANES, axis=3)
     batch, length, heads, lanes = x.shape
     x = x.reshape(batch, length // block, block, kv_heads, heads // kv_heads, lanes)
@@ -467,7 +498,7 @@ def from_blocks(x: jax.Array, block: int, shape: tuple[int, ...]) -> jax.Array:
 
 
 def to_rows(sums: Sequence[jax.Array], kv_heads: int, block: int) -> jax.Array:
-    """Some [B, T, N] -> [B, K, blocks, sums, G block]."""
+    """Arrays [B, T, N] -> [B, K, blocks, sums, G block], in the order of ``to_blocks``' rows."""
     x = pad(jnp.stack(sums, axis=-1), block)
     batch, length, heads, count = x.shape
     x = x.reshape(batch, length // block, block, kv_heads, heads // kv_heads, count)
