@@ -31,9 +31,12 @@ RULES: dict[str, str | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each mesh axis; data 0 means all devices that are left."""
+    """Devices along each mesh axis."""
 
+    # Devices along the axis data, over which the rows of a batch are split; 0 for all that are
+    # left.
     data: int = 1
+    # Devices along the axis tensor, over which the matrices of a layer are split.
     tensor: int = 1
 
     def __post_init__(self):

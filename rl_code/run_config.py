@@ -38,17 +38,19 @@ from rl_code.types import Limits
 class ModelSpec:
     """The model that is trained."""
 
-    # A key of models.families.PRESETS, or package.module:object; weights tell their shape without.
+    # The shape of the model: a key of models.families.PRESETS, or package.module:object. None where
+    # ``weights`` are given, whose files tell the shape.
     preset: str | None = None
-    # A Hugging Face folder, a .gguf file, or a run's workdir, perhaps with @ and a step; "" for
-    # random parameters (``rl_code.origin``).
+    # Where the parameters come from: a Hugging Face folder, a .gguf file, or the workdir of another
+    # run, with @ and a step for a checkpoint other than the last (``rl_code.origin``). "" for
+    # random parameters.
     weights: str = ""
-    # Of the weights that are trained.
+    # The dtype of the weights that are trained.
     dtype: str = "float32"
     # Whether activations are computed again in the backward pass, to save memory.
     remat: bool = False
-    # The methods of attention of the first layers, repeated until all layers have one; one name
-    # stands for all layers, None for the preset's.
+    # The methods of attention: one name for all layers, or a tuple that is repeated until every
+    # layer has a method. None keeps the methods of the preset or of the weights.
     attention: tuple[Named, ...] | Named | None = None
 
     def shape(self) -> ModelConfig | None:
@@ -67,17 +69,21 @@ class ModelSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-    """The tokeniser: by default the one that belongs to the weights."""
+    """The tokeniser. Without this section it is the one that belongs to the weights."""
 
-    # "file" reads it; "train" learns byte-level BPE from demonstrations, for random parameters.
+    # "file" reads the tokeniser from a file. "train" learns byte-level BPE from demonstrations,
+    # for a model with random parameters.
     source: Literal["train", "file"] = "file"
-    # A tokenizer.json, its folder, or a .gguf file; "" for the one of ``model.weights``.
+    # A tokenizer.json, its folder, or a .gguf file. "" for the tokeniser that belongs to
+    # ``model.weights``.
     path: str = ""
-    # "own": the template that came with the tokeniser, or its family's where none did; "family":
-    # always the family's; else the path of a jinja2 file.
+    # The chat template. "own": the template that came with the tokeniser, or that of the model's
+    # family if none came with it. "family": always that of the family. Anything else is the path
+    # of a jinja2 file.
     chat_template: str = "own"
-    # With "train": entries of the vocabulary, and demonstrations that it is learned from.
+    # With source "train": how many entries the vocabulary has.
     vocab_size: int = 512
+    # With source "train": how many demonstrations the vocabulary is learned from.
     texts: int = 2000
 
 
@@ -87,19 +93,21 @@ class RolloutConfig:
 
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
-    # Threads that wait for sandboxes.
+    # Threads that carry out tool calls and grade episodes. Each waits for one sandbox at a time.
     workers: int = 4
-    # Seconds after which a tool that does not answer is a fault of ours and ends the run; None for
-    # what follows from the limits. Less than they allow would let a model end the run by waiting.
+    # Seconds after which a tool that does not answer counts as a fault of this system, which ends
+    # the run. None for a value that follows from the limits. It must be more than the limits allow
+    # tools to take, or a model could end the run by waiting.
     tool_timeout_s: float | None = None
-    # Of the copy of the model that samples; None for that of the model.
+    # The dtype of the copy of the model that samples; None for ``model.dtype``.
     dtype: str | None = None
     # Devices of an actor.
     mesh: MeshConfig = MeshConfig()
-    # Whether an actor in the learner's process has devices of its own, after the learner's; else it
-    # samples on the learner's.
+    # Whether an actor in the learner's process samples on devices of its own, which come after the
+    # learner's in the list of devices. False: it samples on the learner's devices.
     apart: bool = False
-    # Devices after those that prefill prompts; None to prefill where rows decode.
+    # Devices that prefill prompts, which come after all others in the list of devices. None to
+    # prefill on the devices that decode.
     prefill_mesh: MeshConfig | None = None
 
     def __post_init__(self):
@@ -108,16 +116,20 @@ class RolloutConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SftConfig:
-    """Warm start on demonstrations."""
+    """Warm start: supervised training on demonstrations before reinforcement learning begins."""
 
+    # Updates of the warm start.
     steps: int
     optimizer: OptimizerConfig
-    # Distinct ones, gone through again and again; they are cut to ``slots`` tokens.
+    # How many different demonstrations there are. Training goes through them again and again. Each
+    # is cut to ``slots`` tokens.
     demonstrations: int = 60_000
     demonstration: DemonstrationConfig = DemonstrationConfig()
-    # Shape of one batch in tokens.
+    # Rows of a batch.
     rows: int = 32
+    # Tokens of a row.
     slots: int = 160
+    # Parts of a batch whose gradients are computed one after another, to save memory.
     micro_batches: int = 1
     # Steps between checkpoints.
     checkpoint_every: int = 50
@@ -138,22 +150,26 @@ class SftConfig:
 class TrainConfig:
     """Reinforcement learning."""
 
-    # May be raised on a run that has finished, which then goes on; see also
-    # ``OptimizerConfig.total_steps``.
+    # Steps of the whole run. The number may be raised on a run that has finished, which then goes
+    # on; see also ``OptimizerConfig.total_steps``.
     steps: int
-    # Groups of a batch, and episodes of a group.
+    # Groups of a batch, each of another task.
     tasks_per_step: int
+    # Episodes of a group: how often each task is played in a step.
     group_size: int
     optimizer: OptimizerConfig
     # Updates made on each batch.
     epochs: int = 1
-    # A member of learner.advantages.ADVANTAGES.
+    # How advantages are computed from rewards: a member of learner.advantages.ADVANTAGES, with its
+    # settings.
     advantage: Named = Named("grpo")
     loss: LossConfig = LossConfig()
     pack: PackConfig = PackConfig()
-    # Parts of a batch whose gradients are computed one after another; None for one row a device.
+    # Parts of a batch whose gradients are computed one after another, to save memory. None for
+    # parts that have one row for each device.
     micro_batches: int | None = None
-    # Trains only on tasks that the policy solves sometimes; None on all.
+    # With this section only tasks that the policy solves sometimes are trained on; None trains on
+    # all tasks.
     screening: ScreeningConfig | None = None
 
     def __post_init__(self):
@@ -163,14 +179,14 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When the state is written down."""
+    """When the state of training is saved, and which checkpoints are kept."""
 
     # Steps between checkpoints.
     every: int = 20
-    # How many of the newest stay.
+    # How many of the newest checkpoints are kept.
     keep: int = 2
-    # A metric of a step, as "reward/solved": the checkpoint with its highest value stays too and
-    # can be read as "best". None for none.
+    # The name of a metric, such as "reward/solved". The checkpoint with its highest value is kept
+    # as well and can be read as "best". None keeps only the newest.
     best: str | None = None
 
     def __post_init__(self):
@@ -179,12 +195,13 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MetricsConfig:
-    """Where the numbers of each step go, and which there are beside the usual ones."""
+    """Where the metrics of each step are written, and which extra metrics are computed."""
 
-    # Keys of metric_writers.WRITERS, with their settings. "jsonl" must be among them, since the
-    # report and a continued run read its file.
+    # Where metrics are written: keys of metric_writers.WRITERS, with their settings. "jsonl" must
+    # be among them, since the report and a continued run read its file.
     writers: tuple[Named, ...] = (Named("jsonl"), Named("tensorboard"))
-    # Keys of step_metrics.METRICS, or functions of one's own, with their settings.
+    # Metrics beside the usual ones: keys of step_metrics.METRICS, or package.module:object, with
+    # their settings.
     extra: tuple[Named, ...] = ()
 
     def open_settings(self) -> tuple[WriterSettings, ...]:
@@ -207,27 +224,33 @@ class MetricsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """Everything a run needs. What a file leaves out has its value here, or follows from the rest
-    (``derive.settle``), so that a RunConfig is always complete.
+    """Everything a run needs.
+
+    A key that the config's file leaves out has its default here, or a value that follows from other
+    keys (``derive.settle``). A RunConfig is therefore always complete.
     """
 
     model: ModelSpec
+    # How an episode is written as text, and how the text of a message is read as calls of tools: a
+    # key of environment.protocols.api.PROTOCOLS, with its settings.
     protocol: Named
+    # The source of the training tasks: a key of tasks.api.SOURCES, with its settings.
     tasks: Named
     limits: Limits
     reward: RewardConfig
     train: TrainConfig
     tokenizer: TokenizerConfig = TokenizerConfig()
-    # What agents may call, in the order in which prompts declare it.
+    # The tools that the agent may call, in the order in which the prompt declares them.
     tools: tuple[Named, ...] = DEFAULT_TOOLS
+    # Seed of the random choices of a run: parameters, tasks, demonstrations and sampling.
     seed: int = 0
     # Devices that learn.
     mesh: MeshConfig = MeshConfig()
     sandbox: SandboxConfig = SandboxConfig()
     rollout: RolloutConfig = RolloutConfig()
-    # None to begin with the model as it is.
+    # The warm start on demonstrations; None to begin with the model as it is.
     sft: SftConfig | None = None
-    # Evaluated before and after training.
+    # The suites of held-out tasks that are evaluated before and after training.
     suites: tuple[SuiteConfig, ...] = ()
     checkpoint: CheckpointConfig = CheckpointConfig()
     asynchrony: AsynchronyConfig = AsynchronyConfig()
@@ -271,7 +294,7 @@ class RunConfig:
             raise ValueError(f"suites {names} must have names of their own")
 
     def _check_agreement(self) -> None:
-        """What no section can see alone."""
+        """Raises ValueError where sections contradict each other, which none of them can see."""
         train = self.train
         demonstrated = find_source(self.tasks, "config.tasks").demonstrated
         if self.tokenizer.source == "train" and not demonstrated:
@@ -329,8 +352,8 @@ def refuse_sync(config: RunConfig) -> None:
 
 
 def meshes(config: RunConfig, role: str = "all") -> list[MeshConfig]:
-    """The devices of a process one after another: those that learn, those that sample, those that
-    prefill.
+    """The meshes of a process in the order in which they take devices: of learning, of sampling,
+    of prefill. A mesh that the role does not use is left out.
     """
     rollout = config.rollout
     sampling = [rollout.mesh] if role == "actor" or (role == "all" and rollout.apart) else []

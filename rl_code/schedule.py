@@ -1,19 +1,18 @@
 """What each training step samples, when that may begin, and with which weights.
 
-The learner at version v makes version v + 1 from the groups of step v, all of them and no others.
-With a bound of k versions on staleness, the groups of a step b may begin when version b - k is
-published, and not before; nothing that was sampled is ever too old, so nothing is dropped, and a
-long episode delays its step instead of missing it. Modes:
+The learner at version v makes version v + 1 from the groups of step v: from all of them and from no
+others. Let k be the bound on staleness. The groups of step b may begin as soon as version b - k is
+published, and not before. Therefore nothing that was sampled is ever too old and nothing is
+dropped. A long episode delays its step; it never misses it. There are three modes:
 
-  sync       k = 0: the weights that sample a step are those it trains.
-  one_step   k = 1: step b + 1 is sampled with version b exactly while version b + 1 is made
-             (2505.24298 calls this one-step overlap); the actor waits for its weights between
-             steps.
-  in_flight  k >= 1: the actor goes on with the newest weights in the middle of messages
-             (2509.19128); every token carries the version that sampled it.
+  sync       k = 0: the weights that sample a step are the weights that it trains.
+  one_step   k = 1: step b + 1 is sampled with exactly version b, while version b + 1 is made
+             (2505.24298 calls this one-step overlap). Between steps the actor waits for weights.
+  in_flight  k >= 1: the actor takes the newest weights even in the middle of messages
+             (2509.19128). Every token carries the version that sampled it.
 
-In the first two a plan names the version, so a group sampled again by another actor is the same
-group.
+In the first two modes the plan names the version. A group that another actor samples again is
+therefore the same group, token for token.
 """
 
 from __future__ import annotations
@@ -39,16 +38,19 @@ MODES = {"sync": (0, 0), "one_step": (1, 1), "in_flight": (1, None)}  # least an
 class AsynchronyConfig:
     """How far sampling may run ahead of training."""
 
-    # see the top of this file
+    # "sync": a step is sampled with the weights that it trains. "one_step": a step is sampled with
+    # the version before, while the update of the step before is made. "in_flight": sampling goes on
+    # all the time, and takes the newest weights in the middle of messages.
     mode: Literal["sync", "one_step", "in_flight"] = "sync"
-    # the bound k; in a run None is the least of the mode
+    # The greatest staleness: by how many versions the learner may be ahead of the version that
+    # sampled a token. In a run None means the least that the mode allows.
     max_staleness: int | None = None
-    # Only "in_flight": whether the keys and values of episodes in progress are computed again with
-    # new weights, or kept.
+    # Only for "in_flight": whether episodes in progress compute their keys and values again when
+    # new weights come. False keeps those of older weights.
     recompute: bool = False
-    # when a process counts as lost, and how long the learner waits
+    # When a process counts as lost, and how long the learner waits.
     work: WorkConfig = WorkConfig()
-    # how versions of the weights are kept
+    # How versions of the weights are stored and kept.
     weights: WeightsConfig = WeightsConfig()
 
     def __post_init__(self):
@@ -78,13 +80,13 @@ class Schedule:
     """Plans the steps of a run, in order, each as soon as the weights for it are published.
 
     Args:
-      pool: of the tasks, as it was when ``next_step`` was about to be planned.
-      steps: of the whole run.
-      next_step: the first that is not planned yet.
+      pool: the tasks to draw from, in the state in which ``next_step`` is to be planned.
+      steps: how many steps the whole run has.
+      next_step: the first step that is not planned yet.
       tasks_per_step: groups that a step trains on.
       group_size: episodes of a group.
-      samples: episodes by which a task is screened.
-      seed: of all random keys.
+      samples: episodes of a task when it is screened.
+      seed: the seed of all random keys.
     """
 
     def __init__(
@@ -117,9 +119,11 @@ class Schedule:
         """Plans every step that may begin now that ``version`` is published; returns how many tasks
         were screened.
 
-        wait(step, numbers): the groups of some items of a step, for the choice of its tasks.
+        wait(step, numbers): waits for the groups of some items of a step. What they show of the
+        screened tasks decides which tasks the step trains on.
         """
         screened = 0
+        # Step b may begin at version b - k, so with version v the last one is step v + k.
         while self.next_step < min(version + self._config.max_staleness + 1, self._steps):
             screened += self._plan_step(self.next_step, wait)
             self.next_step += 1
@@ -128,6 +132,7 @@ class Schedule:
     def _plan_step(self, step: int, wait) -> int:
         in_flight = self._config.mode == "in_flight"
         version = None if in_flight else max(0, step - self._config.max_staleness)
+        # Items of a step are numbered from 0: those that screen first, then those to train on.
         number = 0
         while tasks := self._pool.to_screen():
             words = _words(jax.random.fold_in(self._screening, step))
@@ -141,6 +146,8 @@ class Schedule:
                 {item.task: solved(r.group) for item, r in zip(items, records, strict=True)}
             )
             number += len(items)
+        # Groups to train on are numbered over the whole run, whatever was screened: with the one
+        # key of the run, the number of the group fixes the random stream of its episodes.
         first = step * self._tasks
         self._announce(
             [
@@ -160,8 +167,8 @@ class Schedule:
         return number
 
     def _announce(self, items: Sequence[Item]) -> None:
-        """Writes a part of a plan, or where another process of the learner writes waits until it
-        has.
+        """Writes a part of a plan. In a process of the learner that does not write the store, it
+        waits until the process that does has written the same part.
         """
         if self._store.writes:
             self._store.plan(items)

@@ -56,17 +56,17 @@ class Tests:
 class Limits:
     """What one episode may use."""
 
-    # Assistant messages.
+    # Messages that the assistant may write.
     turns: int
-    # Length of the whole trajectory, prompt included.
+    # Tokens of the whole trajectory, prompt included.
     tokens: int
-    # Sampled tokens of one assistant message.
+    # Sampled tokens of one message of the assistant.
     turn_tokens: int
     # Calls of the tool run_tests.
     test_runs: int
     # Wall-clock seconds of one tool call.
     command_s: float
-    # Calls of one message that are carried out; the others count as malformed.
+    # Calls of one message that are carried out; further ones count as malformed.
     calls: int = 32
     # Wall-clock seconds of all tool calls together. Time in which the episode waits for the sampler
     # does not count, and grading has time of its own.

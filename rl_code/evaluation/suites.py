@@ -16,27 +16,33 @@ from rl_code.types import Limits, Task
 
 @dataclasses.dataclass(frozen=True)
 class SuiteConfig:
-    """One held-out suite; fields that are None are those of training.
+    """One suite of held-out tasks, and how they are played.
 
     A config writes a suite out, with its name and its tasks, or names one of SUITES and what to
     change in it. A suite of one's own is an object of this class, or a subclass with settings of
     its own, which a config names as ``package.module:object``.
     """
 
-    # What its results are called.
+    # The name under which results are stored.
     name: str
+    # The source of the tasks: a key of tasks.api.SOURCES, with its settings.
     tasks: Named
-    # The first so many tasks whose prompt fits; 0 for all.
+    # How many tasks are played: the first ones whose prompt fits. 0 for all.
     count: int = 0
     # Episodes of each task.
     samples: int = 1
+    # How tokens are drawn; None for ``rollout.sampling``.
     sampling: SamplingConfig | None = None
-    # The ``count`` tasks with the shortest prompts instead of the first.
+    # Whether the ``count`` tasks with the shortest prompts are played instead of the first.
     shortest: bool = False
+    # The protocol of the episodes; None for that of training.
     protocol: Named | None = None
+    # The limits of the episodes; None for those of training.
     limits: Limits | None = None
+    # Shapes of an engine of the suite's own; None for the engine of training, or for one that
+    # follows from the suite's limits and dtype where it sets them.
     engine: EngineConfig | None = None
-    # Of the copy of the model that samples.
+    # The dtype of the copy of the model that samples; None for ``rollout.dtype``.
     dtype: str | None = None
 
     def __post_init__(self) -> None:

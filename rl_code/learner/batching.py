@@ -25,30 +25,33 @@ from rl_code.types import Batch, Group
 
 @dataclasses.dataclass(frozen=True)
 class PackConfig:
-    """Shapes of a batch, and how old its tokens may be. In a run rows, slots and targets that are
-    None follow from the limits of an episode and the size of a group (``rl_code.derive``).
+    """Shapes of a batch, and how old its tokens may be.
+
+    In a run, ``rows``, ``slots`` and ``targets`` that are None follow from the limits of an episode
+    and the size of a group (``rl_code.derive``).
     """
 
-    # Rows of a batch. They are filled from the first on and the update skips micro-batches of empty
-    # ones, so room for the worst case costs nothing.
+    # Rows of a batch. They are filled from the first on. The update skips micro-batches whose rows
+    # are all empty, so room for the worst case costs no time.
     rows: int | None = None
-    # Token slots of a row.
+    # Slots of a row: how many tokens it holds.
     slots: int | None = None
-    # Sampled tokens of a row.
+    # Targets of a row: how many sampled tokens it holds.
     targets: int | None = None
-    # The most by which the learner's version may be ahead of the one that sampled a token.
+    # The greatest staleness of a token: the learner's version minus the version that sampled it.
     max_staleness: int = follows("asynchrony.max_staleness", 0)
-    # Leaves out groups whose advantages are all 0, which have no policy gradient, as DAPO
-    # (2503.14476) does. Neither metrics nor the averages of the loss then count them.
+    # Whether groups whose advantages are all 0 are left out, as in DAPO (2503.14476): they have no
+    # policy gradient. Metrics and the averages of the loss do not count them then.
     drop_uninformative: bool = True
-    # Most runs of tokens in a row (a prompt, a completion, the empty slots behind them); 0 for any
-    # number. Models whose layers choose blocks need it, see ``update.batch_logprobs``.
+    # The most runs of tokens that a row may hold; 0 for any number. A run is a prompt, what one
+    # trajectory adds to its prompt, or the empty slots that ``align`` leaves behind either. Models
+    # with layers that choose blocks of keys need this bound, see ``update.batch_logprobs``.
     runs: int = 0
-    # Of updates in two phases: tokens of a row of prompts, beside ``slots`` for what follows them;
-    # 0 where there is one phase.
+    # For updates in two phases: slots of a row that holds prompts. ``slots`` then counts what
+    # follows the prompts. 0 for updates in one phase.
     prompt_slots: int = 0
-    # Runs start at slots that are multiples of it. At 64, a block of attention in XLA, fewer blocks
-    # hold parts of two completions, for some empty slots between them.
+    # Every run starts at a slot that is a multiple of this number. 64 is the block of attention in
+    # XLA: fewer blocks then hold parts of two trajectories, at the price of some empty slots.
     align: int = 1
 
     def __post_init__(self):
@@ -71,11 +74,12 @@ class PackConfig:
 
     @property
     def levels(self) -> int | None:
-        """How deep trees may be that share prefixes: None for any depth.
+        """How deep the trees of shared prefixes may be; None for any depth.
 
-        2, a group's prompt and what follows it, for layers that choose blocks of keys, which know
-        copies of the prompt's last block only, and for two phases, whose first has only prompts.
-        What is deeper is then repeated: as right, and more tokens.
+        The depth is 2 (a group's prompt, and what follows it) in two cases. Layers that choose
+        blocks of keys can copy the last block of the prompt only. The first phase of a two-phase
+        update has only prompts. A deeper prefix is then repeated for each context, which gives the
+        same result and takes more tokens.
         """
         return 2 if self.runs or self.prompt_slots else None
 

@@ -33,20 +33,24 @@ from rl_code.read_config import follows
 class LossConfig:
     """Which loss, how it is averaged, and how off-policy data are weighted."""
 
-    # A member of LOSSES with its own settings.
+    # The policy loss: a member of LOSSES, with its settings.
     policy: Named = Named("ppo")
-    # "token": sum / sampled tokens. "sequence": mean over trajectories of the mean over their
-    # tokens. "constant": sum / (constant_length * trajectories). Counts are those of the whole
-    # batch.
+    # How the losses of tokens are averaged. "token": their sum / sampled tokens. "sequence": the
+    # mean over trajectories of the mean over their tokens. "constant": their sum /
+    # (constant_length * trajectories). Tokens and trajectories are counted over the whole batch.
     aggregation: Literal["token", "sequence", "constant"] = "token"
-    # In a run None means the most tokens that a trajectory can sample.
+    # The divisor of aggregation "constant". In a run None means the most tokens that a trajectory
+    # can sample.
     constant_length: int | None = None
-    # Factor of the divergence from the reference policy, and how it is estimated.
+    # Weight of the KL divergence from the reference policy; 0 for none.
     kl_coef: float = 0.0
+    # How that divergence is estimated. "k2" and "k3" are terms of the loss; "k1" is taken off the
+    # advantages.
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    # Factor of the entropy, which is rewarded.
+    # Weight of the entropy, which is rewarded; 0 for none.
     entropy_coef: float = 0.0
-    # See ``correction_weights``; "auto" is "decoupled" where data may be stale, else "none".
+    # How tokens are weighted that another version of the weights sampled, see
+    # ``correction_weights``. "auto" is "decoupled" where data may be stale, else "none".
     correction: Literal[
         "auto",
         "none",
@@ -56,8 +60,9 @@ class LossConfig:
         "masked_sequence",
         "masked_geometric",
     ] = "auto"
-    # correction_high bounds "truncated"; both bound the "masked_*".
+    # The "masked_*" corrections give the weight 0 to a ratio below it.
     correction_low: float = 0.0
+    # "truncated" lowers greater ratios to it; the "masked_*" corrections give them the weight 0.
     correction_high: float = 2.0
     # The logits are divided by it, as the sampler did.
     temperature: float = follows("rollout.sampling.temperature", 1.0)

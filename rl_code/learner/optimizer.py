@@ -15,29 +15,34 @@ from flax import nnx
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW (1711.05101), for matrices Muon where asked for, behind a clip of the global gradient
-    norm.
+    """AdamW (1711.05101) for all parameters, or with Muon for the matrices of the layers.
+
+    The gradient is clipped by its global norm first.
     """
 
-    # The rate after the warm-up; with Muon that of the parameters which AdamW keeps.
+    # The learning rate of AdamW after the warm-up.
     learning_rate: float
-    # The rate of the layers' matrices, which Muon (2502.16982) then updates; None for AdamW
-    # throughout.
+    # The learning rate of Muon (2502.16982), which then updates the matrices of the layers; AdamW
+    # keeps the other parameters. None for AdamW throughout.
     muon_learning_rate: float | None = None
-    # After the warm-up the rates stay, or fall to 0 at ``total_steps``.
+    # After the warm-up the rates stay ("constant"), or fall to 0 at ``total_steps``.
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     # Updates in which the rates rise linearly.
     warmup_steps: int = 0
-    # Update at which a falling schedule reaches 0. In a run None means its last update: where
-    # ``train.steps`` is raised on a finished run, the rate is that of the longer schedule, so that
-    # a cosine or linear one rises again from 0 to where the longer one would stand.
+    # The update at which a falling schedule reaches 0. In a run None means the last update. If
+    # ``train.steps`` is raised on a finished run, a falling schedule is stretched: the rate, which
+    # had reached 0, jumps to its value at this step of the longer schedule.
     total_steps: int | None = None
+    # Decay of the average of gradients (AdamW's beta 1).
     b1: float = 0.9
+    # Decay of the average of squared gradients (AdamW's beta 2).
     b2: float = 0.95
+    # Added to the divisor of AdamW's update, so that it is never 0.
     eps: float = 1e-8
-    # Not applied to norms and biases.
+    # Weight decay of all parameters but norms and biases.
     weight_decay: float = 0.0
-    # Largest global norm of the gradient; None clips nothing.
+    # The largest global norm of the gradient; a longer gradient is scaled down to it. None clips
+    # nothing.
     clip_norm: float | None = 1.0
 
     def __post_init__(self):

@@ -42,13 +42,13 @@ class SignalConfig:
     settings.
     """
 
-    # Which signal, with its settings.
+    # Which signal: a key of SIGNALS or package.module:object, with its settings.
     signal: Named
-    # The component is weight times the signal; at least 0, since a penalty is a negative signal.
+    # The signal is multiplied by it. It is at least 0: a penalty is a signal with negative values.
     weight: float = 1.0
-    # The least and the most that the component may be; None for no cap.
+    # The least and the greatest value of the component, after the weight; None for no bounds.
     cap: tuple[float, float] | None = None
-    # The component's name in the logs; "" for the signal's.
+    # The name of the component in the logs; "" for the name of the signal.
     label: str = ""
 
     def __post_init__(self) -> None:
@@ -86,8 +86,9 @@ class SignalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """The active signals; components are logged and added up in this order."""
+    """Which signals are active."""
 
+    # The signals. Their components are logged and added up in this order.
     signals: tuple[SignalConfig, ...]
 
     def __post_init__(self) -> None:

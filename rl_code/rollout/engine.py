@@ -33,43 +33,48 @@ from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_un
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """Shapes of the engine, each per shard of the mesh axis ``data``. In a run the fields that are
-    None follow from the limits of an episode (``rl_code.derive``).
+    """Shapes of the engine. Every number is per shard of the mesh axis ``data``.
+
+    In a run, the fields that are None follow from the limits of an episode (``rl_code.derive``).
     """
 
-    # Rows decoded together.
+    # Rows that are decoded together, one episode in each.
     slots: int = 32
-    # Most that are open at once: decoding, waiting for a tool, or pre-empted.
+    # The most episodes that are open at once: decoding, waiting for a tool, or pre-empted.
     episodes: int | None = None
-    # Tokens of a page; the block of the sparse layers where there are some.
+    # Tokens of a page. Where layers are sparse, it must be the size of their blocks.
     page: int = 32
     # Pages of the cache.
     pages: int | None = None
-    # MiB that the pages may take: where those that episodes could use take more, there are fewer,
-    # and episodes are pre-empted. None for no such limit.
+    # MiB that the pages may take. If ``pages`` would take more, there are fewer pages, and episodes
+    # are pre-empted when they run out. None for no such limit.
     pages_mb: float | None = None
-    # Shape of one prefill.
+    # Rows of one prefill.
     prefill_rows: int = 4
+    # Tokens of each row of one prefill. A longer prompt takes several.
     prefill_tokens: int = 64
-    # Longest prompt, and longest trajectory.
+    # Tokens of the longest prompt.
     prompt_length: int | None = None
+    # Tokens of the longest trajectory, prompt included.
     length: int | None = None
-    # Most tokens that a row gains per dispatch.
+    # The most tokens that a row samples in one dispatch.
     decode_steps: int = 16
-    # Of keys and values.
+    # The dtype of keys and values in the cache.
     cache_dtype: str | None = None
-    # Where dense layers find their keys while decoding: "pages", read by a kernel from where they
-    # lie, or "view", laid side by side once per dispatch; None for what suits the device. Shared
-    # prefixes are read once under "view".
+    # Where dense layers read their keys while they decode. "pages": a kernel reads them on their
+    # pages. "view": they are copied side by side once per dispatch, and rows that share a prefix
+    # read it together. None for what suits the device.
     decode: Literal["pages", "view"] | None = None
-    # Tokens after the shared prefix are laid side by side in blocks of so many; blocks that no row
-    # has reached cost nothing. A multiple of ``page``.
+    # With decode "view": tokens after the shared prefix are copied in blocks of this many. Blocks
+    # that no row has reached cost nothing. A multiple of ``page``.
     view_block: int = 128
-    # Most rows that read a shared prefix together.
+    # With decode "view": the most rows that read a shared prefix together.
     tile: int = 8
-    # Shape of one prefill of what tools answered, for answers of at most answer_tokens, which would
-    # fill little of the other shape; 0 for none.
+    # Rows of one prefill of short answers of tools, which would fill little of the usual shape; 0
+    # if answers have no shape of their own.
     answer_rows: int = 0
+    # Tokens of each row of such a prefill; longer answers use the usual shape. 0 with answer_rows
+    # 0.
     answer_tokens: int = 0
 
     def __post_init__(self):

@@ -17,10 +17,14 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """temperature 0 is greedy; top_k 0 and top_p 1.0 keep every token."""
+    """How the next token is drawn from the logits."""
 
+    # The logits are divided by it. 0 always takes the most likely token (greedy).
     temperature: float = 1.0
+    # Only the k most likely tokens can be drawn; 0 keeps every token.
     top_k: int = 0
+    # Only the most likely tokens that together have this probability can be drawn; 1.0 keeps every
+    # token.
     top_p: float = 1.0
 
     def __post_init__(self):

@@ -30,12 +30,13 @@ class WorkConfig:
 
     # Seconds between two changes of a process's heartbeat.
     heartbeat_s: float = 1.0
-    # An actor whose heartbeat is seen not to change for so many seconds has lost its items.
+    # Seconds without a change of an actor's heartbeat after which other actors may take over its
+    # items.
     heartbeat_timeout_s: float = 15.0
-    # An actor whose main loop reports no progress for so many seconds stops its own heartbeat. Must
-    # be longer than the longest compilation.
+    # Seconds without progress of its main loop after which an actor stops its own heartbeat. It
+    # must be longer than the longest compilation.
     stall_s: float = 300.0
-    # Seconds that the learner waits for the groups of a step.
+    # Seconds that the learner waits for the groups of a step before it gives up.
     deadline_s: float = 1800.0
 
     def __post_init__(self):

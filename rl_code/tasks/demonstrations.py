@@ -34,11 +34,12 @@ _TRIES = 20  # draws of a wrong attempt that was not made before
 class DemonstrationConfig:
     """How imperfect demonstrations are: three probabilities."""
 
-    # That an attempt is right; else it is a plausible mistake.
+    # Probability that an attempt is right; else it is a plausible mistake.
     p_right: float = 0.65
-    # That an attempt is tested; else it is submitted as it stands.
+    # Probability that an attempt is tested; else it is submitted as it stands.
     p_test: float = 0.5
-    # That after a failing test the file is submitted as it stands; else there is a new attempt.
+    # Probability that the file is submitted as it stands after a test failed; else there is a new
+    # attempt.
     p_give_up: float = 0.4
 
     def __post_init__(self):

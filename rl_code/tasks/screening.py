@@ -20,16 +20,17 @@ from rl_code.tasks.order import Shuffled
 
 @dataclasses.dataclass(frozen=True)
 class ScreeningConfig:
-    """samples: episodes per task when it is screened. chunk: tasks screened at a time.
+    """When tasks are screened, and when they leave the pool of tasks that training draws from."""
 
-    least: tasks are screened until this many are in the pool, and again when fewer are; when all
-    tasks together give fewer, again when half of those are used up. retire: a task leaves the pool
-    after this many groups in a row that were all solved or all failed.
-    """
-
+    # Episodes that are played of a task to screen it.
     samples: int = 8
+    # Tasks that are screened at a time.
     chunk: int = 64
+    # Tasks are screened until the pool has this many, and again when it has fewer. If all tasks
+    # together give fewer, they are screened again when half of what they gave is used up.
     least: int = 24
+    # A task leaves the pool after this many groups in a row in which all episodes were solved, or
+    # none.
     retire: int = 3
 
     def __post_init__(self):

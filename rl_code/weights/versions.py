@@ -28,15 +28,15 @@ class WeightTimeout(WeightError):
 
 @dataclasses.dataclass(frozen=True)
 class WeightsConfig:
-    """How versions are kept."""
+    """How versions of the weights are stored, and for how long."""
 
     # Versions whose number is a multiple of it are stored in full, the others as changes.
     full_every: int = 16
-    # How many of the newest versions stay available; in a run None keeps the oldest that may sample
-    # and one more.
+    # How many of the newest versions stay available. In a run None keeps every version that may
+    # still sample, and one more.
     keep: int | None = None
-    # Seconds that processes of the learner wait for each other and for storage, and for which a
-    # version that an actor asked for stays ready to be pulled.
+    # Seconds that processes of the learner wait for each other and for storage. A version that an
+    # actor asked for stays ready to be pulled for as long.
     deadline_s: float = 300.0
 
     def __post_init__(self):

@@ -12,26 +12,27 @@ SPARE_MB = 64
 class SandboxConfig:
     """The section ``sandbox`` of a config. Raises ValueError for impossible limits."""
 
-    # Bubblewrap processes that sandboxes are spread over. A sandbox is never refused for want of
-    # one.
+    # Bubblewrap processes that sandboxes are spread over. It does not limit the number of
+    # sandboxes.
     workers: int = 2
-    # Address space of each process, and memory of a sandbox's processes together. The sum is held
-    # by a cgroup; where none can be made, by the session, which looks 40 times a second and kills
-    # the command.
+    # MiB of address space of each process in a sandbox, and of memory of all its processes
+    # together. A cgroup enforces the sum. Where no cgroup can be made, the session in the sandbox
+    # measures the sum 40 times a second and kills a command that exceeds it.
     memory_mb: int = 512
     # Processes and threads that a sandbox may have at once.
     processes: int = 16
-    # Size of the workspace, and of /tmp.
+    # MiB that the workspace may hold, and as many again for /tmp.
     workspace_mb: int = 8
-    # CPU seconds of a command's processes together.
+    # CPU seconds that all processes of a command may use together.
     cpu_s: int = 4
-    # How much output of a command is kept.
+    # Bytes of a command's output that are kept.
     output_bytes: int = 4000
-    # Processors that a sandbox may keep busy at once, where cgroups can be made. Without them only
-    # ``cpu_s`` bounds what one sandbox takes from the others.
+    # Processors that a sandbox may keep busy at once. It needs cgroups. Where none can be made,
+    # only ``cpu_s`` bounds what one sandbox takes from the others.
     cpus: float = 1.0
-    # The largest workspace that can be handed in: size and number of its files.
+    # MiB of the largest workspace that can be handed in.
     snapshot_mb: int = 16
+    # Files of the largest workspace that can be handed in.
     snapshot_files: int = 8000
 
     def __post_init__(self) -> None:
