@@ -1,10 +1,10 @@
 """Attention over chosen blocks of keys with a differentiable log-sum-exp, on TPU, GPU or as plain
 jnp.
 
-The selected branch of native sparse attention (2502.11089) and the attention of MoBA (2502.13189),
-in the order of blocks and not of queries: the queries that chose a block are found by an inverse
-index, forward and backward, so that groups of any size fill the products and keys' gradients never
-look at a query that did not choose them.
+It serves the selected branch of native sparse attention (2502.11089) and the attention of MoBA
+(2502.13189). The work goes in the order of blocks, not of queries: an inverse index (``tiles``)
+finds the queries that chose a block, forward and backward. Groups of any size then fill the matrix
+products, and the gradient of a key never looks at a query that did not choose it.
 
 Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query
 (K or N), H head size, n picks.
@@ -52,17 +52,20 @@ def selected_attention(
     interpret: Any = False,
     fallback: Callable[[], tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over the chosen blocks of k, v [B, S, K, H], scores
-    scaled by 1/sqrt(H).
+    """Softmax attention of q [B, T, N, H] over the chosen blocks of k, v [B, S, K, H].
 
-    picks: int32 [B, T, P, n], numbers of blocks of ``size`` places, each at most once, -1 for none;
-    P is K where the heads of a group share them and N where every head has its own. A place is seen
-    when its order, int32 k_order [B, S], is at most the query's, int32 q_order [B, T], not
-    negative; empty places have an order past all others. implementation: "tpu", "gpu", "reference",
-    or None for the one that suits the backend and the input. tuning: sizes, None for the
-    heuristic's. interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
-    ``plgpu.InterpretGPUParams``), with a named implementation. fallback: what to do in place of the
-    reference.
+    Scores are scaled by 1/sqrt(H). A query sees a place of a block it chose when the place's order
+    is at most its own.
+
+    picks: int32 [B, T, P, n], numbers of blocks of ``size`` places, each at most once, -1 for none.
+      P is K where the heads of a group share a list, and N where every head has its own.
+    q_order: int32 [B, T], not negative.
+    k_order: int32 [B, S], EMPTY for an empty place.
+    implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and input.
+    tuning: sizes, or None for those of the heuristic.
+    interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
+      ``plgpu.InterpretGPUParams``), which need a named implementation.
+    fallback: a function that is called in place of the reference.
 
     Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64
     reference), differentiable in q, k and v through both. A query that sees no key has out 0 and
@@ -158,8 +161,10 @@ def obstacle_on(
     size: int,
     blocks: int,
 ) -> str | None:
-    """Why a kernel could not run q [B, T, N, H] with picks [B, T, P, n] of so many blocks of
-    ``size`` places on a platform, or None. platform: as from ``choice.here``.
+    """Why a kernel could not run on a platform, or None.
+
+    platform: as from ``choice.here``. The shapes are those of q [B, T, N, H] and of picks [B, T, P,
+    n]; there are ``blocks`` blocks of ``size`` places.
     """
     found = platform_obstacle(name, platform) or dtype_obstacle({dtype}, KERNELS[name].DTYPES)
     if found:

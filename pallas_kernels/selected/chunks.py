@@ -1,8 +1,9 @@
-"""The passes over chosen blocks around the kernels: rows of a chunk of queries into tiles, and what
-was found back.
+"""What surrounds the kernels over chosen blocks, forward and backward.
 
-A chunk bounds the rows in memory, n times those of its queries. All lists of all rows of the batch
-go to the kernel together.
+A pass takes one chunk of queries after another. It gathers the rows of the chunk into tiles, calls
+a kernel, and brings what the kernel found back into the order of queries. A query has a row in a
+tile for each of its n picks, so the size of a chunk bounds how many rows are in memory. The kernel
+gets all lists of all rows of the batch together.
 
 Dimensions: those of ``tiles``, and E = B P lists.
 """
@@ -52,7 +53,7 @@ def forward(
     tuning: TuningConfig,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out, lse) as ``selected_attention``, by the kernels of ``tpu`` or ``gpu``."""
+    """(out, lse) as ``selected_attention``. kernels: the module ``tpu`` or ``gpu``."""
     lists = picks.shape[2]
     chunk = _chunk(q.shape, tuning)
     groups = q.shape[2] // lists
@@ -98,7 +99,7 @@ def backward(
     tuning,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(dq, dk, dv) of what ``forward`` found and its cotangents."""
+    """(dq, dk, dv), from the arguments of ``forward``, its results and their cotangents."""
     lists = picks.shape[2]
     chunk = _chunk(q.shape, tuning)
     groups = q.shape[2] // lists
@@ -106,11 +107,14 @@ def backward(
     index = functools.partial(
         _tiles, blocks=k.shape[1] // size, groups=groups, kernels=kernels, tuning=tuning
     )
-    # a query that sees nothing has weights exp(-inf)
+    # The lse of a query that sees nothing becomes +1e30 (-MASKED): all its weights, exp(score -
+    # lse), are then 0.
     seen = jnp.isfinite(lse)
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
     sums = jnp.stack([jnp.where(seen, lse, -MASKED), jnp.where(seen, delta, 0.0)], axis=-1)
 
+    # The sums of the keys' gradients go from chunk to chunk. Those of the queries are complete with
+    # their chunk: a query's picks all lie in it.
     def one(d_keys, xs):
         q, d_out, sums, picks, order = xs
         found = index(picks)
@@ -140,7 +144,7 @@ def backward(
 def most_tiles(
     q_shape: tuple[int, ...], picks_shape: tuple[int, ...], blocks: int, kernels, tuning
 ) -> int:
-    """Tiles of all lists that a kernel is given at once."""
+    """How many tiles a kernel is given at once, of all lists together."""
     (batch, _, lists, count) = picks_shape
     chunk = _chunk(q_shape, tuning)
     queries = _queries(chunk, count, blocks, q_shape[2] // lists, kernels, tuning)
@@ -148,28 +152,31 @@ def most_tiles(
 
 
 def _chunk(q_shape: tuple[int, ...], tuning: TuningConfig) -> int:
-    """C: the queries of a row, while many rows share the memory of a chunk."""
+    """C, the queries of one row in a chunk; the rows of the batch share ``tuning.chunk``."""
     return min(q_shape[1], max(tuning.chunk // q_shape[0], MIN_CHUNK))
 
 
 def _queries(
     chunk: int, picks: int, blocks: int, groups: int, kernels, tuning: TuningConfig
 ) -> int:
-    """R; a block is chosen by no more queries than there are, but the TPU's products want some
-    rows.
+    """R, the queries of a tile.
+
+    A chunk of few queries needs no more rows than it has queries, but no fewer than MIN_QUERIES,
+    since the TPU's products need some rows.
     """
+    # the argument is how many rows choose a block on average
     rows = kernels.tile_rows(tuning, chunk * picks // blocks * groups)
     return min(max(chunk, MIN_QUERIES), tile_queries(rows, groups))
 
 
 def _tiles(picks: jax.Array, *, blocks: int, groups: int, kernels, tuning: TuningConfig) -> Tiles:
-    """The tiles of the picks [E, C, n], of every list."""
+    """The tiles of every list, of picks [E, C, n]."""
     queries = _queries(*picks.shape[1:], blocks, groups, kernels, tuning)
     return jax.vmap(functools.partial(tiles, blocks=blocks, queries=queries))(picks)
 
 
 def _row_order(order: jax.Array, query: jax.Array, groups: int) -> jax.Array:
-    """[B, C] -> [E, L, R G] of the queries [E, L, R] of tiles."""
+    """The order of every row of tiles: [B, C] at queries [E, L, R] -> [E, L, R G]."""
     order = jnp.repeat(order, query.shape[0] // order.shape[0], axis=0)
     return jnp.repeat(jax.vmap(gather_order)(order, query), groups, axis=2)
 

@@ -1,17 +1,19 @@
 """Attention over chosen blocks on GPU (Mosaic GPU), in tiles of 128 query rows.
 
-Forward and for queries' gradients a thread block goes through consecutive tiles and, of each,
-through the parts of 64 keys of its block; a tile's rows stay in cache between its parts, a block's
-keys between its tiles. For keys' gradients a thread block holds a part of a block and goes through
-the tiles of the queries that chose it, with transposed scores; the warpgroups share out the rows of
-a tile, so that a block of 64 keys occupies them all, and what they sum is added up by XLA. Other
-warpgroups copy ahead into a ring of shared memory; ``matrix_units`` multiplies on either
-generation.
+Forward, and for the gradient of queries, a thread block goes through consecutive tiles. For each
+tile it goes through its block in parts of 64 keys. The rows of a tile are copied again for every
+part, and the keys of a block for every tile, but they are then still in the L2 cache.
 
-Rows of queries are gathered by XLA: the copy engine of Hopper cannot gather rows, only Blackwell's
-can.
+For the gradients of keys and values a thread block holds a part of a block. It goes through the
+tiles of the queries that chose the block, with transposed scores (keys by queries). The warpgroups
+share out the rows of a tile, not the keys, so that even a block of 64 keys keeps all of them busy.
+Each has a sum of its own, and XLA adds these up.
 
-Head sizes are padded to a multiple of 64, tiles to 128 rows.
+One more warpgroup copies ahead into a ring of buffers in shared memory. ``matrix_units`` multiplies
+on Hopper and on Blackwell. XLA gathers the rows of queries, because the copy engine of Hopper
+cannot gather rows; only Blackwell's can.
+
+Head sizes are padded to a multiple of 64, and tiles to 128 rows.
 
 Dimensions: E lists of all rows, L tiles, R G rows of a tile, J blocks, H head size.
 """
@@ -59,8 +61,8 @@ PASSES = 2
 
 
 def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str | None:
-    """Why q [B, T, N, H] cannot attend by so many lists to blocks of this size in so many tiles, or
-    None.
+    """Why the kernels cannot run q [B, T, N, H] with these numbers of lists and tiles and this size
+    of blocks, or None.
     """
     if q_shape[2] > lists * ROWS:
         return f"{q_shape[2] // lists} query heads share a list, more than {ROWS}"
@@ -76,7 +78,7 @@ def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str
 
 
 def tile_rows(tuning: TuningConfig, mean: int) -> int:
-    """Most rows of a tile, however many choose a block in the mean."""
+    """Most rows of a tile. mean: rows that choose a block on average, of no account on GPU."""
     return ROWS
 
 
@@ -92,11 +94,13 @@ def forward(
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [E, L, R G, H] in v's dtype, lse float32 [E, L, R G]) of tiles, each over its own block.
+    """Attention of the rows of each tile to the block of the tile.
 
-    rows [E, L, R G, H], order int32 [E, L, R G]; k, v [B, K, J, size, H], k_order int32 [B, J,
-    size]; block int32 [E, L], starts int32 [E, J + 1] as in ``Tiles``. A row that sees nothing has
-    an lse about MASKED. Tiles past starts[J] are not written.
+    rows: [E, L, R G, H]. order: int32 [E, L, R G]. k, v: [B, K, J, size, H]. k_order: int32 [B, J,
+    size]. block: int32 [E, L], and starts: int32 [E, J + 1], as in ``Tiles``.
+
+    Returns (out [E, L, R G, H] in v's dtype, lse float32 [E, L, R G]). The lse of a row that sees
+    nothing is about MASKED. Tiles from starts[J] on are not written.
     """
     plan = make_plan(rows, k, tuning, interpret)
     unit = UNITS[plan.unit]
@@ -111,6 +115,7 @@ def forward(
             tiles((unit.compute, plan.steps, unit.tile, plan.lanes), rows.dtype),
             plgpu.SMEM((plan.steps, unit.compute, unit.tile), jnp.int32),
             *key_rings(plan, k.dtype),
+            # copies of a step: each warpgroup's rows, their order, keys, values and their order
             *barriers(plan.steps, unit.compute, arrays=unit.compute + 4),
             *unit.scratch(PART, plan.lanes, 1, v.dtype),
         ],
@@ -134,10 +139,11 @@ def backward(
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """(dq of every tile float32 [E, L, R G, H], d_keys with what these tiles add).
+    """The gradients of ``forward``: (dq of every tile float32 [E, L, R G, H], the new d_keys).
 
-    d_rows [E, L, R G, H]; sums float32 [E, L, 2, R G], lse and delta; d_keys: two float32 [E, J,
-    size, H], of keys and of values; the rest as for ``forward``.
+    d_rows: [E, L, R G, H], the cotangents of the rows. sums: float32 [E, L, 2, R G], lse and delta.
+    d_keys: the sums so far of the gradients of keys and of values, float32 [E, J, size, H] each;
+    what these tiles add is added to them. The other arguments are those of ``forward``.
     """
     plan = make_plan(rows, k, tuning, interpret)
     unit = UNITS[plan.unit]
@@ -153,7 +159,7 @@ def backward(
 
 
 def _backward_q(plan: Plan, arguments, interpret):
-    """float32 [E L ROWS, lanes]."""
+    """The gradient of every tile's rows, float32 [E L ROWS, lanes]."""
     unit = UNITS[plan.unit]
     dtype = arguments[-2].dtype
     return plgpu.kernel(
@@ -170,12 +176,13 @@ def _backward_q(plan: Plan, arguments, interpret):
 
 
 def _backward_kv(plan: Plan, arguments, interpret):
-    """Two float32 [E, J, size, lanes]."""
+    """The gradients of keys and of values, float32 [E, J, size, lanes] each."""
     unit = UNITS[plan.unit]
     (*arguments, k, v, k_order) = arguments
     parts = plan.blocks * plan.size // plan.held
-    # a tile of the matrix unit may be more keys than are held; what it finds of the others is
-    # dropped
+    # A product may have more rows (``unit.tile``) than keys are held. The further rows read orders
+    # past the end, hence the padding, and buffers that nothing was copied to; their results are
+    # dropped below.
     k_order = jnp.pad(k_order, ((0, 0), (0, unit.tile - plan.held)))
     found = plgpu.kernel(
         functools.partial(_backward_kv_kernel, plan=plan),
@@ -195,6 +202,7 @@ def _backward_kv(plan: Plan, arguments, interpret):
         ],
         **launch(plan, parts, interpret),
     )(*arguments, k, v, k_order)
+    # add up the sums of the warpgroups
     shape = (plan.lists, parts, unit.compute, unit.tile, plan.lanes)
     found = (x.reshape(shape)[:, :, :, : plan.held].sum(axis=2) for x in found)
     return [x.reshape(plan.lists, plan.blocks, plan.size, plan.lanes) for x in found]
@@ -232,12 +240,14 @@ def _forward_kernel(
         @pl.loop(0, count)
         def _(tile):
             column = unit.layout.reduce(1)
-            # above MASKED, so that a masked score weighs nothing
+            # above MASKED, so that a masked score weighs nothing even before a visible key was met
             start = (
                 full((unit.tile,), MASKED / 2, column),
                 full((unit.tile,), 0, column),
                 full((unit.tile, plan.lanes), 0, unit.layout),
             )
+            # steps count through the parts of all tiles, so that the copies run on from one tile to
+            # the next
             top, total, acc = visits(
                 tile * parts, (tile + 1) * parts, filled, emptied, visit, start, plan.steps
             )
@@ -325,12 +335,15 @@ def _backward_kv_kernel(
     parts = plan.size // plan.held
     block = jax.lax.div(part, jnp.int32(parts))
     within = jax.lax.rem(part, jnp.int32(parts)) * plan.held
+    # The warpgroups together take SHARE rows each at a time: a whole tile with two of them, half a
+    # tile with one. Steps count these turns, over the consecutive tiles of the block.
     turns = ROWS // (SHARE * unit.compute)
     first = tile_at(starts[row, block], plan) * turns
     count = (starts[row, block + 1] - starts[row, block]) * turns
 
     def compute():
         batch, place = plan.order(row, block)
+        # rows of the scores are keys, columns are queries
         keys = plgpu.load(
             k_order.at[batch, pl.ds(place + within, unit.tile)],
             layout=unit.layout.reduce(1),
@@ -357,12 +370,14 @@ def _backward_kv_kernel(
 
         start = unit.zero(0), unit.zero(1)
         dk_acc, dv_acc = visits(0, count, filled, emptied, visit, start, plan.steps)
+        # every warpgroup writes its own sum: results are [E, parts, warpgroups, unit.tile, lanes]
         held = row * (plan.blocks * parts) + part
         own = pl.ds((held * unit.compute + wg) * unit.tile, unit.tile)
         dk.at[own][...] = unit.value(dk_acc, 0) * plan.scale
         dv.at[own][...] = unit.value(dv_acc, 1)
 
     def copy():
+        # all warpgroups that compute read the same keys, which the copying one therefore fetches
         mine = pl.ds(plan.key(row, block) + within, plan.held)
         plgpu.copy_gmem_to_smem(k.at[mine], k_own.at[pl.ds(0, plan.held)], loaded)
         plgpu.copy_gmem_to_smem(v.at[mine], v_own.at[pl.ds(0, plan.held)], loaded)
@@ -374,15 +389,19 @@ def _backward_kv_kernel(
 
 
 def _span(starts, plan: Plan):
-    """The first of a thread block's tiles, and how many they are."""
+    """(the first of a thread block's tiles, how many there are)."""
     row = jax.lax.axis_index("row")
     block = jax.lax.axis_index("block")
     first = block * plan.span
+    # starts[row, J] is the number of tiles in use; there may be none for this thread block
     return first, jnp.clip(starts[row, plan.blocks] - first, 0, plan.span)
 
 
 def _mask(scores, queries, keys, unit):
-    """Scores [queries, keys] with what is not seen MASKED, of references to their orders."""
+    """The scores [queries, keys], MASKED where a query does not see a key.
+
+    queries, keys: references to their orders.
+    """
     seen = spread(_load(keys, unit, 0), scores.shape, 1) <= spread(
         _load(queries, unit, 1), scores.shape, 0
     )
@@ -390,5 +409,5 @@ def _mask(scores, queries, keys, unit):
 
 
 def _load(ref, unit, reduced: int):
-    """A vector as scores have it along the axis that is not ``reduced``."""
+    """A vector in registers, in the layout of scores along the axis that is not ``reduced``."""
     return plgpu.load(ref, layout=unit.layout.reduce(reduced), optimized=False)

@@ -1,5 +1,5 @@
-"""What the GPU kernels of chosen blocks hold and copy: tiles of queries, parts of keys, and how
-they lie in memory.
+"""How the GPU kernels over chosen blocks lay out memory: what they hold, what they copy, and where
+the copies come from.
 
 Dimensions: those of ``gpu``.
 """
@@ -17,38 +17,48 @@ from pallas_kernels.matrix_units import SWIZZLE, UNITS, tiles
 from pallas_kernels.padding import pad
 from pallas_kernels.selected.tuning import TuningConfig
 
-# Rows of a tile; keys that its scores are computed of at a time; and rows that a warpgroup takes of
-# it where it holds keys.
+# ROWS: rows of a tile. PART: keys of a block that a tile meets at a time. SHARE: rows of a tile
+# that one warpgroup takes at a time in the kernel that holds keys.
 ROWS, PART, SHARE = 128, 64, 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is static in a kernel. held: keys that a thread block holds for their gradients."""
+    """What is static in a kernel."""
 
+    # E, L, B, K and J.
     lists: int
     tiles: int
     batch: int
     heads: int
     blocks: int
+    # Keys of a block.
     size: int
+    # The head size with its padding.
     lanes: int
+    # Keys that a thread block holds in the kernel that computes their gradients.
     held: int
+    # Consecutive tiles that a thread block goes through in the other kernels.
     span: int
+    # Slots of the ring: copies that are in flight at the same time.
     steps: int
+    # 1 / sqrt(H), of the head size before padding.
     scale: float
     interpret: bool
+    # A key of ``matrix_units.UNITS``.
     unit: str
 
     def key(self, row, block):
-        """The first of the keys of a block that the ``row``-th list reads, in [B K S, H]."""
+        """Where the keys of a block begin in [B K S, H], for the list number ``row`` of the E."""
         per_row = self.lists // self.batch
+        # List i of a row's P belongs to its key/value head i K / P. ``div`` and ``rem`` truncate,
+        # which is enough for numbers that are not negative and costs less than // and %.
         head = jax.lax.div(jax.lax.rem(row, jnp.int32(per_row)) * self.heads, jnp.int32(per_row))
         head += jax.lax.div(row, jnp.int32(per_row)) * self.heads
         return (head * self.blocks + block) * self.size
 
     def order(self, row, block):
-        """(row of the batch, first place) of the block's order in [B, S]."""
+        """Where the order of a block's keys begins in [B, S]: (row of the batch, first place)."""
         return jax.lax.div(row, jnp.int32(self.lists // self.batch)), block * self.size
 
 
@@ -56,17 +66,20 @@ class Plan:
 
 
 def tile_at(tile, plan: Plan):
-    """A tile of this thread block's list in [E L, ...]."""
+    """The index in [E L, ...] of a tile of this thread block's list."""
     return jax.lax.axis_index("row") * plan.tiles + tile
 
 
 def own_rows(rows, at, own: int, unit):
-    """The ``at``-th rows that the warpgroups multiply, ``own`` each."""
+    """The rows that the warpgroups multiply in turn ``at``: ``own`` consecutive ones for each."""
     return [rows.at[pl.ds((at * unit.compute + i) * own, own)] for i in range(unit.compute)]
 
 
 def row_sources(rows, d_rows, sums, order, at, own: int, unit):
-    """All there is of these rows, for what ``row_slots`` and two rings more name."""
+    """What is copied of the rows of turn ``at``: the rows, their gradients, lse and delta, order.
+
+    In the order of ``row_slots`` and the two rings after them.
+    """
     return (
         *own_rows(rows, at, own, unit),
         *own_rows(d_rows, at, own, unit),
@@ -76,11 +89,12 @@ def row_sources(rows, d_rows, sums, order, at, own: int, unit):
 
 
 def row_slots(row_ring, d_ring, unit):
+    """The rings of rows and of their gradients, one of each for every warpgroup."""
     return [ring.at[i] for ring in (row_ring, d_ring) for i in range(unit.compute)]
 
 
 def key_sources(block, tile, part, k, v, k_order, plan: Plan):
-    """A part of the keys, values and order of the tile's block."""
+    """What is copied of a part of the tile's block: keys, values and their order."""
     row = jax.lax.axis_index("row")
     at = block[row, tile]
     batch, place = plan.order(row, at)
@@ -89,7 +103,10 @@ def key_sources(block, tile, part, k, v, k_order, plan: Plan):
 
 
 def row_rings(plan: Plan, own: int, dtype) -> list:
-    """Rings of rows and their gradients, lse and delta, and orders, ``own`` for each warpgroup."""
+    """Types of the rings of rows, of their gradients, of lse and delta, and of orders.
+
+    own: rows of each warpgroup.
+    """
     unit = UNITS[plan.unit]
     rows = tiles((unit.compute, plan.steps, own, plan.lanes), dtype)
     sums = plgpu.SMEM((plan.steps, 2, unit.compute, own), jnp.float32)
@@ -97,7 +114,7 @@ def row_rings(plan: Plan, own: int, dtype) -> list:
 
 
 def key_rings(plan: Plan, dtype) -> list:
-    """Rings of parts of keys, values and orders."""
+    """Types of the rings of keys, of values and of orders, a part of a block in each slot."""
     keys = tiles((plan.steps, PART, plan.lanes), dtype)
     return [keys, keys, plgpu.SMEM((plan.steps, PART), jnp.int32)]
 
@@ -136,25 +153,28 @@ def launch(plan: Plan, blocks: int, interpret) -> dict:
 
 
 def flat(x: jax.Array) -> jax.Array:
-    """[E, L, R G, H] -> [E L ROWS, lanes]."""
+    """[E, L, R G, H] -> [E L ROWS, lanes], filled up with zeros."""
     x = pad(pad(x, ROWS, axis=2), SWIZZLE // x.dtype.itemsize, axis=3)
     return x.reshape(-1, x.shape[3])
 
 
 def tiled(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The inverse."""
+    """The inverse of ``flat``, for the shape given."""
     return x.reshape(*shape[:2], ROWS, -1)[:, :, : shape[2], : shape[3]]
 
 
 def by_warpgroup(x: jax.Array, unit, own: int) -> jax.Array:
-    """[E, L, ..., R G] -> [E L turns, ..., warpgroups, own]."""
+    """[E, L, ..., R G] -> [E L turns, ..., warpgroups, own].
+
+    A turn is what all warpgroups take of a tile at the same time, ``own`` rows each.
+    """
     x = pad(x, ROWS, axis=x.ndim - 1)
     x = x.reshape(-1, *x.shape[2:-1], ROWS // (own * unit.compute), unit.compute, own)
     return jnp.moveaxis(x, -3, 1).reshape(-1, *x.shape[1:-3], unit.compute, own)
 
 
 def flat_keys(k: jax.Array, v: jax.Array, k_order: jax.Array) -> list[jax.Array]:
-    """[B K S, lanes] twice, and [B, S]."""
+    """Keys and values as [B K S, lanes], and their order as [B, S]."""
     k, v = (pad(x, SWIZZLE // x.dtype.itemsize, axis=4) for x in (k, v))
     return [
         k.reshape(-1, k.shape[4]),

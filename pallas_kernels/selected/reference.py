@@ -1,5 +1,6 @@
-"""Attention over chosen blocks as its definition reads, every query's keys copied side by side;
-runs in float64.
+"""Attention over chosen blocks, written as its definition, for comparison with the kernels.
+
+Every query's keys are copied side by side. Runs in float64 too.
 """
 
 from __future__ import annotations

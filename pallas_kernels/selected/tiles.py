@@ -1,9 +1,9 @@
-"""The inverse index of chosen blocks: which queries chose a block, in tiles that products can work
-on.
+"""The inverse index of chosen blocks: which queries chose a block, in tiles of queries.
 
-Of a chunk of queries with the same list heads, those that chose a block are gathered into tiles of
-R queries with all G heads of the list, so that small groups fill the products too and a block is
-read once per tile; every query then merges what its tiles found.
+Every query has a list of the blocks that it chose. The index turns the lists round. Of a chunk of
+queries, those that chose a block are gathered into tiles of R queries, each with all G heads of the
+list. A tile attends to its one block. Its R G rows fill a matrix product even where G is small, and
+the block is read once for the whole tile. Every query then merges what its tiles found.
 
 Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query
 (K or N), G = N / P query heads of a list, H head size, n picks, J blocks, C queries of a chunk, L
@@ -26,46 +26,52 @@ class Tiles(NamedTuple):
 
     # int32 [L]: the block of each tile, in rising order, so that a block's tiles follow each other.
     block: jax.Array
-    # int32 [L, R]: the query of each row of a tile, C for none.
+    # int32 [L, R]: the query in each place of a tile; C where the place is empty.
     query: jax.Array
-    # int32 [C, n]: where among the L R rows each pick of a query is, L R for none.
+    # int32 [C, n]: the place of each pick of a query among the L R places; L R where there is no
+    # pick.
     row: jax.Array
-    # int32 [J + 1]: the tiles of block j are starts[j] to starts[j + 1]; those from starts[J] on
-    # hold nothing.
+    # int32 [J + 1]: block j has the tiles from starts[j] to before starts[j + 1]. The tiles from
+    # starts[J] on are empty.
     starts: jax.Array
 
 
 def tile_queries(rows: int, groups: int) -> int:
-    """R, for tiles of at most so many rows of R G."""
+    """R, the queries of a tile that has at most ``rows`` rows; a query takes ``groups`` rows, G."""
     return max(1, rows // groups)
 
 
 def tile_count(picks: int, blocks: int, queries: int, multiple: int = 1) -> int:
-    """L that holds any choice of so many picks of a chunk, ``queries`` to a tile.
+    """L, the number of tiles that is enough for any choice of ``picks`` picks by a chunk.
 
-    At most every block has one tile that is not full, and never are there more tiles than picks.
+    queries: R. multiple: the result is rounded up to a multiple of it.
     """
+    # Each block has at most one tile that is not full. A tile in use holds at least one pick.
     return -(-min(picks, picks // queries + blocks) // multiple) * multiple
 
 
 def tiles(picks: jax.Array, blocks: int, queries: int, multiple: int = 1) -> Tiles:
-    """The tiles of picks [C, n], -1 for none, ``queries`` of each, a multiple of them; static
-    shapes hold any picks.
+    """The tiles of picks [C, n], the numbers of the chosen blocks, -1 for none.
+
+    queries: R. The number of tiles, a multiple of ``multiple``, does not depend on the picks.
     """
     count = tile_count(picks.size, blocks, queries, multiple)
     flat = jnp.where(picks < 0, blocks, picks).reshape(-1)
-    # A counting sort: picks in the order of their blocks. A pick's row is then where the tiles of
-    # its block begin, and its rank among the picks of that block.
+    # Sort the picks by their blocks; those that are none come last, as block ``blocks``. The place
+    # of a pick is where the tiles of its block begin, plus its rank among the picks of that block.
     order = jnp.argsort(flat)
     chosen = flat[order]
-    # picks of each block, the tiles that they need, and where the block's tiles end
+    # For each block: the number of its picks (index ``blocks`` is out of range and dropped), the
+    # tiles that they need, and where its tiles end.
     pairs = jnp.zeros(blocks, jnp.int32).at[flat].add(1, mode="drop")
     needed = -(-pairs // queries)
     ends = jnp.cumsum(needed, dtype=jnp.int32)
+    # where the picks of each block begin in the sorted order
     first = jnp.cumsum(pairs) - pairs
     rank = jnp.arange(picks.size) - first.at[chosen].get(mode="clip")
     row = (ends - needed).at[chosen].get(mode="clip") * queries + rank
     row = jnp.where(chosen < blocks, row, count * queries).astype(jnp.int32)  # -1 picked nothing
+    # ``order`` counts the C n picks, so that // n is the query
     query = (
         jnp.full(count * queries, picks.shape[0]).at[row].set(order // picks.shape[1], mode="drop")
     )
@@ -83,18 +89,24 @@ def tiles(picks: jax.Array, blocks: int, queries: int, multiple: int = 1) -> Til
 
 
 def gather(x: jax.Array, query: jax.Array) -> jax.Array:
-    """[C, G, H] -> [L, R G, H] of the queries [L, R] of tiles, zeros in empty rows."""
+    """The rows of tiles: x [C, G, H] at queries [L, R] -> [L, R G, H], zeros in empty places."""
     rows = x.at[query].get(mode="fill", fill_value=0)
     return rows.reshape(rows.shape[0], -1, x.shape[-1])
 
 
 def gather_order(order: jax.Array, query: jax.Array) -> jax.Array:
-    """[C] -> [L, R]; an empty row comes before every key."""
+    """The order of each query of tiles, [C] -> [L, R].
+
+    An empty place gets -1. That comes before every key, so that it sees none.
+    """
     return order.at[query].get(mode="fill", fill_value=-1)
 
 
 def scatter(x: jax.Array, tiles: Tiles, groups: int, fill: float) -> jax.Array:
-    """[L, R G(, H)] -> [C, n, G(, H)], every query's picks side by side."""
+    """The inverse of ``gather``: [L, R G(, H)] -> [C, n, G(, H)], every query's picks side by side.
+
+    fill: for picks that are none.
+    """
     rows = x.reshape(tiles.query.size, groups, *x.shape[2:])
     return rows.at[tiles.row].get(mode="fill", fill_value=fill)
 
@@ -102,13 +114,13 @@ def scatter(x: jax.Array, tiles: Tiles, groups: int, fill: float) -> jax.Array:
 def merge(
     out: jax.Array, lse: jax.Array, tiles: Tiles, groups: int, dtype
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [C, G, H], lse [C, G]) of every query over all its picks, 0 and -inf where it sees
-    nothing.
+    """(out [C, G, H], lse [C, G]) of every query over all its picks.
 
-    out [L, R G, H], lse [L, R G]: of every tile's rows over its block; MASKED, or about it, where a
-    row sees nothing.
+    out [L, R G, H], lse [L, R G]: the results of each tile's rows over its block. The lse of a row
+    that sees nothing is about MASKED. A query that sees nothing gets out 0 and lse -inf.
     """
     lse = scatter(lse, tiles, groups, MASKED)
+    # each pick's share of the softmax over the union, relative to the largest for the sake of exp
     best = jnp.max(lse, axis=1, keepdims=True)
     share = jnp.where(lse > MASKED / 2, jnp.exp(lse - best), 0.0)
     total = jnp.sum(share, axis=1)
@@ -123,21 +135,20 @@ def merge(
 
 
 def cut(x: jax.Array, lists: int, chunk: int) -> jax.Array:
-    """[B, T, N, H] -> [B, P, chunks, C, G, H], filled up: with queries that see nothing, and picks
-    of block 0.
-    """
+    """[B, T, N, H] -> [B, P, chunks, C, G, H], filled up to whole chunks with zeros."""
     x = pad(x, chunk)
     x = x.reshape(x.shape[0], -1, chunk, lists, x.shape[2] // lists, x.shape[3])
     return x.transpose(0, 3, 1, 2, 4, 5)
 
 
 def cut_picks(picks: jax.Array, chunk: int) -> jax.Array:
-    """[B, T, P, n] -> [B, P, chunks, C, n]; what is filled up chooses nothing."""
+    """[B, T, P, n] -> [B, P, chunks, C, n]; queries that fill up the last chunk choose nothing."""
+    # ``cut`` fills up with 0, which + 1 and - 1 around it turn into -1, no block
     return cut(picks + 1, picks.shape[2], chunk)[:, :, :, :, 0] - 1
 
 
 def cut_order(order: jax.Array, chunk: int) -> jax.Array:
-    """[B, T] -> [B, chunks, C]; what is filled up comes before every key."""
+    """[B, T] -> [B, chunks, C]; queries that fill up the last chunk come before every key."""
     size = -order.shape[1] % chunk
     return jnp.pad(order, ((0, 0), (0, size)), constant_values=-1).reshape(
         order.shape[0], -1, chunk
@@ -145,7 +156,7 @@ def cut_order(order: jax.Array, chunk: int) -> jax.Array:
 
 
 def join(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """[B, P, chunks, C, G, H] -> [B, T, N, H]."""
+    """The inverse of ``cut``: [B, P, chunks, C, G, H] -> [B, T, N, H], the shape given."""
     x = x.transpose(0, 2, 3, 1, 4, 5)
     return x.reshape(shape[0], -1, *shape[2:])[:, : shape[1]]
 
@@ -153,12 +164,12 @@ def join(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def cut_keys(
     k: jax.Array, v: jax.Array, k_order: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(k, v [B, K, J, size, H], order [B, J, size])."""
+    """Keys, values and their order in blocks: (k, v [B, K, J, size, H], order [B, J, size])."""
     k, v = (x.reshape(x.shape[0], -1, size, *x.shape[2:]).transpose(0, 3, 1, 2, 4) for x in (k, v))
     return k, v, k_order.reshape(k_order.shape[0], -1, size)
 
 
 def join_keys(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """[B, P, J, size, H] -> [B, S, K, H], summed over the lists of a key/value head."""
+    """[B, P, J, size, H] -> [B, S, K, H], the shape given, summed over each head's lists."""
     x = x.reshape(x.shape[0], shape[2], -1, *x.shape[2:]).sum(axis=2)
     return x.transpose(0, 2, 3, 1, 4).reshape(shape)

@@ -1,15 +1,17 @@
 """Attention over chosen blocks on TPU (Mosaic): a grid step is one tile of queries and the block
 that they chose.
 
-The block of each tile is prefetched into scalar memory, where the index maps read it, so that keys
-are fetched ahead and only where the block changes. The tiles of a block follow each other: its
-keys' gradients stay in VMEM from the first to the last, and are added to those of the chunks
-before, in place; blocks that nobody chose are not touched. Scores lie transposed, keys along
-sublanes and queries along lanes, which tiles fill whatever the size of a block.
+The numbers of the tiles' blocks are prefetched into scalar memory, where the index maps read them.
+Keys are therefore fetched ahead, and only when the block changes. The tiles of a block follow each
+other. The gradients of the block's keys stay in VMEM from its first tile to its last, and are added
+in place to those of the chunks before. Blocks that nobody chose are not touched.
 
-Rows of queries are gathered by XLA. A copy per row from within the kernel would save writing and
-reading them once, but takes as many copies of a few hundred bytes to start as a tile has queries,
-which is more than its products take.
+Scores are transposed: keys lie along sublanes and queries along lanes. The queries of a tile fill
+the lanes whatever the size of a block is.
+
+XLA gathers the rows of queries. The kernel could copy each row itself, which would save writing the
+rows and reading them once. But it would have to start one copy of a few hundred bytes for each
+query of a tile, which takes longer than the tile's products.
 
 Dimensions: E lists of all rows, L tiles, R G rows of a tile, J blocks, H head size.
 """
@@ -41,8 +43,8 @@ LANES = 128
 
 
 def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str | None:
-    """Why q [B, T, N, H] cannot attend by so many lists to blocks of this size in so many tiles, or
-    None.
+    """Why the kernels cannot run q [B, T, N, H] with these numbers of lists and tiles and this size
+    of blocks, or None.
     """
     if size % 8 or size > 512:
         return f"{size=} must be a multiple of 8 up to 512"
@@ -50,8 +52,9 @@ def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str
 
 
 def tile_rows(tuning: TuningConfig, mean: int) -> int:
-    """Rows of a tile, where so many choose a block in the mean: full lanes, but few that are
-    empty.
+    """Rows of a tile: whole lanes, but no more than will be in use.
+
+    mean: how many rows choose a block on average.
     """
     return max(LANES, min(tuning.rows, mean) // LANES * LANES)
 
@@ -68,11 +71,13 @@ def forward(
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [E, L, R G, H] in v's dtype, lse float32 [E, L, R G]) of tiles, each over its own block.
+    """Attention of the rows of each tile to the block of the tile.
 
-    rows [E, L, R G, H], order int32 [E, L, R G]; k, v [B, K, J, size, H], k_order int32 [B, J,
-    size]; block int32 [E, L], starts int32 [E, J + 1] as in ``Tiles``. A row that sees nothing has
-    an lse about MASKED. Tiles past starts[J] are not written.
+    rows: [E, L, R G, H]. order: int32 [E, L, R G]. k, v: [B, K, J, size, H]. k_order: int32 [B, J,
+    size]. block: int32 [E, L], and starts: int32 [E, J + 1], as in ``Tiles``.
+
+    Returns (out [E, L, R G, H] in v's dtype, lse float32 [E, L, R G]). The lse of a row that sees
+    nothing is about MASKED. Tiles from starts[J] on are not written.
     """
     lists, tiles, width, head_dim = rows.shape
     specs = _Specs(lists, k.shape)
@@ -135,6 +140,8 @@ def backward(
             out_specs=[specs.tile(width, head_dim), specs.sums(), specs.sums()],
         ),
         out_shape=[jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (rows, *d_keys)],
+        # The two d_keys are arguments 9 and 10, counting the two prefetched ones, and become
+        # results 1 and 2: a block that no tile visits keeps its sums without being copied.
         input_output_aliases={9: 1, 10: 2},
         compiler_params=_params(),
         interpret=interpret,
@@ -161,6 +168,8 @@ def backward(
 def _forward_kernel(block, used, rows, order, k, v, k_order, out, lse, *, scale):
     @pl.when(pl.program_id(1) < used[pl.program_id(0)])
     def _():
+        # A tile meets its whole block at once, so no running sums are needed. In a column that sees
+        # nothing every score is MASKED: lse is then about MASKED, by which ``merge`` knows it.
         scores = _scores(rows, order, k, k_order, scale)
         top = jnp.max(scores, axis=0, keepdims=True)
         weights = jnp.exp(scores - top)
@@ -175,9 +184,11 @@ def _backward_kernel(
 ):  # fmt: skip
     row = pl.program_id(0)
     tile = pl.program_id(1)
+    # steps past the last tile in use stay at its block, as the index maps do
     last = jnp.maximum(used[row] - 1, 0)
     now, before = (block[row, jnp.clip(x, 0, last)] for x in (tile, tile - 1))
 
+    # the first tile of a block: start from the sums of the chunks before
     @pl.when((tile == 0) | (now != before))
     def _():
         dk[...] = dk_before[...]
@@ -195,7 +206,7 @@ def _backward_kernel(
 
 
 def _scores(rows, order, k, k_order, scale):
-    """Masked scores [size, R G]."""
+    """Masked and transposed scores [size, R G]; MASKED where the key's order exceeds the row's."""
     scores = _dot(k[0, 0, 0], rows[0, 0], 1, 1) * scale
     return jnp.where(k_order[0, 0] <= order[0, 0], scores, MASKED)
 
@@ -212,29 +223,32 @@ def _dot(a, b, a_axis: int, b_axis: int):
 
 @dataclasses.dataclass(frozen=True)
 class _Specs:
-    """Blocks of a grid step (list, tile); steps past the last tile in use stay at it, so that
-    nothing is fetched.
+    """The blocks of a grid step (list, tile).
 
-    keys_shape [B, K, J, size, H].
+    Steps past the last tile in use keep the blocks of that tile, so that nothing is fetched for
+    them.
     """
 
+    # E.
     lists: int
+    # [B, K, J, size, H].
     keys_shape: tuple[int, ...]
 
     def tile(self, rows: int, lanes: int) -> pl.BlockSpec:
-        """Of [E, L, rows, lanes]."""
+        """One tile of [E, L, rows, lanes]."""
         return pl.BlockSpec(
             (1, 1, rows, lanes), lambda e, l, block, used: (e, _tile(e, l, used), 0, 0)
         )
 
     def keys(self) -> list[pl.BlockSpec]:
-        """Of keys, values and the order of keys [B, J, size, 1]."""
+        """The chosen block of keys, of values and of their order [B, J, size, 1]."""
         batch, heads, _, size, head_dim = self.keys_shape
         lists = self.lists // batch
 
         def at(e, l, block, used):
             # // and % would ask which TPU this is, which is not known while compiling for one that
             # is not here
+            # list ``rest`` of the row's P belongs to its key/value head rest K / P
             row = jax.lax.div(e, jnp.int32(lists))
             rest = jax.lax.rem(e, jnp.int32(lists))
             return (
@@ -253,7 +267,7 @@ class _Specs:
         return [keys, keys, pl.BlockSpec((1, 1, size, 1), order_at)]
 
     def sums(self) -> pl.BlockSpec:
-        """Of [E, J, size, H]."""
+        """The chosen block of [E, J, size, H]."""
         return pl.BlockSpec(
             (1, 1, *self.keys_shape[3:]),
             lambda e, l, block, used: (e, block[e, _tile(e, l, used)], 0, 0),
@@ -271,7 +285,7 @@ def _params() -> pltpu.CompilerParams:
 
 
 def _estimate(rows: jax.Array, k: jax.Array, products: int, moved: int) -> pl.CostEstimate:
-    """Of so many products per row and key, and so many times the rows' bytes moved."""
+    """products: dot products for each row and key. moved: how often the rows' bytes are moved."""
     pairs = rows.size // rows.shape[-1] * k.shape[3]
     cost = Cost(products * 2 * rows.shape[-1] * pairs, pairs, moved * rows.nbytes)
     return pl.CostEstimate(**dataclasses.asdict(cost))

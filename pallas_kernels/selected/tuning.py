@@ -9,17 +9,17 @@ from pallas_kernels.cost import Cost
 
 @dataclasses.dataclass(frozen=True)
 class TuningConfig:
-    """chunk: most queries of all rows whose tiles are in memory at once. rows: most rows of a tile
-    (queries x heads).
+    """Sizes of the kernels over chosen blocks."""
 
-    On GPU tiles have 128 rows; steps: tiles in flight, on TPU there are always two; span: tiles
-    that a thread block goes through; matrix_unit: "wgmma" (Hopper) or "tcgen05" (Blackwell).
-    """
-
+    # Most queries, of all rows of the batch together, whose tiles are in memory at once.
     chunk: int = 4096
+    # Most rows of a tile (queries times heads) on TPU. On GPU a tile always has 128.
     rows: int = 512
+    # Tiles in flight on GPU. On TPU there are always two.
     steps: int = 2
+    # Consecutive tiles that one thread block of a GPU goes through.
     span: int = 8
+    # On GPU, "wgmma" (Hopper) or "tcgen05" (Blackwell).
     matrix_unit: str = "wgmma"
 
     def __post_init__(self) -> None:
@@ -29,8 +29,8 @@ class TuningConfig:
 
 
 def heuristic(device: str) -> TuningConfig:
-    """Sizes for "tpu", "hopper" or "blackwell"; nothing was timed."""
-    # on TPU a grid step costs as much as some hundred rows
+    """Sizes for "tpu", "hopper" or "blackwell", chosen by reasoning and not by timing."""
+    # large tiles on TPU, where a grid step costs as much as some hundred rows
     return TuningConfig(matrix_unit="tcgen05" if device == "blackwell" else "wgmma")
 
 
@@ -44,16 +44,18 @@ def cost(
     size: int,
     passes: int,
 ) -> Cost:
-    """Cost of "forward" or "backward" of causal rows q [B, T, N, H] and k [B, S, K, H] that choose
-    so many blocks.
+    """The cost of "forward" or "backward" on causal rows q [B, T, N, H] and k [B, S, K, H].
 
-    passes: how often the backward pass computes the weights again. Counted are, for every query and
-    block it chose, the rows of queries that are copied into tiles and read there, and what is
-    found, written, put side by side and summed; not the keys, which every chunk of queries reads
-    once, nor the rows that fill up the tiles.
+    picks: blocks that a query chooses, of ``size`` keys each. passes: how often the backward pass
+    computes the weights again.
+
+    The bytes count, for every query and every block that it chose, the row that is copied into a
+    tile and read there, and the result that is written, put side by side and summed. They do not
+    count the keys, which every chunk of queries reads once, nor the rows that fill up the tiles.
     """
     batch, queries, heads, head_dim = q_shape
     blocks = k_shape[1] // size
+    # query t sees 1 + t J / T blocks, and chooses no more than it sees
     chosen = batch * heads * sum(min(picks, 1 + t * blocks // queries) for t in range(queries))
     if kernel == "forward":
         products = 2
