@@ -1,12 +1,17 @@
 """NSA's compressed attention (2502.11089, sections 3.2 and 3.3.1), which also picks the blocks for
-the selected one.
+the selected branch.
 
-Attention to stretches of keys is ``flash_attention`` over them, forward and backward. The picks
-come from a second kernel that computes the scores again, turns them with the final log-sum-exp into
-probabilities, sums these over the query heads of a group and over the stretches of each block, and
-keeps the best blocks, so that neither probabilities [.., T, E] nor scores of blocks [.., T, J] are
-ever in HBM. Departure from the paper: a stretch belongs to the blocks by the tokens they share
-(equation 9 read with indices from 1).
+Attention to the compressed keys, one for each stretch, is ``flash_attention``, forward and
+backward. The picks come from a second kernel:
+
+1. It computes the scores of the stretches again.
+2. The final log-sum-exp turns them into probabilities.
+3. It sums these over the query heads of a group and over the stretches of each block.
+4. It keeps the best blocks.
+
+Neither the probabilities [.., T, E] nor the scores of blocks [.., T, J] are therefore ever in HBM.
+Departure from the paper: a stretch belongs to the blocks by the tokens they share (equation 9 read
+with indices from 1).
 
 Dimensions: B rows, T queries, J blocks, E stretches, N query heads, K key/value heads, H head size,
 n picks.
@@ -51,26 +56,31 @@ def compressed_attention(
     interpret: Any = False,
     fallback: Callable[[], tuple[jax.Array, jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over k, v [B, E, K, H], one key per stretch, and the
-    blocks it picks.
+    """Softmax attention of q [B, T, N, H] over k, v [B, E, K, H], one key for each stretch, and the
+    blocks that it picks.
 
-    q_tokens: of the queries [B, T]. own_from: int32 [B, T], the order from which a query's branch
-    has blocks of its own; it sees none of the prompt's that start there or later. k_tokens: of each
-    stretch's last token [B, E], segment 0 for none. k_starts: int32 [B, E], the order of its first.
-    heads: of each block's first token [B, J], where E = J block / stride, and stretch e starts e
-    strides after the first block does. shadows: None, or int32 [B, J], for a branch's first block
-    the prompt's block of which it is a copy and whose score is added to its own, else -1; own_from
-    of the queries that see it must be the order of its first token, and no stretch may reach into
-    it from the block before.
+    q_tokens: [B, T], of the queries.
+    own_from: int32 [B, T], the order from which a query's branch has blocks of its own. The query
+      sees none of the prompt's blocks that start there or later.
+    k_tokens: [B, E], of each stretch's last token; segment 0 where there is no stretch.
+    k_starts: int32 [B, E], the order of each stretch's first token.
+    heads: [B, J], of each block's first token. E = J block / stride, and stretch e starts e strides
+      after the first block does.
+    shadows: None, or int32 [B, J]. For a branch's first block it is the prompt's block of which
+      that block is a copy, and whose score is added to its own; -1 for other blocks. The queries
+      that see the copy must have the order of its first token as own_from. No stretch may reach
+      into the copy from the block before it.
     implementation, tuning, interpret, fallback: as for ``flash_attention``.
 
     Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32 or wider, picks int32 [B, T, K,
-    n]). A query that sees no stretch has out 0 and lse -inf. picks: numbers of the always taken
-    blocks (``Selection``) and of those of the highest probability, ties to the lower number, in no
-    certain order, -1 where fewer than n are seen. Differentiable in q, k and v through out and lse.
-    Raises ValueError for shapes that do not fit, and for a named implementation that cannot run.
+    n]). A query that sees no stretch has out 0 and lse -inf. The picks are the numbers of the
+    blocks that are always taken (``Selection``) and of those with the highest probability; ties go
+    to the lower number. They are in no certain order, and -1 where fewer than n blocks are seen.
+    Out and lse are differentiable in q, k and v. Raises ValueError for shapes that do not fit, and
+    for a named implementation that cannot run.
     """
     _check_shapes(k, q_tokens, own_from, k_tokens, k_starts, heads, shadows, selection)
+    # ``Tokens.limits`` keeps a branch from those keys of the prompt of which it has copies
     q_tokens = dataclasses.replace(q_tokens, limits=own_from.astype(jnp.int32))
     k_tokens = dataclasses.replace(k_tokens, limits=k_starts.astype(jnp.int32))
     heads = dataclasses.replace(heads, limits=heads.order)
@@ -102,6 +112,7 @@ def compressed_attention(
         tuning=attention,
         interpret=interpret,
     )
+    # a choice has no gradient
     arguments = (*jax.lax.stop_gradient((q, k, lse)), q_tokens, k_tokens, heads, shadows)
     if not kernels:
         return out, lse, reference.select(*arguments, selection=selection)
@@ -142,7 +153,9 @@ def obstacle_on(
     selection: Selection,
 ) -> str | None:
     """Why a kernel could not run q [B, T, N, H] and compressed k [B, E, K, H] on a platform, or
-    None. platform: as from ``choice.here``.
+    None.
+
+    platform: as from ``choice.here``.
     """
     found = flash_obstacle_on(platform, name, dtype, q_shape, k_shape)
     return found or KERNELS[name].obstacle(q_shape, k_shape, selection)

@@ -1,11 +1,15 @@
 """What the kernels of compressed attention share: settings, sizes, and how the keys of a tile of
 blocks lie in memory.
 
-A block's score sums the probabilities of the stretches that share tokens with it, which lie at
-fixed distances: from ``reach`` - 1 before its first stretch to its last. Keys are therefore copied
-so that each distance has a part of its own, with the stretch of every block at the block's column:
-the score is then a weighted sum of equal columns of the parts. Stretches of two blocks are in two
-parts; for 32 tokens every 16 in blocks of 64 that is 5 copies of 4 keys.
+A stretch is a run of ``length`` tokens that is compressed to one key; one starts every ``stride``
+tokens. The score of a block sums the probabilities of the stretches that share tokens with it.
+These lie at fixed distances from the block's first stretch: from ``reach`` - 1 before it, where
+``reach`` is length / stride, up to the last stretch that starts in the block.
+
+The keys are therefore copied into parts, one part for each distance. In each part, column j holds
+the stretch at that distance from block j. The score of block j is then a weighted sum of column j
+over all parts. A stretch that shares tokens with two blocks is in two parts. With stretches of 32
+tokens every 16, in blocks of 64, that makes 5 copied keys for the 4 stretches of a block.
 
 Dimensions: B rows, T queries, J blocks, E = ratio J stretches, K key/value heads, H head size, P
 parts, C columns.
@@ -23,27 +27,29 @@ from pallas_kernels.flash import blocks as flash
 from pallas_kernels.padding import pad
 from pallas_kernels.tokens import Tokens, visible
 
-# Scores of blocks are sums of probabilities; these stand for a block that is not seen and for one
-# that is always taken.
+# The score of a block that is not seen, and of one that is always taken. All other scores are sums
+# of probabilities, and lie between them.
 UNSEEN = -1.0
 FORCED = 1e30
-# What stands for the log-sum-exp of a query that sees no stretch: every probability is then 0.
+# The log-sum-exp that is used for a query that sees no stretch: every probability is then 0.
 NOTHING = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Which blocks a query picks (2502.11089, section 3.3): l, d, l' in tokens and n in the paper's
-    letters.
+    """Which blocks a query picks (2502.11089, section 3.3)."""
 
-    initial, local: blocks at the start and up to the query that are always among the ``picks``.
-    """
-
+    # Tokens of a stretch (l in the paper).
     length: int = 32
+    # Tokens from the start of one stretch to that of the next (d).
     stride: int = 16
+    # Tokens of a block (l').
     block: int = 64
+    # Blocks that a query picks (n).
     picks: int = 16
+    # Blocks at the start of the sequence that are always among the picks.
     initial: int = 1
+    # Blocks up to the query's own, that one included, that are always among the picks.
     local: int = 2
 
     def __post_init__(self) -> None:
@@ -67,10 +73,11 @@ class Selection:
 
     @property
     def shares(self) -> dict[int, int]:
-        """Strides that a block shares with the stretch at each distance from its first: 1, 2, 2, 2,
-        1 for the defaults.
+        """How much a block shares with each stretch, in strides, by the stretch's distance from the
+        block's first one.
 
-        Equation 9 with indices from 1.
+        For the defaults these are 1, 2, 2, 2, 1 at the distances -1 to 3. It is equation 9 read
+        with indices from 1.
         """
         reach = self.length // self.stride
         return {at: min(at + reach, self.ratio) - max(at, 0) for at in range(1 - reach, self.ratio)}
@@ -78,15 +85,15 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class TuningConfig:
-    """attention: sizes of the attention to stretches. block_q: queries that pick together. columns:
-    blocks per visit.
+    """Sizes of the kernels of compressed attention."""
 
-    steps: on GPU, query tiles in flight; on TPU there are always two tiles of keys.
-    """
-
+    # Of the attention to stretches.
     attention: flash.TuningConfig
+    # Queries that pick together.
     block_q: int
+    # Blocks that are scored at a time, C.
     columns: int
+    # On GPU, tiles of queries in flight. On TPU there are always two tiles of keys.
     steps: int = 2
 
     def __post_init__(self) -> None:
@@ -96,8 +103,10 @@ class TuningConfig:
 
 
 def heuristic(device: str, groups: int, head_dim: int, count: int) -> TuningConfig:
-    """Sizes for "tpu", "hopper" or "blackwell", ``groups`` heads per key/value head and so many
-    blocks; never timed.
+    """Sizes for a device, chosen by reasoning and not by timing.
+
+    device: "tpu", "hopper" or "blackwell". groups: query heads per key/value head. count: blocks of
+    a row.
     """
     attention = flash.heuristic(device, groups, head_dim)
     if device != "tpu":
@@ -116,10 +125,10 @@ def cost(
     selection: Selection,
     tuning: TuningConfig,
 ) -> Cost:
-    """Cost of the selection on whole causal rows q [B, T, N, H] with compressed keys k [B, E, K,
-    H].
+    """The cost of the selection, estimated for whole causal rows; the real one depends on the
+    tokens.
 
-    The real one depends on the tokens.
+    The shapes are those of q [B, T, N, H] and of the compressed keys k [B, E, K, H].
     """
     batch, queries, heads, head_dim = q_shape
     keys, kv_heads = k_shape[1:3]
@@ -131,11 +140,15 @@ def cost(
 
 
 def edges(q: Tokens, heads: Tokens, selection: Selection) -> tuple[jax.Array, jax.Array]:
-    """Blocks with a first token of order below the first or from the second on, int32 [B, T] each,
-    are always taken.
+    """Two orders (early, late) for each query, int32 [B, T] each, that say what is always taken.
+
+    They are compared with the order of a block's first token. A block below ``early`` is one of the
+    first that the query sees, and a block from ``late`` on is one of the latest.
     """
     most = jnp.iinfo(jnp.int32).max
+    # the order of the first block that the query sees; ``most`` if it sees none
     first = jnp.min(jnp.where(visible(q, heads), heads.order[:, None], most), axis=2, initial=most)
+    # first + initial * block, without an overflow where ``first`` is ``most``
     early = (
         jnp.minimum(first, most - selection.initial * selection.block)
         + selection.initial * selection.block
@@ -151,19 +164,24 @@ def arrange(
     selection: Selection,
     columns: int,
 ) -> tuple[jax.Array, Tokens]:
-    """Keys [B, J P, K, H] and tokens [B, J (P + 1)] in tiles of ``columns`` blocks, part by part; J
-    is filled up.
+    """Keys [B, J P, K, H] and tokens [B, J (P + 1)] in tiles of ``columns`` blocks, part by part.
 
-    The tokens of a tile begin with those of its blocks. A copied block (see ``api``) has no stretch
-    that reaches back over its start; those parts hold the stretches that reach into the block it
-    copies instead, so that it has their probability too. Of the others in that block, a query that
-    sees the copy sees none.
+    J is filled up to whole tiles. The tokens of a tile begin with those of its blocks, and the
+    tokens of the P parts follow.
+
+    No stretch reaches back over the start of a copied block (see ``api``), so its columns in the
+    parts before its first stretch would be empty. They hold the stretches that reach into the
+    prompt's block instead, of which it is a copy. The copied block thereby gets their probability
+    too. A query that sees the copy sees no other stretch of the prompt's block.
     """
     numbers = jnp.broadcast_to(jnp.arange(heads.shape[1], dtype=jnp.int32), heads.shape)
     copied = numbers if shadows is None else jnp.where(shadows >= 0, shadows, numbers)
+    # for each distance, the number of the stretch in every block's column; negative where the row
+    # begins
     parts = [selection.ratio * (copied if at < 0 else numbers) + at for at in selection.shares]
     index = _tiled(jnp.stack([pad(part, columns) for part in parts], axis=1), columns)
-    # what fills up J reads some key; its tokens say that it is none
+    # Columns that fill up J, and stretches before the first, read some key. Their tokens, which are
+    # 0, say that there is none.
     keys = jax.vmap(lambda row, at: row[at])(k, index.clip(0, k.shape[1] - 1))
     stretches = [
         jax.tree.map(
@@ -181,6 +199,6 @@ def arrange(
 
 
 def _tiled(x: jax.Array, columns: int) -> jax.Array:
-    """[B, parts, J] -> [B, J / C, parts, C], flattened behind B."""
+    """[B, parts, J] -> [B, J / C, parts, C], with all axes but B flattened."""
     batch, parts, count = x.shape
     return x.reshape(batch, parts, count // columns, columns).swapaxes(1, 2).reshape(batch, -1)

@@ -1,10 +1,13 @@
 """The picks of compressed attention on GPU (Mosaic GPU).
 
-A thread block holds the queries of one block and goes through the tiles of blocks that it may see.
-For each tile, a warpgroup copies the tile's keys, which stay while the queries of every head of the
-key's head stream by; the others sum the probabilities in registers and merge the tile's scores into
-the best blocks so far, which they keep in registers too. Parts of a tile are copied as the last
-head has used those of the tile before.
+A thread block picks for one block of queries and one key/value head. It goes through the tiles of
+blocks that the queries may see. Its warpgroups have two roles:
+
+- One warpgroup copies. It brings the keys of a tile once, and then the queries of each head of the
+  group, one head after another. A part of the next tile's keys is copied as soon as the last head
+  has used the same part of the tile before.
+- The others compute. They sum the probabilities over the heads in registers, and then merge the
+  scores of the tile's blocks into the best blocks so far, which are in registers too.
 
 Dimensions: as in ``blocks``; G query heads of a key/value head, W width of the list of picks.
 """
@@ -56,15 +59,24 @@ def obstacle(
 class _Plan:
     """What is static in the kernel."""
 
+    # Queries of a thread block.
     block_q: int
+    # Blocks of a tile, C.
     columns: int
+    # G.
     groups: int
+    # Slots of the ring of queries.
     steps: int
+    # 1 / sqrt(H), of the head size before padding.
     scale: float
     interpret: bool
+    # The head size with its padding.
     lanes: int
+    # A key of ``matrix_units.UNITS``.
     unit: str
+    # The values of ``Selection.shares``: the weight of each part of a tile.
     shares: tuple[int, ...]
+    # Blocks to pick, at most as many as there are.
     picks: int
 
 
@@ -88,6 +100,7 @@ def select(
     forced = pad(jnp.stack(edges(q_tokens, heads, selection), axis=1), tuning.block_q, axis=2)
     plan = _plan(q, k, selection, tuning, interpret)
     parts = len(plan.shares)
+    # arrays in the matrix units' register layouts have a multiple of 8 columns
     width = -(-selection.picks // 8) * 8
     k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, plan.columns)
     q_tokens = pad_tokens(q_tokens, plan.block_q)
@@ -108,6 +121,7 @@ def select(
             tiles((parts, plan.columns, plan.lanes), dtype),
             plgpu.SMEM((parts + 1, *k_fields.shape[2:]), jnp.int32),
             plgpu.SMEM((unit.compute, unit.tile, width), jnp.int32),
+            # of the ring of queries and their lse, of each part of the keys, and of the tokens
             *barriers(plan.steps, unit.compute, arrays=2),
             *barriers(parts, unit.compute, arrays=1),
             *barriers(1, unit.compute, arrays=1),
@@ -144,11 +158,14 @@ def _kernel(
             plgpu.barrier_wait(tok_filled.at[0])
 
             def one_head(index, total):
+                # the ring runs on from one tile to the next
                 slot = jax.lax.rem(step * plan.groups + index, jnp.int32(plan.steps))
                 plgpu.barrier_wait(filled.at[slot])
                 lse = plgpu.load(sums_ring.at[slot, rows], layout=column, optimized=False)
                 lse = spread(lse * flash.LOG2_E, shape, 0)
                 for part, share in enumerate(plan.shares):
+                    # the keys of a part stay for all heads: the first waits until they are there,
+                    # and the last lets the next tile's overwrite them
                     pl.when(index == 0)(lambda part=part: plgpu.barrier_wait(k_filled.at[part]))
                     keys = k_tile.at[part].transpose((1, 0))
                     scores = (
@@ -185,6 +202,7 @@ def _kernel(
                 plan.picks,
             )
 
+        # (scores, numbers) of the best blocks so far, at first none
         listed = picks_own.shape[1:]
         best = (
             full(listed, UNSEEN, unit.layout),
@@ -216,6 +234,8 @@ def _kernel(
     def copy():
         fetch(count * plan.groups, sources, rings, filled, emptied, plan.steps, after=after)
 
+        # ``fetch`` waits for its own ring only. The thread block must not end while the last tile's
+        # keys and tokens are still read.
         @pl.when(count > 0)
         def _():
             plgpu.barrier_wait(tok_emptied.at[0])
@@ -239,10 +259,11 @@ def _sources(
     tok_emptied,
     plan: _Plan,
 ):
-    """What is copied for each head of each visit, and a function that copies what a visit's first
-    head needs besides.
+    """Two functions of a step: what ``fetch`` copies in it, and one that copies the keys besides.
 
-    Each part of a visit is copied as soon as the visit before is done with its own.
+    A step is one head of one visit. The second function does something only in the first step of a
+    visit: it copies each part of the tile's keys, as soon as the visit before is done with that
+    part.
     """
     row, head, block = (jax.lax.axis_index(name) for name in ("row", "head", "block"))
     groups = jnp.int32(plan.groups)
@@ -269,7 +290,7 @@ def _sources(
 
 
 def _refill(step, source, target, filled, emptied) -> None:
-    """Copies what a visit needs to where the visit before had its own."""
+    """Copies what a visit needs over what the visit before used, once that has been released."""
 
     @pl.when(step > 0)
     def _():
@@ -279,14 +300,16 @@ def _refill(step, source, target, filled, emptied) -> None:
 
 
 def _release(emptied) -> None:
+    """Lets the copying warpgroup overwrite a buffer."""
     # what was read by loads may be overwritten by the copy engine only after a fence
     plgpu.commit_smem()
     plgpu.barrier_arrive(emptied)
 
 
 def _rank(scores, heads: Tokens, early, late, queries: Tokens | None):
-    """Scores [rows, C] with those of blocks that are always taken and, for queries that need a
-    mask, of unseen ones.
+    """The scores [rows, C], FORCED for blocks that are always taken, UNSEEN for unseen ones.
+
+    queries: None where every query sees every block, so that no mask is needed.
     """
     order = spread(heads.order, scores.shape, 1)
     always = (order < spread(early, scores.shape, 0)) | (order >= spread(late, scores.shape, 0))
@@ -299,8 +322,9 @@ def _rank(scores, heads: Tokens, early, late, queries: Tokens | None):
 
 
 def _merge(best, scores, numbers, layout, picks: int):
-    """The best (scores, numbers) [rows, W], in falling order, of those and of scores [rows, C] of
-    such numbers.
+    """The best of two sets of blocks, as (scores, numbers) [rows, W] in falling order.
+
+    best: the one set, (scores, numbers) [rows, W]. scores, numbers: the other, [rows, C] each.
     """
     slots = plgpu.broadcasted_iota(jnp.int32, best[0].shape, 1, layout=layout)
     most = jnp.iinfo(jnp.int32).max
@@ -312,10 +336,11 @@ def _merge(best, scores, numbers, layout, picks: int):
         def lowest(x, x_numbers):
             return jnp.where(x == spread(top, x.shape, 0), x_numbers, most).min(axis=1)
 
+        # ties go to the lowest number; the block that is taken is then struck from its set
         number = jnp.minimum(lowest(old, old_numbers), lowest(scores, numbers))
         old = jnp.where(old_numbers == spread(number, old.shape, 0), UNSEEN, old)
         scores = jnp.where(numbers == spread(number, scores.shape, 0), UNSEEN, scores)
-        # a score that is not a number is picked by none
+        # no block if the best score left is UNSEEN, or NaN: both fail the comparison
         number = jnp.where(top >= 0, number, -1)
         here = slots == index
         new = jnp.where(here, spread(top, new.shape, 0), new)

@@ -1,5 +1,6 @@
-"""The selection of blocks as its definition reads, with every probability in memory; runs in
-float64.
+"""The selection of blocks, written as its definition, with every probability in memory.
+
+Runs in float64 too.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ def scores(
     *,
     selection: Selection,
 ) -> jax.Array:
-    """What ranks the blocks, [B, T, K, J] in float32 or wider, UNSEEN and FORCED included.
+    """The scores that rank the blocks, [B, T, K, J] in float32 or wider; some are UNSEEN or FORCED.
 
-    q [B, T, N, H], compressed keys k [B, E, K, H] and the log-sum-exp [B, T, N] of their attention;
-    tokens with limits.
+    q: [B, T, N, H]. k: the compressed keys [B, E, K, H]. lse: [B, T, N], of the attention of q to
+    k. The three Tokens must have limits.
     """
     batch, length, num_heads, head_dim = q.shape
     kv_heads = k.shape[2]
@@ -51,8 +52,9 @@ def scores(
 
 
 def select(*arguments, selection: Selection) -> jax.Array:
-    """Numbers of the best blocks, int32 [B, T, K, n], -1 where fewer are seen; ties to the lower.
-    As for ``scores``.
+    """Numbers of the best blocks, int32 [B, T, K, n], -1 where fewer are seen.
+
+    Ties go to the lower number. Arguments as for ``scores``.
     """
     ranked = scores(*arguments, selection=selection)
     order = jnp.argsort(-ranked, axis=-1, stable=True)[..., : selection.picks].astype(jnp.int32)

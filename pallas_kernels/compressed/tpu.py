@@ -1,8 +1,9 @@
 """The picks of compressed attention on TPU (Mosaic).
 
-A grid step holds one block of queries with all query heads of one key/value head, and goes through
-the tiles of blocks that it may see, in the order and with the copies of ``flash``. It keeps the
-scores of all blocks for its queries in VMEM, and then takes the best one after another.
+A grid step holds one block of queries with all query heads of one key/value head. It goes through
+the tiles of blocks that the queries may see, with the lists and the copies of ``flash``. It keeps
+the scores of all blocks for its queries in VMEM. At the end it takes the best block, then the next
+best, and so on.
 
 Dimensions: as in ``blocks``; G query heads of a key/value head, R = G block_q rows.
 """
@@ -139,6 +140,7 @@ def _kernel(
         def tokens(part):
             return flash.from_rows(tok_two.at[slot, :, pl.ds(part * columns, columns)])
 
+        # probabilities, by the final log-sum-exp, summed over parts and over the heads of the group
         total = jnp.zeros((block_q, columns), jnp.float32)
         for part, share in enumerate(selection.shares.values()):
             keys = k_two[slot, part * columns : (part + 1) * columns]
@@ -147,6 +149,7 @@ def _kernel(
             if masked:
                 logits = jnp.where(sees(queries, tokens(1 + part))[None], logits, MASKED)
             total += share * jnp.sum(jnp.exp(logits), axis=0)
+        # the tokens of the blocks themselves stand before those of the parts
         heads = tokens(0)
         ranked = jnp.where((heads.order < early) | (heads.order >= late), FORCED, total)
         scores[at] = jnp.where(sees(queries, heads), ranked, UNSEEN) if masked else ranked
@@ -156,8 +159,9 @@ def _kernel(
 
 
 def _best(scores, count: int):
-    """Numbers of the best blocks, int32 [block_q, LANES], of scores [J / C, block_q, C], which it
-    uses up.
+    """Numbers of the ``count`` best blocks, int32 [block_q, LANES], -1 where there are fewer.
+
+    scores: a reference [J / C, block_q, C], which is overwritten.
     """
     tiles, block_q, columns = scores.shape
     count = min(count, tiles * columns)
@@ -168,6 +172,8 @@ def _best(scores, count: int):
     def pick(index, carry):
         found, last = carry
 
+        # One pass over the tiles for the best score of each lane. It also strikes the block that
+        # was taken last, which saves a pass of its own.
         def highest(tile, best):
             left = jnp.where(tile * columns + lane == last, UNSEEN, scores[tile])
             scores[tile] = left
@@ -178,11 +184,12 @@ def _best(scores, count: int):
         )
         best = jnp.max(best, axis=1, keepdims=True)
 
+        # A second pass for the lowest number with that score, so that ties go to the lower one.
         def lowest(tile, number):
             return jnp.minimum(number, jnp.where(scores[tile] == best, tile * columns + lane, most))
 
         number = jax.lax.fori_loop(0, tiles, lowest, jnp.full((block_q, columns), most, jnp.int32))
-        # a score that is not a number is picked by none
+        # no block if the best score left is UNSEEN, or NaN: both fail the comparison
         number = jnp.where(best >= 0, jnp.min(number, axis=1, keepdims=True), -1)
         return jnp.where(slot == index, number, found), number
 
