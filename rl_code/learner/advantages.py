@@ -2,9 +2,11 @@
 numpy.
 
 Implements GRPO (2402.03300), Dr.GRPO (2503.20783) and RLOO (2402.14740), which give each trajectory
-one number. Departures: the standard deviation of GRPO is the population's; a trajectory that is not
-valid (a fault of the sandbox) is left out of its group's statistics and gets 0; a group whose
-rewards are all equal gets exactly 0, whatever rounding does to its mean.
+one number. Departures:
+- The standard deviation of GRPO is that of the population.
+- A trajectory that is not valid (a fault of the sandbox) is left out of its group's statistics, and
+  its advantage is 0.
+- If all rewards of a group are equal, its advantages are exactly 0, even if the mean is rounded.
 
 A member of ADVANTAGES is called with one group and may also credit turns (``per_turn``) or single
 tokens.
@@ -30,7 +32,7 @@ class Advantage(Protocol):
     """A frozen dataclass whose fields are its settings, or a function."""
 
     def __call__(self, group: Group) -> Sequence[Credit]:
-        """The credit of each trajectory, in order. What it says of faults does not matter."""
+        """The credit of each trajectory, in order. That of faults is replaced by 0 afterwards."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +126,9 @@ def group_advantages(groups: Sequence[Group], advantage: Advantage) -> list[list
 def _centre(
     rewards: Float[np.ndarray, " G"], valid: Bool[np.ndarray, " G"]
 ) -> tuple[Float[np.ndarray, " G"], float]:
-    """Rewards minus the mean of the valid ones (0 where not valid or where all are equal), and how
-    many are valid, at least 1.
+    """Rewards minus the mean of the valid ones, and the number of valid ones, at least 1.
+
+    The difference is 0 for a reward that is not valid, and for all if the valid ones are equal.
     """
     count = float(max(valid.sum(), 1))
     mean = np.sum(np.where(valid, rewards, 0.0)) / count

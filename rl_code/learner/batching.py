@@ -1,9 +1,9 @@
-"""From groups of trajectories to fixed shapes: each shared prefix once, what continues it behind it
-(layout: types.Batch).
+"""Packs groups of trajectories into a batch of fixed shapes (``types.Batch``).
 
-A context's slots end before its last sampled token, which nothing after it is predicted from.
-Trajectories that end in a fault, and those in which nothing was sampled, take no slots and no
-targets: their weight is 0. For updates in two phases see ``two_phase_batching``.
+A prefix that several contexts share stands in a row once, and what continues it stands behind it.
+A context takes no slot for its last sampled token: no later token is predicted from it.
+Trajectories that ended in a fault, and those in which nothing was sampled, take no slots and no
+targets, so their weight is 0. For updates in two phases see ``two_phase_batching``.
 """
 
 from __future__ import annotations
@@ -85,23 +85,27 @@ class PackConfig:
 
 
 def needs(piece: Piece, config: PackConfig) -> np.ndarray:
-    """Slots, targets and runs that a piece takes of a row."""
+    """int64 [3]: the slots, targets and runs of a row that a piece takes."""
     lengths = piece.lengths
     return np.array([aligned(lengths, config), piece.targets, count_runs(lengths, config)])
 
 
 def aligned(lengths: Sequence[int], config: PackConfig) -> int:
-    """Slots that runs of these lengths take."""
+    """Slots that runs of these lengths take, each rounded up to a multiple of ``align``."""
     return sum(-(-length // config.align) * config.align for length in lengths)
 
 
 def count_runs(lengths: Sequence[int], config: PackConfig) -> int:
-    """Runs that these are, with the empty slots behind them."""
+    """How many runs nodes of these lengths are."""
+    # A node that is not empty is one run. The slots that are left empty behind it, up to the next
+    # multiple of ``align``, are another.
     return sum((length > 0) + (length % config.align > 0) for length in lengths)
 
 
 def room(config: PackConfig) -> np.ndarray:
-    """Slots, targets and runs of a row."""
+    """int64 [3]: the slots, targets and runs that an empty row has."""
+    # Where the number of runs has no bound, the greatest integer stands for it, so that the callers
+    # compare three numbers in every case.
     return np.array([config.slots, config.targets, config.runs or np.iinfo(np.int64).max])
 
 
@@ -112,22 +116,28 @@ def pack(
     *,
     version: int,
 ) -> tuple[Batch, dict[str, float]]:
-    """Packs groups into a Batch of numpy arrays, whole groups into rows by first fit, largest
-    first.
+    """Packs groups into a Batch of numpy arrays.
 
-    A group that no row can hold is split into pieces that each repeat the prompt. advantages: of
-    every group those of its trajectories, one number each or one for each sampled token. version:
-    the learner's. Trajectories are numbered
+    Whole groups are put into rows by first fit, the largest first. A group that no row can hold is
+    split into pieces, each of which repeats the prompt. Trajectories are numbered
     (``Batch.trajectories``) in the order given.
 
-    Returns the batch and metrics: pack/rows (used), pack/fill and pack/target_fill (used share of
-    their slots and targets), pack/saved (share of tokens that sharing prompts saved), pack/faults,
-    pack/empty and pack/uninformative (trajectories left out).
+    Args:
+      groups: the groups to train on.
+      advantages: for every group the advantages of its trajectories: one number for a trajectory,
+        or one for each of its sampled tokens.
+      version: the version of the learner's weights.
+
+    Returns the batch and its metrics: pack/rows (rows that are used), pack/fill and
+    pack/target_fill (the share of their slots and targets that is used), pack/tokens (slots that
+    are used), pack/saved (the share of tokens that sharing prefixes saved), pack/faults, pack/empty
+    and pack/uninformative (trajectories that are left out).
 
     Raises:
-      ValueError: a trajectory fits no row, the batch does not fit ``rows``, lengths or prompts
-        within a group disagree, a log-probability or an advantage is not finite, or a token is
-        older than max_staleness or newer than ``version``. Each names task, index and numbers.
+      ValueError: a trajectory fits no row; the batch does not fit ``rows``; lengths or prompts
+        within a group disagree; a log-probability or an advantage is not finite; or a token is
+        older than max_staleness or newer than ``version``. The message names task, index and
+        numbers.
     """
     chosen, count, counts = select(groups, advantages, config, version)
     pieces = [piece for examples in chosen for piece in _pieces(examples, config)]
@@ -143,7 +153,7 @@ def pack(
     batch = empty_batch(config, config.rows, count)
     for row, members in enumerate(rows):
         writer = RowWriter(batch, row, config.align, version)
-        segments = itertools.count(1)
+        segments = itertools.count(1)  # 0 marks padding
         for piece in members:
             writer.write(piece, segments)
     unshared = sum(example.unshared for piece in pieces for example in piece.examples)
@@ -158,8 +168,10 @@ def pack(
 
 
 def empty_batch(config: PackConfig, rows: int, num_trajectories: int = 0) -> Batch:
-    """A batch of padding alone: numpy arrays of the shapes and dtypes that ``pack`` returns, for
-    warm-up and tests.
+    """A batch of padding: numpy arrays with the shapes and dtypes that ``pack`` returns.
+
+    ``pack`` fills such a batch in place. num_trajectories: the number that padding has in
+    ``Batch.trajectories``, one more than that of the last trajectory.
     """
 
     def slots() -> np.ndarray:
@@ -185,8 +197,9 @@ def empty_batch(config: PackConfig, rows: int, num_trajectories: int = 0) -> Bat
 
 
 def _pieces(examples: list[Example], config: PackConfig) -> list[Piece]:
-    """One group as few pieces that each fit a row. Raises ValueError for a trajectory that fits
-    none.
+    """Splits a group into pieces that each fit a row, into one piece if that is possible.
+
+    Raises ValueError for a trajectory that fits no row.
     """
 
     def shared(part: list[Example]) -> tuple[Piece, np.ndarray, bool]:
@@ -199,6 +212,8 @@ def _pieces(examples: list[Example], config: PackConfig) -> list[Piece]:
     whole, _, fits = shared(examples)
     if fits:
         return [whole]
+    # Trajectories stay in order. Each joins the last piece if that still fits a row then, and
+    # begins a new piece if not.
     pieces: list[Piece] = []
     for example in examples:
         t = example.trajectory
@@ -218,7 +233,9 @@ def _pieces(examples: list[Example], config: PackConfig) -> list[Piece]:
 
 
 def _first_fit(pieces: list[Piece], config: PackConfig) -> list[list[Piece]]:
-    """Pieces by row: first fit, largest first, equals in the order given."""
+    """The pieces of each row, by first fit, the largest first. Pieces of equal size keep their
+    order, so the same groups always give the same batch.
+    """
     rows: list[list[Piece]] = []
     free: list[np.ndarray] = []
     for piece in sorted(pieces, key=lambda piece: -piece.tokens):
@@ -246,28 +263,30 @@ def select(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SupervisedBatch:
-    """Rows to imitate, [R, S]: tokens, positions (by which RoPE rotates) int32; mask float32, 1 =
-    learn it.
+    """Rows of tokens to imitate, [R, S] each."""
 
-    where: who sees whom.
-    """
-
+    # int32, token ids.
     tokens: jax.Array
+    # int32, the positions by which RoPE rotates.
     positions: jax.Array
+    # Who sees whom.
     where: Tokens
+    # float32, 1 for a token to be learned.
     mask: jax.Array
 
 
 def pack_supervised(
     examples: Iterable[tuple[Sequence[int], Sequence[bool]]], *, rows: int, slots: int
 ) -> tuple[SupervisedBatch, int]:
-    """Packs (tokens, mask) pairs in order by first fit into [rows, slots] until one does not fit.
+    """Packs (tokens, mask) pairs in order into [rows, slots], by first fit, until one does not fit.
 
-    Returns numpy arrays and how many examples were taken.
+    Returns the batch as numpy arrays, and how many examples were taken.
 
     Raises:
       ValueError: an example has more tokens than a row has slots, or a mask of another length.
     """
+    # All arrays are filled in place below. ``where`` holds ``marks`` and ``positions`` themselves,
+    # so it is filled with them.
     ids, positions, marks, zeros = (np.zeros((rows, slots), np.int32) for _ in range(4))
     where = Tokens(segments=marks, branches=zeros, documents=zeros, order=positions)
     batch = SupervisedBatch(ids, positions, where, np.zeros((rows, slots), np.float32))

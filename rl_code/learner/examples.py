@@ -1,4 +1,4 @@
-"""What of a group's trajectories is trained on."""
+"""Chooses which trajectories of a group are trained on, and which of their tokens are read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ class Example:
     """A trajectory to train on."""
 
     trajectory: Trajectory
-    # Its number in the batch.
+    # The number of the trajectory in the batch.
     number: int
-    # float32, one for the whole trajectory or one for each of its sampled tokens.
+    # float32, [] for the whole trajectory, or [n] for each of its n sampled tokens.
     advantage: np.ndarray
-    # Per context the indices of its own sampled tokens.
+    # For each context: the indices of the sampled tokens among its own tokens.
     sampled: tuple[np.ndarray, ...]
-    # Per context how many tokens of the whole context are read: those before its last sampled
-    # token, and those that the contexts which continue it keep. Nothing is predicted from the rest.
+    # For each context: how many tokens of the whole context are read. These are the tokens before
+    # its last sampled token, and those that are kept by contexts which continue it. Nothing is
+    # predicted from the rest.
     read: tuple[int, ...]
 
     @classmethod
@@ -31,11 +32,13 @@ class Example:
         """The example of a trajectory whose tree is sound."""
         contexts = trajectory.contexts
         sampled = tuple(np.flatnonzero(context.sampled) for context in contexts)
+        # The last sampled token itself is not read: no token after it is predicted.
         read = [
             context.kept + int(own[-1]) if own.size else 0
             for context, own in zip(contexts, sampled, strict=True)
         ]
-        # children stand behind their parents, so what they read is known when a parent is reached
+        # A context stands after its parent. In reverse order, what the children read is known when
+        # their parent is reached.
         for index in reversed(range(len(contexts))):
             parent = contexts[index].parent
             if parent >= 0:
@@ -65,10 +68,10 @@ def examples_of(
     max_staleness: int,
     version: int,
 ) -> tuple[list[list[Example]], int, dict[str, float]]:
-    """(what is trained on, by group, how many trajectories there are, metrics of those that are
-    left out).
+    """Returns the examples of each group, the number of all trajectories, and metrics of the
+    trajectories that are left out.
 
-    Arguments and errors as of ``batching.pack`` and ``PackConfig``.
+    Arguments and errors are those of ``batching.pack`` and ``PackConfig``.
     """
     if len(advantages) != len(groups):
         raise ValueError(f"{len(groups)} groups but advantages for {len(advantages)}")

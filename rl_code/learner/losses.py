@@ -25,8 +25,10 @@ Tokens = Float[Array, "R M"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LossTerms:
-    """What a loss is worked out from, [R, M] each, one entry per sampled token; real numbers
-    everywhere, 0 (of lengths 1) where ``mask`` is 0.
+    """What a loss is computed from, [R, M] each, one entry per sampled token.
+
+    Where ``mask`` is 0, every other field is 0, except ``lengths``, which is 1, and
+    ``trajectories``.
     """
 
     # log pi, float32, with gradient.

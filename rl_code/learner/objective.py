@@ -1,16 +1,18 @@
 """The objective of an update: a policy loss, weighted for off-policy data, averaged, with
 penalties; and its metrics.
 
-Implements the KL estimators k1, k2, k3, and weights for what the sampler's policy mu did
-differently from the trainer's: decoupled (2505.24298, eq. 5), truncated and masked importance
-sampling.
+Implements the KL estimators k1, k2 and k3. Implements three kinds of weights for tokens that were
+sampled by another policy than the trainer's: decoupled (2505.24298, eq. 5), truncated, and masked
+importance sampling.
 
 Notation as in ``losses``; mu is the sampler's policy, w = prox / mu. Arrays are [R, M] float32.
 
-Departures: denominators are global (``Denominators`` of the whole batch), so a loss is a sum over
-the tokens of a micro-batch that adds up over micro-batches and devices; a token whose weight is
-masked to 0 stays in the denominator; k1 enters the reward, where it belongs: ``kl_coef`` times its
-sum over the trajectory is taken off the trajectory's advantage, after normalisation.
+Departures:
+- Denominators are those of the whole batch (``Denominators``). The loss of a micro-batch is
+  therefore a sum, which can be added up over micro-batches and devices.
+- A token whose weight is masked to 0 still counts in the denominator.
+- k1 is a part of the reward: ``kl_coef`` times its sum over the trajectory is taken off the
+  trajectory's advantage, after the advantages were normalised.
 """
 
 from __future__ import annotations
@@ -105,17 +107,18 @@ class LossConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Denominators:
-    """Counts over the whole batch, float32 scalars: sampled tokens, and trajectories that have
-    any.
-    """
+    """Counts over the whole batch, float32 scalars."""
 
+    # Sampled tokens.
     tokens: jax.Array
+    # Trajectories with at least one sampled token.
     trajectories: jax.Array
 
     @classmethod
     def of(cls, mask: Tokens, lengths: Tokens) -> Denominators:
         """Counted from the mask and the trajectories' lengths; at least 1 each."""
         tokens = jnp.sum(mask)
+        # Each of a trajectory's n tokens adds 1 / n, so a trajectory adds 1, up to rounding.
         trajectories = jnp.sum(jnp.where(mask > 0.0, mask / lengths, 0.0))
         return cls(jnp.maximum(tokens, 1.0), jnp.maximum(jnp.round(trajectories), 1.0))
 
@@ -156,14 +159,19 @@ def correction_weights(
     trajectories: Int[Array, "R M"],
     lengths: Tokens,
 ) -> tuple[Tokens, Bool[Array, "R M"]]:
-    """Factor on each token's loss for having been sampled by mu, without gradient, and where it was
-    cut.
+    """The weight of each token's loss, since mu sampled the token, and where a bound changed it.
 
-    log_w: log prox - log mu, 0 outside the mask. With w its exponential:
-      none: 1. decoupled: w. truncated: min(w, correction_high).
-      masked_token: w; masked_sequence: the product of w over the trajectory; masked_geometric: the
-      geometric mean of w over the trajectory; each replaced by 0 outside [correction_low,
-      correction_high].
+    The weights carry no gradient. log_w: log prox - log mu, 0 outside the mask. With w = exp(log_w)
+    the weight is
+
+      none: 1.
+      decoupled: w.
+      truncated: min(w, correction_high).
+      masked_token: w.
+      masked_sequence: the product of w over the trajectory.
+      masked_geometric: the geometric mean of w over the trajectory.
+
+    The weights of the last three are 0 outside [correction_low, correction_high].
     """
     kind = config.correction
     log_w = jax.lax.stop_gradient(log_w)
@@ -189,11 +197,11 @@ def correction_weights(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """Metrics of a micro-batch: those that add up (over global counts already) and those that are
-    maximised (>= 0).
-    """
+    """Metrics of a micro-batch, by name."""
 
+    # Shares of means over the whole batch: added up over micro-batches they are the means.
     means: dict[str, jax.Array]
+    # At least 0; over micro-batches their maximum is taken.
     maxima: dict[str, jax.Array]
 
     def merge(self, other: Terms) -> Terms:
@@ -235,10 +243,14 @@ def policy_loss(
 ) -> tuple[jax.Array, Terms]:
     """This micro-batch's share of the loss, a float32 scalar, and of the metrics.
 
-    logp: log pi, with gradient. prox: None means pi itself without gradient, which is right for the
-    first update on a batch; log mu in its place gives the ratio to the sampler. ref: the reference
-    policy's, needed when kl_coef is not 0. entropy: of the token's distribution, in nats. Whatever
-    stands where mask is 0 does not matter, NaN included.
+    Args:
+      logp: log pi, with gradient.
+      prox: log prox. None means log pi without gradient, which is right for the first update on a
+        batch. Log mu in its place gives the ratio to the sampler.
+      sampler: log mu.
+      ref: log-probabilities of the reference policy; needed if kl_coef is not 0.
+      entropy: the entropy of each token's distribution, in nats.
+    Values where mask is 0 do not matter, even NaN.
 
     Raises:
       ValueError: kl_coef is not 0 and ref is None.

@@ -45,8 +45,10 @@ class Node:
         return child
 
     def split(self, position: int) -> Node:
-        """Cuts the node in two and returns the new first part; this node stays the last part, so
-        that whoever refers to it as the end of a context still does.
+        """Cuts the node in two at a position and returns the new first part.
+
+        This object stays the last part: where it was noted as the end of a context, that stays
+        right.
         """
         count = position - self.start
         head = Node(self.tokens[:count], self.start, self.parent, [self])
@@ -57,8 +59,8 @@ class Node:
         return head
 
     def ending_at(self, position: int) -> Node:
-        """The node on the way here, this one included, that ends at a position; cut where none
-        does.
+        """The node that ends at a position: this one, or one that it continues. If none ends
+        there, the node that holds the position is cut.
         """
         node = self
         while node.start >= position and node.parent is not None:
@@ -68,6 +70,7 @@ class Node:
     def below(self) -> list[Node]:
         """The nodes that continue this one, depth first, in order."""
         nodes = []
+        # A stack: its last entry is visited next, so children are put onto it in reverse.
         waiting = self.children[::-1]
         while waiting:
             nodes.append(waiting.pop())
@@ -77,15 +80,16 @@ class Node:
 
 @dataclasses.dataclass
 class Piece:
-    """Examples of one group and the trees of what they read."""
+    """Examples of one group that stand in one row, and the trees of the tokens they read."""
 
     examples: list[Example]
-    # Its children are the trees; it has no tokens itself.
+    # The parent of all trees. It has no tokens itself.
     forest: Node
-    # The node that ends with the group's prompt; None where nothing follows it.
+    # The root of the tree that begins with the group's prompt; None if no context continues the
+    # prompt.
     prompt: Node | None
-    # Per example and context the node at which what is read of the context ends; None where nothing
-    # is.
+    # For each example and each of its contexts: the node with which the tokens that are read of the
+    # context end; None if none are read.
     ends: list[list[Node | None]]
 
     @property
@@ -105,14 +109,17 @@ class Piece:
 
 
 def share(examples: Sequence[Example], *, levels: int | None, align: int, held: int = 0) -> Piece:
-    """The trees of examples of one group.
+    """Builds the trees of the tokens that examples of one group read.
 
-    levels: None, or 2 where only the group's prompt may be shared; then every later context is
-      written as if it were a trajectory of its own.
-    align: later contexts are looked for among what there is already, and share what has at least
-      this many tokens in common.
-    held: last tokens of the prompt with which every continuation begins again. Not 0 only in two
-      phases, where the prompt itself is computed elsewhere and is an empty node here.
+    Args:
+      examples: examples of one group, in order.
+      levels: None for trees of any depth. 2 if only the group's prompt may be shared; every later
+        context is then written as if it were a trajectory of its own.
+      align: a later context shares the start of an earlier one if they have at least this many
+        tokens in common.
+      held: how many last tokens of the prompt stand at the start of everything that continues it,
+        instead of in the prompt's node. 0 in one phase. In two phases the rest of the prompt is
+        computed elsewhere, and the prompt's node is empty here.
     """
     forest = Node(np.zeros(0, np.int32), 0, None)
     ends: list[list[Node | None]] = []
@@ -140,6 +147,8 @@ def share(examples: Sequence[Example], *, levels: int | None, align: int, held: 
             elif levels is not None:
                 whole = t.whole(index)[:read]
                 sampled = example.sampled[index]
+                # ``sampled`` counts within the context's own tokens, ``whole`` also has what the
+                # context keeps of its parent.
                 first_sampled = t.contexts[index].kept + sampled[0] if sampled.size else read
                 starts = first_sampled >= prompt_length and np.array_equal(
                     whole[:prompt_length], prompt
@@ -156,15 +165,19 @@ def share(examples: Sequence[Example], *, levels: int | None, align: int, held: 
 def _later(
     forest: Node, own: Sequence[Node | None], t: Trajectory, index: int, read: int, align: int
 ) -> Node:
-    """Adds a context that is not its trajectory's first, at any depth; the node at which it ends.
+    """Adds a context that is not the first of its trajectory, and returns the node at which it
+    ends.
 
-    own: where the trajectory's contexts before it end.
+    own: the nodes at which the earlier contexts of the trajectory end.
     """
     context = t.contexts[index]
     kept = min(context.kept, read)
     # a parent of which nothing is kept is no part of the tree that the context stands in
     node = own[context.parent].ending_at(kept) if kept else forest
     rest = context.tokens[: read - kept]
+    # Go down along the child that has most tokens in common with what is left of the context. Where
+    # the two part within a child, that child is cut. Less than ``align`` tokens in common are not
+    # worth a run of their own: runs start at multiples of it, so no slot would be saved.
     while len(rest):
         found = [(_common(child.tokens, rest), child) for child in node.children]
         count, child = max(found, key=lambda pair: pair[0], default=(0, node))
@@ -184,31 +197,35 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
 
 @dataclasses.dataclass
 class RowWriter:
-    """Fills row ``index`` of a batch of numpy arrays in place, from ``slot`` and ``target`` on."""
+    """Fills one row of a batch of numpy arrays in place."""
 
     batch: Batch
+    # The row's index.
     index: int
-    # Slots are left empty so that whatever comes next starts at a multiple of it.
+    # Every node starts at a slot that is a multiple of it.
     align: int
-    # The learner's.
+    # The version of the learner's weights.
     version: int
+    # The first slot and the first target that are still free.
     slot: int = 0
     target: int = 0
 
     def write(
         self, piece: Piece, segments: Iterator[int], prompt_segment: int | None = None
     ) -> None:
-        """The trees of a piece and the targets of its examples.
+        """Writes the trees of a piece and the targets of its examples.
 
-        segments: numbers for the trees. prompt_segment: that of the tree of the prompt, where it is
-          given already.
+        segments: gives each tree its segment. prompt_segment: the segment of the prompt's tree, if
+          the prompt has one already (in two phases).
         """
         for tree in piece.forest.children:
             given = tree is piece.prompt and prompt_segment is not None
             segment = prompt_segment if given else next(segments)
+            # Depth first: a node and all that continue it have consecutive numbers, which
+            # ``branch_of`` relies on.
             nodes = [tree, *tree.below()]
-            sizes: dict[Node, int] = {}  # each node and all below it
-            for node in reversed(nodes):
+            sizes: dict[Node, int] = {}  # how many nodes are a node and all below it
+            for node in reversed(nodes):  # children come before their parents here
                 sizes[node] = 1 + sum(sizes[child] for child in node.children)
             for number, node in enumerate(nodes):
                 self._write_tokens(node, segment, branch_of(number, sizes[node] - 1))
@@ -226,7 +243,9 @@ class RowWriter:
         self.slot += -(-count // self.align) * self.align
 
     def _write_targets(self, example: Example, ends: Sequence[Node | None]) -> None:
-        """The targets of a trajectory, which are neighbours over all its contexts."""
+        """Writes the targets of a trajectory. Those of all its contexts stand next to each other,
+        since losses that sum over a trajectory sum over neighbours.
+        """
         batch = self.batch
         first = self.target
         for context, indices, end in zip(
@@ -235,12 +254,14 @@ class RowWriter:
             if end is None or not indices.size:
                 continue
             span = (self.index, slice(self.target, self.target + len(indices)))
-            # position in the whole context of the token that each target is predicted from
+            # A target is predicted from the token before it. This is the position of that token in
+            # the whole context; ``indices`` count within the context's own tokens.
             before = context.kept + indices - 1
+            # Within a node, slots and positions rise together. For positions before the node's
+            # start the result is wrong, and is replaced by that of the node which holds them.
             node = end
             sources = node.slot + before - node.start
-            # what lies before a node is in those above it; positions rise, so the first decides
-            # how far up
+            # Positions rise along ``before``, so its first entry says how far up the tree to go.
             while before[0] < node.start:
                 above = node.parent
                 there = above.slot + before - above.start

@@ -1,16 +1,17 @@
-"""The update in two phases: prompts while the rollouts are still going, completions once they have
-arrived.
+"""The update in two phases: prompts while episodes still run, the rest once they are finished.
 
-The first phase needs the parameters and the prompts: it computes the prompts' keys and values, and
-keeps what the gradient through them needs. The second computes the loss over the completions given
-those keys and values, its gradient with respect to the parameters and to them, and turns the latter
-into gradients of the parameters by what the first phase kept. The update is that of
-``update.make_update`` to rounding; jax dispatches the first phase and returns before it is done, so
-it runs beside whatever the host does next.
+The first phase needs only the parameters and the prompts. It computes the keys and values of the
+prompts, and keeps what their gradient needs. The second phase needs the trajectories. It computes
+the loss given the keys and values of the prompts, and its gradient with respect to the parameters
+and to those keys and values. With what the first phase kept, the gradient with respect to the keys
+and values becomes a gradient with respect to the parameters, and the two are added.
 
-What is kept is memory that is taken while rollouts go on (``residual_bytes``). With
-``ModelConfig.remat`` it is the layers' inputs instead of everything inside of them, and the second
-phase computes the prompts' layers again.
+The update equals that of ``update.make_update`` up to rounding. JAX returns from the first phase
+before the devices have finished it, so it runs beside whatever the host does next.
+
+What the first phase keeps takes memory while episodes run (``residual_bytes``). With
+``ModelConfig.remat`` only the inputs of the layers are kept, and the second phase computes the
+layers of the prompts again.
 """
 
 from __future__ import annotations
@@ -47,21 +48,20 @@ from rl_code.types import Batch
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prefilled:
-    """What the first phase leaves: the prompts, their keys and values, and how to go back from
-    those to parameters.
-
-    keys: per micro-batch what the model's ``prefill`` returns, [micro_batches, ...]. backward: the
-    vjp of the keys, a pytree whose leaves are what it keeps beside the parameters.
-    """
+    """What the first phase hands to the second."""
 
     prompts: Prompts
+    # [micro_batches, ...], what the model's ``prefill`` returns for each micro-batch.
     keys: Any
+    # The vjp of ``keys`` with respect to the parameters: a pytree whose leaves are what it keeps
+    # beside the parameters.
     backward: Any
 
 
 def residual_bytes(prefilled: Prefilled) -> int:
-    """Bytes of arrays, or shapes, that wait for the second phase, on all devices together; not of
-    the parameters.
+    """Bytes that wait for the second phase, on all devices together, without the parameters.
+
+    prefilled: arrays or their shapes.
     """
     return sum(
         x.size * x.dtype.itemsize for x in jax.tree.leaves((prefilled.keys, prefilled.backward))
@@ -71,12 +71,12 @@ def residual_bytes(prefilled: Prefilled) -> int:
 def make_two_phase_update(
     loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int, runs: int = 0
 ) -> tuple[Callable[[Model, Prompts], Prefilled], Callable[..., tuple]]:
-    """(prefill(model, prompts) -> Prefilled, update(state, prefilled, batch, prox=None, ref=None)
-    -> (state, metrics)).
+    """Makes the two programs: prefill(model, prompts) -> Prefilled, and
+    update(state, prefilled, batch, prox=None, ref=None) -> (state, metrics).
 
-    ``state.model`` must be the model that prefilled; the state passed in is donated. batch: of
-    ``batching.pack_completions``. Everything else is as of ``update.make_update``, with one metric
-    more: train/residual_mib, of ``residual_bytes``.
+    ``state.model`` must be the model that was prefilled with. The state that is passed in is
+    donated. The batch comes from ``two_phase_batching.pack_completions``. Everything else is as in
+    ``update.make_update``, with one more metric: train/residual_mib (``residual_bytes``).
     """
 
     @jax.jit
@@ -87,8 +87,8 @@ def make_two_phase_update(
             narrow = jax.tree.map(lambda x, like: x.astype(like.dtype), wide, model)
             return jax.lax.map(lambda rows: _keys(narrow, rows, runs), micro)
 
-        # float32 parameters, so that gradients of micro-batches are added in float32; they come
-        # back with the state
+        # The vjp is taken at float32 parameters, so that the gradients of micro-batches are added
+        # in float32. It does not keep these parameters: ``update`` makes them again from the state.
         keys, backward = jax.vjp(keys_of, float32(model), saveable_args=False)
         return Prefilled(prompts, keys, backward)
 

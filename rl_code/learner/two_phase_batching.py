@@ -1,9 +1,10 @@
-"""Fixed shapes for updates in two phases: prompts in rows of their own, which need no trajectories,
-and what follows them in the rows of a Batch.
+"""Packs groups for updates in two phases: prompts in rows of their own (``Prompts``), and what
+follows them in the rows of a Batch.
 
-A row of the Batch holds what follows the prompts of the same row. There a prompt lacks its last
-token, with which everything that follows it begins instead, so that all targets are predicted from
-the Batch's own slots.
+Prompts need no trajectories, so they are laid out before anything is sampled. Row r of the Batch
+holds what follows the prompts in row r of ``Prompts``. The last token of a prompt does not stand
+with the prompt. Everything that follows the prompt begins with that token instead, so that every
+target is predicted from a slot of the Batch.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ from rl_code.types import Batch, Group, Trajectory
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-    """Rows of prompts for a two-phase update, int32 [R, P]: tokens, positions, segments (0 for
-    padding).
+    """Rows of prompts for a two-phase update, int32 [R, P] each.
 
-    Prompt i of n stands in row i % R as segment 1 + i // R, without its last token.
+    Prompt i stands in row i % R as segment 1 + i // R, without its last token.
     """
 
+    # Token ids.
     tokens: jax.Array
+    # Positions in the prompt, from 0.
     positions: jax.Array
+    # The segment of each token, from 1; 0 for padding.
     segments: jax.Array
 
     @property
@@ -76,34 +79,38 @@ def pack_completions(
     *,
     version: int,
 ) -> tuple[Batch, dict[str, float]]:
-    """Packs the completions of the prompts that ``pack_prompts`` laid out, group i those of prompt
-    i; else as ``pack``.
+    """Packs what the trajectories of each group add to their prompt; otherwise as ``pack``.
+
+    prompts: what ``pack_prompts`` laid out; prompt i is that of group i.
 
     Raises:
-      ValueError: as ``pack``; a group's prompt is not the one laid out, or a row of completions
-      does not fit.
+      ValueError: as ``pack``; or a group has another prompt than the one that was laid out; or what
+        follows the prompts of a row does not fit the row.
     """
     chosen, count, metrics = select(groups, advantages, config, version)
     batch = empty_batch(config, config.rows, count)
     writers = [RowWriter(batch, row, config.align, version) for row in range(config.rows)]
-    takes = np.zeros((config.rows, 3), int)
+    takes = np.zeros((config.rows, 3), int)  # slots, targets and runs that each row uses
     laid_out = np.asarray(prompts.tokens)
     segments = np.asarray(prompts.segments)
-    # behind those of all prompts: for contexts that do not start with their group's prompt
+    # Segments of contexts that do not start with their group's prompt. A row has at most
+    # ceil(groups / rows) prompts, so these numbers begin after the segments of all prompts.
     own_segments = [itertools.count(1 + -(-len(groups) // config.rows)) for _ in writers]
     tokens = int(np.sum(segments > 0))
     unshared = 0
     for number, (group, examples) in enumerate(zip(groups, chosen, strict=True)):
         row = number % config.rows
         segment = 1 + number // config.rows
-        prompt = laid_out[row, segments[row] == segment]
+        prompt = laid_out[row, segments[row] == segment]  # without its last token
         for example in examples:
             _check_prompt(example.trajectory, prompt, number)
         if not examples:
+            # Nothing of this group is trained on, but its prompt stands in the row as a run.
             takes[row, 2] += 1
             continue
         piece = share(examples, levels=2, align=config.align, held=1)
-        # the last: a run for the prompt
+        # ``needs`` counts what follows the prompt, whose own node is empty here. The prompt itself
+        # is one run more.
         takes[row] += needs(piece, config)
         takes[row, 2] += 1
         if np.any(takes[row] > room(config)):
@@ -126,7 +133,10 @@ def pack_completions(
 
 
 def _check_prompt(t: Trajectory, prompt: np.ndarray, number: int) -> None:
-    """Raises ValueError for a trajectory of another prompt than was laid out."""
+    """Raises ValueError if the trajectory has another prompt than the one that was laid out.
+
+    prompt: int32 [...], without its last token.
+    """
     if t.prompt_length != len(prompt) + 1 or not np.array_equal(
         t.contexts[0].tokens[: len(prompt)], prompt
     ):

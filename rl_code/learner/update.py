@@ -1,9 +1,9 @@
-"""The training steps: (state, batch) -> (state, metrics), each one jitted function with donated
+"""The training steps: (state, batch) -> (state, metrics), each a jitted function that donates the
 state.
 
-A batch is cut into micro-batches of equal shape, each sharded over the mesh axis ``data``; those
-after the last one with a target are not computed, so a batch may be sized for the worst case and
-costs what it holds. Gradients are accumulated in float32 over denominators of the whole batch, so
+A batch is cut into micro-batches of equal shape, each sharded over the mesh axis ``data``.
+Micro-batches after the last one with a target are not computed, so a batch may be sized for the
+worst case. Gradients are added in float32, and losses are divided by counts of the whole batch, so
 neither the number of micro-batches nor the number of devices changes the update. Under a mesh, call
 inside ``jax.set_mesh``.
 """
@@ -52,21 +52,20 @@ class Model(Protocol):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything an update changes: parameters, optimizer state, number of updates made (int32
-    scalar).
-    """
+    """Everything that an update changes."""
 
+    # The parameters.
     model: Any
     opt_state: Any
+    # int32 scalar, the number of updates made.
     step: jax.Array
 
 
 def init_state(model: Model, config: OptimizerConfig) -> TrainState:
-    """The state before the first update; moments are float32 whatever the parameters are, and
-    sharded as they are.
+    """The state before the first update. Moments are float32 for parameters of every dtype, and
+    sharded like the parameters.
 
-    The first update donates the state and with it ``model``; keep a copy where it is needed
-    afterwards.
+    The first update donates the state, and ``model`` with it. Keep a copy if it is needed later.
     """
     state = TrainState(model, *_init(model, config))
     return jax.device_put(state, jax.tree.map(lambda x: x.sharding, state))
@@ -123,10 +122,9 @@ def batch_logprobs(
 ) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
     """``target_logprobs`` of a batch's targets, differentiable in the model and in ``before.keys``.
 
-    runs: ``PackConfig.runs``. By it layers that choose blocks number those of a completion from the
-    start of its own prompt, whatever stands beside it in the row, so that sharing a prompt changes
-    nothing for them either. before: what a two-phase update computed earlier; ``runs`` counts it
-    too.
+    runs: ``PackConfig.runs``. Layers that choose blocks of keys need it to number the blocks of
+    each context from the start of its own prompt, so that sharing the prompt changes nothing for
+    them. before: what the first phase of a two-phase update computed; ``runs`` counts it too.
 
     Raises:
       ValueError: ``runs`` is 0 and a layer chooses blocks.
@@ -197,8 +195,9 @@ def loss_share(
     micro: tuple,
     before: Before | None = None,
 ) -> tuple[jax.Array, Terms]:
-    """What a micro-batch (Batch, prox, ref) adds to the loss of the whole batch and to its
-    metrics.
+    """What a micro-batch adds to the loss and the metrics of the whole batch.
+
+    micro: (Batch, prox, ref). total: counts of the whole batch.
     """
     batch, prox, ref = micro
     logp, entropy = batch_logprobs(
@@ -264,12 +263,11 @@ def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[
 
 
 def jit_step(step: Callable[..., tuple]) -> Callable[..., tuple]:
-    """Jits (state, ...) -> (state, metrics), donates the state and lays the new one out exactly
-    like it.
+    """Jits (state, ...) -> (state, metrics). The state is donated, and the new one has its layout.
 
-    The layouts are named, because a layout that XLA infers may be the same and yet spelled
-    differently, and then the next call would compile again. ``lower`` of what it returns is that of
-    ``jax.jit``.
+    The layout of the new state is given and not left to XLA. A layout that XLA infers may mean the
+    same and be written differently, and the next call would then compile again. The result has the
+    method ``lower`` of ``jax.jit``.
     """
 
     @functools.cache
@@ -315,8 +313,8 @@ def take(micro: Any, i: jax.Array) -> Any:
 
 
 def used(mask: jax.Array) -> jax.Array:
-    """How many micro-batches there are up to the last one whose mask selects anything; mask:
-    [micro_batches, ...].
+    """How many micro-batches there are up to the last one with a target; mask: [micro_batches,
+    ...].
     """
     filled = jnp.any(mask > 0, axis=tuple(range(1, mask.ndim)))
     return jnp.max(jnp.where(filled, jnp.arange(1, mask.shape[0] + 1), 0))
@@ -331,8 +329,8 @@ def accumulate(
     """Sums loss(model, part, i), its terms and its float32 gradients over the first ``count``
     micro-batches.
 
-    parts: what else the loss is differentiated by, [micro_batches, ...]; the last result is the
-    gradient of each.
+    parts: what the loss is differentiated by beside the model, [micro_batches, ...]. The last
+    result holds the gradient with respect to each part.
     """
     gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
 
@@ -361,13 +359,14 @@ def apply(
     config: OptimizerConfig,
     metrics: dict[str, jax.Array],
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One optimizer step, or none when the loss or the gradient is not finite; its metrics are
-    added to the others.
+    """Makes one optimizer step, or none if the loss or the gradient is not finite. Returns the
+    state, and the metrics with those of the step added.
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     updates, opt_state = make_optimizer(config).update(grads, state.opt_state, float32(state.model))
     new = TrainState(optax.apply_updates(state.model, updates), opt_state, state.step + 1)
+    # Chosen within the jitted step, so that the host need not wait for the loss.
     new = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
     metrics = metrics | {
         "train/loss": value,
