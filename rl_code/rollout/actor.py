@@ -1,5 +1,5 @@
-"""The actor: claims planned groups, samples them with the weights they are planned for, and
-delivers them.
+"""The actor: claims planned groups, samples each with the weights that its plan names, and delivers
+them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ActorStats:
 
     @property
     def idle_share(self) -> float:
-        """Of the time, how much nothing could be sampled."""
+        """The share of the time in which no group was open."""
         return self.idle_s / max(self.total_s, 1e-9)
 
 
@@ -84,8 +84,8 @@ class Actor:
         return self._work.claimed
 
     def turn(self) -> bool:
-        """Claims, begins, samples and delivers as far as it can at once; False when there is
-        nothing to do.
+        """Claims, begins, samples and delivers as much as it can without waiting for work. False if
+        there is nothing to do.
 
         Raises StoreError, WeightError, RolloutTimeout or SandboxUnavailable; episodes in progress
         stay open until ``close``.
@@ -142,8 +142,10 @@ class Actor:
     def _begin(self) -> None:
         """Begins the claimed items whose weights are loaded, or can be."""
         if self._config.mode == "in_flight" and (self._claimed or self._scheduler.groups):
-            # Never back, whatever can be seen now: what is open may need what is loaded. The newest
-            # is taken if it is there, but not waited for: whoever announced it may have died.
+            # The version never goes back, even if storage shows only older ones now: open groups
+            # may need the version that is loaded. The newest version is loaded if it can be read.
+            # The actor waits only for a version that the claimed items need, since the learner that
+            # announced the newest may have died.
             loaded = -1 if self._loaded is None else self._loaded
             needed = max(
                 (item.step - self._config.max_staleness for item in self._claimed), default=0
@@ -154,9 +156,10 @@ class Actor:
             wanted = self._claimed[0].version
             if wanted is not None and wanted != self._loaded:
                 if self._scheduler.groups:
-                    return  # these are finished with the weights they began with
+                    return  # open groups are finished with the weights they began with
                 if self._store.is_consumed(self._claimed[0].step):
-                    # taken over while this actor was stopped; its weights may be gone
+                    # Another actor took the item over while this one was stopped. The weights that
+                    # it needs may be deleted by now, so it is dropped.
                     self._claimed.popleft()
                     continue
                 self._load(exactly=wanted)
@@ -171,8 +174,9 @@ class Actor:
         self._on_loaded(version)
 
     def _play_again(self, item: Item) -> None:
-        """Instead of delivering a group that nothing can be learned from; raises SandboxUnavailable
-        the second time.
+        """Samples an item once more whose episodes all ended in a fault of the sandbox, instead of
+        delivering a group that nothing can be learned from. Raises SandboxUnavailable the second
+        time.
         """
         task = self._tasks[item.task].id
         if item in self._faulted:

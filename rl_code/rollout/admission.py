@@ -1,8 +1,9 @@
-"""Which groups and episodes have pages: who is opened next, and who gives way when pages run out.
+"""Decides which groups and episodes hold pages: which are opened next, and which give way when
+pages run out.
 
-A group waits in the queue until its prompt has pages, then among the prompts until all its episodes
-are open, and an open episode is a row until it is over. Older ones come first: the youngest give
-their pages to older ones that need more, so that something always gets to its end.
+A group waits in the queue until its prompt gets pages. Then it stands among the prompts until all
+its episodes are open. An open episode is a row until it is over. Older ones come first: when an
+older one needs more pages, the youngest gives up its own. So the oldest always gets to its end.
 """
 
 from __future__ import annotations
@@ -21,49 +22,56 @@ from rl_code.types import Task, Trajectory
 
 @dataclasses.dataclass(eq=False)
 class Row(Span):
-    """An episode and where it stands; ``tokens`` are all that are known of it."""
+    """An open episode; ``tokens`` are all its tokens so far."""
 
     episode: Episode | None = None
     # The group this episode belongs to.
     group: OpenGroup | None = None
-    # The words of its random key.
+    # The words of the random key.
     key: tuple[int, ...] = (0, 0)
-    # Whether it waits for a tool.
+    # Whether a worker thread is carrying out the episode's message.
     waiting: bool = False
-    # What was sampled of the current message.
+    # The tokens of the current message that were sampled so far.
     message: list[int] = dataclasses.field(default_factory=list)
+    # For each of these tokens its log-probability, and the version of the weights that sampled it.
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def ready(self) -> bool:
-        """Whether it can decode: the last token goes through the decoder itself."""
+        """Whether the row can decode: only its last token is not in the cache, and the decoder
+        computes that one itself.
+        """
         return not self.waiting and self.held and self.missing == 1
 
     @property
     def to_prefill(self) -> bool:
-        """Whether it has pages and more than its last token is not in the cache."""
+        """Whether the row holds pages, and more tokens than its last are not in the cache."""
         return self.held and not self.waiting and self.missing > 1
 
 
 @dataclasses.dataclass(eq=False)
 class OpenGroup(Span):
-    """A group that is not finished, and its prompt: ``tokens`` are the prompt but its last one,
-    which each row feeds to the decoder itself.
+    """A group that is not finished, and the span of its prompt.
+
+    ``tokens`` are the prompt without its last token, which each row feeds to the decoder itself.
     """
 
+    # What the caller gets back with the finished group.
     tag: Any = None
     task: Task | None = None
-    # Of all its episodes.
+    # The rows of all its episodes.
     rows: list[Row] = dataclasses.field(default_factory=list)
-    # Those that have no pages yet; the prompt keeps its own until none is left.
+    # The rows that are not open yet. The prompt keeps its pages until none is left.
     unopened: list[Row] = dataclasses.field(default_factory=list)
-    # Whether the prompt's pages are where rows decode.
+    # Whether the prompt's pages are in the cache of the devices that decode.
     decodable: bool = False
-    # Prompt tokens that another group had computed; None before the first look.
+    # How many prompt tokens were in the cache already when the prompt first got pages; None before
+    # that.
     found: int | None = None
-    # Of its finished episodes, by their index.
+    # The finished trajectories, by their index in the group.
     trajectories: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
+    # Called with each finished trajectory.
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None
 
 
@@ -72,8 +80,8 @@ class Admission:
 
     def __init__(self, pool: PagePool, prompt_pool: PagePool, episodes: int):
         """
-        pool: where rows decode. prompt_pool: where prompts are prefilled; the same, or another.
-        episodes: most that are open at once.
+        pool: the pages of the engine that decodes. prompt_pool: the pages of the engine that
+        prefills prompts, which may be the same pool. episodes: the most that are open at once.
         """
         self._pool = pool
         self._prompt_pool = prompt_pool
@@ -106,14 +114,16 @@ class Admission:
         )
 
     def new_weights(self, *, recompute: bool) -> None:
-        """Prompts are shared with those of the new weights only; recompute: open episodes compute
-        their keys anew.
+        """From now on, prompts are shared only with prompts that the new weights prefilled.
+
+        recompute: whether open episodes compute their keys anew, too.
         """
         self._pool.new_weights()
         self._prompt_pool.new_weights()
         if recompute:
             for row in self.rows:
                 self._pool.forget(row)
+            # In reverse, since each goes to the front of the queue: the oldest ends up first.
             for group in reversed(list(self.prompts)):
                 self._put_off(group)
 
@@ -123,40 +133,45 @@ class Admission:
         self.rows.remove(row)
 
     def reopen(self) -> None:
-        """Gives pages to episodes that have none, oldest first: pre-empted ones and those to be
-        computed anew.
+        """Gives pages to open episodes that hold none, oldest first: those that were pre-empted,
+        and those whose keys are computed anew.
         """
         for row in self.rows:
             if not row.held and not row.waiting:
                 try:
                     self._pool.restore(row)
                 except OutOfPages:
-                    return
+                    return  # a younger episode must not get ahead, even if it needs fewer pages
 
     def open(self) -> None:
         """Opens episodes of prompts that are in the cache, then prompts, while there are pages and
         room for them.
         """
         if not all(row.held or row.waiting for row in self.rows):
-            return  # those without pages come first
+            return  # open episodes without pages come first
         while True:
             try:
                 self._open_while_pages_last()
                 return
             except OutOfPages:
                 if self.rows or any(group.missing for group in self.prompts):
-                    return  # who is at work gives pages back
+                    return  # these make progress, and give pages back when they are done
                 if len(self.prompts) < 2:
                     raise
-                # only prompts that are done hold pages, so the youngest has to give way
+                # Nothing is at work: only prompts that are prefilled hold pages, and nobody will
+                # give any back. So the youngest has to give way.
                 self._put_off(self.prompts[-1])
 
     def _open_while_pages_last(self) -> None:
+        """Opens episodes, then prompts. Raises OutOfPages where pages end; what was opened before
+        stays open.
+        """
         room = self._episodes - len(self.rows)
         for group in [group for group in self.prompts if not group.missing]:
             if not group.decodable:
                 self._hand_over(group)
             while group.unopened and room > 0:
+                # The fork may raise OutOfPages, so the row leaves ``unopened`` only after it.
                 self._pool.fork(group, group.unopened[-1])
                 first = len(group.unopened) == len(group.rows)
                 self.rows.append(group.unopened.pop())
@@ -167,6 +182,8 @@ class Admission:
             if not group.unopened:
                 self._pool.release(group)
                 self.prompts.remove(group)
+        # A prompt holds pages while it waits, so another one is prefilled only if there is room left
+        # beside the episodes of the prompts that are waiting already.
         room -= sum(len(group.unopened) for group in self.prompts)
         while self.queue and room > 0:
             group = self.queue[0]
@@ -186,14 +203,18 @@ class Admission:
         group.decodable = True
 
     def _put_off(self, group: OpenGroup) -> None:
-        """Takes a prompt's pages; it is prefilled again later."""
+        """Takes a prompt's pages and puts its group back at the front of the queue. The prompt is
+        prefilled again later.
+        """
         self.prompts.remove(group)
         (self._pool if group.decodable else self._prompt_pool).forget(group)
         self.queue.appendleft(group)
 
     def have_pages(self, row: Row, length: int) -> bool:
-        """Gives a row pages for ``length`` tokens, taken from younger ones if need be; False when
-        it lost its own.
+        """Gives a row pages for ``length`` tokens, if need be by taking those of younger ones.
+
+        Prompts give way first, the youngest first, then rows. False if the row itself was the
+        youngest and lost its pages.
         """
         while row.held:
             try:

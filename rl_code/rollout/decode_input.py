@@ -17,17 +17,18 @@ def decode_input(
     chosen: Sequence[Sequence[Span]],
     budgets: Sequence[Sequence[int]],
 ) -> DecodeInput:
-    """The dispatch of ``chosen`` rows of every shard, each with pages for what it may sample.
+    """The arrays for one dispatch of the ``chosen`` rows of every shard.
 
-    A row has the words of its random ``key``, and an ``episode`` with the other numbers of its
-    random stream. budgets: most tokens of each.
+    Each row must hold pages for what it may sample. It has the words of its random ``key``, and an
+    ``episode`` with the other numbers that fix its random stream. budgets: the most tokens that
+    each row may sample.
     """
     c = engine.config
     inputs = empty_input(c, engine.shards)
     for shard, rows in enumerate(chosen):
         sharing: dict[tuple[int, ...], list[int]] = {}
         for place, row in enumerate(rows):
-            at = shard * c.slots + place
+            at = shard * c.slots + place  # rows of all shards stand one after another
             pages = pool.pages(row)
             inputs.active[at] = True
             inputs.keys[at] = row.key
@@ -37,6 +38,8 @@ def decode_input(
             inputs.groups[at] = row.episode.group
             inputs.samples[at] = row.episode.index
             inputs.tables[at, : len(pages)] = pages
+            # The pages of the shared prefix go into a tile, which several rows read together. Those
+            # behind it are the row's own, and ``starts`` is the place at which they begin.
             shared = pool.shared_pages(row)
             inputs.rows.own[at, : len(pages) - shared] = pages[shared:]
             inputs.rows.starts[at] = shared * c.page
@@ -49,7 +52,10 @@ def decode_input(
 def _fill_tiles(
     rows: SharedRows, shard: int, c: EngineConfig, sharing: dict[tuple[int, ...], list[int]]
 ) -> None:
-    """Writes the tiles of a shard. sharing: places of the rows with each prefix."""
+    """Writes the tiles of a shard: groups of at most ``tile`` rows that share a prefix.
+
+    sharing: the pages of each prefix -> the slots, within the shard, of the rows that share it.
+    """
     for prefix, places in sharing.items():
         for first in range(0, len(places), c.tile):
             members = places[first : first + c.tile]

@@ -1,14 +1,14 @@
 """Prefill and decode over a paged KV cache: jitted programs of fixed shape, for every attention
 method.
 
-Every program is a shard_map over the mesh axis ``data``: each shard has pages of its own and loops
-on its own, so that decoding needs no collective; the axis ``tensor`` is left to the compiler. Which
-page holds what is the scheduler's business.
+Every program is a shard_map over the mesh axis ``data``. Each shard has pages of its own and loops
+on its own, so decoding needs no collective over that axis. The axis ``tensor`` is left to the
+compiler. Which page holds what is decided on the host (``page_pool``, ``scheduler``).
 
-A row's numbers depend only on its own tokens: every shape is fixed, no sum runs over more than one
-row, and random numbers are drawn per (group, sample, position). The same seed therefore gives the
-same tokens whatever else runs beside an episode, and whatever of its prompt was in the cache
-already.
+The numbers of a row depend only on its own tokens. Every shape is fixed, no sum runs over more than
+one row, and random numbers are drawn per (group, index in the group, position). The same seed
+therefore gives the same tokens, whatever else runs beside an episode, and however much of its
+prompt was in the cache already.
 """
 
 from __future__ import annotations
@@ -150,22 +150,26 @@ class EngineConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeInput:
-    """What a decode dispatch needs to know, per row int32 [slots] unless said."""
+    """What one decode dispatch is told of each row; int32 [slots] unless said otherwise."""
 
-    # The last token of the row, not yet in the cache, and its place.
+    # The last token of the row, which is not in the cache yet.
     tokens: jax.Array
+    # The place of that token, counted from the start of the row.
     places: jax.Array
     # bool, whether the slot holds a row.
     active: jax.Array
-    # Tokens that the row may still sample in this dispatch, for which it has pages.
+    # How many tokens the row may sample in this dispatch. It has pages for them.
     budgets: jax.Array
-    # uint32 [slots, 2], and the row's group and index in it: what fixes the row's random stream.
+    # uint32 [slots, 2], the words of the random key. Together with the next two fields and the
+    # position it fixes each random number.
     keys: jax.Array
+    # The number of the row's group.
     groups: jax.Array
+    # The index of the row's trajectory in its group.
     samples: jax.Array
-    # [slots, table], the row's pages, -1 for none.
+    # [slots, table], the row's pages; -1 for none.
     tables: jax.Array
-    # The same for decoding from keys that lie side by side.
+    # The same pages for decoding from a view, with shared prefixes apart.
     rows: gathered.SharedRows
 
 
@@ -195,7 +199,7 @@ def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
 
 
 def _prefill(model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
-    """Write the keys and values of ``tokens`` [R, T] at ``places`` [R, T], -1 for padding."""
+    """Writes the keys and values of ``tokens`` [R, T] at ``places`` [R, T]; -1 is padding."""
     pages = sequence_pages(tables, jnp.max(places, axis=1) + 1, cache.page)
     return forward(model, cache, tokens, places, pages)[1]
 
@@ -210,18 +214,21 @@ def _decode(
     stop_ids,
     view_block,
 ):
-    """Up to ``steps`` tokens for every active row; a row ends at a stop token or when its budget is
-    used.
+    """Samples up to ``steps`` tokens for every active row. A row ends at a stop token, or when its
+    budget is used.
 
-    view_block: size of the view's blocks, 0 to read pages.
+    view_block: tokens of a block of the view; 0 to read keys on their pages.
     Returns (cache, tokens int32 [slots, steps], logprobs float32 [slots, steps], counts int32
     [slots]).
     """
     views = {}
     layers = None
     if view_block:
-        # on CPU a slice is a copy, so not for every token
+        # The layers are cut out of their stack before the loop, since on CPU a slice is a copy. The
+        # barrier keeps the compiler from moving the slices back into the loop.
         layers = jax.lax.optimization_barrier(model.unstacked())
+        # The greatest number of tokens behind the shared prefix that any row will have at the end
+        # of this dispatch: further blocks of the view stay empty.
         reach = jnp.max(
             jnp.where(inputs.active, inputs.places - inputs.rows.starts + inputs.budgets - 1, 0)
         )
@@ -305,8 +312,8 @@ class Engine:
         on_cpu = mesh.devices.flat[0].platform == "cpu"
         self.viewed = config.decode == "view" or (config.decode is None and on_cpu)
 
-        # Of several processes each has all that comes to the host; of one process every device
-        # keeps its part.
+        # With several processes, each needs everything that comes to the host, so those results are
+        # replicated. With one process, every device keeps its part.
         on_host = None if self._rows.is_fully_addressable else self._everywhere
 
         def sharded(function, arguments: str, donate: tuple[int, ...], out=None):

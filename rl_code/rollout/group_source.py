@@ -1,5 +1,5 @@
-"""Where the learner gets its groups from: an actor that takes turns with it, one in a thread, or
-other processes.
+"""Where the learner gets its groups from: from an actor in its own thread, from an actor in another
+thread of its process, or from other processes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class FromOtherProcesses:
         begin = time.monotonic()
 
         def check() -> None:
-            # several processes stop together, after a step
+            # A learner of several processes may only stop where all of them stop, which is after a
+            # step.
             if self._stop.requested and jax.process_count() == 1:
                 raise StopWaiting
             if time.monotonic() - begin > _SILENT_S:
@@ -83,8 +84,9 @@ class InLearnerThread:
         self._store, self._actor, self._deadline_s = store, actor, deadline_s
 
     def wait(self, step: int, numbers: Sequence[int] | None = None) -> list[GroupRecord]:
-        """As ``GroupSource.wait``; the deadline is for what another process holds, as its own actor
-        has the deadline of tools.
+        """As ``GroupSource.wait``. The deadline counts only while this process's actor has nothing
+        to do, so for items that another process holds. While the actor works, the deadline of its
+        tools applies.
         """
         wanted = None if numbers is None else set(numbers)
         worked = time.monotonic()

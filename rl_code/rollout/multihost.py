@@ -1,12 +1,12 @@
 """An actor on several hosts: the first process decides, and the others make every call that it
 makes on its devices.
 
-A program over the devices of several processes runs when each of them calls it, with the same
-arguments and in the same order. Episodes, tools, pages and the store are therefore the first
-process's alone (the leader); it tells the others which program comes next and what the host puts
-into it, and they follow, with weights that they fetch at the same moments. They are connected by a
-stream of their own: a leader may be silent for as long as it has nothing to sample, and a stream
-tells at once when either end has died.
+A program over the devices of several processes runs when each process calls it, with the same
+arguments and in the same order. Therefore only the first process (the leader) has episodes, tools,
+pages and the store. It tells the others (the followers) which program comes next and with which
+arguments from the host. They make the same call, and they fetch weights at the same moments. Leader
+and followers are connected by a stream of their own. The leader may be silent for as long as it has
+nothing to sample, and a stream tells at once when either end has died.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class ProcessLost(RuntimeError):
 
 
 class Channel:
-    """From the leader to each follower; made by all processes together.
+    """The streams from the leader to the followers. All processes make it at the same time.
 
-    host: address of this machine in numbers (IPv4). Raises WeightTimeout when the others do not
-    come.
+    host: the IPv4 address of this machine, in numbers. deadline_s: seconds to wait for the other
+    processes; then WeightTimeout is raised.
     """
 
     def __init__(self, host: str, deadline_s: float):
@@ -75,7 +75,9 @@ class Channel:
             _keep_alive(end)
 
     def tell(self, call: str, *arguments: Any) -> None:
-        """Of the leader: what it is about to do. Raises ProcessLost."""
+        """For the leader: tells every follower which call it is about to make. Raises
+        ProcessLost.
+        """
         for end in self._ends:
             try:
                 end.send((call, arguments))
@@ -85,7 +87,7 @@ class Channel:
                 ) from error
 
     def hear(self) -> tuple[str, tuple[Any, ...]]:
-        """Of a follower: what to do next. Raises ProcessLost."""
+        """For a follower: waits for the leader's next call. Raises ProcessLost."""
         try:
             return self._ends[0].recv()
         except (EOFError, OSError) as error:
@@ -98,7 +100,9 @@ class Channel:
 
 
 class LeadingEngine(Engine):
-    """An engine whose calls the followers make too."""
+    """The leader's engine. Before each call on the devices it tells the followers to make the same
+    call: a program over the devices of all processes runs only when all have called it.
+    """
 
     def __init__(self, *arguments, channel: Channel):
         super().__init__(*arguments)
@@ -162,7 +166,7 @@ def follow(engine: Engine, weights: Subscriber, channel: Channel) -> None:
             case "wait":
                 _, model = weights.wait(**arguments[0])
             case "init":
-                cache = None  # its memory first
+                cache = None  # frees the memory of the old cache first
                 cache = engine.init()
             case "prefill":
                 cache = engine.prefill(model, cache, *arguments)

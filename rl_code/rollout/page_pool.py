@@ -1,9 +1,12 @@
-"""The pages of an engine and who has them: prefix sharing, copies on write, pre-emption to host
-memory, hand-over.
+"""The pages of an engine's cache, and who holds them.
 
-Only prompts can be found by their tokens, never what was sampled: a key that decoding wrote may
-differ in its last bit from one that a prefill would have written, and whether a row finds a prefix
-must not change its numbers.
+A span of tokens holds pages. Spans share the pages of a common prefix; a page is copied before a
+span that shares it writes to it. What is on the pages of a span can be saved to host memory
+(pre-emption), or handed over to the cache of another engine.
+
+Only the tokens of prompts can be found in the cache, never sampled ones. A key that decoding wrote
+may differ in its last bit from the key that a prefill would write, and the numbers of a row must
+not depend on what it finds in the cache.
 """
 
 from __future__ import annotations
@@ -24,21 +27,22 @@ from rl_code.rollout.engine import DecodeInput, Engine
 
 @dataclasses.dataclass(eq=False)
 class Span:
-    """Tokens on pages."""
+    """Tokens whose keys and values stand on pages."""
 
-    # Those that are known.
+    # All tokens that are known so far.
     tokens: list[int] = dataclasses.field(default_factory=list)
-    # How many of them are the prompt.
+    # How many tokens the prompt has.
     prompt: int = 0
-    # How many of them are in the cache.
+    # How many of the tokens have their keys and values in the cache.
     cached: int = 0
-    # The shard whose pages it has.
+    # The shard whose pages the span holds.
     shard: int = 0
-    # Its number in the shard's allocator; None where it has no pages.
+    # The span's number in the allocator of its shard; None while it holds no pages.
     sequence: int | None = None
-    # What its pages held when it lost them, one array [pages, ...] for each of the cache's.
+    # What the pages held when the span lost them: one array [pages, ...] for each array of the
+    # cache. None if nothing was saved.
     saved: list | None = None
-    # A number for the weights that its first keys are of.
+    # Number of the weights with which the span's first keys were computed.
     weights: int = 0
 
     @property
@@ -68,8 +72,9 @@ class PagePool:
         self._shards = [
             PageAllocator(self._config.pages, self._config.page) for _ in range(self.engine.shards)
         ]
-        self._filling: dict[Span, None] = {}  # whose prompts are not written to their end
-        # to be made before anything is written
+        # The spans whose prompts are not prefilled to their end, oldest first.
+        self._filling: dict[Span, None] = {}
+        # Pages (source, target) of each shard that must be copied before anything is written.
         self._copies: list[list[tuple[int, int]]] = [[] for _ in self._shards]
         self._peak = 0
 
@@ -92,23 +97,25 @@ class PagePool:
         return self._shards[span.shard].pages(span.sequence)
 
     def shared_pages(self, row: Span) -> int:
-        """How many of a row's first pages hold nothing but its prompt, so that all rows of its
-        group have them.
-        """
+        """How many of a row's first pages all rows of its group share."""
+        # Each row feeds the last token of the prompt to the decoder itself. The page that this
+        # token falls on is therefore the row's own, and full pages before it are shared.
         return (row.prompt - 1) // self._config.page
 
     # --- Taking pages and letting go --------------------------------------------------------------
 
     def open(self, prompt: Span) -> None:
-        """Pages for a prompt, on the shard with the most free ones, and one more is free. Raises
-        OutOfPages.
+        """Gives a prompt pages, on the shard with the most free ones. One more page must be free
+        there, for the first row of the group. Raises OutOfPages.
         """
         prompt.weights = self._weights
         self._open(prompt, prompt.tokens, len(prompt.tokens) + self._config.page)
 
     def fork(self, prompt: Span, row: Span) -> None:
-        """Gives a row the pages of a prompt and a copy of its last one. Raises OutOfPages."""
+        """Gives a row the pages of a prompt, and a copy of the last one. Raises OutOfPages."""
         allocator = self._shards[prompt.shard]
+        # The row writes behind the prompt, so it needs a page of its own at once. This is checked
+        # before the fork, which would otherwise have to be undone.
         if not allocator.free:
             raise OutOfPages(1, 0)
         row.shard = prompt.shard
@@ -118,24 +125,30 @@ class PagePool:
         self.reserve(row, row.cached + 1)
 
     def reserve(self, span: Span, length: int) -> None:
-        """Pages for ``length`` tokens. Raises OutOfPages."""
+        """Gives a span that holds pages as many as ``length`` tokens need. Raises OutOfPages."""
         allocator = self._shards[span.shard]
         more = max(0, length - allocator.length(span.sequence))
         self._copies[span.shard] += allocator.reserve(span.sequence, more)
         self._note_use()
 
     def release(self, span: Span) -> None:
-        """Lets go of a span's pages, if it has some."""
+        """Lets go of a span's pages, if it holds any."""
         if span.held:
-            self._make_copies()  # their pages may be somebody else's soon
+            # A copy that is still due may read or write these pages, which another span may get
+            # next. So it is made first.
+            self._make_copies()
+            # The values of ``_filling`` are None, so None means that the span was in it: its prompt
+            # is not written to its end, and the allocator must forget the pages that lack tokens.
             unfinished = self._filling.pop(span, self) is None
             self._shards[span.shard].release(span.sequence, span.cached if unfinished else None)
         span.sequence = None
 
     def save(self, span: Span, *, on_device: bool) -> None:
-        """Lets go of a span's pages and keeps what they hold, in host memory or where it is."""
+        """Lets go of a span's pages and keeps what they hold, on the devices or in host memory."""
         pages = self.pages(span)
         width = self._config.table
+        # The program has one shape and reads ``width`` pages of every shard. On other shards, and
+        # behind the span's own pages, it reads page 0, which nobody uses.
         content = self.engine.read_pages(self._cache(), self._padded(span.shard, pages, fill=0))
         part = slice(span.shard * width, (span.shard + 1) * width)
         if on_device:
@@ -145,18 +158,21 @@ class PagePool:
         self.release(span)
 
     def forget(self, span: Span) -> None:
-        """Lets go of a span's pages, whose keys are to be computed anew."""
+        """Lets go of a span's pages and of what was saved; its keys must be computed anew."""
         self.release(span)
         span.saved, span.cached = None, 0
 
     def restore(self, span: Span) -> None:
-        """Pages for a span without them, with what was saved, and for one more dispatch. Raises
-        OutOfPages.
+        """Gives pages to a span that lost them, and puts back what was saved. There must be pages
+        for one more dispatch, too. Raises OutOfPages.
         """
-        cached = span.cached
+        cached = span.cached  # ``_open`` sets it to what it finds in the cache
         length = len(span.tokens) + self._config.decode_steps
+        # Keys that were saved are still those of the old weights. Others are computed with the
+        # weights of now.
         if span.saved is None:
             span.weights = self._weights
+        # Only the prompt may be looked for in the cache (see the top of this file).
         self._open(span, span.tokens[: span.prompt - 1], length + self._config.page)
         self.reserve(span, len(span.tokens))
         if span.saved is not None:
@@ -165,8 +181,8 @@ class PagePool:
             self._filling.pop(span, None)
 
     def _open(self, span: Span, tokens: list[int], length: int) -> None:
-        """A sequence that begins with prompt tokens, where there are pages for ``length``; finds
-        what is cached.
+        """Gives a span pages for prompt tokens, on the shard with the most free pages, and takes
+        those that the cache has already. Raises OutOfPages unless ``length`` tokens would fit.
         """
         shard = max(range(len(self._shards)), key=lambda shard: self._shards[shard].free)
         allocator = self._shards[shard]
@@ -176,6 +192,9 @@ class PagePool:
             raise OutOfPages(needed, allocator.free)
         span.sequence, cached = allocator.start(tokens, b"%d" % span.weights)
         span.shard = shard
+        # The allocator knows a page by its tokens as soon as a span has reserved it. The prefill
+        # that writes the page may still be to come, so only pages before the first such page count
+        # as cached.
         unwritten = {
             found
             for other in self._filling
@@ -190,7 +209,7 @@ class PagePool:
         self._note_use()
 
     def _put(self, span: Span) -> None:
-        """Puts what was saved onto the pages of a span that were not found in the cache."""
+        """Writes what was saved onto the pages of a span that were not found in the cache."""
         found = span.cached // self._config.page
         width = self._config.table
 
@@ -199,6 +218,8 @@ class PagePool:
                 x if len(x) == width else np.pad(x, [(0, width - len(x))] + [(0, 0)] * (x.ndim - 1))
             )
 
+        # A page number past the end is not written: the first ``found`` pages are right already,
+        # and other spans may hold them too.
         pages = [self._config.pages] * found + self.pages(span)[found : len(span.saved[0])]
         padded = self._padded(span.shard, pages, fill=self._config.pages)
         self._arrays = self.engine.write_pages(
@@ -206,6 +227,7 @@ class PagePool:
         )
 
     def _padded(self, shard: int, pages: list[int], fill: int) -> np.ndarray:
+        """int32 [shards * table]: the pages of one shard, and ``fill`` everywhere else."""
         padded = np.full((self.engine.shards, self._config.table), fill, np.int32)
         padded[shard, : len(pages)] = pages
         return padded.reshape(-1)
@@ -220,11 +242,12 @@ class PagePool:
     # --- Programs ---------------------------------------------------------------------------------
 
     def prefill(self, model: Transformer, spans: Sequence[Span]) -> int:
-        """A chunk of the first spans of every shard, up to but not with a row's last token; returns
-        how many tokens.
+        """Prefills a chunk of the first spans of every shard, and returns the number of tokens.
 
-        Short answers of tools have a dispatch of their own; which one a span is in depends on its
-        own tokens alone. Rows must have pages for their tokens.
+        The last token of a row is left out: it goes through the decoder. Short answers of tools
+        have a dispatch of their own. Which of the two a span is in depends on its own tokens alone,
+        so that its numbers do not depend on other spans. The spans must hold pages for their
+        tokens.
         """
         c = self._config
         answers = [span for span in spans if self._is_answer(span)]
@@ -235,11 +258,13 @@ class PagePool:
         )
 
     def _is_answer(self, span: Span) -> bool:
+        """Whether the prompt is in the cache and what is missing is short enough."""
         return span.cached >= span.prompt - 1 and span.missing - 1 <= self._config.answer_tokens
 
     def _prefill(self, model: Transformer, spans: Sequence[Span], rows: int, length: int) -> int:
+        """One dispatch of shape [rows, length] per shard; returns the number of tokens."""
         c = self._config
-        used = [0] * self.engine.shards
+        used = [0] * self.engine.shards  # rows of each shard that are taken
         total = 0
         shape = (self.engine.shards, rows)
         tables = np.full((*shape, c.table), -1, np.int32)
@@ -251,6 +276,8 @@ class PagePool:
                 continue
             used[span.shard] += 1
             start = span.cached
+            # A row stops before its last token. The tokens of a group's prompt lack the last one
+            # already, so all of them are written: both are the prompt's length less 1.
             last = max(len(span.tokens) - 1, span.prompt - 1)
             end = min(start + length, last)
             pages = self.pages(span)
@@ -267,25 +294,33 @@ class PagePool:
         return total
 
     def wait(self) -> None:
-        """Until what was dispatched is done."""
+        """Waits until the devices have done what was dispatched."""
         jax.block_until_ready(self._arrays)
 
     def decode(self, model: Transformer, inputs: DecodeInput) -> tuple[np.ndarray, ...]:
-        """One dispatch; (tokens, logprobs, counts) as the engine returns them, on the host."""
+        """One dispatch of the decoder: (tokens, logprobs, counts) as the engine returns them, on
+        the host.
+        """
         self._arrays, *results = self.engine.decode(model, self._cache(), inputs)
         return jax.device_get(tuple(results))
 
     def _cache(self) -> PagedCache:
-        """The arrays, up to date; a call that donates them puts the new ones in their place."""
+        """The arrays of the cache, with all copies made.
+
+        The engine's programs donate these arrays. Whoever calls one stores the arrays that it
+        returns in their place.
+        """
         if self._arrays is None:
             self._arrays = self.engine.init()
         self._make_copies()
         return self._arrays
 
     def _make_copies(self) -> None:
+        """Copies the pages that are due, in as many dispatches as it takes."""
         size = self._config.slots
         while any(self._copies):
             sources = np.zeros((self.engine.shards, size), np.int32)
+            # a page number past the end copies nothing
             targets = np.full((self.engine.shards, size), self._config.pages, np.int32)
             for shard, copies in enumerate(self._copies):
                 for at, (source, target) in enumerate(copies[:size]):

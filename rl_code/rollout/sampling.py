@@ -42,10 +42,10 @@ def token_uniforms(
     samples: Int[Array, " B"],
     positions: Int[Array, " B"],
 ) -> Float[Array, " B"]:
-    """One uniform number in [0, 1) per row that depends only on (key, group, sample, position),
-    never on the batch.
+    """One uniform number in [0, 1) per row. It depends only on the row's own (key, group, sample,
+    position), never on the other rows.
 
-    keys: the words of each row's random key.
+    keys: the words of each row's random key. samples: the index of each row in its group.
     """
 
     def one(key, group, sample, position):
@@ -60,11 +60,11 @@ def token_uniforms(
 def sample(
     logits: Float[Array, "B V"], uniforms: Float[Array, " B"], config: SamplingConfig
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """Draw a token per row; returns (tokens int32, their log-probabilities float32).
+    """Draws a token per row; returns (tokens int32, their log-probabilities float32).
 
-    The log-probability is under softmax(logits / temperature) over the whole vocabulary, which is
-    what the trainer computes; top-k and top-p restrict what can be drawn, not the distribution the
-    log-probability refers to. Greedy reports it at temperature 1.
+    The log-probability is that of softmax(logits / temperature) over the whole vocabulary, which is
+    what the trainer computes. Top-k and top-p restrict which tokens can be drawn; they do not
+    change the log-probability. With temperature 0 (greedy) it is that of temperature 1.
     """
     logits = logits / (config.temperature or 1.0)
     logprobs = jax.nn.log_softmax(logits)
@@ -94,14 +94,16 @@ def _invert_cdf(probs: Float[Array, "B V"], uniforms: Float[Array, " B"]) -> Int
     """The first token whose cumulative probability exceeds uniform * total; never one of
     probability 0.
     """
+    # Two levels of about sqrt(V) entries each: first the block in which the threshold falls, then
+    # the token within the block. Two short sums replace one over the whole vocabulary.
     batch, vocab = probs.shape
     width = max(1, math.isqrt(vocab))
     blocks = jnp.pad(probs, ((0, 0), (0, -vocab % width))).reshape(batch, -1, width)
     block_sums = jnp.sum(blocks, axis=-1)
     block_cdf = jnp.cumsum(block_sums, axis=-1)
     threshold = uniforms * block_cdf[:, -1]
-    # Rounding can put the threshold at the end of all, or of a block: then it is the last that has
-    # any probability.
+    # Rounding can put the threshold at or past the end of all blocks, or of the chosen block. Then
+    # the last entry with a positive probability is taken.
     block = jnp.minimum(
         jnp.sum(block_cdf <= threshold[:, None], axis=-1), _last_positive(block_sums)
     )

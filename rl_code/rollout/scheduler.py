@@ -1,14 +1,18 @@
-"""Continuous batching: which episode decodes, which waits for a tool, which pages it has, and who
-comes next.
+"""Continuous batching: decides in every round which episodes prefill, decode, or wait for a tool.
 
-Groups of episodes are handed in at any time and come back when all their episodes are graded. A
-round of the host loop takes what tools have answered, opens groups while there are pages for them,
-prefills a chunk of every row that has new tokens (a few chunks while many slots are free) and
-decodes one dispatch of all rows that are ready, so that neither a slow tool nor a long prompt holds
-up the others. A prompt is prefilled once for its group and shared by page; an episode keeps its
-pages from turn to turn. When pages run out, the youngest episode's go to host memory and come back
-later; nothing fails and nothing is sampled twice. Prompts may be prefilled on devices of their own,
-from which their pages are handed over.
+Groups of episodes are handed in at any time, and come back when all their episodes are graded. One
+round of the host loop does this:
+
+  1. It takes what tools have answered.
+  2. It opens groups while there are pages for them.
+  3. It prefills a chunk of every row that has new tokens; a few chunks while many slots are free.
+  4. It decodes one dispatch of all rows that are ready.
+
+So neither a slow tool nor a long prompt holds up the other episodes. The prompt of a group is
+prefilled once, and its episodes share the pages. An episode keeps its pages from turn to turn. When
+pages run out, those of the youngest episode go to host memory and come back later: nothing fails,
+and nothing is sampled twice. Prompts may be prefilled on devices of their own, from which their
+pages are handed over.
 """
 
 from __future__ import annotations
@@ -41,12 +45,15 @@ class RolloutTimeout(RuntimeError):
 
 
 class Scheduler:
-    """Drives episodes through an engine. Owns the worker threads and the caches, which live across
-    calls.
+    """Drives episodes through an engine. It owns the worker threads and the caches, which live as
+    long as it does.
 
-    prefiller: an engine for prompts on other devices, of the same config; None to prefill where
-    rows decode. tool_timeout_s: raises RolloutTimeout when nothing can decode and no tool answers
-    for this long.
+    Args:
+      workers: threads in which episodes carry out calls and are graded.
+      tool_timeout_s: seconds after which ``step`` raises RolloutTimeout if nothing can decode and
+        no tool answers.
+      prefiller: an engine of the same config that prefills prompts on other devices. None to
+        prefill on the devices that decode.
     """
 
     def __init__(
@@ -80,8 +87,9 @@ class Scheduler:
     def load(self, model: Transformer, version: int, *, recompute: bool = False) -> None:
         """Samples with these weights from the next dispatch on, in the middle of messages too.
 
-        recompute: whether episodes in progress compute their keys anew; else those of older weights
-        are kept. New groups share prompts that the same weights (the same object) computed.
+        recompute: whether episodes in progress compute their keys anew. False keeps the keys of
+        older weights. New groups share prompts only with groups that the same weights (the same
+        object) prefilled.
         """
         if self._model is not model:
             self._model = model
@@ -104,10 +112,14 @@ class Scheduler:
         """Hands in ``group_size`` episodes of a task; ``step`` returns their group, with ``tag``,
         when it is finished.
 
-        make_episode(task, group, index) builds an episode. The random stream of a token depends on
-        (key, group, index, position) only; key: the two words of a random key. on_finished runs in
-        the thread that calls ``step``. Raises ValueError for a prompt that is longer than the
-        engine's prompt_length.
+        The random stream of a token depends only on (key, group, index, position).
+
+        Args:
+          make_episode: (task, group, index) -> a new episode.
+          key: the two words of a random key.
+          on_finished: called with each finished trajectory, in the thread that calls ``step``.
+
+        Raises ValueError for a prompt that is longer than the engine's prompt_length.
         """
         rows = [Row(episode=make_episode(task, group, index)) for index in range(group_size)]
         prompt, *_ = [row.episode.start() for row in rows]
@@ -118,6 +130,9 @@ class Scheduler:
                 f"task {task.id}: its prompt of {len(prompt)} tokens is longer than "
                 f"prompt_length={self._config.prompt_length}"
             )
+        # The group's span lacks the prompt's last token: each row feeds that to the decoder itself,
+        # to get the logits for its first sampled token. Rows are opened from the end of
+        # ``unopened``, so in the order of their index.
         own = OpenGroup(
             prompt[:-1], len(prompt), tag=tag, task=task, rows=rows, unopened=rows[::-1]
         )
@@ -141,8 +156,8 @@ class Scheduler:
         return self._open.room
 
     def step(self) -> list[tuple[Any, Group]]:
-        """One round; returns (tag, group) of those that were finished. Waits for a tool if there is
-        nothing to do.
+        """One round; returns (tag, group) for each group that was finished. If there is nothing
+        else to do, it waits for a tool.
         """
         start = time.perf_counter()
         finished = self._collect()
@@ -158,7 +173,8 @@ class Scheduler:
 
     def take_stats(self) -> RolloutStats:
         """The counts since the last call."""
-        # one reference, which is exchanged in one go: another thread may ask while this one counts
+        # The learner's thread may ask while the actor's thread counts. The object is exchanged as a
+        # whole, so the counts of an answer belong together.
         stats = self._open.stats
         self._open.stats = RolloutStats()
         pools = {self._pool, self._prompt_pool}
@@ -239,8 +255,8 @@ class Scheduler:
             )
 
     def _collect(self) -> list[tuple[Any, Group]]:
-        """Take what the worker threads have finished; an episode that is over gives up its pages
-        and is graded.
+        """Takes what the worker threads have finished. An episode that is over gives up its pages,
+        and is then graded in a worker thread.
         """
         for future in [future for future in self._stepping if future.done()]:
             row = self._stepping.pop(future)
@@ -251,6 +267,7 @@ class Scheduler:
                 self._finishing[self._executor.submit(row.episode.finish)] = row
             else:
                 row.tokens += observation
+                # New lists: the worker thread's episode may have kept the old ones.
                 row.message = []
                 row.logprobs = []
                 row.versions = []
@@ -272,15 +289,17 @@ class Scheduler:
         return finished
 
     def _prefill(self) -> None:
-        """A chunk of rows with tokens to prefill, and more while few can decode: a dispatch costs
-        almost the same.
+        """Prefills a chunk of every row and prompt that has tokens to prefill, and further chunks
+        while few rows can decode: a dispatch that decodes few rows costs almost as much as a full
+        one.
         """
         start = time.perf_counter()
         dispatches = 0
         while self._open.prefill_due:
             prompts = [group for group in self._open.prompts if group.missing]
             rows = [row for row in self._open.rows if row.to_prefill]
-            # giving one row pages may take those of a younger row or prompt on these lists
+            # A row that gets pages may take them from a younger row or prompt on these lists, so
+            # ``held`` is asked again for each.
             rows = [row for row in rows if row.held and self._open.have_pages(row, len(row.tokens))]
             prompts = [group for group in prompts if group.held]
             if self._prompt_pool is self._pool:
@@ -296,17 +315,20 @@ class Scheduler:
             if full or (ready and dispatches == _PREFILLS):
                 break
         if dispatches and self._prompt_pool is self._pool:
-            self._pool.wait()  # decoding would, and its time would count the prefill's
+            # Otherwise the decoding that follows would wait for it, and be charged its time.
+            self._pool.wait()
         self._open.stats.prefill_s += time.perf_counter() - start
 
     def _decode(self) -> None:
-        """One dispatch for the rows that are ready, oldest first; messages that ended go to the
-        worker threads.
+        """Decodes one dispatch of the rows that are ready, oldest first. Messages that have ended
+        go to the worker threads.
         """
         chosen: list[list[Row]] = [[] for _ in range(self.engine.shards)]
         for row in list(self._open.rows):
             if row.ready and len(chosen[row.shard]) < self._config.slots:
                 steps = min(self._config.decode_steps, self._budget(row))
+                # The cache has all tokens but the last. The dispatch writes that one and every
+                # token it samples but the last: ``steps`` tokens more.
                 if self._open.have_pages(row, len(row.tokens) - 1 + steps):
                     chosen[row.shard].append(row)
         if not any(chosen):
@@ -327,16 +349,23 @@ class Scheduler:
             self._take(row, tokens[place, :count].tolist(), logprobs[place, :count].tolist())
 
     def _places(self, chosen: list[list[Row]]) -> Iterator[tuple[int, Row]]:
+        """Each chosen row with its index in the arrays of the dispatch, as ``decode_input`` lays
+        them out.
+        """
         for shard, rows in enumerate(chosen):
             for place, row in enumerate(rows):
                 yield shard * self._config.slots + place, row
 
     @staticmethod
     def _budget(row: Row) -> int:
+        """Tokens that the row may still sample in its current message."""
         return row.episode.budget - len(row.message)
 
     def _take(self, row: Row, tokens: list[int], logprobs: list[float]) -> None:
-        """Append what was sampled; cut it where the protocol's rule on text ends the message."""
+        """Appends what a row has sampled, cut where the protocol's rule on text ends the message.
+
+        A message that is over goes to a worker thread.
+        """
         before = len(row.message)
         message = row.message + tokens
         end = stop_length(row.episode.protocol, self._tokenizer, message)
@@ -346,9 +375,12 @@ class Scheduler:
         row.logprobs = (row.logprobs + logprobs)[: len(row.message)]
         row.versions += [self.version] * fresh
         row.tokens += row.message[before:]
+        # Each sampled token wrote the key of the token before it, so the row still lacks its last.
         row.cached += fresh
         self._open.stats.sampled_tokens += fresh
         if over:
+            # From here on the worker thread owns the episode. This thread looks at the row again
+            # when the future is done (``_collect``).
             row.waiting = True
             self._stepping[
                 self._executor.submit(row.episode.step, row.message, row.logprobs, row.versions)
