@@ -1,9 +1,10 @@
-"""Attention of few new tokens to the pages of a KV cache, on TPU, GPU or as plain jnp: all pages,
-or those picked.
+"""Attention of few new tokens to the pages of a KV cache, all of them or those picked, on TPU, GPU
+or as plain jnp.
 
-Only pages that some query needs are read, once for all query heads that share them: decoding is
-bound by what is read. A row's pages are attended to in splits, side by side, whose results merge by
-their log-sum-exps (Flash-Decoding, Dao et al. 2023), so that a batch of one fills a device too.
+Decoding is limited by how much is read. Only pages that some query needs are therefore read, and
+once for all query heads that share them. The pages of a row are cut into splits, which run in
+parallel, so that even a batch of one fills a device. Their results are merged by their log-sum-exps
+(Flash-Decoding, Dao et al. 2023).
 
 Dimensions: B rows, T queries, P pages of a table, N query heads, K key/value heads, G = N / K, H
 head size, C lists of picks per query (K or N), n picks.
@@ -47,24 +48,27 @@ def paged_attention(
     tuning: TuningConfig | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over rows of pages, scores scaled by 1/sqrt(H), softmax
-    in float32.
+    """Softmax attention of q [B, T, N, H] over rows of pages.
 
-    k_pages, v_pages: [pages, K, page, H], keys rotated as q is. tables: int32 [B, P], the pages of
-    a row, -1 for none. q_places: int32 [B, T], the place of each query in its row's sequence,
-    consecutive, then -1 for padding. lengths: int32 [B], tokens of a row. A query at place t sees
-    places s <= t, s > t - window, s < lengths; what other places of a page hold, be it NaN, counts
-    as nothing. Query head n reads key/value head n // (N / K).
+    Scores are scaled by 1/sqrt(H), and the softmax is in float32. Query head n reads key/value head
+    n // (N / K). A query at place t sees the places s with s <= t, s > t - window and s < lengths.
+    What a page holds in other places, even NaN, has no effect.
 
-    implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and the
-    input. tuning: None for the heuristic's. interpret: False, or the interpreter's parameters
-    (``pltpu.InterpretParams``, ``plgpu.InterpretGPUParams``), with a named implementation.
+    k_pages, v_pages: [pages, K, page, H], keys rotated as q is.
+    tables: int32 [B, P], the pages of a row, -1 for none.
+    q_places: int32 [B, T], the place of each query in its row's sequence: consecutive, then -1 for
+      padding.
+    lengths: int32 [B], tokens of a row.
+    implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and input.
+    tuning: sizes, or None for those of the heuristic.
+    interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
+      ``plgpu.InterpretGPUParams``), which need a named implementation.
 
     Returns (out [B, T, N, H] in q's dtype, lse [B, T, N] float32, or float64 from a float64
     reference). A query that sees no key has out 0 and lse -inf. Both are differentiable in q,
-    k_pages and v_pages; the backward pass is the reference's in XLA, with the pages side by side,
-    since a decode step is seldom trained through. Raises ValueError for shapes that do not fit, and
-    for a named implementation that cannot run.
+    k_pages and v_pages. The backward pass is that of the reference in XLA, with the pages side by
+    side, since a decode step is seldom trained through. Raises ValueError for shapes that do not
+    fit, and for a named implementation that cannot run.
     """
     _check_shapes(q, k_pages, v_pages, tables, q_places, lengths)
     options = _options(
@@ -91,11 +95,11 @@ def selected_paged_attention(
     tuning: TuningConfig | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """``paged_attention`` to picked pages only, of each query its own.
+    """``paged_attention`` to picked pages only; every query has picks of its own.
 
-    picks: int32 [B, T, C, n], numbers of pages in the sequence, each at most once, -1 for none; C
-    is K where the heads of a group share them and N where every head has its own. A pick whose page
-    the table lacks counts as none.
+    picks: int32 [B, T, C, n], numbers of pages in the sequence, each at most once, -1 for none. C
+      is K where the heads of a group share a list, and N where every head has its own. A pick whose
+      page is not in the table counts as none.
     """
     _check_shapes(q, k_pages, v_pages, tables, q_places, lengths)
     if picks.shape[:2] != q.shape[:2] or picks.shape[2] not in (k_pages.shape[1], q.shape[2]):
@@ -123,7 +127,7 @@ class _Options:
 def _options(
     q, k_pages, v_pages, pages, lists, window, implementation, tuning, interpret
 ) -> _Options:
-    """What runs; pages, lists: as for ``tune``."""
+    """The implementation that runs, with its settings. pages, lists: as for ``tune``."""
     implementation = choose(
         implementation,
         [*KERNELS],
@@ -142,10 +146,10 @@ def _options(
 
 
 def tune(on: str, q, k_pages, pages: int, lists: int | None) -> TuningConfig:
-    """The heuristic's choice on "tpu", "hopper" or "blackwell"; q and k_pages may be shapes with
-    dtypes.
+    """The sizes that the heuristic chooses on "tpu", "hopper" or "blackwell".
 
-    pages: of a list. lists: of picks per query, None where a row attends to all its pages.
+    q, k_pages: arrays, or their shapes and dtypes. pages: pages of a list. lists: lists of picks of
+    a query, None where a row attends to all its pages.
     """
     (batch, queries, heads, _) = q.shape
     (_, kv_heads, page, head_dim) = k_pages.shape
@@ -180,7 +184,10 @@ def forward(
     tuning,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """What the kernel computes, on whatever backend this is traced for; picks None: all pages."""
+    """(out, lse) by the named kernel, for the backend that this is traced for.
+
+    picks: None to attend to all pages.
+    """
     kv_heads, page = k_pages.shape[1:3]
     if picks is None:
         work = dense_work(tables, q_places, lengths, window, page, tuning)
@@ -199,7 +206,7 @@ def forward(
     out, lse = merge(list(outs), list(lses))
     out = out.reshape(shape).transpose(0, 3, 1, 2, 4)
     lse = lse.reshape(shape[:4]).transpose(0, 3, 1, 2)
-    # kernels mask no padding among the queries
+    # what the kernels return for queries that see nothing, as padding, means nothing
     seen = jnp.broadcast_to(work.seeing[:, :, None, None], lse.shape)
     out = jnp.where(seen[..., None], out, 0)
     lse = jnp.where(seen, lse, -jnp.inf)
@@ -213,6 +220,7 @@ def _attention(options: _Options, *arguments):
 
 
 def _forward(options: _Options, *arguments):
+    # the arguments are enough: the backward pass runs the reference again
     return _attention(options, *arguments), arguments
 
 
@@ -252,7 +260,9 @@ def obstacle_on(
     platform: str, name: str, dtype: str, q_shape: tuple[int, ...], pages_shape: tuple[int, ...]
 ) -> str | None:
     """Why a kernel could not run q [B, T, N, H] and pages [pages, K, page, H] on a platform, or
-    None. platform: as from ``choice.here``.
+    None.
+
+    platform: as from ``choice.here``.
     """
     return (
         platform_obstacle(name, platform)

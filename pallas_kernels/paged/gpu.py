@@ -1,11 +1,13 @@
 """Attention of few tokens to pages on GPU (Mosaic GPU).
 
-A thread block is one split of the pages of one key/value head. One warpgroup reads the list and
-copies pages into a ring of shared memory, several to a step; another multiplies. Products are
-transposed, keys as rows and queries times heads as columns: matrix units work on 64 or 128 rows,
-which a step's keys fill and a group's few queries do not. Plain arithmetic would not do: 16 heads
-that share a key ask for 32 multiplications per byte, more than a device's ordinary units make at
-the speed of its memory.
+A thread block is one split of the pages of one key/value head. One warpgroup reads the list of
+pages and copies them into a ring of buffers in shared memory, several pages to a step. Another
+multiplies.
+
+Products are transposed: keys are the rows, and queries times heads are the columns. Matrix units
+work on 64 or 128 rows, which the keys of a step fill and the few queries of a group do not.
+Ordinary arithmetic is too slow: 16 heads that share a key need 32 multiplications per byte, more
+than a device's ordinary units can do at the speed of its memory.
 
 Dimensions: U units, C lists of a unit, K' heads of queries that share keys, R query rows of a head,
 K key/value heads, H head size.
@@ -38,7 +40,7 @@ HEAD_DIMS = {"hopper": (64, 128), "blackwell": (128,)}
 
 
 def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) -> str | None:
-    """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended on
+    """Why the kernel cannot run q [B, T, N, H] and pages [pages, K, page, H] of these shapes on
     "hopper" or "blackwell", or None.
     """
     (page, head_dim) = pages_shape[2:]
@@ -53,22 +55,28 @@ def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) ->
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is static in a kernel. heads: K'. per_list, per_head: K' for each list, and for each
-    key/value head.
-    """
+    """What is static in a kernel."""
 
+    # Tokens of a page.
     page: int
+    # Pages of a step.
     width: int
+    # As in ``Work``.
     splits: int
     pages: int
     numbered: bool
+    # K', and how many of the K' share a list or a key/value head.
     heads: int
     per_list: int
     per_head: int
+    # Query rows of a thread block.
     columns: int
+    # Slots of the ring: steps in flight at the same time.
     steps: int
+    # 1 / sqrt(H).
     scale: float
     interpret: bool
+    # A key of ``matrix_units.KEY_UNITS``.
     unit: str
 
 
@@ -81,10 +89,10 @@ def forward(
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [splits, U, K', R, H], lse [splits, U, K', R]) float32 of q [U, K', R, H] and pages
-    [pages, K, page, H].
+    """Attention of q [U, K', R, H] to pages [pages, K, page, H], each split by itself.
 
-    A query that by ``work.bounds`` sees nothing has any result.
+    Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32. The results of a query
+    that sees nothing by ``work.bounds`` mean nothing.
     """
     (units, heads, rows, head_dim) = q.shape
     (_, kv_heads, page, _) = k_pages.shape
@@ -108,6 +116,7 @@ def forward(
         interpret=bool(interpret),
         unit=tuning.matrix_unit,
     )
+    # the rows are R / Q heads of Q queries each, which repeat the queries' bounds
     bounds = pad(jnp.tile(work.bounds, (1, 1, rows // work.bounds.shape[2])), plan.columns, axis=2)
     q = pad(q, plan.columns, axis=2)
     padded = q.shape[2]
@@ -147,6 +156,7 @@ def _kernel(
     plan: _Plan,
 ):  # fmt: skip
     tile, part, wg = (jax.lax.axis_index(name) for name in ("tile", "part", "wg"))
+    # a part is one of the K' heads of one unit
     at = jax.lax.div(part, plan.heads)
     head = jax.lax.rem(part, plan.heads)
     unit = KEY_UNITS[plan.unit](refs, plan.interpret)
@@ -174,6 +184,7 @@ def _kernel(
             weights = jnp.exp2(scores - spread(new_top, scores.shape, 1))
             shrink = jnp.exp2(top - new_top)
             total = total * shrink + weights.sum(axis=0)
+            # before the product: a weight of 0 times a value that is not finite would be NaN
             _clean(pages, step, v_ring.at[slot], spans, at, plan)
             acc = unit.shrink_and_add(acc, shrink, v_ring.at[slot], weights.astype(v_ring.dtype))
             return step + 1, new_top, total, acc
@@ -199,6 +210,8 @@ def _kernel(
 
     def sources(step):
         kv_head = jax.lax.div(head, plan.per_head)
+        # A hole copies the page that stands for it. Every step then makes the number of copies that
+        # the barrier counts.
         found = [pages.page(step * plan.width + i) for i in range(plan.width)]
         found = [jnp.where(page < 0, ~page, page) for page in found]
         return [x.at[page, kv_head] for x in (k, v) for page in found]
@@ -214,8 +227,9 @@ def _kernel(
 
 
 class _Pages:
-    """The pages of a split, by their index in it; past its end the last again, which need not be
-    read again.
+    """The pages of a split, by their index in it.
+
+    An index past the end gives the last page again: a copy of it stays in bounds.
     """
 
     def __init__(self, lists, at, number, plan: _Plan):
@@ -226,11 +240,14 @@ class _Pages:
         self.end = self.list[2 * split + 1]
 
     def page(self, index):
-        """In memory; ~page for a hole, which some page of the list stands for."""
+        """The number of a page in memory; for a hole it is ~p of some page p of the list."""
         return self.list[2 * self.plan.splits + jnp.minimum(self.begin + index, self.end - 1)]
 
     def place(self, index):
-        """The first place of a page in the sequence, far below 0 for a hole and past the end."""
+        """The place in the sequence of a page's first token.
+
+        Far below 0 for a hole and past the end, so that no query sees any place of it.
+        """
         at = jnp.minimum(self.begin + index, self.end - 1)
         number = (
             self.list[2 * self.plan.splits + self.plan.pages + at] if self.plan.numbered else at
@@ -240,12 +257,15 @@ class _Pages:
 
 
 def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
-    """int32 [count], the place in the sequence of each key of a step from its ``first`` one on;
-    first: whole pages.
+    """The place in the sequence of ``count`` keys of a step, from its ``first`` one on.
+
+    Returns int32 [count]. The keys must cover whole pages, or lie within one page.
     """
     row = plgpu.broadcasted_iota(jnp.int32, (count,), 0, layout=layout.reduce(1))
     inside = [i for i in range(plan.width) if first <= i * plan.page < first + count]
+    # no page begins in the range: it lies within one page
     inside = inside or [first // plan.page]
+    # place minus index in the range, constant over a page
     shift = None
     for i in inside:
         start = pages.place(step * plan.width + i) - i * plan.page + first
@@ -258,9 +278,11 @@ def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
 
 
 def _clean(pages: _Pages, step, values, spans, at, plan: _Plan) -> None:
-    """Zeros in place of the values that no query sees: they may not even be finite, and must not
-    count times 0.
+    """Writes zeros over the values that no query sees.
+
+    Such values may not be finite, and 0 times them would be NaN.
     """
+    # the first and the last place that any query of the unit sees
     low = spans[at, 2]
     high = spans[at, 3]
     layout = plgpu.Layout.WGMMA

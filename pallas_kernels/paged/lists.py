@@ -1,10 +1,10 @@
-"""Which pages a kernel reads: lists made of tables or picks, cut into splits, and who sees what of
-them.
+"""Which pages a kernel reads: lists made from tables or picks, cut into splits, with who sees what
+of them.
 
-A unit is what attends together: a row with all its new tokens, or under selection one token. Every
-unit has one list of pages for all key/value heads, or one for each list of picks. A list goes in
-order through the pages that some query of the unit sees; holes between them are kept, so that
-nothing is sorted, and not read.
+A unit is what attends together: a row with all its new tokens, or, where pages are picked, one
+token. A unit has one list of pages for all key/value heads, or one for each list of picks. The list
+goes in order through the pages that some query of the unit sees. Other pages between them stay in
+the list as holes, which a kernel does not read. To close the holes would take a sort.
 
 Dimensions: U units, Q queries of a unit, C lists of a unit, n pages of a list, B rows, T queries, P
 pages of a table.
@@ -26,9 +26,9 @@ _FAR = jnp.iinfo(jnp.int32).max
 class TuningConfig:
     """Sizes of the paged kernels."""
 
-    # Parts of a list that are attended to apart, and merged.
+    # Parts of a list that are attended to separately, and then merged.
     splits: int
-    # Tokens that a step brings.
+    # Tokens that a step fetches.
     keys: int
     # Steps in flight on GPU; on TPU there are always two.
     steps: int = 3
@@ -41,32 +41,35 @@ class TuningConfig:
                 raise ValueError(f"{field.name}={value} must be positive")
 
 
-# Processors of a GPU; a thread block's ring fills the shared memory of one.
+# Streaming multiprocessors of a GPU. The ring of one thread block fills the shared memory of one.
 _PROCESSORS = {"hopper": 132, "blackwell": 148}
-# Tokens of a step on GPU: a row of a product each.
+# Tokens of a step on GPU. Each is a row of a product.
 GPU_KEYS = 128
-# What starting and ending a thread block takes, in steps.
+# The time to start and end a thread block, in steps.
 _BLOCK_STEPS = 3
-# Most bytes of keys and values that a TPU brings in a step.
+# Most bytes of keys and values that a TPU fetches in a step.
 _STEP_BYTES = 2**21
-# Query rows of a GPU's thread block: what they are counted in, and the most.
+# Query rows of a thread block on GPU: a multiple of COLUMNS, and at most MAX_COLUMNS.
 COLUMNS = 16
 MAX_COLUMNS = 64
 
 
 def columns(rows: int) -> int:
-    """Query rows of a GPU's thread block, of so many that share keys."""
+    """Query rows of a thread block on GPU, where ``rows`` of them share keys."""
     return min(-(-rows // COLUMNS) * COLUMNS, MAX_COLUMNS)
 
 
 def heuristic(
     device: str, lists: int, rows: int, places: int, place_bytes: int, page: int
 ) -> TuningConfig:
-    """For "tpu", "hopper" or "blackwell"; nothing was timed.
+    """Sizes for a device, chosen by reasoning and not by timing.
 
-    lists: that are gone through apart, before splits. rows: query rows that share a key. places:
-    most tokens of a list. place_bytes: of one token's keys and values, of the heads that are
-    brought together. page: tokens of a page.
+    device: "tpu", "hopper" or "blackwell".
+    lists: lists that are gone through separately, before they are split.
+    rows: query rows that share a key.
+    places: most tokens of a list.
+    place_bytes: bytes of the keys and values of one token, of all heads that are fetched together.
+    page: tokens of a page.
     """
     if device == "tpu":
         keys = max(min(512, _STEP_BYTES // place_bytes), 128) // page * page or page
@@ -74,6 +77,7 @@ def heuristic(
     steps = -(-places // GPU_KEYS)
     blocks = lists * -(-rows // columns(rows))
 
+    # in steps: thread blocks run in waves of one for each processor
     def time(splits: int) -> int:
         waves = -(-blocks * splits // _PROCESSORS[device])
         return waves * (-(-steps // splits) + _BLOCK_STEPS)
@@ -90,18 +94,21 @@ def heuristic(
 class Work:
     """What a kernel does: the pages that each unit reads, and what its queries see of them."""
 
-    # int32 [U, C, 2 splits + n], or 2 splits + 2 n if ``numbered``. For each split where it begins
-    # and ends in the list; then the pages; then, if ``numbered``, the pages' numbers in the
-    # sequence. A page that no query needs is ~p instead of p: negative, so that a kernel skips it,
-    # and still the complement of some page of the list, so that a copy of it stays in bounds.
+    # int32 [U, C, 2 splits + n], or [U, C, 2 splits + 2 n] if ``numbered``. A list has three parts:
+    # for each split, where it begins and ends among the pages; then the pages; then, if
+    # ``numbered``, the pages' numbers in the sequence. A hole, a page that no query needs, is ~p,
+    # where p is some page of the list. It is negative, so that a kernel can skip it, and a kernel
+    # that copies all the same can copy p.
     lists: jax.Array
-    # int32 [U, 2, Q], the first and the last place that a query sees; the last before the first if
-    # it sees none.
+    # int32 [U, 2, Q]: the first and the last place that each query sees. For a query that sees none
+    # the last is less than the first.
     bounds: jax.Array
-    # int32 [U, 4], over the queries that see any place: the last of the first places, the first of
-    # the last places (between them every query sees every place, and no mask is needed), the first
-    # of the first places, the last of the last places (outside of them nobody sees anything).
+    # int32 [U, 4], over the queries of a unit that see any place. Elements 0 and 1 are the greatest
+    # first place and the least last place: from the one to the other every query sees every place,
+    # and no mask is needed. Elements 2 and 3 are the least first place and the greatest last place:
+    # outside of them no query sees anything.
     spans: jax.Array
+    # Parts into which every list is cut.
     splits: int
     # Whether pages carry their numbers, as under selection. Otherwise a page's place in the list is
     # its number.
@@ -109,7 +116,7 @@ class Work:
 
     @property
     def pages(self) -> int:
-        """n."""
+        """n, the pages of a list."""
         return (self.lists.shape[2] - 2 * self.splits) // (2 if self.numbered else 1)
 
     @property
@@ -126,7 +133,10 @@ def dense_work(
     page: int,
     tuning: TuningConfig,
 ) -> Work:
-    """Of rows: tables [B, P], q_places [B, T], lengths [B]."""
+    """The work of rows that attend to all their pages: a unit is a row.
+
+    tables: int32 [B, P]. q_places: int32 [B, T]. lengths: int32 [B]. See ``api.paged_attention``.
+    """
     bounds, spans = _bounds(q_places, lengths, window)
     numbers = jnp.broadcast_to(jnp.arange(tables.shape[1], dtype=jnp.int32), tables.shape)
     lists = _lists(tables[:, None], numbers[:, None], spans, page, tuning)
@@ -141,7 +151,10 @@ def selected_work(
     page: int,
     tuning: TuningConfig,
 ) -> Work:
-    """Of single tokens: picks [B, T, C, n]; the other arguments as above."""
+    """The work of tokens that attend to picked pages: a unit is a token.
+
+    picks: int32 [B, T, C, n]. The other arguments are those of ``dense_work``.
+    """
     units = q_places.size
     (queries, lists, count) = picks.shape[1:]
     bounds, spans = _bounds(q_places.reshape(units, 1), jnp.repeat(lengths, queries), None)
@@ -154,17 +167,16 @@ def selected_work(
 
 
 def lookup(tables: jax.Array, index: jax.Array) -> jax.Array:
-    """tables [B, P] at index [B, ...] of each row, -1 outside of the table."""
+    """The entries of each row's table [B, P] at index [B, ...]; -1 for an index outside of it."""
     inside = (index >= 0) & (index < tables.shape[1])
     flat = jnp.where(inside, index, 0).reshape(index.shape[0], -1)
     return jnp.where(inside, jnp.take_along_axis(tables, flat, axis=1).reshape(index.shape), -1)
 
 
 def cost(q_shape: tuple[int, ...], places: int, itemsize: int, splits: int) -> Cost:
-    """Cost of q [U, K', R, H], K' heads of keys that R query rows share, with so many places of
-    each head in its list.
+    """The cost of attention of q [U, K', R, H] to lists of ``places`` tokens each.
 
-    The real one depends on the lengths.
+    The real cost depends on the lengths.
     """
     units, heads, rows, head_dim = q_shape
     pairs = units * heads * rows * places
@@ -193,7 +205,10 @@ def _bounds(
 def _lists(
     ids: jax.Array, numbers: jax.Array, spans: jax.Array, page: int, tuning: TuningConfig
 ) -> jax.Array:
-    """int32 [U, C, 2 splits + n] of pages [U, C, n] and their numbers, -1 for none."""
+    """``Work.lists`` without the numbers, int32 [U, C, 2 splits + n].
+
+    ids, numbers: [U, C, n], the pages in memory and their numbers in the sequence, -1 for none.
+    """
     low = spans[:, 2, None, None]
     high = spans[:, 3, None, None]
     # the pages that hold a place which some query of the unit sees
@@ -201,9 +216,8 @@ def _lists(
     at = jnp.arange(ids.shape[2], dtype=jnp.int32)
     end = jnp.max(jnp.where(needed, at + 1, 0), axis=2, keepdims=True)
     start = jnp.minimum(jnp.min(jnp.where(needed, at, _FAR), axis=2, keepdims=True), end)
-    # From the first needed page to the last one. Holes between them stay in the list: to close them
-    # would take a sort, and a kernel skips them without reading. Splits are whole steps of
-    # ``width`` pages each, so that none but the last ends within a step.
+    # The splits cover the list from the first needed page to the last. Each is a whole number of
+    # steps of ``width`` pages, so that only the last split ends within a step.
     width = tuning.keys // page
     each = -(-(end - start) // (tuning.splits * width)) * width
     begins = jnp.minimum(start + jnp.arange(tuning.splits, dtype=jnp.int32) * each, end)

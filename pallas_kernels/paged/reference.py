@@ -1,5 +1,6 @@
-"""Attention over paged keys in plain jnp, the pages that queries need side by side; runs in
-float64.
+"""Attention over paged keys in plain jnp: the pages that queries need are laid side by side.
+
+Runs in float64 too.
 
 Dimensions: B rows, T queries, P pages of a table, S = P page places, N query heads, K key/value
 heads, H head size, C lists of picks per query (K or N), n picks.
@@ -49,7 +50,7 @@ def selected(
     q_places: jax.Array,
     lengths: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """``api.selected_paged_attention`` likewise; only the pages picked are read."""
+    """``api.selected_paged_attention`` with all scores in memory; reads only the picked pages."""
     batch, count, _, size = q.shape
     page = k_pages.shape[2]
     lists = picks.shape[2]
@@ -57,6 +58,7 @@ def selected(
     places = picks[..., None] * page + jnp.arange(page)
     real = (ids >= 0)[..., None] & (places < lengths[:, None, None, None, None])
     seen = real & (places <= q_places[..., None, None, None])
+    # the key/value head of each list
     heads = jnp.arange(lists) * k_pages.shape[1] // lists
     rows = batch * count * lists
     at = jnp.maximum(ids, 0)
@@ -72,6 +74,7 @@ def selected(
 
 def _window_pages(q_places: jax.Array, window: int, page: int, pages: int) -> jax.Array:
     """Numbers [B, W] of consecutive pages that hold every key that some query of a row sees."""
+    # T consecutive queries see this many places together; unaligned, they touch ``count`` pages
     span = window + q_places.shape[1] - 1
     count = min((span + page - 2) // page + 1, pages)
     first = jnp.maximum(q_places[:, :1] - window + 1, 0) // page
@@ -79,10 +82,10 @@ def _window_pages(q_places: jax.Array, window: int, page: int, pages: int) -> ja
 
 
 def _joined(pages: jax.Array, ids: jax.Array, real: jax.Array, dtype) -> jax.Array:
-    """Pages [pages, K, page, H] by ids [B, P] as [B, S, K, H].
+    """The pages [pages, K, page, H] with numbers ids [B, P] side by side, [B, S, K, H].
 
-    What a page held before, which may not even be finite, must not count times 0: what is not real
-    reads as zeros.
+    Places that are not real read as zeros. What a page held there before may not be finite, and 0
+    times it would be NaN.
     """
     x = pages[jnp.maximum(ids, 0)].transpose(0, 1, 3, 2, 4)
     x = x.reshape(x.shape[0], -1, *x.shape[3:]).astype(dtype)

@@ -1,10 +1,13 @@
 """Attention of few tokens to pages on TPU (Mosaic).
 
-A grid step is one part, a split of a list of pages, with all the query heads that share them: a
-row's whole pages, of every key/value head, which lie in one piece, or one head of the pages picked.
-It goes through its pages several at a time, while the next are fetched into the other of two
-buffers, from the next part's list at the end of its own, so that short lists follow each other
-without a pause. Splits may run on several cores; parts follow each other on each.
+A grid step is one part: a split of one list of pages, with all the query heads that share the list.
+Where a row attends to all its pages, a part reads whole pages with every key/value head, which lie
+in one piece. Where pages are picked, it reads one head of each.
+
+A part goes through its pages several at a time, while the next ones are fetched into the other of
+two buffers. At the end of its own list it starts to fetch the first pages of the next part. Short
+lists then follow each other without a pause. Splits may run on different cores; the parts of a
+split run one after another on the same core.
 
 Dimensions: U units, C lists of a unit, n pages of a list, K' heads of queries that share keys, R
 query rows of a head, K key/value heads, H head size.
@@ -37,8 +40,10 @@ SUBLANES = 16
 
 
 def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) -> str | None:
-    """Why q [B, T, N, H] and pages [pages, K, page, H] of these shapes cannot be attended, or
-    None. on: not asked, it is a TPU.
+    """Why the kernel cannot run q [B, T, N, H] and pages [pages, K, page, H] of these shapes, or
+    None.
+
+    on: the device, which makes no difference among TPUs.
     """
     _, kv_heads, page, _ = pages_shape
     if page % SUBLANES:
@@ -53,18 +58,22 @@ def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) ->
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is static in a kernel. lists: of a unit. heads: K' of a list. per_head: K' for each
-    key/value head.
-    """
+    """What is static in a kernel."""
 
+    # Tokens of a page.
     page: int
+    # Pages of a step.
     width: int
+    # As in ``Work``.
     splits: int
     pages: int
     numbered: bool
+    # C.
     lists: int
+    # How many of the K' heads share a list, and how many a key/value head.
     heads: int
     per_head: int
+    # 1 / sqrt(H).
     scale: float
 
 
@@ -77,10 +86,10 @@ def forward(
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
-    """(out [splits, U, K', R, H], lse [splits, U, K', R]) float32 of q [U, K', R, H] and pages
-    [pages, K, page, H].
+    """Attention of q [U, K', R, H] to pages [pages, K, page, H], each split by itself.
 
-    A query that by ``work.bounds`` sees nothing has any result.
+    Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32. The results of a query
+    that sees nothing by ``work.bounds`` mean nothing.
     """
     (units, heads, rows, head_dim) = q.shape
     (_, kv_heads, page, _) = k_pages.shape
@@ -97,15 +106,19 @@ def forward(
         per_head=heads // kv_heads,
         scale=head_dim**-0.5,
     )
+    # the rows are R / Q heads of Q queries each, which repeat the queries' bounds
     bounds = jnp.tile(work.bounds, (1, 1, rows // work.bounds.shape[2]))
     q = pad(q, SUBLANES, axis=2)
     bounds = pad(bounds, SUBLANES, axis=2).swapaxes(1, 2)
     padded = q.shape[2]
     last = units * lists - 1
 
+    # (unit, list) of a part
     def part(i):
         return jax.lax.div(i, lists), jax.lax.rem(i, lists)
 
+    # The list of a part, or of the one after it. The last part sees its own list twice; the kernel
+    # knows by the part's number that nothing follows.
     def scalars(ahead: int):
         length = work.lists.shape[2]
         at = lambda s, i: (*part(jnp.minimum(i + ahead, last)), 0, 0)  # noqa: E731
@@ -138,7 +151,9 @@ def forward(
             pltpu.VMEM((plan.heads, padded, 1), jnp.float32),
             pltpu.VMEM((plan.heads, padded, 1), jnp.float32),
             pltpu.VMEM((plan.heads, padded, head_dim), jnp.float32),
+            # steps of all parts before, which outlives a grid step
             pltpu.SMEM((1,), jnp.int32),
+            # by buffer, keys or values, and page of a step
             pltpu.SemaphoreType.DMA((2, 2, plan.width)),
         ],
         compiler_params=pltpu.CompilerParams(
@@ -191,6 +206,7 @@ def _kernel(
     fetch = functools.partial(
         _fetch, split=split, pairs=((k, k_two), (v, v_two)), semaphores=semaphores, plan=plan
     )
+    # steps of this part, and of the next one
     steps = _steps(own, split, plan)
     after = jnp.where(part + 1 < pl.num_programs(1), _steps(following, split, plan), 0)
 
@@ -199,8 +215,11 @@ def _kernel(
         done[0] = 0
         pl.when(steps > 0)(lambda: fetch(own, part, 0, 0, "start"))
 
+    # The two buffers alternate over the steps of all parts, not of each: the part before has
+    # started the copies of this part's first step into buffer ``first`` % 2.
     first = done[0]
 
+    # a part without pages must still start the copies of the next one
     @pl.when((steps == 0) & (after > 0))
     def _():
         fetch(following, part + 1, 0, jax.lax.rem(first, 2), "start")
@@ -208,6 +227,7 @@ def _kernel(
     @pl.loop(0, steps)
     def _(step):
         slot = jax.lax.rem(first + step, 2)
+        # start the next step's copies, of this part or of the next, before waiting for this one's
         pl.when(step + 1 < steps)(lambda: fetch(own, part, step + 1, 1 - slot, "start"))
         pl.when((step + 1 == steps) & (after > 0))(
             lambda: fetch(following, part + 1, 0, 1 - slot, "start")
@@ -235,16 +255,14 @@ def _kernel(
 
 
 def _steps(lists, split, plan: _Plan):
-    """Of a part."""
+    """The steps of a part."""
     pages = lists[0, 0, 0, 2 * split + 1] - lists[0, 0, 0, 2 * split]
-    # of what is not negative, as // does not know
+    # div, which truncates, is enough for numbers that are not negative
     return jax.lax.div(pages + plan.width - 1, plan.width)
 
 
 class _Step:
-    """The pages of a step: in scalar memory, (page in HBM, number in the sequence) each, below 0 if
-    there is none.
-    """
+    """The pages of a step, by their index in it, read from the list in scalar memory."""
 
     def __init__(self, lists, split, step, plan: _Plan):
         self.lists, self.plan = lists, plan
@@ -252,11 +270,13 @@ class _Step:
         self.end = lists[0, 0, 0, 2 * split + 1]
 
     def page(self, index: int):
+        """The number of a page in HBM; negative for a hole and past the end of the split."""
         at = jnp.minimum(self.begin + index, self.plan.pages - 1)
         found = self.lists[0, 0, 0, 2 * self.plan.splits + at]
         return jnp.where(self.begin + index < self.end, found, -1)
 
     def number(self, index: int):
+        """The number of a page in the sequence."""
         if not self.plan.numbered:
             return self.begin + index
         at = jnp.minimum(self.begin + index, self.plan.pages - 1)
@@ -264,7 +284,10 @@ class _Step:
 
 
 def _fetch(lists, part, step, slot, action: str, *, split, pairs, semaphores, plan: _Plan) -> None:
-    """Starts the copies of a part's step into a slot of the buffers, or waits for them."""
+    """Starts the copies of a part's step into a slot of the buffers, or waits for them.
+
+    action: "start" or "wait". Both skip the same pages, so that a wait never lacks its copy.
+    """
     pages = _Step(lists, split, step, plan)
     for i in range(plan.width):
         page = pages.page(i)
@@ -272,6 +295,7 @@ def _fetch(lists, part, step, slot, action: str, *, split, pairs, semaphores, pl
         @pl.when(page >= 0)
         def _(i=i, page=page):
             for j, (source, buffer) in enumerate(pairs):
+                # with lists of picks, only the key/value head that the part's list belongs to
                 if plan.lists > 1:
                     source = source.at[
                         page, pl.ds(jax.lax.div(jax.lax.rem(part, plan.lists), plan.per_head), 1)
@@ -286,6 +310,7 @@ def _visit(
     pages: _Step, slot, spans, bounds, q, k_two, v_two, top, total, acc, plan: _Plan
 ) -> None:
     """Adds the keys of a step to the running sums of every head."""
+    # whether each page is there, and every query sees every place of it
     whole = []
     for i in range(plan.width):
         first = pages.number(i) * plan.page
@@ -320,6 +345,7 @@ def _visit(
 def _mask(pages: _Step, bounds, plan: _Plan):
     """bool [R, keys]: which query row sees which key of a step."""
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, plan.width * plan.page), 1)
+    # the place of each key, -1 where there is no page, which no query sees
     place = jnp.full(lane.shape, -1, jnp.int32)
     for i in range(plan.width):
         here = (lane >= i * plan.page) & (lane < (i + 1) * plan.page) & (pages.page(i) >= 0)
@@ -328,8 +354,9 @@ def _mask(pages: _Step, bounds, plan: _Plan):
 
 
 def _clean(pages: _Step, index: int, slot, spans, v_two, plan: _Plan) -> None:
-    """Zeros in place of the values that no query sees: they may not even be finite, and must not
-    count times 0.
+    """Writes zeros over the values of a page that no query sees.
+
+    Such values may not be finite, and 0 times them would be NaN.
     """
     rows = pl.ds(index * plan.page, plan.page)
     place = pages.number(index) * plan.page + jax.lax.broadcasted_iota(jnp.int32, (plan.page, 1), 0)
