@@ -28,8 +28,7 @@ class Report:
     waiting: int = 0
     # items taken over from lost actors
     takeovers: int = 0
-    # At most so many versions lay between a group's oldest token and the learner that trained on
-    # it; None before any.
+    # The greatest staleness of any token when it was trained on; None before the first.
     staleness_max: int | None = None
     # what is not as it must be, in words
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -38,11 +37,14 @@ class Report:
 def check(folder: str | Path, max_staleness: int) -> Report:
     """Reads a whole store.
 
-    Proves that steps are planned and consumed without gaps; that every item of a consumed plan has
-    one group, which answers it, is undamaged and is the one whose digest was written down; that no
-    group stands in two places; that no group was trained on when it was more than ``max_staleness``
-    versions old. Raises StoreError when there is no store; everything else is a problem in the
-    report.
+    It proves that
+    - steps are planned and consumed without gaps;
+    - every item of a consumed plan has one group, which answers the item, is undamaged, and is the
+      one whose digest was written down;
+    - no group stands in two places;
+    - no group was more than ``max_staleness`` versions old when it was trained on.
+
+    Raises StoreError when there is no store. Everything else is a problem in the report.
     """
     audit = _Audit(GroupStore(folder), max_staleness)
     found = steps_lib.steps(audit.store.folder)

@@ -55,9 +55,9 @@ class WorkConfig:
 
 
 class Claims:
-    """What an actor does about items: it claims some, reports progress, and leaves at the end.
+    """An actor's claims on items. A context manager; leaving it gives up what is not delivered.
 
-    A context manager. store: opened with the actor's name.
+    store: a store that was opened with the actor's name.
     """
 
     def __init__(self, store: GroupStore, config: WorkConfig):
@@ -74,8 +74,8 @@ class Claims:
         )
 
     def claim(self, max_items: int) -> list[Item]:
-        """Up to ``max_items`` items of the oldest step that has any to give; [] when there is
-        nothing to do.
+        """Claims up to ``max_items`` items of the oldest step with items that can be had; [] if
+        there is nothing to do.
 
         Counts as progress. Raises StoreError when the storage fails, or when this process has been
         replaced.
@@ -90,7 +90,7 @@ class Claims:
                 for item in self._store.items(step, listing)
                 if item.number not in listing.groups
             ]
-            # actors that start apart seldom want the same item
+            # Each actor begins at a random item, so that several seldom try for the same one.
             start = random.randrange(len(items)) if items else 0
             taken: list[Item] = []
             for item in items[start:] + items[:start]:
@@ -148,14 +148,16 @@ class Claims:
         return first
 
     def _take(self, item: Item, listing: Listing, lost: Callable[[ProcessId | None], str]) -> bool:
-        """Whether this actor has just got an item. lost: why a holder has lost it, "" when it has
-        not.
+        """Tries to claim an item; whether that succeeded.
+
+        lost: tells why a holder has lost its items, "" if it has not.
         """
         if item.number not in listing.claims:
             return self._publish(item, 0, None)
         holder = self._store.holder(item, listing)
         if holder == self._identity:
-            # Ours and unknown to the caller: an earlier call failed after this claim.
+            # The claim is ours. If the caller does not know of it, an earlier call failed after it
+            # had made this claim.
             return (item.step, item.number) not in self._held
         reason = lost(holder)
         if not reason or not self._publish(item, listing.claims[item.number] + 1, holder):
@@ -181,7 +183,7 @@ class Claims:
             "when": time.time(),
             "before": before and str(before),
         }
-        # Not synced: a claim that the loss of power destroys belongs to an actor that it has ended.
+        # Not synced to the disk: a loss of power that destroys the claim ends its actor, too.
         path = steps_lib.claim_path(self._store.folder, item, turn)
         return self._store.process.publish(
             path, seal(content), f"the claim on item {item}", synced=False

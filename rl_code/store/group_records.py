@@ -5,10 +5,12 @@
     header: {step, number, actor, incarnation, when}
     group: the Group, its Task included
 
-Header and group are bytes of ``serialization.dumps``. Each group is a plain file of its own and not
-an entry of an ArrayRecord: a group is delivered whole by one process and read whole by number, so
-there is nothing to chunk or to index; the link that gives the file its name makes delivery atomic
-and exactly once; and ArrayRecord pads each file to blocks of 64 KiB.
+Header and group are bytes of ``serialization.dumps``.
+
+Each group is a plain file of its own and not an entry of an ArrayRecord, for three reasons. One
+process delivers a whole group and it is read whole by its number, so nothing needs chunks or an
+index. The link that gives the file its name makes delivery atomic and exactly-once. And ArrayRecord
+pads each file to blocks of 64 KiB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether other processes are alive, without synchronised clocks.
+"""Tells whether other processes are alive, without synchronised clocks.
 
-A process shows that it lives by changing its heartbeat file. An observer remembers what it saw and,
-on its own monotonic clock, for how long it has not changed.
+A living process keeps changing its heartbeat file. An observer remembers the content that it saw,
+and measures on its own monotonic clock for how long it has not changed.
 """
 
 from __future__ import annotations
@@ -108,12 +108,11 @@ class _Seen:
 
 
 class Observer:
-    """Watches heartbeats. The time between two looks counts as silence up to ``longest_gap_s``
-    only.
+    """Watches heartbeats.
 
-    An observer may itself be stopped for a while, for instance by a debugger. With a
-    ``longest_gap_s`` below the caller's timeout its first look afterwards does not take everybody
-    else for dead.
+    Between two looks, at most ``longest_gap_s`` seconds count as silence. The observer itself may
+    be stopped for a while, for instance by a debugger. If ``longest_gap_s`` is below the caller's
+    timeout, the first look afterwards does not take all other processes for dead.
     """
 
     def __init__(
@@ -133,6 +132,8 @@ class Observer:
         path = folder / f"{who.incarnation}.json"
         with explain("read the heartbeat", path):
             try:
+                # The names first: if a newer start deletes the file between the two calls, reading
+                # it fails, which is handled below.
                 newest = max(incarnations(folder), default=-1)
                 content = path.read_bytes() if newest <= who.incarnation else b""
             except FileNotFoundError:  # a newer incarnation deletes it

@@ -1,12 +1,12 @@
-"""Plain Python values, numpy arrays and the types of ``rl_code.types`` as bytes and back, every bit
-kept.
+"""Converts plain Python values, numpy arrays and the types of ``rl_code.types`` to bytes and back,
+bit by bit.
 
-A value is a flat sequence of msgpack objects. Scalars are msgpack's own; a container is an
-extension object that says its kind and how many of the values after it are its children. Being flat
-it has no limit on depth, which matters because a model chooses how deeply the arguments of its
-calls are nested. Types come back exactly: a tuple is no list, True is no 1, a float keeps the
-payload of its NaN. Elements of a set are ordered by their bytes and everything else keeps its
-order, so equal values have equal bytes in every process.
+A value becomes a flat sequence of msgpack objects. Scalars are msgpack's own. A container is an
+extension object that says its kind, and how many of the values after it are its children. A flat
+sequence has no limit on depth. This matters, because a model chooses how deeply the arguments of
+its calls are nested. Types come back exactly: a tuple stays a tuple, True stays True, and a float
+keeps the payload of its NaN. Elements of a set are ordered by their bytes, and everything else
+keeps its order, so equal values have equal bytes in every process.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ def dumps(value: Any) -> bytes:
     """
     packer = msgpack.Packer(strict_types=True, unicode_errors="surrogatepass")
     parts = []
+    # A stack instead of recursion, for values of any depth. Only sets recurse: their elements have
+    # to be bytes before they can be ordered.
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -71,6 +73,8 @@ def loads(data: bytes) -> Any:
     unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(data)), unicode_errors="surrogatepass")
     unpacker.feed(data)
     root: list[Any] = []
+    # Containers whose children have not all come yet, the innermost last: what builds the value,
+    # how many children it takes, and those that there are.
     opened: list[tuple[Callable[[list[Any]], Any], int, list[Any]]] = [(list, 1, root)]
     try:
         for value in unpacker:

@@ -1,6 +1,4 @@
-"""Recorded groups as a Grain source: whoever reads several at once reads them in threads, ahead of
-their use.
-"""
+"""Recorded groups as a Grain source. Several groups are read in threads, ahead of their use."""
 
 from __future__ import annotations
 

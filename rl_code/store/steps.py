@@ -8,9 +8,9 @@ the step is consumed.
     steps/00000012/group_000003.record      what was delivered for it
     steps/00000012/consumed.json            what the learner took, written last
 
-Every file is written once and never changed, so the names in a folder say almost everything. A step
-that is consumed is never looked at again, so polling costs one listing per open step, however long
-the run is.
+Every file is written once and never changed, so the names in a folder say almost everything. A
+consumed step is not looked at again. Polling therefore costs one listing for each open step,
+however long the run is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Item:
 
     # the training step
     step: int
-    # place among the items of the step, from 0
+    # index among the items of the step, from 0
     number: int
     # index of the task
     task: int
@@ -49,14 +49,14 @@ class Item:
     group_size: int
     # "train": it is trained on. "screen": it only tells which tasks to train on.
     kind: Literal["train", "screen"]
-    # Version of the weights that must sample the group; None where any may, also several in turn.
-    # A version is published before the item is planned, so no actor claims an item and then has to
-    # wait for weights that an older item would have had.
+    # Version of the weights that must sample the group. None if any version may, and even several
+    # one after another. A version is published before items are planned for it. So no actor claims
+    # an item whose weights it has to wait for, while an older item could be sampled at once.
     version: int | None
     # number of the group, which its trajectories carry
     group: int
-    # Words of the random key. With ``group`` they decide all random streams, so that another actor
-    # can make the same samples.
+    # Words of the random key. Together with ``group`` they fix all random streams, so that another
+    # actor samples the same tokens.
     seed: tuple[int, ...]
 
     def __post_init__(self):

@@ -1,14 +1,14 @@
 """The groups that actors sample and a learner trains on, in a folder that they share.
 
 Step s consumes exactly the groups (s, 0), (s, 1), ... of its plan. The learner plans, waits, trains
-and marks the step consumed; actors claim items (``work.Work``) and deliver groups. Any of these
+and marks the step consumed; actors claim items (``claims.Claims``) and deliver groups. Any of these
 processes may be killed at any moment:
 
-- a plan, a delivery and a consumption are each one link(2), so they have happened or have not;
-- the first delivery of an item is the one that counts, so a learner that consumes a step again gets
-  the same groups;
-- a step is consumed by writing down the digests of its groups, and consuming it again must find the
-  same ones.
+- A plan, a delivery and a consumption are each one link(2): each has happened, or it has not.
+- Only the first delivery of an item counts, so a learner that consumes a step again gets the same
+  groups.
+- To consume a step, the learner writes down the digests of its groups. If it consumes the step
+  again, the digests must be the same.
 
 Records of consumed steps stay as they are, one file per group; nothing is compacted.
 """
@@ -71,9 +71,9 @@ class StoreTimeout(StoreError):
 class GroupStore:
     """A process's view of the store in ``folder``.
 
-    name: of this process among those that write (``processes.StoreProcess``); the store is made
-      when there is none. None opens an existing store for reading.
-    duplicates: deliveries that came after another one's.
+    name: the name of this process among those that write (``processes.StoreProcess``). The store is
+      made if there is none. None opens an existing store for reading.
+    The attribute ``duplicates`` counts groups that this process delivered after another one had.
     Every method raises StoreError when the storage fails or a file is damaged.
     """
 
@@ -119,6 +119,7 @@ class GroupStore:
         listing = steps_lib.list_step(self.folder, step)
         if listing is None:
             self._check_next(step)
+            # The folder's name is on the disk before the plan is written into it.
             with explain("make the folder of a step", folder):
                 folder.mkdir(exist_ok=True)
                 files.sync(folder.parent)
@@ -212,12 +213,15 @@ class GroupStore:
     def consume(
         self, step: int, groups: Sequence[GroupRecord], *, version: int, weights: str | None = None
     ) -> bool:
-        """Marks a step consumed; returns False when it was, by the same groups.
+        """Marks a step consumed; returns False if it already was, with the same groups.
 
-        groups: what was trained on, every item of the plan in order. version: of the learner's
-        weights before. weights: a checksum of those after.
-        Raises StoreError when the step was consumed otherwise, or when the one before it is not
-        consumed.
+        Args:
+          groups: the groups of all items of the plan, in order.
+          version: the version of the learner's weights before the step.
+          weights: a checksum of the weights after it.
+
+        Raises StoreError when the step was consumed with other groups or weights, or when the step
+        before it is not consumed.
         """
         listing = self._listing(step)
         planned = [(item.step, item.number) for item in self.items(step, listing)]
@@ -327,10 +331,9 @@ class GroupStore:
         return [step for step, listing in listings if listing is not None and listing.consumed]
 
     def places(self, steps: Sequence[int] | None = None) -> list[tuple[int, int]]:
-        """(step, number) of the groups of consumed steps, all unless given, in the order in which
-        they were used.
+        """(step, number) of the groups of consumed steps, in the order in which they were used.
 
-        Raises StoreError for a step that is not consumed.
+        steps: which steps; None for all. Raises StoreError for a step that is not consumed.
         """
         steps = self.consumed() if steps is None else steps
         return [
