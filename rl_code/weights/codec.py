@@ -1,9 +1,9 @@
 """Bits of arrays in host memory and on disk: in full, or as what changed since another version.
 
 A change is the exclusive or of the bit patterns. It is exact for every value and is its own
-inverse; where the weights moved little, it is mostly zeros in the high bits. Both kinds are zarr
-arrays of unsigned integers, compressed by Zstandard. Full weights compress better when their bits
-are sorted first, changes when only their bytes are.
+inverse. Where the weights moved little, its high bits are mostly zeros. Both kinds are stored as
+zarr arrays of unsigned integers, compressed by Zstandard. Before that, full weights are shuffled by
+bits and changes by bytes, which compresses each of them better.
 """
 
 from __future__ import annotations
@@ -185,8 +185,10 @@ def place(
     bits: Mapping[str, Mapping[Box, np.ndarray]],
     held: Mapping[str, jax.Array] | None,
 ) -> dict[str, jax.Array]:
-    """The arrays with these bits on the devices or, where others are held there, with those in
-    which these differ.
+    """Puts arrays onto the devices.
+
+    bits: the bits of the arrays; or, if ``held`` is given, the bits in which they differ from the
+    arrays that are held on the devices.
     """
     found = {}
     for name, target in targets.items():

@@ -39,11 +39,11 @@ def in_dtype(model: Transformer, dtype: str) -> dict[str, jax.Array]:
 
 @any_mesh()
 def detached(model: Transformer, dtype: str) -> dict[str, jax.Array]:
-    """The parameters by name in ``dtype``, none of them in memory of the model's, which may then be
-    donated.
+    """Copies of the parameters by name, in ``dtype``. They share no memory with the model, which
+    may be donated afterwards.
 
-    ``device_put(may_alias=False)`` is not enough: from one device to a sharding over several, the
-    first keeps its part.
+    ``device_put(may_alias=False)`` does not ensure that: when an array goes from one device to a
+    sharding over several, the first device keeps its part without a copy.
     """
     own = arrays.flatten(model)
     return {

@@ -22,7 +22,7 @@ from rl_code.weights.waiting import timed_out
 
 
 class LocalWeights:
-    """Publisher and subscriber in one. Any number of threads may wait; errors name the thread.
+    """Publisher and subscriber in one. Any number of threads may wait. Errors name the thread.
 
     Args:
       abstract: the actor's model, leaves with shape, dtype and sharding
@@ -49,6 +49,8 @@ class LocalWeights:
         begin = time.perf_counter()
         copies = detached(model, self._abstract.config.dtype)
         made = Version.of(version, copies)
+        # The lock is not held while arrays move between devices, so that waiting threads can look
+        # for other versions meanwhile.
         with self._changed:
             if known := self._kept.get(version):
                 refuse_other(known[0], made, "this process")

@@ -40,6 +40,8 @@ class LocalAndStoredWeights:
 
     def publish(self, version: int, model: Transformer) -> Version:
         """As ``Publisher.publish``."""
+        # Storage comes first: if it refuses the version (a known number with other bits), the actor
+        # must not sample with it.
         self._publisher.publish(version, model)
         return self._local.publish(version, model)
 
@@ -50,8 +52,8 @@ class LocalAndStoredWeights:
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:
-        """As ``Subscriber.wait``; what memory does not have comes from storage, or is waited for in
-        memory.
+        """As ``Subscriber.wait``. A version that memory lacks is read from storage. If storage
+        lacks it too, this waits until it is in memory.
 
         The wait in memory has no deadline. A learner that repeats the steps since its checkpoint
         may take as long as they took the first time, and it closes this object when it ends.

@@ -1,8 +1,8 @@
 """A stored version that cannot be read is published once more, in full.
 
-A flipped bit on storage is found by a checksum, and then every way to the version that uses the
-damaged file is closed. Whoever notices writes a request; the learner, which has the newest bits in
-memory, answers within seconds, also while it waits for groups:
+A checksum finds a flipped bit on storage. Then no version can be read by a route that uses the
+damaged file. The process that notices it writes a request. The learner has the newest bits in
+memory, and answers within seconds, even while it waits for groups:
 
     weights/unreadable/v_00000012.json   the request, deleted once the version is there in full;
                                          or, under "refused", why the learner cannot publish it
@@ -76,10 +76,11 @@ class Republisher:
     """The learner's part: looks for requests and answers them. Every process of it has one.
 
     Args:
-      folder: of the weights.
-      name: of the learner, in records and logs.
-      newest: the newest version and its bits, None before the first.
-      submit: runs a function after the publications that are being written, never beside one.
+      folder: the folder of the weights.
+      name: the name of the learner, in records and logs.
+      newest: returns the newest version and its bits, None before the first.
+      submit: runs a function in the background, after the publications that are being written and
+        never at the same time as one.
       deadline_s: how long the processes of the learner wait for each other and for storage.
     """
 

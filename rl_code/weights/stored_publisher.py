@@ -1,5 +1,6 @@
-"""The learner's side of weights on shared storage: full versions now and then, changes in between,
-in ``<workdir>/weights``.
+"""The learner's side of weights on shared storage, in ``<workdir>/weights``.
+
+Some versions are stored in full (``WeightsConfig.full_every``), the others as changes.
 
 Each process of the learner writes its own parts of the arrays, in the background, into a draft
 folder. When all have, the first process renames the draft and writes the record.
@@ -32,15 +33,15 @@ from rl_code.weights.waiting import Deadline, agree
 
 
 class StoredPublisher:
-    """Writes versions to storage; one learner at a time may use a workdir.
+    """Writes versions to storage. One learner at a time may use a workdir.
 
-    Each process keeps the bits of its parts of the newest version in host memory, to tell the next
-    change.
+    Each process keeps the bits of its parts of the newest version in host memory, to compute the
+    next change from them.
 
     Args:
       workdir: the run's folder.
-      dtype: in which the actors sample.
-      name: what waiting actors call this learner in errors.
+      dtype: the dtype in which the actors sample.
+      name: the name of this learner in the errors of waiting actors.
     """
 
     def __init__(
@@ -74,10 +75,14 @@ class StoredPublisher:
         return made
 
     def write(self, version: Version, named: Mapping[str, jax.Array], begin: float) -> None:
-        """Publishes arrays that are in the sampling dtype already; begin: since when the learner is
-        held up.
+        """Publishes arrays that are in the sampling dtype already.
+
+        begin: the time since which the learner has been held up. The learner goes on when the bits
+        are in host memory and the version before is written; the files are written in the
+        background.
         """
         new = changed = False
+        # One write at a time: what the version before stored is the base of this one's change.
         failure = self._finish()
         if failure is None:
             try:
@@ -113,18 +118,19 @@ class StoredPublisher:
                 version.number,
                 self._writer.submit(self._write, version, host, base, held_up),
             )
-        # Only after the write was handed over: the republisher's thread takes the newest version to
-        # be one that is written before whatever it hands over next.
+        # This is set only after the write was handed over. The republisher's thread relies on that:
+        # whatever it hands over afterwards runs when this version is written.
         self._previous = version, host
         self._verify_stored(version, host, first=previous is None, known=not new)
 
     def _verify_stored(
         self, version: Version, host: Mapping[str, codec.HostArray], first: bool, known: bool
     ) -> None:
-        """Has the versions that an earlier start of the learner stored read once in the background,
-        and published again if they are damaged: actors may need those from before the checkpoint.
+        """Has stored versions read once in the background, and published again if they are damaged.
 
-        first: whether this start has published nothing yet. known: whether storage has this one.
+        These are the versions that an earlier start of the learner stored: actors may need those
+        from before the checkpoint. first: whether this start has published nothing yet. known:
+        whether storage has this version already.
         """
         if first:
             for number in version_records.numbers(self.folder)[-self.config.keep :]:
@@ -160,8 +166,8 @@ class StoredPublisher:
             return failure
 
     def _prepare(self, version: Version, host: Mapping[str, codec.HostArray]) -> tuple[bool, bool]:
-        """(whether storage lacks the version, whether it can be stored as a change); makes place
-        for it.
+        """Makes an empty draft for a version that storage lacks. Returns whether storage lacks it,
+        and whether it can be stored as a change.
 
         Raises WeightError if storage has the version with other bits.
         """
@@ -175,7 +181,7 @@ class StoredPublisher:
             if there is not None:
                 refuse_other(there.version, version, str(self.folder))
                 return False, changed
-        # a restarted learner on its way; this one was deleted before
+        # A restarted learner repeats its steps: this version was stored once, and deleted since.
         if known and version.number < known[-1]:
             return False, changed
         if base is not None:
@@ -193,8 +199,8 @@ class StoredPublisher:
         base: tuple[Version, Mapping[str, codec.HostArray]] | None,
         held_up: float,
     ) -> TransferStats:
-        """In the background: writes this process's parts, in the first one also commits the
-        version.
+        """Runs in the background: writes this process's parts of a version. The first process then
+        waits for the others and commits the version.
         """
         draft = version_records.draft_folder(self.folder, version.number)
         deadline = Deadline(self.config.deadline_s)
@@ -206,6 +212,7 @@ class StoredPublisher:
             codec.write(draft, "delta", codec.changes(host, base[1]), deadline)
         end = time.perf_counter()
         seconds = {"full_s": between - begin, "delta_s": end - between}
+        # The marker comes after the parts: it tells the first process that they are all there.
         _marker(draft, jax.process_index()).touch()
         if jax.process_index() != 0:
             return TransferStats("publish", version.number, held_up, **seconds)
@@ -217,7 +224,7 @@ class StoredPublisher:
         return TransferStats("publish", version.number, held_up, **seconds, **sizes)
 
     def _await_others(self, number: int, deadline: Deadline) -> None:
-        """Until all processes of the learner have written their parts of a version."""
+        """Waits until all processes of the learner have written their parts of a version."""
         draft = version_records.draft_folder(self.folder, number)
 
         def missing() -> list[int]:

@@ -29,12 +29,14 @@ _GONE = -3
 
 
 class StoredSubscriber:
-    """Reads versions from storage, as changes of the version it read last where that is shorter.
+    """Reads versions from storage: as changes of the version it read last if that is shorter, or in
+    full.
 
     Args:
-      workdir: the learner's.
-      abstract: the actor's model, leaves with shape, dtype and sharding
-      (``layout.sampling_model``). name: of this actor in errors.
+      workdir: the workdir of the learner.
+      abstract: the actor's model, whose leaves have shape, dtype and sharding
+        (``layout.sampling_model``).
+      name: the name of this actor in errors.
     """
 
     def __init__(self, workdir: str | os.PathLike[str], abstract: Transformer, *, name: str):
@@ -52,8 +54,8 @@ class StoredSubscriber:
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:
-        """As ``Subscriber.wait``; reading has ``deadline_s`` once more. The learner's death shows
-        as WeightTimeout.
+        """As ``Subscriber.wait``. Reading may take another ``deadline_s``. If the learner has died,
+        WeightTimeout is raised.
         """
         wanted = Wanted(at_least, exactly)
         deadline = Deadline(deadline_s)
@@ -81,6 +83,8 @@ class StoredSubscriber:
             seen.update(announced())
             return wanted.choose(seen) is not None or wanted.gone(seen)
 
+        # Only the first process looks at storage, since others may see a new file later. The
+        # values of the others are not used.
         if jax.process_index() == 0:
             deadline.wait(decided)
         choice = wanted.choose(seen)
@@ -132,11 +136,14 @@ class StoredSubscriber:
             deadline, number, version_records.record_path(self.folder, number).exists()
         )[0]:
             return None
+        # Changes cannot be applied to arrays whose memory was given away.
         held = self._held
         if held is not None and any(x.is_deleted() for x in held[1].values()):
             held = None
         failures: list[str] = []
         record, routes = self._routes(number, held and held[0], deadline, failures)
+        # The first process chooses the next route, and all try it together. A process that lacks
+        # the route takes part as well: no process may be alone in what they agree on.
         while True:
             start = self._agree(deadline, number, routes[0].start if routes else _NONE)[0]
             if start == _NONE:
@@ -174,10 +181,8 @@ class StoredSubscriber:
     def _routes(
         self, number: int, held: Version | None, deadline: Deadline, failures: list[str]
     ) -> tuple[VersionRecord | None, list[Route]]:
-        """The record of a version and the ways to it, none when it cannot be read or is another
-        model's.
-        """
-        # to which shared storage may show later what the first process has seen
+        """The record of a version, and the routes to it; none if the record cannot be read."""
+        # Shared storage may show the other processes a file later than the first process.
         if jax.process_index() != 0:
             deadline.wait(version_records.record_path(self.folder, number).exists)
         try:
@@ -196,8 +201,8 @@ class StoredSubscriber:
         deadline: Deadline,
         failures: list[str],
     ) -> dict[str, jax.Array] | None:
-        """The checked arrays by one route, None (and a reason more) if it leads nowhere in any
-        process.
+        """Reads a version by one route, and checks it. None if that failed in any process; the
+        reason is added to ``failures``.
         """
         parts = None
         try:

@@ -8,14 +8,15 @@ serves what:
     request_<p>_<id>     of an actor to process p: the parts that it wants
     answer_<p>_<id>      the number under which they can be pulled, once; or why not
 
-An actor asks every process of the learner for what its own devices need of that process's parts. So
-both sides may consist of several processes and have any layout, and neither computes together with
-the other. What is not pulled is let go after the learner's deadline. Whatever goes wrong (nobody
-answers at an old address, the learner dies in the middle, the bits are wrong), the actor says so in
-its log and takes the version from storage.
+An actor asks every process of the learner for those of its parts that the actor's own devices need.
+So both sides may consist of several processes and have any layout, and no computation spans both
+sides. Arrays that are not pulled are let go after the learner's deadline. Something may go wrong:
+nobody answers at an old address, the learner dies in the middle, or the bits are wrong. The actor
+then says so in its log and takes the version from storage.
 
-Only the newest version is served; it takes the memory of one more copy in the sampling dtype on the
-learner's devices. The connection is neither encrypted nor authenticated: use it inside one cluster.
+Only the newest version is served. It takes memory on the learner's devices for one more copy of the
+model in the sampling dtype. The connection is neither encrypted nor authenticated, so use it inside
+one cluster only.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class TransferPublisher:
         made = Version.of(version, named)
         self._stored.write(made, named, begin)
         parts = {name: dict(own_parts(x)) for name, x in named.items()}
-        # First what the thread serves, then the file that tells actors of it: a request for the new
-        # version finds the new version.
+        # First the thread is given the new version, then the file tells actors of it. In the other
+        # order, a quick request for the new version would be refused.
         with self._lock:
             self._live = made, parts
         offer = {
@@ -90,7 +90,7 @@ class TransferPublisher:
         self._stored.close()
 
     def _answer_requests(self) -> None:
-        """In the background, until closed."""
+        """Runs in a thread until closed: answers the requests that appear in the folder."""
         prefix = f"request_{self._process}_"
         while not self._closing.wait(POLL_S):
             try:

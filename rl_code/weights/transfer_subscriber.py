@@ -73,8 +73,8 @@ class TransferSubscriber:
     def wait(
         self, *, at_least: int | None = None, exactly: int | None = None, deadline_s: float
     ) -> tuple[int, Transformer]:
-        """As ``Subscriber.wait``; pulling and reading have ``pull_s`` and ``deadline_s`` once
-        more.
+        """As ``Subscriber.wait``. Pulling may take another ``pull_s`` seconds, and reading from
+        storage another ``deadline_s``.
         """
         wanted = Wanted(at_least, exactly)
         deadline = Deadline(deadline_s)
@@ -94,8 +94,8 @@ class TransferSubscriber:
         return live | self._stored.announced()
 
     def _offers(self) -> list[dict[str, Any]]:
-        """What each process of the learner serves; nothing unless all serve the same and it has not
-        failed before.
+        """What each process of the learner serves. [] unless all serve the same version, and
+        neither that version failed here before nor too many from this learner.
         """
         try:
             first = read_json(offer_path(self._folder, 0))
@@ -112,8 +112,8 @@ class TransferSubscriber:
         return offers if same and not given_up else []
 
     def _pull(self, number: int) -> Transformer | None:
-        """The checked model of a version from the learner's devices, None if it is not served or
-        that failed.
+        """Pulls a version from the learner's devices, and checks it. None if it is not served, or
+        if pulling failed in any process of this actor.
         """
         begin = time.perf_counter()
         deadline = Deadline(self._pull_s)
@@ -160,8 +160,8 @@ class TransferSubscriber:
         return None
 
     def _await_offers(self, wanted: tuple[int, int], deadline: Deadline) -> list[dict[str, Any]]:
-        """The offers that the first process has seen, which shared storage may show this one
-        later.
+        """Waits for the offers that the first process has seen: shared storage may show them to
+        this process later.
         """
         offers: list[dict[str, Any]] = []
 
@@ -242,8 +242,8 @@ class TransferSubscriber:
             if address not in self._connections:
                 self._connections[address] = self._server.connect(address)
             arrived += self._connections[address].pull(uuid, shapes)
-        # the timeouts of pull itself have no effect with jax 0.11: without this a dead learner is
-        # waited for for ever
+        # The timeout of ``pull`` itself has no effect with jax 0.11. Without this wait, an actor
+        # would wait for a dead learner for ever.
         if not deadline.wait(lambda: all(x.is_ready() for x in arrived), poll_s=0.005):
             raise WeightTimeout(f"the arrays did not arrive within {self._pull_s:g} s")
         return jax.block_until_ready(arrived)

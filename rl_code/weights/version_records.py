@@ -1,11 +1,11 @@
-"""What storage holds: one folder and one record per version, and the ways that lead to a version.
+"""What storage holds of each version (a folder and a record), and the routes to a version.
 
     weights/v_00000012/full/<name>    zarr arrays of the version's bits
     weights/v_00000012/delta/<name>   what changed since its base, the version published before it
     weights/v_00000012.json           the record: checksums, base, sizes
 
-A version has either or both. The record is written last and deleted first: a version without a
-record never happened.
+A version has one of the two folders or both. The record is written last and deleted first, so a
+version without a record counts as never published.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class VersionRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """A way to a version: start from a version in full, or from the one that the reader holds, and
-    apply changes.
+    """A way to read a version: begin with a version in full, or with the one that the reader holds,
+    and apply changes.
     """
 
     # the version that is read in full; None to start from the one that the reader holds
@@ -69,7 +69,9 @@ class Route:
         return -1 if self.full is None else self.full
 
     def folders(self, folder: Path) -> list[Path]:
-        """Whose exclusive or is the version, or its difference to the one that is held."""
+        """The folders to read. The exclusive or of their bits is the version, or its difference
+        from the version that is held.
+        """
         whole = [] if self.full is None else [data_folder(folder, self.full) / "full"]
         return whole + [data_folder(folder, number) / "delta" for number in self.deltas]
 
@@ -121,7 +123,11 @@ def readable_record(folder: Path, number: int) -> VersionRecord | None:
 
 
 def routes(folder: Path, record: VersionRecord, held: Version | None) -> list[Route]:
-    """The ways to a version, those first that read the least. held: what the reader has already."""
+    """The routes to a version, the one that reads the least first.
+
+    held: the version that the reader has already.
+    """
+    # Go back from change to change. Wherever the held version or one in full is met, a route ends.
     found: list[Route] = []
     deltas: tuple[int, ...] = ()
     length = 0
@@ -163,6 +169,8 @@ def commit(
     """
     draft = draft_folder(folder, version.number)
     data = data_folder(folder, version.number)
+    # The order makes the version safe: first its files are on the disk, then they get their final
+    # name, then the record says that they are there. Older versions are deleted last.
     for path in (*draft.glob("*/"), draft):  # what is below is synced when it is written
         files.sync(path)
     shutil.rmtree(data, ignore_errors=True)  # of a commit that failed
@@ -186,8 +194,8 @@ def replace_with_full(
 ) -> None:
     """Puts a complete draft in the place of a version whose files are damaged.
 
-    A process that is killed in the middle leaves a version that cannot be read, and the request to
-    publish it again; never wrong bits. keep_delta: whether the stored change is sound.
+    If the process is killed in the middle, the version cannot be read and the request to publish it
+    again is still there. Wrong bits are never left. keep_delta: whether the stored change is sound.
     """
     data = data_folder(folder, version.number)
     base = None
@@ -208,8 +216,10 @@ def replace_with_full(
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Deletes the versions that are not needed: their records first, changes before what they are
-    made from.
+    """Deletes the versions that are not needed.
+
+    A version's record is deleted before its files. Newer versions are deleted before older ones, so
+    that a change is gone before the version from which it was made.
     """
     there = numbers(folder)
     readable = {number: record for number in there if (record := readable_record(folder, number))}
