@@ -1,10 +1,10 @@
 """Checkpoints of a run: Orbax writes the arrays in the background, a record of ours commits them.
 
-Orbax's CheckpointManager names the folders, writes on all hosts and deletes what is not kept. The
-record (``checkpoint_record``) is written after it, and a checkpoint counts from then on. Older ones
-are deleted only when newer ones have their record, so a process that is killed at any moment leaves
-a usable one. A step whose files or arrays do not match its record is set aside with a warning, and
-the one before it is used.
+Orbax's CheckpointManager names the folders, writes on all hosts, and deletes what is not kept. The
+record (``checkpoint_record``) is written after the arrays, and a checkpoint counts only from then
+on. Older checkpoints are deleted only when newer ones have their record, so a process that is
+killed at any moment leaves a usable one. A checkpoint whose files or arrays do not match its record
+is set aside with a warning, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Restored:
 
 
 class Checkpoints:
-    """The checkpoints of one run; one process at a time may hold them (every host of a multi-host
-    run holds them).
+    """The checkpoints of one run. One process at a time may hold them; of a run on several hosts,
+    every host holds them.
 
     Args:
       workdir: the run's folder; checkpoints go into ``<workdir>/checkpoints``.
@@ -134,13 +134,14 @@ class Checkpoints:
         record = Record(
             step=step,
             config=self._config,
-            # what is written later is what is true now
+            # A copy: the record is written later, and must say what is true now.
             position=json.loads(json.dumps(dict(position))),
             arrays=arrays.describe(state),
             checksums={},
             score=score,
             files={},
         )
+        # The checksums are started before the caller may donate the arrays.
         sums = start_checksums(content)
         with self._explain(step):
             self._manager.save(step, args=ocp.args.PyTreeSave(content), force=True)

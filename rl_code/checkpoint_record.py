@@ -3,12 +3,12 @@
     checkpoints/step_00000040/default/      the arrays, one Orbax tree
     checkpoints/step_00000040/record.json   the record, written last
 
-A step without a record never happened.
+A checkpoint without a record does not count.
 
-Arrays are checked by checksums of their bits, computed where the arrays live: on the devices that
-hold them before they are written, and again after they were restored. So no host reads a file only
-to check it, however large the checkpoint is and however many hosts wrote it. Files have their size
-in the record, and small ones, which say how the arrays are laid out, a CRC-32.
+Arrays are checked by checksums of their bits. The devices that hold an array compute its checksum
+before it is written, and again after it was restored. So no host reads a file only to check it,
+however large the checkpoint is and however many hosts wrote it. For each file the record has the
+size. For small files, which say how the arrays are laid out, it also has a CRC-32.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ def steps(checkpoints: Path) -> list[int]:
 
 
 def write(directory: Path, record: Record) -> None:
-    """Commits a checkpoint whose arrays are all written; afterwards it counts, also after a loss of
-    power. ``record.files`` is filled in. Raises OSError.
+    """Commits a checkpoint whose arrays are all written. From then on it counts, even after a loss
+    of power. ``record.files`` is filled in here. Raises OSError.
     """
+    # Files and the names of files reach the disk before the record that vouches for them.
     found = {name: _describe(directory / name) for name in _list(directory)}
     for name in found:
         files.sync(directory / name)

@@ -1,5 +1,4 @@
-"""Writing files so that nobody ever sees half of one: no reader, no restarted process, and nobody
-after a loss of power.
+"""Writes files so that nobody ever sees half of one, not even after a crash or a loss of power.
 
 A file is first written under a temporary name and then given its own name in one step. ``fsync``
 before that step makes the content reach the disk before the name does; ``fsync`` on the folder

@@ -182,8 +182,8 @@ class Admission:
             if not group.unopened:
                 self._pool.release(group)
                 self.prompts.remove(group)
-        # A prompt holds pages while it waits, so another one is prefilled only if there is room left
-        # beside the episodes of the prompts that are waiting already.
+        # A prompt holds pages while it waits. So another one is prefilled only if there is room
+        # left beside the episodes of the prompts that are waiting already.
         room -= sum(len(group.unopened) for group in self.prompts)
         while self.queue and room > 0:
             group = self.queue[0]
