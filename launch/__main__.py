@@ -34,7 +34,9 @@ def commands() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "launch").glob("*.sh")):
         lines = path.read_text().splitlines()
         words = [line.lstrip("# ") for line in lines[:3] if line.startswith("# ")]
-        yield f"bash launch/{path.name}", first_sentence(" ".join(words))
+        # a script that sets up the shell itself says so in its first line
+        program = "source" if lines[0].startswith("# Sourced") else "bash"
+        yield f"{program} launch/{path.name}", first_sentence(" ".join(words))
 
 
 def first_sentence(text: str) -> str:

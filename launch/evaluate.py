@@ -61,8 +61,16 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             results.insert(0, evaluate(run, suite, FLAGS.against, None))
     results[-1].save(folder)
     ks = [k for k in (1, suite.samples) if k <= min(result.largest_k for result in results)]
+    if FLAGS.against:  # weights of two runs may be of the same step
+        sources = (FLAGS.against, workdir or START)
+        results = [
+            dataclasses.replace(result, label=f"{source}, {result.label}")
+            for source, result in zip(sources, results, strict=True)
+        ]
     console.print(suite_lib.table(results, sorted(set(ks))))
     if FLAGS.against:
+        before, after = (result.label for result in results)
+        console.print(f"before: {before}; after: {after}", soft_wrap=True)
         console.print(compare.table([compare.compare(*results, k) for k in sorted(set(ks))]))
 
 

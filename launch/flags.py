@@ -201,6 +201,7 @@ def console() -> rich.console.Console:
 
 
 def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> list[str]:
+    _refuse_missing_file(argv)
     try:
         rest = flags.FLAGS(argv)
         if flags.FLAGS.config is None:
@@ -231,6 +232,16 @@ def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> lis
     if rest[1:]:
         _refuse(f"{' '.join(rest[1:])!r} is not a flag; flags look like --config.steps=10")
     return rest
+
+
+def _refuse_missing_file(argv: Sequence[str]) -> None:
+    """Says so when the config file does not exist; the library's own words take three lines."""
+    for flag, _, value in (argument.partition("=") for argument in argv):
+        path = Path(value.partition(":")[0])
+        if flag.lstrip("-") == "config" and value and not path.is_file():
+            near = sorted(path.parent.glob("*.py")) if path.parent.is_dir() else []
+            names = ", ".join(str(file) for file in near if file.name != "__init__.py")
+            _refuse(f"there is no file {path}" + (f"; {path.parent} has {names}" if names else ""))
 
 
 def _refuse(text: str) -> NoReturn:

@@ -4,6 +4,11 @@
 #   bash launch/get_smollm2.sh
 #
 # Does nothing when the file is there and whole.
+case "${1-}" in -h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/set_up.sh"
 

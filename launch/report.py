@@ -5,14 +5,15 @@
     python -m launch.report --workdir=runs/first --search="IndexError"
 
 With --search the page holds the trajectories with that text, found among all that the run logged;
-the first of them are listed here too. The report is written to <workdir>/report.html unless --out
-names another file.
+the first of them are listed here too. The page is written into the workdir unless --out names a
+file: report.html, report_beside.html with --beside, or report_search.html with --search.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import rich.table
 import rich.text
@@ -34,22 +35,29 @@ _AROUND = 40
 
 def main(argv: list[str]) -> None:
     if argv[1:]:
-        sys.exit(f"{' '.join(argv[1:])!r} is not a flag; flags look like --workdir=runs/first")
+        refuse(f"{' '.join(argv[1:])!r} is not a flag; flags look like --workdir=runs/first")
     if not WORKDIR.value:
-        sys.exit("--workdir=<folder of a run> is missing, for instance --workdir=runs/first")
+        refuse("--workdir=<folder of a run> is missing, for instance --workdir=runs/first")
     runs = [Path(folder) for folder in (WORKDIR.value, BESIDE.value) if folder]
     for run in runs:
         if not run.is_dir():
-            sys.exit(f"{run} is not a folder; give the --workdir of a run")
+            refuse(f"{run} is not a folder; give the --workdir of a run that this machine can read")
     try:
         if SEARCH.value and not list_found(runs, SEARCH.value):
             sys.exit(
                 f"no logged trajectory of {' or '.join(map(str, runs))} holds {SEARCH.value!r}"
             )
-        path = write_report(runs, OUT.value or runs[0] / "report.html", search=SEARCH.value)
+        name = "report_search" if SEARCH.value else "report_beside" if BESIDE.value else "report"
+        path = write_report(runs, OUT.value or runs[0] / f"{name}.html", search=SEARCH.value)
     except ValueError as error:  # a damaged file, which the message names
         sys.exit(str(error))
     flags.console().print(f"Report: {path}", soft_wrap=True)
+
+
+def refuse(text: str) -> NoReturn:
+    """Ends the program as every other command does when its flags are wrong."""
+    print(text, file=sys.stderr)
+    sys.exit(2)
 
 
 def list_found(runs: list[Path], text: str) -> int:
@@ -76,7 +84,7 @@ def list_found(runs: list[Path], text: str) -> int:
 
 def around(haystack: str, text: str) -> str:
     """The text where it stands first, on one line with what is before and behind it."""
-    at = haystack.index(text.lower())
+    at = haystack.lower().index(text.lower())
     return " ".join(haystack[max(0, at - _AROUND) : at + len(text) + _AROUND].split())
 
 

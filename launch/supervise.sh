@@ -3,6 +3,11 @@
 #   bash launch/supervise.sh python -m launch.train --role=actor --name=actor-0 --config=... --workdir=...
 # SUPERVISE_MAX (default 1000) bounds the restarts, SUPERVISE_PAUSE_S (default 1) is waited before each, and after
 # SUPERVISE_QUICK (default 10) ends in a row with an error within a minute of the start it is given up: the error lasts.
+case "${1-}" in -h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 set -u
 child=
 stopping=

@@ -5,6 +5,11 @@
 #
 # Without --all the tests that are marked long are left out: they kill processes, train for minutes,
 # or try every combination of what the other tests try a part of.
+case "${1-}" in -h | --help)
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+    exit
+    ;;
+esac
 set -euo pipefail
 # Tests compile much and compute little: compiler threads would wait for each other in the one
 # arena that other runs have.

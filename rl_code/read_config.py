@@ -113,6 +113,8 @@ def complete(cls: type, config: Mapping[str, Any] | ml_collections.ConfigDict) -
             value = _default(field)
         if value is _MISSING:
             continue
+        if isinstance(value, list):  # a tuple can be given on the command line, a list cannot
+            value = tuple(value)
         section = section_of(hint)
         if section is not None and isinstance(value, Mapping | ml_collections.ConfigDict):
             value = complete(section, value)

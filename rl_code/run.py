@@ -65,7 +65,10 @@ class Run:
         devices = jax.devices()
         made = []
         for mesh in meshes(config, role):
-            made.append(make_mesh(mesh, devices))
+            try:
+                made.append(make_mesh(mesh, devices))
+            except ValueError as error:
+                raise ConfigError(f"config.mesh or config.rollout.mesh: {error}") from error
             devices = devices[made[-1].size :]
         self.prefill_mesh = (
             made.pop() if config.rollout.prefill_mesh and role != "learner" else None

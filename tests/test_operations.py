@@ -15,13 +15,36 @@ def templates() -> set[str]:
     found = set()
     for folder in ("launch", "rl_code"):
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            tree = ast.parse(path.read_text())
+            constants = texts_of(tree)
+            for node in ast.walk(tree):
                 if isinstance(node, ast.JoinedStr):
-                    parts = (v.value if isinstance(v, ast.Constant) else "…" for v in node.values)
+                    parts = [part_of(value, constants) for value in node.values]
                     found.add("".join(parts))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found.add(node.value)
     return found
+
+
+def texts_of(tree: ast.Module) -> dict[str, str]:
+    """Name -> text of a module's own constants, such as the config key that its messages begin with."""
+    return {
+        node.targets[0].id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
+
+
+def part_of(value: ast.expr, constants: dict[str, str]) -> str:
+    """The text of a part of an f-string; "…" where it varies."""
+    if isinstance(value, ast.Constant):
+        return value.value
+    if isinstance(value, ast.FormattedValue) and isinstance(value.value, ast.Name):
+        return constants.get(value.value.id, "…")
+    return "…"
 
 
 def quoted() -> list[str]:

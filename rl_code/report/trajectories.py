@@ -57,21 +57,24 @@ def search_all(runs: Mapping[str, Path], text: str) -> Iterator[tuple[Source, di
     words = text.lower()
     for source in sources(runs, None):
         for group in source.groups():
-            kept = [sample for sample in group["trajectories"] if words in haystack(group, sample)]
+            kept = [
+                sample
+                for sample in group["trajectories"]
+                if words in haystack(group, sample).lower()
+            ]
             if kept:
                 yield source, {**group, "trajectories": kept}
 
 
 def haystack(group: Mapping[str, Any], sample: Mapping[str, Any]) -> str:
-    """Everything of a trajectory that a search looks at, in lower case."""
-    parts = [group["task_id"], sample["status"], *sample["reward"]["flags"], *sample["pieces"]]
+    """Everything of a trajectory that a search looks at."""
+    parts = [group["task_id"], sample["status"], *sample["reward"]["flags"]]
+    # a word may lie in several tokens, so their pieces are joined without a break
+    parts.append("".join(sample["pieces"]))
     for turn in sample["turns"]:
         parts += [call["name"] for call in turn["calls"]]
         parts += [result["content"] for result in turn["results"]]
-    # pieces are joined without a break: a word may lie in several tokens
-    return (
-        "\n".join(parts[:2]) + "\n" + "".join(sample["pieces"]) + "\n" + "\n".join(parts)
-    ).lower()
+    return "\n".join(parts)
 
 
 def trajectories(
