@@ -1,11 +1,14 @@
 """Keys cut into blocks that no sequence straddles, so that a query can choose whole blocks.
 
 Sparse methods number the blocks of a sequence by order: block j holds the orders [j size, (j + 1)
-size). Rows that hold one sequence from slot 0, or documents that start at multiples of ``size``,
-are cut as they are (``in_place``). In packed rows sequences start anywhere, and completions
-continue in the middle of a block of their shared prompt; ``aligned`` gives every run of one
-segment, branch and document its own blocks, and a completion copies of the end of its prompt. It
-computes where each key is read from, once for all layers.
+size).
+
+Some rows can be cut as they are (``in_place``): those that hold one sequence from slot 0, or
+documents that start at multiples of ``size``. In packed rows that is not possible. Sequences start
+anywhere, and a completion continues in the middle of a block of the prompt that it shares with
+others. ``aligned`` therefore gives every run of one segment, branch and document blocks of its own.
+A completion's first blocks hold copies of the end of its prompt. The result says from which slot
+each place is read, and is computed once for all layers.
 
 Dimensions: B rows, T slots, S places of keys, J = S / size blocks, E = S / stride entries.
 """
@@ -28,16 +31,15 @@ _MOST = jnp.iinfo(jnp.int32).max
 class Blocks:
     """Places of keys in whole blocks."""
 
-    # Of the places; segment 0 where a place is empty.
+    # The tokens in the places; segment 0 where a place is empty.
     tokens: Tokens
-    # The slot of the row that each place is read from, -1 for none; None where the places are the
-    # slots.
+    # The slot of the row that each place is read from, -1 for none. None where place i is slot i.
     slots: Int[Array, "B S"] | None
-    # For a completion's first block, which holds a copy of the end of the prompt: the prompt's
-    # block of the same order, else -1. None where nothing is copied.
+    # For a completion's first block, which holds a copy of the end of the prompt, the prompt's
+    # block of the same order. -1 for all other blocks. None where nothing is copied.
     shadows: Int[Array, "B J"] | None
-    # Of every query, the order from which its branch has blocks of its own. They stand for those of
-    # the prompt from there on, which the query must not see as well.
+    # For every query, the order from which its branch has blocks of its own. From there on the
+    # branch has copies of the prompt's tokens, and the query must not see the originals as well.
     own_from: Int[Array, "B T"]
     # Places of a block.
     size: int = dataclasses.field(metadata=dict(static=True))
@@ -45,8 +47,9 @@ class Blocks:
     causal: bool = dataclasses.field(metadata=dict(static=True))
 
     def place(self, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B S *rest"]:
-        """Keys, values or positions in their places; zeros in empty ones, whatever x holds
-        there.
+        """Keys, values or positions moved from the slots of the rows to their places.
+
+        Empty places are zeros, even if x is not finite there.
         """
         if self.slots is None:
             rest = ((0, 0),) * (x.ndim - 2)
@@ -54,10 +57,11 @@ class Blocks:
             real = (self.tokens.segments > 0).reshape(*x.shape[:2], *(1 for _ in rest))
             return jnp.where(real, x, jnp.zeros((), x.dtype))
         rows = jax.vmap(lambda row, at: row.at[at].get(mode="fill", fill_value=0))
+        # -1 would read the last slot; T is out of range and reads the fill value
         return rows(x, jnp.where(self.slots < 0, x.shape[1], self.slots))
 
     def last(self, x: Shaped[Array, "B T"], length: int, stride: int) -> Shaped[Array, "B E"]:
-        """What the last token of every stretch of ``entries`` has."""
+        """x at the last token of every stretch of ``entries``."""
         return _lasts(self.place(x), length, stride)
 
     @property
@@ -72,19 +76,23 @@ class Blocks:
 
 
 def in_place(tokens: Tokens, size: int) -> Blocks:
-    """Blocks of rows whose runs start at multiples of ``size``, in slots and in order; filled up
-    with empty places.
+    """Blocks of rows whose runs start at multiples of ``size``, in slots and in order.
+
+    The rows are filled up to whole blocks with empty places.
     """
     padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % size))))
     return Blocks(padded, None, None, jnp.full(tokens.shape, _MOST), size, causal=True)
 
 
 def aligned(tokens: Tokens, size: int, runs: int) -> Blocks:
-    """Blocks of packed rows. runs: most runs of one segment, branch and document in a row.
+    """Blocks of packed rows.
 
-    Runs on branch 0 must start at an order that is a multiple of ``size``. Trees must have two
-    levels: a run on another branch has copies of the end of branch 0 alone.
+    runs: most runs of one segment, branch and document in a row. Runs on branch 0 must start at an
+    order that is a multiple of ``size``. Trees must have two levels: a run on another branch gets
+    copies of the end of branch 0 only.
     """
+    # A run of n tokens takes at most its tokens, two blocks of copies, and what fills up its last
+    # block: less than n + 3 size places.
     count = -(-tokens.shape[1] // size) * size + 3 * size * runs
     place = jax.vmap(lambda row: _align(row, size, runs, count))
     slots, placed, shadows, own_from = jax.tree.map(lambda x: x.astype(jnp.int32), place(tokens))
@@ -92,11 +100,12 @@ def aligned(tokens: Tokens, size: int, runs: int) -> Blocks:
 
 
 def _align(tokens: Tokens, size: int, runs: int, count: int):
-    """One row of ``aligned``; the fields of tokens are [T].
+    """One row of ``aligned``; the fields of tokens are [T]. Returns (slots, tokens, shadows,
+    own_from) of ``Blocks``.
 
-    First the runs of the row are found and given whole blocks, then every place works out whose it
-    is and which slot it reads. All of it is index arithmetic over fixed shapes, so that it compiles
-    once: ``runs`` bounds the runs, ``count`` the places.
+    First the runs of the row are found and given whole blocks. Then every place works out which run
+    it belongs to and which slot it reads. All of it is index arithmetic over fixed shapes, ``runs``
+    runs and ``count`` places, so that it compiles once.
     """
     slots = jnp.arange(tokens.order.shape[0])
     fields = (tokens.segments, tokens.branches, tokens.documents)
@@ -106,20 +115,22 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
     (first,) = jnp.nonzero(changes, size=runs, fill_value=tokens.order.shape[0])
     exists = first < tokens.order.shape[0]
 
+    # x at the first token of every run; 0 for runs that do not exist
     def of_run(x):
         return x.at[first].get(mode="fill", fill_value=0)
 
     segment, branch, document, start = (of_run(x) for x in (*fields, tokens.order))
     length = jax.ops.segment_sum(jnp.ones_like(slots), run, num_segments=runs)
     real = exists & (segment > 0)
-    # the prompt's last run, which a completion continues
+    # the last run on branch 0 of the same segment: the end of the prompt, which a completion
+    # continues
     prompt = (segment[None] == segment[:, None]) & (branch[None] == 0) & real[None]
     parent = jnp.max(jnp.where(prompt, jnp.arange(runs), -1), axis=1)
     continues = real & (branch > 0) & (parent >= 0)
     prompt_start = start[parent]
     prompt_end = first[parent] + length[parent] - 1
-    # one block more than the completion shares, so that an entry that reaches into it has all its
-    # tokens
+    # The copies begin one block before the block in which the completion starts. A stretch that
+    # reaches from there into the completion's tokens then has all its tokens in the copies.
     begin = jnp.where(continues, jnp.maximum(start // size * size - size, prompt_start), start)
     # whole blocks from ``begin``, the orders of which are multiples of ``size`` because runs on
     # branch 0 start at such orders and a completion begins at one
@@ -156,18 +167,19 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
 class Entries:
     """Overlapping stretches of ``length`` places, one every ``stride``, as keys."""
 
-    # Of the last token of each, [B, E]; segment 0 for a stretch with an empty place or of more than
-    # one run.
+    # The last token of each stretch, [B, E]. Segment 0 where a stretch has an empty place or tokens
+    # of more than one run: it then counts as no stretch.
     tokens: Tokens
     # The order of each stretch's first token.
     starts: Int[Array, "B E"]
-    # By how many entries each stretch lies behind the entry of its first token: 0 where it lies
-    # there, more in pages, which keep it with its last token.
+    # How many entries later than its first token a stretch lies. 0 in rows, where entry e begins at
+    # place e stride. More in pages, which keep a stretch with its last token.
     ahead: int = dataclasses.field(default=0, metadata=dict(static=True))
 
     def by_last(self, ahead: int) -> Entries:
-        """The same ``ahead`` entries later, after as many that are empty; those that the row has no
-        place for go.
+        """The stretches moved ``ahead`` entries later, behind as many empty entries.
+
+        The last ``ahead`` ones, for which the row then has no place, are dropped.
         """
         moved = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (ahead, 0)))[:, : x.shape[1]], self)
         return dataclasses.replace(moved, ahead=ahead)
@@ -177,6 +189,8 @@ def entries(blocks: Blocks, length: int, stride: int) -> Entries:
     """The stretches of a row's places."""
     first = blocks.tokens.map(lambda x: x[:, ::stride])
     last = blocks.tokens.map(lambda x: _lasts(x, length, stride))
+    # A stretch is whole if its ends are of one run and as far apart in order as in places. An empty
+    # place has segment 0, which the first test or the comparison of segments refuses.
     whole = (first.segments > 0) & (last.order - first.order == length - 1)
     for name in ("segments", "branches", "documents"):
         whole &= getattr(first, name) == getattr(last, name)
@@ -185,14 +199,16 @@ def entries(blocks: Blocks, length: int, stride: int) -> Entries:
 
 
 def _lasts(x: Shaped[Array, "B S"], length: int, stride: int) -> Shaped[Array, "B E"]:
-    """The last place of every entry; zeros past the end."""
-    # cut before it is filled up: x may be long, and never be in memory as a whole
+    """x at the last place of every entry; zeros past the end."""
+    # cut before it is filled up: x may be long, and a padded copy of all of it is never needed
     last = x[:, length - 1 :: stride]
     return jnp.pad(last, ((0, 0), (0, -(-x.shape[1] // stride) - last.shape[1])))
 
 
 def stretches(x: Float[Array, "B S K H"], length: int, stride: int) -> Float[Array, "B E K l H"]:
-    """The places of every entry; zeros past the end."""
+    """x at all ``length`` places of every entry; zeros past the end."""
+    # An entry is length / stride pieces of ``stride`` places. Piece number i of all entries is x
+    # shifted by i stride and cut into pieces, which needs no gather.
     count = x.shape[1] // stride
     x = jnp.pad(x, ((0, 0), (0, length), (0, 0), (0, 0)))
     parts = [
@@ -205,16 +221,16 @@ def stretches(x: Float[Array, "B S K H"], length: int, stride: int) -> Float[Arr
 def sees(
     q: Tokens, own_from: Int[Array, "B T"], k: Tokens, starts: Int[Array, "B E"]
 ) -> Bool[Array, "B T E"]:
-    """True where a query sees a block or an entry: ``visible``, and none of the prompt that its
-    branch has copied.
+    """True where a query sees a block or an entry.
+
+    That is ``visible``, except for those parts of the prompt of which the query's branch has
+    copies.
     """
     return visible(dataclasses.replace(q, limits=own_from), dataclasses.replace(k, limits=starts))
 
 
 def best_blocks(ranked: Float[Array, "B T P J"], picks: int) -> Int[Array, "B T P n"]:
-    """Numbers of the ``picks`` highest blocks, -1 in place of those at -inf. Ties go to the lower
-    number.
-    """
+    """Numbers of the ``picks`` highest blocks, -1 for any at -inf; ties go to the lower number."""
     count = min(picks, ranked.shape[-1])
     best, found = jax.lax.top_k(ranked, count)
     found = jnp.where(best == -jnp.inf, -1, found).astype(jnp.int32)
@@ -222,8 +238,10 @@ def best_blocks(ranked: Float[Array, "B T P J"], picks: int) -> Int[Array, "B T 
 
 
 def map_queries(step, chunk: int, *xs):
-    """``step`` over chunks of axis 1 of every array in ``xs``, one after another; results joined
-    along axis 1.
+    """Runs ``step`` on chunks of axis 1 of the arrays in ``xs``, one chunk after another.
+
+    Returns the results joined along axis 1. The last chunk is filled up with zeros, whose results
+    are dropped.
     """
     length = jax.tree.leaves(xs)[0].shape[1]
 

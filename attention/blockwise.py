@@ -1,20 +1,20 @@
-"""Softmax attention to every key that a query may see, perhaps the last ``window`` of them only.
+"""Softmax attention to every key that a query may see, or to the last ``window`` of them only.
 
-``dense_attention`` takes the kernel of ``pallas_kernels.flash`` where that can run. In XLA short
-rows keep all their scores for the backward pass, and longer ones run in blocks of queries and keys:
-no array of all scores, and blocks without a visible pair are not visited, so that packed rows,
-windows, documents and prompts shared by a group cost what they see. All return the log-sum-exp of
-each query's scores too, differentiable, by which results over different keys merge
-(``softmax.merge``).
+``dense_attention`` runs the kernel of ``pallas_kernels.flash`` where it can. In XLA there are two
+ways. Short rows keep all their scores for the backward pass. Longer rows run in blocks of queries
+and keys. There is then never an array of all scores, and a pair of blocks without a visible pair of
+tokens is not visited. Packed rows, windows, documents and prompts shared by a group therefore cost
+only what they see. All return the log-sum-exp of each query's scores too. It is differentiable, and
+results over different keys are merged by it (``softmax.merge``).
 
-The blocks follow FlashAttention-2 (2307.08691), with scores laid out keys by queries: on CPU every
-product of the backward pass then reads its operands in the order in which they lie in memory. With
-queries by keys two products do not, and run at a third of the speed. The mask is computed once for
-a block and shared by its heads.
+The blocks follow FlashAttention-2 (2307.08691). Scores are laid out keys by queries. On CPU every
+product of the backward pass then reads its operands in the order in which they lie in memory; with
+queries by keys two products do not, and run at a third of the speed. The mask of a block is
+computed once and shared by the heads.
 
-Rows and key/value heads are taken one after another, so that a row visits only the blocks it needs
-and every product is one of two matrices: on CPU a batch of two products takes about twice as long
-as the two alone. The caller shards rows and heads.
+Rows and key/value heads are taken one after another. A row then visits only the blocks that it
+needs, and every product is one of two matrices: on CPU a batched product of two pairs takes about
+twice as long as the two products alone. The caller shards rows and heads.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size, M =
 G times the queries of a block, R = B times K.
@@ -42,8 +42,8 @@ DIRECT = 1024
 SHORT = 128
 # The implementation that is no kernel.
 XLA = "xla"
-# Tokens of keys that one step takes where blocks are smaller and seen whole: a product's operands
-# then stay in a core's cache, and are large enough for its full speed.
+# Keys that one step takes together, from several smaller blocks that are seen whole. A product of
+# this size runs at full speed, and its operands stay in a core's cache.
 _TOGETHER = 128
 
 
@@ -61,10 +61,13 @@ def dense_attention(
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """Softmax attention with scores scaled by 1/sqrt(H), in float32 or wider.
 
-    N must be a multiple of K; query head n reads key/value head n // (N / K). window: see
-    ``visible``. implementation: "xla", or of the kernels as for ``flash_attention``; None takes a
-    kernel where one can run. block: of "xla", tokens of a block of queries and of keys; None
-    chooses, and keeps all scores of rows of at most DIRECT keys.
+    N must be a multiple of K; query head n reads key/value head n // (N / K).
+
+    window: see ``visible``.
+    block: for "xla", tokens of a block of queries and of keys. None chooses a size, and keeps all
+      scores of rows of at most DIRECT keys.
+    implementation: "xla", the name of a kernel as for ``flash_attention``, or None for a kernel
+      where one can run.
 
     Returns (out in v's dtype, lse): a query that sees no key has out 0 and lse -inf.
     """
@@ -108,8 +111,10 @@ def check_heads(q: jax.Array, k: jax.Array) -> None:
 
 
 def block_size(keys: int, window: int | None) -> int:
-    """Tokens of a block: few enough that what is computed in vain stays small, many enough for
-    large products. Short rows, which are mostly edges of what is seen, have the smallest blocks.
+    """Tokens of a block, for rows of so many keys.
+
+    Small blocks compute little that nobody sees; large blocks make large products. Short rows have
+    the smallest blocks, since most of their blocks lie on the edge of what is seen.
     """
     if keys < 2048:
         return 64
@@ -118,11 +123,11 @@ def block_size(keys: int, window: int | None) -> int:
 
 
 def mean_trips(tokens: Tokens, window: int | None, block: int) -> float:
-    """How often each of the two loops over a query block's key blocks would run, if both ran
-    equally often.
+    """The mean number of trips of the loops over a query block's key blocks, for counting FLOPs.
 
-    Mean over the query blocks of rows of queries and keys; for counting FLOPs, which makes this
-    exact.
+    There are two loops: a trip of the one without masks takes ``_together`` blocks, a trip of the
+    other takes one. A FLOP counter multiplies the bodies of both by the same number of trips. This
+    number, a mean over query blocks, makes its total exact.
     """
     padded = pad_tokens(tokens, block)
     visited = visits(padded, padded, block, block, window)[0][..., 0]
@@ -138,8 +143,9 @@ def blockwise_attention(
     window: int | None,
     block: int,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """(out, lse) as ``dense_attention``, differentiable in both. block: tokens of a block of
-    queries and of keys.
+    """(out, lse) as ``dense_attention``, differentiable in both.
+
+    block: tokens of a block of queries and of keys.
     """
     q = without_padding(q, q_tokens)
     k, v = (without_padding(x, k_tokens) for x in (k, v))
@@ -160,6 +166,7 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
         (k, v_t, _) = keys
         q_t = q.T
 
+        # scores and their maximum ``top`` are not scaled; the scale is applied in the exponents
         def key_blocks(at, mask, carry):
             top, total, acc = carry
             scores = _scores(q_t, _side_by_side(k, at, 0), mask)
@@ -175,7 +182,8 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
         top = jnp.full(q.shape[:1], MASKED / 2, wide)
         start = (top, jnp.zeros_like(top), jnp.zeros(q_t.shape, wide))
         top, total, acc = _visit(key_blocks, q, q_tok, visit, keys, window, start)
-        blind = total == 0.0  # and not total > 0, by which NaN would pass for nothing seen
+        # not ~(total > 0): a NaN must stay visible, and not count as a query that sees nothing
+        blind = total == 0.0
         out = acc * jnp.where(blind, 0.0, 1.0 / total)
         return out.astype(v.dtype), jnp.where(blind, -jnp.inf, jnp.log(total) + top * scale)
 
@@ -193,16 +201,18 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
 def _backward(window, block, residuals, cotangents):
     q, k, v, q_tokens, k_tokens, out, lse = residuals
     d_out, d_lse = cotangents
-    # nothing comes back from a query that sees nothing, whatever it is given
+    # a query that sees nothing passes no gradient on, whatever its cotangent is, NaN included
     blind = jnp.isneginf(lse)
     d_out = jnp.where(blind[..., None], 0.0, d_out)
     d_lse = jnp.where(blind, 0.0, d_lse)
     wide = jnp.promote_types(jnp.float32, q.dtype)
     scale = q.shape[-1] ** -0.5
-    # gradient of a score: weight * (d_out . v - delta); a query without keys has weights exp(-inf)
+    # The gradient of a score is weight * (d_out . v - delta). The lse of a query that sees nothing
+    # becomes +1e30 (-MASKED), so that all its weights are 0.
     delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
     lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
 
+    # ``sums`` are dk and dv of all keys of the row, to which every query block adds
     def query_block(sums, xs, keys, k_t):
         (q, q_tok, visit), d_out, delta, lse = xs
         (k, v, _) = keys
@@ -254,13 +264,12 @@ _blockwise.defvjp(_forward, _backward)
 
 
 def _visit(step: Callable, q, q_tok: Tokens, visit, keys, window: int | None, carry):
-    """``step(numbers of key blocks, their mask, carry)`` for the blocks to visit. A mask is 0 or
-    MASKED, [S, M].
+    """Calls ``step(numbers of key blocks, mask, carry)`` for the blocks on the list ``visit``.
 
-    Blocks that are seen whole come first, several side by side, and have None for a mask. Behind
-    the barriers a mask is an array that the heads share, not a rule that every score works out
-    again.
+    Blocks that are seen whole come first, several in a step, with None as mask. The others follow
+    one by one, with a mask [S, M] of 0 and MASKED. Returns the last carry.
     """
+    # a list as ``flash.blocks.visits`` makes it: two counts, then the numbers of the blocks
     count = visit[0]
     whole = visit[1]
     order = visit[2:]
@@ -274,44 +283,48 @@ def _visit(step: Callable, q, q_tok: Tokens, visit, keys, window: int | None, ca
     def masked(index, carry):
         k_tok = keys[2].map(lambda x: x[order[index], :, None])
         seen = sees(q_tok.map(lambda x: x[None]), k_tok, window)
+        # The barriers make XLA compute the mask once, as an array that the heads share. Without
+        # them it would fuse the rule into the scores and evaluate it for every head.
         mask = jax.lax.optimization_barrier(jnp.where(seen, 0.0, MASKED).astype(wide))
         return step(
             [order[index]], jax.lax.optimization_barrier(jnp.tile(mask, (1, groups))), carry
         )
 
+    # blocks that do not fill a last step of ``together`` go through the second loop, masked
     steps = whole // together
     carry = jax.lax.fori_loop(0, steps, unmasked, carry)
     return jax.lax.fori_loop(steps * together, count, masked, carry)
 
 
 def _together(block: int, blocks: int) -> int:
-    """How many blocks that are seen whole a step takes."""
+    """How many blocks a step takes where they are seen whole."""
     return min(max(1, _TOGETHER // block), blocks)
 
 
 def _scores(q_t, k, mask):
-    """Products [S, M] of k [S, H] and q_t [H, M], not scaled, under a mask [S, M] or under none."""
+    """Scores [S, M] of k [S, H] and q_t [H, M], not scaled, with a mask [S, M] added, or None."""
     scores = jnp.matmul(k, q_t, preferred_element_type=jnp.promote_types(jnp.float32, q_t.dtype))
     return scores if mask is None else scores + mask
 
 
 def _side_by_side(blocks, at, axis):
-    """Blocks by their numbers, as one along an axis."""
+    """The blocks with the numbers ``at``, joined along an axis."""
     return jnp.concatenate([blocks[number] for number in at], axis)
 
 
 def _add(blocks, at, update):
-    """Adds to blocks by their numbers what lies side by side in ``update``."""
+    """Adds to each block with a number in ``at`` its part of ``update``, where they are joined."""
     for number, part in zip(at, jnp.split(update, len(at)), strict=True):
         blocks = blocks.at[number].add(part)
     return blocks
 
 
 def _blocks(q, k, v, q_tokens, k_tokens, window, block):
-    """((q, its tokens, the key blocks each query block visits), (k, v, their tokens)), cut into
-    blocks, [R, ...].
+    """The arguments cut into blocks, [R, ...] each.
+
+    Returns ((q, its tokens, the list of key blocks of each query block), (k, v, their tokens)).
     """
-    # few queries, as of a question, are one small block
+    # a row of few queries, such as a question, is one small block
     heads = k.shape[2]
     rows = min(block, q.shape[1])
     q_tokens = pad_tokens(q_tokens, rows)

@@ -1,8 +1,8 @@
 """Attention to the compressed keys of NSA (2502.11089, sections 3.2 and 3.3.1), and the choice of
-blocks that its probabilities make.
+blocks by its probabilities.
 
-The kernels of ``pallas_kernels.compressed`` run where they can. In XLA queries are taken in chunks,
-so that only a chunk's scores are in memory.
+The kernels of ``pallas_kernels.compressed`` run where they can. XLA takes the queries in chunks, so
+that only the scores of one chunk are in memory.
 
 Dimensions: B rows, T queries, E stretches, J blocks, N query heads, K key/value heads, H head size,
 n picks.
@@ -27,8 +27,8 @@ from pallas_kernels.tokens import Tokens
 
 # Most scores of compressed keys in memory at once.
 SCORES = 2**19
-# Rows whose queries lie in the places of the keys are cut into so many spans, each of which leaves
-# out the keys past its end.
+# Rows whose queries lie in the places of the keys are cut into so many spans. The queries of a span
+# see no key past its end, so those keys are left out.
 SPANS = 8
 
 
@@ -44,11 +44,10 @@ def compressed_attention(
     implementation: str | None = None,
     interpret: Any = False,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"], Int[Array, "B T K n"]]:
-    """Attention to the compressed keys, and the blocks that it picks: (out, lse, picks), picks
-    without a gradient.
+    """Attention to the compressed keys, and the blocks that it picks.
 
-    implementation: as for ``dense_attention``; the kernels take entries in the order of their first
-    tokens only.
+    implementation: as for ``dense_attention``. The kernels take only entries that lie with their
+    first token (``Entries.ahead`` 0). Returns (out, lse, picks); the picks have no gradient.
     """
     check_heads(q, k)
     in_xla = functools.partial(_in_chunks, q, k, v, q_tokens, blocks, stretched, config)
@@ -65,16 +64,13 @@ def compressed_attention(
 
 
 def _in_chunks(q, k, v, q_tokens, blocks: Blocks, stretched: Entries, config: Selection):
-    """``compressed_attention`` in XLA.
-
-    Queries are taken in chunks, so that only a chunk's scores are in memory; if they lie in the
-    places, also in spans that see no key past their end.
-    """
+    """``compressed_attention`` in XLA: chunks of queries, and spans where ``blocks.causal``."""
     length = q.shape[1]
     spans = SPANS if blocks.causal else 1
     bounds = [length * span // spans for span in range(spans + 1)]
     found = []
     for start, end in (part for part in itertools.pairwise(bounds) if part[0] < part[1]):
+        # blocks and stretches that the queries of the span may see
         count = -(-end // config.block) if blocks.causal else blocks.heads.shape[1]
         heads = blocks.heads.map(lambda x, count=count: x[:, :count])
         reach = count * config.block // config.stride
@@ -85,6 +81,8 @@ def _in_chunks(q, k, v, q_tokens, blocks: Blocks, stretched: Entries, config: Se
         step = functools.partial(
             _compressed_chunk, k[:, :reach], v[:, :reach], stretches, heads, blocks.shadows, config
         )
+        # the checkpoint computes a chunk's scores again in the backward pass instead of keeping
+        # them
         chunk = max(1, min(end - start, SCORES // (q.shape[2] * reach)))
         found.append(map_queries(jax.checkpoint(step), chunk, *queries))
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *found)
@@ -108,17 +106,20 @@ def block_scores(
     config: Selection,
     ahead: int = 0,
 ) -> Float[Array, "B T K J"]:
-    """Probability of each block: that of every stretch times the tokens they share, in units of the
-    stride.
+    """The score of each block (equations 9 and 10).
 
-    Equations 9 and 10. With length 32, stride 16, block 64 the stretches 4j - 1 ... 4j + 3 count 1,
-    2, 2, 2, 1 times. ahead: of the entries.
+    It is the sum over stretches of the stretch's probability times the tokens that the stretch
+    shares with the block, in units of the stride. With length 32, stride 16 and block 64 the
+    stretches 4j - 1 ... 4j + 3 count 1, 2, 2, 2, 1 times for block j. ahead: that of the entries.
     """
     ratio = config.ratio
     reach = config.length // config.stride
+    # Pad in front for the stretches before the first block. Entries that lie ``ahead`` later have
+    # so many empty ones in front already, and lack as many at the end.
     padded = jnp.pad(weights, ((0, 0),) * 3 + ((reach - 1 - ahead, ahead),))
     count = weights.shape[-1] // ratio
-    # a stretch starts in its block or up to reach - 1 before
+    # A stretch that shares tokens with a block starts in it or up to reach - 1 stretches before it.
+    # For each such distance, a slice with step ``ratio`` has the stretches of all blocks.
     terms = (
         share * padded[..., at + reach - 1 : at + reach + (count - 1) * ratio : ratio]
         for at, share in config.shares.items()
@@ -126,6 +127,7 @@ def block_scores(
     scores = sum(terms).transpose(0, 2, 1, 3)
     if shadows is None:
         return scores
+    # a copied block also gets the score of the prompt's block: see ``Blocks.shadows``
     shadows = shadows[:, None, None, :]
     copied = jnp.take_along_axis(scores, jnp.maximum(shadows, 0), axis=-1)
     return scores + jnp.where(shadows >= 0, copied, 0.0)
@@ -138,9 +140,10 @@ def choose(
     starts: Int[Array, "B J"],
     config: Selection,
 ) -> Int[Array, "B T K n"]:
-    """The forced blocks and the best others, -1 where a query sees fewer than ``picks``.
+    """The blocks that are always taken and the best others; ties go to the lower number.
 
-    starts: order of each block's first token. Ties go to the lower number.
+    candidates: the blocks that a query sees. starts: the order of each block's first token. Picks
+    are -1 where a query sees fewer than ``config.picks`` blocks.
     """
     starts = starts[:, None, None, :]
     first = jnp.min(jnp.where(candidates, starts, jnp.iinfo(jnp.int32).max), axis=-1, keepdims=True)

@@ -1,8 +1,8 @@
 """Which implementation each attention call of a model takes: a kernel, or XLA and why.
 
-float32 on GPU, heads of more than 128 and small blocks cannot run in the kernels, which then leave
-the call to XLA. Nobody should have to find that out from a profile: the dry run prints these rows,
-and a run logs them when it starts.
+The kernels cannot run float32 on GPU, heads of more than 128, or small blocks. Such calls go to
+XLA. The dry run prints what each call takes, and a run logs it when it starts, so that nobody has
+to find it out from a profile.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Call:
     part: str
     # One of PHASES.
     phase: str
-    # (platform, kernel "tpu" or "gpu", dtype) to why that kernel cannot run it, or None.
+    # A function of (platform, kernel "tpu" or "gpu", dtype): why that kernel cannot run it, or
+    # None.
     obstacle: Callable[[str, str, str], str | None]
 
 
@@ -100,9 +101,12 @@ def implementations(
 ) -> list[Implementation]:
     """Which implementation each attention call of a model takes, for the dry run and the log.
 
-    methods: of every layer. shape: of the calls on one device. dtype: of queries, keys and values,
-    such as "bfloat16"; call it twice where training and sampling differ. platform: "cpu", "tpu",
-    "hopper" or "blackwell" (``launch.targets.Target.kind``), None for the one at hand.
+    methods: the method of every layer.
+    shape: the sizes of the calls on one device.
+    dtype: of queries, keys and values, such as "bfloat16". Call the function twice where training
+      and sampling differ in it.
+    platform: "cpu", "tpu", "hopper" or "blackwell" (``launch.targets.Target.kind``), or None for
+      the platform of this process.
     """
     platform = choice.here() if platform is None else platform
     found = []
@@ -120,7 +124,7 @@ def implementations(
 
 
 def _choose(call: Call, platform: str, dtype: str) -> tuple[str, str]:
-    """(implementation, why not a kernel)."""
+    """(the implementation, why it is not a kernel)."""
     reasons = {}
     for name in flash.KERNELS:
         reason = call.obstacle(platform, name, dtype)
@@ -154,7 +158,7 @@ def rows_calls(part: str, shape: CallShape, decode: bool = False) -> tuple[Call,
 
 
 def paged_call(part: str, shape: CallShape) -> Call:
-    """Decoding from pages, all or the chosen ones, where they lie."""
+    """Decoding from pages where they lie, all of them or the chosen ones."""
     pages = (shape.decode_rows * shape.pages, shape.num_kv_heads, shape.page, shape.head_dim)
 
     def obstacle(platform: str, name: str, dtype: str) -> str | None:
@@ -166,7 +170,7 @@ def paged_call(part: str, shape: CallShape) -> Call:
 def chosen_calls(
     part: str, shape: CallShape, lists: int, block: int, picks: int
 ) -> tuple[Call, ...]:
-    """``selected_attention`` in training and prefill. lists: of picks per query."""
+    """``selected_attention`` in training and prefill. lists: lists of picks of a query."""
 
     def call(phase: str) -> Call:
         q_shape = shape.queries(phase)

@@ -23,22 +23,24 @@ from pallas_kernels.tokens import Tokens, visible
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Rows of tokens as the layers see them. All arrays have the rows first."""
+    """Rows of tokens as the layers see them. The first axis of every array is that of the rows."""
 
-    # Of the keys, [B, S].
+    # The tokens of the keys, [B, S].
     tokens: Tokens
-    # Of the queries, which are the last T of the S.
+    # The tokens of the queries, which are the last T of the S.
     queries: Tokens
-    # Who sees whom, by the window (0 for none), of rows short enough for ``masked_attention``.
+    # From a window (0 for none) to the mask of who sees whom. Only for rows that are short enough
+    # for ``masked_attention``; empty for longer ones.
     masks: dict[int, Bool[Array, "B T S"]]
-    # The rows cut into blocks, by the size of a block.
+    # From the size of a block to the rows cut into such blocks.
     blocks: dict[int, Blocks]
-    # What ``Method.prepare`` gave, in the order of ``methods``.
+    # What ``Method.prepare`` gave for each of ``methods``.
     prepared: tuple[Any, ...]
+    # The different methods of the model's layers.
     methods: tuple[Method, ...] = dataclasses.field(metadata=dict(static=True))
 
     def prepared_for(self, method: Method) -> Any:
-        """What ``Method.prepare`` gave."""
+        """What ``Method.prepare`` gave for a method."""
         return self.prepared[self.methods.index(method)]
 
     def attend(
@@ -56,8 +58,8 @@ def lay_out(
     """The layout of rows for layers of these methods.
 
     runs: None when every sequence and document starts at a slot that is a multiple of the blocks'
-    size; else the most runs of one segment, branch and document in a row (see ``aligned``).
-    queries: how many of the last tokens attend, None for all.
+      size; else the most runs of one segment, branch and document in a row (see ``aligned``).
+    queries: how many of the last tokens attend; None for all.
 
     Raises:
       ValueError: ``runs`` is less than 1 and a method cuts the rows into blocks.
@@ -81,6 +83,7 @@ def lay_out(
         # the queries do not lie in the places from the first one on
         return dataclasses.replace(found, own_from=found.own_from[:, -queries:], causal=False)
 
+    # ``prepare`` reads the rest of the layout, so its results are put in afterwards
     layout = Layout(tokens, asking, masks, {size: cut(size) for size in sizes}, (), methods)
     return dataclasses.replace(layout, prepared=tuple(method.prepare(layout) for method in methods))
 
@@ -88,11 +91,12 @@ def lay_out(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Before:
-    """Tokens that stand before those of every row, [B, P], and what layers keep of them."""
+    """Tokens that stand before those of every row, and the keys that layers keep of them."""
 
+    # [B, P].
     tokens: Tokens
-    # Those that RoPE rotates by.
+    # The positions that RoPE rotates by.
     positions: Int[Array, "B P"]
-    # Per method of the model's ``attention`` the keys of its layers, neither rotated nor derived,
-    # [layers, B, P, K, H] each.
+    # For each entry of the model's ``attention`` the keys of its layers, [layers, B, P, K, H] each,
+    # neither rotated nor derived.
     keys: list[Keys]

@@ -1,8 +1,8 @@
-"""Every method as its definition reads, for one sequence and with every score in memory: what the
-tests compare with.
+"""Every method of attention, written as its definition, for the tests to compare with.
 
-Works in float64 under ``jax.experimental.enable_x64``. No masks of packed rows: those are compared
-with the sequences apart.
+Each function takes one sequence and keeps every score in memory. It runs in float64 under
+``jax.experimental.enable_x64``. Packed rows have no reference here; tests compare them with their
+sequences one by one.
 
 Dimensions: T tokens, N query heads, K key/value heads, G = N / K, H head size, E stretches, J
 blocks.
@@ -25,8 +25,9 @@ def attention(
     v: Float[Array, "S K H"],
     mask: Bool[Array, "N T S"],
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"], Float[Array, "N T S"]]:
-    """(out, lse, probabilities) under a mask per query head; a query that sees nothing gets 0 and
-    -inf.
+    """(out, lse, probabilities) under a mask for each query head.
+
+    A query that sees nothing has out 0 and lse -inf.
     """
     k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
     scores = jnp.where(
@@ -152,9 +153,7 @@ def moba(
 def gated_documents(
     q, k, v, documents: Int[Array, " T"], gates: Float[Array, "T N 2"]
 ) -> Float[Array, "T N H"]:
-    """A softmax over what is outside of other documents, one over the other documents, and their
-    gates.
-    """
+    """The gated sum of two softmaxes: over keys outside of other documents, and inside of them."""
     key = documents[None]
     query = documents[:, None]
     own = (key == 0) | (key == query)

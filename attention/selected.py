@@ -1,11 +1,11 @@
 """Attention over chosen blocks of keys, shared by NSA and MoBA: every query of a group reads its
 own list of blocks.
 
-The work is ordered by block instead of by query: of a chunk of queries, those that chose a block
-are gathered into tiles, so that products are large and a block is read once per tile; every query
-then merges its tiles. Copying each query's keys side by side would move ``size`` keys for every
-query and pick instead of one query. Short rows keep all their scores in memory, as in
-``dense_attention``.
+The work goes in the order of blocks, not of queries. Of a chunk of queries, those that chose a
+block are gathered into tiles. Products are then large, and a block is read once per tile. Every
+query then merges what its tiles found. For each query and pick this copies one query. To lay each
+query's keys side by side would copy ``size`` keys instead. Short rows keep all their scores in
+memory, as in ``dense_attention``.
 
 Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query
 (K or N), G = N / P query heads of a list, H head size, n picks, J = S / size blocks, C queries of a
@@ -41,10 +41,11 @@ from pallas_kernels.selected.tiles import tiles as index_tiles
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import MASKED
 
-# Rows C n G of a chunk, whose results are in memory together; the rows R G of a tile, and about how
-# many scores are computed together, so that they stay in the cache.
+# Rows of a chunk, C n G, whose results are in memory together.
 CHUNK = 2**19
+# Rows of a tile, R G.
 ROWS = 128
+# About how many scores are computed together, so that they stay in the cache.
 SCORES = 2**18
 
 
@@ -62,10 +63,12 @@ def selected_attention(
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """Softmax attention over the chosen blocks, scores scaled by 1/sqrt(H), in float32 or wider.
 
-    picks: numbers of blocks of ``size`` places, each at most once, -1 for none; P is K where the
-    heads of a group share them and N where every head has its own. A place is seen when its order
-    is at most the query's; empty places have an order past all others. implementation: as for
-    ``dense_attention``.
+    A query sees a place of a block it chose when the place's order is at most its own.
+
+    picks: numbers of blocks of ``size`` places, each at most once, -1 for none. P is K where the
+      heads of a group share a list, and N where every head has its own.
+    k_order: past all others for an empty place.
+    implementation: as for ``dense_attention``.
 
     Returns (out in v's dtype, lse) as ``dense_attention``.
     """
@@ -87,7 +90,7 @@ def selected_attention(
 
 
 def _mask(picks, q_order, k_order, size: int) -> Bool[Array, "B P T S"]:
-    """Which places every list lets a query see."""
+    """True where a query sees a place by a list of picks."""
     chosen = jnp.any(picks[..., None] == jnp.arange(k_order.shape[1] // size), axis=-2)
     chosen = (
         jnp.repeat(chosen, size, axis=-1) & (k_order[:, None] <= q_order[..., None])[:, :, None]
@@ -109,6 +112,7 @@ def _forward(q, k, v, picks, q_order, k_order, size):
         (k, v, k_order), (q, picks, q_order) = keys, xs
         tiles, groups = _tiles(picks, k, q)
 
+        # a tile meets its whole block at once, so no running maximum is needed
         def group(xs):
             block, query = xs
             scores = _scores(gather(q, query), k, q_order, k_order, block, query)
@@ -141,10 +145,12 @@ def _backward(size, residuals, cotangents):
     lists = picks.shape[2]
     chunk_size = _chunk_size(q, picks)
     scale = q.shape[-1] ** -0.5
-    # gradient of a score: weight * (d_out . v - delta); a query without keys has weights exp(-inf)
+    # The gradient of a score is weight * (d_out . v - delta). The lse of a query that sees nothing
+    # becomes +1e30 (-MASKED), so that all its weights are 0.
     delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
     lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
 
+    # dk and dv are carried from chunk to chunk; dq of a chunk is complete with it
     def chunk(carry, xs):
         (k, v, k_order, dk, dv), (q, picks, q_order, d_out, delta, lse) = carry, xs
         tiles, groups = _tiles(picks, k, q)
@@ -161,6 +167,7 @@ def _backward(size, residuals, cotangents):
             dv = jnp.einsum(
                 "lrs,lrh->lsh", weights.astype(q.dtype), d_rows, preferred_element_type=wide
             )
+            # several tiles of a group may have the same block: ``add`` sums them all
             return tuple(x.at[block].add(y) for x, y in zip(sums, (dk, dv), strict=True)), dq
 
         (dk, dv), dq = jax.lax.scan(group, (dk, dv), groups)
@@ -193,13 +200,13 @@ _selected.defvjp(_forward, _backward)
 
 
 def _chunk_size(q, picks) -> int:
-    """C: the more queries, the fewer tiles are half empty."""
+    """C, as large as CHUNK allows: the more queries a chunk has, the fewer tiles are half empty."""
     return max(1, min(q.shape[1], CHUNK // (picks.shape[3] * q.shape[2] // picks.shape[2])))
 
 
 def _tiles(picks, k, q):
-    """The tiles of picks [C, n], and their blocks and queries in groups that are computed
-    together.
+    """The tiles of picks [C, n], and their (blocks, queries) in groups that are computed together,
+    [groups, group, ...].
     """
     group = max(1, SCORES // (ROWS * k.shape[1]))
     tiles = index_tiles(picks, k.shape[0], tile_queries(ROWS, q.shape[1]), group)
@@ -212,7 +219,7 @@ def _flat(x: jax.Array) -> jax.Array:
 
 
 def _scores(rows, k, q_order, k_order, block, query):
-    """Masked scores [L, R G, size] of rows [L, R G, H]."""
+    """Masked scores [L, R G, size] of rows [L, R G, H], each tile with its own block."""
     wide = jnp.promote_types(jnp.float32, rows.dtype)
     scores = (
         jnp.einsum("lrh,lsh->lrs", rows, k[block], preferred_element_type=wide)
@@ -225,11 +232,12 @@ def _scores(rows, k, q_order, k_order, block, query):
 
 
 def _each_list(chunk, start, queries, keys):
-    """``chunk`` over the chunks of every list of every row: (its last carry, its results), [B, P,
-    chunks, ...] each.
+    """Scans ``chunk`` over the chunks of every list of every row.
 
-    queries: [B, P, chunks, ...] each but the order, [B, chunks, C]. keys: those of a key/value
-    head, [B, K, ...] each but the order, [B, J, size]; ``start`` makes the carry of them.
+    queries: q, picks, order and others, [B, P, chunks, ...] each, but the order [B, chunks, C].
+    keys: k, v and order, [B, K, ...] each, but the order [B, J, size]. start: a function that makes
+    the first carry from the keys of one key/value head. Returns (the last carries [B, P, ...], the
+    results [B, P, chunks, ...]).
     """
     q, picks, q_order, *others = queries
     k, v, k_order = keys

@@ -10,8 +10,9 @@ from attention.methods.method import Method
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Method):
-    """Every key that a token may see. On tokens that carry document numbers this is Squid: one
-    softmax over all documents.
+    """Attention to every key that a token may see.
+
+    On tokens that carry document numbers this is Squid: one softmax over all documents.
     """
 
     reads_all_pages = True

@@ -1,11 +1,14 @@
 """What a method of attention is: settings, parameters, attention over rows and attention over
 pages.
 
-A method is a frozen dataclass: its fields are its settings. It inherits from ``Method`` and says
-what differs from attention to every key with the layer's own keys and values; the shared code (the
-model, the paged cache, documents, benchmarks) asks it and knows no method by name. To add one,
-write a file beside this one and add it to ``api.METHODS``, or write it in a package of your own and
-name it ``package.module:Class`` in a config (``docs/adding.md`` has a whole example).
+A method is a frozen dataclass: its fields are its settings. It inherits from ``Method``, whose
+defaults are attention to every key with the layer's own keys and values, and overrides what
+differs. The shared code (the model, the paged cache, documents, benchmarks) asks the method and
+knows none by name.
+
+To add a method, write a file beside this one and add it to ``api.METHODS``. Or write it in a
+package of your own and name it ``package.module:Class`` in a config; ``docs/adding.md`` has a whole
+example.
 
 A layer calls a method in this order:
 
@@ -39,13 +42,14 @@ if TYPE_CHECKING:
 
 # Keys and values of the same shape.
 Pair = tuple[jax.Array, jax.Array]
-# Keys and values by the name of their branch, [B, S, K, H] each; "main" is the layer's own.
+# Keys and values by the name of their branch, [B, S, K, H] each. "main" is the branch of the
+# layer's own keys and values.
 Keys = dict[str, Pair]
 # What a layer keeps in pages, by name: (k, v) or one array, [pages, ...] each.
 LayerPages = dict[str, Any]
-# A layer's parameters of its method, by name, without the axis of layers.
+# The parameters that a layer has for its method, by name, without the axis of layers.
 Parameters = Mapping[str, jax.Array]
-# (keys [B, S, K, H], positions [B, S]) to keys rotated by RoPE.
+# A function of (keys [B, S, K, H], positions [B, S]) that returns the keys rotated by RoPE.
 Rotate = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -87,33 +91,36 @@ class PageShape:
     rotated: bool
 
     def pair(self, length: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-        """(k, v) [pages, K, length, H], so many keys to a page."""
+        """The shape of (k, v) [pages, K, length, H], with ``length`` keys in a page."""
         shape = (self.num_pages, self.num_kv_heads, length, self.head_dim)
         return jax.ShapeDtypeStruct(shape, self.dtype), jax.ShapeDtypeStruct(shape, self.dtype)
 
 
 class Method:
-    """The protocol of a method of attention; the defaults are those of attention with the layer's
-    own keys and values and without parameters.
+    """The protocol of a method of attention.
+
+    The defaults are for attention with the layer's own keys and values and without parameters.
     """
 
-    # Whether decoding attends to every place of the pages with nothing but q, k and v, so that a
-    # decoding loop may lay the pages side by side once for several tokens (``cache.gathered``).
+    # Whether decoding attends to every place of the pages and needs nothing but q, k and v. A
+    # decoding loop may then lay the pages side by side once for several tokens
+    # (``cache.gathered``).
     reads_all_pages = False
-    # Whether ``choose_pages`` can say which pages will be read before they are there, so that they
-    # may lie on the host or on disk (``cache.tiers``).
+    # Whether ``choose_pages`` can say which pages will be read before they are on the device. They
+    # may then lie on the host or on disk (``cache.tiers``).
     chooses_pages = False
 
     # --- Settings that shared code asks for ----------------------------------------------------
 
     def block_size(self) -> int | None:
-        """Tokens of the blocks that queries choose from, which are the pages of a cache too; None
-        for a method without blocks.
+        """Tokens of the blocks that queries choose from; None for a method without blocks.
+
+        A page of a cache is then one block.
         """
         return None
 
     def windows(self) -> tuple[int | None, ...]:
-        """The windows of its attention to unchosen keys: tokens, or None for all keys."""
+        """The windows of the attention that does not choose keys: tokens, or None for all keys."""
         return ()
 
     # --- Parameters and keys -------------------------------------------------------------------
@@ -128,15 +135,15 @@ class Method:
         y: Float[Array, "B T D"],
         normalise: Callable[[jax.Array], jax.Array],
     ) -> Keys:
-        """Keys and values of new tokens beside "main", not rotated.
+        """Keys and values of new tokens for the branches beside "main", not rotated.
 
-        y: normalised hidden states. normalise: what the model does to keys after their projection
-        (the RMSNorm of Qwen3), or nothing.
+        y: normalised hidden states. normalise: what the model does to keys after their projection;
+        the RMSNorm of Qwen3, or the identity.
         """
         return {}
 
     def derived_keys(self, parameters: Parameters, keys: Keys, layout: Layout) -> Keys:
-        """Keys and values that are made of all the other keys of a row, not rotated."""
+        """Keys and values that are computed from the other keys of whole rows, not rotated."""
         return {}
 
     def positions(self, positions: Int[Array, "B S"], layout: Layout) -> dict[str, jax.Array]:
@@ -149,16 +156,18 @@ class Method:
     def head_inputs(
         self, parameters: Parameters, y: Float[Array, "B T D"]
     ) -> Float[Array, "B T N parts"] | None:
-        """What attention needs of every query head beside q, such as gates or a learned slope; None
-        for nothing.
+        """What attention needs for every query head beside q, such as gates or a learned slope.
+
+        None if it needs nothing.
         """
         return None
 
     # --- Attention over rows -------------------------------------------------------------------
 
     def prepare(self, layout: Layout) -> Any:
-        """What all layers of this method need of the rows, computed once for all of them: a pytree
-        of arrays whose first axis is that of the rows.
+        """What all layers of this method need to know of the rows, computed once for all of them.
+
+        A pytree of arrays whose first axis is that of the rows.
         """
         return None
 
@@ -171,8 +180,8 @@ class Method:
     ) -> Float[Array, "B T N H"]:
         """Attention of whole rows, in training and when a prompt's rows are computed at once.
 
-        q and the keys of ``positions`` are rotated. Under a mesh it runs within ``shard_map``:
-        every device has its rows and heads. inputs: from ``head_inputs``.
+        keys: the branches that ``positions`` names, rotated as q is. inputs: from ``head_inputs``.
+        Under a mesh it runs within ``shard_map``: every device has its own rows and heads.
         """
         raise NotImplementedError(f"{type(self).__name__}.attend")
 
@@ -185,13 +194,15 @@ class Method:
     def write(
         self, pages: LayerPages, keys: Keys, at: PageWriter, parameters: Parameters
     ) -> LayerPages:
-        """The pages with the keys of new tokens; those that are rotated arrive rotated as the
-        cache keeps them.
+        """The pages with the keys of new tokens written into them.
+
+        keys: "main" and what ``new_keys`` gives. In a cache of rotated keys the branches of
+        ``rotated_when_written`` are rotated already.
         """
         return {**pages, "main": at.put(pages["main"], keys["main"])}
 
     def rotated_when_written(self) -> tuple[str, ...]:
-        """The branches of ``new_keys`` and "main" that a rotated cache keeps rotated."""
+        """The branches, of ``new_keys`` and "main", that a cache of rotated keys keeps rotated."""
         return ("main",)
 
     def attend_pages(
@@ -208,8 +219,10 @@ class Method:
     def choose_pages(
         self, pages: LayerPages, q: Float[Array, "B T N H"], q_tokens: Tokens, reader: PageReader
     ) -> tuple[jax.Array, Int[Array, "B T C n"]]:
-        """With ``chooses_pages``, the first half of ``attend_pages``: (what it found without
-        reading "main", the numbers of the pages that the second half reads, -1 for none).
+        """With ``chooses_pages``, the first half of ``attend_pages``, which does not read "main".
+
+        Returns (what it found so far, the numbers of the pages that the second half reads, -1 for
+        none).
         """
         raise NotImplementedError(f"{type(self).__name__}.choose_pages")
 
@@ -227,8 +240,9 @@ class Method:
         raise NotImplementedError(f"{type(self).__name__}.attend_chosen")
 
     def tiers(self) -> dict[str, Literal["chosen", "recent", "all"]]:
-        """With ``chooses_pages``, what of a layer's pages must be on the device, by name: the
-        chosen ones, the last ones of a row, or all.
+        """With ``chooses_pages``, which pages must be on the device, for each name of ``pages``.
+
+        "chosen": those that queries choose. "recent": the last ones of each row. "all": all.
         """
         raise NotImplementedError(f"{type(self).__name__}.tiers")
 
@@ -237,14 +251,15 @@ class Method:
         raise NotImplementedError(f"{type(self).__name__}.recent_tokens")
 
     def document_pages(self, keys: Keys, page: int) -> LayerPages:
-        """The keys of one row, [1, S, K, H] of whole pages, in the layout of pages."""
+        """The keys [1, S, K, H] of one row, S a whole number of pages, in the layout of pages."""
         return {name: tuple(cut_pages(x, page) for x in pair) for name, pair in keys.items()}
 
     # --- What it costs and how it runs ---------------------------------------------------------
 
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
-        """Bytes of keys and values that a layer reads to decode the token after ``tokens`` - 1
-        others, at most (the measure of 2502.11089, table 4).
+        """Most bytes of keys and values that a layer reads to decode token number ``tokens``.
+
+        This is the measure of 2502.11089, table 4.
         """
         return tokens * shape_bytes(shape, dtype)
 

@@ -1,9 +1,9 @@
-"""Mixture of block attention (2502.13189): each query head attends to its own block and to the best
-others.
+"""Mixture of block attention (2502.13189): each query head attends to the block it lies in and to
+the best others.
 
-A block's score is q . mean(K of the block) in float32, without parameters; the query's own block is
-always taken and counts towards ``picks``; one softmax runs over the union. No gradient flows
-through the choice.
+The score of a block is q . mean(K of the block), in float32 and without parameters. The query's own
+block is always taken, and counts towards ``picks``. One softmax runs over the union of the chosen
+blocks. No gradient flows through the choice.
 
 Dimensions: B rows, T queries, S places of keys, J blocks, N query heads, K key/value heads, G = N /
 K, H head size.
@@ -32,7 +32,7 @@ class MoBA(Method):
 
     # Tokens of a block.
     block: int = 512
-    # Blocks a query head attends to, its own among them.
+    # Blocks that a query head attends to, its own among them.
     picks: int = 3
 
     def __post_init__(self):
@@ -48,8 +48,10 @@ class MoBA(Method):
         return moba_attention(q, k, v, layout.queries, blocks, self)[0]
 
     def pages(self, shape: PageShape) -> LayerPages:
-        """Beside "main" the float32 "means" [pages, K, H] of every page's keys, where these are
-        kept rotated: a query is compared with a page's mean without reading its keys.
+        """The pages of "main", and of "means" where keys are kept rotated.
+
+        The means of every page's keys, float32 [pages, K, H], let a query be compared with a page
+        without reading its keys.
         """
         found = super().pages(shape)
         if shape.rotated:
@@ -72,8 +74,10 @@ class MoBA(Method):
         return reader.chosen(pages["main"], q, q_tokens, picks)
 
     def decode_bytes(self, tokens: int, shape: LayerShape, dtype: str) -> int:
-        """The float32 means of all blocks; and each block once for every query head that chose it,
-        but no more often than there are key/value heads.
+        """Bytes of the float32 means of all blocks, and of the chosen blocks.
+
+        Each query head reads one key/value head of each block that it chose. A block never counts
+        more often than it has key/value heads.
         """
         pair = shape_bytes(shape, dtype)
         kv_heads = shape.num_kv_heads
@@ -91,7 +95,7 @@ class MoBA(Method):
 
 
 def _written_means(means, keys, at):
-    """The means with those of the pages that were written to."""
+    """The means, with those of the pages that were written to computed again."""
     page, starts = at.touched(at.tables.main)
     real = starts[..., None] + jnp.arange(at.page) <= at.last[..., None]
     real = real[:, :, None, :, None]  # over heads and sizes
@@ -122,7 +126,7 @@ def moba_picks(
     blocks: Blocks,
     config: MoBA,
 ) -> Int[Array, "B T N n"]:
-    """The blocks of every query head, -1 where it sees fewer than ``picks``. Ties go to the lower
+    """The blocks of every query head, -1 where it sees fewer than ``picks``; ties go to the lower
     number.
     """
     q, k = (jax.lax.stop_gradient(x) for x in (q, k))

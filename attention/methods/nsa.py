@@ -1,16 +1,22 @@
 """Native sparse attention (DeepSeek, 2502.11089): compressed, selected and sliding-window keys,
 gated.
 
-o = sum over c in {compressed, selected, window} of sigmoid(g_c(x)) * Attn(q, K_c, V_c), each branch
-with keys and values of its own. A stretch of ``length`` tokens every ``stride`` is compressed to
-one key and one value by an MLP; the softmax over compressed keys, summed over the query heads of a
-group and over the tokens that a block of ``block`` shares with each stretch, ranks the blocks; the
-best ``picks`` are attended to, among them always the first and the latest ones.
+    o = sum over c in {compressed, selected, window} of sigmoid(g_c(x)) * Attn(q, K_c, V_c)
+
+Each branch has keys and values of its own.
+
+- Compressed: an MLP makes one key and one value of each stretch of ``length`` tokens. A stretch
+  starts every ``stride`` tokens.
+- Selected: the query attends to the best ``picks`` blocks of ``block`` tokens. The first and the
+  latest blocks are always among them. The softmax over compressed keys ranks the others: a block's
+  score sums it over the query heads of a group, and over the stretches that share tokens with the
+  block, each times what they share.
+- Window: the query attends to the last ``window`` keys.
 
 Departures from the paper, where it is silent or ambiguous:
 - A stretch belongs to the blocks by the tokens they share (equation 9 read with indices from 1).
-- Compressed keys are made of keys that are not rotated, and rotated as their stretch's last token:
-  a document's compressed keys do not depend on where it is placed.
+- Compressed keys are made of keys that are not rotated, and then rotated as the last token of their
+  stretch. The compressed keys of a document, before rotation, do not depend on its place.
 - A query that sees no stretch gets 0 from that branch.
 
 Dimensions: B rows, T queries, S places of keys, E stretches, J blocks, N query heads, K key/value
@@ -60,8 +66,9 @@ from pallas_kernels.tokens import Tokens
 class NSA(Selection, Method):
     """The settings of the paper (section 4.1): those of ``Selection``, and the window.
 
-    The layer's own keys and values, "main", are those of the selected branch. "raw" are those that
-    are compressed, "compressed" the result, and "window" those of the sliding window.
+    It has four sets of keys and values. "main", the layer's own, are those of the selected branch.
+    "raw" are the ones to be compressed, and "compressed" the result. "window" are those of the
+    sliding window.
     """
 
     # Keys that a query sees in the sliding window, its own counted (w in the paper).
@@ -87,8 +94,8 @@ class NSA(Selection, Method):
     # --- Parameters and keys -------------------------------------------------------------------
 
     def parameters(self, shape: LayerShape) -> dict[str, Parameter]:
-        """Keys and values of the compressed and of the window branch; the MLPs that compress keys
-        and values; the gates.
+        """Projections to the keys and values of the compressed and of the window branch, the MLPs
+        that compress keys and values, and the gates.
         """
         embed = shape.embed_dim
         head = shape.head_dim
@@ -155,14 +162,14 @@ class NSA(Selection, Method):
     # --- Pages of a cache ----------------------------------------------------------------------
 
     def pages(self, shape: PageShape) -> LayerPages:
-        """Beside "main" and "window" [pages, K, page, H] each:
+        """Four pairs of arrays: "main" and "window" are [pages, K, page, H], and
 
         compressed: [pages, K, page / stride, H], of the stretches whose last token is in the page.
-        What a page holds may depend on tokens before it but not after it, so a compressed key lies
-        with the last token of its stretch and not with the first.
-        recent: [pages, K, length, H], the page's last ``length`` keys and values to be compressed,
-        not rotated. They are needed until their last stretch is complete, so a page keeps only so
-        many, in a ring: the token at offset o lies at o modulo ``length``.
+          What a page holds may depend on tokens before it but not after it. A compressed key
+          therefore lies with the last token of its stretch, not with the first.
+        recent: [pages, K, length, H], the page's last ``length`` raw keys and values, not rotated.
+          They are needed only until the last stretch that they are part of is complete. They lie in
+          a ring: the token at offset o of the page is at o modulo ``length``.
         """
         return {
             "main": shape.pair(shape.page),
@@ -183,8 +190,10 @@ class NSA(Selection, Method):
         }
 
     def _written_recent(self, ring: Pair, raw: Pair, at: PageWriter) -> Pair:
-        """The rings with the new keys; those which later ones of the same write would overwrite are
-        not written.
+        """The rings with the new keys.
+
+        A key that a later one of the same write would overwrite is not written: the order of writes
+        to the same place in one scatter is not defined.
         """
         page, offset = at.where(at.tables.recent, at.places)
         later = (offset + self.length < at.page) & (at.places + self.length <= at.last)
@@ -200,8 +209,12 @@ class NSA(Selection, Method):
         length = self.length
         stride = self.stride
         count = at.places.shape[1]
-        # the stretches whose last stride of tokens has new ones, by the number of that stride
+        # Count the row in strides of tokens. These are the ones whose last token may be new, and at
+        # the end of each a stretch may become complete.
         units = first // stride + jnp.arange((count + stride - 1) // stride)
+        # The stretches that end with these strides reach back ``reach`` places before the first of
+        # them. Of the places that they need, those before ``first`` come from the ring, and the
+        # others are new.
         reach = length - stride
         needed = first // stride * stride - reach + jnp.arange(units.shape[1] * stride + reach)
         old, offset = at.where(at.tables.recent, jnp.where(needed >= first, -1, needed))
@@ -217,6 +230,7 @@ class NSA(Selection, Method):
         both = zip(pages["recent"], raw, strict=True)
         keys = self.compressed(parameters, *(gather(ring, new) for ring, new in both))
         k, v = (x[:, : units.shape[1]] for x in keys)
+        # the last place of each stretch; only stretches that are complete are written
         ends = (units + 1) * stride - 1
         if at.rotate is not None:
             k = at.rotate(k, ends)
@@ -238,7 +252,7 @@ class NSA(Selection, Method):
         return nsa_attention(q, compressed, main, window, inputs, q_tokens, blocks, stretched, self)
 
     def choose_pages(self, pages, q, q_tokens, reader):
-        """(the result over compressed keys, the chosen pages); reads compressed keys only."""
+        """(the result of the compressed branch, the chosen pages); reads only compressed keys."""
         blocks = reader.blocks(q_tokens)
         compressed, stretched = self._stretches(pages, blocks, reader)
         out, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, self)
@@ -258,8 +272,8 @@ class NSA(Selection, Method):
     def _stretches(
         self, pages: LayerPages, blocks: Blocks, reader: PageReader
     ) -> tuple[Pair, Entries]:
-        """Compressed keys and values as they lie, in the order of their last tokens, [B, S /
-        stride, K, H].
+        """((k, v), their stretches): the compressed keys and values of the rows' pages, [B, S /
+        stride, K, H], in the order of the stretches' last tokens.
         """
         stretched = entries(blocks, self.length, self.stride).by_last(
             self.length // self.stride - 1
@@ -271,7 +285,7 @@ class NSA(Selection, Method):
         return (k, v), stretched
 
     def document_pages(self, keys: Keys, page: int) -> LayerPages:
-        # a stretch lies with its last token
+        # in pages a stretch lies with its last token, so many entries later than with its first
         late = self.length // self.stride - 1
 
         def cut(x):
@@ -306,8 +320,9 @@ def compress(
     second: Float[Array, "F H"],
     config: NSA,
 ) -> Float[Array, "B E K H"]:
-    """One key or value per stretch: second . gelu(first . (x + positions)), equation 7 with an MLP
-    for phi.
+    """One key or value for each stretch: second . gelu(first . (x + positions)).
+
+    This is equation 7 with an MLP for phi.
     """
     parts = stretches(x, config.length, config.stride) + positions.astype(x.dtype)
     flat = parts.reshape(*parts.shape[:3], -1)
@@ -328,9 +343,9 @@ def nsa_attention(
 ) -> Float[Array, "B T N H"]:
     """The gated sum of the three branches.
 
-    compressed, selected: keys and values, the first per stretch, the second in the places of
-    ``blocks``. window: the output of the third branch. gates: after the sigmoid, in the order of
-    the branches.
+    compressed: keys and values of the stretches. selected: keys and values in the places of
+    ``blocks``. window: the output of the third branch. gates: after the sigmoid, in the order
+    compressed, selected, window.
     """
     check_heads(q, selected[0])
     out_c, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, config)

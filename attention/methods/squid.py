@@ -1,12 +1,14 @@
 """Squid with gates: an ablation of attention over documents in which other documents have a softmax
 of their own.
 
-Squid itself is ``Dense`` on tokens that carry document numbers: a document sees itself
-and what lies outside of documents, the tail sees all, and one softmax runs over the union. Here the
-keys outside of other documents (the token's own document, the prefix, the tail) and those inside of
-them have a softmax each, and the results are added with gates of the query, as NSA's branches are
-(2502.11089, equation 5): o = g_1 Attn(q, own) + g_2 Attn(q, documents). Only the tail has a second
-part; it is 0 for all others.
+Squid itself is ``Dense`` on tokens that carry document numbers. A document sees itself and what
+lies outside of documents. The tail sees all. One softmax runs over everything that a token sees.
+
+Here there are two softmaxes. One runs over the keys outside of other documents: those of the
+token's own document, of the prefix and of the tail. The other runs over the keys inside of other
+documents. The results are added with gates of the query, as NSA's branches are (2502.11089,
+equation 5): o = g_1 Attn(q, own) + g_2 Attn(q, documents). Only the tail sees other documents, so
+the second part is 0 for all other tokens.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head size.
 """
@@ -28,7 +30,7 @@ from pallas_kernels.tokens import TAIL, Tokens
 
 @dataclasses.dataclass(frozen=True)
 class GatedDocuments(Method):
-    """Every key that a token may see, other documents' with a softmax and a gate of their own."""
+    """Attention to every key that a token may see, in two parts with a softmax and a gate each."""
 
     def parameters(self, shape: LayerShape) -> dict[str, Parameter]:
         size = (shape.embed_dim, shape.num_heads, 2)
@@ -68,7 +70,7 @@ def gated_documents(
 
 
 def _without_documents(tokens: Tokens) -> Tokens:
-    """The tail as a document of its own, which sees no other."""
+    """The same tokens with the tail as a document of its own, which sees no other document."""
     number = jnp.iinfo(jnp.int32).max
     return dataclasses.replace(
         tokens, documents=jnp.where(tokens.documents == TAIL, number, tokens.documents)
@@ -76,5 +78,5 @@ def _without_documents(tokens: Tokens) -> Tokens:
 
 
 def _only(tokens: Tokens, which: jax.Array) -> Tokens:
-    """The others as padding."""
+    """The same tokens with all but ``which`` turned into padding."""
     return dataclasses.replace(tokens, segments=jnp.where(which, tokens.segments, 0))
