@@ -6,10 +6,10 @@ Two numbers count as equal under a positive tolerance t when
 
     |value - expected| <= t min(1, |expected|) + 1e-7 |expected| + 1e-12 scale
 
-Below one the tolerance is relative, so that 0 is not accepted for 6.6e-34; above one it is
+Below one the tolerance is relative, so that 0 is not accepted for 6.6e-34. Above one it is
 absolute, as suites mean it, and the second term forgives the rounding of large numbers. The third
-term forgives what cancellation leaves of a zero: scale is the largest finite number in the whole
-expected value, or 1 when all its numbers are 0.
+term forgives the small remainder where numbers should cancel to 0: scale is the largest finite
+number in the whole expected value, or 1 when all its numbers are 0.
 
 Standard library only: the judge, a process without the rest of the project, imports this file.
 """
@@ -46,8 +46,9 @@ def accepts(case: Case, value: Any) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality that tells types apart at every depth: True is not 1, a list is not a tuple. NaN is
-    NaN. A named tuple is a tuple; a function is the same as nothing.
+    """Equality that tells types apart at every depth: True is not 1, a list is not a tuple.
+
+    NaN equals NaN. A named tuple counts as a tuple. A function equals no other value.
     """
     a = _plain(a)
     b = _plain(b)

@@ -1,9 +1,10 @@
 """One episode: a model and a task take turns until the work is submitted or a limit is reached.
 
-Token in, token out. The prompt and every observation are tokenised once, when they enter; what the
-sampler chose is kept as it came and never tokenised again. Nothing the model does removes it from
-training: a malformed call is answered, counted and takes its turn. Work that is not submitted is
-not graded as solved.
+Token in, token out: the prompt and every observation are tokenised once, when they enter. The
+tokens that the sampler chose are kept as they came, and never tokenised again. Nothing that the
+model does removes an episode from training. A malformed call is answered and counted, and uses up
+its turn.
+Work that was not submitted never counts as solved.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ from rl_code.types import (
 
 
 class Episode:
-    """An episode in progress. start, step ... step, finish (or close, to give it up).
+    """An episode in progress: call ``start`` once, ``step`` for each message, and ``finish`` at the
+    end; or ``close``, to give it up.
 
-    step and finish block on the sandbox and are meant for a worker thread; one thread at a time.
-    What the model's code does never raises out of them: it is answered, or it is a failure with
-    its penalties. A fault of the sandbox ends the episode, and a bug of a tool raises.
+    ``step`` and ``finish`` wait for the sandbox, so they are meant for a worker thread; one thread
+    at a time. They never raise because of what the model's code does: that is answered, or counts
+    as a failure with its penalties. A fault of the sandbox ends the episode. A bug of a tool
+    raises.
     """
 
     def __init__(
@@ -92,18 +95,18 @@ class Episode:
 
     @property
     def budget(self) -> int:
-        """Most tokens that may be sampled for the next assistant message, its stop token included;
-        0 when the episode is over.
+        """The most tokens that may be sampled for the next message of the assistant, its stop token
+        included; 0 when the episode is over.
         """
         if self.over:
             return 0
         return min(self.limits.turn_tokens, self.limits.tokens - len(self._tokens))
 
     def start(self) -> list[int]:
-        """Ids of the prompt, the same for every episode of a group.
+        """Ids of the prompt, which are the same for every episode of a group.
 
-        Raises ValueError when the prompt leaves no room for a message: such a task must not get
-        here.
+        Raises ValueError when the prompt leaves no room for a message. Such tasks are left out
+        before.
         """
         if self._turns:
             raise ValueError(f"{self._name} was started twice")
@@ -119,13 +122,17 @@ class Episode:
     def step(
         self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
     ) -> list[int] | None:
-        """Takes one assistant message and returns the ids to append after it, or None when the
+        """Takes one message of the assistant. Returns the ids that follow it, or None when the
         episode is over.
 
-        tokens: as sampled, ending in a stop token unless the budget or the protocol's rule on text
-        ended the message. logprobs: the sampler's, one per token. versions: of the weights that
-        sampled each. Raises ValueError for a message that the sampler must not produce (empty, too
-        long, or going on after its end).
+        Args:
+          tokens: the sampled tokens. The last is a stop token, unless the budget or the protocol's
+            rule on text ended the message.
+          logprobs: the sampler's log-probability of each token.
+          versions: the version of the weights that sampled each token.
+
+        Raises ValueError for a message that the sampler must not produce: an empty one, one that is
+        too long, or one that goes on after its end.
         """
         tokens = [int(token) for token in tokens]
         logprobs = [float(logprob) for logprob in logprobs]
@@ -162,8 +169,8 @@ class Episode:
         logging.warning("%s ended in a fault of the sandbox: %s", self._name, fault)
 
     def finish(self) -> Trajectory:
-        """Grades what was submitted, in a fresh sandbox, and returns the whole episode; ValueError
-        before its end.
+        """Grades what was submitted, in a fresh sandbox, and returns the trajectory. Raises
+        ValueError if the episode is not over.
         """
         if not self.over:
             raise ValueError(f"{self._name} is not over")
@@ -291,8 +298,8 @@ class Episode:
     def _checked(self, call: ToolCall, number: int) -> ToolCall:
         """The call, the ``number``-th of its message, with its error if it cannot be carried out.
 
-        The arguments of such a call are left out: nobody has checked what a model nests in them,
-        and the turn's text has them.
+        The arguments of a call with an error are left out. Nobody has checked how deeply the model
+        nested them, and the turn's text still shows them.
         """
         if number > self.limits.calls:
             error = f"call {number} of a message that may hold {self.limits.calls}"
@@ -301,8 +308,8 @@ class Episode:
         return ToolCall(call.name, {} if error else call.arguments, error)
 
     def _execute(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Results of the calls in order; nothing after a submit is carried out, and one result
-        stands for all calls beyond the limit. Raises SandboxFault.
+        """Carries out the calls and returns their results in order. Calls after a submit are not
+        carried out. One result stands for all calls beyond the limit. Raises SandboxFault.
         """
         results = []
         most = self.limits.calls

@@ -1,11 +1,11 @@
-"""Grades a snapshot by its tests, in fresh sandboxes, trusting nothing that the candidate's process
-says of itself.
+"""Grades a snapshot by its tests, in fresh sandboxes. Nothing that the candidate's process says of
+itself is trusted.
 
-Cases: the candidate's process gets the arguments of one call at a time, and the judge, a process of
-the host's, compares what it returns. Code: the tests run in a sandbox of their own, in which the
-entry point is a proxy for the candidate's process. Neither way does an expected value reach a
-process that has imported the candidate's file, and neither way does the training process decode
-what a candidate sends.
+There are two kinds of tests. For cases, the candidate's process gets the arguments of one call at a
+time, and the judge, a process on the host, compares what it returns. Tests written as code run in a
+sandbox of their own, in which the entry point is a proxy for the candidate's process. In both
+kinds, no expected value reaches a process that has imported the candidate's file, and the training
+process never decodes what a candidate sends.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CAUSES = {"exited", "killed", "timeout"}
 class Grade:
     """What the tests came to."""
 
-    # One each per test, cases first, then code.
+    # One for each test: first the cases, then the code.
     passed: tuple[bool, ...]
-    # "" where the test passed. Quotes expected values where not: for the agent's eyes only if it
-    # may see the test.
+    # One for each test: "" if it passed. Other texts quote expected values, so the agent may read
+    # them only for tests that it may see.
     errors: tuple[str, ...]
     # What was noticed, each name once, sorted:
     #   "exited", "killed", "timeout"  a call ended the process (see CallResult)
@@ -56,8 +56,9 @@ def grade(
 ) -> Grade:
     """Runs ``tests`` on ``entry_point`` of the file at ``path``.
 
-    timeout_s: for all cases together, and again for all statements. What times out without having
-    used its CPU time is run once more, so that a busy machine does not fail honest work.
+    timeout_s: seconds for all cases together, and as many again for all statements. A test that
+    times out without having used its CPU time is run once more, so that honest work does not fail
+    because the machine was busy.
 
     Raises:
       ValueError: a test whose arguments the wire does not carry.
@@ -90,8 +91,8 @@ class _Mark:
 
 
 class _Grading:
-    """One grading: the candidate's sandbox, the checker's when one is needed, and whether what was
-    starved may be run once more.
+    """One grading. It holds the candidate's sandbox, and that of the checker if one is needed. It
+    remembers whether tests that got too little CPU time may still be run once more.
     """
 
     def __init__(
@@ -148,8 +149,8 @@ class _Grading:
         return self._regraded(marks, lambda late: self.statements([statements[i] for i in late]))
 
     def _regraded(self, marks: list[_Mark], run: Callable[[list[int]], list[_Mark]]) -> list[_Mark]:
-        """The marks, those starved replaced by what ``run`` gives for their indices, once a
-        grading.
+        """The marks. Those of tests that got too little CPU time are replaced by what ``run`` gives
+        for their indices, once in a grading.
         """
         late = [i for i, mark in enumerate(marks) if mark.starved]
         if not late or not self._again:

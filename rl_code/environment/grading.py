@@ -75,9 +75,9 @@ def mark(
 ) -> Marks:
     """Runs tests of a task on files.
 
-    timeout_s: for the cases of one function, and again for all statements. deadline: when, on the
-    clock of time.monotonic, no further function is begun. Raises SandboxFault, and ValueError for a
-    test that cannot be sent to a sandbox.
+    timeout_s: seconds for the cases of one function, and as many again for all statements.
+    deadline: the time (of time.monotonic) after which no further function is begun. Raises
+    SandboxFault, and ValueError for a test that cannot be sent to a sandbox.
     """
     errors = ["not run"] * len(tests)
     flags: set[str] = set()
@@ -98,8 +98,8 @@ def mark(
 def grade_work(task: Task, files: Snapshot, pool: SandboxPool, limits: Limits) -> Grade:
     """What all tests of a task make of files, as if they were handed in. Raises SandboxFault.
 
-    Visible and hidden cases run together, in one order that the candidate cannot foresee, so that
-    it cannot tell them apart. Work that cannot be graded for a reason of its own fails every test.
+    Visible and hidden cases run together, in an order that the candidate cannot foresee, so that it
+    cannot tell them apart. If the work itself makes grading impossible, it fails every test.
     """
     visible = task.visible_tests
     hidden = task.hidden_tests

@@ -19,8 +19,8 @@ _DIGITS = 10  # a number on a line has fewer
 
 @dataclasses.dataclass(frozen=True)
 class Compact(Protocol):
-    """For a small model trained from scratch: one special token per mark, a word per tool, a line
-    per answer.
+    """A protocol for small models trained from scratch: each mark is one special token, each tool
+    has one word, and each answer is one line.
 
     prompt       <|bos|>content of the messages<|eot|>
     assistant    <|call|>write\\n<whole file><|end|><|call|>test<|end|><|eot|>   (one or more calls,

@@ -19,8 +19,8 @@ _FENCE = re.compile(r"\A```\w*\n")
 
 @dataclasses.dataclass(frozen=True)
 class Completion(Protocol):
-    """Single shot: the assistant's text continues ``task.prefill``; the two are written to
-    ``task.path`` and submitted.
+    """An episode of one message: the assistant's text continues ``task.prefill``. The two together
+    are written to ``task.path`` and submitted.
 
     The text ends before the first line that starts in column 0 with neither white space nor a
     closing bracket. A code fence that opens the prefill is no part of the file.

@@ -1,7 +1,7 @@
 """What a protocol is: how a model's text becomes tool calls and how their results become text.
 
-What a tool says can hold anything, special tokens included; every protocol breaks those up before
-the text is tokenised, so that no output of a program can end a turn or open another.
+What a tool says can hold anything, even special tokens. Every protocol breaks those up before the
+text is tokenised, so that no output of a program can end a turn or open another.
 """
 
 from __future__ import annotations
@@ -72,11 +72,10 @@ def stop_ids(protocol: Protocol, tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def stop_length(protocol: Protocol, tokenizer: Tokenizer, tokens: Sequence[int]) -> int | None:
-    """Length of the first prefix of one message's sampled tokens at which it is complete; None when
-    it is not yet.
+    """How many sampled tokens make up the complete message; None if it is not complete yet.
 
-    The token that completes it, a stop token or the one that triggers the rule on text, is part of
-    the prefix.
+    The token that completes it is counted: a stop token, or the one at which the rule on text
+    applies.
     """
     ends = stop_ids(protocol, tokenizer)
     stop = next((i for i, token in enumerate(tokens) if token in ends), None)

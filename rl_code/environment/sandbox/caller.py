@@ -72,8 +72,8 @@ class Checked:
 class Child:
     """A fork of the session that talks over a socket of its own. Nothing it says is trusted.
 
-    channel: the host's end. The process ends when it is done, when ``timeout_s`` seconds have
-    passed, or when this object is closed.
+    The attribute ``channel`` is the host's end of the socket. The process ends when it is done,
+    when ``timeout_s`` seconds have passed, or when this object is closed.
     """
 
     def __init__(self, connection: Connection, request: dict[str, Any], timeout_s: float):
@@ -137,8 +137,8 @@ class Child:
 class Caller(Child):
     """A process that has imported the candidate's file and answers calls until it or its time ends.
 
-    judges: where what it answers is read. said_s: the time limit to name in errors. ended: it
-    answers no more calls.
+    judges: the processes that read its answers. said_s: the time limit that errors name. The
+    attribute ``ended`` says that it answers no more calls.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Limits of a sandbox as a whole by cgroup, version 1 or 2, where this process may create one.
 
-Limits of resources hold for one process each; a cgroup holds for all processes of a sandbox
-together, and gives each sandbox an equal share of the processors however many processes it runs.
-Where none can be made the session watches memory and CPU time itself (inside/meter.py).
+A resource limit (setrlimit) holds for each process alone. A cgroup holds for all processes of a
+sandbox together. It also gives each sandbox an equal share of the processors, however many
+processes it runs. Where no cgroup can be made, the session watches memory and CPU time itself
+(inside/meter.py).
 """
 
 from __future__ import annotations

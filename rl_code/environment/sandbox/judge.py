@@ -1,10 +1,11 @@
-"""The judge: a process of the host's that reads what candidates answer, and may be lost.
+"""The judge: a process on the host that reads what candidates answer. It may be lost at any time.
 
-It gets a candidate's channel and the questions, with what is expected. It sends one question at a
-time, in the order given, decodes the answer and compares it, so that neither the training process
-nor the candidate's holds both sides. A value may be made to cost seconds or gigabytes to decode.
-That costs this process its life, and nothing else: it has a limit of memory, and of CPU time for
-each large value. ``judge_pool`` starts it and replaces it.
+It gets the channel to a candidate's process, and the questions with the expected values. It sends
+one question at a time, in the order given, decodes the answer and compares it. So neither the
+training process nor the candidate's holds both the answer and the expected value. A candidate may
+send a value that takes seconds or gigabytes to decode. That costs only the life of this process,
+which has a limit of memory, and a limit of CPU time for each large value. ``judge_pool`` starts
+judges and replaces them.
 
 Runs by itself, ``python -I -S``: standard library only, and nothing of the project that imports
 more than that.

@@ -45,18 +45,20 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a judge says of one answer.
+    """What a judge says of one answer."""
 
-    kind and text:
-      "passed"; "wrong", the beginning of the value's repr; "value", its text on the wire;
-      "raised" or "exited" (SystemExit), name and message of an exception;
-      "forged", why what came is no answer; "costly": the judge was lost over the answer;
-      "ended": the process ended or its time was up; "refused", why the arguments do not travel.
-    lying: something in the value has an ``__eq__`` that lies.
-    """
-
+    # "passed": the value is the expected one.
+    # "wrong": it is another value. text: the beginning of its repr.
+    # "value": nothing was expected. text: the value as on the wire.
+    # "raised", "exited": an exception (SystemExit for "exited"). text: its name and message.
+    # "forged": what came is no answer. text: why.
+    # "costly": the judge was lost over the answer.
+    # "ended": the process ended, or its time was up.
+    # "refused": the arguments cannot be sent. text: why.
     kind: str
+    # What belongs to the kind, as said above.
     text: str
+    # Whether something in the value has an ``__eq__`` that lies.
     lying: bool = False
 
 

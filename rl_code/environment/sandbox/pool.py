@@ -1,11 +1,10 @@
 """Sandboxes for code that nobody has read: one per episode, opened in milliseconds.
 
-A pool keeps a few bubblewrap workers (bubblewrap.py), each with a warm interpreter (zygote.py) that
-forks a session per sandbox into namespaces of its own; the session (session.py) forks a process per
-command. Everything said here about the other side is said by the session, which runs no code of the
-candidate's; only the channel of ``call`` and ``check`` carries what a candidate wrote, and no
-process but a disposable one reads it (caller.py, judge.py).
-Errors are those of errors.py.
+A pool keeps a few bubblewrap workers (bubblewrap.py). Each has a warm interpreter (zygote.py) that
+forks one session per sandbox, into namespaces of its own. The session (session.py) forks a process
+per command. The host talks with the session, which runs no code of the candidate. Only the channel
+of ``call`` and ``check`` carries what a candidate wrote, and only disposable processes read it
+(caller.py, judge.py). Errors are those of errors.py.
 """
 
 from __future__ import annotations
@@ -147,9 +146,9 @@ class SandboxPool:
 class Sandbox:
     """One episode's workspace and processes. One thread at a time; close it when the episode ends.
 
-    When it is lost after a command has run in it, what follows fails as well: commands end with
-    code 137, calls are killed, files are not found, a snapshot is empty. Only a loss before any
-    command raises SandboxFault.
+    If the sandbox is lost after a command has run in it, everything that follows fails: commands
+    end with code 137, calls are killed, files are not found, and a snapshot is empty. Only a loss
+    before any command raises SandboxFault.
     """
 
     def __init__(self, connection: Connection, judges: Judges):

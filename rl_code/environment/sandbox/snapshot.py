@@ -1,9 +1,9 @@
 """The files of a workspace as plain data: what an agent hands in and a grader starts from.
 
 A snapshot is a dict from path to entry. The entry of a text file with the usual rights is its text,
-so the files of a task are a snapshot, too; everything else is a ``File``. Folders are in the paths,
-empty ones are entries. Only Python's bytecode is left out: it is made anew, and bytecode that a
-candidate wrote would be run instead of the source that is shown.
+so the files of a task are a snapshot, too. Every other entry is a ``File``. Folders follow from the
+paths of their files; only empty folders are entries. Python's bytecode is left out: bytecode that a
+candidate wrote would be run instead of the source that is shown, and Python makes it again.
 """
 
 from __future__ import annotations

@@ -30,16 +30,18 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """How the compact protocol writes a call of a tool.
+    """How the compact protocol writes a call of a tool: a word, arguments on the same line, and
+    arguments on the lines below.
 
-    The word and, on the same line, the arguments ``line``, of which the last ones may be left out;
-    below it the arguments ``below``, separated by a line ``=====``. A required argument ``path``
-    that stands in neither is the task's own file.
+    A required argument ``path`` that stands in neither place is the task's own file.
     """
 
+    # The word that begins the call.
     word: str
-    # Each argument's name -> what it is, in a few words for the model.
+    # The arguments on the same line; the last ones may be left out. Name -> what the argument is,
+    # in a few words for the model.
     line: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # The arguments below, with a line ``=====`` between them. Name -> what the argument is.
     below: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -52,9 +54,10 @@ class Tool:
 
     # The function schema that is shown to the model (OpenAI's form, the value of "function").
     schema: ClassVar[Mapping[str, Any]]
-    # Whether a successful call changes a file by intention; the first of them is graded on its own.
+    # Whether the purpose of a call is to change a file. The files after the first such call that
+    # succeeds are also graded on their own.
     edits: ClassVar[bool] = False
-    # Whether a call runs commands, which may change files by the way.
+    # Whether a call runs commands, which may change files as a side effect.
     runs_commands: ClassVar[bool] = False
     # How the compact protocol writes a call; None for the tool's name with the integers on its line
     # and the texts below.
@@ -63,9 +66,9 @@ class Tool:
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         """Does the work. The arguments have been checked against the schema.
 
-        Answers in sentences where ``workspace.verbose``, else in as few tokens as will do. OSError
-        and ValueError, which a model can provoke, become an answer; any other exception is a bug
-        and ends the run. Raises SandboxFault when the sandbox itself failed.
+        The answer is in sentences if ``workspace.verbose``, and otherwise as short as possible. A
+        model can provoke OSError and ValueError, which become an answer. Any other exception is a
+        bug and ends the run. Raises SandboxFault when the sandbox itself failed.
         """
         raise NotImplementedError
 
