@@ -32,8 +32,9 @@ from rl_code.workdir import ACTORS, STORE, check
 def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.1") -> None:
     """Samples for the learner of a workdir until its last step is trained on; raises as ``train``.
 
-    name: among the actors of the run. host: address of this machine in numbers. What it did for
-    each version of the weights goes into the folder ``actors/<name>`` of the workdir.
+    name: the name of this actor among those of the run. host: the address of this machine, in
+    numbers. Metrics of what the actor did with each version of the weights go into the folder
+    ``actors/<name>`` of the workdir.
     """
     workdir = Path(workdir)
     deadline_s = config.asynchrony.weights.deadline_s
@@ -46,7 +47,8 @@ def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.
             channel = stack.enter_context(contextlib.closing(Channel(host, deadline_s)))
         run = stack.enter_context(Run(config, workdir, "actor", channel))
         stop = stack.enter_context(StopRequest())
-        # all processes stop between the same two calls; one alone stops at once
+        # Several processes must all stop between the same two calls, so a request to stop waits.
+        # A single process stops at once.
         if channel is not None:
             stack.enter_context(stop.deferred())
         stored = StoredSubscriber(workdir, run.sampling_model(), name=name)
@@ -68,7 +70,7 @@ def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.
 
 
 def _sample(run: Run, weights: Subscriber, name: str, stop: StopRequest) -> bool:
-    """Until the run's last step is consumed; returns whether Ctrl-C ended it before."""
+    """Samples until the run's last step is consumed; returns whether Ctrl-C ended it earlier."""
     store = GroupStore(run.workdir / STORE, name)
     steps = run.config.train.steps
     with (
@@ -121,7 +123,7 @@ def make_actor(
 
 
 def await_store(workdir: Path, deadline_s: float) -> None:
-    """Until a learner has made its store: an actor may be started first."""
+    """Waits until a learner has made its store, since an actor may be started before it."""
     if not Deadline(deadline_s).wait(lambda: steps_lib.exists(workdir / STORE), poll_s=0.2):
         raise StoreError(
             f"no learner has made {workdir / STORE} within {deadline_s:g} s; is --workdir right?"

@@ -1,7 +1,7 @@
 """A pytree of jax arrays as a flat dict from dotted names to plain arrays, and back.
 
-Random keys are stored as their words; empty arrays, which storage refuses, are left out and made
-anew.
+Random keys are stored as their words. Storage refuses empty arrays, so they are left out, and made
+again when the pytree is rebuilt.
 """
 
 from __future__ import annotations

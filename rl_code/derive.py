@@ -89,8 +89,10 @@ def engine(given: EngineConfig, limits: Limits, dtype: str, group_size: int) -> 
         episodes=given.slots * 5 // 3 if waits else given.slots,
         cache_dtype=dtype,
     )
-    # Every open episode at its longest, behind its prompt; the page in which the prompt ends is
-    # its own. Groups share the pages before, and prompts of earlier groups stay for later ones.
+    # Room for the worst case. Each open episode has pages of its own for what follows the prompt,
+    # and one more: the page in which the prompt ends. The other pages of the prompt are shared by
+    # the group. There are as many prompts as open episodes can have, and some more, so that those
+    # of earlier groups can still be found.
     own = -(-(config.length - config.prompt_length) // config.page) + 1
     prompts = max(PROMPTS, -(-config.episodes // group_size) + 1)
     shared = -(-config.prompt_length // config.page)
@@ -98,8 +100,9 @@ def engine(given: EngineConfig, limits: Limits, dtype: str, group_size: int) -> 
 
 
 def longest_prompt(limits: Limits) -> int:
-    """The longest prompt that is played: one that leaves room for what the policy may sample, and
-    of several turns, in which tools answer too, no more than half the trajectory.
+    """The longest prompt that is played: one that leaves room for all that the policy may sample.
+
+    With several turns, in which tools answer too, a prompt of half the trajectory is always played.
     """
     if limits.turns == 1:
         return max(1, limits.tokens - limits.turn_tokens)
@@ -107,23 +110,25 @@ def longest_prompt(limits: Limits) -> int:
 
 
 def pack(given: PackConfig, limits: Limits, prompt: int, tasks: int, group_size: int) -> PackConfig:
-    """A batch's shapes: room for the worst case, of which the update skips what is empty.
+    """A batch's shapes, with room for the worst case; the update skips what is empty.
 
     prompt: tokens of the longest prompt. tasks: groups of a step.
     """
     sampled = sampled_tokens(limits)
-    # Of several turns it is what the shortest prompt leaves, which is not known.
+    # The most tokens that can follow a prompt. With several turns that is all the shortest prompt
+    # leaves, and how short a prompt can be is not known.
     completion = min(limits.turn_tokens, limits.tokens) if limits.turns == 1 else limits.tokens
     if given.prompt_slots:  # prompts stand in rows of their own: completions alone, from there on
         rows = given.rows or tasks
         together = -(-tasks // rows) * group_size  # trajectories of a row
         shapes = {"rows": rows, "slots": together * (completion + 1), "targets": together * sampled}
     elif (group_size - 1) * prompt >= group_size * completion:
-        # A group in one row computes its prompt once, which saves more than its completions take.
+        # A group in one row computes its prompt once. That saves at least as many slots as what
+        # follows the prompt takes.
         slots = prompt + group_size * completion
         shapes = {"rows": tasks, "slots": slots, "targets": group_size * sampled}
     else:
-        # A row for each trajectory at its longest; shorter ones share rows, as they fit.
+        # A row for each trajectory at its longest. Shorter ones share rows, as far as they fit.
         shapes = {"rows": tasks * group_size, "slots": limits.tokens, "targets": sampled}
     return _filled(given, **shapes)
 

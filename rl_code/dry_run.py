@@ -1,8 +1,8 @@
-"""What a run would take: its parameters, tokens, memory and programs, without training.
+"""Tells what a run would take, without training: parameters, tokens, memory and programs.
 
-The programs of a step and of sampling are compiled for abstract arrays, so that only what the
-compiler needs is allocated. Memory is that of one device, by part; the compiler says what the
-programs need beside their arguments.
+The programs of a step and of sampling are compiled for abstract arrays, so no array of the model is
+allocated. Memory is given for one device, part by part. The compiler says what the programs need
+beside their arguments.
 """
 
 from __future__ import annotations
@@ -56,13 +56,16 @@ class Plan:
     """What a run would take."""
 
     parameters: int
-    # Devices that learn and those that sample; the same ones unless they are apart.
+    # How many devices learn, and how many sample.
     learners: int
     samplers: int
+    # Whether these are the same devices.
     shared: bool
-    # Of one step: trajectories, the most tokens that can be sampled, and slots of the batch.
+    # Trajectories of one step.
     trajectories: int
+    # The most tokens that can be sampled in one step.
     sampled_tokens: int
+    # Slots of the batch of one step.
     batch_slots: int
     memory: tuple[Part, ...]
     programs: tuple[Program, ...]

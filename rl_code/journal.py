@@ -20,7 +20,8 @@ from rl_code.types import Group
 class Journal:
     """Writes into the run's folder for this process. A context manager.
 
-    start: the first step that will be written; what is there of later ones is dropped.
+    start: the first step that will be written. What was written for this and later steps is
+    dropped.
     """
 
     def __init__(self, run: Run, start: int):

@@ -1,10 +1,10 @@
 """Names in a config: an entry of a family's dict, or ``package.module:object`` from anywhere.
 
-A family (losses, advantages, rewards, tools, protocols, sources of tasks, methods of attention,
-suites, metrics) is one visible dict. Whatever a config names may also stand in a package of the
-user's own, which needs no edit of this tree. A member that has settings is a frozen dataclass: its
-fields are its settings, checked as every other part of a config is, and a method does the work. A
-member without settings is the object itself.
+Each family (losses, advantages, rewards, tools, protocols, sources of tasks, methods of attention,
+suites, metrics) is one visible dict. A config may also name a member from a package of the user's
+own, without any edit of this tree. A member with settings is a frozen dataclass. Its fields are the
+settings, which are checked like every other part of a config, and a method does the work. A member
+without settings is the object itself.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@
     runs/first@120            that run's checkpoint of step 120
     runs/first@best           that run's checkpoint with the highest score (``checkpoint.best``)
 
-A run keeps all but the weights in the folder ``model`` of its workdir, as a Hugging Face folder has
-it. With a checkpoint beside it that folder is complete: other runs start from it, and
-``launch.export`` hands it on.
+A run writes the folder ``model`` into its workdir. It is like a Hugging Face folder without the
+weights. Together with a checkpoint it has all that other runs need to start from it, and all that
+``launch.export`` needs to write a complete Hugging Face folder.
 """
 
 from __future__ import annotations

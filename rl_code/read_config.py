@@ -1,8 +1,8 @@
-"""From a config file's ConfigDict to frozen dataclasses, once and strictly, and back to JSON.
+"""Turns the ConfigDict of a config file into frozen dataclasses, and those into JSON.
 
-A config file is data: ``get_config(arg)`` returns a ConfigDict. ``build`` reads it once into the
-dataclasses that live next to the code that uses them; an unknown key, a missing key or a wrong type
-is an error that names the dotted key.
+A config file is data: ``get_config(arg)`` returns a ConfigDict. ``build`` reads it once, into
+dataclasses that stand next to the code that uses them. An unknown key, a missing key or a wrong
+type is an error that names the dotted key.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ConfigError(ValueError):
 
 
 def follows(key: str, standard: Any) -> Any:
-    """A field of a config's dataclass that is no key of the file: its value is that of ``key``.
+    """A field of a config's dataclass that the file cannot set: it has the value of another key.
 
-    standard: the value where the dataclass is made without a run.
+    key: that other key. standard: the value if the dataclass is made outside a run.
     """
     return dataclasses.field(default=standard, metadata={"follows": key})
 
@@ -94,9 +94,9 @@ def build[T](
 
 def complete(cls: type, config: Mapping[str, Any] | ml_collections.ConfigDict) -> Any:
     """A copy of a config that also has the keys which its file leaves out, so that each can be
-    overridden: with their defaults, or as placeholders of their type where the default is None.
+    overridden. They have their defaults, or are placeholders of their type if the default is None.
 
-    Keys that are missing or unknown are left to ``build``.
+    A key that must be set and is not, or that is unknown, is left to ``build``, which raises.
     """
     completed = ml_collections.ConfigDict()
     plain = ml_collections.ConfigDict(config)
@@ -141,8 +141,8 @@ def to_json(config: Any) -> str:
 def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
     """Sorted dotted keys (without the leading ``config.``) at which two configs differ.
 
-    ``a`` and ``b`` are dataclasses or nested mappings; a section that only one of them has is named
-    once, as a whole. without: keys, and whole sections, that are not looked at.
+    ``a`` and ``b`` are dataclasses or nested mappings. A section that only one of them has is named
+    once, as a whole. without: keys and whole sections that are not compared.
     """
     found = _diff(to_dict(a), to_dict(b), "")
     return sorted(
@@ -151,10 +151,10 @@ def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
 
 
 def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] = ()) -> None:
-    """Raises ConfigError, with both values of every differing key, unless a folder's config is the
-    one given.
+    """Raises ConfigError if the config of a run's folder is not the one given here; the message has
+    both values of every key that differs.
 
-    may_change: keys, and whole sections, that may differ.
+    may_change: keys and whole sections that may differ.
     """
     changes = [
         f"{key} = {lookup(there, key)!r} there, {lookup(here, key)!r} here"

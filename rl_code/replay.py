@@ -44,11 +44,11 @@ class Replayed:
 def replay(
     run: Run, stop: StopRequest, start: int = 0, end: int | None = None
 ) -> Iterator[Replayed]:
-    """Every consumed step from ``start`` to before ``end``.
+    """Trains again on every consumed step from ``start`` on, up to but not including ``end``.
 
-    start: 0, where the model that training began with is made again, or the step of a checkpoint
-    that is kept. The state of a step is only good until the next. Raises CheckpointError when there
-    is no such checkpoint, StoreError for a group that is damaged.
+    start: 0, for which the model that training began with is made again; or the step of a
+    checkpoint that is kept. The next step donates the state of the step before. Raises
+    CheckpointError when there is no such checkpoint, StoreError for a group that is damaged.
     """
     model = sft.warm_start(run, stop).model if run.config.sft else run.init_model()
     learn = Learner(run.config.train, run.rows_sharding, model)

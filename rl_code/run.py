@@ -51,9 +51,12 @@ class Run:
     """The parts of a run, built once. A context manager: leaving it ends the sandboxes and worker
     threads.
 
-    role: of this process, "all", "learner" or "actor"; mesh: devices that learn, which an actor
-    lacks. rollout_mesh, prefill_mesh: devices that sample, and those that prefill prompts if they
-    are others. channel: between the processes of an actor that has several.
+    Args:
+      role: the role of this process: "all", "learner" or "actor".
+      channel: connects the processes of an actor that has several.
+
+    The attribute ``mesh`` has the devices that learn, ``rollout_mesh`` those that sample, and
+    ``prefill_mesh`` those that prefill prompts, or None if the devices that sample do that.
     """
 
     def __init__(
@@ -125,8 +128,8 @@ class Run:
 
     @functools.cached_property
     def journal(self) -> Path:
-        """The folder for metrics and the like, made when it is first asked for: what cannot be
-        built leaves nothing behind.
+        """The folder into which this process writes metrics and logs. It is made when it is first
+        asked for, so that a run which cannot be built leaves nothing behind.
         """
         index = jax.process_index()
         folder = self.workdir / f"process_{index}" if index else self.workdir
@@ -289,8 +292,8 @@ class Run:
         dtype: str,
         mesh: Mesh,
     ) -> Engine:
-        """A new Engine; of an actor of several processes one that the others follow, in the first
-        of them.
+        """A new Engine. In the first process of an actor that has several, it is one whose calls
+        the other processes follow.
         """
         model_config = dataclasses.replace(self.model_config, dtype=dtype, param_dtype=dtype)
         if config.pages_mb is not None:
@@ -326,8 +329,8 @@ class Run:
         return self._suites[suite.name]
 
     def _that_fit(self, config: Named, protocol: Named, prompt_length: int) -> Sequence[Task]:
-        """Tasks of a source whose prompt has at most ``prompt_length`` tokens; endless ones as they
-        are.
+        """The tasks of a source whose prompt has at most ``prompt_length`` tokens. All tasks of an
+        endless source, which cannot be gone through.
         """
         source = find_source(config, "config.tasks")
         tasks = source.load(self.pool, self.workdir)

@@ -62,8 +62,8 @@ class Demonstrations:
 
 
 def warm_start(run: Run, stop: StopRequest) -> TrainState:
-    """Trains from the run's initial model; continues from, and returns at once when done by, its
-    own checkpoint.
+    """Trains from the run's initial model. It continues from its own checkpoint if there is one,
+    and returns at once if that is of the last step.
 
     Writes metrics and checkpoints into the folder ``sft`` of the run's workdir. Raises
     FloatingPointError when the loss is not finite, Stopped when asked to stop.

@@ -22,12 +22,12 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Turns the first Ctrl-C or SIGTERM inside ``deferred`` into ``requested``; any other ends the
-    program at once.
+    """Turns the first Ctrl-C or SIGTERM inside ``deferred`` into ``requested``. Any other one ends
+    the program at once.
 
-    What comes within a second of the first counts as the same request: a terminal, a launcher and a
-    supervisor may each pass it on. A context manager for the main thread, which puts the previous
-    handlers back.
+    A signal within a second of the first counts as the same request, since a terminal, a launcher
+    and a supervisor may each pass it on. A context manager for the main thread, which puts the
+    previous handlers back when it is left.
     """
 
     def __init__(self):

@@ -1,13 +1,14 @@
 """Reinforcement learning of a coding agent: warm start, evaluate, then sample, grade, update, and
 evaluate again.
 
-``train`` is the whole system in one process, or its learner; ``act`` is one of the actors that
-serve a learner in other processes. How far sampling runs ahead of training is the config's
-(``schedule``). What was sampled goes into a store before it is trained on, so a learner that was
-killed goes through the steps since its checkpoint again with the same groups. Where sampling is
-synchronous or exactly one step ahead, everything that decides what happens (which tasks, which
-weights, which random numbers) is a function of the config and the step, so a run that was killed
-and started again ends with the same weights, bit for bit, as one that was not.
+``train`` is the whole system in one process, or its learner. ``act`` is an actor that serves a
+learner in another process. The config says how far sampling runs ahead of training (``schedule``).
+
+What was sampled goes into a store before it is trained on. A learner that was killed therefore
+repeats the steps since its checkpoint with the same groups. If sampling is synchronous or exactly
+one step ahead, the config and the step alone decide which tasks, which weights and which random
+numbers are used. A run that was killed and started again then ends with the same weights, bit for
+bit, as one that was not.
 """
 
 from __future__ import annotations
@@ -63,19 +64,23 @@ def train(
 ) -> list[SuiteResult]:
     """Runs a config to its end, from wherever the workdir left off; returns all evaluations.
 
-    role: "all", or "learner" where other processes sample, which reach this one's devices at
-    ``host``. Raises CheckpointError or ConfigError for a workdir that cannot be continued,
-    SandboxUnavailable where code cannot be run safely, FloatingPointError when the loss is not
-    finite (the checkpoint is from before that step), StoreError or WeightError when storage fails
-    or nobody answers in time, Stopped after Ctrl-C or SIGTERM.
+    role: "all", or "learner" if other processes sample. host: the address of this machine at which
+    those processes reach its devices.
+
+    Raises:
+      CheckpointError, ConfigError: the workdir cannot be continued.
+      SandboxUnavailable: code cannot be run safely on this machine.
+      FloatingPointError: the loss is not finite; the checkpoint is from before that step.
+      StoreError, WeightError: storage fails, or nobody answers in time.
+      Stopped: after Ctrl-C or SIGTERM.
     """
     workdir = Path(workdir)
     if role == "learner":
         refuse_sync(config)
     check(workdir, config)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
-        # Read before the workdir is claimed: a start that fails at a mesh, a path or a file of
-        # tasks must not keep the corrected one out.
+        # The tasks are read before the workdir is claimed. If a start fails because of a mesh, a
+        # path or a file of tasks, the corrected config must still be able to claim the workdir.
         _ = run.tasks
         workdir.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:
@@ -281,8 +286,8 @@ def evaluate(run: Run, model: Transformer, label: str, step: int) -> None:
     """Plays every suite that has no result of this label and step yet, and keeps the results in the
     workdir.
 
-    A result of the label from another step, as "after" of a run whose ``train.steps`` was raised
-    since, is kept under the label "step_<step>".
+    There may be a result of this label from another step, such as "after" of a run whose
+    ``train.steps`` was raised since. That one is kept under the label "step_<step>".
     """
     for suite in run.config.suites:
         path = run.workdir / suite_lib.FOLDER / f"{suite.name}.{label}.json"

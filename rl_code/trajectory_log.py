@@ -4,7 +4,7 @@
     trajectories/held_out.before.jsonl.gz those of an evaluation, by suite and label
 
 A run that resumes at step s repeats step s: files of steps >= s are dropped when the log opens.
-What training itself reads is in the store; this is for the eye.
+Training itself never reads these files; it reads the store.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from rl_code.run_config import RunConfig
 CONFIG_FILE = "config.json"
 STORE = "store"  # the folder of the groups
 ACTORS = "actors"  # the folder of what actors in other processes measure
-# Names that the processes of a run have of themselves: the learner, and the actor within its
-# process.
+# Names in the store that no other actor may have: that of the learner, and that of the actor within
+# the learner's process.
 RESERVED = LEARNER, ACTOR = "learner", "actor"
 
 # Keys of a config that may differ between the start of a run and its continuation.
@@ -23,8 +23,8 @@ MAY_CHANGE = (
     "suites",
     "metrics",
     # A finished run goes on when its number of steps is raised. Step s then has the learning rate
-    # that it would have in a run of the new length: nothing is remembered of the shorter schedule,
-    # so a cosine that had reached its end rises again to where the longer one is.
+    # that it would have in a run of the new length. Nothing is remembered of the shorter schedule:
+    # a cosine that had reached its end jumps to where the longer one is at that step.
     "train.steps",
     "train.optimizer.total_steps",
     "rollout.workers",

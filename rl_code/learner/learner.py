@@ -32,13 +32,14 @@ class Learner:
 
     def __init__(self, config: TrainConfig, rows: jax.sharding.Sharding, model: Transformer):
         """
-        rows: sharding of a batch's rows over the mesh.
-        model: the one that training begins with; a penalty on divergence refers to it.
+        rows: the sharding of a batch's rows over the mesh.
+        model: the model that training begins with. It is the reference policy of the KL divergence.
         """
         self._config = config
         self._rows = rows
         self._advantage = named.make(ADVANTAGES, config.advantage, "config.train.advantage")
         loss = self._config.loss.for_staleness(self._config.pack.max_staleness)
+        # A copy, since the first update donates the model.
         self._reference = (
             jax.tree.map(lambda x: x.copy(), model) if self._config.loss.kl_coef else None
         )
@@ -54,8 +55,8 @@ class Learner:
             self._token_logprobs = make_token_logprobs(*logprobs)
 
     def begin(self, state: TrainState, prompts: Sequence[Sequence[int]]) -> Prefilled | None:
-        """The first of two phases, which needs the prompts of the step alone; returns before it is
-        done.
+        """Starts the first of two phases, which needs only the prompts of the step, and returns
+        before the devices have finished it. None if the update has one phase.
         """
         if not self._two_phase:
             return None
@@ -69,10 +70,10 @@ class Learner:
         version: int,
         begun: Prefilled | None = None,
     ) -> tuple[TrainState, dict[str, Any]]:
-        """The state after the step and its metrics; donates ``state``, whose weights have this
-        version.
+        """Returns the state after the step, and the metrics of the step. ``state`` is donated.
 
-        begun: what ``begin`` returned for this step, or None.
+        version: the version of the weights in ``state``. begun: what ``begin`` returned for this
+        step, or None.
         """
         config = self._config
 
@@ -89,7 +90,8 @@ class Learner:
             before = ()
         batch = jax.device_put(batch, self._rows)
 
-        # Update. With one epoch the policy of the first pass is the proximal policy.
+        # Update. With one epoch, the policy that is updated is itself the proximal policy. With
+        # several, the proximal policy is that before the first update, so it is computed now.
         prox = self._token_logprobs(state.model, *before, batch) if config.epochs > 1 else None
         ref = (
             self._token_logprobs(self._reference, *before, batch)

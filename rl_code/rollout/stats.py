@@ -10,26 +10,29 @@ class RolloutStats:
     """Counts since they were last taken; seconds are wall-clock."""
 
     sampled_tokens: int = 0
-    # Real ones, without padding.
+    # Tokens that were prefilled, without padding.
     prefilled_tokens: int = 0
-    # Tokens of context before every message. Of these were in the cache: prompts, from another
-    # group; prompts, from the group's first episode; an episode's own, from before.
+    # Tokens that stood before a message, over all messages that were begun.
     needed_tokens: int = 0
+    # Of these, tokens of prompts that another group had put into the cache.
     found_in_tasks: int = 0
+    # Of these, tokens of prompts that the first episode of the same group had found or computed.
     found_in_groups: int = 0
+    # Of these, an episode's own tokens, which were in the cache from its turns before.
     found_in_turns: int = 0
-    # From dispatch to result; prefills on devices of their own are not waited for.
+    # Seconds from the dispatch to the result. Prefills on devices of their own are not waited for.
     decode_s: float = 0.0
     prefill_s: float = 0.0
-    # Nothing could decode and a tool was waited for.
+    # Seconds in which nothing could decode, and a tool was waited for.
     wait_s: float = 0.0
     total_s: float = 0.0
-    # Slots times decoding steps that were run, and those in which a row gained a token.
+    # Slots times the decoding steps that were run.
     slot_steps: int = 0
+    # Of these, the ones in which a row gained a token.
     row_steps: int = 0
-    # Episodes that gave up their pages.
+    # Times that a row or a prompt had to give up its pages to an older one.
     preempted: int = 0
-    # The most that the pages in use had at once.
+    # Bytes of the most pages that were in use at once.
     kv_bytes: int = 0
 
     @property
