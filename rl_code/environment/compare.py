@@ -48,7 +48,8 @@ def accepts(case: Case, value: Any) -> bool:
 def same(a: Any, b: Any) -> bool:
     """Equality that tells types apart at every depth: True is not 1, a list is not a tuple.
 
-    NaN equals NaN. A named tuple counts as a tuple. A function equals no other value.
+    NaN equals NaN. A named tuple counts as a tuple. A function equals nothing, not even
+    itself.
     """
     a = _plain(a)
     b = _plain(b)

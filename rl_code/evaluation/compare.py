@@ -1,9 +1,10 @@
 """Two results on the same tasks, compared task by task.
 
 The difference of means has a paired percentile-bootstrap interval: tasks are resampled, each with
-both of its values, so what makes a task easy or hard for both cancels. With one sample per task
-(greedy decoding) the exact McNemar test (McNemar 1947, with binomial tails) gives the probability
-of so uneven a split of the tasks that only one side solves.
+both of its values. What makes a task easy or hard for both results therefore cancels. With one
+sample per task (greedy decoding), some tasks are solved in only one of the two results. The exact
+McNemar test (McNemar 1947, with binomial tails) gives the probability that chance splits these
+tasks between the results at least so unevenly.
 """
 
 from __future__ import annotations
@@ -20,19 +21,17 @@ from rl_code.evaluation.suite import SuiteResult, percent
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """pass@k of two results on the same tasks.
-
-    difference: after minus before, paired. gained, lost: tasks whose pass@k rose, fell.
-    p_value: of the exact McNemar test, two-sided; None unless both results have one sample of each
-    task.
-    """
+    """pass@k of two results on the same tasks."""
 
     k: int
     before: Interval
     after: Interval
+    # After minus before, paired by task.
     difference: Interval
+    # Tasks whose pass@k rose, and tasks whose pass@k fell.
     gained: int
     lost: int
+    # Of the exact McNemar test, two-sided; None unless both results have one sample of each task.
     p_value: float | None
 
 

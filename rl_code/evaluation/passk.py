@@ -2,8 +2,8 @@
 
 Implements the estimator 1 - C(n-c, k) / C(n, k) of Chen et al. 2021 (arXiv 2107.03374, eq. 1) with
 whole numbers, so that nothing overflows or cancels, and the percentile bootstrap over tasks (Efron
-1979). Samples of one task are not resampled: the interval says how the result would vary with other
-tasks of the same kind.
+1979). The samples of one task are not resampled. The interval therefore says how the result would
+vary with other tasks of the same kind.
 """
 
 from __future__ import annotations

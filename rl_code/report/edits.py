@@ -1,9 +1,9 @@
 """What a trajectory's calls changed in the files, as lines of a diff, for a person to read.
 
-A call that names a file (``path``) and gives its new text (``content``), or a piece of it and what
-stands there instead (``old``, ``new``), is an edit; tools of any name that take such arguments are
-understood. What other tools changed, as a shell command may, is not seen, so a diff is against the
-text as it was last seen.
+An edit is a call that names a file (``path``) and gives its new text (``content``), or a piece of
+its text and what replaces it (``old``, ``new``). Tools of any name that take such arguments are
+understood. Changes by other tools, such as a shell command, are not seen, so a diff compares with
+the text as it was last seen.
 """
 
 from __future__ import annotations

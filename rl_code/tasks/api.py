@@ -42,9 +42,9 @@ class Source:
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         """The tasks in a fixed order, the same for the same settings.
 
-        pool, workdir: where code may be run and what was computed may be kept; None where a caller
-        has none. Raises TaskFileError for a file that cannot be used, SandboxFault when the sandbox
-        fails.
+        pool: sandboxes in which code may be run. workdir: a folder in which computed results may be
+        kept. Either is None if the caller has none. Raises TaskFileError for a file that cannot be
+        used, SandboxFault when the sandbox fails.
         """
         raise NotImplementedError
 
@@ -68,8 +68,8 @@ class Generated(Source):
     """An endless stream of small functions to write or repair, see ``generated``."""
 
     split: str
-    # Levels of difficulty, drawn from with equal chances; one that stands twice is drawn twice as
-    # often.
+    # Levels of difficulty, each drawn with equal probability; one that stands here twice is drawn
+    # twice as often.
     levels: tuple[int, ...]
     seed: int = 0
 
@@ -109,7 +109,8 @@ class Mbpp(Source):
     visible: int = 1
     # Adds hidden tests whose expected values come from the reference.
     differential: DifferentialConfig | None = None
-    # Leaves out of "train" and "validation" what is near a task of a later split or of HumanEval.
+    # With this section, "train" and "validation" lose tasks that are near-duplicates of a task of a
+    # later split or of HumanEval.
     duplicates: DuplicateConfig | None = None
 
     def __post_init__(self) -> None:
@@ -157,7 +158,7 @@ class Records(Source):
     path: str
     # Field of ``records.COLUMNS`` -> column of the file.
     columns: Mapping[str, str]
-    # Keeps the rows of this split, and those that name none; "" keeps all.
+    # Only rows of this split, and rows that name no split, are kept; "" keeps all.
     split: str = ""
     form: Form = "agent"
     # Adds hidden tests whose expected values come from the reference.

@@ -1,9 +1,9 @@
-"""Near-duplicates between sets of tasks: what asks for the same function must not be in training
-and in a test.
+"""Finds near-duplicates between sets of tasks: tasks that ask for the same function must not be
+both in training and in a test.
 
 Two tasks are near-duplicates when their descriptions share most of their words, or when their
-references share most of their token 4-grams after renaming; the words that every task uses and code
-too short to be telling do not count.
+references share most of their token 4-grams after renaming. Words that every task uses do not
+count, and neither does code that is too short to tell tasks apart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Imperfect demonstrations of generated tasks, written as an episode in the compact protocol would
-read.
+"""Imperfect demonstrations of generated tasks, written like an episode in the compact protocol.
 
-They teach the form of an episode and a spread of attempts, not a good policy: that is left to
-reinforcement learning. What the tests say is computed from the operations themselves; nothing is
+They teach the form of an episode and a variety of attempts. To find a good policy is left to
+reinforcement learning. What the tests say is computed from the operations themselves, so nothing is
 executed in a sandbox.
 """
 
@@ -71,8 +70,9 @@ def demonstrate(
 ) -> list[Segment]:
     """One episode of a generated task, prompt first; no attempt is made twice.
 
-    Keeps to the turns and test runs of ``limits``; its budgets of tokens are not looked at. Raises
-    ValueError for a task that is not generated or when limits leave no room for a first attempt.
+    It keeps to the turns and test runs of ``limits``; budgets of tokens are ignored. Raises
+    ValueError for a task that is not generated, or when ``limits`` leave no room for a first
+    attempt.
     """
     if task.meta.get("source") != "generated":
         raise ValueError(

@@ -46,28 +46,29 @@ Propose = Callable[[Task], Sequence[tuple[Any, ...]]]
 
 @dataclasses.dataclass(frozen=True)
 class DifferentialConfig:
-    """cases: most cases added to a task; 0 adds every one. workers: tasks worked on at once.
+    """How many hidden cases are added to tasks, and how they are computed."""
 
-    timeout_s: wall-clock of one batch of calls, as when a solution is graded. The reference must
-    pass the task's own tests within it, and the added cases within half of it.
-    """
-
+    # The most cases that are added to a task; 0 adds every one that was found.
     cases: int
+    # Wall-clock seconds of one batch of calls, as when a solution is graded. The reference must
+    # pass the task's own tests within this time, and the added cases within half of it.
     timeout_s: float
+    # Tasks that are worked on at once.
     workers: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Strengthened:
-    """tasks: those whose reference passes its own tests, with the cases added to the hidden ones.
+    """Tasks with differential tests, and what was left out."""
 
-    failed: id -> why, of the tasks left out. added: id -> number of cases added. dropped: reason ->
-    number of inputs that the reference answers, the same twice, and that became no case.
-    """
-
+    # The tasks whose reference passes the task's own tests. Cases are added to the hidden ones.
     tasks: tuple[Task, ...]
+    # For each task that is left out: id -> why its reference failed.
     failed: Mapping[str, str]
+    # Id -> number of cases that were added.
     added: Mapping[str, int]
+    # Reason -> number of inputs that became no case, although the reference answers them, and gives
+    # the same answer twice.
     dropped: Mapping[str, int]
 
     def summary(self) -> str:
@@ -92,13 +93,16 @@ def strengthen(
     cache: Path,
     others: Sequence[Task] = (),
 ) -> Strengthened:
-    """Adds differential cases to the hidden tests of every task and leaves out tasks whose
+    """Adds differential cases to the hidden tests of every task, and leaves out tasks whose
     reference fails.
 
-    propose: gives the argument tuples to try, small ones first; a task's ``meta["tolerance"]`` is
-    how far numbers of its cases may be apart (0 when absent; floats always get FLOAT_TOLERANCE at
-    least). cache: JSON file, made or extended. others: tasks whose references may solve one of
-    ``tasks`` as well (see ``domain.neighbours``).
+    A task's ``meta["tolerance"]`` says how far the numbers of its cases may be apart: 0 if it is
+    absent. Floats always have a tolerance of at least FLOAT_TOLERANCE.
+
+    Args:
+      propose: gives the argument tuples to try for a task, small ones first.
+      cache: a JSON file, which is made or extended.
+      others: tasks whose references may solve one of ``tasks`` as well (``domain.neighbours``).
 
     Raises SandboxFault when the sandbox itself fails.
     """
@@ -150,8 +154,8 @@ def _examine(
     pool: SandboxPool,
     near: Sequence[Task],
 ) -> dict:
-    """What the cache keeps of one task: why its reference fails ("" when it does not), the cases as
-    literals, and how many inputs were left out for which reason.
+    """What the cache keeps of one task: why its reference fails ("" if it does not), the cases as
+    literals, and for each reason how many inputs were left out.
     """
     own = Tests(
         cases=task.visible_tests.cases + task.hidden_tests.cases,

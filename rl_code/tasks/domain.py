@@ -1,16 +1,16 @@
 """Whether an input lies in the domain that a task's own asserts exercise.
 
-A task says in one sentence and a few asserts what is asked. A reference also answers inputs that
-neither says anything about: it has a branch for the empty list, a message for what is not found, a
-loop that is never entered. What it answers there is its author's choice, or an accident, and a
-correct solution may answer otherwise. So an input counts as meant only if
+A task says in one sentence and a few asserts what is asked. A reference also answers inputs about
+which these say nothing: for instance, it has a branch for the empty list, a message for what is not
+found, or a loop that is never entered. What it answers there is its author's choice, or an
+accident. A correct solution may answer otherwise. So an input counts as meant only if
 
   - the reference takes no branch on it that it takes on none of the asserts' inputs, and
   - its answer is of a kind that the asserts expect: the types at every depth, signs of numbers,
     emptiness, and for a text that several asserts expect as it is, that very text.
 
-Other solutions that pass the asserts have a say as well, where there are any: the references of
-tasks whose descriptions are nearly the same. An input on which they disagree is left out.
+Other solutions that pass the asserts are asked too, if there are any: the references of tasks whose
+descriptions are nearly the same. An input on which they disagree is left out.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def {branches}(*arguments):
 
 
 def traced(source: str, entry_point: str) -> str:
-    """The module with one more function, BRANCHES, that calls the entry point and returns the names
-    of the branches taken: jumps in the bytecode, so that conditions within a line count, too.
+    """The module with one more function, BRANCHES. It calls the entry point and returns the names
+    of the branches taken. Branches are jumps in the bytecode, so that conditions within a line
+    count, too.
     """
     return source + _TRACED.format(branches=BRANCHES, function=entry_point)
 

@@ -1,12 +1,14 @@
-"""Generated tasks: a file with a function to write or to repair, described in a few words and two
+"""Generated tasks: a file with a function to write or to repair, described by a few words and two
 examples.
 
 A task is a composition of elementary operations with constants. Its description states the
-constants, or leaves them to be found from the examples and from runs of the tests. Compositions,
-taken without order and constants, belong to exactly one split, while every elementary operation
-occurs in training: held-out tasks ask for new combinations of known parts. Visible cases tell the
-program from every version of it with other constants or a missing step that any case could tell it
-from; so do the hidden cases.
+constants, or the agent has to find them from the examples and from runs of the tests.
+
+Each composition, without regard to order and constants, belongs to exactly one split. Every
+elementary operation occurs in training. So held-out tasks ask for new combinations of known parts.
+
+A rival is a version of the program with other constants or a missing step. The visible cases
+exclude every rival that any case could exclude, and so do the hidden cases.
 """
 
 from __future__ import annotations
@@ -57,17 +59,17 @@ _WORDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """steps: how many operations. operations: what they are drawn from. layouts: how they are
-    spread over functions.
+    """A level of difficulty."""
 
-    named: whether the message says what the files are called; left out where tokens are scarce.
-    stated: share of tasks whose description states the constants.
-    """
-
+    # How many operations a task has; one of these numbers is drawn.
     steps: tuple[int, ...]
+    # What the operations are drawn from.
     operations: tuple[Operation, ...]
+    # How the operations may be spread over functions and files (``programs.Layout``).
     layouts: tuple[str, ...]
+    # Whether the message names the files; it does not where tokens are scarce.
     named: bool
+    # Share of the tasks whose description states the constants.
     stated: float
 
 
@@ -84,8 +86,8 @@ def generate(split: str, seed: int, index: int, levels: Sequence[int] = (1, 2)) 
     """Task ``index`` of a split's endless stream; the same arguments give the same task on every
     machine.
 
-    levels: keys of LEVELS, of which one is drawn per task; a level that occurs twice is drawn twice
-    as often. Raises ValueError for an unknown split or level.
+    levels: keys of LEVELS. One is drawn for each task; a level that stands here twice is drawn
+    twice as often. Raises ValueError for an unknown split or level.
     """
     if split not in SPLITS:
         raise ValueError(f"{split=} must be one of {SPLITS}")
@@ -183,10 +185,10 @@ class _Candidate:
 def _cases(
     rng: random.Random, program: Program, takes: str
 ) -> tuple[tuple[Case, ...], tuple[Case, ...]] | None:
-    """Visible and hidden cases, each of which tell all rivals that can be told; None when that
-    leaves a near rival.
+    """Visible and hidden cases. Each of the two sets excludes all rivals that can be excluded. None
+    if a near rival remains.
 
-    Of all pairs of cases that tell enough, one with short inputs is visible.
+    Of all pairs of cases that exclude enough rivals, one with short inputs becomes visible.
     """
     pool = _candidates(rng, program, takes)
     needed = functools.reduce(operator.or_, (candidate.told for candidate in pool), 0)

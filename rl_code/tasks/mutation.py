@@ -1,12 +1,12 @@
 """New inputs for a function from those its tests call it with: type-aware mutation that keeps to
 their kind.
 
-The idea is EvalPlus's (Liu et al. 2023, arXiv 2305.01210). There a hand-written contract says which
-inputs are legal; here what all known inputs have in common stands in for it, so that a correct
-solution is not judged on inputs nobody meant: the types at each position, the range and sign of
-numbers, the characters of strings and the nesting of their brackets, the lengths of containers,
-sortedness and distinctness, rows of equal length, and relations between arguments (``n == len(a)``,
-``k <= len(a)``, ``x in a``, ``a <= b``, lists of equal length).
+The idea is that of EvalPlus (Liu et al. 2023, arXiv 2305.01210). There a hand-written contract says
+which inputs are legal. Here a new input must share what all known inputs have in common, so that a
+correct solution is not judged on inputs that nobody meant. This covers the types at each position,
+the range and sign of numbers, the characters of strings and the nesting of their brackets, the
+lengths of containers, sortedness and distinctness, rows of equal length, and relations between
+arguments (``n == len(a)``, ``k <= len(a)``, ``x in a``, ``a <= b``, lists of equal length).
 """
 
 from __future__ import annotations
@@ -62,17 +62,16 @@ def propose(known: Sequence[Arguments], count: int, rng: random.Random) -> list[
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What the known values at one place have in common.
-
-    values: the known values. low, high: bounds of numbers, or of the length of containers and
-    strings. items: the kinds of the elements: one for all of them, one per position of a record,
-    keys and values of a dict.
-    """
+    """What the known values at one place have in common."""
 
     name: str
+    # The known values.
     values: tuple[Any, ...]
+    # Bounds of numbers, or of the length of containers and strings.
     low: int | float = 0
     high: int | float = 0
+    # The kinds of the elements: one for all elements, or one for each position of a record, or
+    # those of the keys and of the values of a dict.
     items: tuple[Kind, ...] = ()
     alphabet: str = ""
     record: bool = False
@@ -281,8 +280,8 @@ def _template(values: Sequence[str]) -> tuple[str, ...]:
 
 
 def _number_kind(values: tuple[Any, ...], name: str) -> Kind:
-    """Range: signs as known, sizes up to twice the largest known, none smaller than the smallest
-    known: where numbers begin (0, 1, 2) definitions often do not agree.
+    """The range of numbers: with the known signs, up to twice the largest known size, and none
+    smaller than the smallest known. Definitions often disagree about where numbers begin (0, 1, 2).
     """
     low = min(values)
     high = max(values)

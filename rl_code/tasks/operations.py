@@ -1,8 +1,8 @@
 """The elementary operations that generated tasks are composed of.
 
-An operation is one expression over one variable; its value under the constant k is computed from
-the very text that a solution contains, so texts and expected values cannot differ. Variables are
-named by type: ``xs`` a list, ``s`` a text, ``d`` a dictionary, ``n`` a number.
+An operation is one expression over one variable. Its value for a constant k is computed from the
+same text that a solution contains, so texts and expected values cannot differ. Variables are named
+by type: ``xs`` a list, ``s`` a text, ``d`` a dictionary, ``n`` a number.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ VARIABLES = {"ints": "xs", "words": "xs", "text": "s", "dict": "d", "int": "n"}
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """name: unique. words: description, with ``k`` for the constant. code: expression, with ``{k}``
-    for the constant.
+    """One elementary operation."""
 
-    takes, gives: types (keys of VARIABLES). constants: values of k, () for none. family: operations
-    that are easily taken for one another.
-    """
-
+    # A name of its own.
     name: str
+    # The description for the agent, with ``k`` for the constant.
     words: str
+    # The expression, with ``{k}`` for the constant.
     code: str
+    # Operations of one family are easily taken for one another.
     family: str
+    # The values that k may have; () if there is no constant.
     constants: tuple[int, ...] = ()
+    # The types of the argument and of the result: keys of VARIABLES.
     takes: str = "ints"
     gives: str = "ints"
 

@@ -1,7 +1,7 @@
-"""Writes a module so that whatever its author left to chance comes out differently.
+"""Rewrites a module so that whatever its author left to chance comes out differently.
 
-A correct solution may well do it the other way, so what changes under ``perturb`` is no ground to
-judge one by.
+A correct solution may make the other choice. So an answer that changes under ``perturb`` must not
+be used to judge a solution.
 """
 
 from __future__ import annotations

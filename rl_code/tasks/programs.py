@@ -23,7 +23,8 @@ Program = tuple[Step | None, ...]
 SPLITS = ("train", "validation", "test")
 _STUB = "    pass\n"
 _HELD_OUT_PERCENT = 15  # of all compositions, for validation and for test each
-# gives validation and test four or five of the single operations each, from at least four families
+# With this salt, validation and test each get four or five of the compositions that are a single
+# operation, from at least four families.
 _SALT = "1"
 
 
@@ -179,16 +180,16 @@ def source(steps: Sequence[Step | None], takes: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a program's steps are spread over functions and files.
+    """How a program's steps are spread over functions and files."""
 
-    kind: "plain" has all steps in f; "helper" has the first ``cut`` in a function g of the same
-    file, "module" in a function g of h.py. takes, middle: types (keys of VARIABLES) of f's argument
-    and of what g returns.
-    """
-
+    # "plain": all steps are in f. "helper": the first ``cut`` steps are in a function g of the same
+    # file. "module": they are in a function g of h.py.
     kind: str
+    # The type of f's argument: a key of VARIABLES.
     takes: str
+    # The type of what g returns: a key of VARIABLES.
     middle: str
+    # How many steps are in g.
     cut: int
 
     def files(self, program: Program, *, stub: bool = False) -> dict[str, str]:

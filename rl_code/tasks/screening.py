@@ -1,11 +1,12 @@
-"""Which tasks training draws, and in which order: all of them, or those on which the policy can
-still learn.
+"""Chooses which tasks training draws, and in which order: all of them, or those on which the policy
+can still learn.
 
-A group whose episodes all succeed or all fail has no advantage. Screening keeps a pool of tasks of
-which the policy solves some samples and not others. Training uses the pool up: a task that stops
-telling samples apart leaves it, and when too few are left the caller samples further tasks, first
-those never looked at, then those looked at longest ago. Only bookkeeping happens here. The state is
-small and goes through JSON, so that a resumed run draws the same tasks.
+If all episodes of a group are solved, or none, their advantages are 0 and nothing is learned.
+Screening keeps a pool of tasks of which the policy solves some episodes and not others. Training
+uses the pool up: a task leaves it after several groups in a row that were all solved or all failed.
+When too few tasks are left, the caller samples further ones: first tasks that were never screened,
+then those that were screened longest ago. Only bookkeeping happens here. The state is small and can
+be written as JSON, so that a resumed run draws the same tasks.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class TaskPool:
         return self._candidates()[: self._config.chunk]
 
     def screened(self, successes: Mapping[int, tuple[int, int]]) -> None:
-        """Takes task -> (samples solved, samples taken); tasks with some but not all solved enter
-        the pool.
+        """Takes task -> (episodes solved, episodes graded). Tasks with some but not all solved
+        enter the pool.
 
         Raises ValueError when all tasks have been looked at and none of them is worth training on.
         """
@@ -106,8 +107,8 @@ class TaskPool:
             self._round = {}
             self._enough = self._config.least
         elif not self._candidates():
-            # All have been looked at: go through them again only when half of what this gave is
-            # used up.
+            # All tasks have been screened, and gave fewer than ``least``. They are screened again
+            # only when half of what they gave is used up.
             self._round, self._enough = {}, (len(self._active) + 1) // 2
             if not self._active:
                 raise ValueError(
