@@ -1,10 +1,10 @@
 """One step ahead against synchronous: the same training, with the tools' waiting hidden behind the
 updates or not.
 
-The real schedule, store, weights, actor and update; episodes without a sandbox, whose tools wait.
-In one arrangement all devices do both halves of a step, so that only the tools' waits can be
-hidden; in the other half of the devices sample and half of them learn. The waits are chosen so that
-sampling takes about as long as an update, and then the modes take turns, --steps steps each.
+Schedule, store, weights, actor and update are the real ones. Episodes have no sandbox, and their
+tools only wait. In one arrangement all devices both sample and learn, so only the tools' waits can
+be hidden. In the other, half of the devices sample and half of them learn. The waits are chosen so
+that sampling takes about as long as an update. Then the modes take turns, --steps steps each.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Attention methods beside ``jax.nn.dot_product_attention``: time, memory and FLOPs, forward and
 with gradients.
 
-One sequence of random keys per length, float32 on CPU and bfloat16 elsewhere; heads are split over
-the devices. NSA and MoBA run with the settings of their papers, the window has 512 keys, squid
-holds 16 documents and a tail of a sixteenth. Memory is that of the compiled program: arguments,
-results and temporaries. FLOPs are those of its matrix products, set against the least that the
-definition needs, with 2 per multiply-add and the backward pass at 2.5 times the forward.
+For each length there is one sequence of random keys, in float32 on CPU and bfloat16 elsewhere.
+Heads are split over the devices. NSA and MoBA run with the settings of their papers, the window has
+512 keys, and squid has 16 documents and a tail of a sixteenth of the sequence. Memory is that of
+the compiled program: arguments, results and temporaries. FLOPs are those of its matrix products. They
+are compared with the least that the definition needs, which counts 2 for a multiply-add and takes
+the backward pass as 2.5 times the forward pass.
 """
 
 from __future__ import annotations
@@ -43,23 +44,22 @@ flags.DEFINE_list("contenders", [], "Which to run; all when empty.")
 
 DOCUMENTS = 16
 PEER = "jax.nn"
-# Of the free memory, what a program may need: the allocator holds on to freed pieces, and takes up
-# to as much again.
+# The share of the free memory that a program may need. The allocator keeps freed pieces, which may
+# take as much again.
 SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """A way to attend: ``run(q, k, v, ...) -> out`` and its arguments; least: FLOPs of its
-    definition, forward.
-
-    trips: of a loop whose trip count depends on data, how many it makes on average.
-    """
+    """One method of attention in the comparison."""
 
     name: str
+    # run(q, k, v, ...) -> out
     run: Callable
     arguments: tuple
+    # Lower bound on the FLOPs of the forward pass, from the method's definition.
     least: float
+    # How often a loop runs on average whose trip count depends on data.
     trips: float = 1.0
 
 

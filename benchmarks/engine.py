@@ -1,10 +1,10 @@
 """The inference engine alone: decoding against the bound that reading memory sets, and what sharing
 prefixes gains.
 
-Every decode step reads all parameters once and the keys of every row; the bound is the rows times
-the rate at which all devices read memory, measured in the same process, over those bytes. Sharing:
-8 prompts of --prompt tokens with 8 samples each, against the same number of episodes that share no
-prompt.
+Every decode step reads all parameters once, and the keys of every row. The bound in tokens per
+second is the number of rows, times the rate at which all devices read memory (measured in the same
+process), divided by those bytes. For sharing, 8 prompts of --prompt tokens with 8 episodes each are
+compared with the same number of episodes that share no prompt.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def decode(config, batch: int, rate: float, prompt: int = 32) -> dict:
         * jax.numpy.dtype(config.dtype).itemsize
     )
     read = batch * (prompt + options.completion / 2) * keys
-    # every device reads all parameters for its own rows; virtual ones share a memory that could be
-    # read once
+    # Every device reads all parameters for its own rows. Virtual devices share one memory, whose
+    # parameters could be read once, so the second bound counts them once.
     bound, once = (batch * rate / (read + copies * parameters) for copies in (devices, 1))
     return dict(batch=batch, devices=devices, bound_tokens_per_s=round(bound), **found) | {
         "share_of_bound": round(found["decoded_per_s"] / bound, 3),

@@ -48,11 +48,11 @@ def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[Task]:
 
 
 class FixedEpisode:
-    """Messages of ``message`` tokens each, ``turns`` of them, the reward being the share of even
-    ids sampled.
+    """An episode of ``turns`` messages of ``message`` tokens each. Its reward is the share of
+    sampled ids that are even.
 
-    tool_s: seconds that the tool after a message takes; called for each, None for none. It answers
-    with ``answer`` tokens.
+    tool_s: called after each message, gives the seconds that the tool takes; None for no wait. The
+    tool answers with ``answer`` tokens.
     """
 
     protocol = NoProtocol()

@@ -1,8 +1,8 @@
 """Floating-point operations of a compiled program: its matrix products, each as often as its loops
 run.
 
-On a GPU they are calls of cuBLAS, or dots within fusions. XLA's own ``cost_analysis`` counts the
-body of a loop once.
+On a GPU, matrix products are calls of cuBLAS, or dots within fusions. XLA's own ``cost_analysis``
+cannot be used, because it counts the body of a loop once.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> floa
     """Operations of all matrix products in optimised HLO text (``compiled.as_text()``), a
     multiply-add counting 2.
 
-    unknown_trips: how often on average a loop runs whose trip count depends on data; several where
-    such loops stand in one another, outermost first, the last for all that are deeper.
+    unknown_trips: how often a loop runs on average whose trip count depends on data. Several
+    numbers stand for nested loops, the outermost first; the last one holds for all deeper loops.
     """
     computations, entry = _parse(hlo)
     depths = [float(unknown_trips)] if isinstance(unknown_trips, int | float) else [*unknown_trips]

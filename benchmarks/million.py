@@ -1,14 +1,16 @@
 """Decoding against a million tokens whose blocks lie on the host and on disk, under a fixed budget
 on the device.
 
-A small model with random weights, NSA with the paper's settings in every layer. The history is
-documents of random tokens, each encoded alone: in a prefill through all of it every token would
-read all compressed keys before it, hours for a million. The tokens decoded are random too, so that
-what a query chooses resembles the choice before it no more than such a model makes it; its layers
-choose unlike each other, so nothing is sent ahead unless --prefetch says so.
+The model is small, with random weights, and has NSA with the paper's settings in every layer. The
+history consists of documents of random tokens, each encoded alone. In a prefill through the whole
+history, every token would read all compressed keys before it, which takes hours for a million. The
+decoded tokens are random too. So a query's choice of blocks resembles the choice before it only as
+far as such a model makes it so. The layers choose different blocks, so nothing is sent ahead unless
+--prefetch says so.
 
-Disk is read and not the system's copy of it in memory, which is freed before decoding starts. A
-check decodes the same tokens with tiers and without, behind a history for which both fit.
+Blocks are read from the disk itself: the system's copy of the file in memory is freed before
+decoding starts. A check decodes the same tokens with tiers and without, after a shorter history
+that fits in both cases.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ CONFIG = ModelConfig(
 BLOCK = CONFIG.attention[0].block
 MIB = 2**20
 BLOCK_BYTES = 2 * BLOCK * CONFIG.num_kv_heads * CONFIG.head_dim * 4
-# Tokens decoded before the clock starts: by then every program has run, that of a block that is
-# complete too.
+# Tokens decoded before the clock starts. By then every program has run once, also the one that runs
+# when a block is complete.
 WARM_UP = BLOCK + 1
 # Tokens decoded in the check, and its documents.
 CHECKED, CHECK_DOCUMENTS = 64, 4

@@ -1,11 +1,12 @@
 """What a two-phase update gains: steps with a wait in place of the rollouts, in one phase and in
 two.
 
-In one phase nothing can begin before the rollouts are there; in two the prompts are computed while
-they go on. The wait sleeps, as for tools, tests or samplers on other devices; rollouts on the
-learner's own cores would compete with it. The groups are those of rl_step's --workload. Once more
-with rematerialisation, which keeps less between the phases. A profile of one step of each kind says
-how much of the wait the devices worked; --trace keeps it, for XProf or Perfetto.
+With one phase, nothing can begin before the rollouts are finished. With two, the prompts are
+computed while the rollouts go on. A sleep stands for the wait, as if for tools, tests or samplers
+on other devices; rollouts on the learner's own cores would compete with the update. The groups are
+those of rl_step's --workload. Everything is measured once more with rematerialisation, which keeps
+less between the phases. A profile of one step of each kind says in how much of the wait the devices
+worked. --trace keeps the profile, for XProf or Perfetto.
 """
 
 from __future__ import annotations
@@ -66,10 +67,11 @@ def main() -> None:
 
 
 def measure(config: ModelConfig) -> dict[str, float]:
-    """Medians over --steps steps of each kind, in turn, after --warmup that are not timed.
+    """Medians over --steps steps of each kind, which take turns, after --warmup untimed ones.
 
-    one_phase_s, two_phase_s: wait and update. prompts_s: the first phase alone. residual_mib: kept
-    between the phases. busy_one_phase, busy_two_phases: share of the wait in which a device worked.
+    Returns one_phase_s and two_phase_s (seconds of wait and update), prompts_s (of the first phase
+    alone), residual_mib (what is kept between the phases), and busy_one_phase and busy_two_phases
+    (the share of the wait in which a device worked).
     """
     options = flags.FLAGS
     mesh = bench_model.all_devices()

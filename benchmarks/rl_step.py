@@ -1,11 +1,12 @@
 """One synchronous GRPO step of a small Qwen2-architecture model: sampling, then the update,
 everything else left out.
 
-8 prompts x 8 completions, no reference model, AdamW at 1e-5, temperature 1, reward the share of
-even token ids, no end of sequence. The engine samples as in training: prompts prefilled once a
-group, keys on pages; the update has each prompt once. FLOPs are those of the compiled programs; the
-rate they are held against is that of a large product on all devices, measured in the same process.
-Prints one line of JSON.
+A step has 8 prompts with 8 trajectories each. There is no reference model, and no token ends a
+message. AdamW has the rate 1e-5, the temperature is 1, and the reward is the share of even token
+ids. The engine samples as in training: a prompt is prefilled once for its group, and keys stand on
+pages. The update has each prompt once. FLOPs are those of the compiled programs. They are compared
+with the rate of a large matrix product on all devices, measured in the same process. Prints one
+line of JSON.
 """
 
 from __future__ import annotations

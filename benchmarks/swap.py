@@ -1,12 +1,12 @@
 """Time to the first token when one of many documents has changed: a swap in the cache against
 prefill.
 
-A small model with random weights and dense attention, 16 documents and a question behind them,
-together --row long. Prefill computes the whole row, either as one sequence or document by document
-(squid). A swap writes the new document into the pages of the old one and computes the question
-alone; the document comes from the store, from each of its tiers, or is encoded first. All
-contenders take turns, each with fresh documents, and what follows a swap is held to what prefill of
-the same documents gives.
+The model is small, with random weights and dense attention. A row has 16 documents and a question
+behind them, together --row tokens. Prefill computes the whole row, either as one sequence or
+document by document (squid). A swap writes the new document onto the pages of the old one and
+computes the question alone. The document comes from the store, from each of its tiers, or is
+encoded first. All contenders take turns, each with fresh documents. The result after a swap is
+compared with that of a prefill of the same documents.
 """
 
 from __future__ import annotations
