@@ -1,12 +1,11 @@
-"""Recall over documents: which value was a key given, in one of many files, between words that mean
-nothing?
+"""Recall over documents: which value was a key given, in one of many files full of noise?
 
-A row is D documents of equal length and a tail. A document starts with FILE and holds facts, SET
-key value, between noise; every key of a row is given one value, once. The tail asks for some of
-them, GET key value, for half of them at most, or else what was not yet asked for would tell; only
-those values are learned and scored, and none can be told without the document that holds it.
-Positions, by which RoPE rotates, may have gaps between documents, so that a short row knows the
-distances of a long one.
+A row is D documents of equal length and a tail. A document starts with FILE. It holds facts, SET
+key value, between words of noise. Every key of a row is given one value, once. The tail asks for
+some of the keys, GET key value. Only the values in the tail are learned and scored, and each can be
+known only from the document that holds it. The tail asks for at most half of the keys: otherwise
+the last values could be guessed from what was not yet asked for. Positions, by which RoPE rotates,
+may have gaps between documents, so that a short row already has the distances of a long one.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ _FACT = 3  # tokens of SET key value and of GET key value
 
 @dataclasses.dataclass(frozen=True)
 class RecallConfig:
-    """documents: of a row in training. document_tokens, facts: of each. asked: most facts that a
-    tail asks for.
+    """Sizes of the rows and of the vocabularies."""
 
-    keys, values, noise: sizes of the vocabularies. longer: how many times as many documents the
-    long rows have, less what the tail takes: rows of long tokens are ``longer`` times rows of
-    training.
-    """
-
+    # Documents of a row in training.
     documents: int
+    # Tokens of a document.
     document_tokens: int
+    # Facts of a document.
     facts: int
+    # The most facts that a tail asks for.
     asked: int
+    # How many different keys, values and words of noise there are.
     keys: int
     values: int
     noise: int
+    # How many times as many tokens as a row in training a long row has.
     longer: int
 
     def __post_init__(self):
@@ -101,10 +100,10 @@ def recall_rows(
     """(tokens, positions, where, mask), [rows, T] each, T = ``config.tokens(documents)``; the mask
     marks the answers.
 
-    apart: whether documents see themselves only (squid) or all that came before. positions:
-    "shared" lets every document start at 0 and the tail after the longest, so that their order does
-    not matter; "sequential" ones have random gaps between documents that spread the row over
-    ``span`` positions, if that is more than it has tokens.
+    apart: whether a document sees only itself (squid), or everything before it. positions: with
+    "shared", every document starts at 0 and the tail after the longest, so that the order of the
+    documents does not matter. With "sequential", they follow one another. Random gaps between them
+    spread the row over ``span`` positions, if that is more than it has tokens.
     """
     c = config
     length = config.tokens(documents)

@@ -1,8 +1,8 @@
 """Does an attention method remember? Small models trained from scratch on ``rows``, one per
 method.
 
-Training goes from few documents to many: the association is learned where rows are short and cheap,
-and kept where they are long. Every method sees the same rows.
+Training goes from few documents to many. The association is learned while rows are short and cheap,
+and kept when they are long. Every method sees the same rows.
 """
 
 from __future__ import annotations
