@@ -3,10 +3,10 @@
 python -m launch.aot kernels                       # every kernel for every target
 python -m launch.aot kernels --targets=v5e,h100
 
-Needs the compilers: pip install -e .[aot]. Each target has a
-process of its own, because the GPU compiler keeps the first target it was given. Operations and
-bytes are those of whole causal rows (``Program.cost``); the time is the least that the device's
-peak rates allow for them, not a measurement.
+Needs the compilers: pip install -e .[aot]. Each target has a process of its own, because the GPU
+compiler keeps the first target it was given. Operations and bytes are those of whole causal rows
+(``Program.cost``). The time is a lower bound that follows from them and the device's peak rates; it
+is not measured.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python -m launch.faults --config=configs/faults.py --workdir=runs/faults --kills=30 --hangs=3
 
 Each role runs under launch/supervise.sh, which starts it again. Every kill is a SIGKILL of one role
-and all its children, sandboxes included, some seconds after a random step, also while that role or
-another is just starting. One in four strikes the learner. Between kills, actors are hung (SIGSTOP)
-until others have taken over all that they held. When the run has ended, its store is audited and
-replayed: nothing may be lost, repeated or changed.
+and all its children, sandboxes included. It comes some seconds after a random step, even while that
+role or another is just starting. One kill in four strikes the learner. Between kills, actors are
+stopped (SIGSTOP) until others have taken over all that they held. When the run has ended, its store
+is audited and replayed: nothing may be lost, repeated or changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from rl_code.weights.waiting import Deadline
 from rl_code.workdir import STORE
 
 ROOT = Path(__file__).resolve().parents[1]
-# in which others must have what a hung actor held, also while they are starting
+# Seconds within which others must have taken over what a hung actor held, even if they are just
+# starting.
 _TAKEOVER_S = 120.0
 FLAGS = absl_flags.FLAGS
 absl_flags.DEFINE_integer("kills", 30, "How many.", 0)
@@ -143,7 +144,7 @@ def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random
     victims = ["learner"] * -(-FLAGS.kills // 4) + ["actor"] * (FLAGS.kills - -(-FLAGS.kills // 4))
     faults = [("kill", victim) for victim in victims] + [("hang", "actor")] * FLAGS.hangs
     rng.shuffle(faults)
-    # none in the last quarter, which the run must not be through before the last one falls
+    # No fault is planned for the last quarter, so that the run has not ended before the last fault.
     steps = sorted(rng.uniform(-1.0, 0.75 * config.train.steps) for _ in faults)
     due: float | None = None  # when the next fault falls, once its step is reached
     try:

@@ -101,10 +101,10 @@ def run(
     kind: the dataclass that the config fills; keys that its file leaves out can then be set too.
     needs_workdir: whether --workdir must be given, asked once the flags are known.
 
-    A wrong command line, a ConfigError, a TaskFileError and the errors in ``lasting`` (exit code 2:
-    starting again does not help), a CheckpointError, a full disk and the errors in ``expected``
-    (exit code 1) end in one paragraph on standard error; any other exception is a bug and keeps its
-    traceback.
+    Expected errors end in one paragraph on standard error. The exit code is 2 if starting again
+    does not help: for a wrong command line, a ConfigError, a TaskFileError and the errors in
+    ``lasting``. It is 1 for a CheckpointError, a full disk and the errors in ``expected``. Any
+    other exception is a bug and keeps its traceback.
     """
 
     def guarded(_: Sequence[str]) -> int:
@@ -250,8 +250,8 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _give_up(text: str, code: int) -> int:
-    """Says why, and sees to it that the process ends, whatever its other threads wait for (a disk,
-    another host).
+    """Says why the program gives up, and makes sure that the process ends, even if its other
+    threads wait for a disk or another host.
     """
     timer = threading.Timer(_LAST_S, os._exit, (code,))
     timer.daemon = True

@@ -112,8 +112,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 def plan(
     config: ml_collections.ConfigDict, sweep: Iterable[Mapping[str, Any]], workdir: Path
 ) -> list[SweepRun]:
-    """The runs of a sweep, each in a folder named by its overrides, or by its variant and seed
-    where that has a name.
+    """The runs of a sweep. Each has a folder that is named after its overrides, or after its
+    variant and seed if the variant has a name.
 
     Raises ConfigError for a wrong override, for the same run twice, and for one name of several
     variants.
@@ -185,8 +185,8 @@ def execute(runs: Sequence[SweepRun], command: Sequence[str], jobs: int) -> list
     """Runs ``command`` with each unfinished run's overrides, ``jobs`` at a time; returns the runs
     that failed.
 
-    A stop (Ctrl-C, SIGTERM) is passed on once, so that the runs end after their step; a second one
-    ends them at once.
+    A first Ctrl-C or SIGTERM is passed on to the runs, so that they end after their step. A second
+    one ends them at once.
     """
     waiting = [run for run in runs if not run.finished()]
     print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before", flush=True)

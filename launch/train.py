@@ -3,11 +3,14 @@
 python -m launch.train --config=configs/quickstart.py[:smoke] --workdir=runs/first [--config.seed=1
 ...]
 
-Everything runs in one process by default. With --role=learner it only learns, for actors that are
-started with --role=actor --name=actor-0 and the same config and workdir, on shared storage, in any
-number and order, and may be killed and started again at any time, as the learner may. A role may
-consist of several hosts: each starts the same command with --coordinator=<host>:<port>
---processes=<n> --process=<i>; under SLURM or a TPU pod --distributed alone.
+Everything runs in one process by default. With --role=learner it only learns, and actors sample.
+Each actor is started with --role=actor --name=actor-0 (a name of its own) and the same config and
+workdir, on shared storage. There may be any number of actors, started in any order. Actors and
+learner may be killed and started again at any time.
+
+A role may consist of several hosts. Each host starts the same command with
+--coordinator=<host>:<port> --processes=<n> --process=<i>; under SLURM or on a TPU pod
+--distributed alone.
 """
 
 from __future__ import annotations
