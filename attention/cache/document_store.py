@@ -1,5 +1,7 @@
-"""Encoded documents by their tokens, on the device, in host memory and on disk; the least recently
-used move down.
+"""Encoded documents, found by their tokens, on the device, in host memory and on disk.
+
+Each of the three tiers has a budget. Where it is exceeded, the least recently used documents move
+to the next tier.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ class Budgets:
 class DocumentStore:
     """Documents encoded by one set of weights.
 
-    A document is on the device or in host memory, in one of them, and may be on disk besides.
-    directory: holds one folder per document, found again by the next store. weights: fingerprint of
-    the weights that documents must have. encode: makes the document that is in no tier, or whose
-    files are corrupted.
+    A document is on the device or in host memory, never in both. It may be on disk besides.
+
+    directory: holds one folder for each document. The next store finds them again.
+    weights: fingerprint of the weights that every document must have been encoded by.
+    encode: encodes a document that is in no tier, or whose files are corrupted.
     """
 
     def __init__(
@@ -81,10 +84,10 @@ class DocumentStore:
         self._fit()
 
     def get(self, tokens: Sequence[int]) -> DocumentKV:
-        """The document of these tokens, now on the device and the most recently used.
+        """The document of these tokens. It is then on the device, as the most recently used.
 
-        Raises KeyError if it is in no tier and CorruptedFile if its files are, unless it can be
-        encoded again; StaleDocument if what is on disk has other weights or other tokens.
+        Raises KeyError if it is in no tier, and CorruptedFile if its files are corrupted, unless it
+        can be encoded again. Raises StaleDocument if the one on disk has other weights or tokens.
         """
         key = fingerprint_tokens(tokens)
         tier = next((tier for tier in TIERS if key in self._tier(tier)), None)
@@ -104,9 +107,7 @@ class DocumentStore:
         return self._memory["device"][key]
 
     def evict(self, tier: str) -> None:
-        """Moves the least recently used document of a tier to the next one; from disk it is
-        deleted.
-        """
+        """Moves a tier's least recently used document to the next tier; deletes it from disk."""
         if not self._tier(tier):
             raise ValueError(f"{tier=} holds no document")
         self._counts[f"evicted_{tier}"] += 1
@@ -119,6 +120,7 @@ class DocumentStore:
                 document, layers=to_host(document.layers)
             )
         elif key in self._disk:
+            # its files are there already, and stay valid: a document never changes
             self._disk.move_to_end(key)
         elif document.nbytes <= self._budgets.disk:
             self._write(document)
@@ -147,6 +149,7 @@ class DocumentStore:
         return sum(document.nbytes for document in self._memory[tier].values())
 
     def _fit(self) -> None:
+        # from the top down, since what leaves a tier goes to the one below
         for tier in TIERS:
             while self._bytes(tier) > getattr(self._budgets, tier):
                 self.evict(tier)

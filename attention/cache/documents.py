@@ -1,13 +1,13 @@
-"""Documents encoded once: their keys and values, put together in a paged cache in any order, with
-no prefill.
+"""Documents encoded once: their keys and values are put together in a paged cache, in any order,
+with no prefill.
 
-Documents do not see each other (squid attention), so that what a layer knows of one does not depend
-on its neighbours; its keys are kept as they are before rotation and rotated on use, so that it does
-not depend on its place either. A document fills whole pages. The tail that follows (the question,
-the conversation) sees all of them.
+Documents do not see each other (squid attention). The keys and values of a document therefore do
+not depend on its neighbours. Its keys are kept as they are before rotation, and rotated on use, so
+that they do not depend on its place either. A document fills whole pages. The tail that follows
+(the question, the conversation) sees all documents.
 
-A fingerprint of the tokens and of the weights goes with every document, and one of other weights is
-refused.
+Every document carries a fingerprint of its tokens and of the weights that encoded it. A document of
+other weights is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from attention.cache.tables import Pages, Tables
 from attention.methods.method import Keys, LayerPages, Method
 from pallas_kernels.tokens import TAIL, Tokens, sequences
 
-# (token ids [1, T], who sees whom) to each layer's keys, not rotated, and values.
+# A function of (token ids [1, T], who sees whom) that returns each layer's keys, not rotated, and
+# values.
 KeysOf = Callable[[jax.Array, Tokens], tuple[Keys, ...]]
 POSITIONS = ("sequential", "shared")
 
@@ -50,8 +51,9 @@ def fingerprint_tokens(tokens: Sequence[int]) -> str:
 
 
 def fingerprint_weights(params, settings: str = "") -> str:
-    """Hash of a pytree of arrays: names, shapes, dtypes and bits. settings: what else keys depend
-    on, as methods.
+    """Hash of a pytree of arrays: their names, shapes, dtypes and bits.
+
+    settings: whatever else keys depend on, such as the methods of attention.
     """
     total = hashlib.blake2b(settings.encode(), digest_size=16)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -64,11 +66,9 @@ def fingerprint_weights(params, settings: str = "") -> str:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DocumentKV:
-    """Keys before rotation, and values, in the layout of pages: all that the layers' attention
-    reads.
-    """
+    """All that the layers' attention reads of a document: keys before rotation, and values."""
 
-    # Arrays [pages, ...] as in a cache.
+    # For every layer, arrays [pages, ...] laid out as in a cache.
     layers: tuple[LayerPages, ...]
     # Tokens of the document.
     length: int = dataclasses.field(metadata=dict(static=True))
@@ -90,10 +90,10 @@ class DocumentKV:
 def encode_document(
     keys_of: KeysOf, methods: Sequence[Method], tokens: Sequence[int], weights: str, page: int
 ) -> DocumentKV:
-    """A document alone, positions from 0.
+    """Encodes a document by itself, at positions from 0.
 
-    keys_of: the model; it sees the tokens padded to whole pages, so that it is compiled once for
-    each number of pages. methods: of every layer. weights: their fingerprint.
+    keys_of: the model. It gets the tokens padded to whole pages, so that it is compiled once for
+    each number of pages. methods: the method of every layer. weights: their fingerprint.
     """
     if not tokens:
         raise ValueError("a document needs tokens")
@@ -126,15 +126,16 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-    """Documents in the order in which they are read, and the pages of the tail.
+    """Documents in the order in which they are read, and the pages of the tail."""
 
-    positions: "sequential" counts through the documents as they are ordered; "shared" starts every
-    document at 0 and the tail after the longest, so that the order makes no difference.
-    """
-
+    # The documents, in order.
     slots: tuple[Slot, ...]
+    # The pages of the tail.
     tail: tuple[int, ...]
+    # One of POSITIONS. "sequential" counts through the documents in their order. "shared" starts
+    # every document at 0 and the tail after the longest one, so that the order makes no difference.
     positions: str
+    # Tokens of a page.
     page: int
 
     @property
@@ -151,9 +152,10 @@ def assemble(
     positions: str = "sequential",
     tail_pages: int = 0,
 ) -> tuple[PagedCache, Assembly]:
-    """Writes documents into pages of their own; nothing is computed.
+    """Writes documents into pages of their own, without running the model.
 
-    order: of the documents, by their index. tail_pages: pages for the tokens that follow.
+    order: the indices of the documents in the order in which they are read. tail_pages: pages for
+    the tokens that follow.
     Raises OutOfPages, or StaleDocument for documents of several weights.
     """
     if positions not in POSITIONS:
@@ -177,11 +179,11 @@ def assemble(
 def swap(
     cache: PagedCache, allocator: PageAllocator, assembly: Assembly, slot: int, document: DocumentKV
 ) -> tuple[PagedCache, Assembly]:
-    """Another document in place of one: its pages are written and no others.
+    """Puts another document in the place of the one in ``slot``; writes its pages and no others.
 
-    The tail's own keys depend on what it has seen, so a tail that was written before is to be
-    written again. Raises OutOfPages, or StaleDocument if the document is not of the weights of the
-    others.
+    The keys of the tail depend on what the tail has seen. A tail that was written before must be
+    written again. Raises OutOfPages, or StaleDocument if the document was encoded by other weights
+    than the others.
     """
     old = assembly.slots[slot]
     _check(cache, document, old.fingerprint.weights)
@@ -205,8 +207,9 @@ def release(allocator: PageAllocator, assembly: Assembly) -> None:
 
 
 def document_pages(assemblies: Sequence[Assembly], tails: Sequence[int], width: int) -> Pages:
-    """What attention needs to know of one row per assembly. tails: tokens of the tails. width:
-    pages of the tables.
+    """The rows of a paged cache, one for each assembly, as attention sees them.
+
+    tails: tokens of each tail. width: pages of a table.
     """
     page = assemblies[0].page
     tables = np.full((len(assemblies), width), -1, np.int32)
@@ -228,11 +231,13 @@ def document_pages(assemblies: Sequence[Assembly], tails: Sequence[int], width: 
         at, position = 0, 0
         for number, length, count in [*runs, (TAIL, tail, len(assembly.tail))]:
             places = np.arange(at, at + length)
+            # shared positions start again with every document; the tail follows the longest
             if shared:
                 position = max(lengths, default=0) if number == TAIL else 0
             fields[:, row, places] = np.stack(
                 np.broadcast_arrays(1, 0, number, places, position + np.arange(length)), axis=0
             )
+            # a document fills whole pages, the last one perhaps with empty places
             at = at + count * page
             position = position + length
     fields = jnp.asarray(fields)

@@ -1,16 +1,18 @@
-"""Pages of a dense layer laid side by side for several decode steps, with what rows share laid once
-for all of them.
+"""Pages of a dense layer laid side by side for several decode steps, the part that rows share only
+once.
 
-A dispatch decodes several tokens of every row. Reading the rows' pages again for each token costs
-more than the attention itself where no kernel reads them from where they lie, so they are gathered
-once and new keys are put back at the end. Rows that begin with the same pages, as the samples of a
-group do, read them together: a tile is up to so many rows with the same prefix, whose queries meet
-the prefix's keys in one matrix product (as in Hydragen, 2402.05099). A row's prefix is a property
-of the row, never of who else is in the batch, and so are its numbers.
+A dispatch decodes several tokens of every row. Where no kernel reads pages from where they lie, to
+gather the rows' pages again for each token costs more than the attention itself. They are therefore
+gathered once, and the new keys are put back into the pages at the end.
 
-A row's own part lies in blocks of a fixed size, and those that no row has reached are neither
-gathered nor attended to. Parts are merged in a fixed order in which a part without a visible key
-changes nothing, so that here too a row's numbers do not depend on how far the others are.
+Rows that begin with the same pages, as the trajectories of a group do, read them together. A tile
+is a set of rows with the same prefix. Their queries meet the keys of the prefix in one matrix
+product (as in Hydragen, 2402.05099). Which prefix a row has depends on the row alone, never on what
+else is in the batch, and so do the numbers that are computed for it.
+
+A row's own part lies in blocks of a fixed size. A block that no row has reached is neither gathered
+nor attended to. The parts are merged in a fixed order, in which a part without a visible key
+changes nothing. The numbers of a row therefore do not depend on how long the others are.
 
 Dimensions: B rows, M tiles, R rows of a tile, K key/value heads, G query heads of each, H head
 size, X places of a prefix, O of a block of a row's own part.
@@ -35,26 +37,26 @@ from pallas_kernels.tokens import MASKED
 class SharedRows:
     """Which pages the rows of a dispatch have, int32, and which rows share a prefix."""
 
-    # Pages after the shared prefix, -1 for none.
+    # Each row's pages after the shared prefix, -1 for none.
     own: Int[Array, "B P"]
-    # Tokens of the prefix, whole pages.
+    # Tokens of each row's prefix, a whole number of pages.
     starts: Int[Array, " B"]
-    # Rows that share a prefix, -1 for none.
+    # The rows of each tile, which share a prefix; -1 for none.
     tiles: Int[Array, "M R"]
-    # The prefix's pages.
+    # The pages of each tile's prefix, -1 for none.
     prefixes: Int[Array, "M Q"]
-    # Tiles in use.
+    # How many of the tiles are in use.
     num_tiles: Int[Array, " 1"]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class GatheredPages:
-    """(k, v) of a layer."""
+    """The keys and values of a layer."""
 
-    # [M, K, X, H].
+    # Of the tiles' prefixes, [M, K, X, H].
     prefix: Pair
-    # Blocks [B, K, O, H].
+    # Of the rows' own parts, in blocks [B, K, O, H].
     own: tuple[Pair, ...]
 
 
@@ -68,10 +70,11 @@ def gather(
 ) -> GatheredPages:
     """A layer's pages side by side, in blocks of ``block`` tokens.
 
-    reach: the furthest place of a row's own part, counted from its start, that will be attended to.
-    firsts: each row's first place that is not written yet. Places from there on are zeros: what a
-    page held before may not be finite, and would count times 0. Done here once per dispatch, it
-    costs nothing for each token.
+    reach: the furthest place of any row's own part that will be attended to, counted from the start
+      of that part.
+    firsts: the first place of each row that is not written yet. Places from there on become zeros,
+      because what a page held there before may not be finite, and 0 times it would be NaN. To do it
+      here once for a dispatch costs nothing for each token.
     """
     pages = cache.layers[layer]["main"]
     each = block // cache.page
@@ -94,6 +97,7 @@ def gather(
         shape = (tables.shape[0], pages[0].shape[1], block, pages[0].shape[3])
         written = first * cache.page + jnp.arange(block) < (firsts - rows.starts)[:, None]
         written = written[:, None, :, None]
+        # a block that no row reaches is not gathered
         return jax.lax.cond(
             first * cache.page <= reach,
             lambda: tuple(jnp.where(written, side_by_side(x, tables), 0) for x in pages),
@@ -109,14 +113,17 @@ def gather(
 def write(
     gathered: GatheredPages, rows: SharedRows, places: Int[Array, " B"], new: Pair
 ) -> GatheredPages:
-    """The gathered pages with keys and values [B, K, H] of one new token a row, at its place; place
-    -1 is not written.
+    """The gathered pages with the keys and values [B, K, H] of one new token for each row.
+
+    places: the place of each row's token; at -1 nothing is written.
     """
     index = jnp.arange(places.shape[0])
 
     def block(number: int, pair: Pair) -> Pair:
         size = pair[0].shape[2]
         at = places - rows.starts - number * size
+        # A token of another block must not be written. At ``size`` and above it is out of range and
+        # dropped; a negative index would wrap around.
         at = jnp.where((places < 0) | (at < 0), size, at)
         return tuple(
             x.at[index, :, at].set(y.astype(x.dtype), mode="drop")
@@ -137,15 +144,19 @@ def put_back(
     counts,
     steps: int,
 ) -> PagedCache:
-    """The cache with the keys of ``counts`` [B] <= ``steps`` new tokens a row, the first at place
-    ``firsts`` [B].
+    """The cache with the keys and values of each row's new tokens written into its pages.
+
+    firsts: [B], the place of each row's first new token. counts: [B], its new tokens, at most
+    ``steps``.
     """
     offset = firsts - rows.starts  # in the row's own part
     step = jnp.arange(steps)
     index = jnp.where(step < counts[:, None], offset[:, None] + step, -1)  # [B, steps]
     page = jnp.take_along_axis(rows.own, jnp.maximum(index, 0) // cache.page, axis=1)
+    # a page past the end: the write is dropped
     page = jnp.where(index < 0, cache.num_pages, page)
 
+    # the new tokens [B, steps, K, H], each from the block that it lies in
     def new(blocks):
         found = jnp.zeros((*index.shape, blocks[0].shape[1], blocks[0].shape[3]), blocks[0].dtype)
         for number, x in enumerate(blocks):
@@ -165,8 +176,9 @@ def put_back(
 def attend(
     gathered: GatheredPages, rows: SharedRows, q: Float[Array, "B N H"], places: Int[Array, " B"]
 ) -> Float[Array, "B N H"]:
-    """Dense attention of one query a row, rotated, to the prefix and to the row's own keys up to
-    ``places``.
+    """Dense attention of one query for each row to its prefix and to its own keys up to ``places``.
+
+    q: rotated.
     """
     batch, _, size = q.shape
     num_kv_heads = gathered.prefix[0].shape[1]
@@ -175,6 +187,7 @@ def attend(
     parts = _nothing(q)
     for number, pair in enumerate(gathered.own):
         parts = _attend_block(q, pair, last - number * pair[0].shape[2], parts)
+    # tokens of each tile's prefix, which are those of its first row
     lengths = jnp.where(rows.tiles[:, 0] < 0, 0, rows.starts[jnp.maximum(rows.tiles[:, 0], 0)])
     prefix_places = jnp.arange(gathered.prefix[0].shape[2])
 
@@ -184,6 +197,7 @@ def attend(
         flat = queries.reshape(num_kv_heads, -1, size)
         seen = prefix_places < lengths[at]
         found = _attention(flat, gathered.prefix[0][at], gathered.prefix[1][at], seen[None, None])
+        # empty members go to a row past the end, which is dropped
         index = jnp.where(members < 0, batch, members)
 
         def scatter(part, x):
@@ -198,14 +212,15 @@ def attend(
 
 
 def _nothing(q):
-    """What attention to no key gives."""
+    """The part of attention to no key at all, as ``_attention`` returns it."""
     shape = (*q.shape[:-1], 1)
     return jnp.zeros(q.shape, jnp.float32), jnp.full(shape, MASKED), jnp.zeros(shape)
 
 
 def _attend_block(q, pair: Pair, last, parts):
-    """``parts`` with a block of the rows' own keys, up to place ``last`` [B] in it, which is
-    negative for none.
+    """``parts`` merged with attention to one block of the rows' own keys.
+
+    last: [B], the last place of the block that each row sees; negative if it sees none.
     """
 
     def reached():
@@ -216,8 +231,9 @@ def _attend_block(q, pair: Pair, last, parts):
 
 
 def _attention(q, k, v, seen):
-    """(weighted values [..., Q, H], highest score [..., Q, 1], total weight [..., Q, 1]) of scaled
-    q [..., Q, H].
+    """One part of a softmax, not yet divided by its sum, for q [..., Q, H] that is scaled already.
+
+    Returns (weighted values [..., Q, H], highest score [..., Q, 1], total weight [..., Q, 1]).
     """
     scores = jnp.einsum(
         "...QH,...SH->...QS", q, k.astype(q.dtype), preferred_element_type=jnp.float32
@@ -235,7 +251,9 @@ def _attention(q, k, v, seen):
 
 
 def _merged(a, b):
-    """The parts of attention to both sets of keys."""
+    """The part of attention to two sets of keys together, from the parts of each."""
+    # A part without a visible key has top MASKED and total 0. Beside another one its share is 0 and
+    # the other's is exactly 1, so that it changes no bit.
     top = jnp.maximum(a[1], b[1])
     a_share = jnp.exp(a[1] - top)
     b_share = jnp.exp(b[1] - top)

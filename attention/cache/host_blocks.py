@@ -1,8 +1,8 @@
 """Blocks of keys and values that are not on the device: in host memory up to a budget, the rest on
 disk.
 
-Writes, and reads from disk, run in threads, in the order in which they were asked for; a read waits
-for the writes of its block.
+Writes, and reads from disk, run in threads, which start them in the order in which they were asked
+for. A read waits for the writes of its block.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ Key = tuple[int, ...]
 
 
 class HostBlocks:
-    """(k, v) by key. budget: bytes in host memory; the least recently used beyond it are in a file
-    in ``directory``.
+    """Blocks (k, v) by key.
+
+    budget: most bytes in host memory. The least recently used blocks beyond it are in a file in
+    ``directory``. workers: threads that move blocks.
     """
 
     def __init__(self, directory: Path, budget: int, workers: int):
@@ -42,18 +44,19 @@ class HostBlocks:
         )
 
     def write(self, keys: Sequence[Key], blocks: Pair) -> Future:
-        """Keeps blocks of device arrays, (k, v) [at least as many as keys, ...], in place of
-        earlier ones.
+        """Keeps blocks in place of earlier ones with the same keys.
 
-        Returns at once; what it returns is done when they are kept.
+        blocks: device arrays (k, v) whose first axis is that of the keys, or longer. Returns at
+        once; the future that it returns is done when the blocks are kept.
         """
+        # a block must be kept in the order of its writes, which may be in different threads
         before = {self._writes[key] for key in keys if key in self._writes}
         write = self._threads.submit(self._keep, list(keys), blocks, before)
         self._writes.update(dict.fromkeys(keys, write))
         return write
 
     def read(self, keys: Sequence[Key]) -> list[Pair]:
-        """The blocks in host memory, wherever they are now; waits for them."""
+        """The blocks as arrays in host memory, wherever they are now; waits for them."""
         before = {key: self._pending(key) for key in keys}
         found = {key: None if before[key] else self._in_memory(key) for key in keys}
         rest = [key for key, block in found.items() if block is None]
@@ -67,12 +70,12 @@ class HostBlocks:
         return [found[key] for key in keys]
 
     def send(self, key: Key) -> Future[Pair]:
-        """The block on the device."""
+        """Starts to move a block to the device; the future gives it there."""
         before = self._pending(key)
         return self._threads.submit(lambda: to_device(self._fetch(key, before)))
 
     def forget(self, keys: set[Key]) -> None:
-        """Drops blocks."""
+        """Drops blocks, in memory and on disk."""
         for key in keys:
             if key in self._writes:
                 self._writes.pop(key).result()
@@ -131,6 +134,8 @@ class HostBlocks:
                     if self._bytes <= self._budget:
                         return
                     key, block = next(iter(self._host.items()))
+                # The lock is not held while the disk works, so the block stays in memory until it
+                # is written: a reader finds it in one of the two at any time.
                 self._disk.write(key, block)
                 with self._lock:
                     if self._host.get(key) is block:

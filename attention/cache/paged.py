@@ -1,12 +1,12 @@
 """A paged KV cache: an explicit pytree of pages, and attention to it.
 
-A page holds the tokens of one page of ``pages.PageAllocator`` in every layer. Under a method that
-chooses blocks a page is one block. What a page holds depends on its tokens and on those before them
-only, so that any sequence with that prefix can use it.
+A page of ``pages.PageAllocator`` is one page in every layer. For a method that chooses blocks it is
+one block. What a page holds depends only on its tokens and on those before them, so that any
+sequence with that prefix can use it.
 
-Every method says what its layers keep in pages, how new tokens are written and how they attend
-(``methods.method``). Few queries (decoding) read the pages that they attend to and no others. Many
-queries (a chunk of a prompt) read their sequences' pages once and attend as in training.
+Every method says what its layers keep in pages, how new tokens are written, and how they attend
+(``methods.method``). Few queries (decoding) read only the pages that they attend to. Many queries
+(a chunk of a prompt) read all pages of their sequences once and attend as in training.
 
 Dimensions: B rows, T tokens, P pages of a table, N query heads, K key/value heads, H head size.
 """
@@ -37,8 +37,9 @@ class PagedCache:
     methods: tuple[Method, ...] = dataclasses.field(metadata=dict(static=True))
     # Tokens of a page.
     page: int = dataclasses.field(metadata=dict(static=True))
-    # Whether keys are kept as the positions of their places rotate them (sequences), or as they are
-    # and rotated on use (documents, whose positions change when they are put elsewhere).
+    # Whether keys are kept rotated, by the positions of their places. That is right for sequences.
+    # The keys of documents, whose positions change when they are put elsewhere, are kept unrotated
+    # and rotated on use.
     rotated: bool = dataclasses.field(metadata=dict(static=True))
 
     @property
@@ -74,7 +75,7 @@ def init_cache(
     page: int | None = None,
     rotated: bool = True,
 ) -> PagedCache:
-    """A cache of zeros. methods: of every layer."""
+    """A cache of zeros. methods: the method of every layer."""
     page = page_size(methods, page)
     shape = PageShape(num_pages, num_kv_heads, page, head_dim, dtype, rotated)
     layers = tuple(zeros(method.pages(shape)) for method in methods)
@@ -112,12 +113,14 @@ def write(
     parameters: Parameters,
     rotate: Rotate,
 ) -> PagedCache:
-    """The cache with the keys and values of new tokens in one layer; what came before must have
-    been written.
+    """The cache with the keys and values of new tokens in one layer.
 
-    places: consecutive in a row, then -1 for padding, which is not written. new: "main" and what
-    ``Method.new_keys`` gives, rotated where the cache keeps them so. parameters: of the layer's
-    method. rotate: how keys are rotated, for those that a method derives.
+    All tokens before them must have been written.
+
+    places: of the tokens, consecutive in a row, then -1 for padding, which is not written.
+    new: "main" and what ``Method.new_keys`` gives, rotated where the cache keeps them rotated.
+    parameters: those of the layer's method.
+    rotate: how keys are rotated, for those that a method derives.
 
     Raises:
       ValueError: ``new`` lacks a branch that the method writes.
@@ -139,10 +142,12 @@ def attend(
     inputs: Float[Array, "B T N parts"] | None = None,
     rotate: Rotate | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Attention to the cache, in which the queries' own keys have been written.
+    """Attention to the cache, into which the queries' own keys have been written.
 
-    q: rotated. q_tokens: of consecutive places in a row, padding at the end. inputs: from
-    ``Method.head_inputs``. rotate: for a cache of keys that are not rotated.
+    q: rotated.
+    q_tokens: of consecutive places in a row, with padding at the end.
+    inputs: from ``Method.head_inputs``.
+    rotate: how keys are rotated; needed for a cache of keys that are not.
     """
     read = _reader(cache, pages, rotate, q)
     return cache.methods[layer].attend_pages(cache.layers[layer], q, q_tokens, read, inputs)

@@ -1,11 +1,13 @@
 """Which page holds what: the bookkeeping of a paged KV cache, on the host and without any array of
 keys.
 
-As in PagedAttention (2309.06180), a sequence owns a table of pages of a fixed number of tokens and
-pages have reference counts. A full page is known by a hash of its tokens and of all before them, so
-that a sequence that starts with the same tokens takes the page instead of computing it again, even
-after everyone has let go of it, until the page is needed for something else. A half-filled page
-that several sequences hold is copied before one of them writes to it.
+As in PagedAttention (2309.06180), a sequence owns a table of pages, each with room for a fixed
+number of tokens, and pages have reference counts.
+
+A full page is known by a hash of its tokens and of all tokens before them. A sequence that starts
+with the same tokens takes that page instead of computing it again. That is possible even when
+nobody holds the page any more, until it is needed for something else. A half-filled page that
+several sequences hold is copied before one of them writes to it.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ class OutOfPages(RuntimeError):
 
 @dataclasses.dataclass
 class _Held:
-    """A sequence: its pages, reserved ones last; its length, the hash of the tokens on full pages,
-    and the others.
-    """
+    """A sequence."""
 
+    # Its pages in order; those that are only reserved come last.
     pages: list[int]
+    # Tokens.
     length: int
+    # Hash of the tokens on full pages.
     digest: bytes
+    # The tokens after those, on the page that is not full.
     rest: list[int]
 
 
@@ -47,11 +51,16 @@ class PageAllocator:
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"{num_pages=} and {page_size=} must be at least 1")
         self.num_pages, self.page_size = num_pages, page_size
-        self._free = dict.fromkeys(range(num_pages))  # oldest first
+        # Pages that nobody holds, as the keys of a dict, which keeps their order: those that were
+        # let go of first are used first.
+        self._free = dict.fromkeys(range(num_pages))
+        # How often each page is held, and how often by ``take`` and ``share``.
         self._counts = [0] * num_pages
         self._taken: Counter[int] = Counter()
+        # Full pages by the hash of their tokens, and the reverse. Free pages may be among them.
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        # Sequences by number, and the next number.
         self._sequences: dict[int, _Held] = {}
         self._next = 0
 
@@ -61,13 +70,12 @@ class PageAllocator:
         return len(self._free)
 
     def start(self, tokens: Sequence[int], salt: bytes = b"") -> tuple[int, int]:
-        """A new sequence that begins with ``tokens``: (its number, how many of them are in the
-        cache already).
+        """Starts a sequence with ``tokens``: (its number, how many of them are in the cache).
 
-        salt: whatever else keys depend on, such as the version of the weights; pages are shared
-        under equal salts only. The last token is never counted as cached, as its logits are wanted.
-        The caller writes the others before it starts or extends another sequence. Raises
-        OutOfPages.
+        salt: whatever else keys depend on, such as the version of the weights. Pages are shared
+        only under equal salts. The last token never counts as cached, since its logits are wanted.
+        The caller must write the tokens that are not cached before it starts or extends another
+        sequence. Raises OutOfPages.
         """
         tokens = list(tokens)
         shared = []
@@ -80,6 +88,7 @@ class PageAllocator:
             shared.append(self._page_of[chained])
         cached = len(shared) * self.page_size
         needed = self._pages_of(len(tokens)) - len(shared)
+        # shared pages that nobody holds are free now, but not once this sequence holds them
         free = self.free - sum(self._counts[page] == 0 for page in shared)
         if needed > free:
             raise OutOfPages(needed, free)
@@ -90,13 +99,14 @@ class PageAllocator:
         return number, cached
 
     def reserve(self, sequence: int, count: int) -> list[tuple[int, int]]:
-        """Makes room for ``count`` tokens at the end: pages (source, target) to copy before they
-        are written.
+        """Makes room for ``count`` tokens at the end of a sequence.
 
-        Tokens that are not known yet, those of a decoding loop, are given to ``append`` afterwards.
-        A fork in between would share what the loop writes to. Raises OutOfPages.
+        Returns pages (source, target) that must be copied before the tokens are written. A decoding
+        loop, which does not know its tokens yet, gives them to ``append`` afterwards. There must be
+        no fork in between: it would share pages that the loop writes to. Raises OutOfPages.
         """
         held = self._get(sequence)
+        # the page that is not full is written to, so it must not be shared
         copy = (
             bool(count and held.rest)
             and self._counts[held.pages[held.length // self.page_size]] > 1
@@ -116,8 +126,9 @@ class PageAllocator:
         return copies
 
     def append(self, sequence: int, tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """``reserve`` and the tokens, by which full pages are found from now on. Raises
-        OutOfPages.
+        """Adds tokens at the end of a sequence; its full pages can be found by them from now on.
+
+        Makes room and returns pages to copy as ``reserve`` does. Raises OutOfPages.
         """
         held = self._get(sequence)
         tokens = list(tokens)
@@ -142,10 +153,10 @@ class PageAllocator:
         return number
 
     def release(self, sequence: int, written: int | None = None) -> None:
-        """Ends a sequence. Its pages can still be found by their tokens until they are used again.
+        """Ends a sequence. Its full pages can be found by their tokens until they are used again.
 
-        written: of its tokens only so many were written; pages that lack some are not found any
-        more.
+        written: how many of its tokens were really written, None for all. Pages that lack some are
+        not found any more.
         """
         held = self._get(sequence)
         del self._sequences[sequence]
@@ -207,8 +218,10 @@ class PageAllocator:
         return self.take(count)
 
     def check(self) -> None:
-        """Asserts that no page is lost, held by nobody it counts, or known by the tokens of
-        another.
+        """Asserts that the bookkeeping is consistent.
+
+        No page is lost, no count differs from the number of its holders, and no page is known by
+        the tokens of another.
         """
         holders = Counter({page: count for page, count in self._taken.items() if count})
         for held in self._sequences.values():

@@ -1,5 +1,7 @@
-"""Reading a layer's pages: by few queries page by page from where they lie, by many queries row by
-row.
+"""Reading a layer's pages.
+
+Few queries read the pages that they need from where they lie. For many queries all pages of a row
+are laid side by side.
 
 Dimensions: B rows, T queries, P pages of a table, S = P page places, N query heads, K key/value
 heads, H head size.
@@ -28,10 +30,10 @@ FEW = 16
 
 @dataclasses.dataclass(frozen=True)
 class PageReader:
-    """Keys and values of a layer's pages, keys rotated.
+    """Keys and values of a layer's pages, with the keys rotated.
 
-    Empty places read as zeros: what a page held before, which may not even be finite, must not
-    count times 0.
+    Empty places read as zeros. What a page held there before may not be finite, and 0 times it
+    would be NaN.
     """
 
     # The rows' tables, and the tokens of their places.
@@ -40,11 +42,14 @@ class PageReader:
     page: int
     # How keys are rotated on use; None in a cache of rotated keys.
     rotate: Rotate | None
-    # Of the queries, in which rows are given.
+    # The dtype of the queries, in which keys and values are given.
     dtype: jnp.dtype
 
     def rows(self, pair: Pair, table: Int[Array, "B P"] | None = None) -> Pair:
-        """All places of the rows, [B, S, K, H]. table: of these arrays, None for that of "main"."""
+        """Keys and values at all places of the rows, [B, S, K, H].
+
+        table: the table of these arrays; None for that of "main".
+        """
         table = self.pages.tables.main if table is None else table
         k, v = (self.joined(x, table, self.pages.tokens) for x in pair)
         if self.rotate is not None:
@@ -88,9 +93,11 @@ class PageReader:
     def windowed(
         self, pair: Pair, q: Float[Array, "B T N H"], q_tokens: Tokens, window: int
     ) -> Float[Array, "B T N H"]:
-        """``dense`` in a window, by the table of recent pages; reads only those that hold the last
-        ``window`` keys of some query.
+        """``dense`` in a window, by the table of recent pages.
+
+        Reads only the pages that hold the last ``window`` keys of some query.
         """
+        # the paged kernel, for few queries and rotated keys, skips the other pages itself
         read = self
         if q.shape[1] > FEW or self.rotate is not None:
             read = self._recent_pages(q_tokens, window)
@@ -103,11 +110,16 @@ class PageReader:
         q_tokens: Tokens,
         picks: Int[Array, "B T C n"],
     ) -> Float[Array, "B T N H"]:
-        """``selected_attention`` over pages; only those chosen are read. C: K or N, as there."""
+        """``selected_attention`` over pages; only the chosen ones are read.
+
+        picks: numbers of pages. C is K or N, as there.
+        """
         if self.rotate is None:
             places = self._sequences(q_tokens)
             return selected_paged_attention(q, *pair, picks, self.pages.tables.main, *places)[0]
         batch, count, num_heads, size = q.shape
+        # Keys are rotated on use, so each query's chosen pages are laid side by side and rotated.
+        # The places of a pick that is none are all -1.
         choosers = picks.shape[2]
         places = jnp.where(picks < 0, -self.page, picks * self.page)[..., None]
         places = jnp.maximum(places + jnp.arange(self.page), -1)
@@ -132,20 +144,23 @@ class PageReader:
 
     def blocks(self, q_tokens: Tokens) -> Blocks:
         """The pages as blocks to choose from."""
+        # rows of a cache have no copied prompts: no branch has blocks of its own
         most = jnp.full(q_tokens.shape, jnp.iinfo(jnp.int32).max)
         return dataclasses.replace(
             in_place(self.pages.tokens, self.page), own_from=most, causal=False
         )
 
     def _sequences(self, q_tokens: Tokens) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
-        """(places of the queries, -1 for padding, lengths) of rows of one sequence, as all are with
-        rotated keys.
+        """(places of the queries, -1 for padding; lengths) of rows that hold one sequence each.
+
+        Every row of a cache of rotated keys does.
         """
         places = jnp.where(q_tokens.segments > 0, q_tokens.order, -1)
         return places, jnp.sum(self.pages.tokens.segments > 0, axis=1, dtype=jnp.int32)
 
     def _recent_pages(self, q_tokens: Tokens, window: int) -> PageReader:
         """The reader of the pages that hold the last ``window`` keys of some query."""
+        # T consecutive queries see this many places together; unaligned, they touch ``count`` pages
         span = window + q_tokens.shape[1] - 1
         count = (span + self.page - 2) // self.page + 1
         if count >= self.pages.tables.recent.shape[1]:
@@ -156,6 +171,7 @@ class PageReader:
         """The reader of ``count`` pages from page ``first`` of each table."""
         index = first[:, None] + jnp.arange(count)
         tables = jax.tree.map(lambda x: lookup(x, index), self.pages.tables)
+        # a page that is none starts so far below 0 that the maximum makes all its places -1
         places = jnp.where(tables.recent < 0, -self.page, index * self.page)[..., None]
         places = jnp.maximum(places + jnp.arange(self.page), -1).reshape(index.shape[0], -1)
         return dataclasses.replace(self, pages=Pages(tables, *self.pages.at(places)))

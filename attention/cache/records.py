@@ -1,8 +1,7 @@
-"""Records of one size in one file on disk, for blocks that come and go one by one: no file, no
-folder for each.
+"""Records of one size in one file on disk, for blocks that come and go one by one.
 
-What is where is known in memory only, so that a file never outlives its process: it is removed on
-``close``.
+There is no file or folder for each block. Where each record lies in the file is known only in the
+memory of the process. The file is therefore of no use to another process, and ``close`` removes it.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from attention.cache.storage import CorruptedFile
 
 
 class Records:
-    """Lists of arrays by key, of the same shapes and types for every key; the file is made with the
-    first one.
+    """Lists of arrays by key, of the same shapes and dtypes for every key.
 
-    Threads may read and write at once, different keys.
+    The file is made when the first key is written. Threads may read and write different keys at the
+    same time.
     """
 
     def __init__(self, path: Path):
@@ -39,8 +38,9 @@ class Records:
         return len(self._at)
 
     def write(self, key: Hashable, arrays: Sequence[np.ndarray]) -> None:
-        """Keeps arrays under a new key. Raises OSError, or ValueError for other shapes than those
-        of the first key.
+        """Keeps arrays under a new key.
+
+        Raises OSError, or ValueError for other shapes than those of the first key.
         """
         shapes = [(x.shape, x.dtype) for x in arrays]
         parts = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays]
@@ -53,6 +53,8 @@ class Records:
                 self._free.append(self._end)
                 self._end += 1
             number = self._free.pop()
+        # Written without the lock: this record is in neither ``_free`` nor ``_at``, so no other
+        # thread touches it until it is complete.
         if (written := os.pwritev(self._file, parts, number * self._size)) != self._size:
             raise OSError(f"{self._path}: {written} of {self._size} bytes of {key} were written")
         with self._lock:

@@ -28,8 +28,9 @@ class CorruptedFile(RuntimeError):
 
 
 def to_host(tree):
-    """Device arrays in host memory: page-locked, from which they travel fastest, where the backend
-    has such memory.
+    """Device arrays in host memory.
+
+    It is page-locked where the backend has such memory, since arrays travel fastest from there.
     """
 
     def move(x):
@@ -43,19 +44,21 @@ def to_host(tree):
 
 
 def to_host_apart(tree, count: int) -> list:
-    """The first ``count`` entries along axis 0 of device arrays, each apart in host memory, as from
-    ``to_host``.
+    """The first ``count`` entries along axis 0 of device arrays, each as a tree of its own in host
+    memory.
     """
-    # which arrays in such memory cannot be cut
+    # arrays in page-locked memory cannot be cut, so the entries are cut before they move
     if any(_has_pinned(x) for x in jax.tree.leaves(tree)):
         return [to_host(jax.tree.map(lambda x, at=at: x[at], tree)) for at in range(count)]
-    tree = to_host(tree)  # at once; copies, since a part would keep all of it in memory
+    # Everything moves at once and is cut afterwards. The parts are copies, since a view would keep
+    # the whole array in memory.
+    tree = to_host(tree)
     return [jax.tree.map(lambda x, at=at: x[at].copy(), tree) for at in range(count)]
 
 
 def _has_pinned(x: jax.Array) -> bool:
     (device, *_) = x.devices()
-    # of a CPU all memory is the host's, and locked pages would only cost copies
+    # all memory of a CPU is the host's already, and locked pages would only cost copies
     return device.platform != "cpu" and "pinned_host" in {
         memory.kind for memory in device.addressable_memories()
     }
@@ -73,11 +76,11 @@ def to_device(tree):
 
 
 def to_device_together(trees: list, size: int) -> list:
-    """Host arrays of ``size`` trees of the same shapes on the device, the last one as often as
-    there are too few.
+    """Moves trees of host arrays, all of the same shapes, to the device.
 
-    One tree of stacked arrays where they are in ordinary memory, so that they travel at once; else
-    every tree.
+    The last tree is repeated until there are ``size`` of them. Where the arrays are in ordinary
+    memory, they are stacked into one tree, so that they travel at once, and the result is a list of
+    that one tree. Otherwise it is a list of ``size`` trees.
     """
     trees = trees + [trees[-1]] * (size - len(trees))
     if all(isinstance(x, np.ndarray) for x in jax.tree.leaves(trees)):
@@ -91,9 +94,11 @@ def nbytes(tree) -> int:
 
 
 def save(path: Path, arrays: dict[str, np.ndarray], meta: dict) -> None:
-    """Writes a folder of arrays and a json record; it appears at ``path`` complete or not at
-    all.
+    """Writes a folder of arrays and a JSON record.
+
+    It appears at ``path`` complete or not at all.
     """
+    # written under another name and then renamed, which the file system does in one step
     draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     writes = []

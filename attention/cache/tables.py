@@ -19,17 +19,18 @@ from pallas_kernels.tokens import Tokens, sequences
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Which page of each array a page of a row is, -1 for none; the same for all arrays unless the
-    cache is in tiers.
+    """For each array of a layer, which of its pages are the pages of a row; -1 for none.
+
+    The tables of all arrays are the same unless the cache is in tiers.
     """
 
-    # Of "main".
+    # The table of "main".
     main: Int[Array, "B P"]
-    # Of the arrays that only the last pages of a row need: the window's keys, and those to be
-    # compressed.
+    # The table of those arrays of which only the last pages of a row are needed: the window's keys,
+    # and those to be compressed.
     recent: Int[Array, "B P"]
-    # Of the compressed keys. None where each row's lie one after another and what a row has not
-    # written is finite.
+    # The table of the compressed keys. None where each row's pages lie one after another, and what
+    # a row has not written is finite.
     compressed: Int[Array, "B P"] | None
 
     @classmethod
@@ -44,9 +45,9 @@ class Pages:
     """Rows of a paged cache as attention sees them."""
 
     tables: Tables
-    # Of every place, segment 0 where it is empty; a token's order is its place.
+    # The token in every place, segment 0 where it is empty. A token's order is its place.
     tokens: Tokens
-    # Those that RoPE rotates by.
+    # The positions that RoPE rotates by.
     positions: Int[Array, "B S"]
 
     def at(self, places: Int[Array, "B T"]) -> tuple[Tokens, Int[Array, "B T"]]:
@@ -59,6 +60,9 @@ class Pages:
 
 
 def sequence_pages(tables: Int[Array, "B P"], lengths: Int[Array, " B"], page: int) -> Pages:
-    """Rows that hold one sequence each, of ``lengths`` tokens after what is about to be written."""
+    """Rows that hold one sequence each.
+
+    lengths: tokens of each row, counting those that are about to be written.
+    """
     tokens = sequences(lengths, tables.shape[1] * page)
     return Pages(Tables.same(tables), tokens, tokens.order)

@@ -1,9 +1,9 @@
-"""What a cache in tiers runs on the device: the two halves of a layer's step, and blocks on their
-way in and out.
+"""The programs of a cache in tiers on the device: the two halves of a layer's step, and the moving
+of blocks in and out.
 
-Slots are the places for blocks on the device; a row's table says which slot each of its blocks is
-in, -1 for none. Compressed keys of all of a row's pages lie one after another, the window's in a
-ring of pages for each row.
+A slot is a place for one block on the device. A row's table says in which slot each of its blocks
+is, -1 for none. The compressed keys of all pages of a row lie one after another. The window's keys
+lie in a ring of pages for each row.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class TierRows:
 
     # The slot of every block, -1 for none.
     slots: Int[Array, "B P"]
-    # Tokens, with the new ones.
+    # Tokens of each row, counting the new ones.
     lengths: Int[Array, " B"]
     # The document of every block, or TAIL.
     documents: Int[Array, "B P"]
-    # Of the new tokens, -1 for padding.
+    # The places of the new tokens, -1 for padding.
     places: Int[Array, "B T"]
 
 
@@ -41,7 +41,7 @@ class TierRows:
 class Programs:
     """The programs of a layer."""
 
-    # As for ``paged.write``.
+    # How keys are rotated, as for ``paged.write``.
     rotate: Rotate
     # Pages of a row's window.
     ring: int
@@ -55,22 +55,26 @@ class Programs:
         cache = write(
             cache, 0, pages.tables, rows.places, new, parameters=parameters, rotate=self.rotate
         )
-        # without it XLA would write twice, once for the result and once for what reads it, into
-        # copies of the keys
+        # Without the barrier XLA would write twice, once for the result and once for what reads it,
+        # and would copy the keys to do so.
         cache = jax.lax.optimization_barrier(cache)
         return cache, *choose_pages(cache, 0, q, q_tokens, pages)
 
     @functools.partial(jax.jit, static_argnums=0)
     def second(self, cache: PagedCache, rows: TierRows, q, found, picks, inputs, out, queries):
-        """``out`` with the results of some queries, bool [B, T], whose chosen blocks are there."""
+        """``out`` with the results of those queries whose chosen blocks are on the device.
+
+        queries: bool [B, T], which ones these are.
+        """
         pages, q_tokens = self._pages(rows)
         result = attend_chosen(cache, 0, q, q_tokens, pages, found, picks, inputs=inputs)
         return jnp.where(queries[..., None, None], result, out)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def load(self, cache: PagedCache, row, first, document: LayerPages) -> tuple[PagedCache, Pair]:
-        """(the cache with what a document has on the device from page ``first`` of a row on, its
-        blocks rotated).
+        """Puts a document into a row from page ``first`` on.
+
+        Returns (the cache with what always stays on the device, the document's blocks rotated).
         """
         pages = dict(cache.layers[0])
         tiers = cache.methods[0].tiers()
@@ -84,14 +88,14 @@ class Programs:
         return cache.with_layer(0, pages), main
 
     def _load_all(self, old: Pair, pair: Pair, rows: int, row, first) -> Pair:
-        """All pages of a row lie one after another."""
+        """Writes arrays of which all pages of a row are kept, one after another."""
         at = (row * (old[0].shape[0] // rows) + first, 0, 0, 0)
         new = self._turned(pair, first, old[0].dtype)
         update = jax.lax.dynamic_update_slice
         return tuple(update(x, y, at) for x, y in zip(old, new, strict=True))
 
     def _load_recent(self, old: Pair, pair: Pair, row, first) -> Pair:
-        """The last pages of a row lie in a ring."""
+        """Writes arrays of which only the last pages of a row are kept, in a ring."""
         count = pair[0].shape[0]
         late = min(count, self.ring)  # pages that are still in the ring afterwards
         new = self._turned(pair, first, old[0].dtype)
@@ -100,8 +104,9 @@ class Programs:
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def clear(self, cache: PagedCache, row) -> PagedCache:
-        """The cache with zeros for what a row keeps on the device but for blocks: it may not be
-        finite.
+        """The cache with zeros in everything that a row keeps on the device, except its blocks.
+
+        What is there may not be finite.
         """
         rows = self._rows(cache)
 
@@ -124,9 +129,13 @@ class Programs:
         return cache.layers[0][recent][0].shape[0] // self.ring
 
     def _turned(self, pages: Pair, first, dtype) -> Pair:
-        """Pages from page ``first`` of a row on, keys rotated as the last token of each asks."""
+        """Keys and values of pages from page ``first`` of a row on, with the keys rotated.
+
+        A key that stands for several tokens is rotated by the position of the last of them.
+        """
         k, v = pages
         count, heads, each, size = k.shape
+        # tokens for each key of a page: 1, or the stride of compressed keys
         every = self.page // each
         positions = first * self.page + (jnp.arange(count * each) + 1) * every - 1
         k = self.rotate(k.transpose(0, 2, 1, 3).reshape(1, -1, heads, size), positions[None])
@@ -137,6 +146,7 @@ class Programs:
     def _pages(self, rows: TierRows) -> tuple[Pages, Tokens]:
         """The rows as attention sees them, and the tokens of the queries."""
         count, pages = rows.slots.shape
+        # page ``number`` of a row is in its ring only while it is one of the last ``ring`` pages
         number = jnp.arange(pages)[None]
         last = (rows.lengths[:, None] - 1) // self.page
         recent = jnp.arange(count)[:, None] * self.ring + number % self.ring
@@ -157,8 +167,9 @@ def take(main: Pair, slots: Int[Array, " n"]) -> Pair:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def place(main: Pair, slots: Int[Array, " n"], parts: Sequence[Pair]) -> Pair:
-    """Blocks put into their slots; one past the end is dropped. parts: n blocks, one or several
-    together.
+    """Puts n blocks into their slots; a block for a slot past the end is dropped.
+
+    parts: the blocks, each by itself or several stacked together.
     """
 
     def put(x, *parts):

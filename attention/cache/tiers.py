@@ -1,14 +1,15 @@
 """Attention over a history that does not fit on the device, by a method that chooses pages before
-it reads them (NSA): only the blocks that queries choose travel
-there.
+it reads them (NSA). Only the blocks that queries choose travel to the device.
 
-On the device stay the compressed keys and values of all tokens, by which blocks are chosen, the
-window's keys and values of the last tokens, and as many blocks as the budget holds, the least
-recently chosen leaving first. All blocks are in host memory or on disk once they are complete. A
-layer's step runs in two programs; between them the host learns which blocks were chosen and sends
-those that are missing. Choices change little from step to step and from layer to layer, so while a
-layer computes, the blocks that the next one chose before, and those that this one chose now, are
-already on their way.
+Three things stay on the device: the compressed keys and values of all tokens, by which blocks are
+chosen; the window's keys and values of the last tokens; and as many blocks as the budget holds, of
+which the least recently chosen leaves first. Every block is in host memory or on disk once it is
+complete.
+
+A layer's step runs in two programs. Between them the host learns which blocks were chosen, and
+sends those that are missing. Choices change little from step to step and from layer to layer. While
+a layer computes, two sets of blocks are therefore sent ahead to the next layer: those that it chose
+in its last step, and those that the current layer has just chosen.
 
 A history of documents that do not see each other need not pass through the model here: ``load``
 takes their keys and values as ``documents.encode_document`` makes them. The tokens that follow are
@@ -37,7 +38,7 @@ from attention.cache.tier_programs import Programs, TierRows, place, take
 from attention.methods.method import Keys, LayerPages, Method, PageShape, Pair, Parameters, Rotate
 from pallas_kernels.tokens import TAIL
 
-# (row, number in the row)
+# A block of one layer: (row, number in the row).
 Block = tuple[int, int]
 
 
@@ -58,7 +59,7 @@ class TierConfig:
     # Budgets of all layers together.
     device_bytes: int
     host_bytes: int
-    # Blocks on their way that a layer may not choose.
+    # Most blocks on their way to the device before it is known whether they will be chosen.
     prefetch: int = 8
     # Most blocks that travel together.
     batch: int = 16
@@ -67,9 +68,9 @@ class TierConfig:
 
 
 class TieredCache:
-    """The caches of all layers, which have one method that chooses pages before it reads them.
+    """The caches of all layers, which must have the same method, one that chooses pages.
 
-    rotate: as for ``paged.write``.
+    directory: for the blocks on disk. rotate: how keys are rotated, as for ``paged.write``.
     """
 
     def __init__(
@@ -80,14 +81,17 @@ class TieredCache:
         rotate: Rotate,
     ):
         self.method, self.config = method, config
-        # pages that a chunk's windows and unfinished stretches reach back to
         self.page = method.block_size()
+        # Pages of a row's ring: as many as a chunk's windows and unfinished stretches can reach
+        # back over, wherever the chunk begins in a page.
         span = method.recent_tokens() + config.chunk - 1
         self._ring = min(config.pages, (span + self.page - 2) // self.page + 1)
         shapes = jax.eval_shape(lambda: self._arrays(1))
         block = nbytes(shapes["main"])
+        # what stays on the device besides blocks in slots: compressed keys and windows, and blocks
+        # that have arrived but are not in a slot yet
         fixed = (nbytes(shapes) - block) * config.layers + (config.prefetch + config.batch) * block
-        # tables of slots, and of documents
+        # the tables of slots of every layer, and the table of documents
         fixed += 4 * config.rows * config.pages * (config.layers + 1)
         self.slots = (config.device_bytes - fixed) // (block * config.layers)
         if self.slots < 1:
@@ -102,21 +106,29 @@ class TieredCache:
         self._caches = [
             PagedCache((self._arrays(self.slots),), (method,), self.page, True) for _ in self._range
         ]
+        # For each layer: its free slots,
         self._free = [list(range(self.slots)) for _ in self._range]
+        # the slot of each resident block, the least recently chosen first,
         self._resident: list[OrderedDict[Block, int]] = [OrderedDict() for _ in self._range]
-        # of resident blocks
+        # the same as a table, -1 for none,
         self._slots = [np.full((config.rows, config.pages), -1, np.int32) for _ in self._range]
-        # None when they have changed
+        # that table on the device, None when it has changed since,
         self._sent_slots: list[jax.Array | None] = [None for _ in self._range]
-        # whose copy on the host is up to date
+        # the blocks whose copy on the host is up to date,
         self._saved: list[set[Block]] = [set() for _ in self._range]
+        # all blocks that were written so far,
         self._known: list[set[Block]] = [set() for _ in self._range]
+        # the blocks on their way to the device,
         self._coming: list[dict[Block, Future]] = [{} for _ in self._range]
-        self._chosen: list[list[Block]] = [[] for _ in self._range]  # of the last step
+        # and the blocks that were chosen in the last step.
+        self._chosen: list[list[Block]] = [[] for _ in self._range]
+        # Tokens of each row.
         self._lengths = np.zeros(config.rows, np.int32)
-        self._documents = np.full((config.rows, config.pages), TAIL, np.int32)  # of every block
+        # The document of every block, and that table on the device, None when it has changed.
+        self._documents = np.full((config.rows, config.pages), TAIL, np.int32)
         self._sent_documents: jax.Array | None = None
-        self._weights: list[str | None] = [None] * config.rows  # that encoded the documents
+        # The weights that encoded the documents of each row.
+        self._weights: list[str | None] = [None] * config.rows
         self._host = HostBlocks(directory, config.host_bytes, config.workers)
         self._counts: Counter[str] = Counter()
         self._programs = Programs(rotate, self._ring, self.page)
@@ -135,13 +147,14 @@ class TieredCache:
         inputs: Float[Array, "B T N parts"] | None,
         parameters: Parameters,
     ) -> Float[Array, "B T N H"]:
-        """Writes a chunk into a layer and attends: as ``paged.write`` and
-        ``paged.attend``, q and k rotated.
+        """Writes a chunk into a layer and attends, as ``paged.write`` and ``paged.attend``.
 
-        places: int32 [B, T], the same for every layer before the next chunk. parameters: of
-        the layer's method. Queries that choose more blocks than fit on the device are taken one
-        after another. Raises ValueError when even one query's, or those that are written to, do not
-        fit.
+        q, new: rotated. places: int32 [B, T], the same for every layer before the next chunk.
+        parameters: those of the layer's method.
+
+        If the queries together choose more blocks than fit on the device, they are taken in several
+        parts. Raises ValueError when the blocks of a single query, or those that are written to, do
+        not fit.
         """
         if places.shape[1] > self.config.chunk:
             raise ValueError(
@@ -149,6 +162,8 @@ class TieredCache:
             )
         self._lengths = np.maximum(self._lengths, places.max(axis=1) + 1)
         rows, at = np.nonzero(places >= 0)
+        # the blocks that the new tokens lie in, each once, which must be on the device to be
+        # written to
         written = list(
             dict.fromkeys(zip(rows.tolist(), (places[rows, at] // self.page).tolist(), strict=True))
         )
@@ -159,14 +174,18 @@ class TieredCache:
         )
         self._caches[layer] = cache
         self._known[layer].update(written)
+        # the host's copies of these blocks, if there are any, are out of date now
         self._saved[layer].difference_update(written)
-        out, chosen = compressed, {}  # of which every query is replaced in one of the parts
+        # ``compressed`` only gives the shape: every query's result is replaced in one of the parts
+        out, chosen = compressed, {}
         for queries, blocks in self._parts(np.asarray(picks)):
             self._bring(layer, blocks)
             chosen |= dict.fromkeys(blocks)
             parts = (q, compressed, picks, inputs, out, queries)
             out = self._programs.second(self._caches[layer], self._rows(layer, places), *parts)
         self._drop_unchosen(layer)
+        # a block that is full does not change any more: it is saved now, so that it can leave later
+        # without being waited for
         complete = [key for key in written if (key[1] + 1) * self.page <= self._lengths[key[0]]]
         self._save(layer, (key for key in complete if key in self._resident[layer]))
         self._chosen[layer] = list(chosen)
@@ -174,8 +193,9 @@ class TieredCache:
         return out
 
     def _parts(self, picks: np.ndarray) -> Iterator[tuple[np.ndarray, list[Block]]]:
-        """(queries, bool [B, T], and the blocks that they chose), as many at a time as fit on the
-        device.
+        """Cuts the queries into parts whose chosen blocks fit on the device together.
+
+        Gives (which queries, bool [B, T], the blocks that they chose) for each part.
         """
         queries = np.zeros(picks.shape[:2], bool)
         blocks = {}
@@ -190,12 +210,14 @@ class TieredCache:
         yield queries, list(blocks)
 
     def load(self, row: int, document: DocumentKV) -> None:
-        """Puts a document behind those that a row holds, its keys rotated as its place there asks.
+        """Puts a document behind those that a row holds.
 
-        Its blocks go to the host and to disk, none to the device. Returns when they are there.
-        Raises ValueError if it does not fill whole blocks, does not fit in the row or would follow
-        other tokens than documents, StaleDocument if it was encoded by other weights than those
-        before it.
+        Its keys are rotated for its place there. Its blocks go to host memory and disk, none to the
+        device. Returns when they are there.
+
+        Raises ValueError if the document does not fill whole blocks, does not fit in the row, or
+        would follow tokens that are in no document. Raises StaleDocument if it was encoded by other
+        weights than those before it.
         """
         page = self.page
         first, rest = divmod(int(self._lengths[row]), self.page)
@@ -237,9 +259,7 @@ class TieredCache:
             self._saved[layer].update(blocks)
 
     def flush(self) -> None:
-        """Waits until what belongs on disk is there, and frees the memory in which the system keeps
-        a copy of it.
-        """
+        """Waits until what belongs on disk is there, and frees the system's copies of it in memory."""
         self._host.flush()
 
     def reset(self, row: int) -> None:
@@ -263,8 +283,9 @@ class TieredCache:
         self._host.close()
 
     def metrics(self) -> dict[str, int]:
-        """Bytes on the device and moved so far; blocks that were there, on their way, missing, and
-        sent in vain.
+        """Bytes on the device and bytes moved; counts of needed blocks and of those sent in vain.
+
+        A needed block was present, prefetched (on its way), or missing.
         """
         names = ("present", "prefetched", "missing", "sent_in_vain")
         counts = {name: self._counts[name] for name in names}
@@ -283,8 +304,8 @@ class TieredCache:
         return zeros({name: of(counts[kind])[name] for name, kind in self.method.tiers().items()})
 
     def _rows(self, layer: int, places: np.ndarray) -> TierRows:
-        # tables travel when they have changed; as copies, since they change while a program may
-        # still read them
+        # A table is sent again only when it has changed. Programs run asynchronously and may still
+        # read what they were given, so they get copies of arrays that change here.
         if self._sent_slots[layer] is None:
             self._sent_slots[layer] = jnp.array(self._slots[layer])
         if self._sent_documents is None:
@@ -294,7 +315,7 @@ class TieredCache:
         )
 
     def _bring(self, layer: int, needed: list[Block]) -> None:
-        """Makes blocks resident, the last ones to leave."""
+        """Makes blocks resident, as the last ones to leave."""
         if len(needed) > self.slots:
             raise ValueError(
                 f"a step needs {len(needed)} blocks of layer {layer}, slots={self.slots} fit in "
@@ -320,15 +341,19 @@ class TieredCache:
             self._place(
                 layer, part, to_device_together(blocks, self.config.batch), self.config.batch
             )
+        # Blocks on their way are put in place last, so that they travel while the others are read.
+        # Parts are filled up with repeated blocks, so that ``place`` is compiled for one size only.
         for part in itertools.batched(ahead, max(1, self.config.prefetch)):
             blocks = [ahead[key].result() for key in part]
             more = [blocks[0]] * (self.config.prefetch - len(part))
             self._place(layer, part, blocks + more, self.config.prefetch)
 
     def _place(self, layer: int, keys: Sequence[Block], parts: Sequence[Pair], size: int) -> None:
-        """Puts blocks that are on the device, ``size`` of which more than there are keys do not
-        count, into slots.
+        """Puts blocks that have arrived on the device into their slots.
+
+        parts: ``size`` blocks; those beyond the number of keys only fill up.
         """
+        # slot number ``self.slots`` is past the end: what fills up is dropped
         slots = np.full(size, self.slots, np.int32)
         slots[: len(keys)] = [self._resident[layer][key] for key in keys]
         cache = self._caches[layer]
@@ -347,7 +372,7 @@ class TieredCache:
             self._leave(layer, key)
 
     def _move_nothing(self) -> None:
-        """Compiles what moves blocks, so that no later step waits for it."""
+        """Compiles the programs that move blocks, so that no later step has to wait for that."""
         taken = take(self._caches[0].layers[0]["main"], np.zeros(self.config.batch, np.int32))
         none = [tuple(np.asarray(x[0]) for x in taken)]
         self._place(0, [], to_device_together(none, self.config.batch), self.config.batch)
