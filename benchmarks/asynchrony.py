@@ -55,7 +55,7 @@ _WORK = WorkConfig(heartbeat_s=1.0, heartbeat_timeout_s=30.0, stall_s=300.0, dea
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What both modes use; meshes: that which learns, and that which samples."""
+    """What both modes use. meshes: the mesh that learns, and the mesh that samples."""
 
     scheduler: Scheduler
     update: object

@@ -4,9 +4,9 @@ with gradients.
 For each length there is one sequence of random keys, in float32 on CPU and bfloat16 elsewhere.
 Heads are split over the devices. NSA and MoBA run with the settings of their papers, the window has
 512 keys, and squid has 16 documents and a tail of a sixteenth of the sequence. Memory is that of
-the compiled program: arguments, results and temporaries. FLOPs are those of its matrix products. They
-are compared with the least that the definition needs, which counts 2 for a multiply-add and takes
-the backward pass as 2.5 times the forward pass.
+the compiled program: arguments, results and temporaries. FLOPs are those of its matrix products.
+They are compared with the least that the definition needs, which counts 2 for a multiply-add and
+takes the backward pass as 2.5 times the forward pass.
 """
 
 from __future__ import annotations

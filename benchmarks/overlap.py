@@ -137,7 +137,7 @@ def _timed(step: Callable[[Any], Any], state: Any) -> tuple[Any, float]:
 
 
 def _groups(prompt: int, completion: int, vocab: int) -> list[Group]:
-    """Random completions of random prompts."""
+    """Groups of random trajectories for random prompts."""
     rng = np.random.default_rng(flags.FLAGS.seed)
     groups = []
     for number, task in enumerate(prompts(PROMPTS, prompt, vocab, flags.FLAGS.seed)):

@@ -35,7 +35,7 @@ from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.stats import RolloutStats
 from rl_code.types import Batch
 
-# tokens of a prompt, of a completion
+# Tokens of a prompt, and of what a trajectory adds to it.
 WORKLOADS = {"W1": (256, 128), "W2": (1024, 64), "smoke": (64, 64)}
 PROMPTS, SAMPLES = 8, 8
 
