@@ -232,7 +232,7 @@ class Checkpoints:
                 else "there is no older checkpoint"
             )
             free = files.free_mib(self._folder) or 0.0
-            # The manager remembers what it could not write: another one takes its place.
+            # The manager remembers what it could not write, so a new one takes its place.
             with contextlib.suppress(*_STORAGE_ERRORS):
                 self._manager.close()
             if self._first:

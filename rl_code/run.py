@@ -65,6 +65,7 @@ class Run:
         self.config, self.workdir, self.role, self._channel = config, workdir, role, channel
         if jax.process_count() > 1:
             self._check_several_processes()
+        # Each mesh takes its devices from the front of the list; the next one gets the rest.
         devices = jax.devices()
         made = []
         for mesh in meshes(config, role):
@@ -79,6 +80,7 @@ class Run:
         self.mesh = made[0]
         self.rollout_mesh = made[-1]
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
+        # Names in the config are looked up before sandboxes are started.
         self._signals = find_signals(config.reward)
         self.origin = origin_lib.find(config.model.weights)
         self._tools = find_tools(config.tools)

@@ -147,7 +147,8 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 if store.writes:
                     store.consume(step, records, version=step, weights=version.checksum)
 
-                # Write down.
+                # Write down. The position goes into the checkpoint: from it a continued run draws
+                # the same tasks and plans the same steps.
                 played = [item.task for item in items]
                 pool.record(dict(zip(played, map(solved, groups), strict=True)))
                 position = {"tasks": pool.position(), "planned": schedule.next_step}

@@ -288,9 +288,10 @@ class Batch:
     positions: jax.Array
     # int32 [R, S], 1 + index of the tree inside the row; 0 for padding.
     segments: jax.Array
-    # int32 [R, S], the node of the tree that the slot belongs to (``pallas_kernels.tokens``): 0 for
-    # the root, and for a prompt with completions 1 + i for completion i. A slot sees the earlier
-    # slots of its own node and of those that its node continues.
+    # int32 [R, S], the node of the tree that the slot belongs to (``pallas_kernels.tokens``). 0 is
+    # the root. Where a prompt is followed by one node for each trajectory, node 1 + i is that of
+    # trajectory i. A slot sees the earlier slots of its own node and of those that its node
+    # continues.
     branches: jax.Array
     # int32 [R, M], slot whose logits predict the target.
     sources: jax.Array

@@ -138,6 +138,8 @@ class Episode:
         logprobs = [float(logprob) for logprob in logprobs]
         self._check_message(tokens, logprobs, versions)
         calls = self._append_sampled(tokens, logprobs, versions)
+        # Tools get what is left of the episode's time. The time in which the sampler writes a
+        # message is not counted.
         start = time.monotonic()
         self._workspace.deadline = start + self.limits.episode_s - self._seconds["tools"]
         try:
@@ -147,6 +149,8 @@ class Episode:
             results = [ToolResult("", f"sandbox fault: {fault}", ok=False)]
         self._seconds["tools"] += time.monotonic() - start
         self._messages += 1
+        # The order decides how the episode ended if several things are true at once: work that was
+        # handed in counts, even if it used up the last turn or the time.
         if self._workspace.handed_in is not None:
             self.status = "submitted"
         elif not self.over and self._workspace.out_of_time:
@@ -156,6 +160,8 @@ class Episode:
         observation = (
             [] if self.over else self._observation(results, cut=tokens[-1] not in self.stop_ids)
         )
+        # An observation after which no token could be sampled ends the episode. It is left out, so
+        # that no trajectory is longer than the limit.
         if not self.over and len(self._tokens) + len(observation) >= self.limits.tokens:
             self.status = "token_limit"
         if self.over:
@@ -191,6 +197,7 @@ class Episode:
         self._seconds["grade"] = time.monotonic() - start
         if self.status == "fault":
             return self._trajectory(Reward(0.0, {}, ("fault",)))
+        # The signals read the trajectory, so it is made before its reward is known.
         trajectory = self._trajectory(
             Reward(0.0, {}, verdict.flags),
             solved=verdict.solved,
@@ -341,6 +348,8 @@ class Episode:
             self._first_edit_stands = True
         elif tool.edits or tool.runs_commands:
             self._first_edit_stands = False
+        # A visible test that fails while nothing was changed since the first edit shows that this
+        # edit fails, so it need not be graded on its own.
         elif self._workspace.tests_failed is not None and self._first_edit_stands:
             self._first_edit_failed = self._workspace.tests_failed
 
@@ -359,7 +368,7 @@ class Episode:
         if self._first_edit is None or self._first_edit_failed or self.status == "fault":
             return False
         if verdict.submitted and self._first_edit == final:
-            return verdict.solved
+            return verdict.solved  # the same files were graded already
         return self._grade(self._first_edit).solved
 
     def _files_after(self) -> Snapshot:

@@ -316,6 +316,7 @@ def used(mask: jax.Array) -> jax.Array:
     """How many micro-batches there are up to the last one with a target; mask: [micro_batches,
     ...].
     """
+    # The last one, not their number: an empty micro-batch may stand before a filled one.
     filled = jnp.any(mask > 0, axis=tuple(range(1, mask.ndim)))
     return jnp.max(jnp.where(filled, jnp.arange(1, mask.shape[0] + 1), 0))
 

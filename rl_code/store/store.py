@@ -89,6 +89,7 @@ class GroupStore:
                     made.mkdir(exist_ok=True)
             self._process = StoreProcess(self.folder, name)
         steps_lib.steps(self.folder)
+        # Parts of a plan and claims never change, so they are read once.
         self._read_part = functools.lru_cache(maxsize=64)(steps_lib.read_part)
         self._read_claim = functools.lru_cache(maxsize=4096)(steps_lib.read_claim)
 
@@ -271,6 +272,8 @@ class GroupStore:
         """
         if problem := item.mismatch(group):
             raise ValueError(f"this is no group of item {item}: {problem}")
+        # The file is named after the item, and a name can be linked only once. So only the first
+        # delivery counts.
         path = steps_lib.group_path(self.folder, item.step, item.number)
         data = group_records.encode(
             item.step, item.number, self.process.identity, time.time(), group

@@ -183,6 +183,8 @@ class TransferSubscriber:
         """
         version = Version.from_json(offers[0]["version"])
         version.check_kinds(self._stored.targets)
+        # By process of the learner: (name, the part that is wanted here, the piece of it which that
+        # process has, the device to which the piece goes).
         wants: dict[int, list[tuple[str, Box, Box, jax.Device]]] = {}
         for name, target in self._stored.targets.items():
             for box, devices in wanted_parts(target).items():
@@ -216,6 +218,8 @@ class TransferSubscriber:
         requests = {
             process: self._folder / f"request_{process}_{secrets.token_hex(8)}" for process in wants
         }
+        # All requests are written before the first answer is awaited, so that the processes of the
+        # learner work at the same time.
         for process, path in requests.items():
             asked = [(name, piece) for name, _, piece, _ in wants[process]]
             request = {

@@ -73,6 +73,8 @@ class Connection:
             raise ValueError(f"{request['op']} while a caller of the same sandbox is open")
         if self.loss:
             raise self.loss
+        # From now on a loss counts as the candidate's: afterwards nobody can say how far its command
+        # had got.
         if of_candidate:
             self._first_command = not self._used
             self._used = True
@@ -112,6 +114,7 @@ class Connection:
         if self._closed:
             return
         self._closed = True
+        # A slot is used again only if its session answers and no command runs in it any more.
         if self.loss or self.busy:
             self._sandboxes.discard(self.slot)
         else:
