@@ -39,6 +39,7 @@ class Advantage(Protocol):
 class GRPO:
     """(R_i - mean) / (std + eps) (2402.03300, section 4.1.2)."""
 
+    # Added to the standard deviation, so that almost equal rewards give no huge advantages.
     eps: float = 1e-4
 
     def __post_init__(self):

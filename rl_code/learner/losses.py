@@ -55,6 +55,7 @@ class PolicyLoss(Protocol):
 class Clip:
     """Bounds of a ratio r: [1 - clip_low, 1 + clip_high]."""
 
+    # How far the ratio may fall below 1, and how far it may rise above 1, before it is clipped.
     clip_low: float = 0.2
     clip_high: float = 0.28
 

@@ -53,11 +53,11 @@ _MOST_POINTS = 1000
 
 
 def curves(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Charts and their series; long runs as means over equal numbers of steps.
+    """Charts and their series. Long runs are shown as means over equal numbers of steps.
 
-    runs: rows of metrics of each run by its name. The charts are those of all metrics. ``series``
-    holds the first run's values; ``others`` those of the other runs at the same steps. A value is
-    null where it is missing.
+    runs: the name of each run -> its rows of metrics. There are charts for all metrics. ``series``
+    has the values of the first run, and ``others`` those of the other runs at the same steps. A
+    missing value is null.
     """
     rows = [row for of_run in runs.values() for row in of_run]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))

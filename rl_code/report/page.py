@@ -1,9 +1,9 @@
 """One HTML page about a run, or about two runs side by side.
 
 It shows what was run (config, commit, hardware), evaluations, curves, where the time went, and a
-reader for trajectories. It reads what a run leaves in its working directory, at any time, also
-while the run goes on. The page holds its own style, scripts and data, asks nothing of a network and
-opens from a file. Everything a model wrote enters it as JSON and reaches the document as text only.
+reader for trajectories. It reads what a run leaves in its working directory, at any time, even
+while the run goes on. The page holds its own style, scripts and data. It needs no network and opens
+from a file. Everything that a model wrote enters it as JSON and reaches the document as text only.
 """
 
 from __future__ import annotations

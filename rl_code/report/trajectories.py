@@ -1,7 +1,7 @@
 """The trajectories that the page shows, in a form small enough to hold many.
 
-They come from the steps of training and from evaluations. Without a search the page holds a sample,
-spread over the run; with one it holds what was found among all that is on disk.
+They come from the steps of training and from evaluations. Without a search the page shows some
+trajectories, spread over the run. With a search it shows those that were found among all on disk.
 """
 
 from __future__ import annotations

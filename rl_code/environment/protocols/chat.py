@@ -21,7 +21,7 @@ from rl_code.types import Task, ToolCall, ToolResult
 class Chat(Protocol):
     """Turns in a model family's own chat template, with its own way of writing calls.
 
-    Text around calls is the model's own business.
+    Text around the calls is ignored; only with "bare" must the call be all of the message.
     """
 
     # A key of models.families.FAMILIES.

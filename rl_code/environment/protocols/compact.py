@@ -28,7 +28,7 @@ class Compact(Protocol):
                  run\\n<command> | submit
     observation  <|tool|>answers, one a line<|eot|>
 
-    How a call is written is said by the tool's ``words``; write and edit work on ``task.path``.
+    The ``words`` of a tool say how its calls are written. write and edit work on ``task.path``.
     """
 
     stop_tokens: tuple[str, ...] = dataclasses.field(default=("<|eot|>",), kw_only=True)

@@ -26,9 +26,9 @@ class Completion(Protocol):
     closing bracket. A code fence that opens the prefill is no part of the file.
     """
 
-    # Whose chat template stands around the messages, without tools: a key of
-    # models.families.FAMILIES. None for raw completion, in which the prompt is the prefill alone,
-    # the beginning of a document.
+    # The family whose chat template stands around the messages, without tools: a key of
+    # models.families.FAMILIES. None for no template: the prompt is then the prefill alone, the
+    # beginning of a file that the model continues.
     family: str | None
     verbose: bool = dataclasses.field(default=False, kw_only=True)
     # The template that came with the tokeniser; None for the family's.

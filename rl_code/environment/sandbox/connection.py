@@ -73,8 +73,8 @@ class Connection:
             raise ValueError(f"{request['op']} while a caller of the same sandbox is open")
         if self.loss:
             raise self.loss
-        # From now on a loss counts as the candidate's: afterwards nobody can say how far its command
-        # had got.
+        # From now on a loss counts as the candidate's: afterwards nobody can say how far its
+        # command had got.
         if of_candidate:
             self._first_command = not self._used
             self._used = True

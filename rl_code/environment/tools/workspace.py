@@ -1,6 +1,6 @@
 """The files an agent works on, and what its tools may still use.
 
-Files stay in memory until a tool has something to execute; the sandbox is opened then, with the
+Files stay in memory until a tool executes something. Only then the sandbox is opened, with the
 files as they stand.
 """
 
