@@ -20,24 +20,29 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3.1's stretch of low frequencies."""
+    """Llama 3.1's stretch of low frequencies, by the turns that a pair makes over the context."""
 
+    # Low frequencies are divided by it.
     factor: float
+    # Pairs with at most this many turns are divided by the whole factor.
     low_freq_factor: float
+    # Pairs with at least this many turns are left as they are; between the two it is gradual.
     high_freq_factor: float
+    # The context, in tokens, of the model before it was stretched.
     original_max_positions: int
 
 
-# The gradients of the following two keep their arguments and compute the rest again, which costs
-# less than memory does.
+# The backward pass of the following two keeps only their arguments and computes the rest again:
+# that costs less time than to write the rest to memory and read it back.
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 def rms_norm(
     x: Float[Array, "... D"], scale: Float[Array, " D"], eps: float
 ) -> Float[Array, "... D"]:
-    """Root-mean-square normalisation over the last axis (1910.07467), in float32, result in x's
-    dtype.
+    """Root-mean-square normalisation over the last axis (1910.07467), computed in float32.
+
+    Returns it in x's dtype.
     """
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
@@ -58,6 +63,7 @@ def rope_frequencies(config: ModelConfig) -> Float[Array, " H/2"]:
     if scaling is None:
         return frequencies
     turns = scaling.original_max_positions * frequencies / (2 * jnp.pi)
+    # 0 for frequencies that are divided by the factor, 1 for those that stay
     smooth = (turns - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
     )
@@ -71,6 +77,7 @@ def rope(
     """Rotary position embedding (2104.09864) in the half-split layout of Hugging Face
     checkpoints.
     """
+    # half-split: pair i of a head is its elements i and i + H / 2
     angles = positions[..., None, None].astype(jnp.float32) * rope_frequencies(config)
     cos = jnp.cos(angles)
     sin = jnp.sin(angles)

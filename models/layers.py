@@ -1,7 +1,7 @@
 """The parameters of a model's embeddings, layers and methods of attention.
 
-A parameter states its shape, dtype, logical axes and initial values in one place. Those of layers
-are stacked on axis 0.
+Each parameter states its shape, dtype, logical axes and initial values in one place. The parameters
+of layers are stacked on axis 0.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ def make_parameter(
     std: float | None,
     dtype: str,
 ):
-    """One parameter: shape, logical axes and init together. std: of a normal; None for ones, 0.0
-    for zeros.
+    """One parameter: shape, logical axes and initial values together.
+
+    std: standard deviation of a normal truncated at three of them; 0.0 for zeros, None for ones.
     """
     if std is None:
         value = jnp.ones(shape, dtype)
     elif std == 0.0:
         value = jnp.zeros(shape, dtype)
     else:
+        # drawn in float32, so that models that differ only in dtype start from the same values
         value = std * jax.random.truncated_normal(rngs.params(), -3, 3, shape, jnp.float32)
     return nnx.Param(value.astype(dtype), logical_axes=axes)
 
@@ -47,8 +49,9 @@ class Embedding(nnx.Module):
 
 
 class Layers(nnx.Module):
-    """The parameters of all layers, stacked on axis 0; indexing every leaf by a layer gives that
-    layer.
+    """The parameters of all layers, stacked on axis 0.
+
+    Indexing every leaf by the number of a layer gives the parameters of that layer.
     """
 
     def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
@@ -56,7 +59,10 @@ class Layers(nnx.Module):
         embed = c.embed_dim
         mlp = c.mlp_dim
         head = c.head_dim
+        # a matrix whose inputs have variance 1 gives outputs of variance 1
         std_in = embed**-0.5
+        # the residual stream sums 2 results of each layer; so scaled, its variance does not grow
+        # with the number of layers
         std_out = (2 * layers) ** -0.5
 
         def parameter(shape, axes, std):
@@ -86,9 +92,9 @@ class Layers(nnx.Module):
 
 
 class MethodLayers(nnx.Module):
-    """The parameters that a method of attention asks for beside those of ``Layers``.
+    """The parameters that a method of attention has beside those of ``Layers``.
 
-    Stacked on axis 0 over the layers at one place of the repeating period.
+    They are stacked on axis 0 over the layers that have this place in the repeating period.
     """
 
     def __init__(self, c: ModelConfig, parameters: dict[str, Parameter], rngs: nnx.Rngs):
@@ -98,7 +104,11 @@ class MethodLayers(nnx.Module):
             setattr(self, name, make_parameter(rngs, shape, ("layers", *p.axes), p.std, dtype))
 
     def layer(self, period: Any) -> Parameters:
-        """The arrays of one layer by name. period: its index, or what indexes axis 0."""
+        """The arrays of one layer by name.
+
+        period: the layer's index on axis 0, or a slice of several.
+        """
+        # flax keeps its own attributes under names that begin with "_"
         return {name: x[...][period] for name, x in vars(self).items() if name[0] != "_"}
 
 

@@ -1,5 +1,4 @@
-"""The model over a paged cache: prompts in chunks, one token or several at a time, decoding in a
-loop, and documents.
+"""The model over a paged cache: prompts in chunks, decoding, and the encoding of documents.
 
 Dimensions: B rows, T tokens, D model.
 """
@@ -31,7 +30,7 @@ def model_cache(
     page: int | None = None,
     rotated: bool = True,
 ) -> PagedCache:
-    """An empty cache for a model; arguments as ``init_cache``."""
+    """An empty cache for a model; arguments as for ``init_cache``."""
     methods = _methods(config)
     heads = config.num_kv_heads
     size = config.head_dim
@@ -43,8 +42,9 @@ def model_cache(
 def document_encoder(
     model: Transformer, *, page: int | None = None
 ) -> Callable[[Sequence[int]], DocumentKV]:
-    """What encodes a document, for any cache of this model; it is compiled once for each number of
-    pages.
+    """A function that encodes a document, for any cache of this model.
+
+    It is compiled once for each number of pages.
     """
     methods = _methods(model.config)
     weights = fingerprint_weights(model, repr(model.config))
@@ -55,7 +55,7 @@ def document_encoder(
 
 
 def _methods(config: ModelConfig) -> tuple[Method, ...]:
-    """Of every layer."""
+    """The method of every layer."""
     return config.attention * (config.num_layers // len(config.attention))
 
 
@@ -69,10 +69,10 @@ def forward(
     places: Int[Array, "B T"],
     pages: Pages,
 ) -> tuple[Float[Array, "B T D"], PagedCache]:
-    """(final hidden states, the cache with the tokens in it).
+    """Runs new tokens: (final hidden states, the cache with the tokens in it).
 
-    places: of the tokens, consecutive in a row, then -1 for padding; all places before must have
-    been written. pages: the rows with these tokens in them.
+    places: of the tokens, consecutive in a row, then -1 for padding. All places before them must
+    have been written. pages: the rows as they are with these tokens in them.
     """
     seen, positions = pages.at(places)
     rotate = functools.partial(rope, config=model.config)
@@ -83,6 +83,7 @@ def forward(
             nonlocal cache
             method = cache.methods[index]
             q, new, inputs = new_keys(model, method, parameters, layer, y, positions, cache.rotated)
+            # written before they are read, since a token sees itself and those of its chunk
             cache = write(
                 cache, index, pages.tables, places, new, parameters=parameters, rotate=rotate
             )
@@ -102,16 +103,19 @@ def decode_token(
     places: Int[Array, " B"],
     layers: Sequence[tuple[Layers, Parameters]] | None = None,
 ) -> tuple[Float[Array, "B D"], PagedCache, dict[int, gathered.GatheredPages]]:
-    """One token of every row: (final hidden states, the cache and the gathered pages with the token
-    in them).
+    """Runs one token of every row: (final hidden states, the cache, the gathered pages).
 
-    gathers: of the layers, from ``gather_pages``, that do not read their pages; their new keys stay
-    in the gathered pages until ``put_pages_back``. rows: of the gathered pages. tables: all pages
-    of the rows. places: -1 for rows that are over. layers: the model's, unstacked, where that costs
-    a copy which several tokens can share.
+    gathers: by layer, from ``gather_pages``, the pages that are laid side by side. These layers do
+      not read the cache. Their new keys stay in the gathered pages until ``put_pages_back``.
+    rows: which pages were gathered for which rows.
+    tables: all pages of the rows.
+    places: of the tokens; -1 for a row that has ended.
+    layers: ``model.unstacked()``, for a caller that decodes several tokens, since unstacking may
+      copy the parameters; None to unstack here.
     """
     pages = None
     seen = None
+    # only layers that are not gathered read these
     if len(gathers) < len(cache.methods):
         pages = sequence_pages(tables, places + 1, cache.page)
         seen = pages.at(places[:, None])[0]
@@ -144,8 +148,9 @@ def gather_pages(
     reach: Int[Array, ""],
     firsts: Int[Array, " B"],
 ) -> dict[int, gathered.GatheredPages]:
-    """The pages of all layers whose method reads all of them, side by side; arguments as
-    ``gathered.gather``.
+    """By layer, the pages laid side by side, for those layers whose method reads all pages.
+
+    Arguments as for ``gathered.gather``.
     """
     layers = [index for index, method in enumerate(cache.methods) if method.reads_all_pages]
     return {index: gathered.gather(cache, index, rows, block, reach, firsts) for index in layers}
@@ -159,7 +164,10 @@ def put_pages_back(
     counts,
     steps: int,
 ):
-    """The cache with what was decoded into gathered pages; arguments as ``gathered.put_back``."""
+    """The cache with what was decoded into gathered pages.
+
+    Arguments as for ``gathered.put_back``.
+    """
     for index, own in gathers.items():
         cache = gathered.put_back(cache, index, own, rows, firsts, counts, steps)
     return cache
@@ -174,9 +182,10 @@ def new_keys(
     positions: Int[Array, "B T"],
     rotated: bool,
 ) -> tuple[Float[Array, "B T N H"], Keys, Float[Array, "B T N parts"] | None]:
-    """(q rotated, what a layer writes for new tokens, ``Method.head_inputs``).
+    """What a layer computes of new tokens: (q rotated, the keys to write, the head inputs).
 
-    y: as ``Transformer.before_attention`` gives them. rotated: of the cache.
+    y: normalised hidden states, from ``Transformer.before_attention``. rotated: whether the cache
+    keeps keys rotated. The head inputs are those of ``Method.head_inputs``.
     """
     q, k, v = model.qkv(layer, y)
     turn = functools.partial(rope, positions=positions, config=model.config)

@@ -1,7 +1,7 @@
-"""A model at a path in either format of others: a Hugging Face folder, or a GGUF file.
+"""A pretrained model at a path: a Hugging Face folder, or a GGUF file.
 
-Errors name the path and what is wrong with it: FileNotFoundError for what is missing, ValueError
-for what cannot be read or computed.
+Errors name the path and what is wrong with it. FileNotFoundError is raised for what is missing, and
+ValueError for what cannot be read or computed.
 """
 
 from __future__ import annotations

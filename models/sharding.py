@@ -1,7 +1,7 @@
 """Meshes by name, and the one table from logical axes to mesh axes.
 
-Every parameter and every sharded activation names its logical axes; this table alone says where
-they live.
+Every parameter and every sharded activation names its logical axes. Only this table says over which
+devices they are split.
 """
 
 from __future__ import annotations
@@ -105,12 +105,11 @@ def parameter_shardings(model: nnx.Module, mesh: Mesh) -> nnx.Module:
 
 
 def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
-    """The function run by every device on its own part of the arguments, for code that loops over
-    rows or heads.
+    """A function that every device runs on its own part of the arguments.
 
-    in_axes, out_axes: logical axes of arguments and results, prefixes of their pytrees as in
-    ``jax.shard_map``. Without a mesh (``jax.set_mesh``), and inside another shard_map, it is the
-    function itself.
+    It is for code that loops over rows or heads. in_axes, out_axes: the logical axes of arguments
+    and results, as prefixes of their pytrees like the specs of ``jax.shard_map``. Without a mesh
+    (``jax.set_mesh``), and inside another shard_map, it is the function itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
@@ -122,8 +121,9 @@ def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """Pin an activation's layout under the current mesh (``jax.set_mesh``); does nothing where none
-    is set.
+    """Fixes how an activation is split over the current mesh (``jax.set_mesh``).
+
+    Without a mesh, and inside a shard_map, it returns the activation as it is.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):

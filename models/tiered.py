@@ -1,9 +1,10 @@
-"""The model over a cache in tiers: prompts in chunks and single tokens against a history that the
-device does not hold.
+"""The model over a cache in tiers: chunks of prompts, and single tokens, with a history that does
+not fit on the device.
 
-All layers have one method, which chooses pages before it reads them. The host goes through the
-layers, since between the two halves of a layer's attention it brings the blocks that were chosen;
-the rest are a few programs, the same for every layer and compiled once for a shape of tokens.
+All layers have the same method, which chooses pages before it reads them. The host goes through the
+layers one by one, since it has to bring the chosen blocks between the two halves of a layer's
+attention. The rest are a few programs, which are the same for every layer and are compiled once for
+each shape of tokens.
 
 Dimensions: B rows, T tokens, D model.
 """
@@ -25,11 +26,12 @@ from models.transformer import ModelConfig, Transformer, abstract_model
 
 
 class TieredModel:
-    """A model and its cache. Raises ValueError unless all layers have one method of those that
-    choose pages.
+    """A model and its cache.
 
-    directory: for the blocks on disk. sizes: those of ``TierConfig`` that the model does not fix. A
-    history of documents, from ``paged.document_encoder``, goes into ``cache.load``.
+    A history of documents, from ``paged.document_encoder``, goes into ``cache.load``.
+
+    directory: for the blocks on disk. sizes: the fields of ``TierConfig`` that do not follow from
+    the model. Raises ValueError unless all layers have the same method, one that chooses pages.
     """
 
     def __init__(
@@ -56,9 +58,9 @@ class TieredModel:
     def forward(self, tokens: np.ndarray, places: np.ndarray) -> Float[Array, "B T D"]:
         """Final hidden states of new tokens, which the cache holds afterwards.
 
-        tokens, places: int32 [B, T], T at most the cache's chunk; places are consecutive in a row,
-        then -1 for padding, and those before must have been written. Raises ValueError as
-        ``TieredCache.step``.
+        tokens, places: int32 [B, T], T at most the cache's chunk. Places are consecutive in a row,
+        then -1 for padding; all places before them must have been written. Raises ValueError as
+        ``TieredCache.step`` does.
         """
         x = _embed(self._model, tokens)
         for index, (layer, parameters) in enumerate(self._layers):
@@ -70,8 +72,8 @@ class TieredModel:
 
 @functools.cache
 def _programs(config: ModelConfig) -> tuple[Callable, ...]:
-    """A layer before and after its attention, and what rotates keys; one for a config."""
-    # a layer's parameters come as arguments
+    """(a layer before its attention, a layer after it, the rotation of keys), for a config."""
+    # the model gives only the code: a layer's parameters come as arguments
     model = abstract_model(config)
     method = config.attention[0]
 

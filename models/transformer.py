@@ -2,9 +2,14 @@
 SwiGLU.
 
 Options cover Llama, Qwen2 (bias on q, k, v), Qwen3 (RMSNorm on q and k) and SmolLM2 (tied
-embeddings). Parameters are stacked over layers and the forward pass scans over them. The module
-holds parameters only: caches and random keys are arguments and results, and one ``block`` serves
-training, prefill and decoding, which differ in how they attend.
+embeddings).
+
+Parameters are stacked over layers, and the forward pass scans over them. The module holds
+parameters only; caches and random keys are arguments and results. Training, prefill and decoding
+share one ``block`` and differ only in how they attend.
+
+The methods of attention may differ from layer to layer. They repeat after a period of
+``len(config.attention)`` layers, and the scan goes over periods.
 
 Dimensions: B rows, T tokens, D model, N query heads, K key/value heads, H head size, F
 feed-forward, V vocabulary, L layers.
@@ -37,12 +42,13 @@ from pallas_kernels.tokens import Tokens
 class ModelConfig:
     """Everything that fixes parameter shapes and the forward pass."""
 
-    # V.
+    # V, the tokens that have embeddings and logits.
     vocab_size: int
     # D, the size of the residual stream.
     embed_dim: int
-    # F.
+    # F, the hidden size of the feed-forward part.
     mlp_dim: int
+    # L.
     num_layers: int
     # N query heads share K key/value heads, each N / K of them.
     num_heads: int
@@ -61,8 +67,9 @@ class ModelConfig:
     qk_norm: bool = False
     # Llama 3.1's stretch of low frequencies; None for plain RoPE.
     rope_scaling: RopeScaling | None = None
-    # Names such as "float32": of computation, and of parameters.
+    # Dtype of activations and products, by name, such as "float32".
     dtype: str = "float32"
+    # Dtype in which parameters are kept.
     param_dtype: str = "float32"
     # Whether activations are computed again in the backward pass, to save memory.
     remat: bool = False
@@ -100,13 +107,15 @@ Attend = Callable[["Layers", jax.Array], jax.Array]
 
 
 def _join(first: Any, second: Any) -> Any:
-    """Two pytrees of arrays of tokens as one, [B, P, ...] before [B, T, ...]."""
+    """Joins two pytrees of arrays along tokens: [B, P, ...] before [B, T, ...]."""
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), first, second)
 
 
 class Transformer(nnx.Module):
-    """The model. ``hidden`` and ``logits`` are the training path; ``embed``, ``block`` and
-    ``finish`` its pieces.
+    """The model.
+
+    Training calls ``hidden`` and ``logits``. Their pieces, ``embed_tokens``, ``block`` and
+    ``finish``, are for code that attends in other ways, as the paged cache.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -137,10 +146,12 @@ class Transformer(nnx.Module):
         runs: int | None = None,
         before: Before | None = None,
     ) -> Float[Array, "B T D"]:
-        """Final hidden states of rows of tokens, perhaps of those that follow others.
+        """Final hidden states of rows of tokens.
 
-        positions: those that RoPE rotates by. where: who sees whom. runs: see
-        ``attention.layout.lay_out``; they count what stands ``before`` a row too.
+        positions: the positions that RoPE rotates by.
+        where: who sees whom.
+        runs: see ``attention.layout.lay_out``; they also count what stands ``before`` a row.
+        before: tokens that every row follows, with their keys; None for none.
         """
         return self.finish(self._scan(tokens, positions, where, runs, before)[0])
 
@@ -151,17 +162,20 @@ class Transformer(nnx.Module):
         where: Tokens,
         runs: int | None = None,
     ) -> list[Keys]:
-        """``Before.keys`` of tokens that others will follow; arguments as ``hidden``."""
+        """``Before.keys`` of tokens that others will follow; arguments as for ``hidden``."""
         _, kept = self._scan(tokens, positions, where, runs, keep="given")
         return kept
 
     def keys_values(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], where: Tokens
     ) -> tuple[Keys, ...]:
-        """The keys that every layer's attention reads, not rotated, and their values, for a cache
-        of documents; arguments as ``hidden``.
+        """What every layer's attention reads, for a cache of documents: keys, not rotated, and
+        values.
+
+        Arguments as for ``hidden``.
         """
         _, kept = self._scan(tokens, positions, where, None, keep="read")
+        # the scan stacks by place in the period; unstacked, layers come in their order
         return tuple(
             jax.tree.map(operator.itemgetter(period), keys)
             for period in range(self.config.periods)
@@ -177,15 +191,17 @@ class Transformer(nnx.Module):
         before: Before | None = None,
         keep: Literal["given", "read"] | None = None,
     ):
-        """(hidden states of the last layer, per layer of a period the stacked keys to be kept).
+        """Runs all layers: (hidden states of the last one, the keys that were to be kept).
 
-        keep: "given", the keys that came from hidden states; "read", those that attention reads;
-        None for none. Neither are rotated.
+        keep: "given" for the keys that are computed from hidden states, "read" for those that
+        attention reads, None for none. Neither are rotated. They come as a list with an entry for
+        each layer of a period, whose arrays are stacked over the periods.
         """
         methods = self.config.attention
         earlier: list[Keys | None] = [None] * len(methods)
         asking = None
         if before is not None:
+            # the layout is that of all tokens, of which only the new ones, the last, attend
             asking = tokens.shape[1]
             earlier = before.keys
             where, positions = _join((before.tokens, before.positions), (where, positions))
@@ -195,6 +211,7 @@ class Transformer(nnx.Module):
             layers, of_methods, earlier = xs
             kept = []
             for index, method in enumerate(methods):
+                # one step of the scan is a period; this is its layer number ``index``
                 layer = jax.tree.map(operator.itemgetter(index), layers)
                 parameters = of_methods[index]
                 attention = functools.partial(
@@ -206,21 +223,23 @@ class Transformer(nnx.Module):
         if self.config.remat:
             step = jax.checkpoint(step)
         periods = self.config.periods
+        # [L, ...] -> [periods, layers of a period, ...]
         layers = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), self.layers)
         of_methods = [self.method_parameters(index, slice(None)) for index in range(len(methods))]
         return jax.lax.scan(step, self.embed_tokens(tokens), (layers, of_methods, earlier))
 
     def method_parameters(self, index: int, period: Any) -> Parameters:
-        """What the method at a place of the period has beside the parameters of ``Layers``.
+        """The parameters of the method at place ``index`` of the period.
 
-        period: the index of its layer among those of this place, or a slice of them.
+        period: which period's, or a slice of several. Empty for a method without parameters.
         """
         layers = getattr(self, place_name(index), None)
         return {} if layers is None else layers.layer(period)
 
     def unstacked(self) -> list[tuple[Layers, Parameters]]:
-        """The parameters of each layer and of its method, for code that goes through them one by
-        one.
+        """(parameters of the layer, parameters of its method) for each layer in order.
+
+        It is for code that goes through the layers one by one, not in a scan.
         """
         period = len(self.config.attention)
         return [
@@ -243,16 +262,21 @@ class Transformer(nnx.Module):
         layer: Layers,
         y,
     ):
-        """Attention of one layer of packed rows, each device to its own rows and heads; appends the
-        keys to kept.
+        """Attention of one layer over packed rows; each device has its own rows and heads.
+
+        earlier: the keys of tokens before the rows. kept: a list, to which the keys that ``keep``
+        names are appended. y: normalised hidden states [B, T, D].
         """
         q, k, v = self.qkv(layer, y)
+        # the layer's own keys and those that its method adds, all from hidden states
         given = {"main": (k, v), **self.new_keys(method, parameters, layer, y)}
         if earlier is not None:
             given = _join(earlier, given)
+        # derived keys may be made from several tokens, so those before the rows must be there
         keys = {**given, **method.derived_keys(parameters, given, layout)}
         at = method.positions(positions, layout)
         kept.append(given if keep == "given" else {name: keys[name] for name in at})
+        # rotation comes last: what was kept above is not rotated
         turned = {}
         for name, places in at.items():
             k, v = keys[name]
@@ -260,12 +284,14 @@ class Transformer(nnx.Module):
         inputs = method.head_inputs(parameters, y)
         heads = ("batch", None, "heads", None)
         rows = ("batch",)
+        # ``inputs`` is an argument only for a method that has any
         extra = () if inputs is None else (inputs,)
         mapped = per_shard(
             lambda q, keys, layout, *extra: method.attend(q, keys, layout, *(extra or (None,))),
             (heads, heads, rows, *(heads for _ in extra)),
             heads,
         )
+        # the queries are the last of the tokens
         q = rope(q, positions[:, -q.shape[1] :], self.config)
         return mapped(q, turned, layout, *extra)
 
@@ -290,9 +316,9 @@ class Transformer(nnx.Module):
     def qkv(
         self, layer: Layers, y: Float[Array, "B T D"], positions: Int[Array, "B T"] | None = None
     ):
-        """(q [B, T, N, H], k [B, T, K, H], v [B, T, K, H]) of a layer's normalised hidden states.
+        """(q [B, T, N, H], k [B, T, K, H], v [B, T, K, H]) of a layer.
 
-        positions: q and k are rotated by them, if given.
+        y: normalised hidden states. positions: q and k are rotated by them; None for no rotation.
         """
         c = self.config
         q, k, v = (project(y, w[...].astype(c.dtype)) for w in (layer.q, layer.k, layer.v))
@@ -311,19 +337,23 @@ class Transformer(nnx.Module):
     def block(
         self, layer: Layers, x: Float[Array, "B T D"], attend: Attend
     ) -> Float[Array, "B T D"]:
-        """One layer: attention and feed-forward with residuals. ``layer``: leaves without their
-        layer axis.
+        """One layer: attention and feed-forward with residuals.
+
+        layer: the parameters of the layer, without the axis of layers.
         """
         return self.after_attention(layer, x, attend(layer, self.before_attention(layer, x)))
 
     def before_attention(self, layer: Layers, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """What a layer's attention sees of the hidden states: the first half of ``block``."""
+        """The normalised hidden states that attention gets: the first half of ``block``."""
         return rms_norm(x, layer.attention_norm[...], self.config.norm_eps)
 
     def after_attention(
         self, layer: Layers, x: Float[Array, "B T D"], attended: Float[Array, "B T N H"]
     ) -> Float[Array, "B T D"]:
-        """The second half of ``block``."""
+        """The second half of ``block``: projection, residual, feed-forward and its residual.
+
+        attended: the result of attention.
+        """
         dtype = self.config.dtype
         x = x + project(attended, layer.o[...].astype(dtype), contract=2)
         y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
@@ -331,7 +361,7 @@ class Transformer(nnx.Module):
         return x + project(swiglu(gate, up), layer.down[...].astype(dtype))
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """The last normalisation."""
+        """The normalisation after the last layer."""
         return rms_norm(x, self.final_norm[...], self.config.norm_eps)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
@@ -354,8 +384,9 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def cast(model: Transformer, dtype: str) -> Transformer:
-    """A copy whose parameters and computation are in ``dtype``, for sampling; arrays already in it
-    are shared.
+    """A copy whose parameters and computation are in ``dtype``, for sampling.
+
+    Arrays that are in it already are shared, not copied.
     """
     if model.config.dtype == dtype and model.config.param_dtype == dtype:
         return model

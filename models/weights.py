@@ -1,7 +1,8 @@
-"""Reads checkpoints of others straight into the model's sharded layout, and lists what a model's
-checkpoint holds.
+"""Reads checkpoints in other formats straight into the model's sharded layout, and lists what a
+checkpoint of a model holds.
 
-How a parameter is called and laid out elsewhere is stated by its family (``models.families``).
+Each family (``models.families``) states the names and the layout of its parameters in those
+formats.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ from models.transformer import ModelConfig, Transformer, abstract_model
 
 
 class Source(Protocol):
-    """An open checkpoint: where it is, the names of its tensors and their shapes, and slices of
-    them.
-    """
+    """An open checkpoint."""
 
     path: Path
+    # Names of the tensors, and their shapes.
     shapes: Mapping[str, tuple[int, ...]]
 
     def read(self, name: str, block: tuple[slice, ...]) -> np.ndarray:
@@ -35,9 +35,7 @@ class Source(Protocol):
 
 
 def named_parameters(model: Transformer) -> dict[str, nnx.Variable]:
-    """The model's parameters by path, such as "layers.q", in the order in which its family writes
-    them.
-    """
+    """The model's parameters by path, such as "layers.q", in the order in which files have them."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_variable)
     found = {_path(path): variable for path, variable in leaves}
     parameters = families.of_config(model.config).parameters
@@ -47,11 +45,11 @@ def named_parameters(model: Transformer) -> dict[str, nnx.Variable]:
 def stored_tensors(
     model: Transformer, naming: str
 ) -> Iterator[tuple[str, Parameter, nnx.Variable, int | None]]:
-    """(name, parameter, variable, layer) of each tensor a checkpoint of the model holds, in the
-    order of the layers.
+    """(name, parameter, variable, layer) of each tensor that a checkpoint of the model holds.
 
-    naming: "huggingface" or "gguf". layer: None for tensors outside the layers. Raises ValueError
-    for a model with parameters that these formats have no names for.
+    Tensors come in the order of the layers; layer is None for those outside of the layers. naming:
+    "huggingface" or "gguf". Raises ValueError for a model with parameters that these formats have
+    no names for.
     """
     methods = model.config.attention
     if extra := [m for m in methods if m.parameters(model.config.layer_shape)]:
@@ -65,6 +63,7 @@ def stored_tensors(
     for path, variable in variables.items():
         if path not in layers:
             yield getattr(parameters[path], naming), parameters[path], variable, None
+        # the first parameter of the layers stands for all of them: a checkpoint goes layer by layer
         elif path == layers[0]:
             for layer in range(model.config.num_layers):
                 for inner in layers:
@@ -73,12 +72,11 @@ def stored_tensors(
 
 
 def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transformer:
-    """A model with its parameters from ``source``, each read, converted to ``config.param_dtype``
-    and put in place.
+    """A model with its parameters from ``source``, converted to ``config.param_dtype``.
 
-    The host holds one parameter at a time, and of it only the shards of this process. Raises
-    ValueError naming every tensor that is missing, of another shape, or not part of the model,
-    before anything is read.
+    The host holds one parameter at a time, and of it only the shards of this process. Before
+    anything is read, raises ValueError with the names of all tensors that are missing, have another
+    shape, or are not part of the model.
     """
     model = abstract_model(config)
     _check(source, model, naming)
@@ -113,7 +111,11 @@ def _read_part(
     variable: nnx.Variable,
     index: tuple[slice, ...],
 ) -> np.ndarray:
-    """The part ``index`` of a parameter, layers included, in the parameter's dtype."""
+    """The part ``index`` of a parameter, in the parameter's dtype.
+
+    For a parameter of layers the first axis of the index is that of the layers, of which each is a
+    tensor of its own in the checkpoint.
+    """
     shape = variable.shape
     name = getattr(parameter, naming)
     if not path.startswith("layers."):

@@ -1,7 +1,8 @@
-"""Names and axes of parameters in checkpoints of others.
+"""Names and axes of parameters in checkpoints of other formats.
 
-Checkpoints keep one matrix per layer, outputs first and heads flattened; the model keeps one array
-per parameter with the layers stacked, inputs first and heads apart.
+A checkpoint keeps one matrix for each layer, with the outputs first and the heads flattened. The
+model keeps one array for each parameter, with the layers stacked, the inputs first, and an axis of
+heads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A parameter's names in other formats and the order of its axes there."""
+    """The names of a parameter in other formats, and the order of its axes there."""
 
     # Name in a Hugging Face checkpoint; "{}" stands for the layer.
     huggingface: str
@@ -40,10 +41,10 @@ class Parameter:
         shape: Sequence[int],
         index: Sequence[slice],
     ) -> np.ndarray:
-        """The part ``index`` of one layer's array of ``shape``, from the smallest block of the
-        stored tensor.
+        """The part ``index`` of one layer's array of ``shape``.
 
-        ``read`` gets one slice per stored axis.
+        read: a function of one slice for each stored axis. It is asked for the smallest block of
+        the stored tensor that holds the part.
         """
         index = [slice(*part.indices(size)) for part, size in zip(index, shape, strict=True)]
         blocks = []
@@ -103,6 +104,6 @@ QK_NORM = {
 
 
 def llama_like(*more: dict[str, Parameter]) -> dict[str, Parameter]:
-    """The parameters of a decoder like Llama's, with what its attention has ``more``."""
+    """The parameters of a decoder like Llama's. more: what its attention has besides."""
     attention = {path: parameter for part in more for path, parameter in part.items()}
     return _BEFORE | attention | _AFTER
