@@ -259,7 +259,7 @@ class TieredCache:
             self._saved[layer].update(blocks)
 
     def flush(self) -> None:
-        """Waits until what belongs on disk is there, and frees the memory of the system's copies."""
+        """Waits until the disk has what belongs there; frees the memory of the system's copies."""
         self._host.flush()
 
     def reset(self, row: int) -> None:
