@@ -18,12 +18,16 @@ def choose(
     obstacle: Callable[[str], str | None],
     interpret: Any,
 ) -> str:
-    """``implementation``, or of None the first of ``names`` without an obstacle, or else
-    "reference".
+    """The implementation to run.
 
-    obstacle: from a name to why that kernel cannot run the input here, or None. interpret: the
-    caller's. Raises ValueError for a name that is not known or cannot run, and for an interpreter
-    without a name.
+    implementation: the name that the caller asks for, or None for the first of ``names`` that can
+      run, or "reference" if none can.
+    names: the kernels.
+    obstacle: a function from a name to why that kernel cannot run the input here, or None.
+    interpret: what the caller gave as ``interpret``; it needs a named implementation.
+
+    Raises ValueError for a name that is not known or cannot run, and for an interpreter without a
+    name.
     """
     if implementation is None:
         if interpret:
@@ -44,8 +48,9 @@ def device(implementation: str) -> str:
 
 
 def here() -> str:
-    """The platform of the process: "cpu", "tpu", "hopper", "blackwell", or "gpu" and its compute
-    capability for another GPU.
+    """The platform of the process: "cpu", "tpu", "hopper" or "blackwell".
+
+    For any other GPU it is "gpu" and its compute capability, as "gpu 8.0".
     """
     backend = jax.default_backend()
     if backend != "gpu":
@@ -86,5 +91,5 @@ def dtype_obstacle(found: set[str], dtypes: Sequence[str]) -> str | None:
 
 
 def _capability() -> str:
-    """Of the GPU at hand; without one the interpreter stands for Hopper."""
+    """Compute capability of the GPU at hand; Hopper's if there is none, for the interpreter."""
     return getattr(jax.devices()[0], "compute_capability", "9.0")

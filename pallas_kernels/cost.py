@@ -1,4 +1,4 @@
-"""What a kernel costs at least, beside which its time is judged."""
+"""Lower bound on a kernel's cost, for comparison with its measured time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a kernel does at least: floating-point operations of its products, exponentials, bytes
-    of HBM moved.
-    """
+    """The least that a kernel has to do."""
 
+    # Floating-point operations of its products.
     flops: int
+    # Exponentials.
     transcendentals: int
+    # Bytes read from HBM and written to it.
     bytes_accessed: int

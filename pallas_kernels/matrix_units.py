@@ -1,9 +1,9 @@
 """Products on the matrix units of Hopper (wgmma) and of Blackwell (tcgen05), as the GPU kernels
 need them.
 
-A unit multiplies ``tile`` rows per warpgroup and says how many warpgroups compute, in which layout
-registers hold the result, and what scratch memory it needs. Sums live in registers on Hopper, in
-tensor memory on Blackwell.
+A unit is a class. It says how many rows a warpgroup multiplies (``tile``), how many warpgroups
+compute (``compute``), in which layout registers hold a result (``layout``), and what scratch memory
+it needs (``scratch``). Running sums are in registers on Hopper, and in tensor memory on Blackwell.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+# Bytes of a row of shared memory whose parts are permuted, so that columns have no bank conflicts.
 SWIZZLE = 128
+# Kernels compute powers of 2 in place of powers of e: e^x = 2^(x LOG2_E).
 LOG2_E = math.log2(math.e)
 
 
 def tiles(shape: tuple[int, ...], dtype):
-    """Shared memory as the matrix units and the copy engine want it."""
+    """A type of shared memory in the tiled and swizzled layout of matrix units and copy engine."""
     width = SWIZZLE // jnp.dtype(dtype).itemsize
     transforms = (plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(SWIZZLE))
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
 def spread(x, shape: tuple[int, ...], axis: int):
-    """x along one axis of ``shape``."""
+    """The vector x along ``axis`` of an array of ``shape``, repeated along the others."""
     return jax.lax.broadcast_in_dim(x, shape, [axis])
 
 
@@ -37,8 +39,9 @@ def full(shape: tuple[int, ...], value: float, layout):
 
 
 class Wgmma:
-    """Hopper: two warpgroups of 64 rows, results in registers. The interpreter has no wgmma; there
-    jnp multiplies.
+    """Hopper: two warpgroups of 64 rows each, with results in registers.
+
+    The interpreter has no wgmma; there jnp multiplies.
     """
 
     tile = 64
@@ -52,13 +55,15 @@ class Wgmma:
 
     @staticmethod
     def scratch(columns: int, lanes: int, sums: int, dtype) -> list:
-        """Types of what ``refs`` are, for products of so many columns and so many running sums,
-        perhaps none.
+        """Types of the references that ``__init__`` gets as ``refs``.
+
+        columns: of a product. lanes: columns of a running sum. sums: how many running sums there
+        are, perhaps none. dtype: of the left side of what is added to a running sum.
         """
         return []
 
     def product(self, a, b):
-        """a @ b in float32 of references to shared memory."""
+        """a @ b in float32, where a and b are references to shared memory."""
         if self.interpret:
             return jnp.dot(a[...], b[...], preferred_element_type=jnp.float32)
 
@@ -88,8 +93,9 @@ class Wgmma:
 
 
 class Tcgen05:
-    """Blackwell: one warpgroup of 128 rows, results and running sums in tensor memory, left sides
-    staged in shared.
+    """Blackwell: one warpgroup of 128 rows, with results and running sums in tensor memory.
+
+    A left side that is in registers is first written to shared memory (``_stage``).
     """
 
     tile = 128
@@ -122,7 +128,9 @@ class Tcgen05:
         return acc * spread(shrink, acc.shape, 0) + self._load(self.sums)
 
     def zero(self, index: int):
-        """As for ``Wgmma``; what is carried means nothing."""
+        """As for ``Wgmma``. The sum is in tensor memory; the value that is returned and carried on
+        in its place means nothing.
+        """
         plgpu.async_store_tmem(self._sum(index), full((self.tile, self.lanes), 0.0, self.layout))
         plgpu.commit_tmem()
         return jnp.int32(0)
@@ -155,7 +163,7 @@ class Tcgen05:
 
 
 class WgmmaKeys(Wgmma):
-    """Hopper with keys as rows and queries as columns: one warpgroup of ``keys`` rows."""
+    """Hopper with keys as rows and queries as columns: one warpgroup multiplies ``keys`` rows."""
 
     keys, compute, registers = 128, 1, None
     transposed = plgpu.Layout.WGMMA_TRANSPOSED
@@ -165,12 +173,13 @@ class WgmmaKeys(Wgmma):
 
     @staticmethod
     def scratch(columns: int, rows: int, dtype) -> list:
-        """Types of what ``refs`` are, for running sums [rows, columns]."""
+        """Types of the references in ``refs``, for running sums [rows, columns]."""
         return [tiles((columns, WgmmaKeys.keys), dtype)]
 
     def shrink_and_add(self, acc, shrink, a, b):
-        """acc [rows, columns] * shrink [columns] + a.T @ b; a [keys, rows] in shared memory, b
-        [keys, columns].
+        """acc * shrink + a.T @ b, where acc is [rows, columns] and shrink [columns].
+
+        a: a reference [keys, rows] to shared memory. b: [keys, columns] in registers.
         """
         return self.add(
             acc * spread(shrink, acc.shape, 1), a.transpose((1, 0)), _staged(self, b), 0
@@ -178,7 +187,7 @@ class WgmmaKeys(Wgmma):
 
 
 class Tcgen05Keys(Tcgen05):
-    """Blackwell likewise; 128 rows of running sums too."""
+    """Blackwell with keys as rows and queries as columns; a running sum has 128 rows too."""
 
     keys = 128
     transposed = plgpu.Layout.TCGEN05_TRANSPOSED
@@ -203,8 +212,9 @@ class Tcgen05Keys(Tcgen05):
 
 
 def _staged(unit, x):
-    """x [keys, columns] as a right side in shared memory, where it lies transposed, keys side by
-    side.
+    """x [keys, columns] in registers as the right side of a product, in shared memory.
+
+    It lies there transposed, with the keys side by side.
     """
     if unit.interpret:
         unit.staged[...] = x.T

@@ -1,4 +1,4 @@
-"""Arrays and tokens filled up to whole blocks, and what lies in padding."""
+"""Filling arrays and tokens up to whole blocks, and clearing what lies in padding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pallas_kernels.tokens import Tokens
 
 
 def pad(x: jax.Array, block: int, axis: int = 1) -> jax.Array:
-    """x with ``axis`` padded by zeros to a multiple of ``block``; zero is padding in Tokens too."""
+    """x with ``axis`` padded by zeros to a multiple of ``block``.
+
+    Zeros are right for the fields of Tokens too: segment 0 is padding.
+    """
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, -x.shape[axis] % block)
     return jnp.pad(x, widths)
@@ -21,11 +24,11 @@ def pad_tokens(tokens: Tokens, block: int) -> Tokens:
 
 
 def without_padding(x: jax.Array, tokens: Tokens) -> jax.Array:
-    """x [B, T, N, H] with zeros for padding, which may hold anything.
+    """x [B, T, N, H] with zeros in place of what padding holds, which may be anything.
 
     A key that nobody sees has weight 0, but 0 times a value that is not finite is NaN, in the
-    output and in every gradient. A mask on scores does not help; the keys and values themselves
-    have to be finite. Done once per call, where XLA fuses it with what makes x.
+    output and in every gradient. A mask on scores does not help: the keys and values themselves
+    have to be finite. It is done once for each call, where XLA fuses it with what computes x.
     """
     return zeros_unless(x, tokens.segments > 0)
 

@@ -1,8 +1,9 @@
 """The software pipeline of the GPU kernels: one warpgroup copies tiles into a ring of buffers in
 shared memory, with the copy engine, while the others compute on the tiles that have arrived.
 
-A buffer has two barriers. "filled" says that its copies have arrived, "emptied" that all warpgroups
-that compute are done with it.
+Step s uses buffer, or slot, s modulo the number of buffers. Every buffer has two barriers. "filled"
+completes when all its copies have arrived, and "emptied" when all warpgroups that compute are done
+with it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
 def barriers(steps: int, compute: int, arrays: int) -> list:
-    """The barriers of a ring of buffers.
+    """The barriers of a ring of buffers: (filled, emptied).
 
-    steps: buffers of the ring. compute: warpgroups that compute, all of which empty a buffer.
-    arrays: copies that fill one.
+    steps: buffers of the ring. compute: warpgroups that compute; each of them reports that it is
+    done with a buffer. arrays: copies that fill one buffer.
     """
     return [
         plgpu.Barrier(num_arrivals=arrays, num_barriers=steps),
@@ -29,8 +30,10 @@ def barriers(steps: int, compute: int, arrays: int) -> list:
 
 
 def specialise_warps(wg, unit, compute: Callable, fetch: Callable) -> None:
-    """The last warpgroup fetches, with few registers; the others compute, with the rest of the
-    registers.
+    """The last warpgroup calls ``fetch``; the others call ``compute``.
+
+    Copying needs few registers, so that the others can have most of them. wg: the number of the
+    warpgroup. unit: one of ``matrix_units``.
     """
 
     @pl.when(wg < unit.compute)
@@ -55,18 +58,22 @@ def fetch(
     steps: int,
     after: Callable = lambda step: None,
 ) -> None:
-    """Copies sources(step) of every step into the rings, as far ahead as they hold, and waits until
-    all were used.
+    """Copies what every step needs into the rings, as far ahead as they have room.
 
-    after: called with each step when its copies are started.
+    It returns when everything has been used.
+
+    count: steps. sources: a function from a step to what is copied, one array for each of
+    ``rings``. steps: buffers of a ring. after: called with each step when its copies have been
+    started.
     """
 
-    # ``steps`` more turns than there are copies: they only wait until the last buffers are emptied,
-    # since a thread block must not end while others read its buffers
+    # There are ``steps`` more turns than steps that copy. They only wait until the last buffers are
+    # emptied, since a thread block must not end while others read its buffers.
     @pl.loop(0, count + steps)
     def _(step):
         slot = jax.lax.rem(step, jnp.int32(steps))
 
+        # the first turn of each buffer finds it empty
         @pl.when(step >= steps)
         def _():
             plgpu.barrier_wait(emptied.at[slot])
@@ -79,7 +86,10 @@ def fetch(
 
 
 def visits(first, last, filled, emptied, visit: Callable, carry, steps: int):
-    """The carry after visit(slot, carry) of the steps from ``first`` to before ``last``."""
+    """Calls ``carry = visit(slot, carry)`` for the steps from ``first`` to before ``last``.
+
+    The buffers of a step are in ``slot`` of the rings. Returns the last carry.
+    """
 
     def one(step, carry):
         slot = jax.lax.rem(step, jnp.int32(steps))
@@ -94,9 +104,11 @@ def visits(first, last, filled, emptied, visit: Callable, carry, steps: int):
 
 
 def consume(count, whole, filled, emptied, visit: Callable, carry, steps: int):
-    """The carry after visit(slot, carry, masked) of every step, the first ``whole`` of them without
-    a mask.
+    """Calls ``carry = visit(slot, carry, masked)`` for ``count`` steps; returns the last carry.
+
+    The first ``whole`` steps need no mask, and the others do.
     """
+    # two loops, so that the program of the first has no masks in it
     unmasked, masked = (functools.partial(visit, masked=x) for x in (False, True))
     carry = visits(0, whole, filled, emptied, unmasked, carry, steps)
     return visits(whole, count, filled, emptied, masked, carry, steps)

@@ -1,5 +1,5 @@
-"""Softmax attention with every score in memory, for few queries or keys, and the merging of parts
-of it.
+"""Softmax attention with every score in memory, for few queries or keys, and the merging of results
+over different keys.
 
 Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, G = N / K, H head size.
 """
@@ -17,20 +17,21 @@ from pallas_kernels.tokens import MASKED
 def masked_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Softmax attention of q [B, T, N, H] over the keys k, v [B, S, K, H] that a mask lets each
-    see.
+    """Softmax attention of q [B, T, N, H] over those keys of k, v [B, S, K, H] that a mask leaves.
 
     mask: bool [B, T, S], or [B, K, T, S] or [B, N, T, S] where it depends on the key/value head or
-    the query head. Scores are scaled by 1/sqrt(H), in float32 or wider. Returns (out [B, T, N, H]
-    in v's dtype, lse [B, T, N]), differentiable in both: a query that sees no key has out 0 and lse
-    -inf.
+    the query head. Scores are scaled by 1/sqrt(H), in float32 or wider.
+
+    Returns (out [B, T, N, H] in v's dtype, lse [B, T, N]), differentiable through both. A query
+    that sees no key has out 0 and lse -inf.
     """
     return weighted_attention(q, k, v, mask)[:2]
 
 
 def weighted_attention(q, k, v, mask):
-    """(out, lse) of ``masked_attention``, weights [B, K, G, T, S] and what makes them
-    probabilities, [B, K, G, T].
+    """``masked_attention`` with its weights: (out, lse, weights, share).
+
+    weights: [B, K, G, T, S]. share: [B, K, G, T]; weights times share are the probabilities.
     """
     batch, queries, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[2]
@@ -53,6 +54,7 @@ def weighted_attention(q, k, v, mask):
     scores = jnp.einsum("BKTH,BKSH->BKTS", q, k, preferred_element_type=wide) * head_dim**-0.5
     bias = jnp.where(mask, 0.0, MASKED).astype(wide)
     scores = scores.reshape(batch, num_kv_heads, groups, queries, -1) + bias
+    # the maximum cancels out of all results, so its gradient is 0
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1)
@@ -70,11 +72,12 @@ def weighted_attention(q, k, v, mask):
 
 
 def merge(outs: Sequence[jax.Array], lses: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Attention over the union of disjoint sets of keys from (out [..., H], lse [...]) over each of
-    them.
+    """Attention over the union of disjoint sets of keys.
+
+    outs [..., H], lses [...]: the results of attention to each of the sets.
     """
     stacked = jnp.stack(lses)
-    # and not only what is finite, by which NaN would pass for nothing seen
+    # not isfinite: a NaN must stay visible, and not count as a query that sees nothing
     seen = ~jnp.isneginf(stacked)
     lse = jax.nn.logsumexp(jnp.where(seen, stacked, MASKED), axis=0)
     weights = jnp.where(seen, jnp.exp(jnp.where(seen, stacked, MASKED) - lse), 0.0)

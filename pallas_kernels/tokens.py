@@ -1,9 +1,11 @@
 """Who sees whom: the one rule that every attention method, cache and kernel follows.
 
-A token belongs to a segment (a packed sequence), to a branch of it and perhaps to a document. It
-sees the tokens of its segment that do not come after it, on its own branch or on one that its
-branch continues, in its own document or outside of any; the tail, which follows the documents, sees
-them all.
+A token belongs to a segment (a packed sequence), to a branch of the segment, and perhaps to a
+document. It sees a token for which all of these hold:
+
+- The other token is of the same segment and does not come after it.
+- It is on the same branch, or on one that its branch continues.
+- It is in the same document, or outside of any. The tail, which follows the documents, sees all.
 
 The branches of a segment are the nodes of a tree of token runs: the root is what all share (the
 prompt of a group), and a node continues its parent (a completion the prompt, a later context the
@@ -31,9 +33,9 @@ TAIL = -1
 MASKED = -1e30
 
 
-# A branch holds the number of its node in this many low bits and above them how many nodes continue
-# it. One integer for both keeps what a kernel copies of each key as small as for one prompt with
-# its completions.
+# A branch holds the number of its node in this many low bits. The bits above them hold how many
+# nodes continue it. With one integer for both, a kernel copies no more for each key than it would
+# for one prompt with its completions.
 _NODE_BITS = 16
 # Most nodes of a segment: the number of those that continue a node must fit above its own number.
 MAX_NODES = 2 ** (31 - _NODE_BITS)
@@ -51,16 +53,17 @@ class Tokens:
     branches: jax.Array
     # 0 for tokens that all may see, from 1 for documents, TAIL for tokens that see all of them.
     documents: jax.Array
-    # A token sees none of a greater order; along what a token sees, orders are distinct. It counts
-    # the tokens of the sequence as the token sees it. A document starts where no other document can
-    # reach, nor, where there is a window, what all may see before the documents, of which they
-    # would see unlike parts. It is not the position that RoPE rotates by, which documents may
-    # share.
+    # The place of a token in the sequence as the token sees it. A token sees no token of a greater
+    # order, and no two tokens that it sees have the same order. A document therefore starts past
+    # every order that another document can have. With a window it also starts so far on that its
+    # tokens do not reach back to what all may see before the documents: each document would see a
+    # different part of that. The order is not the position that RoPE rotates by, which documents
+    # may share.
     order: jax.Array
-    # None, or what keeps a branch that has copies of some of the root's keys from those keys. Of a
-    # key: the order of the first token that it stands for. Of a query: the order from which its
-    # branch has keys of its own; it sees none of the root's keys from there on. Only for trees of
-    # two levels.
+    # None, or what keeps a branch from those keys of the root of which it has copies. For a key:
+    # the order of the first token that it stands for. For a query: the order from which its branch
+    # has keys of its own; it sees none of the root's keys from there on. Only for trees of two
+    # levels.
     limits: jax.Array | None = None
 
     @property
@@ -118,8 +121,9 @@ def nodes(tokens: Tokens) -> tuple[Tokens, jax.Array]:
 
 
 def visible(q: Tokens, k: Tokens, window: int | None = None) -> jax.Array:
-    """bool [B, T, S], True where query t sees key s. window: most tokens back in order, the query's
-    own counted.
+    """bool [B, T, S], True where query t sees key s.
+
+    window: how many of the last tokens, by their order, a query sees, its own counted.
     """
     return sees(q.map(lambda x: x[:, :, None]), k.map(lambda x: x[:, None, :]), window)
 
@@ -145,10 +149,10 @@ def sees_nodes(q: Tokens, k: Tokens, last: jax.Array, window: int | None = None)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Least and greatest value of each field of Tokens over the real tokens of a block, int32 [B,
-    blocks] each; of branches, the numbers of the nodes.
+    """The least and the greatest value of each field of Tokens over the real tokens of a block.
 
-    A block of nothing but padding has low > high.
+    All are int32 [B, blocks]. For branches they are the numbers of the nodes. A block of nothing
+    but padding has low > high.
     """
 
     low: Tokens
@@ -175,8 +179,10 @@ def bounds(tokens: Tokens, block: int) -> Bounds:
 
 
 def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
-    """bool [B, query blocks, key blocks], False only where by their bounds no query of one sees a
-    key of the other.
+    """Which blocks of keys must be visited by which blocks of queries, by their bounds.
+
+    Returns bool [B, query blocks, key blocks]: False only where certainly no query of the one sees
+    a key of the other.
     """
     q_low, q_high = (x.map(lambda y: y[:, :, None]) for x in (q.low, q.high))
     k_low, k_high = (x.map(lambda y: y[:, None, :]) for x in (k.low, k.high))
@@ -201,8 +207,10 @@ def may_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
 
 
 def must_see(q: Bounds, k: Bounds, window: int | None = None) -> jax.Array:
-    """bool as from ``may_see``, True only where by their bounds each query of one sees each key of
-    the other.
+    """Which blocks need no mask, by their bounds.
+
+    Returns bool [B, query blocks, key blocks]: True only where certainly every query of the one
+    sees every key of the other. It says nothing about padding.
     """
     q_low, q_high = (x.map(lambda y: y[:, :, None]) for x in (q.low, q.high))
     k_low, k_high = (x.map(lambda y: y[:, None, :]) for x in (k.low, k.high))

@@ -1,8 +1,7 @@
-"""Sizes of kernels that were measured (``launch.tune``), in place of those that a heuristic
-guesses.
+"""Sizes of kernels that were measured by ``launch.tune``, for use in place of a heuristic's.
 
-The environment variable RL_CODE_TUNING names the file: JSON, from a kernel, device and shape to the
-sizes that differ from the heuristic's.
+The environment variable RL_CODE_TUNING names a JSON file. Each entry stands for a kernel, a device
+and a shape, and holds the sizes that differ from those of the heuristic.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ def key(kernel: str, device: str, **shape: int) -> str:
 
 
 def tuned[T](config: T, kernel: str, device: str, **shape: int) -> T:
-    """``config``, a frozen dataclass of sizes, with the sizes of the file, if it names this kernel,
-    device and shape.
+    """``config`` with the sizes that the file has for this kernel, device and shape, if any.
 
-    Raises ValueError for a file that cannot be read, and for an entry with a size that the config
-    does not have.
+    config: a frozen dataclass of sizes. Raises ValueError for a file that cannot be read, and for
+    an entry with a size that the config does not have.
     """
     path = os.environ.get(FILE)
     if not path:
