@@ -69,6 +69,7 @@ def select(
     columns = tuning.columns
     parts = len(selection.shares)
     estimate = flash.estimate(cost(q.shape, k.shape, k.dtype.itemsize, selection, tuning))
+    # the two orders of ``edges`` as columns beside the queries, one block of queries after another
     forced = jnp.stack([pad(x, block_q) for x in edges(q_tokens, heads, selection)], axis=-1)
     forced = forced.reshape(batch, -1, block_q, 2)
     k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, columns)
@@ -98,6 +99,7 @@ def select(
         scratch_shapes=[
             pltpu.VMEM((2, *k.shape[3:]), k.dtype),
             pltpu.VMEM((2, *k_fields.shape[2:]), jnp.int32),
+            # the scores of all blocks, tile by tile
             pltpu.VMEM((k.shape[2], block_q, columns), jnp.float32),
             pltpu.SemaphoreType.DMA((2, 2)),
         ],
@@ -130,7 +132,9 @@ def _kernel(
     selection: Selection,
 ):
     block_q, columns = scores.shape[1:]
+    # rows of logits are G heads of block_q queries each
     grouped = (-1, block_q, columns)
+    # tiles that are not visited have no block that a query sees
     scores[...] = jnp.full(scores.shape, UNSEEN, jnp.float32)
     lse = flash.to_sublanes(sums[0, 0, 0])
     queries = flash.from_columns(q_tok)

@@ -62,6 +62,7 @@ def forward(
         _tiles, blocks=k.shape[1] // size, groups=groups, kernels=kernels, tuning=tuning
     )
 
+    # one chunk of all lists at a time; forward, nothing is carried from chunk to chunk
     def one(_, xs):
         q, picks, order = xs
         found = index(picks)
@@ -134,6 +135,8 @@ def backward(
             q.dtype
         )
 
+    # in float32, since every chunk adds to them, and one for each list: lists of the same key/value
+    # head are summed at the end
     zeros = jnp.zeros((q.shape[0] * lists, *keys[0].shape[2:]), jnp.float32)
     queries = (_chunks(x, lists, chunk) for x in (q, d_out.astype(q.dtype), sums))
     d_keys, dq = jax.lax.scan(one, (zeros, zeros), (*queries, *_indices(picks, q_order, chunk)))
