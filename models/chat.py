@@ -1,14 +1,16 @@
 """Conversations as text in the format each model family was trained on, by its jinja2 template.
 
-The marks of a format (turn tokens, call and result tags) are the families' own; sentences around
-the declaration of tools are this project's. A message is ``{"role": "system" | "user" | "assistant"
-| "tool", "content": str}``; an assistant's may have ``tool_calls``, a list of ``{"function":
-{"name": str, "arguments": {...}}}``. Tools are declared by function schemas, ``{"type": "function",
-"function": {"name", "description", "parameters"}}``.
+The marks of a format (turn tokens, call and result tags) are those of the family. The sentences
+around the declaration of tools are this project's.
 
-Training never renders a conversation twice: an episode renders its prompt once and from then on
-only what is appended after the sampled tokens (``render_tool_results``), which by construction is
-what ``render`` would have put there.
+A message is ``{"role": "system" | "user" | "assistant" | "tool", "content": str}``. A message of
+the assistant may have ``tool_calls``, a list of ``{"function": {"name": str, "arguments":
+{...}}}``. Tools are declared by function schemas, ``{"type": "function", "function": {"name",
+"description", "parameters"}}``.
+
+Training never renders a conversation twice. An episode renders its prompt once. After that it
+renders only what follows the sampled tokens (``render_tool_results``). By construction this is the
+text that ``render`` would have put there.
 """
 
 from __future__ import annotations
@@ -56,11 +58,13 @@ def render(
 
 
 def render_tool_results(family: str, contents: Sequence[str]) -> str:
-    """What follows an assistant's turn, after its end token: the results of its calls, and the next
-    turn's opening.
+    """The text after the end token of an assistant's turn: the results of its calls, and the
+    opening of the next turn.
     """
     if not contents:
         raise ValueError("no tool results to render")
+    # Render a conversation with and without the results. Both begin with the same turns, so that
+    # what follows the last end token of the shorter one is the text of the results.
     turn = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
     before = render(family, turn, add_generation_prompt=False)
     after = render(family, [*turn, *({"role": "tool", "content": content} for content in contents)])

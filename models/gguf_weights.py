@@ -1,8 +1,8 @@
-"""GGUF files in: metadata to ModelConfig, and tensors of any quantisation as floats in their
-sharded places.
+"""Reads GGUF files: their metadata as a ModelConfig, and their tensors, of any quantisation, as
+sharded arrays of floats.
 
-Files of some architectures (llama) keep the rows of q and k in the order of interleaved RoPE pairs;
-they are put back into the half-split order of Hugging Face and of this model.
+Files of some architectures (llama) keep the rows of q and k in the order of interleaved RoPE pairs.
+They are put back into the half-split order of Hugging Face, which is also that of this model.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from models.transformer import ModelConfig, Transformer
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """ModelConfig of a GGUF file, dtypes float32; raises ValueError naming metadata that is missing
-    or unsupported.
+    """The ModelConfig of a GGUF file, with dtypes float32.
+
+    Raises ValueError that names the metadata that is missing or unsupported.
     """
     return _config(Path(path), open_gguf(path))
 
 
 def load(path: str | Path, config: ModelConfig, mesh: Mesh) -> Transformer:
-    """The model of a GGUF file, dequantised and sharded over ``mesh``; ``config``:
-    ``read_config``'s with other dtypes.
+    """The model of a GGUF file, dequantised and sharded over ``mesh``.
+
+    config: that of ``read_config``, perhaps with other dtypes.
 
     Raises ValueError naming each tensor that is missing, unexpected or of another shape.
     """

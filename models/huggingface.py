@@ -1,8 +1,8 @@
-"""Hugging Face checkpoints in and out: ``config.json`` and safetensors, in one file or several with
-an index.
+"""Reads and writes Hugging Face checkpoints: ``config.json`` and safetensors, in one file or in
+several with an index.
 
-Which architectures there are, and what is special about each, is in ``models.families``. Tensors
-are read by slices into their sharded places and written one at a time (``models.weights``).
+``models.families`` says which architectures there are and what is special about each. Tensors are
+read by slices straight into their shards, and written one at a time (``models.weights``).
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]:
-    """Contents of the ``config.json`` of a model; ``max_positions`` is the longest context it was
-    trained for.
+    """The contents of the ``config.json`` of a model.
 
-    Raises ValueError for a model that is none of the architectures, or attends otherwise than they.
+    max_positions: the longest context that the model was trained for, in tokens. Raises ValueError
+    for a model that is of no known architecture, or that has other methods of attention.
     """
     family = families.of_config(config)
     if set(config.attention) != set(ModelConfig.attention):
@@ -125,8 +125,9 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
 
 
 def read_config(directory: str | Path) -> ModelConfig:
-    """ModelConfig of a checkpoint's ``config.json``; raises ValueError naming the file and the key
-    that is wrong.
+    """The ModelConfig of a checkpoint's ``config.json``.
+
+    Raises ValueError that names the file and the key that is wrong.
     """
     path = Path(directory) / "config.json"
     try:
@@ -136,8 +137,9 @@ def read_config(directory: str | Path) -> ModelConfig:
 
 
 def load(directory: str | Path, config: ModelConfig, mesh: Mesh) -> Transformer:
-    """The model of a checkpoint, sharded over ``mesh``; ``config`` is ``read_config``'s with the
-    dtypes wanted.
+    """The model of a checkpoint, sharded over ``mesh``.
+
+    config: that of ``read_config``, perhaps with other dtypes.
 
     Raises ValueError naming each tensor that is missing, unexpected or of another shape, and files
     that are broken.

@@ -119,6 +119,7 @@ def decode_token(
     if len(gathers) < len(cache.methods):
         pages = sequence_pages(tables, places + 1, cache.page)
         seen = pages.at(places[:, None])[0]
+    # a row that has ended computes something at position 0, which is not written
     positions = jnp.maximum(places, 0)[:, None]
     rotate = functools.partial(rope, config=model.config)
     x = model.embed_tokens(tokens[:, None])
@@ -130,6 +131,7 @@ def decode_token(
             method = cache.methods[index]
             q, new, inputs = new_keys(model, method, parameters, layer, y, positions, cache.rotated)
             if index in gathers:
+                # the new key goes into the gathered pages, before it is attended to
                 own = tuple(x[:, 0] for x in new["main"])
                 gathers[index] = gathered.write(gathers[index], rows, places, own)
                 return gathered.attend(gathers[index], rows, q[:, 0], places)[:, None]
