@@ -55,6 +55,7 @@ class DocumentStore:
         self._disk: OrderedDict[str, int] = OrderedDict()  # bytes
         self._counts: Counter[str] = Counter()
         self._directory.mkdir(parents=True, exist_ok=True)
+        # names that begin with a dot are drafts of files that were never completed
         for path in sorted(self._directory.glob("[!.]*")):
             try:
                 self._disk[path.name] = load_meta(path)["bytes"]
@@ -73,6 +74,7 @@ class DocumentStore:
                 f"a document of {document.nbytes} bytes does not fit in {tier=} of {budget} bytes"
             )
         key = document.fingerprint.tokens
+        # it must not be in both tiers of memory
         for held in self._memory.values():
             held.pop(key, None)
         if tier == "disk":

@@ -59,6 +59,7 @@ class HostBlocks:
         """The blocks as arrays in host memory, wherever they are now; waits for them."""
         before = {key: self._pending(key) for key in keys}
         found = {key: None if before[key] else self._in_memory(key) for key in keys}
+        # what is not in memory yet, or at all, is fetched by the threads, each an equal share
         rest = [key for key, block in found.items() if block is None]
         shares = [rest[start :: self._workers] for start in range(min(len(rest), self._workers))]
 
@@ -110,6 +111,7 @@ class HostBlocks:
 
     def _pending(self, key: Key) -> Future | None:
         """The write of a block that is not done yet, or that failed."""
+        # a failed write stays, so that whoever needs the block learns of it
         write = self._writes.get(key)
         if write is not None and write.done() and write.exception() is None:
             del self._writes[key]

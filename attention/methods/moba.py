@@ -67,6 +67,7 @@ class MoBA(Method):
 
     def attend_pages(self, pages, q, q_tokens, reader, inputs):
         blocks = reader.blocks(q_tokens)
+        # without means, or for many queries, all keys are read anyway
         if "means" not in pages or q.shape[1] > FEW:
             return moba_attention(q, *reader.rows(pages["main"]), q_tokens, blocks, self)[0]
         means = pages["means"][jnp.maximum(reader.pages.tables.main, 0)]
@@ -97,6 +98,7 @@ class MoBA(Method):
 def _written_means(means, keys, at):
     """The means, with those of the pages that were written to computed again."""
     page, starts = at.touched(at.tables.main)
+    # the places of these pages that hold a token, [B, n, page]
     real = starts[..., None] + jnp.arange(at.page) <= at.last[..., None]
     real = real[:, :, None, :, None]  # over heads and sizes
     # what lies past the last token of a page may be anything, and must not count times 0
@@ -153,6 +155,7 @@ def pick_blocks(
         candidates = sees(tokens, own_from, heads, heads.order)[:, :, None]
         grouped = q.reshape(*q.shape[:2], means.shape[2], -1, q.shape[-1]).astype(means.dtype)
         scores = jnp.einsum("btkgh,bjkh->btkgj", grouped, means).reshape(*q.shape[:3], -1)
+        # the query's own block ranks above all, and blocks that it does not see are no candidates
         own = (
             heads.order[:, None, None] // config.block
             == tokens.order[:, :, None, None] // config.block

@@ -106,6 +106,7 @@ class NSA(Selection, Method):
         )
         for name in ("compressed_k", "compressed_v", "window_k", "window_v"):
             found[name] = keys
+        # the MLP: a position vector is added to each token of a stretch, then two matrices
         for name in ("k", "v"):
             found[f"{name}_positions"] = Parameter((length, head), (None, "head_dim"), 0.02)
             found[f"{name}_first"] = Parameter(
@@ -122,6 +123,7 @@ class NSA(Selection, Method):
         return {"raw": (normalise(ck), cv), "window": (normalise(wk), wv)}
 
     def derived_keys(self, parameters, keys, layout) -> Keys:
+        # a stretch must not mix runs, so the keys are first moved to the places of their blocks
         placed = (layout.blocks[self.block].place(x) for x in keys["raw"])
         return {"compressed": self.compressed(parameters, *placed)}
 
@@ -218,6 +220,7 @@ class NSA(Selection, Method):
         reach = length - stride
         needed = first // stride * stride - reach + jnp.arange(units.shape[1] * stride + reach)
         old, offset = at.where(at.tables.recent, jnp.where(needed >= first, -1, needed))
+        # where each place is among the new tokens, and whether it is one of them
         index = needed - first
         fresh = jnp.broadcast_to((index >= 0) & (needed <= at.last), needed.shape)
         fresh = fresh[..., None, None]
@@ -242,6 +245,8 @@ class NSA(Selection, Method):
         return put(pages["compressed"], (k, v), page, offset // stride)
 
     def attend_pages(self, pages, q, q_tokens, reader, inputs):
+        # few queries read the chosen pages from where they lie; for many the rows are laid side by
+        # side, as in training
         if q.shape[1] <= FEW:
             found, picks = self.choose_pages(pages, q, q_tokens, reader)
             return self.attend_chosen(pages, q, q_tokens, reader, inputs, found, picks)
