@@ -3,7 +3,7 @@
     python -m launch.export --workdir=runs/first --out=exports/first [--step=120] [--dtype=bfloat16]
 
 Weights are stored as they are trained, in float32; --dtype=bfloat16 halves them. The folder gets
-config.json, safetensors (with an index where there are several), the tokeniser, its
+config.json, safetensors (with an index where there are several), the tokenizer, its
 special tokens and chat template, and generation_config.json. The newest checkpoint is taken unless
 --step names another, or the best by --step=best. The run may still be going on.
 

@@ -1,4 +1,4 @@
-"""Opening GGUF files, for the tokeniser and the weights in them."""
+"""Opening GGUF files, for the tokenizer and the weights in them."""
 
 from __future__ import annotations
 

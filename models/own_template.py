@@ -1,4 +1,4 @@
-"""The chat template that came with a tokeniser, rendered as Hugging Face's libraries do.
+"""The chat template that came with a tokenizer, rendered as Hugging Face's libraries do.
 
 Such a template is a program of others: it runs in jinja2's sandbox, and no clock is given to it, so
 that the same conversation always gives the same text.
@@ -28,7 +28,7 @@ class OwnTemplate:
     text: str
     # Text of the token that ends a turn in it.
     end: str
-    # Texts of the tokens that begin and end a text; "" where the tokeniser has none.
+    # Texts of the tokens that begin and end a text; "" where the tokenizer has none.
     bos: str = ""
     eos: str = ""
 
@@ -57,7 +57,7 @@ class OwnTemplate:
                 eos_token=self.eos,
             )
         except jinja2.TemplateError as error:
-            raise ValueError(f"the tokeniser's chat template cannot write this: {error}") from error
+            raise ValueError(f"the tokenizer's chat template cannot write this: {error}") from error
 
     def render_tool_results(self, contents: Sequence[str]) -> str:
         """What follows an assistant's turn, after its end token: the results of its calls, and the
@@ -68,7 +68,7 @@ class OwnTemplate:
         after = self.render(messages).partition(_ANSWER)[2]
         if not after.startswith(self.end):
             raise ValueError(
-                f"the tokeniser's chat template goes on with {after[:20]!r} where the turn should "
+                f"the tokenizer's chat template goes on with {after[:20]!r} where the turn should "
                 f"end with {self.end!r}"
             )
         return after.removeprefix(self.end)
@@ -92,7 +92,7 @@ def _compile(text: str) -> jinja2.Template:
     try:
         return _environment().from_string(text)
     except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"the tokeniser's chat template is not valid jinja2: {error}") from error
+        raise ValueError(f"the tokenizer's chat template is not valid jinja2: {error}") from error
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **rest: Any) -> str:

@@ -39,7 +39,7 @@ def max_positions(path: Path) -> int | None:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokeniser of a folder (or of a ``tokenizer.json``), or the one in a GGUF file."""
+    """The tokenizer of a folder (or of a ``tokenizer.json``), or the one in a GGUF file."""
     if path.suffix == ".gguf":
         return Tokenizer.from_gguf(path)
     return Tokenizer.from_file(path)

@@ -1,4 +1,4 @@
-"""Tokenisers: byte-level BPE from a ``tokenizer.json``, from a GGUF file, or trained on the spot.
+"""Tokenizers: byte-level BPE from a ``tokenizer.json``, from a GGUF file, or trained on the spot.
 
 All are run by the ``tokenizers`` library. Text is tokenised as it stands: nothing adds a begin or
 end token (templates write them as text), special tokens in the text become their single ids, and
@@ -27,7 +27,7 @@ from tokenizers import (
 
 from models.gguf_file import open_gguf
 
-# How the tokeniser that is trained here cuts text before merging: a line break with the indent that
+# How the tokenizer that is trained here cuts text before merging: a line break with the indent that
 # follows it; one digit; a word; a run of punctuation; other white space. A space in front of a
 # digit, word or punctuation joins it.
 _PIECES = (
@@ -53,7 +53,7 @@ _SPACE = "Ġ"  # how byte-level BPE writes a space
 _CONTROL = gguf.TokenType.CONTROL
 _USER_DEFINED = gguf.TokenType.USER_DEFINED
 
-# What belongs to a tokeniser in a Hugging Face folder, apart from the tokeniser itself.
+# What belongs to a tokenizer in a Hugging Face folder, apart from the tokenizer itself.
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 
@@ -62,7 +62,7 @@ class Tokenizer:
     """Text to ids and back.
 
     ``eos`` ends an assistant turn, ``pad`` fills fixed shapes, ``bos`` may open a text; all are
-    texts of tokens. chat_template: the jinja2 template that came with the tokeniser, if any.
+    texts of tokens. chat_template: the jinja2 template that came with the tokenizer, if any.
 
     Safe to use from several threads at once. Raises ValueError when eos or pad is not a token.
     """
@@ -93,7 +93,7 @@ class Tokenizer:
 
         Raises:
           FileNotFoundError: there is no such file.
-          ValueError: the file is not a tokeniser, or no eos is known.
+          ValueError: the file is not a tokenizer, or no eos is known.
         """
         path = Path(path)
         if path.is_dir():
@@ -124,9 +124,9 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, path: str | Path) -> Tokenizer:
-        """Rebuilds the tokeniser that a GGUF file describes in its metadata.
+        """Rebuilds the tokenizer that a GGUF file describes in its metadata.
 
-        Known are byte-level BPE with the pre-tokenisers of SmolLM (every digit alone, then GPT-2's
+        Known are byte-level BPE with the pre-tokenizers of SmolLM (every digit alone, then GPT-2's
         pattern), Qwen2 and Llama 3. Raises ValueError for any other, naming it.
         """
         fields = open_gguf(path).fields
@@ -184,7 +184,7 @@ class Tokenizer:
         pad: str = "<|pad|>",
     ) -> Tokenizer:
         """Learns byte-level BPE merges from ``texts``; the same texts always give the same
-        tokeniser.
+        tokenizer.
 
         Any text can be encoded and comes back unchanged. Special tokens have the first ids, in the
         order given, then the 256 bytes, the merges by frequency, and " 0" … " 9". Digits join with
@@ -221,7 +221,7 @@ class Tokenizer:
     def save(self, path: str | Path, *, chat_template: str | None = None) -> None:
         """Writes a ``tokenizer.json``; what transformers needs with it goes into files beside it:
         special tokens into ``tokenizer_config.json`` and ``special_tokens_map.json``, the chat
-        template (``chat_template`` where the tokeniser brought none) into ``chat_template.jinja``.
+        template (``chat_template`` where the tokenizer brought none) into ``chat_template.jinja``.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -256,7 +256,7 @@ class Tokenizer:
         token_id = self._backend.token_to_id(token)
         if token_id is None:
             raise ValueError(
-                f"{token!r} is not one of the tokeniser's {self._backend.get_vocab_size()} tokens"
+                f"{token!r} is not one of the tokenizer's {self._backend.get_vocab_size()} tokens"
             )
         return token_id
 

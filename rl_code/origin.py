@@ -1,4 +1,4 @@
-"""Where a run's model and tokeniser come from, and what the run keeps of them.
+"""Where a run's model and tokenizer come from, and what the run keeps of them.
 
 ``config.model.weights`` is one of
 
@@ -32,7 +32,7 @@ from models.transformer import ModelConfig, Transformer, abstract_model
 from rl_code import arrays, checkpoint
 from rl_code.read_config import ConfigError
 
-# The folder of a workdir that holds the model's config, tokeniser and template.
+# The folder of a workdir that holds the model's config, tokenizer and template.
 FOLDER = "model"
 GENERATION_FILE = "generation_config.json"
 # Key of that folder's config.json for methods of attention that Hugging Face has no words for.
@@ -40,7 +40,7 @@ ATTENTION = "rl_code_attention"
 
 _KEY = "config.model.weights"
 # Fields of ModelConfig that weights of a preset need not share with it. The vocabulary of a model
-# that was trained from scratch is as large as its tokeniser.
+# that was trained from scratch is as large as its tokenizer.
 _NOT_SHAPE = ("dtype", "param_dtype", "remat", "attention", "embed_std", "vocab_size")
 
 
@@ -89,7 +89,7 @@ class Origin:
         return pretrained.max_positions(self.files) if self.files else None
 
     def tokenizer(self, path: str = "", chat_template: str = "own") -> Tokenizer:
-        """The tokeniser of the weights, or the one at ``path``. Raises ConfigError.
+        """The tokenizer of the weights, or the one at ``path``. Raises ConfigError.
 
         chat_template: ``TokenizerConfig.chat_template``.
         """
@@ -109,14 +109,14 @@ class Origin:
     def _read_tokenizer(self, path: str) -> Tokenizer:
         if not path and self.files is None:
             raise ConfigError(
-                "config.tokenizer.path = '': without model.weights there is no tokeniser to take; "
+                "config.tokenizer.path = '': without model.weights there is no tokenizer to take; "
                 "name a tokenizer.json, its folder or a .gguf file, or set tokenizer.source='train'"
             )
         place = f"config.tokenizer.path = {path!r}" if path else f"{_KEY} = {self.weights!r}"
         try:
             return pretrained.read_tokenizer(Path(path) if path else self.files)
         except (ValueError, OSError) as error:
-            hint = "" if path else "; config.tokenizer.path may name another tokeniser"
+            hint = "" if path else "; config.tokenizer.path may name another tokenizer"
             raise ConfigError(f"{place}: {error}{hint}") from error
 
     def load(self, config: ModelConfig, mesh: Mesh) -> Transformer:
@@ -169,7 +169,7 @@ def _of_run(weights: str, workdir: Path, step: int | Literal["best"] | None) -> 
 
 
 def kept_by(workdir: Path) -> Path:
-    """The folder in which a run keeps its model's config and tokeniser. Raises ConfigError."""
+    """The folder in which a run keeps its model's config and tokenizer. Raises ConfigError."""
     # a warm start's checkpoints are in a folder of the workdir
     for folder in (workdir / FOLDER, workdir.parent / FOLDER):
         if (folder / "config.json").is_file():
@@ -219,7 +219,7 @@ def keep(
 
     config: methods of attention for which Hugging Face has no words are put under a key of our own.
     max_positions: where the origin does not say. stop_ids: tokens that end a turn.
-    chat_template: for tokenisers without one.
+    chat_template: for tokenizers without one.
     """
     target = workdir / FOLDER
     if target.exists():

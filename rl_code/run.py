@@ -88,7 +88,7 @@ class Run:
         try:
             self.tokenizer = self._tokenizer()
             self.model_config = self._model_config()
-            self._stop_ids(None)  # whether the protocol goes with the tokeniser
+            self._stop_ids(None)  # whether the protocol goes with the tokenizer
             for call in attention_calls(config, self.model_config):
                 logging.info("attention: %s", call)
         except BaseException:
@@ -148,13 +148,13 @@ class Run:
 
     def _tokenizer(self) -> Tokenizer:
         spec = self.config.tokenizer
-        # a run that trained its tokeniser hands it on with its weights
+        # a run that trained its tokenizer hands it on with its weights
         if spec.source == "file" or self.origin.workdir is not None:
             return self.origin.tokenizer(spec.path, spec.chat_template)
         if self.origin.files is not None:
             raise ConfigError(
                 f"config.tokenizer.source = 'train': the weights at {self.origin.weights!r} have a "
-                "tokeniser; leave the section out"
+                "tokenizer; leave the section out"
             )
         texts = (
             "".join(segment.text for segment in self.demonstration(i)) for i in range(spec.texts)
@@ -171,7 +171,7 @@ class Run:
             shape = dataclasses.replace(shape, vocab_size=self.tokenizer.vocab_size)
         elif self.tokenizer.vocab_size > shape.vocab_size:
             raise ConfigError(
-                f"config.tokenizer.path = {self.config.tokenizer.path!r}: the tokeniser has "
+                f"config.tokenizer.path = {self.config.tokenizer.path!r}: the tokenizer has "
                 f"{self.tokenizer.vocab_size} tokens, the model only {shape.vocab_size}"
             )
         changes = dict(dtype=spec.dtype, remat=spec.remat)
@@ -190,7 +190,7 @@ class Run:
         return self.origin.load(self.model_config, self.mesh)
 
     def _keep_model(self) -> None:
-        """Puts the model's config, tokeniser and template into the workdir."""
+        """Puts the model's config, tokenizer and template into the workdir."""
         family = families.of_protocol(self.config.protocol.name)
         origin_lib.keep(
             self.workdir,
@@ -349,7 +349,7 @@ class Run:
         return kept
 
     def _protocol(self, protocol: Named | None) -> Protocol:
-        """The protocol of a suite, or that of training for None, with the tokeniser's template."""
+        """The protocol of a suite, or that of training for None, with the tokenizer's template."""
         named = protocol or self.config.protocol
         found = find_protocol(named, self._tools, "config.protocol")
         try:

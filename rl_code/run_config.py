@@ -69,15 +69,15 @@ class ModelSpec:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-    """The tokeniser. Without this section it is the one that belongs to the weights."""
+    """The tokenizer. Without this section it is the one that belongs to the weights."""
 
-    # "file" reads the tokeniser from a file. "train" learns byte-level BPE from demonstrations,
+    # "file" reads the tokenizer from a file. "train" learns byte-level BPE from demonstrations,
     # for a model with random parameters.
     source: Literal["train", "file"] = "file"
-    # A tokenizer.json, its folder, or a .gguf file. "" for the tokeniser that belongs to
+    # A tokenizer.json, its folder, or a .gguf file. "" for the tokenizer that belongs to
     # ``model.weights``.
     path: str = ""
-    # The chat template. "own": the template that came with the tokeniser, or that of the model's
+    # The chat template. "own": the template that came with the tokenizer, or that of the model's
     # family if none came with it. "family": always that of the family. Anything else is the path
     # of a jinja2 file.
     chat_template: str = "own"

@@ -42,7 +42,7 @@ class Family:
     options: Mapping[str, Any]
     # Path of a parameter in the model -> its names and axes elsewhere, in the order of writing.
     parameters: Mapping[str, Parameter]
-    # Chat template (jinja2) for tokenisers that bring none of their own.
+    # Chat template (jinja2) for tokenizers that bring none of their own.
     template: str
     # Token that ends a turn.
     end: str

@@ -143,7 +143,7 @@ needs_transformers = pytest.mark.skipif(
 
 
 def check_with_transformers(folder: Path) -> None:
-    """Compares a folder's model and tokeniser with what the files beside them say."""
+    """Compares a folder's model and tokenizer with what the files beside them say."""
     script = GOLDEN.parent / "make_golden.py"
     command = [os.environ["TRANSFORMERS_PYTHON"], script, "--check", folder]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -222,7 +222,7 @@ def test_a_run_starts_from_another_runs_checkpoint(tmp_path):
 
 
 def with_weights(weights: str, **model) -> RunConfig:
-    """The quickstart's smoke config with these weights and their tokeniser."""
+    """The quickstart's smoke config with these weights and their tokenizer."""
     settings = quickstart.get_config("smoke")
     settings.model.update(weights=weights, preset="", **model)
     del settings.tokenizer

@@ -127,7 +127,7 @@ def make(name: str) -> None:
 
 def check(directory: Path) -> None:
     """Raises AssertionError unless transformers computes the logits of ``logits.npz`` from the
-    weights beside it, and its tokeniser does what ``texts.json`` says.
+    weights beside it, and its tokenizer does what ``texts.json`` says.
     """
     golden = np.load(directory / "logits.npz")
     found = logits_of(directory, golden["tokens"])

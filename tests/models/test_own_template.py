@@ -1,4 +1,4 @@
-"""The template that came with a tokeniser writes what Hugging Face's libraries would write."""
+"""The template that came with a tokenizer writes what Hugging Face's libraries would write."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_a_template_refuses_or_cannot_write_is_named():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_familys_template_is_the_same_as_a_tokenisers_own(family):
+def test_a_familys_template_is_the_same_as_a_tokenizers_own(family):
     template = OwnTemplate(FAMILIES[family].template, FAMILIES[family].end)
     tools = [TOOL] if FAMILIES[family].declares_tools else []
     assert template.render(TALK, tools) == render(family, TALK, tools)
@@ -62,7 +62,7 @@ def test_a_familys_template_is_the_same_as_a_tokenisers_own(family):
     assert template.render_tool_results(results) == render_tool_results(family, results)
 
 
-def test_protocols_take_the_template_of_the_tokeniser():
+def test_protocols_take_the_template_of_the_tokenizer():
     tokenizer = Tokenizer.train(["x"], 300, ["<|pad|>", "<|eot|>", "<|im_end|>", "<|endoftext|>"])
     chat = Chat("qwen2", "json")
     assert chat.for_tokenizer(tokenizer, {"run": TOOL}).own is None

@@ -1,4 +1,4 @@
-"""The tokeniser trained on the spot: reversible, deterministic, digits alone, special tokens
+"""The tokenizer trained on the spot: reversible, deterministic, digits alone, special tokens
 single.
 """
 
@@ -92,7 +92,7 @@ def test_bad_files_and_sizes_are_refused(tokenizer, tmp_path):
     with pytest.raises(ValueError, match=r"vocab_size=100 must be at least 270"):
         Tokenizer.train(TEXTS, 100, SPECIAL)
     with pytest.raises(
-        ValueError, match=r"'<\|nobody\|>' is not one of the tokeniser's 400 tokens"
+        ValueError, match=r"'<\|nobody\|>' is not one of the tokenizer's 400 tokens"
     ):
         tokenizer.token_id("<|nobody|>")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -124,7 +124,7 @@ END = "<|im_end|>"
 
 
 def published(kind: str) -> tokenizers.Tokenizer:
-    """A tokeniser with the steps of a published one, trained on this file's texts."""
+    """A tokenizer with the steps of a published one, trained on this file's texts."""
     normalizer, pattern, ignore_merges = PUBLISHED[kind]
     cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
@@ -146,7 +146,7 @@ def published(kind: str) -> tokenizers.Tokenizer:
 
 
 def write_gguf(path: Path, kind: str, tokenizer: tokenizers.Tokenizer) -> None:
-    """A GGUF file that describes a tokeniser, as llama.cpp's converter writes it."""
+    """A GGUF file that describes a tokenizer, as llama.cpp's converter writes it."""
     content = json.loads(tokenizer.to_str())
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
     kinds = [gguf.TokenType.CONTROL if t == END else gguf.TokenType.NORMAL for t in tokens]

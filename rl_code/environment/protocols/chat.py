@@ -32,14 +32,14 @@ class Chat(Protocol):
     # one call that is all of the message, ``{"name": ..., "parameters": {...}}``, as Llama 3.1
     # does.
     calls: Literal["json", "tags", "bare"]
-    # The template that came with the tokeniser; None for the family's.
+    # The template that came with the tokenizer; None for the family's.
     own: OwnTemplate | None = None
 
     def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Chat:
         own = own_template(self.family, tokenizer)
         if own is not None and tools and not own.declares_tools:
             raise ValueError(
-                f"the tokeniser's chat template has no place for the tools {', '.join(tools)}; "
+                f"the tokenizer's chat template has no place for the tools {', '.join(tools)}; "
                 f"tokenizer.chat_template='family' takes that of {self.family}"
             )
         return dataclasses.replace(self, own=own)

@@ -31,7 +31,7 @@ class Completion(Protocol):
     # beginning of a file that the model continues.
     family: str | None
     verbose: bool = dataclasses.field(default=False, kw_only=True)
-    # The template that came with the tokeniser; None for the family's.
+    # The template that came with the tokenizer; None for the family's.
     own: OwnTemplate | None = None
 
     def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Completion:

@@ -34,7 +34,7 @@ class Protocol:
     verbose: bool = True
 
     def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Protocol:
-        """The protocol with the chat template that came with the tokeniser, where it uses one.
+        """The protocol with the chat template that came with the tokenizer, where it uses one.
 
         Raises ValueError when that template has no place for these tools.
         """
@@ -113,7 +113,7 @@ def _frame(family: str, count: int) -> tuple[str, ...]:
 
 
 def own_template(family: str, tokenizer: Tokenizer) -> OwnTemplate | None:
-    """The chat template that came with a tokeniser of a model family; None where none did."""
+    """The chat template that came with a tokenizer of a model family; None where none did."""
     if tokenizer.chat_template is None:
         return None
     end = FAMILIES[family].end
@@ -121,7 +121,7 @@ def own_template(family: str, tokenizer: Tokenizer) -> OwnTemplate | None:
 
 
 def answer(family: str, results: Sequence[ToolResult], own: OwnTemplate | None = None) -> str:
-    """What follows an assistant's message in the family's template, or in a tokeniser's own one:
+    """What follows an assistant's message in the family's template, or in a tokenizer's own one:
     the results, broken up, and the next opening.
     """
     if own is not None:
