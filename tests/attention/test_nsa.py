@@ -97,7 +97,7 @@ CONFIGS = [
 @pytest.mark.parametrize(
     "length, config", [(1, SMALL), (7, SMALL), *((97, config) for config in CONFIGS)]
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_values_and_gradients_equal_the_definition(x64, config, length):
     wide = inputs(length, jnp.float64)
     phi = weights(config, jnp.float64)

@@ -135,7 +135,7 @@ CONFIGS = [
     "kind, selection",
     [("single", SMALL), ("documents", CONFIGS[1]), ("packed", CONFIGS[2])],
 )
-@pytest.mark.quick(first=3)
+@pytest.mark.quick(first=1)
 def test_reference_equals_the_definition_in_attention(x64, monkeypatch, kind, selection):
     monkeypatch.setattr(compressed, "SPANS", 2)  # as many as are compiled apart
     rows = row(kind, selection)
@@ -167,7 +167,7 @@ def test_shares_are_the_tokens_in_common():
         ("documents", 16, 1, CONFIGS[1]),
     ],
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_tpu_equals_the_definition(x64, kind, heads, kv_heads, selection):
     check(row(kind, selection), selection, heads, kv_heads, **TPU)
 
@@ -188,7 +188,7 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
         ("tcgen05", "one", 1, 1, CONFIGS[1], 3),
     ],
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_gpu_equals_the_definition_in_bfloat16(x64, unit, kind, heads, kv_heads, selection, scale):
     attention = dataclasses.replace(GPU["tuning"].attention, matrix_unit=unit)
     tuning = dataclasses.replace(GPU["tuning"], attention=attention)

@@ -83,7 +83,7 @@ def check(tokens, heads=4, kv_heads=2, size=8, window=None, dtype=jnp.float32, *
     "kind, window, heads, kv_heads",
     [("single", 7, 3, 1), ("packed", None, 4, 2), ("prefill", 25, 1, 1)],
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_tpu_equals_the_definition_in_values_and_gradients(x64, kind, window, heads, kv_heads):
     check(rows(kind), heads, kv_heads, window=window, **TPU)
 
@@ -108,7 +108,7 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
         ("tcgen05", "prefill", 70, 2, 1),
     ],
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
     x64, unit, kind, window, heads, kv_heads
 ):

@@ -156,7 +156,7 @@ def check(case: Case, dtype=jnp.float32, gradients: bool = False, **options):
     ],
     ids=str,
 )
-@pytest.mark.quick(first=3)
+@pytest.mark.quick(first=1)
 def test_reference_equals_the_definition_in_values_and_gradients(x64, case):
     check(case, jnp.float64, gradients=True)
 
@@ -172,7 +172,7 @@ def test_reference_equals_the_definition_in_values_and_gradients(x64, case):
     ],
     ids=str,
 )
-@pytest.mark.quick(first=3)
+@pytest.mark.quick(first=1)
 def test_tpu_equals_the_definition(x64, case):
     check(case, **TPU)
 
@@ -182,7 +182,7 @@ def test_tpu_equals_the_definition(x64, case):
     [Case(heads=6, queries=4, window=21), Case(heads=2, kv_heads=1, lists=1, queries=4)],
     ids=str,
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_tpu_has_the_gradients_of_the_definition(x64, case):
     # a copy that is made as it is started overwrites what is still needed, which one made when
     # awaited does not
@@ -204,7 +204,7 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_reference_in_bfloat16(x64):
     ],
     ids=str,
 )
-@pytest.mark.quick(first=3)
+@pytest.mark.quick(first=1)
 def test_gpu_equals_the_definition_in_bfloat16(x64, unit, case):
     tuning = dataclasses.replace(GPU["tuning"], matrix_unit=unit)
     check(case, jnp.bfloat16, **GPU | {"tuning": tuning})
@@ -222,7 +222,7 @@ def test_gpu_takes_many_query_rows_in_several_blocks(x64):
 @pytest.mark.parametrize(
     "case", [Case(heads=1, kv_heads=1, queries=4), Case(heads=2, kv_heads=1, lists=2)], ids=str
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_splits_change_nothing(case):
     inputs = case.inputs(jnp.float32)
     one, four = (

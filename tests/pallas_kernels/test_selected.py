@@ -100,7 +100,7 @@ def check(
     "heads, kv_heads, lists",
     [(4, 2, 2), (2, 1, 2), (7, 1, 1), (16, 1, 1)],
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_tpu_equals_the_definition_in_values_and_gradients(
     x64, small_tiles, heads, kv_heads, lists
 ):
@@ -122,7 +122,7 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64, small_
 @pytest.mark.parametrize(
     "unit, heads, kv_heads, lists, size", [("wgmma", 3, 1, 1, 64), ("tcgen05", 2, 1, 2, 128)]
 )
-@pytest.mark.quick(first=2)
+@pytest.mark.quick(first=1)
 def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
     x64, unit, heads, kv_heads, lists, size
 ):
