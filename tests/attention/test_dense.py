@@ -117,6 +117,7 @@ def test_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
             assert relative(found, want) < min(1e-2, 2 * most)
 
 
+@pytest.mark.long
 def test_packed_sequences_equal_the_sequences_apart():
     tokens, slots = pack(PIECES, 64)
     q, k, v = inputs(tokens)

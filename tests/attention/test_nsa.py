@@ -181,6 +181,7 @@ def test_all_blocks_chosen_is_dense_attention():
 PIECES = [Piece(9), Piece(70, (40, 1, 33)), Piece(5, (30,)), Piece(16, (2, 50)), Piece(35, (3,))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", CONFIGS[2:3])  # SMALL is in test_methods
 @pytest.mark.quick(first=1)
 def test_packed_sequences_equal_the_sequences_apart(x64, config):

@@ -7,6 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from rl_code.weights.waiting import Deadline
 from tests import programs
 
@@ -54,6 +56,7 @@ def test_a_budget_that_is_too_small_is_refused(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_what_is_on_disk_goes_when_the_bench_is_stopped(tmp_path):
     long = command(tmp_path, "--tokens=512000", "--device_mib=32")
     process = programs.start(*long, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

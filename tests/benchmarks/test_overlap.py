@@ -24,6 +24,7 @@ def test_the_length_of_a_union(intervals, length):
     assert union_length(intervals) == length
 
 
+@pytest.mark.long
 def test_a_short_run(tmp_path):
     small = [
         "--model=tiny",

@@ -6,6 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests import programs
 
 
@@ -15,6 +17,7 @@ def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_a_small_run(tmp_path):
     done = run(
         tmp_path,

@@ -69,6 +69,7 @@ def test_each_attention_call_says_what_it_runs(shown):
     assert "no kernel for cpu" in text
 
 
+@pytest.mark.long
 def test_devices_apart_are_added_up_apart():
     settings = faults.get_config("smoke")
     settings.sft = None

@@ -44,8 +44,8 @@ def ids(seed: int, length: int = LENGTH) -> jax.Array:
     return jax.random.randint(jax.random.key(seed), (1, length), 0, VOCABULARY)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pattern", ["mixed"])  # each method alone is in test_methods
-@pytest.mark.quick(first=1)
 def test_packed_rows_with_shared_prompts_equal_the_sequences_apart(x64, pattern):
     where, slots = pack([Piece(9), Piece(40, (20, 1, 17)), Piece(5, (30,))], LENGTH)
     tokens = ids(1)

@@ -136,6 +136,7 @@ def test_a_set_that_teaches_nothing_is_an_error_and_a_small_pool_is_used():
     assert small.draw(3) == [7, 7, 7]
 
 
+@pytest.mark.long
 @given(st.integers(0, 30))
 @settings(max_examples=15, deadline=None)
 def test_a_resumed_pool_goes_on_as_if_never_stopped(stop):
