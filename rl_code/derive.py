@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from rl_code.documents import DocumentsConfig
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.rollout.engine import EngineConfig
@@ -60,6 +61,7 @@ def settle(config: RunConfig) -> dict[str, Any]:
     asynchrony = _asynchrony(config.asynchrony)
     rollout = _rollout(config)
     temperature = rollout.sampling.temperature or 1.0  # greedy: the policy itself is trained
+    documents = _documents(config.documents, rollout.engine)
     train = _train(config, rollout.engine, asynchrony.max_staleness, temperature)
     return {
         "asynchrony": asynchrony,
@@ -67,6 +69,7 @@ def settle(config: RunConfig) -> dict[str, Any]:
         "train": train,
         "sft": _sft(config.sft),
         "suites": tuple(_suite(suite, config, rollout) for suite in config.suites),
+        "documents": documents,
     }
 
 
@@ -169,6 +172,10 @@ def _train(
         pack=packing,
         optimizer=_optimizer(train.optimizer, train.steps * train.epochs),
     )
+
+
+def _documents(given: DocumentsConfig | None, shapes: EngineConfig) -> DocumentsConfig | None:
+    return None if given is None else dataclasses.replace(given, page=shapes.page)
 
 
 def _sft(given: SftConfig | None) -> SftConfig | None:

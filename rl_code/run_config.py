@@ -11,6 +11,7 @@ from models.families import PRESETS
 from models.sharding import MeshConfig
 from models.transformer import ModelConfig
 from rl_code.derive import settle
+from rl_code.documents import DocumentsConfig
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
 from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
@@ -255,6 +256,9 @@ class RunConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     asynchrony: AsynchronyConfig = AsynchronyConfig()
     metrics: MetricsConfig = MetricsConfig()
+    # With this section, answers of tools and parts of prompts are documents: runs of tokens that
+    # see only themselves, whose keys are computed once. None for contexts without documents.
+    documents: DocumentsConfig | None = None
 
     def __post_init__(self):
         self._check_names()
@@ -324,6 +328,8 @@ class RunConfig:
                     f"{name}limits.tokens={limits.tokens} must not exceed "
                     f"{engine}.length={shapes.length}"
                 )
+        if self.documents is not None:
+            self._check_documents(self.documents)
         if train.pack.prompt_slots and train.epochs > 1:
             raise ValueError(
                 f"train.pack.prompt_slots={train.pack.prompt_slots} means two phases, whose first "
@@ -340,6 +346,27 @@ class RunConfig:
                 f"train.pack.rows={train.pack.rows} must divide into "
                 f"train.micro_batches={train.micro_batches}"
             )
+
+    def _check_documents(self, documents: DocumentsConfig) -> None:
+        """Raises ValueError where documents do not agree with other sections."""
+        documents.check_page()
+        if documents.longest > self.limits.tokens:
+            raise ValueError(
+                f"documents.longest={documents.longest} must not exceed "
+                f"limits.tokens={self.limits.tokens}"
+            )
+        if self.train.pack.prompt_slots:
+            raise ValueError(
+                f"train.pack.prompt_slots={self.train.pack.prompt_slots} means two phases, which "
+                "are not for documents: leave one of the two out"
+            )
+        for at, suite in enumerate(self.suites):
+            if suite.engine is not None and suite.engine.page != documents.page:
+                raise ValueError(
+                    f"suites[{at}].engine.page={suite.engine.page} must be "
+                    f"rollout.engine.page={documents.page}: documents fill the same pages in "
+                    "evaluations"
+                )
 
 
 def refuse_sync(config: RunConfig) -> None:

@@ -9,11 +9,16 @@ targets of a row (sampled tokens).
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import numpy as np
+
+# Of a field that records leave out where it is None (``store.serialization``): records of runs that
+# do not use the field are the same bytes as before there was one.
+ONLY_WHERE_SET = types.MappingProxyType({"only_where_set": True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Limits:
 
     # Messages that the assistant may write.
     turns: int
-    # Tokens of the whole trajectory, prompt included.
+    # Tokens of the whole trajectory, prompt included, and places that pad documents to whole pages.
     tokens: int
     # Sampled tokens of one message of the assistant.
     turn_tokens: int
@@ -193,6 +198,10 @@ class Context:
     parent: int = -1
     # How many tokens of the whole parent it keeps, counted from the start; 0 for a root.
     kept: int = 0
+    # int32 [T], what each place is: 0 outside of documents, n >= 1 in the n-th document of the
+    # whole context, -1 for padding (``rl_code.documents``). None in a run without documents, whose
+    # records then do not hold the field.
+    documents: np.ndarray | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,16 +254,28 @@ class Trajectory:
         """int32 [T], versions of the weights that sampled the tokens; -1 where not sampled."""
         return self._join("versions")
 
+    @property
+    def documents(self) -> np.ndarray | None:
+        """int32 [T], what each place is (``Context.documents``); None for none."""
+        return None if self.contexts[0].documents is None else self._join("documents")
+
     def whole(self, index: int) -> np.ndarray:
         """int32 [...], what the policy saw of context ``index``: kept tokens and its own."""
+        return self._whole("tokens", index)
+
+    def whole_documents(self, index: int) -> np.ndarray | None:
+        """int32 [...], what each place of ``whole(index)`` is; None in a run without documents."""
+        return None if self.contexts[0].documents is None else self._whole("documents", index)
+
+    def _whole(self, name: str, index: int) -> np.ndarray:
         context = self.contexts[index]
-        parts = [context.tokens]
+        parts = [getattr(context, name)]
         kept = context.kept
         # up the tree, from each ancestor what those below it keep and it did not keep itself
         while context.parent >= 0:
             context = self.contexts[context.parent]
             own = max(0, kept - context.kept)
-            parts.append(context.tokens[:own])
+            parts.append(getattr(context, name)[:own])
             kept = min(kept, context.kept)
         return np.concatenate(parts[::-1])
 

@@ -100,8 +100,13 @@ def _open(value: Any) -> tuple[int, bytes, list[Any]]:
     if kind in _SEQUENCES:
         return _SEQUENCES[kind], _COUNT.pack(len(value)), list(value)
     if kind.__name__ in _CLASSES and kind is _CLASSES[kind.__name__]:
-        fields = [field.name for field in dataclasses.fields(value)]
-        children = [child for name in fields for child in (name, getattr(value, name))]
+        fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        children = [
+            child
+            for field, item in fields
+            if item is not None or not field.metadata.get("only_where_set")
+            for child in (field.name, item)
+        ]
         return _CLASS, _COUNT.pack(len(children)) + kind.__name__.encode(), children
     if isinstance(value, Mapping):
         return (

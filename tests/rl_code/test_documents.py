@@ -1,0 +1,127 @@
+"""The one rule for documents: where they stand, what they see, and by what RoPE rotates them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_kernels.tokens import TAIL, Tokens, visible
+from rl_code.documents import (
+    OUTSIDE,
+    PADDING,
+    DocumentsConfig,
+    next_position,
+    place,
+    rope_positions,
+    seen_as,
+)
+from rl_code.store import serialization
+from tests.rl_code.learner.conftest import make_group, make_trajectory
+
+CONFIG = dataclasses.replace(DocumentsConfig(longest=8, shortest=2), page=4)
+PAD = 99
+
+PIECES = st.lists(
+    st.tuples(st.lists(st.integers(1, 50), max_size=20), st.booleans()), min_size=1, max_size=6
+)
+
+
+def laid_out(pieces, at=0, number=0):
+    tokens, documents = place(pieces, at, number, CONFIG, PAD)
+    return np.array(tokens, np.int32), np.array(documents, np.int32)
+
+
+@given(PIECES, st.integers(0, 9), st.integers(0, 3))
+@settings(max_examples=200, deadline=None)
+def test_documents_fill_whole_pages_and_no_token_is_lost(pieces, at, number):
+    tokens, documents = laid_out(pieces, at, number)
+    assert tokens[documents != PADDING].tolist() == [token for ids, _ in pieces for token in ids]
+    assert (tokens[documents == PADDING] == PAD).all()
+    places = at + np.arange(len(documents))
+    numbers = np.unique(documents[documents > 0])
+    assert numbers.tolist() == list(range(number + 1, number + 1 + len(numbers)))
+    for one in numbers:
+        own = places[documents == one]
+        assert own[0] % CONFIG.page == 0 and len(own) <= CONFIG.longest
+        assert own.tolist() == list(range(own[0], own[-1] + 1))
+        # the rest of its last page is padding
+        pages = own // CONFIG.page
+        others = documents[np.isin(places // CONFIG.page, pages)]
+        assert set(others.tolist()) <= {one, PADDING}
+
+
+@given(PIECES)
+@settings(max_examples=100, deadline=None)
+def test_positions_count_in_the_document_and_outside_behind_the_longest(pieces):
+    _, documents = laid_out(pieces)
+    positions = rope_positions(documents, CONFIG.longest)
+    outside = positions[documents == OUTSIDE]
+    assert outside.tolist() == list(range(8, 8 + len(outside)))
+    assert next_position(documents, CONFIG.longest) == 8 + len(outside)
+    for number in range(1, int(documents.max(initial=0)) + 1):
+        own = positions[documents == number]
+        assert own.tolist() == list(range(len(own)))
+    assert (positions[documents == PADDING] == 0).all()
+
+
+@given(PIECES)
+@settings(max_examples=50, deadline=None)
+def test_a_document_sees_itself_and_what_is_outside_sees_all_before(pieces):
+    _, documents = laid_out([([1], False), *pieces])
+    segments, numbers = seen_as(documents)
+    order = np.arange(len(documents), dtype=np.int32)
+    where = Tokens(*(x[None] for x in (segments, np.zeros_like(order), numbers, order)))
+    sees = np.asarray(visible(where, where))[0]
+    earlier = order[None, :] <= order[:, None]
+    real = documents != PADDING
+    same = documents[:, None] == documents[None, :]
+    expected = earlier & real[None, :] & real[:, None]
+    expected &= (documents[:, None] == OUTSIDE) | same
+    assert (sees == expected).all()
+    assert (numbers[documents == OUTSIDE] == TAIL).all()
+
+
+def test_a_piece_longer_than_a_document_is_split_and_a_short_one_stays_outside():
+    tokens, documents = laid_out([([1], False), (range(2, 12), True), ([12], True), ([13], False)])
+    assert documents.tolist() == [0, -1, -1, -1, *[1] * 8, 2, 2, -1, -1, 0, 0]
+    assert tokens[documents > 0].tolist() == list(range(2, 12))
+
+
+def test_sizes_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="longest=6 must be a multiple"):
+        dataclasses.replace(CONFIG, longest=6).check_page()
+    with pytest.raises(ValueError, match="shortest=9 must not exceed"):
+        DocumentsConfig(longest=8, shortest=9)
+
+
+def with_documents(trajectory, documents):
+    (context,) = trajectory.contexts
+    context = dataclasses.replace(context, documents=np.array(documents, np.int32))
+    return dataclasses.replace(trajectory, contexts=(context,))
+
+
+def test_records_hold_documents_bit_for_bit_and_nothing_where_there_are_none():
+    plain = make_trajectory([1, 2, 3, 4], [0, 0, 0, 1], prompt_length=2)
+    marked = with_documents(plain, [0, 1, -1, 0])
+    assert b"documents" not in serialization.dumps(make_group([plain]))
+    data = serialization.dumps(make_group([marked]))
+    (again,) = serialization.loads(data).trajectories
+    assert again.documents.dtype == np.int32 and again.documents.tolist() == [0, 1, -1, 0]
+    assert serialization.dumps(make_group([again])) == data
+
+
+def test_kept_places_of_a_tree_have_their_kinds():
+    first = with_documents(
+        make_trajectory([1, 2, 3, 4], [0, 0, 0, 1], prompt_length=2), [0, 1, 1, 0]
+    )
+    later = dataclasses.replace(
+        first.contexts[0], tokens=np.array([7, 8]), documents=np.array([1, 0]), parent=0, kept=2
+    )
+    tree = dataclasses.replace(first, contexts=(*first.contexts, later))
+    assert tree.whole(1).tolist() == [1, 2, 7, 8]
+    assert tree.whole_documents(1).tolist() == [0, 1, 1, 0]
+    assert make_trajectory([1, 2], [0, 1], prompt_length=1).whole_documents(0) is None
