@@ -22,6 +22,7 @@ from models.transformer import ModelConfig, Transformer, abstract_model, cast
 from rl_code import origin as origin_lib
 from rl_code.attention_calls import attention_calls
 from rl_code.environment.episode import Episode
+from rl_code.environment.parts import check_documents, encode, prompt_parts
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
@@ -192,12 +193,14 @@ class Run:
     def _keep_model(self) -> None:
         """Puts the model's config, tokenizer and template into the workdir."""
         family = families.of_protocol(self.config.protocol.name)
+        documents = self.config.documents
         origin_lib.keep(
             self.workdir,
             self.origin,
             self.model_config,
             self.tokenizer,
-            max_positions=self.config.limits.tokens,
+            # outside of documents positions count from the longest document
+            max_positions=self.config.limits.tokens + (documents.longest if documents else 0),
             stop_ids=self._stop_ids(None),
             chat_template=family.template if family else None,
         )
@@ -207,7 +210,8 @@ class Run:
         rng = random.Random(f"demonstration/{self.config.seed}/{index}")
         # without a warm start they still are what a tokenizer is trained on
         kind = self.config.sft.demonstration if self.config.sft else DemonstrationConfig()
-        return demonstrate(self.tasks[index], rng, kind, self.config.limits)
+        config = self.config
+        return demonstrate(self.tasks[index], rng, kind, config.limits, config.documents)
 
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
         """The copy of a model that samples, in the rollout's dtype unless another is given."""
@@ -258,6 +262,7 @@ class Run:
             pool=self.pool,
             limits=limits or self.config.limits,
             reward=self._signals,
+            documents=self.config.documents,
         )
 
     def scheduler(
@@ -353,7 +358,9 @@ class Run:
         named = protocol or self.config.protocol
         found = find_protocol(named, self._tools, "config.protocol")
         try:
-            return found.for_tokenizer(self.tokenizer, self._tools)
+            found = found.for_tokenizer(self.tokenizer, self._tools)
+            check_documents(found, self._tools, self.config.documents)
+            return found
         except ValueError as error:
             raise ConfigError(f"config.protocol = {named.name!r}: {error}") from error
 
@@ -367,8 +374,11 @@ class Run:
 
     def prompt(self, task: Task, protocol: Named | None = None) -> list[int]:
         """Ids of a task's prompt, by the protocol of training unless another is given."""
-        text = self._protocol(protocol).prompt(task, offered(task, self._tools))
-        return self.tokenizer.encode(text)
+        documents = self.config.documents
+        tools = offered(task, self._tools)
+        parts = prompt_parts(self._protocol(protocol), task, tools, documents)
+        tokens, _ = encode(parts, self.tokenizer, documents)
+        return tokens
 
     def _prompt_tokens(self, protocol: Named, task: Task) -> int:
         return len(self.prompt(task, protocol))

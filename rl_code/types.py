@@ -104,8 +104,9 @@ class Task:
     """One problem with its repository and its tests."""
 
     id: str
-    # Chat messages, each ``{"role": ..., "content": ...}``, without the tools' declaration.
-    messages: tuple[Mapping[str, str], ...]
+    # Chat messages, each ``{"role": ..., "content": ...}``, without the tools' declaration. The
+    # content is a text, or parts of which some are documents (``environment.parts``).
+    messages: tuple[Mapping[str, Any], ...]
     # Path -> text of the repository that the agent starts from.
     files: Mapping[str, str]
     # The file whose ``entry_point`` the tests call.

@@ -12,30 +12,29 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
-import numpy as np
 from absl import logging
 
 from models.tokenizer import Tokenizer
+from rl_code.documents import DocumentsConfig
 from rl_code.environment.grading import grade_work
+from rl_code.environment.parts import answer_parts, encode, prompt_parts
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot, texts
 from rl_code.environment.tools.api import PROVOKED, check, execute, offered
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
+from rl_code.environment.transcript import Transcript
 from rl_code.rewards.combine import ActiveSignal, combine
 from rl_code.rewards.finished import FinishedEpisode, Grade, Usage
 from rl_code.types import (
-    Context,
     Limits,
     Reward,
     Task,
     ToolCall,
     ToolResult,
     Trajectory,
-    Turn,
 )
 
 
@@ -61,6 +60,7 @@ class Episode:
         pool: SandboxPool,
         limits: Limits,
         reward: Sequence[ActiveSignal],
+        documents: DocumentsConfig | None = None,
     ):
         self.task = task
         self.group = group
@@ -76,11 +76,8 @@ class Episode:
         self._pool = pool
         self._reward = reward
         self._workspace = Workspace(task, pool, limits, verbose=protocol.verbose)
-        self._tokens: list[int] = []
-        self._sampled: list[bool] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
-        self._turns: list[Turn] = []
+        self._documents = documents
+        self._transcript = Transcript(tokenizer, None if documents is None else [])
         self._messages = 0
         self._malformed_calls = 0
         self._first_edit: Snapshot | None = None
@@ -100,30 +97,39 @@ class Episode:
         """
         if self.over:
             return 0
-        return min(self.limits.turn_tokens, self.limits.tokens - len(self._tokens))
+        return min(self.limits.turn_tokens, self.limits.tokens - len(self._transcript))
+
+    @property
+    def documents(self) -> list[int] | None:
+        """What each place of the context so far is (``Context.documents``); None without
+        documents. A message that is being sampled is not yet part of it.
+        """
+        return self._transcript.documents
 
     def start(self) -> list[int]:
-        """Ids of the prompt, which are the same for every episode of a group.
+        """Ids of the prompt, padding of documents included, which are the same for every episode of
+        a group.
 
         Raises ValueError when the prompt leaves no room for a message. Such tasks are left out
         before.
         """
-        if self._turns:
+        if self._transcript.turns:
             raise ValueError(f"{self._name} was started twice")
-        tokens = self._tokenizer.encode(self.protocol.prompt(self.task, self.tools))
+        parts = prompt_parts(self.protocol, self.task, self.tools, self._documents)
+        tokens, kinds = encode(parts, self._tokenizer, self._documents)
         if len(tokens) >= self.limits.tokens:
             raise ValueError(
                 f"task {self.task.id}: prompt of {len(tokens)} tokens leaves no room in "
                 f"{self.limits.tokens=}"
             )
-        self._append_given("prompt", tokens, ())
+        self._transcript.add_given("prompt", tokens, kinds)
         return tokens
 
     def step(
         self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
     ) -> list[int] | None:
-        """Takes one message of the assistant. Returns the ids that follow it, or None when the
-        episode is over.
+        """Takes one message of the assistant. Returns the ids that follow it, padding of documents
+        included, or None when the episode is over.
 
         Args:
           tokens: the sampled tokens. The last is a stop token, unless the budget or the protocol's
@@ -157,16 +163,19 @@ class Episode:
             self.status = "time_limit"
         elif not self.over and self._messages == self.limits.turns:
             self.status = "turn_limit"
-        observation = (
-            [] if self.over else self._observation(results, cut=tokens[-1] not in self.stop_ids)
-        )
+        observation: list[int] = []
+        kinds: list[int] | None = None
+        if not self.over:
+            cut = tokens[-1] not in self.stop_ids
+            observation, kinds = self._observation(results, cut=cut)
         # An observation after which no token could be sampled ends the episode. It is left out, so
         # that no trajectory is longer than the limit.
-        if not self.over and len(self._tokens) + len(observation) >= self.limits.tokens:
+        if not self.over and len(self._transcript) + len(observation) >= self.limits.tokens:
             self.status = "token_limit"
         if self.over:
             observation = []
-        self._append_given("tool", observation, tuple(results))
+            kinds = None
+        self._transcript.add_given("tool", observation, kinds, tuple(results))
         return None if self.over else observation
 
     def _note(self, fault: SandboxFault) -> None:
@@ -217,19 +226,13 @@ class Episode:
         self, reward: Reward, *, solved: bool = False, first_edit_passed: bool = False
     ) -> Trajectory:
         """The record of the episode."""
-        context = Context(
-            tokens=np.array(self._tokens, np.int32),
-            sampled=np.array(self._sampled, bool),
-            logprobs=np.array(self._logprobs, np.float32),
-            versions=np.array(self._versions, np.int32),
-        )
         return Trajectory(
             task_id=self.task.id,
             group=self.group,
             index=self.index,
-            contexts=(context,),
-            prompt_length=self._turns[0].end,
-            turns=tuple(self._turns),
+            contexts=(self._transcript.context(),),
+            prompt_length=self._transcript.turns[0].end,
+            turns=tuple(self._transcript.turns),
             status=self.status,
             reward=reward,
             solved=solved,
@@ -245,7 +248,7 @@ class Episode:
     def _check_message(
         self, tokens: list[int], logprobs: list[float], versions: Sequence[int]
     ) -> None:
-        if not self._turns or self.over:
+        if not self._transcript.turns or self.over:
             raise ValueError(
                 f"episode {self.index} of task {self.task.id} takes no message: "
                 f"{self.status or 'not started'}"
@@ -260,36 +263,20 @@ class Episode:
                 f"a stop token {set(self.stop_ids)} stands inside the message {tokens}"
             )
 
-    def _append_given(
-        self, role: Literal["prompt", "tool"], tokens: list[int], results: tuple[ToolResult, ...]
-    ) -> None:
-        start = len(self._tokens)
-        self._tokens += tokens
-        self._sampled += [False] * len(tokens)
-        self._logprobs += [0.0] * len(tokens)
-        self._versions += [-1] * len(tokens)
-        text = self._tokenizer.decode(tokens) if tokens else ""
-        self._turns.append(Turn(role, start, len(self._tokens), text, results=results))
-
     def _append_sampled(
         self, tokens: list[int], logprobs: list[float], versions: Sequence[int]
     ) -> list[ToolCall]:
         """Records a message; returns its calls, those that cannot be carried out with their
         error.
         """
-        start = len(self._tokens)
-        self._tokens += tokens
-        self._sampled += [True] * len(tokens)
-        self._logprobs += logprobs
-        self._versions += versions
-        text = self._tokenizer.decode(tokens)
-        body = self._tokenizer.decode(tokens[:-1]) if tokens[-1] in self.stop_ids else text
+        ended = tokens[-1] in self.stop_ids
+        body = self._tokenizer.decode(tokens[:-1] if ended else tokens)
         if self._messages == 0:
             body = self.task.prefill + body
         calls = [
             self._checked(call, number) for number, call in enumerate(self._parse(body), start=1)
         ]
-        self._turns.append(Turn("assistant", start, len(self._tokens), text, calls=tuple(calls)))
+        self._transcript.add_sampled(tokens, logprobs, versions, tuple(calls))
         self._malformed_calls += sum(call.error != "" for call in calls)
         return calls
 
@@ -353,12 +340,22 @@ class Episode:
         elif self._workspace.tests_failed is not None and self._first_edit_stands:
             self._first_edit_failed = self._workspace.tests_failed
 
-    def _observation(self, results: Sequence[ToolResult], *, cut: bool) -> list[int]:
-        """Ids of the answer; a message that was cut is closed first, by a stop token that nobody
-        sampled.
+    def _observation(
+        self, results: Sequence[ToolResult], *, cut: bool
+    ) -> tuple[list[int], list[int] | None]:
+        """Ids of the answer, and what each place is; a message that was cut is closed first, by a
+        stop token that nobody sampled.
         """
         closing = self.protocol.stop_tokens[0] if cut else ""
-        return self._tokenizer.encode(closing + self.protocol.observation(results))
+        parts = answer_parts(self.protocol, results, self.tools, self._documents)
+        number = max(self.documents or [0])
+        return encode(
+            [(closing, False), *parts],
+            self._tokenizer,
+            self._documents,
+            at=len(self._transcript),
+            number=number,
+        )
 
     def _first_edit_passed(self, final: Snapshot, verdict: Grade) -> bool:
         """Whether the first edit alone passes every test. Raises SandboxFault.

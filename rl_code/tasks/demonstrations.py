@@ -11,6 +11,8 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 
+from rl_code.documents import DocumentsConfig
+from rl_code.environment.parts import Part, answer_parts, prompt_parts
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.tools.api import find_tools
@@ -49,10 +51,13 @@ class DemonstrationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A span of an episode's text; ``sampled`` is True for what the agent writes."""
+    """A span of an episode's text. Each is tokenised on its own."""
 
     text: str
+    # Whether the agent writes it.
     sampled: bool
+    # Whether it is a document (``rl_code.documents``).
+    document: bool = False
 
 
 def check_demonstrable(protocol: Protocol, tools: Mapping[str, Tool]) -> None:
@@ -66,9 +71,15 @@ def check_demonstrable(protocol: Protocol, tools: Mapping[str, Tool]) -> None:
 
 
 def demonstrate(
-    task: Task, rng: random.Random, config: DemonstrationConfig, limits: Limits
+    task: Task,
+    rng: random.Random,
+    config: DemonstrationConfig,
+    limits: Limits,
+    documents: DocumentsConfig | None = None,
 ) -> list[Segment]:
     """One episode of a generated task, prompt first; no attempt is made twice.
+
+    documents: which parts of the texts are documents; None for none.
 
     It keeps to the turns and test runs of ``limits``; budgets of tokens are ignored. Raises
     ValueError for a task that is not generated, or when ``limits`` leave no room for a first
@@ -80,7 +91,7 @@ def demonstrate(
         )
     if limits.turns < 1:
         raise ValueError(f"{limits.turns=} must be at least 1")
-    segments = [Segment(_PROTOCOL.prompt(task, _TOOLS), False)]
+    segments = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents))
     tried = {task.meta["program"], task.meta["broken"]}
     turns = limits.turns
     runs = limits.test_runs
@@ -96,12 +107,14 @@ def demonstrate(
         told = ToolResult(
             "run_tests", describe(failures, len(task.visible_tests), runs, verbose=False)
         )
-        segments += [
-            _message(write, _TEST),
-            Segment(_PROTOCOL.observation((_WRITTEN, told)), False),
-        ]
+        answer = answer_parts(_PROTOCOL, (_WRITTEN, told), _TOOLS, documents)
+        segments += [_message(write, _TEST), *_given(answer)]
         if not failures or rng.random() < config.p_give_up:
             return [*segments, _message(_SUBMIT)]
+
+
+def _given(parts: Sequence[Part]) -> list[Segment]:
+    return [Segment(text, False, is_document) for text, is_document in parts]
 
 
 def _message(*calls: ToolCall) -> Segment:

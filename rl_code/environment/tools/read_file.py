@@ -40,6 +40,7 @@ class ReadFile(Tool):
         },
         ("path",),
     )
+    documents: ClassVar[bool] = True
     words: ClassVar[Words | None] = Words(
         "read", line={"path": "a path", "first_line": "first line", "last_line": "last line"}
     )

@@ -59,6 +59,10 @@ class Tool:
     edits: ClassVar[bool] = False
     # Whether a call runs commands, which may change files as a side effect.
     runs_commands: ClassVar[bool] = False
+    # Whether what a call returns is a document where the config has documents: a text that stands
+    # for itself, as a file does. Its tokens are then encoded without seeing the rest of the context
+    # (``rl_code.documents``), and once for all episodes that read the same.
+    documents: ClassVar[bool] = False
     # How the compact protocol writes a call; None for the tool's name with the integers on its line
     # and the texts below.
     words: ClassVar[Words | None] = None
