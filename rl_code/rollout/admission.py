@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attention.cache.pages import OutOfPages
@@ -36,6 +36,8 @@ class Row(Span):
     # For each of these tokens its log-probability, and the version of the weights that sampled it.
     logprobs: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
+    # ``Context.keys`` so far.
+    keys: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     @property
     def ready(self) -> bool:
@@ -71,6 +73,8 @@ class OpenGroup(Span):
     found: int | None = None
     # The finished trajectories, by their index in the group.
     trajectories: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
+    # The version of the weights that prefilled the prompt; None before it got pages.
+    version: int | None = None
     # Called with each finished trajectory.
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None
 
@@ -86,6 +90,7 @@ class Admission:
         self._pool = pool
         self._prompt_pool = prompt_pool
         self._episodes = episodes
+        self._version: int | None = None
         self.stats = RolloutStats()
         self.clear()
 
@@ -113,18 +118,23 @@ class Admission:
             row.to_prefill for row in self.rows
         )
 
-    def new_weights(self, *, recompute: bool) -> None:
+    def new_weights(self, version: int, *, recompute: bool) -> None:
         """From now on, prompts are shared only with prompts that the new weights prefilled.
 
-        recompute: whether open episodes compute their keys anew, too.
+        version: of the new weights. recompute: whether open episodes compute their keys anew, too.
         """
+        self._version = version
         self._pool.new_weights()
         self._prompt_pool.new_weights()
-        if recompute:
-            for row in self.rows:
+        for row in self.rows:
+            if recompute:
                 self._pool.forget(row)
-            # In reverse, since each goes to the front of the queue: the oldest ends up first.
-            for group in reversed(list(self.prompts)):
+                row.keys = []
+            row.keys.append((row.cached, version))
+        # In reverse, since each goes to the front of the queue: the oldest ends up first. A prompt
+        # that is not whole yet begins anew in any case, so that one version computes all of it.
+        for group in reversed(list(self.prompts)):
+            if recompute or group.missing:
                 self._put_off(group)
 
     def close(self, row: Row) -> None:
@@ -174,7 +184,9 @@ class Admission:
                 # The fork may raise OutOfPages, so the row leaves ``unopened`` only after it.
                 self._pool.fork(group, group.unopened[-1])
                 first = len(group.unopened) == len(group.rows)
-                self.rows.append(group.unopened.pop())
+                row = group.unopened.pop()
+                row.keys = [(0, group.version), (row.cached, self._version)]
+                self.rows.append(row)
                 self.stats.needed_tokens += len(group.tokens)
                 self.stats.found_in_tasks += group.found if first else 0
                 self.stats.found_in_groups += 0 if first else len(group.tokens)
@@ -190,6 +202,7 @@ class Admission:
             self._prompt_pool.open(group)
             group.found = group.cached if group.found is None else group.found
             group.decodable = self._prompt_pool is self._pool
+            group.version = self._version
             self.prompts.append(self.queue.popleft())
             room -= len(group.unopened)
 
@@ -234,3 +247,18 @@ class Admission:
                     ]
                     self._pool.save(holders[-1], on_device=False)
         return False
+
+
+def with_keys(trajectory: Trajectory, keys: Sequence[tuple[int, int]]) -> Trajectory:
+    """The trajectory of an episode with ``Context.keys``, where several versions computed them.
+
+    keys: pairs (place, version), of which some may have no key.
+    """
+    context = trajectory.contexts[0]
+    # The last token has no key: nothing was sampled after it.
+    ends = [place for place, _ in keys[1:]] + [len(context.tokens) - 1]
+    kept = [pair for pair, end in zip(keys, ends, strict=True) if pair[0] < end]
+    if len({version for _, version in kept}) < 2:
+        return trajectory
+    context = dataclasses.replace(context, keys=tuple(kept))
+    return dataclasses.replace(trajectory, contexts=(context, *trajectory.contexts[1:]))

@@ -29,7 +29,7 @@ from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.protocol import stop_length
-from rl_code.rollout.admission import Admission, OpenGroup, Row
+from rl_code.rollout.admission import Admission, OpenGroup, Row, with_keys
 from rl_code.rollout.decode_input import decode_input
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool
@@ -77,6 +77,9 @@ class Scheduler:
         self._model: Transformer | None = None
         self._prompt_model: Transformer | None = None
         self.version: int | None = None
+        # Called with the open rows before each dispatch to the devices. It may load other weights,
+        # as is done to sample a trajectory again (``again``).
+        self.before_dispatch: Callable[[Sequence[Row]], None] = lambda rows: None
         self._reset()
 
     def close(self) -> None:
@@ -95,7 +98,7 @@ class Scheduler:
             self._model = model
             separate = self._prompt_pool is not self._pool
             self._prompt_model = self._prompt_pool.place(model) if separate else model
-            self._open.new_weights(recompute=recompute)
+            self._open.new_weights(version, recompute=recompute)
         self.version = version
 
     def submit(
@@ -277,7 +280,7 @@ class Scheduler:
         for future in [future for future in self._finishing if future.done()]:
             row = self._finishing.pop(future)
             group = row.group
-            trajectory = future.result()
+            trajectory = with_keys(future.result(), row.keys)
             group.trajectories[row.episode.index] = trajectory
             group.on_finished(trajectory)
             if len(group.trajectories) == len(group.rows):
@@ -296,6 +299,7 @@ class Scheduler:
         start = time.perf_counter()
         dispatches = 0
         while self._open.prefill_due:
+            self.before_dispatch(self._open.rows)
             prompts = [group for group in self._open.prompts if group.missing]
             rows = [row for row in self._open.rows if row.to_prefill]
             # A row that gets pages may take them from a younger row or prompt on these lists, so
@@ -323,6 +327,7 @@ class Scheduler:
         """Decodes one dispatch of the rows that are ready, oldest first. Messages that have ended
         go to the worker threads.
         """
+        self.before_dispatch(self._open.rows)
         chosen: list[list[Row]] = [[] for _ in range(self.engine.shards)]
         for row in list(self._open.rows):
             if row.ready and len(chosen[row.shard]) < self._config.slots:

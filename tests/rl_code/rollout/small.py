@@ -17,6 +17,7 @@ from models.transformer import Transformer
 from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
+from rl_code.types import Context, Reward, Trajectory
 from tests.models.small import small_config
 
 STOP, VOCAB = 0, 40
@@ -103,12 +104,21 @@ class Episode:
         self.sampled += [sampled] * len(tokens)
 
     def finish(self):
-        return types.SimpleNamespace(
-            index=self.index,
+        context = Context(
+            tokens=np.array(self.tokens, np.int32),
+            sampled=np.array(self.sampled, bool),
+            logprobs=np.array(self.logprobs, np.float32),
+            versions=np.array(self.all_versions, np.int32),
+        )
+        return Trajectory(
+            task_id=self.task.id,
             group=self.group,
-            tokens=np.array(self.tokens),
-            sampled=np.array(self.sampled),
-            logprobs=np.array(self.logprobs),
+            index=self.index,
+            contexts=(context,),
+            prompt_length=len(self.task.prompt),
+            turns=(),
+            status="turn_limit",
+            reward=Reward(0.0, {}),
         )
 
     def close(self):

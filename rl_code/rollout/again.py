@@ -1,0 +1,81 @@
+"""Samples a recorded trajectory again: the same weights at the same tokens, and the tools for real.
+
+Equal numbers follow from two rules. The random stream of a token depends only on (key, group,
+index, position). And what a row computes depends only on its own tokens, and on which version of
+the weights computed each of its keys. A trajectory that one version sampled names that version.
+One that several versions sampled says from which place on each of them computed the keys
+(``Context.keys``); or all keys were computed again whenever the version changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from models.transformer import Transformer
+from rl_code.environment.episode import Episode
+from rl_code.rollout.admission import Row
+from rl_code.rollout.scheduler import Scheduler
+from rl_code.types import Task, Trajectory
+
+
+def versions_of(trajectory: Trajectory) -> list[int]:
+    """The versions of the weights that are needed to sample it again, in order."""
+    keys = [version for context in trajectory.contexts for _, version in context.keys or ()]
+    return sorted({*keys, *trajectory.versions[trajectory.sampled].tolist()})
+
+
+def sample_again(
+    scheduler: Scheduler,
+    trajectory: Trajectory,
+    task: Task,
+    make_episode: Callable[[Task, int, int], Episode],
+    key: Sequence[int],
+    models: Mapping[int, Transformer],
+) -> Trajectory:
+    """The trajectory as it is sampled now. Where it parts from the record, it goes on with the
+    weights that it has.
+
+    scheduler: one without groups. key: the words of the random key of its item. models: the
+    sampling models of ``versions_of(trajectory)``.
+    """
+
+    def switch(rows: Sequence[Row]) -> None:
+        """Loads the weights that the next dispatch of the only row needs."""
+        for row in list(rows):
+            version = _due(trajectory, row.cached, len(row.tokens))
+            if not row.waiting and version not in (None, scheduler.version):
+                recompute = trajectory.contexts[0].keys is None
+                scheduler.load(models[version], version, recompute=recompute)
+
+    first = _due(trajectory, 0, trajectory.prompt_length)
+    scheduler.load(models[first], first)
+    scheduler.submit(
+        task,
+        lambda task, group, _: make_episode(task, group, trajectory.index),
+        group=trajectory.group,
+        group_size=1,
+        key=key,
+    )
+    scheduler.before_dispatch = switch
+    finished = []
+    try:
+        while not finished:
+            finished = scheduler.step()
+    finally:
+        scheduler.before_dispatch = lambda rows: None
+        scheduler.abort()
+    ((_, group),) = finished
+    return group.trajectories[0]
+
+
+def _due(trajectory: Trajectory, cached: int, length: int) -> int | None:
+    """The version with which the dispatch was made that computed the key at place ``cached`` of a
+    row that had ``length`` tokens; None where the record has no such row.
+    """
+    context = trajectory.contexts[0]
+    if context.keys is not None:
+        return next(version for place, version in reversed(context.keys) if place <= cached)
+    # Either one version computed all keys, or all were computed again by the version that sampled
+    # the next token.
+    known = length < len(context.tokens) and context.sampled[length]
+    return int(context.versions[length]) if known else None
