@@ -53,16 +53,28 @@ class Layout:
 
 
 def lay_out(
-    methods: Sequence[Method], tokens: Tokens, runs: int | None = None, queries: int | None = None
+    methods: Sequence[Method],
+    tokens: Tokens,
+    runs: int = 0,
+    queries: int | None = None,
+    *,
+    align: int = 1,
 ) -> Layout:
     """The layout of rows for layers of these methods.
 
-    runs: None when every sequence and document starts at a slot that is a multiple of the blocks'
-      size; else the most runs of one segment, branch and document in a row (see ``aligned``).
+    A method that chooses blocks of keys must know where the blocks of a sequence begin. Either
+    ``runs`` or ``align`` says so. Other methods need neither.
+
+    runs: the most runs of one segment, branch and document in a row, which may start at any slot
+      (see ``aligned``); 0 if nobody has counted them.
     queries: how many of the last tokens attend; None for all.
+    align: for rows without branches, a number of which the first slot of every sequence and
+      document is a multiple. It must be a multiple of the blocks' size. 0, a multiple of every
+      number, for rows that hold one sequence from slot 0.
 
     Raises:
-      ValueError: ``runs`` is less than 1 and a method cuts the rows into blocks.
+      ValueError: a method chooses blocks, ``runs`` is less than 1, and ``align`` is not a multiple
+      of the blocks' size.
     """
     methods = tuple(dict.fromkeys(methods))
     asking = tokens if queries is None else tokens.map(lambda x: x[:, -queries:])
@@ -70,14 +82,15 @@ def lay_out(
     windows = sorted({window or 0 for method in methods for window in method.windows()})
     masks = {window: visible(asking, tokens, window or None) for window in windows if short}
     sizes = sorted({method.block_size() for method in methods if method.block_size()})
-    if sizes and runs is not None and runs < 1:
+    # blocks cut from another slot than a sequence's first would hold tokens of two sequences
+    if runs < 1 and any(align % size for size in sizes):
         raise ValueError(
             f"{runs=} must be at least 1: {methods=} choose blocks, which packed rows align run by "
-            "run"
+            f"run; or {align=} must be a multiple of the blocks' {sizes=}"
         )
 
     def cut(size: int) -> Blocks:
-        found = in_place(tokens, size) if runs is None else aligned(tokens, size, runs)
+        found = aligned(tokens, size, runs) if runs > 0 else in_place(tokens, size)
         if queries is None:
             return found
         # the queries do not lie in the places from the first one on

@@ -111,7 +111,7 @@ def contenders(length: int, options) -> Iterator[Contender]:
         name: str, method: Method, tokens: Tokens, least: float, extra: tuple = ()
     ) -> Contender:
         """extra: of NSA, its compressed and window keys and values, and its gates."""
-        layout = lay_out((method,), tokens)
+        layout = lay_out((method,), tokens, align=0)
         return Contender(
             name,
             _sharded(method, layout),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, Literal
@@ -97,6 +98,14 @@ class ModelConfig:
         return self.num_layers // len(self.attention)
 
     @property
+    def alignment(self) -> int:
+        """Sequences packed without branches start at slots that are multiples of this number.
+
+        It is the least common multiple of the blocks that layers choose from, 1 without any.
+        """
+        return math.lcm(*(method.block_size() or 1 for method in self.attention))
+
+    @property
     def layer_shape(self) -> LayerShape:
         """What the parameters of a method of attention depend on."""
         return LayerShape(self.embed_dim, self.num_heads, self.num_kv_heads, self.head_dim)
@@ -143,27 +152,30 @@ class Transformer(nnx.Module):
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         where: Tokens,
-        runs: int | None = None,
+        runs: int = 0,
         before: Before | None = None,
+        align: int = 1,
     ) -> Float[Array, "B T D"]:
         """Final hidden states of rows of tokens.
 
         positions: the positions that RoPE rotates by.
         where: who sees whom.
-        runs: see ``attention.layout.lay_out``; they also count what stands ``before`` a row.
+        runs, align: see ``attention.layout.lay_out``. ``runs`` also count what stands ``before`` a
+          row.
         before: tokens that every row follows, with their keys; None for none.
         """
-        return self.finish(self._scan(tokens, positions, where, runs, before)[0])
+        return self.finish(self._scan(tokens, positions, where, runs, align, before)[0])
 
     def prefill(
         self,
         tokens: Int[Array, "B P"],
         positions: Int[Array, "B P"],
         where: Tokens,
-        runs: int | None = None,
+        runs: int = 0,
+        align: int = 1,
     ) -> list[Keys]:
         """``Before.keys`` of tokens that others will follow; arguments as for ``hidden``."""
-        _, kept = self._scan(tokens, positions, where, runs, keep="given")
+        _, kept = self._scan(tokens, positions, where, runs, align, keep="given")
         return kept
 
     def keys_values(
@@ -172,9 +184,9 @@ class Transformer(nnx.Module):
         """What every layer's attention reads, for a cache of documents: keys, not rotated, and
         values.
 
-        Arguments as for ``hidden``.
+        Arguments as for ``hidden``. A row holds one sequence, from slot 0.
         """
-        _, kept = self._scan(tokens, positions, where, None, keep="read")
+        _, kept = self._scan(tokens, positions, where, align=0, keep="read")
         # the scan stacks by place in the period; unstacked, layers come in their order
         return tuple(
             jax.tree.map(operator.itemgetter(period), keys)
@@ -187,7 +199,8 @@ class Transformer(nnx.Module):
         tokens,
         positions,
         where: Tokens,
-        runs: int | None,
+        runs: int = 0,
+        align: int = 1,
         before: Before | None = None,
         keep: Literal["given", "read"] | None = None,
     ):
@@ -205,7 +218,7 @@ class Transformer(nnx.Module):
             asking = tokens.shape[1]
             earlier = before.keys
             where, positions = _join((before.tokens, before.positions), (where, positions))
-        layout = lay_out(methods, where, runs, asking)
+        layout = lay_out(methods, where, runs, asking, align=align)
 
         def step(x, xs):
             layers, of_methods, earlier = xs

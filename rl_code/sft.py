@@ -57,7 +57,8 @@ class Demonstrations:
 
     def batch(self, position: int, rows: int, slots: int) -> tuple[SupervisedBatch, int]:
         """A packed batch of examples from ``position`` on, and the position after it."""
-        batch, taken = pack_supervised(self.after(position), rows=rows, slots=slots)
+        align = self._run.model_config.alignment
+        batch, taken = pack_supervised(self.after(position), rows=rows, slots=slots, align=align)
         return batch, position + taken
 
 

@@ -159,13 +159,15 @@ def rows(
     """Rows by their seed, the same for every method but for who sees whom and positions."""
     rng = np.random.default_rng([experiment.seed, seed])
     how = dict(apart=method.apart, positions=method.positions, span=span)
-    return SupervisedBatch(*recall_rows(experiment.task, rng, count, documents, **how))
+    # documents that see only themselves are sequences of their own, else a row is one
+    align = experiment.task.document_tokens if method.apart else 0
+    return SupervisedBatch(*recall_rows(experiment.task, rng, count, documents, **how), align)
 
 
 @jax.jit
 def right_answers(model: Transformer, batch: SupervisedBatch) -> jax.Array:
     """How many of the asked values have the highest logit."""
-    hidden = model.hidden(batch.tokens, batch.positions, batch.where)
+    hidden = model.hidden(batch.tokens, batch.positions, batch.where, align=batch.align)
     found = jnp.argmax(model.logits(hidden[:, :-1]), axis=-1) == batch.tokens[:, 1:]
     return jnp.sum(found * batch.mask[:, 1:])
 

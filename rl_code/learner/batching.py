@@ -273,12 +273,22 @@ class SupervisedBatch:
     where: Tokens
     # float32, 1 for a token to be learned.
     mask: jax.Array
+    # The first slot of every sequence and document is a multiple of this number, see
+    # ``attention.layout.lay_out``.
+    align: int = dataclasses.field(default=1, metadata=dict(static=True))
 
 
 def pack_supervised(
-    examples: Iterable[tuple[Sequence[int], Sequence[bool]]], *, rows: int, slots: int
+    examples: Iterable[tuple[Sequence[int], Sequence[bool]]],
+    *,
+    rows: int,
+    slots: int,
+    align: int = 1,
 ) -> tuple[SupervisedBatch, int]:
     """Packs (tokens, mask) pairs in order into [rows, slots], by first fit, until one does not fit.
+
+    align: every example starts at a slot that is a multiple of it; ``ModelConfig.alignment`` of the
+    model that is trained.
 
     Returns the batch as numpy arrays, and how many examples were taken.
 
@@ -289,8 +299,8 @@ def pack_supervised(
     # so it is filled with them.
     ids, positions, marks, zeros = (np.zeros((rows, slots), np.int32) for _ in range(4))
     where = Tokens(segments=marks, branches=zeros, documents=zeros, order=positions)
-    batch = SupervisedBatch(ids, positions, where, np.zeros((rows, slots), np.float32))
-    used = [0] * rows
+    batch = SupervisedBatch(ids, positions, where, np.zeros((rows, slots), np.float32), align)
+    used = [0] * rows  # a multiple of ``align`` in each row: where its next example starts
     segments = [0] * rows
     taken = 0
     for tokens, mask in examples:
@@ -307,6 +317,6 @@ def pack_supervised(
         batch.positions[span] = np.arange(len(tokens))
         marks[span] = segments[row]
         batch.mask[span] = mask
-        used[row] += len(tokens)
+        used[row] += -(-len(tokens) // align) * align
         taken += 1
     return batch, taken

@@ -38,8 +38,9 @@ class Model(Protocol):
         tokens: jax.Array,
         positions: jax.Array,
         where: Tokens,
-        runs: int | None,
-        before: Before | None,
+        runs: int = 0,
+        before: Before | None = None,
+        align: int = 1,
     ) -> jax.Array:
         """Int32 [B, T] each -> hidden states [B, T, D]; as
         ``models.transformer.Transformer.hidden``.
@@ -232,8 +233,11 @@ def supervised_loss(
 
     tokens: the denominator, the selected tokens of the whole batch; None counts those given. A
     segment's first token is never predicted. Returns the loss and the metric policy/entropy.
+
+    Raises:
+      ValueError: a layer chooses blocks of a size of which ``batch.align`` is no multiple.
     """
-    hidden = model.hidden(batch.tokens, batch.positions, batch.where)
+    hidden = model.hidden(batch.tokens, batch.positions, batch.where, align=batch.align)
     logp, entropy = target_logprobs(model, hidden[:, :-1], batch.tokens[:, 1:], 1.0)
     mask = _predicted(batch)
     tokens = jnp.maximum(jnp.sum(mask), 1.0) if tokens is None else tokens

@@ -81,7 +81,7 @@ def packed_equals_separate(method: Method) -> None:
     def apart(m):
         rows = jnp.stack([jnp.pad(tokens[0, at], (0, longest - len(at))) for at in slots])
         row = sequences(jnp.array([len(at) for at in slots]), longest)
-        out = m.hidden(rows, row.order, row)
+        out = m.hidden(rows, row.order, row, align=0)
         return sum(jnp.sum(out[i, : len(at)] * weight[0, at]) for i, at in enumerate(slots)), out
 
     found, out = jax.jit(jax.grad(together, has_aux=True))(m)
@@ -164,7 +164,7 @@ def equals_its_definition(method: Method, reference: Reference, length: int) -> 
     (weight,) = normal(5, x.q.shape, dtype=jnp.float64)
 
     def ours(x):
-        out = attended(method, x, lay_out((method,), where))
+        out = attended(method, x, lay_out((method,), where, align=0))
         return jnp.sum(out * weight), out
 
     def theirs(x):
@@ -181,14 +181,17 @@ def equals_its_definition(method: Method, reference: Reference, length: int) -> 
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
-def masked_rows() -> dict[str, tuple[Tokens, int | None]]:
-    """Rows with every kind of place that nobody sees, and ``runs`` of their layout."""
+def masked_rows() -> dict[str, tuple[Tokens, dict[str, int]]]:
+    """Rows with every kind of place that nobody sees, and how ``lay_out`` is to cut them."""
     single = sequences(jnp.array([50]), 64)  # short enough for all scores in memory
     long = sequences(jnp.array([150]), 200)  # in blocks, the last of them empty
     packed, _ = pack(PIECES, 160)
     gaps = documents([20, 33, 0, 5], 30, block=16)  # padding between documents
-    return {"short": (single, None), "long": (long, None), "packed": (packed, RUNS)} | {
-        "documents": (gaps, None)
+    return {
+        "short": (single, dict(align=0)),
+        "long": (long, dict(align=0)),
+        "packed": (packed, dict(runs=RUNS)),
+        "documents": (gaps, dict(align=16)),
     }
 
 
@@ -198,7 +201,7 @@ def padding_may_hold_anything(method: Method, kind: str) -> None:
     They stand in queries, keys, values and hidden states of padding, and come back as gradients of
     the outputs of padding.
     """
-    where, runs = masked_rows()[kind]
+    where, how = masked_rows()[kind]
     real = np.asarray(where.segments[0]) > 0
     assert not real.all()
     x = inputs(method, where.shape[1])
@@ -210,7 +213,7 @@ def padding_may_hold_anything(method: Method, kind: str) -> None:
         at = {name: spoiled(getattr(x, name), value) for name in ("q", "k", "v", "y")}
         spoiled_x = dataclasses.replace(x, **at)
         out, pull = jax.vjp(
-            lambda x: attended(method, x, lay_out((method,), where, runs)), spoiled_x
+            lambda x: attended(method, x, lay_out((method,), where, **how)), spoiled_x
         )
         (weight,) = normal(5, out.shape)
         return out, pull(spoiled(weight, value))[0]

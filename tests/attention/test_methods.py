@@ -144,4 +144,8 @@ def test_layers_of_one_model_may_have_different_settings_of_a_method(x64):
     where = properties.sequences(jnp.array([40]), 40)
     layers = model.unstacked()
     assert [x["k_first"].shape[0] for _, x in layers] == [8, 4, 8, 4]
-    assert jax.jit(lambda m: m.hidden(tokens, where.order, where))(model).shape == (1, 40, 16)
+    assert jax.jit(lambda m: m.hidden(tokens, where.order, where, align=0))(model).shape == (
+        1,
+        40,
+        16,
+    )

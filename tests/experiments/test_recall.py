@@ -68,7 +68,7 @@ def test_right_answers_are_those_of_the_highest_logit(smoke):
     class Oracle:
         """A model that knows every token after the next key, but for row 0."""
 
-        hidden = staticmethod(lambda tokens, positions, where: np.roll(tokens, -1, axis=1))
+        hidden = staticmethod(lambda tokens, positions, where, align: np.roll(tokens, -1, axis=1))
 
         def logits(self, hidden):
             return jax.nn.one_hot(np.where(np.arange(4)[:, None] == 0, 0, hidden), vocabulary)

@@ -36,8 +36,9 @@ def model(pattern: str, **changes) -> Transformer:
     return small_model(PATTERNS[pattern], **changes)
 
 
-def logits(model, tokens, positions, where, runs=None):
-    return model.logits(model.hidden(tokens, positions, where, runs))
+def logits(model, tokens, positions, where, runs=0):
+    """Without ``runs``, every sequence and document starts at a slot that is a multiple of 16."""
+    return model.logits(model.hidden(tokens, positions, where, runs, align=16))
 
 
 def ids(seed: int, length: int = LENGTH) -> jax.Array:

@@ -34,8 +34,8 @@ def cache(num_pages: int, rotated: bool = True, methods=METHODS):
 
 @jax.jit
 def full(model: Transformer, tokens, positions, where):
-    """Hidden states without a cache."""
-    return model.hidden(tokens, positions, where)
+    """Hidden states without a cache. Every sequence and document starts at a page."""
+    return model.hidden(tokens, positions, where, align=PAGE)
 
 
 step = jax.jit(forward)

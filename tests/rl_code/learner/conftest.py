@@ -157,13 +157,13 @@ class Toy:
     mix: jax.Array
     norm: jax.Array
 
-    def prefill(self, tokens, positions, where, runs=None):
+    def prefill(self, tokens, positions, where, runs=0):
         return [
             self.table[tokens]
             * jnp.sin(positions[..., None] + jnp.arange(1.0, 9.0)).astype(self.table.dtype)
         ]
 
-    def hidden(self, tokens, positions, where, runs=None, before=None):
+    def hidden(self, tokens, positions, where, runs=0, before=None, align=1):
         (x,) = self.prefill(tokens, positions, where)
         earlier = before.keys if before else []
         keys = jnp.concatenate([*earlier, x], axis=1)

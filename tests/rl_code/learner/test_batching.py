@@ -265,3 +265,14 @@ def test_demonstrations_are_packed_in_order_until_one_does_not_fit():
         pack_supervised(examples, rows=2, slots=2)
     with pytest.raises(ValueError, match="example 0: 3 tokens and a mask of 2"):
         pack_supervised([([1, 2, 3], [0, 1])], rows=2, slots=5)
+
+
+def test_demonstrations_start_at_multiples_of_the_alignment():
+    examples = [([1, 2, 3], [1] * 3), ([4] * 5, [1] * 5), ([5, 6], [1] * 2), ([7], [1])]
+    batch, taken = pack_supervised(examples, rows=2, slots=10, align=4)
+    assert taken == 4 and batch.align == 4
+    np.testing.assert_array_equal(
+        batch.where.segments, [[1, 1, 1, 0, 2, 2, 2, 2, 2, 0], [1, 1, 0, 0, 2, 0, 0, 0, 0, 0]]
+    )
+    np.testing.assert_array_equal(batch.tokens[1], [5, 6, 0, 0, 7, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(batch.mask, batch.where.segments > 0)

@@ -494,3 +494,39 @@ def test_a_segments_first_token_is_never_predicted(build):
     batch, _ = pack_supervised([([1, 2], [1, 0]), ([3, 4], [1, 0])], rows=4, slots=40)
     loss, _ = jit_supervised(build.toy(), batch)
     assert isinstance(batch, SupervisedBatch) and loss == 0.0
+
+
+@pytest.mark.parametrize("name", ["nsa", "moba-documents"])
+@pytest.mark.quick(first=1)
+def test_packed_demonstrations_equal_the_same_alone_for_layers_that_choose_blocks(build, name):
+    model = build.attending(name)
+    size = model.config.alignment
+    assert size == 8
+    rng = np.random.default_rng(7)
+    lengths = (37, 50, 41)
+    examples = [(rng.integers(0, build.vocab, n), np.ones(n, bool)) for n in lengths]
+    with pytest.raises(ValueError, match=r"runs=0 must be at least 1: .* or align=1 must be a mul"):
+        jax.eval_shape(supervised_loss, model, pack_supervised(examples, rows=1, slots=160)[0])
+    batch, taken = pack_supervised(examples, rows=1, slots=160, align=size)
+    assert taken == 3
+    loss = jax.jit(jax.value_and_grad(lambda model, batch: supervised_loss(model, batch)[0]))
+    together, gradient = loss(model, batch)
+    # alone: the same rows, one example each, so that one program serves all
+    total, gradients = 0.0, None
+    for example in examples:
+        alone, _ = pack_supervised([example], rows=1, slots=160, align=size)
+        count = len(example[0]) - 1
+        value, own = loss(model, alone)
+        total = total + count * value
+        own = jax.tree.map(lambda x, count=count: count * x, own)
+        gradients = own if gradients is None else jax.tree.map(jnp.add, gradients, own)
+    predicted = sum(lengths) - len(lengths)
+    np.testing.assert_allclose(together, total / predicted, rtol=1e-6)
+    assert_close(gradient, jax.tree.map(lambda x: x / predicted, gradients))
+    # a token of one example changes nothing of another
+    hidden = jax.jit(
+        lambda tokens: model.hidden(tokens, batch.positions, batch.where, align=batch.align)
+    )
+    clean = hidden(batch.tokens)
+    changed = hidden(np.where(batch.where.segments == 2, (batch.tokens + 1) % 32, batch.tokens))
+    assert np.array_equal(clean[batch.where.segments != 2], changed[batch.where.segments != 2])
