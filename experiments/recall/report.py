@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,17 +54,21 @@ def training_flops(experiment: RecallExperiment, name: str) -> float:
     method = experiment.methods[name]
     config = model_config(experiment, method)
     model = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
-    total = 0.0
-    for stage in experiment.stages:
-        row = rows(experiment, method, 0, 1, stage.documents)
+
+    @functools.cache  # stages may have rows of the same shape
+    def of_one_row(documents: int) -> float:
+        row = rows(experiment, method, 0, 1, documents)
         compiled = (
             jax.jit(jax.grad(lambda model, row: supervised_loss(model, row)[0]))
             .lower(model, row)
             .compile()
         )
         trips = attention_trips(config.attention, row.where)
-        total += stage.steps * stage.rows * matmul_flops(compiled.as_text(), trips)
-    return total
+        return matmul_flops(compiled.as_text(), trips)
+
+    return sum(
+        stage.steps * stage.rows * of_one_row(stage.documents) for stage in experiment.stages
+    )
 
 
 def read_per_token(config: ModelConfig, tokens: int) -> int:

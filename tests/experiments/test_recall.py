@@ -17,7 +17,7 @@ from attention.methods.nsa import NSA
 from attention.methods.window import Window
 from configs import recall as config
 from experiments.recall import study
-from experiments.recall.study import RecallExperiment, RecallMethod, run_method
+from experiments.recall.study import RecallExperiment, RecallMethod, Stage, run_method
 from rl_code import read_config
 from rl_code.metrics import read_metrics
 from rl_code.named import Named
@@ -30,6 +30,10 @@ def smoke() -> RecallExperiment:
     return dataclasses.replace(
         experiment,
         methods={"window": RecallMethod((Named("window", {"window": 8}),))},
+        stages=(
+            Stage(documents=2, rows=4, steps=2, span=0),
+            Stage(documents=3, rows=4, steps=2, span=128),
+        ),
         checkpoint_every=1,
     )
 
