@@ -46,17 +46,18 @@ def compressed_attention(
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"], Int[Array, "B T K n"]]:
     """Attention to the compressed keys, and the blocks that it picks.
 
-    implementation: as for ``dense_attention``. The kernels take only entries that lie with their
-    first token (``Entries.ahead`` 0). Returns (out, lse, picks); the picks have no gradient.
+    implementation: as for ``dense_attention``. Returns (out, lse, picks); the picks have no
+    gradient.
     """
     check_heads(q, k)
     in_xla = functools.partial(_in_chunks, q, k, v, q_tokens, blocks, stretched, config)
-    if implementation == XLA or (implementation is None and stretched.ahead):
+    if implementation == XLA:
         return in_xla()
     return kernels.compressed_attention(
         *(q, k, v, q_tokens, blocks.own_from),
         *(stretched.tokens, stretched.starts, blocks.heads, blocks.shadows),
         selection=config,
+        ahead=stretched.ahead,
         implementation=implementation,
         interpret=interpret,
         fallback=in_xla,

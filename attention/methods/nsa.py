@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from attention.blocks import Blocks, Entries, entries, stretches
-from attention.blockwise import check_heads
+from attention.blockwise import XLA, check_heads
 from attention.cache.reader import FEW, PageReader
 from attention.cache.writer import NO_PAGE, PageWriter, put
 from attention.compressed import compressed_attention
@@ -260,7 +260,11 @@ class NSA(Selection, Method):
         """(the result of the compressed branch, the chosen pages); reads only compressed keys."""
         blocks = reader.blocks(q_tokens)
         compressed, stretched = self._stretches(pages, blocks, reader)
-        out, _, picks = compressed_attention(q, *compressed, q_tokens, blocks, stretched, self)
+        # few queries would leave most of a kernel's tile empty, and XLA takes them in one step
+        implementation = XLA if q.shape[1] <= FEW else None
+        out, _, picks = compressed_attention(
+            q, *compressed, q_tokens, blocks, stretched, self, implementation=implementation
+        )
         return out, picks
 
     def attend_chosen(self, pages, q, q_tokens, reader, inputs, found, picks):

@@ -51,6 +51,7 @@ def compressed_attention(
     shadows: jax.Array | None,
     *,
     selection: Selection,
+    ahead: int = 0,
     implementation: str | None = None,
     tuning: TuningConfig | None = None,
     interpret: Any = False,
@@ -64,8 +65,10 @@ def compressed_attention(
       sees none of the prompt's blocks that start there or later.
     k_tokens: [B, E], of each stretch's last token; segment 0 where there is no stretch.
     k_starts: int32 [B, E], the order of each stretch's first token.
-    heads: [B, J], of each block's first token. E = J block / stride, and stretch e starts e strides
-      after the first block does.
+    heads: [B, J], of each block's first token. E = J block / stride, and the stretch of entry e
+      starts e - ahead strides after the first block does.
+    ahead: 0 in rows, where a stretch lies with its first token. length / stride - 1 in a cache,
+      where it lies with its last one; the first ``ahead`` entries then hold no stretch.
     shadows: None, or int32 [B, J]. For a branch's first block it is the prompt's block of which
       that block is a copy, and whose score is added to its own; -1 for other blocks. The queries
       that see the copy must have the order of its first token as own_from. No stretch may reach
@@ -115,9 +118,10 @@ def compressed_attention(
     # a choice has no gradient
     arguments = (*jax.lax.stop_gradient((q, k, lse)), q_tokens, k_tokens, heads, shadows)
     if not kernels:
-        return out, lse, reference.select(*arguments, selection=selection)
+        return out, lse, reference.select(*arguments, selection=selection, ahead=ahead)
     select = KERNELS[implementation].select
-    return out, lse, select(*arguments, selection=selection, tuning=tuning, interpret=interpret)
+    options = dict(selection=selection, ahead=ahead, tuning=tuning, interpret=interpret)
+    return out, lse, select(*arguments, **options)
 
 
 def _sizes(on: str, groups: int, head_dim: int, count: int) -> TuningConfig:

@@ -163,11 +163,13 @@ def arrange(
     shadows: jax.Array | None,
     selection: Selection,
     columns: int,
+    ahead: int,
 ) -> tuple[jax.Array, Tokens]:
     """Keys [B, J P, K, H] and tokens [B, J (P + 1)] in tiles of ``columns`` blocks, part by part.
 
     J is filled up to whole tiles. The tokens of a tile begin with those of its blocks, and the
-    tokens of the P parts follow.
+    tokens of the P parts follow. ahead: how many entries later than its first token a stretch lies
+    in k, as for ``api.compressed_attention``.
 
     No stretch reaches back over the start of a copied block (see ``api``), so its columns in the
     parts before its first stretch would be empty. They hold the stretches that reach into the
@@ -176,20 +178,23 @@ def arrange(
     """
     numbers = jnp.broadcast_to(jnp.arange(heads.shape[1], dtype=jnp.int32), heads.shape)
     copied = numbers if shadows is None else jnp.where(shadows >= 0, shadows, numbers)
-    # for each distance, the number of the stretch in every block's column; negative where the row
-    # begins
-    parts = [selection.ratio * (copied if at < 0 else numbers) + at for at in selection.shares]
-    index = _tiled(jnp.stack([pad(part, columns) for part in parts], axis=1), columns)
-    # Columns that fill up J, and stretches before the first, read some key. Their tokens, which are
-    # 0, say that there is none.
-    keys = jax.vmap(lambda row, at: row[at])(k, index.clip(0, k.shape[1] - 1))
-    stretches = [
-        jax.tree.map(
-            lambda x, at=at: jnp.where(at < 0, 0, jnp.take_along_axis(x, at.clip(0), axis=1)),
-            k_tokens,
-        )
-        for at in parts
+    # for each distance, the entry of the stretch in every block's column; outside of the row where
+    # it begins and, with ``ahead``, where it ends
+    parts = [
+        selection.ratio * (copied if at < 0 else numbers) + at + ahead for at in selection.shares
     ]
+    count = k.shape[1]
+    index = _tiled(jnp.stack([pad(part, columns) for part in parts], axis=1), columns)
+    # Columns that fill up J, and stretches outside of the row, read some key. Their tokens, which
+    # are 0, say that there is none.
+    keys = jax.vmap(lambda row, at: row[at])(k, index.clip(0, count - 1))
+
+    def tokens_of(at: jax.Array) -> Tokens:
+        inside = (at >= 0) & (at < count)
+        place = at.clip(0, count - 1)
+        return k_tokens.map(lambda x: jnp.where(inside, jnp.take_along_axis(x, place, axis=1), 0))
+
+    stretches = [tokens_of(at) for at in parts]
     tokens = jax.tree.map(
         lambda *x: _tiled(jnp.stack([pad(y, columns) for y in x], axis=1), columns),
         heads,

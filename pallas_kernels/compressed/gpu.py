@@ -90,6 +90,7 @@ def select(
     shadows: jax.Array | None,
     *,
     selection: Selection,
+    ahead: int = 0,
     tuning: TuningConfig,
     interpret=False,
 ) -> jax.Array:
@@ -102,7 +103,7 @@ def select(
     parts = len(plan.shares)
     # arrays in the matrix units' register layouts have a multiple of 8 columns
     width = -(-selection.picks // 8) * 8
-    k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, plan.columns)
+    k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, plan.columns, ahead)
     q_tokens = pad_tokens(q_tokens, plan.block_q)
     lists, _ = visits(q_tokens, k_tokens, plan.block_q, plan.columns * (parts + 1), None)
     q_fields = flash.token_rows(q_tokens)

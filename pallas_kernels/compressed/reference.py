@@ -22,11 +22,12 @@ def scores(
     shadows: jax.Array | None,
     *,
     selection: Selection,
+    ahead: int = 0,
 ) -> jax.Array:
     """The scores that rank the blocks, [B, T, K, J] in float32 or wider; some are UNSEEN or FORCED.
 
     q: [B, T, N, H]. k: the compressed keys [B, E, K, H]. lse: [B, T, N], of the attention of q to
-    k. The three Tokens must have limits.
+    k. The three Tokens must have limits. ahead: as for ``api.compressed_attention``.
     """
     batch, length, num_heads, head_dim = q.shape
     kv_heads = k.shape[2]
@@ -36,7 +37,7 @@ def scores(
     logits = jnp.einsum("btkgh,bekh->btkge", q, k, preferred_element_type=wide, precision="highest")
     mask = visible(q_tokens, k_tokens)[:, :, None, None]
     weights = jnp.where(mask, jnp.exp(jnp.where(mask, logits * head_dim**-0.5 - lse, 0.0)), 0.0)
-    starts = jnp.arange(k.shape[1])[:, None] * selection.stride
+    starts = (jnp.arange(k.shape[1])[:, None] - ahead) * selection.stride
     firsts = jnp.arange(count) * selection.block
     ends = jnp.minimum(starts + selection.length, firsts + selection.block)
     shares = jnp.maximum(ends - jnp.maximum(starts, firsts), 0) // selection.stride  # [E, J]
@@ -51,12 +52,12 @@ def scores(
     return jnp.where(visible(q_tokens, heads)[:, :, None], found, UNSEEN)
 
 
-def select(*arguments, selection: Selection) -> jax.Array:
+def select(*arguments, selection: Selection, ahead: int = 0) -> jax.Array:
     """Numbers of the best blocks, int32 [B, T, K, n], -1 where fewer are seen.
 
     Ties go to the lower number. Arguments as for ``scores``.
     """
-    ranked = scores(*arguments, selection=selection)
+    ranked = scores(*arguments, selection=selection, ahead=ahead)
     order = jnp.argsort(-ranked, axis=-1, stable=True)[..., : selection.picks].astype(jnp.int32)
     picks = jnp.where(jnp.take_along_axis(ranked, order, axis=-1) >= 0, order, -1)
     return jnp.pad(

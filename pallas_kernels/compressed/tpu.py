@@ -59,6 +59,7 @@ def select(
     shadows: jax.Array | None,
     *,
     selection: Selection,
+    ahead: int = 0,
     tuning: TuningConfig,
     interpret=False,
 ) -> jax.Array:
@@ -72,7 +73,7 @@ def select(
     # the two orders of ``edges`` as columns beside the queries, one block of queries after another
     forced = jnp.stack([pad(x, block_q) for x in edges(q_tokens, heads, selection)], axis=-1)
     forced = forced.reshape(batch, -1, block_q, 2)
-    k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, columns)
+    k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, columns, ahead)
     q_tokens = pad_tokens(q_tokens, block_q)
     lists, _ = visits(q_tokens, k_tokens, block_q, columns * (parts + 1), None)
     q_fields = flash.token_columns(q_tokens, block_q)

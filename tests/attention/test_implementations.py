@@ -75,7 +75,8 @@ def test_what_falls_back_says_why():
         "xla",
         "rows of 1024 keys keep all their scores, being short",
     )
-    assert found(NSA(), "tpu")["compressed", "decode"][1].startswith("pages hold compressed keys")
+    assert found(NSA(), "tpu")["compressed", "decode"][1].startswith("few queries take one step")
+    assert found(NSA(), "tpu")["compressed", "prefill"] == ("tpu", "")
 
 
 def test_the_rows_agree_with_what_the_calls_themselves_say():

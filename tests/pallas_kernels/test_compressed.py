@@ -43,10 +43,16 @@ class Row:
 
     tokens: Tokens
     blocks: Blocks
+    # Whether stretches lie with their last token, as in a cache.
+    by_last: bool = False
+
+    def entries(self, selection: Selection):
+        found = entries(self.blocks, selection.length, selection.stride)
+        return found.by_last(selection.length // selection.stride - 1) if self.by_last else found
 
     def attend(self, selection: Selection, **options):
         """``compressed_attention`` as a function of q, k and v."""
-        stretched = entries(self.blocks, selection.length, selection.stride)
+        stretched = self.entries(selection)
         return functools.partial(
             compressed_attention,
             q_tokens=self.tokens,
@@ -56,6 +62,7 @@ class Row:
             heads=self.blocks.heads,
             shadows=self.blocks.shadows,
             selection=selection,
+            ahead=stretched.ahead,
             **options,
         )
 
@@ -72,11 +79,11 @@ def row(kind: str, selection: Selection, scale: int = 1) -> Row:
         ]
         tokens = pack(pieces, 150 * scale)[0]
         return Row(tokens, aligned(tokens, size, runs=10))
-    if kind == "documents":
+    if kind in ("documents", "cached documents"):
         tokens = documents([x * scale for x in (9, 0, 33, 20)], 21 * scale, block=size, prefix=7)
     else:  # of which one ends within a block, and one is empty
         tokens = sequences(jnp.array([97, 0])[: 2 if kind == "single" else 1] * scale, 97 * scale)
-    return Row(tokens, in_place(tokens, size))
+    return Row(tokens, in_place(tokens, size), by_last=kind in ("cache", "cached documents"))
 
 
 def inputs(row: Row, selection: Selection, heads: int, kv_heads: int, size: int, dtype=jnp.float64):
@@ -93,9 +100,8 @@ def scores(row: Row, selection: Selection, q, k, lse):
     q_tokens = dataclasses.replace(call["q_tokens"], limits=call["own_from"])
     k_tokens = dataclasses.replace(call["k_tokens"], limits=call["k_starts"])
     heads = dataclasses.replace(call["heads"], limits=call["heads"].order)
-    return reference.scores(
-        q, k, lse, q_tokens, k_tokens, heads, call["shadows"], selection=selection
-    )
+    options = dict(selection=selection, ahead=call["ahead"])
+    return reference.scores(q, k, lse, q_tokens, k_tokens, heads, call["shadows"], **options)
 
 
 def check_picks(picks, ranked, rounding: float):
@@ -133,7 +139,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize(
     "kind, selection",
-    [("single", SMALL), ("documents", CONFIGS[1]), ("packed", CONFIGS[2])],
+    [("cache", SMALL), ("documents", CONFIGS[1]), ("packed", CONFIGS[2])],
 )
 @pytest.mark.quick(first=1)
 def test_reference_equals_the_definition_in_attention(x64, monkeypatch, kind, selection):
@@ -142,7 +148,7 @@ def test_reference_equals_the_definition_in_attention(x64, monkeypatch, kind, se
     qkv = inputs(rows, selection, 4, 2, 8)
     weights = normal(1, qkv[0].shape, qkv[0].shape[:3], dtype=jnp.float64)
     config = selection
-    stretched = entries(rows.blocks, selection.length, selection.stride)
+    stretched = rows.entries(selection)
 
     def theirs(*qkv):
         return compressed.compressed_attention(*qkv, rows.tokens, rows.blocks, stretched, config)
@@ -165,6 +171,8 @@ def test_shares_are_the_tokens_in_common():
     [
         ("packed", 2, 2, SMALL),
         ("documents", 16, 1, CONFIGS[1]),
+        ("cache", 4, 1, CONFIGS[2]),
+        ("cached documents", 4, 2, SMALL),
     ],
 )
 @pytest.mark.quick(first=1)
@@ -186,6 +194,7 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
     [
         ("wgmma", "packed", 4, 2, SMALL, 1),
         ("tcgen05", "one", 1, 1, CONFIGS[1], 3),
+        ("wgmma", "cache", 4, 2, SMALL, 1),
     ],
 )
 @pytest.mark.quick(first=1)
