@@ -1,5 +1,5 @@
-"""Time to the first token when one of many documents has changed: a swap in the cache against
-prefill.
+"""What a swap of documents costs: the time to the first token when one of many documents has
+changed, against prefill; and the swap alone in caches of several sizes.
 
 The model is small, with random weights and dense attention. A row has 16 documents and a question
 behind them, together --row tokens. Prefill computes the whole row, either as one sequence or
@@ -7,6 +7,9 @@ document by document (squid). A swap writes the new document onto the pages of t
 computes the question alone. The document comes from the store, from each of its tiers, or is
 encoded first. All contenders take turns, each with fresh documents. The result after a swap is
 compared with that of a prefill of the same documents.
+
+A swap alone writes the pages of a small document into a cache. It should take as long in a large
+cache as in a small one, because it leaves all other pages as they are.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from models.transformer import ModelConfig, Transformer
 flags.DEFINE_integer("row", 16384, "Tokens of the documents and the question together.")
 flags.DEFINE_integer("documents", 16, "Documents, of equal length.", lower_bound=2)
 flags.DEFINE_integer("question", 64, "Tokens behind the documents.", lower_bound=1)
+flags.DEFINE_list("caches", "62,250,1000", "MiB of the caches in which a swap alone is timed.")
 
 CONFIG = ModelConfig(
     vocab_size=4096,
@@ -49,6 +53,8 @@ CONFIG = ModelConfig(
     tied_embeddings=True,
 )
 PAGE = 16
+# Pages of the document that is swapped alone: 0.09 MiB of keys and values in the model above.
+SMALL = 2
 SEQUENCE, SQUID, NEW = (
     "prefill as one sequence",
     "prefill, each document alone",
@@ -64,9 +70,15 @@ def main() -> None:
         raise SystemExit(
             f"--row={options.row} leaves no token for each of --documents={options.documents}"
         )
+    try:
+        caches = [float(size) for size in options.caches]
+    except ValueError:
+        raise SystemExit(f"--caches={','.join(options.caches)} must be numbers of MiB") from None
     with scratch("swap_") as folder:
         report = measure(options, folder, console)
+    report["alone"] = [swap_alone(mib, options, console) for mib in caches]
     console.print(table(report))
+    console.print(alone_table(report))
     save(report)
 
 
@@ -106,6 +118,34 @@ def measure(options, folder: Path, console: rich.console.Console) -> dict:
         },
         difference=max(differences),
         largest=float(jnp.max(jnp.abs(logits))),
+    )
+
+
+def swap_alone(mib: float, options, console: rich.console.Console) -> dict:
+    """Seconds of a swap of ``SMALL`` pages in a cache of ``mib`` MiB, and nothing else."""
+    console.print(f"a swap alone in a cache of {mib:g} MiB", style="dim")
+    model = jax.jit(lambda: Transformer(CONFIG, nnx.Rngs(options.seed)))()
+    encode = document_encoder(model, page=PAGE)
+    rng = np.random.default_rng(options.seed)
+    documents = [encode(rng.integers(0, CONFIG.vocab_size, SMALL * PAGE).tolist()) for _ in "ab"]
+    pages = int(mib * 2**20 * SMALL / documents[0].nbytes)
+    allocator = PageAllocator(pages, PAGE)
+    cache = model_cache(CONFIG, pages, page=PAGE, rotated=False)
+    cache, assembly = assemble(cache, allocator, documents)
+    seconds = []
+    for turn in range(options.repeats + 1):
+        jax.block_until_ready(cache)
+        start = time.perf_counter()
+        cache, assembly = swap(cache, allocator, assembly, 0, documents[turn % 2])
+        jax.block_until_ready(cache)
+        if turn:  # the program is compiled in turn 0
+            seconds.append(time.perf_counter() - start)
+    return dict(
+        cache_mib=mib,
+        document_mib=documents[0].nbytes / 2**20,
+        seconds=statistics.median(seconds),
+        fastest=min(seconds),
+        slowest=max(seconds),
     )
 
 
@@ -211,4 +251,17 @@ def table(report: dict) -> rich.table.Table:
         view.add_row(
             name, f"{row['seconds']:.3f} [{row['fastest']:.3f}, {row['slowest']:.3f}]", *ratios
         )
+    return view
+
+
+def alone_table(report: dict) -> rich.table.Table:
+    """One line per size of the cache."""
+    rows = report["alone"]
+    size = rows[0]["document_mib"] if rows else 0.0
+    view = rich.table.Table(title=f"A swap of a document of {size:.2f} MiB, nothing else")
+    for name in ("cache [MiB]", "ms [range]"):
+        view.add_column(name, justify="right")
+    for row in rows:
+        times = (f"{1e3 * row[name]:.2f}" for name in ("seconds", "fastest", "slowest"))
+        view.add_row(f"{row['cache_mib']:,g}", "{} [{}, {}]".format(*times))
     return view

@@ -13,6 +13,7 @@ other weights is refused.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 
@@ -154,6 +155,7 @@ def assemble(
 ) -> tuple[PagedCache, Assembly]:
     """Writes documents into pages of their own, without running the model.
 
+    cache: it is donated, so only the one that is returned may be used afterwards.
     order: the indices of the documents in the order in which they are read. tail_pages: pages for
     the tokens that follow.
     Raises OutOfPages, or StaleDocument for documents of several weights.
@@ -180,6 +182,8 @@ def swap(
     cache: PagedCache, allocator: PageAllocator, assembly: Assembly, slot: int, document: DocumentKV
 ) -> tuple[PagedCache, Assembly]:
     """Puts another document in the place of the one in ``slot``; writes its pages and no others.
+
+    cache: it is donated, so only the one that is returned may be used afterwards.
 
     The keys of the tail depend on what the tail has seen. A tail that was written before must be
     written again. Raises OutOfPages, or StaleDocument if the document was encoded by other weights
@@ -264,7 +268,8 @@ def _check(cache: PagedCache, document: DocumentKV, weights: str) -> None:
         )
 
 
-@jax.jit
+# Without the donation every page of the cache would be copied, not only those that are written.
+@functools.partial(jax.jit, donate_argnums=0)
 def _put(cache: PagedCache, at, layers: tuple[LayerPages, ...]) -> PagedCache:
     """The cache with a document's arrays on pages ``at``."""
 

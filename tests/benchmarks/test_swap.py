@@ -25,6 +25,7 @@ def test_a_small_run(tmp_path):
         "--documents=9",
         "--question=12",
         "--repeats=2",
+        "--caches=1,4",
         f"--json={tmp_path / 'a.json'}",
     )
     assert done.returncode == 0, done.stderr
@@ -35,6 +36,8 @@ def test_a_small_run(tmp_path):
         0 < row["fastest"] <= row["seconds"] <= row["slowest"]
         for row in report["contenders"].values()
     )
+    assert [row["cache_mib"] for row in report["alone"]] == [1, 4]
+    assert all(0 < row["fastest"] <= row["seconds"] <= row["slowest"] for row in report["alone"])
     assert report["difference"] < 1e-4 * report["largest"]
     assert list((tmp_path / "documents").iterdir()) == []
 

@@ -94,19 +94,30 @@ def test_assembled_documents_equal_the_row_computed_at_once(positions, chunk):
 
 
 def test_swapping_a_document_equals_assembling_anew_and_writes_its_pages_only():
-    before, allocator, ab = assembled([encode(A), encode(B)])
-    after, ac = swap(before, allocator, ab, 1, encode(C))
+    paged, allocator, ab = assembled([encode(A), encode(B)])
+    before = jax.device_get(paged)
+    after, ac = swap(paged, allocator, ab, 1, encode(C))
     after, cc = assemble(after, allocator, [encode(A), encode(C)], tail_pages=2)
     out = tail_of(after, [ac, cc])
     assert np.array_equal(*out)
     mine = {*ac.slots[1].pages, *(page for slot in cc.slots for page in slot.pages)}
     others = np.array([page for page in range(PAGES) if page not in mine])
     for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-        assert np.array_equal(np.asarray(x)[others], np.asarray(y)[others])
+        assert np.array_equal(x[others], np.asarray(y)[others])
     allocator.check()
     release(allocator, ac)
     release(allocator, cc)
     assert allocator.free == PAGES
+
+
+def test_documents_are_written_into_the_cache_without_a_copy():
+    empty = cache(PAGES, False)
+    arrays = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(empty)]
+    paged, assembly = assemble(empty, allocator := PageAllocator(PAGES, PAGE), [encode(A)])
+    swapped, _ = swap(paged, allocator, assembly, 0, encode(C))
+    assert [x.unsafe_buffer_pointer() for x in jax.tree.leaves(swapped)] == arrays
+    # what was given is gone, so that nobody can read the old documents by mistake
+    assert all(x.is_deleted() for x in jax.tree.leaves((empty, paged)))
 
 
 def test_several_tails_share_their_documents():
