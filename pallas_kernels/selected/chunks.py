@@ -5,6 +5,12 @@ a kernel, and brings what the kernel found back into the order of queries. A que
 tile for each of its n picks, so the size of a chunk bounds how many rows are in memory. The kernel
 gets all lists of all rows of the batch together.
 
+On GPU the gradients of keys and values go in the order of blocks instead: a turn takes the next
+tiles of the index of all queries, as many as a chunk of queries has. The gradient of a block is
+then written once. Chunk by chunk of the queries, all of dK and dV would be read and written for
+each chunk, which grows with the square of the length: 540 MB for each of 256 chunks at a million
+tokens (4 key/value heads of 128), about 2 s.
+
 Dimensions: those of ``tiles``, and E = B P lists.
 """
 
@@ -18,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.selected.tiles import (
+    Spans,
     Tiles,
     cut,
     cut_keys,
@@ -29,6 +36,7 @@ from pallas_kernels.selected.tiles import (
     join_keys,
     merge,
     scatter,
+    spans,
     tile_count,
     tile_queries,
     tiles,
@@ -114,16 +122,31 @@ def backward(
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
     sums = jnp.stack([jnp.where(seen, lse, -MASKED), jnp.where(seen, delta, 0.0)], axis=-1)
 
+    queries = (q, d_out.astype(q.dtype), sums, picks, q_order)
+    options = dict(index=index, chunk=chunk, kernels=kernels, tuning=tuning, interpret=interpret)
+    if kernels.BY_BLOCK:
+        dq = _backward_q(queries, keys, **options)
+        dk, dv = _backward_kv(queries, keys, **options)
+        dk, dv = (join_keys(x, k.shape) for x in (dk, dv))
+    else:
+        dq, dk, dv = _backward_together(queries, keys, **options)
+        dk, dv = (join_keys(x.reshape(q.shape[0], lists, *x.shape[1:]), k.shape) for x in (dk, dv))
+    return _whole(dq, q.shape), dk.astype(k.dtype), dv.astype(v.dtype)
+
+
+def _backward_together(queries, keys, *, index, chunk, kernels, tuning, interpret):
+    """(dq [chunks, E, C, G, H], dk and dv [E, J, size, H]) where one kernel computes all three."""
+    *queries, picks, q_order = queries
+    lists = picks.shape[2]
+    groups = queries[0].shape[2] // lists
+
     # The sums of the keys' gradients go from chunk to chunk. Those of the queries are complete with
     # their chunk: a query's picks all lie in it.
     def one(d_keys, xs):
-        q, d_out, sums, picks, order = xs
+        *rows, picks, order = xs
         found = index(picks)
         dq, d_keys = kernels.backward(
-            jax.vmap(gather)(q, found.query),
-            jax.vmap(gather)(d_out, found.query),
-            jax.vmap(gather)(sums, found.query).swapaxes(2, 3),
-            _row_order(order, found.query, groups),
+            *_tile_rows(rows, order, found.query),
             *keys,
             found.block,
             found.starts,
@@ -131,17 +154,114 @@ def backward(
             tuning=tuning,
             interpret=interpret,
         )
-        return d_keys, jax.vmap(lambda *x: scatter(*x, groups, 0.0).sum(axis=1))(dq, found).astype(
-            q.dtype
-        )
+        return d_keys, _sum_picks(dq, found, groups, rows[0].dtype)
 
     # in float32, since every chunk adds to them, and one for each list: lists of the same key/value
     # head are summed at the end
-    zeros = jnp.zeros((q.shape[0] * lists, *keys[0].shape[2:]), jnp.float32)
-    queries = (_chunks(x, lists, chunk) for x in (q, d_out.astype(q.dtype), sums))
-    d_keys, dq = jax.lax.scan(one, (zeros, zeros), (*queries, *_indices(picks, q_order, chunk)))
-    dk, dv = (join_keys(x.reshape(q.shape[0], lists, *x.shape[1:]), k.shape) for x in d_keys)
-    return _whole(dq, q.shape), dk.astype(k.dtype), dv.astype(v.dtype)
+    zeros = jnp.zeros((picks.shape[0] * lists, *keys[0].shape[2:]), jnp.float32)
+    xs = (*(_chunks(x, lists, chunk) for x in queries), *_indices(picks, q_order, chunk))
+    (dk, dv), dq = jax.lax.scan(one, (zeros, zeros), xs)
+    return dq, dk, dv
+
+
+def _backward_q(queries, keys, *, index, chunk, kernels, tuning, interpret):
+    """dq [chunks, E, C, G, H], chunk by chunk of the queries."""
+    *queries, picks, q_order = queries
+    lists = picks.shape[2]
+    groups = queries[0].shape[2] // lists
+
+    def one(_, xs):
+        *rows, picks, order = xs
+        found = index(picks)
+        dq = kernels.backward_q(
+            *_tile_rows(rows, order, found.query),
+            *keys,
+            found.block,
+            found.starts,
+            tuning=tuning,
+            interpret=interpret,
+        )
+        return None, _sum_picks(dq, found, groups, rows[0].dtype)
+
+    xs = (*(_chunks(x, lists, chunk) for x in queries), *_indices(picks, q_order, chunk))
+    return jax.lax.scan(one, None, xs)[1]
+
+
+def _backward_kv(queries, keys, *, index, chunk, kernels, tuning, interpret):
+    """(dk, dv) [B, K, J, size, H], block by block across all queries.
+
+    The inverse index is that of all queries. A turn of the loop takes as many spans of tiles as
+    have no more tiles than a chunk of queries, so that as many rows are in memory.
+    """
+    *queries, picks, q_order = queries
+    (lists, length) = (picks.shape[2], picks.shape[1])
+    blocks = keys[0].shape[2]
+    # one chunk of all queries
+    *rows, whole, order = (
+        x[0]
+        for x in (
+            *(_chunks(x, lists, length) for x in queries),
+            *_indices(picks, q_order, length),
+        )
+    )
+    found = index(whole)
+    count = found.block.shape[1]
+    together = min(count, tile_count(chunk * picks.shape[3], blocks, found.query.shape[2]))
+    most = min(tuning.span_kv, together)
+    cut_up = jax.vmap(functools.partial(spans, count=count, most=most))(found.starts)
+    used = cut_up.starts[:, -1]
+    # spans of a turn: their share of all spans, so that a turn is seldom short of either
+    turn = -(-cut_up.block.shape[1] * together // count)
+    options = dict(tuning=tuning, interpret=interpret)
+
+    def one(state):
+        begin, *sums = state
+        query, mine, taken = jax.vmap(functools.partial(_turn, tiles=together, spans=turn))(
+            begin, cut_up, found.query
+        )
+        parts = kernels.BY_BLOCK.backward_kv(
+            *_tile_rows(rows, order, query), *keys, mine, **options
+        )
+        put = jax.vmap(jax.lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))
+        # what lies past the spans that were taken is overwritten by the next turn
+        return begin + taken, *(put(x, y, begin, 0) for x, y in zip(sums, parts, strict=True))
+
+    begin = jnp.zeros_like(used)
+    slab = kernels.BY_BLOCK.slabs(rows[0], keys[0], tuning)
+    sums = jnp.zeros((used.size, cut_up.block.shape[1] + turn, *slab), jnp.float32)
+    _, *sums = jax.lax.while_loop(lambda state: jnp.any(state[0] < used), one, (begin, sums, sums))
+    total = functools.partial(kernels.BY_BLOCK.sum_spans, **options)
+    return [total(x, cut_up.starts, keys[0].shape, keys[0].dtype) for x in sums]
+
+
+def _turn(begin, cut_up: Spans, query, tiles: int, spans: int):
+    """What a list does in a turn: (queries of its tiles [tiles, R], its spans, how many they are).
+
+    begin: the first span that is left. cut_up: all spans. query: of all tiles, [L, R]. tiles,
+    spans: most of each in a turn.
+    """
+    at = begin + jnp.arange(spans)
+    block, first, last = (x.at[at].get(mode="fill", fill_value=0) for x in cut_up[:3])
+    start = first[0]
+    # spans follow each other, so those that fit come first; a span never has more than ``tiles``
+    fits = (at < cut_up.starts[-1]) & (last - start <= tiles)
+    first, last = (jnp.where(fits, x - start, 0) for x in (first, last))
+    # a query past all others for tiles past the last one
+    own = query.at[start + jnp.arange(tiles)].get(
+        mode="fill", fill_value=jnp.iinfo(query.dtype).max
+    )
+    return own, Spans(block, first, last, cut_up.starts), jnp.sum(fits, dtype=jnp.int32)
+
+
+def _tile_rows(queries, order, query):
+    """What the kernels get of queries, cotangents and sums [E, C, G, H] each, in tiles."""
+    q, d_out, sums = (jax.vmap(gather)(x, query) for x in queries)
+    return q, d_out, sums.swapaxes(2, 3), _row_order(order, query, queries[0].shape[2])
+
+
+def _sum_picks(dq, found: Tiles, groups: int, dtype):
+    """The gradient of every query [E, C, G, H], summed over its picks."""
+    return jax.vmap(lambda *x: scatter(*x, groups, 0.0).sum(axis=1))(dq, found).astype(dtype)
 
 
 def most_tiles(

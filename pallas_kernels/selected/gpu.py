@@ -4,10 +4,7 @@ Forward, and for the gradient of queries, a thread block goes through consecutiv
 tile it goes through its block in parts of 64 keys. The rows of a tile are copied again for every
 part, and the keys of a block for every tile, but they are then still in the L2 cache.
 
-For the gradients of keys and values a thread block holds a part of a block. It goes through the
-tiles of the queries that chose the block, with transposed scores (keys by queries). The warpgroups
-share out the rows of a tile, not the keys, so that even a block of 64 keys keeps all of them busy.
-Each has a sum of its own, and XLA adds these up.
+The gradients of keys and values are in ``gpu_keys``.
 
 One more warpgroup copies ahead into a ring of buffers in shared memory. ``matrix_units`` multiplies
 on Hopper and on Blackwell. XLA gathers the rows of queries, because the copy engine of Hopper
@@ -30,10 +27,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.flash.gpu import LOG2_E
 from pallas_kernels.matrix_units import UNITS, full, spread, tiles
 from pallas_kernels.pipeline import barriers, fetch, specialise_warps, visits
+from pallas_kernels.selected import gpu_keys
 from pallas_kernels.selected.gpu_memory import (
     PART,
     ROWS,
-    SHARE,
     Plan,
     by_warpgroup,
     flat,
@@ -41,6 +38,7 @@ from pallas_kernels.selected.gpu_memory import (
     key_rings,
     key_sources,
     launch,
+    load,
     make_plan,
     own_rows,
     row_rings,
@@ -58,6 +56,8 @@ TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
 # How often the backward pass computes the weights: for queries' gradients and for keys'.
 PASSES = 2
+# Sums the gradients of keys and values block by block, across all queries.
+BY_BLOCK = gpu_keys
 
 
 def obstacle(q_shape: tuple[int, ...], lists: int, size: int, tiles: int) -> str | None:
@@ -124,45 +124,18 @@ def forward(
     return tiled(out, rows.shape), tiled(lse[:, None], (*rows.shape[:3], 1))[..., 0]
 
 
-def backward(
-    rows,
-    d_rows,
-    sums,
-    order,
-    k,
-    v,
-    k_order,
-    block,
-    starts,
-    d_keys,
-    *,
-    tuning: TuningConfig,
-    interpret=False,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The gradients of ``forward``: (dq of every tile float32 [E, L, R G, H], the new d_keys).
+def backward_q(
+    rows, d_rows, sums, order, k, v, k_order, block, starts, *, tuning, interpret=False
+) -> jax.Array:
+    """The gradient of every tile's rows, float32 [E, L, R G, H].
 
     d_rows: [E, L, R G, H], the cotangents of the rows. sums: float32 [E, L, 2, R G], lse and delta.
-    d_keys: the sums so far of the gradients of keys and of values, float32 [E, J, size, H] each;
-    what these tiles add is added to them. The other arguments are those of ``forward``.
+    The other arguments are those of ``forward``.
     """
     plan = make_plan(rows, k, tuning, interpret)
     unit = UNITS[plan.unit]
-    queries = (starts, flat(rows), flat(d_rows))
-    keys = flat_keys(k, v, k_order)
-    whole, shared = (
-        [by_warpgroup(x, unit, own) for x in (sums, order)] for own in (unit.tile, SHARE)
-    )
-    dq = _backward_q(plan, (block, *queries, *whole, *keys), interpret)
-    found = _backward_kv(plan, (*queries, *shared, *keys), interpret)
-    d_keys = (x + y[..., : x.shape[3]] for x, y in zip(d_keys, found, strict=True))
-    return tiled(dq, rows.shape), tuple(d_keys)
-
-
-def _backward_q(plan: Plan, arguments, interpret):
-    """The gradient of every tile's rows, float32 [E L ROWS, lanes]."""
-    unit = UNITS[plan.unit]
-    dtype = arguments[-2].dtype
-    return plgpu.kernel(
+    dtype = k.dtype
+    dq = plgpu.kernel(
         functools.partial(_backward_q_kernel, plan=plan),
         out_type=jax.ShapeDtypeStruct((plan.lists * plan.tiles * ROWS, plan.lanes), jnp.float32),
         scratch_types=[
@@ -172,40 +145,16 @@ def _backward_q(plan: Plan, arguments, interpret):
             *unit.scratch(PART, plan.lanes, 1, dtype),
         ],
         **launch(plan, -(-plan.tiles // plan.span), interpret),
-    )(*arguments)
-
-
-def _backward_kv(plan: Plan, arguments, interpret):
-    """The gradients of keys and of values, float32 [E, J, size, lanes] each."""
-    unit = UNITS[plan.unit]
-    (*arguments, k, v, k_order) = arguments
-    parts = plan.blocks * plan.size // plan.held
-    # A product may have more rows (``unit.tile``) than keys are held. The further rows read orders
-    # past the end, hence the padding, and buffers that nothing was copied to; their results are
-    # dropped below.
-    k_order = jnp.pad(k_order, ((0, 0), (0, unit.tile - plan.held)))
-    found = plgpu.kernel(
-        functools.partial(_backward_kv_kernel, plan=plan),
-        out_type=[
-            jax.ShapeDtypeStruct(
-                (plan.lists * parts * unit.compute * unit.tile, plan.lanes), jnp.float32
-            )
-        ]
-        * 2,
-        scratch_types=[
-            tiles((unit.tile, plan.lanes), k.dtype),
-            tiles((unit.tile, plan.lanes), k.dtype),
-            plgpu.Barrier(num_arrivals=2),
-            *row_rings(plan, SHARE, k.dtype),
-            *barriers(plan.steps, unit.compute, arrays=2 * unit.compute + 2),
-            *unit.scratch(SHARE, plan.lanes, 2, k.dtype),
-        ],
-        **launch(plan, parts, interpret),
-    )(*arguments, k, v, k_order)
-    # add up the sums of the warpgroups
-    shape = (plan.lists, parts, unit.compute, unit.tile, plan.lanes)
-    found = (x.reshape(shape)[:, :, :, : plan.held].sum(axis=2) for x in found)
-    return [x.reshape(plan.lists, plan.blocks, plan.size, plan.lanes) for x in found]
+    )(
+        block,
+        starts,
+        flat(rows),
+        flat(d_rows),
+        by_warpgroup(sums, unit, unit.tile),
+        by_warpgroup(order, unit, unit.tile),
+        *flat_keys(k, v, k_order),
+    )
+    return tiled(dq, rows.shape)
 
 
 # --- Kernels --------------------------------------------------------------------------------------
@@ -286,7 +235,7 @@ def _backward_q_kernel(
     parts = plan.size // PART
 
     def visit(slot, acc):
-        lse, delta = (_load(sums_ring.at[slot, i, wg], unit, 1) for i in range(2))
+        lse, delta = (load(sums_ring.at[slot, i, wg], unit, 1) for i in range(2))
         scores = unit.product(row_ring.at[wg].at[slot], k_ring.at[slot].transpose((1, 0))) * (
             plan.scale * LOG2_E
         )
@@ -326,68 +275,6 @@ def _backward_q_kernel(
     )
 
 
-def _backward_kv_kernel(
-    starts, rows, d_rows, sums, order, k, v, k_order, dk, dv,
-    k_own, v_own, loaded, row_ring, d_ring, sums_ring, order_ring, filled, emptied, *refs, plan
-):  # fmt: skip
-    row, part, wg = (jax.lax.axis_index(name) for name in ("row", "block", "wg"))
-    unit = UNITS[plan.unit](refs, plan.lanes, plan.interpret)
-    parts = plan.size // plan.held
-    block = jax.lax.div(part, jnp.int32(parts))
-    within = jax.lax.rem(part, jnp.int32(parts)) * plan.held
-    # The warpgroups together take SHARE rows each at a time: a whole tile with two of them, half a
-    # tile with one. Steps count these turns, over the consecutive tiles of the block.
-    turns = ROWS // (SHARE * unit.compute)
-    first = tile_at(starts[row, block], plan) * turns
-    count = (starts[row, block + 1] - starts[row, block]) * turns
-
-    def compute():
-        batch, place = plan.order(row, block)
-        # rows of the scores are keys, columns are queries
-        keys = plgpu.load(
-            k_order.at[batch, pl.ds(place + within, unit.tile)],
-            layout=unit.layout.reduce(1),
-            optimized=False,
-        )
-        plgpu.barrier_wait(loaded)
-
-        def visit(slot, carry):
-            dk_acc, dv_acc = carry
-            lse, delta = (_load(sums_ring.at[slot, i, wg], unit, 0) for i in range(2))
-            queries = _load(order_ring.at[slot, wg], unit, 0)
-            scores = unit.product(k_own, row_ring.at[wg].at[slot].transpose((1, 0))) * (
-                plan.scale * LOG2_E
-            )
-            seen = spread(keys, scores.shape, 0) <= spread(queries, scores.shape, 1)
-            scores = jnp.where(seen, scores, MASKED)
-            weights = jnp.exp2(scores - spread(lse * LOG2_E, scores.shape, 1))
-            dv_acc = unit.add(dv_acc, weights.astype(d_ring.dtype), d_ring.at[wg].at[slot], 1)
-            d_weights = unit.product(v_own, d_ring.at[wg].at[slot].transpose((1, 0)))
-            d_scores = weights * (d_weights - spread(delta, scores.shape, 1))
-            return unit.add(
-                dk_acc, d_scores.astype(row_ring.dtype), row_ring.at[wg].at[slot], 0
-            ), dv_acc
-
-        start = unit.zero(0), unit.zero(1)
-        dk_acc, dv_acc = visits(0, count, filled, emptied, visit, start, plan.steps)
-        # every warpgroup writes its own sum: results are [E, parts, warpgroups, unit.tile, lanes]
-        held = row * (plan.blocks * parts) + part
-        own = pl.ds((held * unit.compute + wg) * unit.tile, unit.tile)
-        dk.at[own][...] = unit.value(dk_acc, 0) * plan.scale
-        dv.at[own][...] = unit.value(dv_acc, 1)
-
-    def copy():
-        # all warpgroups that compute read the same keys, which the copying one therefore fetches
-        mine = pl.ds(plan.key(row, block) + within, plan.held)
-        plgpu.copy_gmem_to_smem(k.at[mine], k_own.at[pl.ds(0, plan.held)], loaded)
-        plgpu.copy_gmem_to_smem(v.at[mine], v_own.at[pl.ds(0, plan.held)], loaded)
-        rings = (*row_slots(row_ring, d_ring, unit), sums_ring, order_ring)
-        sources = functools.partial(row_sources, rows, d_rows, sums, order, own=SHARE, unit=unit)
-        fetch(count, lambda step: sources(at=first + step), rings, filled, emptied, plan.steps)
-
-    specialise_warps(wg, unit, compute, copy)
-
-
 def _span(starts, plan: Plan):
     """(the first of a thread block's tiles, how many there are)."""
     row = jax.lax.axis_index("row")
@@ -402,12 +289,7 @@ def _mask(scores, queries, keys, unit):
 
     queries, keys: references to their orders.
     """
-    seen = spread(_load(keys, unit, 0), scores.shape, 1) <= spread(
-        _load(queries, unit, 1), scores.shape, 0
+    seen = spread(load(keys, unit, 0), scores.shape, 1) <= spread(
+        load(queries, unit, 1), scores.shape, 0
     )
     return jnp.where(seen, scores, MASKED)
-
-
-def _load(ref, unit, reduced: int):
-    """A vector in registers, in the layout of scores along the axis that is not ``reduced``."""
-    return plgpu.load(ref, layout=unit.layout.reduce(reduced), optimized=False)

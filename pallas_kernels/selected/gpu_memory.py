@@ -119,6 +119,11 @@ def key_rings(plan: Plan, dtype) -> list:
     return [keys, keys, plgpu.SMEM((plan.steps, PART), jnp.int32)]
 
 
+def load(ref, unit, reduced: int):
+    """A vector in registers, in the layout of scores along the axis that is not ``reduced``."""
+    return plgpu.load(ref, layout=unit.layout.reduce(reduced), optimized=False)
+
+
 # --- How arrays lie in memory ---------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ the block is read once for the whole tile. Every query then merges what its tile
 
 Dimensions: B rows, T queries, S places of keys, N query heads, K key/value heads, P lists per query
 (K or N), G = N / P query heads of a list, H head size, n picks, J blocks, C queries of a chunk, L
-tiles, R queries of a tile.
+tiles, R queries of a tile, U spans of tiles, S tiles of a span.
 """
 
 from __future__ import annotations
@@ -85,6 +85,52 @@ def tiles(picks: jax.Array, blocks: int, queries: int, multiple: int = 1) -> Til
     row = jnp.zeros_like(row).at[order].set(row).reshape(picks.shape)
     return Tiles(
         block, query.reshape(count, queries), row, jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
+    )
+
+
+class Spans(NamedTuple):
+    """The tiles of all blocks cut into spans: at most S consecutive tiles of one block each.
+
+    One thread block sums the gradients of keys over one span, so that a block which every query
+    chose (the first one, under NSA) keeps many of them busy.
+    """
+
+    # int32 [U]: the block of each span, in rising order.
+    block: jax.Array
+    # int32 [U] each: the span has the tiles from ``first`` to before ``last``.
+    first: jax.Array
+    last: jax.Array
+    # int32 [J + 1]: block j has the spans from starts[j] to before starts[j + 1]. The spans from
+    # starts[J] on are empty.
+    starts: jax.Array
+
+
+def span_count(count: int, blocks: int, most: int) -> int:
+    """U, the number of spans that is enough for any ``count`` tiles. most: S."""
+    # each block has at most one span that is not full
+    return min(count, count // most + blocks)
+
+
+def spans(starts: jax.Array, count: int, most: int) -> Spans:
+    """The spans of ``count`` tiles, of which block j has starts[j] to before starts[j + 1].
+
+    most: S. The number of spans does not depend on the tiles.
+    """
+    blocks = starts.shape[0] - 1
+    needed = -(-(starts[1:] - starts[:-1]) // most)
+    ends = jnp.cumsum(needed, dtype=jnp.int32)
+    number = jnp.arange(span_count(count, blocks, most), dtype=jnp.int32)
+    # spans past the last needed one get the last block
+    block = jnp.searchsorted(ends, number, side="right").clip(max=blocks - 1).astype(jnp.int32)
+    within = number - (ends - needed)[block]
+    first = starts[block] + within * most
+    last = jnp.minimum(first + most, starts[block + 1])
+    used = number < ends[-1]
+    return Spans(
+        block,
+        jnp.where(used, first, 0),
+        jnp.where(used, last, 0),
+        jnp.concatenate([jnp.zeros(1, jnp.int32), ends]),
     )
 
 

@@ -37,6 +37,8 @@ TARGETS = ("v5e", "v5p", "v6e")
 ELSEWHERE = "no kernel for this TPU"
 # How often the backward pass computes the weights.
 PASSES = 1
+# None: ``backward`` computes the gradients of keys and values too, chunk by chunk of the queries.
+BY_BLOCK = None
 # Numbers of tiles' blocks that fit the scalar memory beside what the compiler keeps there.
 MAX_TILES = 2**17
 LANES = 128

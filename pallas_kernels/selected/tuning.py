@@ -19,6 +19,9 @@ class TuningConfig:
     steps: int = 2
     # Consecutive tiles that one thread block of a GPU goes through.
     span: int = 8
+    # On GPU, most consecutive tiles of a block over which one thread block sums the gradients of
+    # keys and values. Each span has sums of its own in memory.
+    span_kv: int = 256
     # On GPU, "wgmma" (Hopper) or "tcgen05" (Blackwell).
     matrix_unit: str = "wgmma"
 

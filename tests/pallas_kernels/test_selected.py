@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.flash import reference as dense
 from pallas_kernels.selected import chunks, reference, tpu
 from pallas_kernels.selected.api import selected_attention
-from pallas_kernels.selected.tiles import tiles
+from pallas_kernels.selected.tiles import spans, tiles
 from pallas_kernels.selected.tuning import TuningConfig
 from pallas_kernels.tokens import sequences
 from tests.attention.rows import normal, relative
@@ -120,13 +120,15 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64, small_
 # the interpreter has no wgmma accumulators beside shared memory: its products are jnp's, all else
 # is as on the device
 @pytest.mark.parametrize(
-    "unit, heads, kv_heads, lists, size", [("wgmma", 3, 1, 1, 64), ("tcgen05", 2, 1, 2, 128)]
+    "unit, heads, kv_heads, lists, size, span_kv",
+    [("wgmma", 3, 1, 1, 64, 1), ("tcgen05", 2, 1, 2, 128, 4), ("wgmma", 16, 1, 1, 64, 2)],
 )
 @pytest.mark.quick(first=1)
 def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
-    x64, unit, heads, kv_heads, lists, size
+    x64, unit, heads, kv_heads, lists, size, span_kv
 ):
-    options = GPU | {"tuning": TuningConfig(chunk=128, span=2, matrix_unit=unit)}
+    sizes = TuningConfig(chunk=128, span=2, span_kv=span_kv, matrix_unit=unit)
+    options = GPU | {"tuning": sizes}
     check(
         heads,
         kv_heads,
@@ -199,6 +201,36 @@ def test_every_pick_is_in_one_row_of_a_tile_of_its_block(queries, multiple):
             found.block[own] == block
         )
     assert np.all(found.query[found.starts[-1] :] == len(picks))
+
+
+@pytest.mark.parametrize("most", [2, 1, 100])
+@pytest.mark.quick(first=1)
+def test_every_tile_is_in_one_span_of_its_block_and_every_span_in_one_turn(most):
+    picks = choose(1, 43, 1, 6, 3)[0, :, 0]
+    found = tiles(jnp.asarray(picks), 6, 2)
+    count = len(found.block)
+    cut_up = spans(found.starts, count, most)
+    for block in range(6):
+        own = range(cut_up.starts[block], cut_up.starts[block + 1])
+        assert all(int(cut_up.block[span]) == block for span in own)
+        assert all(cut_up.last[span] - cut_up.first[span] <= most for span in own)
+        held = [tile for span in own for tile in range(cut_up.first[span], cut_up.last[span])]
+        assert held == list(range(found.starts[block], found.starts[block + 1]))
+    used = int(cut_up.starts[-1])
+    begin = 0
+    seen = []
+    while begin < used:
+        query, mine, taken = chunks._turn(begin, cut_up, found.query, tiles=max(most, 7), spans=3)
+        assert taken > 0
+        for span in range(int(taken)):
+            at = int(cut_up.first[begin + span] - cut_up.first[begin])
+            assert int(mine.first[span]) == at and int(mine.block[span]) in range(6)
+            for tile in range(at, int(mine.last[span])):
+                seen.append(int(cut_up.first[begin]) + tile)
+                assert np.array_equal(query[tile], found.query[seen[-1]])
+        assert not np.any(mine.last[int(taken) :])
+        begin += int(taken)
+    assert seen == list(range(found.starts[-1]))
 
 
 def test_without_an_accelerator_the_definition_is_chosen(x64):
