@@ -147,6 +147,14 @@ class Run:
         config = self.config
         return self._that_fit(config.tasks, config.protocol, config.rollout.engine.prompt_length)
 
+    @functools.cached_property
+    def _demonstrated(self) -> Sequence[Task]:
+        """The tasks that demonstrations are made of."""
+        path, named = self.config.demonstrated()
+        if path == "tasks":
+            return self.tasks
+        return find_source(named, f"config.{path}").load(self.pool, self.workdir)
+
     def _tokenizer(self) -> Tokenizer:
         spec = self.config.tokenizer
         # a run that trained its tokenizer hands it on with its weights
@@ -206,12 +214,13 @@ class Run:
         )
 
     def demonstration(self, index: int) -> list[Segment]:
-        """Demonstration ``index`` of the training tasks; the same for the same config."""
+        """Demonstration ``index``; the same for the same config."""
         rng = random.Random(f"demonstration/{self.config.seed}/{index}")
         # without a warm start they still are what a tokenizer is trained on
         kind = self.config.sft.demonstration if self.config.sft else DemonstrationConfig()
-        config = self.config
-        return demonstrate(self.tasks[index], rng, kind, config.limits, config.documents)
+        limits = self.config.limits
+        documents = self.config.documents
+        return demonstrate(self._demonstrated[index], rng, kind, limits, documents)
 
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
         """The copy of a model that samples, in the rollout's dtype unless another is given."""

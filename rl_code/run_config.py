@@ -125,6 +125,8 @@ class SftConfig:
     # How many different demonstrations there are. Training goes through them again and again. Each
     # is cut to ``slots`` tokens.
     demonstrations: int = 60_000
+    # The source of the demonstrated tasks; None for the training tasks.
+    tasks: Named | None = None
     demonstration: DemonstrationConfig = DemonstrationConfig()
     # Rows of a batch.
     rows: int = 32
@@ -266,6 +268,12 @@ class RunConfig:
             object.__setattr__(self, name, section)
         self._check_agreement()
 
+    def demonstrated(self) -> tuple[str, Named]:
+        """The source of the tasks that are demonstrated: (its dotted key, what stands there)."""
+        if self.sft is not None and self.sft.tasks is not None:
+            return "sft.tasks", self.sft.tasks
+        return "tasks", self.tasks
+
     def _check_names(self) -> None:
         self.metrics.open_settings()  # a wrong name is found now, not after the warm start
         self.metrics.extra_functions()
@@ -300,15 +308,16 @@ class RunConfig:
     def _check_agreement(self) -> None:
         """Raises ValueError where sections contradict each other, which none of them can see."""
         train = self.train
-        demonstrated = find_source(self.tasks, "config.tasks").demonstrated
+        path, named = self.demonstrated()
+        demonstrated = find_source(named, f"config.{path}").demonstrated
         if self.tokenizer.source == "train" and not demonstrated:
             raise ValueError(
-                "tokenizer.source='train' trains on demonstrations, which "
-                f"tasks.name={self.tasks.name!r} lacks"
+                f"tokenizer.source='train' trains on demonstrations, which {path}.name="
+                f"{named.name!r} lacks"
             )
         if self.sft is not None and not demonstrated:
             raise ValueError(
-                f"sft trains on demonstrations, which tasks.name={self.tasks.name!r} lacks; "
+                f"sft trains on demonstrations, which {path}.name={named.name!r} lacks; "
                 "leave it out"
             )
         played = [("", self.limits, "rollout.engine", self.rollout.engine)]

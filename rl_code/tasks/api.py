@@ -15,7 +15,7 @@ from rl_code import named
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.tasks import evalplus, generated, humaneval, mbpp, records
+from rl_code.tasks import evalplus, generated, humaneval, lookup, mbpp, records
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen
 from rl_code.tasks.forms import Form
@@ -84,7 +84,57 @@ class Generated(Source):
             raise ValueError(f"{self.levels=} must be some of {sorted(generated.LEVELS)}")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        return GeneratedTasks(self.split, self.seed, self.levels)
+        return Stream(lambda i: generated.generate(self.split, self.seed, i, self.levels))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup(Source):
+    """An endless stream of functions whose constants stand in a few of many files, see
+    ``lookup``.
+    """
+
+    # "train", "validation" or "test".
+    split: str
+    # About how many tokens the files take together.
+    tokens: int
+    # The most files; short tasks have fewer.
+    files: int = 10
+    # How many of the files matter: each defines one of the constants that the function needs.
+    matter: int = 2
+    # Tokens of a file for each constant that it defines; the rest are functions.
+    spacing: int = 50
+    # Another seed gives another stream of tasks.
+    seed: int = 0
+    # A curriculum: pairs of (tokens, tasks). So many tasks at the start of the stream have so many
+    # tokens, pair by pair; those after them have ``tokens``.
+    first: tuple[tuple[int, int], ...] = ()
+
+    endless: ClassVar[bool] = True
+    demonstrated: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_split(self.split)
+        for tokens in (self.tokens, *(tokens for tokens, _ in self.first)):
+            self._size(tokens)
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        return Stream(self._task)
+
+    def _task(self, index: int) -> Task:
+        size = self._size(self._tokens(index))
+        return lookup.generate(self.split, self.seed, index, size)
+
+    def _tokens(self, index: int) -> int:
+        """How many tokens the files of a task take."""
+        end = 0
+        for tokens, tasks in self.first:
+            end += tasks
+            if index < end:
+                return tokens
+        return self.tokens
+
+    def _size(self, tokens: int) -> lookup.Size:
+        return lookup.Size(tokens, self.files, self.matter, self.spacing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +234,7 @@ class Records(Source):
 
 SOURCES: dict[str, type[Source]] = {
     "generated": Generated,
+    "lookup": Lookup,
     "mbpp": Mbpp,
     "humaneval": HumanEval,
     "evalplus": EvalPlus,
@@ -191,13 +242,14 @@ SOURCES: dict[str, type[Source]] = {
 }
 
 
-class GeneratedTasks(Sequence[Task]):
-    """The generated stream as a sequence of STREAM_LENGTH tasks, each made when it is asked for."""
+class Stream(Sequence[Task]):
+    """An endless stream as a sequence of STREAM_LENGTH tasks, each made when it is asked for.
 
-    def __init__(self, split: str, seed: int, levels: Sequence[int]):
-        self._make = functools.lru_cache(1024)(
-            lambda index: generated.generate(split, seed, index, levels)
-        )
+    make: the task of a number.
+    """
+
+    def __init__(self, make: Callable[[int], Task]):
+        self._make = functools.lru_cache(1024)(make)
 
     def __len__(self) -> int:
         return STREAM_LENGTH

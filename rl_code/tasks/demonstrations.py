@@ -1,4 +1,5 @@
-"""Imperfect demonstrations of generated tasks, written like an episode in the compact protocol.
+"""Imperfect demonstrations of tasks that are made up here, written like an episode in the compact
+protocol.
 
 They teach the form of an episode and a variety of attempts. To find a good policy is left to
 reinforcement learning. What the tests say is computed from the operations themselves, so nothing is
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rl_code.documents import DocumentsConfig
 from rl_code.environment.parts import Part, answer_parts, prompt_parts
@@ -19,6 +20,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
+from rl_code.tasks import lookup
 from rl_code.tasks.operations import OPERATIONS, Failure
 from rl_code.tasks.programs import Program, evaluate, source, wrong_version
 from rl_code.types import Limits, Task, ToolCall, ToolResult
@@ -50,6 +52,29 @@ class DemonstrationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class Kind:
+    """How the tasks of a source are attempted."""
+
+    # The text of ``Task.path`` that is an attempt.
+    text: Callable[[Task, Program], str]
+    # A plausible mistake.
+    wrong: Callable[[Task, random.Random], Program]
+
+
+# By the source of a task, ``task.meta["source"]``.
+KINDS = {
+    "generated": Kind(
+        text=lambda task, attempt: source(attempt, OPERATIONS[task.meta["program"][0][0]].takes),
+        wrong=lambda task, rng: wrong_version(task.meta["program"], rng),
+    ),
+    "lookup": Kind(
+        text=lambda task, attempt: lookup.file_text(attempt, task.meta["names"]),
+        wrong=lookup.wrong_lookup,
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
 class Segment:
     """A span of an episode's text. Each is tokenised on its own."""
 
@@ -77,27 +102,30 @@ def demonstrate(
     limits: Limits,
     documents: DocumentsConfig | None = None,
 ) -> list[Segment]:
-    """One episode of a generated task, prompt first; no attempt is made twice.
+    """One episode of a task, prompt first; no attempt is made twice.
 
     documents: which parts of the texts are documents; None for none.
 
     It keeps to the turns and test runs of ``limits``; budgets of tokens are ignored. Raises
-    ValueError for a task that is not generated, or when ``limits`` leave no room for a first
-    attempt.
+    ValueError for a task of a source that is not in KINDS, or when ``limits`` leave no room for a
+    first attempt.
     """
-    if task.meta.get("source") != "generated":
+    if task.meta.get("source") not in KINDS:
         raise ValueError(
-            f"{task.id}: only generated tasks can be demonstrated, not {task.meta.get('source')!r}"
+            f"{task.id}: only tasks of {', '.join(KINDS)} can be demonstrated, not "
+            f"{task.meta.get('source')!r}"
         )
+    kind = KINDS[task.meta["source"]]
     if limits.turns < 1:
         raise ValueError(f"{limits.turns=} must be at least 1")
     segments = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents))
     tried = {task.meta["program"], task.meta["broken"]}
     turns = limits.turns
-    runs = limits.test_runs
+    # without a visible test a run tells nothing
+    runs = limits.test_runs if len(task.visible_tests) else 0
     while True:
-        attempt = _attempt(task, rng, config, tried)
-        content = source(attempt, OPERATIONS[task.meta["program"][0][0]].takes)
+        attempt = _attempt(task, kind, rng, config, tried)
+        content = kind.text(task, attempt)
         write = ToolCall("write_file", {"path": task.path, "content": content})
         if turns < 2 or runs < 1 or rng.random() >= config.p_test:
             return [*segments, _message(write, _SUBMIT)]
@@ -122,16 +150,19 @@ def _message(*calls: ToolCall) -> Segment:
 
 
 def _attempt(
-    task: Task, rng: random.Random, config: DemonstrationConfig, tried: set[Program]
+    task: Task,
+    kind: Kind,
+    rng: random.Random,
+    config: DemonstrationConfig,
+    tried: set[Program],
 ) -> Program:
-    program = task.meta["program"]
     if rng.random() >= config.p_right:
         for _ in range(_TRIES):
-            wrong = wrong_version(program, rng)
+            wrong = kind.wrong(task, rng)
             if wrong not in tried:
                 tried.add(wrong)
                 return wrong
-    return program
+    return task.meta["program"]
 
 
 def _failures(task: Task, attempt: Program) -> Sequence[str]:

@@ -1,0 +1,205 @@
+"""Lookup tasks: reproducible, decided by their tests, and solved only by who reads the modules."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.tokenizer import Tokenizer
+from rl_code.environment.parts import content_parts
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.tools.api import find_tools
+from rl_code.named import Named
+from rl_code.read_config import ConfigError
+from rl_code.tasks import lookup
+from rl_code.tasks.api import find_source
+from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
+from rl_code.tasks.lookup import VALUES, Size, file_text, generate, one_wrong
+from rl_code.tasks.programs import SPLITS, evaluate, split_of
+from rl_code.types import Limits, Task
+
+LIMITS = Limits(turns=1, tokens=6000, turn_tokens=96, test_runs=3, command_s=5.0)
+SHORT = Size(tokens=300, files=6, matter=2, spacing=30)
+LONG = Size(tokens=4000, files=10, matter=2, spacing=50)
+
+_FINGERPRINT = """
+import hashlib
+from rl_code.tasks.lookup import Size, generate
+tasks = [generate(split, 7, i, Size(300, 6, 2, 30)) for split in ("train", "validation", "test") for i in range(5)]
+print(hashlib.sha256(repr(tasks).encode()).hexdigest())
+"""
+
+
+def documents(task: Task) -> list[str]:
+    parts = content_parts(task.messages[0]["content"])
+    return [text for text, is_document in parts if is_document]
+
+
+def prompt(task: Task) -> str:
+    return "".join(text for text, _ in content_parts(task.messages[0]["content"]))
+
+
+def passes(task: Task, text: str) -> bool:
+    """Whether a file's text passes the hidden tests. The texts are this repository's own."""
+    names: dict = {}
+    try:
+        exec(text, names)
+        return all(names["f"](*case.args) == case.expected for case in task.hidden_tests.cases)
+    except TypeError:  # a constant is still ``...``
+        return False
+
+
+def read(task: Task) -> dict[str, int]:
+    """The constants that the modules define, by running their texts."""
+    found: dict[str, int] = {}
+    for text in documents(task):
+        names: dict = {}
+        exec(text, names)
+        own = {name: value for name, value in names.items() if isinstance(value, int)}
+        assert not own.keys() & found.keys(), "a constant is defined once"
+        found |= own
+    return found
+
+
+def test_the_same_arguments_give_the_same_task_in_every_process():
+    here = [generate(split, 7, i, SHORT) for split in SPLITS for i in range(5)]
+    path = os.pathsep.join(filter(None, sys.path))
+    out = subprocess.run(
+        [sys.executable, "-c", _FINGERPRINT],
+        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.strip() == hashlib.sha256(repr(here).encode()).hexdigest()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(1, 6), st.integers(50, 900))
+def test_what_the_modules_say_solves_a_task_and_nothing_else_does(split, index, matter, tokens):
+    task = generate(split, 0, index, Size(tokens, 6, matter, 30))
+    (asked,) = task.files.values()
+    assert asked in prompt(task) and not passes(task, asked)
+    assert passes(task, task.reference[task.path])
+    # a reader finds every constant in the modules, each in another one
+    known = read(task)
+    filled = asked
+    places = set()
+    for name in task.meta["names"]:
+        filled = filled.replace(f"{name} = ...\n", f"{name} = {known[name]}\n")
+        places |= {i for i, text in enumerate(documents(task)) if f"\n{name} = " in text}
+    assert filled == task.reference[task.path] and len(places) == matter
+    # any other value of one constant fails
+    program = task.meta["program"]
+    assert split_of(tuple(name for name, _ in program)) == split
+    for rival in random.Random(index).sample([*one_wrong(program)], 10):
+        assert not passes(task, file_text(rival, task.meta["names"]))
+
+
+def test_who_reads_no_module_solves_next_to_nothing():
+    # the best guess of all: the pair of values that solves most tasks
+    rng = random.Random(0)
+    tasks = [generate("train", 1, i, SHORT) for i in range(100)]
+    guesses = [(k, rng.choice(VALUES)) for k in VALUES for _ in range(3)]
+    solved = [
+        sum(solves(task, [k for _, k in task.meta["program"]], guess) for task in tasks)
+        for guess in guesses
+    ]
+    assert max(solved) <= 2 and sum(solved) / len(guesses) < 0.05
+    # a function that reads no constant at all, such as one that returns its input
+    assert not any(passes(task, "def f(xs):\n    return xs\n") for task in tasks)
+
+
+def solves(task: Task, right: list[int], guess: tuple[int, ...]) -> bool:
+    """Whether the values of a guess solve a task."""
+    # one wrong value fails, as shown above, so only what is wrong twice has to be tried
+    if sum(k != value for k, value in zip(right, guess, strict=True)) == 1:
+        return False
+    names = [name for name, _ in task.meta["program"]]
+    program = tuple(zip(names, guess, strict=True))
+    return all(evaluate(program, c.args[0]) == c.expected for c in task.hidden_tests.cases)
+
+
+def test_a_solution_has_nothing_to_import():
+    task = generate("test", 0, 0, SHORT)
+    assert set(task.files) == {task.path} and len(task.visible_tests) == 0
+
+
+def test_splits_share_no_composition_and_training_has_every_operation():
+    found = {
+        split: {tuple(sorted(task.meta["template"].split("+"))) for task in some(split)}
+        for split in SPLITS
+    }
+    assert not found["train"] & (found["validation"] | found["test"])
+    assert not found["validation"] & found["test"]
+    assert {name for names in found["train"] for name in names} == set(lookup.STEPS)
+    assert min(len(names) for names in found.values()) >= 5
+
+
+def some(split: str, count: int = 150) -> list[Task]:
+    return [generate(split, 0, i, Size(60, 2, 2, 30)) for i in range(count)]
+
+
+def test_tasks_have_the_length_that_was_asked_for_in_tokens_of_their_own_tokenizer():
+    compact, tools = Compact(), find_tools()
+    tasks = [generate("train", 0, i, LONG) for i in range(20)]
+    texts = [compact.message(text_calls(task), tools) + prompt(task) for task in tasks]
+    tokenizer = Tokenizer.train(texts, 704, Compact.SPECIAL_TOKENS)
+    lengths = [len(tokenizer.encode("".join(documents(task)))) for task in tasks]
+    assert 0.9 * LONG.tokens < min(lengths) and max(lengths) < 1.1 * LONG.tokens
+
+
+def text_calls(task: Task):
+    config = DemonstrationConfig(p_right=1.0)
+    segments = demonstrate(task, random.Random(0), config, LIMITS)
+    return Compact().parse(segments[-1].text.removesuffix("<|eot|>"), task, find_tools())
+
+
+@pytest.mark.parametrize("p_right", [0.0, 1.0])
+def test_a_demonstration_is_one_message_that_is_right_or_mistakes_one_constant(p_right):
+    task = generate("train", 0, 3, SHORT)
+    config = DemonstrationConfig(p_right=p_right, p_test=1.0)
+    segments = demonstrate(task, random.Random(0), config, LIMITS)
+    assert [segment.sampled for segment in segments] == [False, True]
+    write, submit = Compact().parse(segments[-1].text.removesuffix("<|eot|>"), task, find_tools())
+    assert submit.name == "submit"
+    assert passes(task, write.arguments["content"]) == (p_right == 1.0)
+    # the mistake is a constant of another name
+    values = {line.split(" = ")[1] for line in write.arguments["content"].splitlines()[:2]}
+    assert values <= {str(value) for value in read(task).values()}
+
+
+def test_the_first_tasks_of_a_curriculum_are_short():
+    settings = dict(split="train", tokens=400, files=8, first=((60, 3), (120, 2)))
+    tasks = find_source(Named("lookup", settings), "tasks").load(None, None)
+    lengths = [lookup.token_count("".join(documents(tasks[i]))) for i in range(6)]
+    for length, wanted in zip(lengths, (60, 60, 60, 120, 120, 400), strict=True):
+        assert wanted <= length < wanted + 120
+    plain = find_source(Named("lookup", settings | dict(first=())), "tasks").load(None, None)
+    assert plain[5] == tasks[5] and plain[0] != tasks[0]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(split="dev"),
+        dict(matter=0),
+        dict(matter=11),
+        dict(files=99),
+        dict(spacing=0),
+        dict(tokens=10**6),
+        dict(first=((0, 10),)),
+    ],
+)
+def test_a_wrong_setting_is_named_when_the_config_is_built(wrong):
+    settings = dict(split="train", tokens=400) | wrong
+    (name,) = wrong
+    with pytest.raises(ConfigError, match="tokens" if name == "first" else name):
+        find_source(Named("lookup", settings), "config.tasks")
