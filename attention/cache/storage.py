@@ -23,6 +23,13 @@ _OPTIONS = {
 }
 
 
+# The record of a folder, and what describes an array in its own folder.
+META = "meta.json"
+_DESCRIPTION = "zarr.json"
+# The number of what is in a record; folders of another one count as corrupted.
+FORMAT = 2
+
+
 class CorruptedFile(RuntimeError):
     """What was read is not what was written."""
 
@@ -117,9 +124,12 @@ def save(path: Path, arrays: dict[str, np.ndarray], meta: dict) -> None:
         writes.append(store.write(array))
     for pending in writes:
         pending.result()
-    text = json.dumps({"arrays": sorted(arrays), **meta}, sort_keys=True)
     draft.mkdir(parents=True, exist_ok=True)
-    (draft / "meta.json").write_text(f"{zlib.crc32(text.encode()):08x}{text}")
+    # The chunks have checksums of their own. What says their shapes and dtypes has none: a single
+    # changed bit there could give an empty array. The record, which has one, holds theirs.
+    checksums = {name: _checksum((draft / name / _DESCRIPTION).read_bytes()) for name in arrays}
+    text = json.dumps({"format": FORMAT, "arrays": checksums, **meta}, sort_keys=True)
+    (draft / META).write_text(f"{_checksum(text.encode())}{text}")
     shutil.rmtree(path, ignore_errors=True)
     os.replace(draft, path)
 
@@ -127,20 +137,26 @@ def save(path: Path, arrays: dict[str, np.ndarray], meta: dict) -> None:
 def load_meta(path: Path) -> dict:
     """The record of a folder. Raises CorruptedFile."""
     try:
-        text = (path / "meta.json").read_text()
+        text = (path / META).read_text()
         checksum = text[:8]
         text = text[8:]
-        if f"{zlib.crc32(text.encode()):08x}" != checksum:
+        if _checksum(text.encode()) != checksum:
             raise ValueError(f"{checksum=} is not that of the text")
-        return json.loads(text)
+        meta = json.loads(text)
+        if meta.get("format") != FORMAT:
+            raise ValueError(f"format={meta.get('format')}, expected {FORMAT}")
+        return meta
     except (OSError, ValueError) as error:
-        raise CorruptedFile(f"{path / 'meta.json'}: {error}") from error
+        raise CorruptedFile(f"{path / META}: {error}") from error
 
 
 def load(path: Path) -> tuple[dict[str, np.ndarray], dict]:
     """(arrays, record) of a folder. Raises CorruptedFile."""
     meta = load_meta(path)
     try:
+        for name, checksum in meta["arrays"].items():
+            if _checksum((path / name / _DESCRIPTION).read_bytes()) != checksum:
+                raise ValueError(f"{name}/{_DESCRIPTION} is not what was written")
         stores = {
             name: tensorstore.open(
                 {**_OPTIONS, "kvstore": {"driver": "file", "path": str(path / name)}}, open=True
@@ -149,5 +165,9 @@ def load(path: Path) -> tuple[dict[str, np.ndarray], dict]:
         }
         reads = {name: store.read() for name, store in stores.items()}
         return {name: pending.result() for name, pending in reads.items()}, meta
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise CorruptedFile(f"{path}: {error}") from error
+
+
+def _checksum(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"

@@ -4,6 +4,7 @@ noticed.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 
 from attention.cache.document_store import Budgets, DocumentStore
 from attention.cache.documents import DocumentKV, Fingerprint, StaleDocument, fingerprint_tokens
-from attention.cache.storage import CorruptedFile
+from attention.cache.storage import CorruptedFile, load
 
 # bytes of a document: two pages, main and compressed, bfloat16
 ONE = 2 * 2 * 1 * 4 * 2 * 2 + 2 * 2 * 1 * 2 * 2 * 2
@@ -137,6 +138,85 @@ def test_corrupted_files_are_noticed_and_encoded_again(tmp_path):
     (tmp_path / fingerprint_tokens(tokens(9)) / "meta.json").write_text("")
     # one that cannot be read is not counted in
     assert store(tmp_path).metrics()["documents/corrupted"] == 1
+
+
+def test_every_changed_bit_of_the_shapes_is_noticed(tmp_path):
+    documents = store(tmp_path)
+    documents.put(document(0), "disk")
+    path = tmp_path / fingerprint_tokens(tokens(0)) / "0.main.k" / "zarr.json"
+    original = path.read_bytes()
+    # a shape of another length gives an empty array or one that is cut
+    shape = original.index(b'"shape":') + len(b'"shape":')
+    for at in range(shape, original.index(b"]", shape)):
+        for bit in range(8):
+            changed = bytearray(original)
+            changed[at] ^= 1 << bit
+            path.write_bytes(changed)
+            with pytest.raises(CorruptedFile, match=r"0\.main\.k/zarr\.json is not what was"):
+                load(path.parents[1])
+    path.write_bytes(original)
+    assert same(documents.get(tokens(0)), 0)
+
+
+def test_what_is_not_a_documents_is_left_as_it_is(tmp_path):
+    documents = store(tmp_path)
+    documents.put(document(0), "disk")
+    name = fingerprint_tokens(tokens(1))
+    others = [tmp_path / "notes" / "a.txt", tmp_path / "stray.txt", tmp_path / name / "mine.txt"]
+    others += [tmp_path / fingerprint_tokens(tokens(2)), tmp_path / f".{name}" / "meta.json"]
+    for path in others:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("kept")
+    # folders of documents: one never completed, one that cannot be read
+    draft = tmp_path / f".{fingerprint_tokens(tokens(3))}.draft"
+    damaged = tmp_path / fingerprint_tokens(tokens(4))
+    for path in (draft, damaged):
+        (path / "0.main.k").mkdir(parents=True)
+    again = store(tmp_path)
+    assert [path.read_text() for path in others] == ["kept"] * len(others)
+    assert not draft.exists() and not damaged.exists()
+    assert tiers(again, 5) == "f----" and same(again.get(tokens(0)), 0)
+    assert again.metrics()["documents/corrupted"] == 1
+
+
+def test_a_store_keeps_to_its_budget_on_disk_from_the_start(tmp_path):
+    documents = store(tmp_path)
+    for number in range(4):
+        documents.put(document(number), "disk")
+        path = tmp_path / fingerprint_tokens(tokens(number))
+        os.utime(path, (number, number))
+    documents.get(tokens(0))  # the most recently used now
+    again = store(tmp_path, disk=2 * ONE)
+    assert tiers(again, 4) == "f--f" and again.metrics()["documents/disk_bytes"] == 2 * ONE
+    assert len(list(tmp_path.iterdir())) == 2
+    # documents of other weights leave first, however recently they were used
+    other = store(tmp_path, weights="new", disk=2 * ONE)
+    other.put(document(1, "new"), "disk")
+    os.utime(tmp_path / fingerprint_tokens(tokens(1)), (1, 1))
+    assert tiers(store(tmp_path, weights="new", disk=ONE), 4) == "-f--"
+
+
+@pytest.mark.parametrize("how", ["weights", "damage"])
+def test_a_document_that_is_put_again_replaces_its_file_when_it_leaves_memory(tmp_path, how):
+    weights = "older" if how == "weights" else "w"
+    store(tmp_path, weights=weights).put(document(0, weights), "disk")
+    documents = store(tmp_path, host=0)
+    if how == "damage":
+        flip(tmp_path / fingerprint_tokens(tokens(0)))
+    documents.put(document(0))
+    documents.evict("device")
+    assert tiers(documents, 1) == "f"
+    assert same(documents.get(tokens(0)), 0)
+
+
+def test_a_file_of_other_weights_is_encoded_again_if_that_is_possible(tmp_path):
+    store(tmp_path, weights="older").put(document(0, "older"), "disk")
+    documents = store(tmp_path, encode=lambda ids: document(ids[0]))
+    assert same(documents.get(tokens(0)), 0)
+    assert documents.metrics()["documents/encoded"] == 1
+    documents.evict("device")
+    documents.evict("host")
+    assert same(store(tmp_path).get(tokens(0)), 0)
 
 
 def test_documents_of_other_weights_or_tokens_are_refused(tmp_path):
