@@ -154,7 +154,7 @@ class HumanEval(Source):
 class Mbpp(Source):
     """MBPP by split."""
 
-    # "train", "validation" or "test".
+    # "train", "validation", "test", or "prompt": the ten tasks that MBPP keeps for examples.
     split: str
     # The file mbpp.jsonl.
     path: str
@@ -169,12 +169,13 @@ class Mbpp(Source):
     duplicates: DuplicateConfig | None = None
 
     def __post_init__(self) -> None:
-        _check_split(self.split)
+        if self.split not in mbpp.SPLITS:
+            raise ValueError(f"{self.split=} is not one of {', '.join(mbpp.SPLITS)}")
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         every = mbpp.load(self.path, self.form, self.visible)
         tasks = [task for task in every if task.meta["split"] == self.split]
-        later = SPLITS[SPLITS.index(self.split) + 1 :]
+        later = SPLITS[SPLITS.index(self.split) + 1 :] if self.split in SPLITS else ()
         if self.duplicates is not None and later:
             others = [task for task in every if task.meta["split"] in later] + humaneval.load()
             near = {pair.task for pair in near_duplicates(tasks, others, self.duplicates)}
