@@ -5,6 +5,7 @@ Dimensions: B rows, T tokens, D model.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -15,11 +16,13 @@ from jaxtyping import Array, Float, Int
 from attention.cache import gathered
 from attention.cache.documents import DocumentKV, encode_document, fingerprint_weights
 from attention.cache.paged import PagedCache, attend, init_cache, page_size, write
-from attention.cache.tables import Pages, Tables, sequence_pages
+from attention.cache.tables import Pages, sequence_pages
 from attention.methods.method import Keys, Method, Parameters
 from models.functions import rope
 from models.layers import Layers
+from models.sharding import per_shard
 from models.transformer import ModelConfig, Transformer
+from pallas_kernels.tokens import Tokens
 
 
 def model_cache(
@@ -75,7 +78,6 @@ def forward(
     have been written. pages: the rows as they are with these tokens in them.
     """
     seen, positions = pages.at(places)
-    rotate = functools.partial(rope, config=model.config)
     x = model.embed_tokens(tokens)
     for index, (layer, parameters) in enumerate(model.unstacked()):
 
@@ -83,11 +85,10 @@ def forward(
             nonlocal cache
             method = cache.methods[index]
             q, new, inputs = new_keys(model, method, parameters, layer, y, positions, cache.rotated)
-            # written before they are read, since a token sees itself and those of its chunk
-            cache = write(
-                cache, index, pages.tables, places, new, parameters=parameters, rotate=rotate
+            out, cache = _write_and_attend(
+                model, cache, index, parameters, (q, new, inputs), places, seen, pages
             )
-            return attend(cache, index, q, seen, pages, inputs=inputs, rotate=rotate)
+            return out
 
         x = model.block(layer, x, attention)
     return model.finish(x), cache
@@ -121,7 +122,6 @@ def decode_token(
         seen = pages.at(places[:, None])[0]
     # a row that has ended computes something at position 0, which is not written
     positions = jnp.maximum(places, 0)[:, None]
-    rotate = functools.partial(rope, config=model.config)
     x = model.embed_tokens(tokens[:, None])
     gathers = dict(gathers)
     for index, (layer, parameters) in enumerate(layers or model.unstacked()):
@@ -135,12 +135,61 @@ def decode_token(
                 own = tuple(x[:, 0] for x in new["main"])
                 gathers[index] = gathered.write(gathers[index], rows, places, own)
                 return gathered.attend(gathers[index], rows, q[:, 0], places)[:, None]
-            at = Tables.same(tables), places[:, None]
-            cache = write(cache, index, *at, new, parameters=parameters, rotate=rotate)
-            return attend(cache, index, q, seen, pages, inputs=inputs, rotate=rotate)
+            out, cache = _write_and_attend(
+                model, cache, index, parameters, (q, new, inputs), places[:, None], seen, pages
+            )
+            return out
 
         x = model.block(layer, x, attention)
     return model.finish(x)[:, 0], cache, gathers
+
+
+# The logical axes of heads [B, T, heads, H], and of what a layer keeps in pages. A row's pages are
+# anywhere in the cache, so rows and pages are not cut here.
+_HEADS = (None, None, "heads", None)
+_KV_HEADS = (None, None, "kv_heads", None)
+_PAGES = (None, "kv_heads")
+
+
+def _write_and_attend(
+    model: Transformer,
+    cache: PagedCache,
+    index: int,
+    parameters: Parameters,
+    found: tuple[jax.Array, Keys, jax.Array | None],
+    places: Int[Array, "B T"],
+    seen: Tokens,
+    pages: Pages,
+) -> tuple[Float[Array, "B T N H"], PagedCache]:
+    """Writes the new keys of a layer and attends to all: (the result, the cache with the keys).
+
+    Under a mesh every device has its own heads: kernels cannot be cut by the compiler.
+
+    found: from ``new_keys``. places: of the new tokens. seen: these tokens, as attention sees them.
+    """
+    q, new, inputs = found
+    method = cache.methods[index]
+    axes = {name: p.axes for name, p in method.parameters(model.config.layer_shape).items()}
+
+    def own(layer, parameters, q, new, places, seen, pages, *extra):
+        # a cache of this layer alone, with the heads of this device
+        mine = dataclasses.replace(cache, layers=(layer,), methods=(method,))
+        rotate = functools.partial(rope, config=model.config)
+        # written before they are read, since a token sees itself and those of its chunk
+        mine = write(mine, 0, pages.tables, places, new, parameters=parameters, rotate=rotate)
+        (inputs,) = extra or (None,)
+        out = attend(mine, 0, q, seen, pages, inputs=inputs, rotate=rotate)
+        return out, mine.layers[0]
+
+    # ``inputs`` is an argument only for a method that has any
+    extra = () if inputs is None else (inputs,)
+    mapped = per_shard(
+        own,
+        (_PAGES, axes, _HEADS, _KV_HEADS, (), (), (), *(_HEADS for _ in extra)),
+        (_HEADS, _PAGES),
+    )
+    out, layer = mapped(cache.layers[index], parameters, q, new, places, seen, pages, *extra)
+    return out, cache.with_layer(index, layer)
 
 
 def gather_pages(

@@ -6,13 +6,21 @@ devices they are split.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+)
 
 MESH_AXES = ("data", "tensor")
 
@@ -75,6 +83,23 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     )
 
 
+def abstract_mesh(config: MeshConfig, device: AbstractDevice) -> AbstractMesh:
+    """A mesh of devices that need not be here, to trace programs for them.
+
+    config: with a number for ``data``. device: its platform decides which kernels they have.
+    """
+    auto = (AxisType.Auto,) * len(MESH_AXES)
+    sizes = (config.data, config.tensor)
+    return AbstractMesh(sizes, MESH_AXES, axis_types=auto, abstract_device=device)
+
+
+def use_mesh(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager:
+    """The context in which programs on a mesh are run, or on an abstract one are traced."""
+    if isinstance(mesh, AbstractMesh):
+        return jax.sharding.use_abstract_mesh(mesh)
+    return jax.set_mesh(mesh)
+
+
 def partition_spec(logical_axes: Sequence[str | None]) -> PartitionSpec:
     """PartitionSpec of an array whose dimensions have these logical axes; an axis without a rule is
     a KeyError.
@@ -82,7 +107,7 @@ def partition_spec(logical_axes: Sequence[str | None]) -> PartitionSpec:
     return PartitionSpec(*(None if axis is None else RULES[axis] for axis in logical_axes))
 
 
-def parameter_shardings(model: nnx.Module, mesh: Mesh) -> nnx.Module:
+def parameter_shardings(model: nnx.Module, mesh: Mesh | AbstractMesh) -> nnx.Module:
     """The pytree of NamedShardings that belongs to a (concrete or abstract) model's parameters.
 
     Raises ValueError naming the parameter when a dimension is not divisible by its mesh axis.
@@ -107,17 +132,39 @@ def parameter_shardings(model: nnx.Module, mesh: Mesh) -> nnx.Module:
 def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
     """A function that every device runs on its own part of the arguments.
 
-    It is for code that loops over rows or heads. in_axes, out_axes: the logical axes of arguments
-    and results, as prefixes of their pytrees like the specs of ``jax.shard_map``. Without a mesh
-    (``jax.set_mesh``), and inside another shard_map, it is the function itself.
+    It is for code that loops over rows or heads, and for kernels, which XLA cannot cut. Without a
+    mesh (``jax.set_mesh``) it is the function itself. Inside another shard_map it cuts over those
+    axes of the mesh that the other one has left to the compiler; the arguments are then the other
+    one's parts.
+
+    in_axes, out_axes: the logical axes of arguments and results, as prefixes of their pytrees like
+      the specs of ``jax.shard_map``.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    free = {name for name, kind in kinds if kind != AxisType.Manual}
+    if not free:
         return function
-    specs = (tuple(partition_spec(axes) for axes in in_axes), partition_spec(out_axes))
+
+    def spec(axes: Sequence[str | None]) -> PartitionSpec:
+        return PartitionSpec(*(name if name in free else None for name in partition_spec(axes)))
+
+    def specs(tree: Any) -> Any:
+        return jax.tree.map(spec, tree, is_leaf=_is_axes)
+
     return jax.shard_map(
-        function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False
+        function,
+        mesh=mesh,
+        in_specs=tuple(specs(axes) for axes in in_axes),
+        out_specs=specs(out_axes),
+        axis_names=free,
+        check_vma=False,
     )
+
+
+def _is_axes(x: Any) -> bool:
+    """Whether x is the logical axes of one array, and not a tuple of several."""
+    return isinstance(x, tuple) and all(axis is None or isinstance(axis, str) for axis in x)
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:

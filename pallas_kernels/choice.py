@@ -10,6 +10,8 @@ from typing import Any
 import jax
 
 REFERENCE = "reference"
+# The compute capability of GPUs by a part of their names, where the process has no GPU to ask.
+_CAPABILITIES = {"B200": "10.0", "H100": "9.0", "H200": "9.0"}
 
 
 def choose(
@@ -48,12 +50,14 @@ def device(implementation: str) -> str:
 
 
 def here() -> str:
-    """The platform of the process: "cpu", "tpu", "hopper" or "blackwell".
+    """The platform that programs are traced for: "cpu", "tpu", "hopper" or "blackwell".
 
-    For any other GPU it is "gpu" and its compute capability, as "gpu 8.0".
+    For any other GPU it is "gpu" and its compute capability, as "gpu 8.0". It is the platform of
+    the mesh that is set (``jax.set_mesh``), whose devices need not be here, or that of the process.
     """
-    backend = jax.default_backend()
-    if backend != "gpu":
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    backend = jax.default_backend() if device is None else device.platform
+    if backend not in ("gpu", "cuda"):
         return backend
     major = _capability().split(".")[0]
     return {"9": "hopper", "10": "blackwell"}.get(major, f"gpu {_capability()}")
@@ -91,5 +95,13 @@ def dtype_obstacle(found: set[str], dtypes: Sequence[str]) -> str | None:
 
 
 def _capability() -> str:
-    """Compute capability of the GPU at hand; Hopper's if there is none, for the interpreter."""
-    return getattr(jax.devices()[0], "compute_capability", "9.0")
+    """Compute capability of the GPU at hand, or of the one that the mesh names.
+
+    Hopper's if there is none, for the interpreter.
+    """
+    found = getattr(jax.devices()[0], "compute_capability", None)
+    if found is not None:
+        return found
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    name = "" if device is None else device.device_kind.upper()
+    return next((given for part, given in _CAPABILITIES.items() if part in name), "9.0")

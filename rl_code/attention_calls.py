@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from absl import logging
 
 from attention.implementations import XLA, CallShape, Implementation, implementations
 from models.sharding import MeshConfig
 from models.transformer import ModelConfig
+from pallas_kernels import choice
 from rl_code.run_config import RunConfig
 
 
@@ -25,17 +26,21 @@ def attention_calls(
     sample = implementations(methods, _shape(config, model, mesh), sampling, platform)
     # both have the same calls in the same order
     return [
-        ours if ours.phase == "train" else _on_mesh(theirs, mesh)
+        ours if ours.phase == "train" else theirs
         for ours, theirs in zip(train, sample, strict=True)
     ]
 
 
-def _on_mesh(call: Implementation, mesh: MeshConfig) -> Implementation:
-    """The engine cuts its rows over ``data`` and leaves heads to XLA, which cannot cut a kernel."""
-    if call.implementation == XLA or (mesh.data, mesh.tensor) == (1, 1):
-        return call
-    reason = f"the engine's programs on data={mesh.data}, tensor={mesh.tensor} are cut by XLA"
-    return dataclasses.replace(call, implementation=XLA, reason=reason)
+def log_attention(config: RunConfig, model: ModelConfig, platform: str | None = None) -> None:
+    """Logs what each attention call takes; on an accelerator, a call without a kernel as a warning.
+
+    Arguments as for ``attention_calls``.
+    """
+    accelerated = (platform or choice.here()) != "cpu"
+    for call in attention_calls(config, model, platform):
+        slow = accelerated and call.implementation == XLA
+        level = logging.WARNING if slow else logging.INFO
+        logging.log(level, "attention without a kernel: %s" if slow else "attention: %s", call)
 
 
 def _shape(config: RunConfig, model: ModelConfig, mesh: MeshConfig) -> CallShape:

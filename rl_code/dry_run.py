@@ -160,10 +160,8 @@ def _memory(
     copy = 0 if same else device_bytes(sampling)
     note = "the learner's" if same else f"a copy in {run.config.rollout.dtype}"
     yield Part("sampler", "weights", copy, note)
-    data = run.rollout_mesh.shape["data"]
-    pages = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(sampler.cache_shape()))
     note = f"{engine.pages} pages of {engine.page} tokens in {engine.cache_dtype}"
-    yield Part("sampler", "pages", pages // data, note)
+    yield Part("sampler", "pages", device_bytes(sampler.cache_shape()), note)
     working = max(temporary["prefill"], temporary["decode"])
     yield Part("sampler", "working memory: prefill or decode", working, f"{engine.slots} rows")
 

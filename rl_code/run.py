@@ -20,7 +20,7 @@ from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
 from rl_code import origin as origin_lib
-from rl_code.attention_calls import attention_calls
+from rl_code.attention_calls import log_attention
 from rl_code.environment.episode import Episode
 from rl_code.environment.parts import check_documents, encode, prompt_parts
 from rl_code.environment.protocols.api import find_protocol
@@ -90,8 +90,7 @@ class Run:
             self.tokenizer = self._tokenizer()
             self.model_config = self._model_config()
             self._stop_ids(None)  # whether the protocol goes with the tokenizer
-            for call in attention_calls(config, self.model_config):
-                logging.info("attention: %s", call)
+            log_attention(config, self.model_config)
         except BaseException:
             self.pool.close()
             raise

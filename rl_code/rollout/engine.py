@@ -2,8 +2,9 @@
 method.
 
 Every program is a shard_map over the mesh axis ``data``. Each shard has pages of its own and loops
-on its own, so decoding needs no collective over that axis. The axis ``tensor`` is left to the
-compiler. Which page holds what is decided on the host (``page_pool``, ``scheduler``).
+on its own, so decoding needs no collective over that axis. Over the axis ``tensor`` pages and
+attention are cut by heads (``models.paged``), and the rest is left to the compiler. Which page
+holds what is decided on the host (``page_pool``, ``scheduler``).
 
 The numbers of a row depend only on its own tokens. Every shape is fixed, no sum runs over more than
 one row, and random numbers are drawn per (group, index in the group, position). The same seed
@@ -20,13 +21,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attention.cache import gathered, paged
 from attention.cache.paged import PagedCache
 from attention.cache.tables import sequence_pages
 from models.paged import decode_token, forward, gather_pages, model_cache, put_pages_back
+from models.sharding import per_shard, use_mesh
 from models.transformer import ModelConfig, Transformer
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
 
@@ -247,7 +249,11 @@ def _decode(
             model, cache, views, inputs.rows, inputs.tables, tokens, places, layers
         )
         uniforms = token_uniforms(inputs.keys, inputs.groups, inputs.samples, positions)
-        sampled, logprobs = sample(model.logits(hidden), uniforms, sampling)
+        # Every device of the axis tensor samples from all logits. The compiler would cut the
+        # running sums of the cumulative distribution with exchanges that all devices of the mesh
+        # have to join, and the shards of ``data`` do not go through this loop together.
+        draw = per_shard(functools.partial(sample, config=sampling), ((), ()), ((), ()))
+        sampled, logprobs = draw(model.logits(hidden), uniforms)
         tokens = jnp.where(active, sampled, tokens)
         counts = counts + active
         out_tokens = out_tokens.at[:, step].set(jnp.where(active, sampled, 0))
@@ -289,7 +295,11 @@ def _write_pages(cache: PagedCache, pages, content: list[jax.Array]) -> PagedCac
 
 
 class Engine:
-    """The compiled programs and their caches' shapes; holds no arrays of its own."""
+    """The compiled programs and their caches' shapes; holds no arrays of its own.
+
+    On an abstract mesh its programs can be traced, to see what they are for a device that is not
+    here, and not run.
+    """
 
     def __init__(
         self,
@@ -297,7 +307,7 @@ class Engine:
         config: EngineConfig,
         sampling: SamplingConfig,
         stop_ids: tuple[int, ...],
-        mesh: Mesh,
+        mesh: Mesh | AbstractMesh,
     ):
         self.config, self.sampling, self.mesh = config, sampling, mesh
         self.shards = mesh.shape["data"]
@@ -309,16 +319,21 @@ class Engine:
         self._model_config = model_config
         self._rows = NamedSharding(mesh, P("data"))
         self._everywhere = NamedSharding(mesh, P())
-        on_cpu = mesh.devices.flat[0].platform == "cpu"
+        # pages are numbered within a shard of the rows, and every device has those of its own heads
+        self._pages = NamedSharding(mesh, P("data", "tensor"))
+        on_cpu = mesh.abstract_mesh.abstract_device.platform == "cpu"
         self.viewed = config.decode == "view" or (config.decode is None and on_cpu)
 
+        # an axis of one device has nothing to cut, for the compiler or for ``per_shard``
+        manual = {"data"} | {name for name, size in mesh.shape.items() if size == 1}
         # With several processes, each needs everything that comes to the host, so those results are
         # replicated. With one process, every device keeps its part.
-        on_host = None if self._rows.is_fully_addressable else self._everywhere
+        several = isinstance(mesh, Mesh) and not self._rows.is_fully_addressable
+        on_host = self._everywhere if several else None
 
-        def sharded(function, arguments: str, donate: tuple[int, ...], out=None):
+        def sharded(function, arguments: str, donate: tuple[int, ...], out):
             """arguments: a letter each, "r" replicated (over data), "d" split over data. out:
-            shardings of results.
+            shardings of results, None for what the compiler chooses.
             """
             in_specs = tuple(P() if kind == "r" else P("data") for kind in arguments)
             mapped = jax.shard_map(
@@ -326,12 +341,12 @@ class Engine:
                 mesh=mesh,
                 in_specs=in_specs,
                 out_specs=P("data"),
-                axis_names={"data"},
+                axis_names=manual,
                 check_vma=False,
             )
             return jax.jit(mapped, donate_argnums=donate, out_shardings=out)
 
-        self._prefill = sharded(_prefill, "rdddd", (1,))
+        self._prefill = sharded(_prefill, "rdddd", (1,), self._pages)
         decode = functools.partial(
             _decode,
             steps=config.decode_steps,
@@ -339,18 +354,18 @@ class Engine:
             stop_ids=stop_ids,
             view_block=config.view_block if self.viewed else 0,
         )
-        self._decode = sharded(decode, "rdd", (1,), (None, on_host, on_host, on_host))
-        self._copy = sharded(paged.copy_pages, "ddd", (0,))
+        self._decode = sharded(decode, "rdd", (1,), (self._pages, on_host, on_host, on_host))
+        self._copy = sharded(paged.copy_pages, "ddd", (0,), self._pages)
         self._read = sharded(_read_pages, "dd", (), on_host)
-        self._write = sharded(_write_pages, "ddr", (0,))
+        self._write = sharded(_write_pages, "ddr", (0,), self._pages)
 
     def init(self) -> PagedCache:
         """A cache of zeros."""
-        return self._run(jax.jit(self._zeros, out_shardings=self._rows))
+        return self._run(jax.jit(self._zeros, out_shardings=self._pages))
 
     def cache_shape(self) -> PagedCache:
-        """The shapes and dtypes of a cache."""
-        return jax.eval_shape(self._zeros)
+        """The shapes, dtypes and shardings of a cache."""
+        return self._abstract(jax.eval_shape(self._zeros), self._pages)
 
     def _zeros(self) -> PagedCache:
         c = self.config
@@ -397,20 +412,32 @@ class Engine:
 
     def compiled(self, model: Transformer) -> dict[str, jax.stages.Compiled]:
         """The programs "prefill" and "decode" for a look at them; nothing is run."""
+        return {name: traced.lower().compile() for name, traced in self.traced(model).items()}
+
+    def traced(self, model: Transformer) -> dict[str, jax.stages.Traced]:
+        """The programs "prefill" and "decode" before they are compiled.
+
+        model: abstract, or on the devices.
+        """
         c = self.config
-        ints = functools.partial(jnp.zeros, dtype=jnp.int32)
         rows = self.shards * c.prefill_rows
         cache = self.cache_shape()
-        inputs = jax.tree.map(jnp.asarray, empty_input(c, self.shards))
-        chunk = (rows, c.prefill_tokens)
-        with jax.set_mesh(self.mesh):
-            prefill = self._prefill.lower(
-                model, cache, ints((rows, c.table)), ints(chunk), ints(chunk)
-            )
-            return {
-                "prefill": prefill.compile(),
-                "decode": self._decode.lower(model, cache, inputs).compile(),
-            }
+        inputs = self._abstract(empty_input(c, self.shards), self._rows)
+        table, chunk = (
+            jax.ShapeDtypeStruct((rows, size), jnp.int32, sharding=self._rows)
+            for size in (c.table, c.prefill_tokens)
+        )
+        return {
+            "prefill": self._run(self._prefill.trace, model, cache, table, chunk, chunk),
+            "decode": self._run(self._decode.trace, model, cache, inputs),
+        }
+
+    @staticmethod
+    def _abstract(arrays, sharding: NamedSharding):
+        """The shapes and dtypes of arrays, with a sharding."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arrays
+        )
 
     @staticmethod
     def _place(x, sharding: NamedSharding) -> jax.Array:
@@ -420,5 +447,5 @@ class Engine:
         return jax.make_array_from_callback(x.shape, sharding, lambda part: x[part])
 
     def _run(self, program, *arguments):
-        with jax.set_mesh(self.mesh):  # whichever one the caller has set
+        with use_mesh(self.mesh):  # whichever one the caller has set
             return program(*arguments)

@@ -1,0 +1,142 @@
+"""The sampler's programs for accelerators have the kernels in them, on every mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import pytest
+from jax.sharding import AbstractDevice
+
+from attention.implementations import CallShape, implementations
+from attention.methods.api import METHODS
+from attention.methods.window import Window
+from configs import quickstart
+from launch.targets import TARGETS
+from models.sharding import MeshConfig, abstract_mesh, make_mesh, parameter_shardings, use_mesh
+from models.transformer import abstract_model
+from pallas_kernels import choice
+from rl_code.attention_calls import log_attention
+from rl_code.read_config import build
+from rl_code.rollout.engine import Engine, EngineConfig
+from rl_code.rollout.sampling import SamplingConfig
+from rl_code.run_config import RunConfig
+from tests.models.small import small_config
+from tests.rl_code.rollout import small
+
+ENGINE = EngineConfig(
+    slots=4,
+    page=64,
+    pages=64,
+    prefill_rows=2,
+    prefill_tokens=128,
+    prompt_length=512,
+    length=1024,
+    decode_steps=4,
+    cache_dtype="bfloat16",
+)
+METHOD = {"window": Window(128)}
+MESHES = ((1, 2), (2, 2), (4, 1))
+DEVICES = {
+    "v5p": AbstractDevice(device_kind="TPU v5p", num_cores=2, platform="tpu"),
+    "h100": AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu"),
+    "gb200": AbstractDevice(device_kind="NVIDIA GB200", num_cores=None, platform="gpu"),
+}
+# What a kernel is in a lowered program.
+CALLS = {"tpu": "tpu_custom_call", "gpu": "mosaic_gpu"}
+
+
+def method(name: str):
+    found = METHOD.get(name) or METHODS[name]()
+    # a page is one block
+    return dataclasses.replace(found, block=ENGINE.page) if name == "moba" else found
+
+
+def model_config(name: str):
+    # of the last layer prefill needs only the keys, so its attention is left out
+    sizes = dict(embed_dim=128, mlp_dim=128, num_layers=2, num_heads=8, num_kv_heads=4)
+    types = dict(dtype="bfloat16", param_dtype="bfloat16")
+    return small_config(**sizes, **types, head_dim=128, attention=(method(name),))
+
+
+def programs(name: str, data: int, tensor: int, device: AbstractDevice) -> dict[str, str]:
+    """The lowered programs "prefill" and "decode"."""
+    mesh = abstract_mesh(MeshConfig(data, tensor), device)
+    config = model_config(name)
+    engine = Engine(config, ENGINE, SamplingConfig(), (0,), mesh)
+    model = abstract_model(config)
+    model = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        model,
+        parameter_shardings(model, mesh),
+    )
+    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
+    traced = engine.traced(model)
+    with use_mesh(mesh):
+        return {
+            phase: program.lower(lowering_platforms=(platform,)).as_text()
+            for phase, program in traced.items()
+        }
+
+
+def expected(name: str, tensor: int, platform: str) -> dict[str, int]:
+    """How many kernels a program has, by what ``implementations`` says of its calls."""
+    shape = CallShape(
+        num_heads=8 // tensor,
+        num_kv_heads=4 // tensor,
+        head_dim=128,
+        train_rows=1,
+        train_tokens=128,
+        prefill_rows=ENGINE.prefill_rows,
+        prefill_tokens=ENGINE.prefill_tokens,
+        decode_rows=ENGINE.slots,
+        page=ENGINE.page,
+        pages=ENGINE.table,
+    )
+    rows = implementations([method(name)], shape, "bfloat16", platform)
+    kernels = [row for row in rows if row.implementation != "xla"]
+    return {phase: sum(row.phase == phase for row in kernels) for phase in ("prefill", "decode")}
+
+
+@pytest.mark.parametrize("target", DEVICES)
+@pytest.mark.parametrize(("data", "tensor"), MESHES)
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.quick(first=1)
+def test_prefill_and_decode_have_the_kernels_on_every_mesh(name, data, tensor, target):
+    device = DEVICES[target]
+    wanted = expected(name, tensor, TARGETS[target].kind)
+    found = programs(name, data, tensor, device)
+    for phase, text in found.items():
+        assert wanted[phase] >= 1
+        assert text.count(CALLS[device.platform]) >= wanted[phase], (phase, wanted)
+
+
+def test_the_mesh_says_for_which_platform_a_program_is():
+    assert choice.here() == "cpu"
+    for target, device in DEVICES.items():
+        with use_mesh(abstract_mesh(MeshConfig(1, 1), device)):
+            assert choice.here() == TARGETS[target].kind
+
+
+def test_a_call_without_a_kernel_on_an_accelerator_is_a_warning(caplog):
+    config = build(RunConfig, quickstart.get_config("smoke"))
+    with caplog.at_level("INFO", logger="absl"):
+        log_attention(config, config.model.shape(), "cpu")
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+    caplog.clear()
+    # the quickstart is in float32, for which GPUs have no kernel
+    log_attention(config, config.model.shape(), "hopper")
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    assert "attention without a kernel: " in caplog.text
+    assert "the dtypes ['float32'] must be one of ('bfloat16',)" in caplog.text
+
+
+@pytest.mark.parametrize("top", [{}, {"top_k": 5, "top_p": 0.9}])
+@pytest.mark.quick(first=1)
+def test_no_exchange_in_the_decode_loop_waits_for_another_shard_of_the_rows(top):
+    """A collective-permute is joined by the whole mesh, and shards leave the loop one by one."""
+    mesh = make_mesh(MeshConfig(data=2, tensor=2))
+    engine = Engine(small.MODEL, small.ENGINE, SamplingConfig(**top), (small.STOP,), mesh)
+    text = engine.compiled(small.model_on(mesh))["decode"].as_text()
+    assert "all-reduce" in text and "collective-permute" not in text
+    assert "replica_groups={}" not in text
