@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels import choice
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import visits
 from pallas_kernels.padding import pad, pad_tokens, without_padding
@@ -38,7 +39,7 @@ from pallas_kernels.tokens import MASKED, Tokens, sees, visible
 
 # Rows of at most this many keys are one block whose scores are kept for the backward pass.
 DIRECT = 1024
-# Whole rows of at most this many keys are faster on CPU with all their scores in memory.
+# On CPU, whole rows of at most this many keys are faster with all their scores in memory.
 SHORT = 128
 # The implementation that is no kernel.
 XLA = "xla"
@@ -93,9 +94,15 @@ def blockwise_or_kernel(
     k_tokens: Tokens,
     window: int | None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """``dense_attention`` that never keeps all scores of a row, however short it is."""
+    """``dense_attention`` that on CPU never keeps all scores of a row, however short it is.
+
+    On an accelerator without a kernel for the input, short rows keep them: their small blocks, one
+    after another, would leave the device idle.
+    """
 
     def in_blocks():
+        if choice.here() != "cpu" and k.shape[1] <= DIRECT:
+            return masked_attention(q, k, v, visible(q_tokens, k_tokens, window))
         size = block_size(k.shape[1], window)
         return blockwise_attention(q, k, v, q_tokens, k_tokens, window, size)
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from attention.blockwise import DIRECT, SHORT
 from pallas_kernels import choice
 from pallas_kernels.compressed import api as compressed
 from pallas_kernels.compressed.blocks import Selection
@@ -147,9 +146,6 @@ def rows_calls(part: str, shape: CallShape, decode: bool = False) -> tuple[Call,
 
     def call(phase: str) -> Call:
         def obstacle(platform: str, name: str, dtype: str) -> str | None:
-            tokens = shape.train_tokens
-            if phase == "train" and tokens <= (SHORT if platform == "cpu" else DIRECT):
-                return f"rows of {tokens} keys keep all their scores, being short"
             return flash.obstacle_on(platform, name, dtype, shape.queries(phase), shape.keys(phase))
 
         return Call(part, phase, obstacle)

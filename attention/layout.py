@@ -14,8 +14,9 @@ import jax
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.blocks import Blocks, aligned, in_place
-from attention.blockwise import DIRECT, SHORT, blockwise_or_kernel
+from attention.blockwise import SHORT, blockwise_or_kernel
 from attention.methods.method import Keys, Method, Pair
+from pallas_kernels import choice
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import Tokens, visible
 
@@ -29,8 +30,8 @@ class Layout:
     tokens: Tokens
     # The tokens of the queries, which are the last T of the S.
     queries: Tokens
-    # From a window (0 for none) to the mask of who sees whom. Only for rows that are short enough
-    # for ``masked_attention``; empty for longer ones.
+    # From a window (0 for none) to the mask of who sees whom. Only on CPU and for rows that are
+    # short enough for ``masked_attention``; empty otherwise.
     masks: dict[int, Bool[Array, "B T S"]]
     # From the size of a block to the rows cut into such blocks.
     blocks: dict[int, Blocks]
@@ -78,7 +79,8 @@ def lay_out(
     """
     methods = tuple(dict.fromkeys(methods))
     asking = tokens if queries is None else tokens.map(lambda x: x[:, -queries:])
-    short = tokens.shape[1] <= (SHORT if jax.default_backend() == "cpu" else DIRECT)
+    # an accelerator has a kernel for short rows too, which keeps no scores in memory
+    short = choice.here() == "cpu" and tokens.shape[1] <= SHORT
     windows = sorted({window or 0 for method in methods for window in method.windows()})
     masks = {window: visible(asking, tokens, window or None) for window in windows if short}
     sizes = sorted({method.block_size() for method in methods if method.block_size()})

@@ -9,15 +9,18 @@ import jax.numpy as jnp
 import pytest
 
 from attention.implementations import PHASES, CallShape, implementations
+from attention.layout import lay_out
 from attention.methods.api import METHODS
 from attention.methods.dense import Dense
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
 from launch.targets import TARGETS
+from models.sharding import MeshConfig, abstract_mesh, use_mesh
 from pallas_kernels import choice
 from pallas_kernels.flash.api import obstacle as flash_obstacle
 from pallas_kernels.paged.api import _obstacle as paged_obstacle
+from pallas_kernels.tokens import sequences
 
 SHAPE = CallShape(
     num_heads=16,
@@ -70,11 +73,10 @@ def test_what_falls_back_says_why():
     assert wide["all keys", "prefill"] == ("xla", "head size 256 is more than 128")
     small = found(MoBA(block=32), "hopper")
     assert small["chosen blocks", "train"] == ("xla", "size=32 must be a multiple of 64")
-    short = found(Dense(), "hopper", train_tokens=1024)
-    assert short["all keys", "train"] == (
-        "xla",
-        "rows of 1024 keys keep all their scores, being short",
-    )
+    short = {train: found(Dense(), train, train_tokens=128) for train in ("cpu", "hopper", "tpu")}
+    assert short["cpu"]["all keys", "train"] == ("xla", "no kernel for cpu")
+    assert short["hopper"]["all keys", "train"] == ("gpu", "")
+    assert short["tpu"]["all keys", "train"] == ("tpu", "")
     assert found(NSA(), "tpu")["compressed", "decode"][1].startswith("few queries take one step")
     assert found(NSA(), "tpu")["compressed", "prefill"] == ("tpu", "")
 
@@ -101,3 +103,17 @@ def test_the_platform_at_hand_is_the_default():
     assert implementations([Dense()], SHAPE, "float32") == implementations(
         [Dense()], SHAPE, "float32", "cpu"
     )
+
+
+@pytest.mark.parametrize("target", ["v5p", "h100"])
+@pytest.mark.parametrize("method", [Dense(), Window(16)], ids=str)
+def test_short_rows_keep_no_scores_on_an_accelerator(method, target):
+    def loss(q, k, v):
+        layout = lay_out((method,), sequences(jnp.array([100]), 128))
+        return jnp.sum(method.attend(q, {"main": (k, v)}, layout, None).astype(jnp.float32))
+
+    heads = [jax.ShapeDtypeStruct((1, 128, n, 64), jnp.bfloat16) for n in (4, 2, 2)]
+    with use_mesh(abstract_mesh(MeshConfig(1, 1), TARGETS[target].device)):
+        found = str(jax.jit(jax.grad(loss)).trace(*heads).jaxpr)
+    kernels = {"v5p": "flash_forward", "h100": "mpmd_map"}
+    assert kernels[target] in found and "4,128,128" not in found
