@@ -255,8 +255,8 @@ def _held(folder: Path, actor: str) -> set[tuple[int, int]]:
         return set()
     store = GroupStore(folder / STORE)
     found = set()
-    for step in steps_lib.steps(store.folder):
-        listing = steps_lib.list_step(store.folder, step)
+    for step in steps_lib.steps(store.folder):  # in folders: what is in shards is consumed
+        listing = store.reader.listing(step)
         if listing is None or listing.consumed:
             continue
         for item in store.items(step, listing):
@@ -285,7 +285,7 @@ def _consumed(folder: Path) -> int:
     store = folder / STORE
     if not steps_lib.exists(store):
         return 0
-    return sum(steps_lib.list_step(store, step).consumed for step in steps_lib.steps(store))
+    return len(GroupStore(store).consumed())
 
 
 def _environment(folder: Path) -> dict[str, str]:

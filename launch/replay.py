@@ -49,6 +49,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             f"over, oldest token {report.staleness_max} versions old (bound "
             f"{run_config.asynchrony.max_staleness})"
         )
+        if report.removed is not None:
+            print(report.removed)
         for problem in report.problems:
             print(f"problem: {problem}")
         last = None

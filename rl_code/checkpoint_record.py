@@ -2,6 +2,7 @@
 
     checkpoints/step_00000040/default/      the arrays, one Orbax tree
     checkpoints/step_00000040/record.json   the record, written last
+    checkpoints/pinned.json                 steps that stay, of ``record_keeper``
 
 A checkpoint without a record does not count.
 
@@ -31,6 +32,7 @@ from rl_code import files, read_config
 from rl_code.checksums import array_checksums
 
 RECORD = "record.json"
+PINNED = "pinned.json"
 ARRAYS = "default"  # Orbax's name for the only item of a checkpoint
 _FOLDER = re.compile(r"step_(\d{8,})")
 # Files up to this many bytes have a CRC-32 in the record: Orbax's descriptions of the arrays, and
@@ -140,19 +142,38 @@ def best(records: Sequence[Record]) -> int | None:
 
 
 def surplus(folder: Path, keep: int) -> set[int]:
-    """The committed checkpoints that are neither among the newest nor the best."""
+    """The committed checkpoints that are neither among the newest, nor the best, nor pinned."""
     committed = steps(folder)
     records = []
     for number in committed:
         with contextlib.suppress(CheckpointError):
             records.append(read(folder_of(folder, number)))
-    return set(committed) - set(committed[-keep:]) - {best(records)}
+    return set(committed) - set(committed[-keep:]) - {best(records)} - set(pinned(folder))
+
+
+def pinned(folder: Path) -> list[int]:
+    """The steps whose checkpoints stay whatever else is kept. Raises CheckpointError when the file
+    that says so is damaged.
+    """
+    path = folder / PINNED
+    if not path.exists():
+        return []
+    content = path.read_text()
+    text = content.partition("\n")[0]
+    if content != _seal(text):
+        raise CheckpointError(f"{path} is damaged: it has changed since it was written")
+    return json.loads(text)
+
+
+def pin(folder: Path, steps: Sequence[int]) -> None:
+    """Says which checkpoints stay. Raises OSError."""
+    files.write_atomically(folder / PINNED, _seal(json.dumps(sorted(steps))).encode())
 
 
 @dataclasses.dataclass
 class KeepCommitted(PreservationPolicy):
     """Which checkpoints Orbax keeps when it has written another one: the newest ``keep`` that have
-    a record, the best, and those without a record, which are being written.
+    a record, the best, the pinned, and those without a record, which are being written.
     """
 
     folder: Path

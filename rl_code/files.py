@@ -64,9 +64,19 @@ def write_once(path: Path, data: bytes, aside: Path, *, synced: bool = True) -> 
     """
     try:
         _write(aside, data, synced)
+        return link_once(aside, path, synced=synced)
+    finally:
+        # Also of a file that could not be written. What cannot be deleted now is deleted when its
+        # writer starts again.
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def link_once(aside: Path, path: Path, *, synced: bool = True) -> bool:
+    """Gives a file that was written aside its name; as ``write_once``, which writes it too."""
+    try:
         linked = _link(aside, path)
     finally:
-        # What cannot be deleted now is deleted when its writer starts again.
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
     if linked and synced:

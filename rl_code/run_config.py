@@ -24,6 +24,7 @@ from rl_code.learner.update import OptimizerConfig
 from rl_code.metric_writers import WRITERS, WriterSettings
 from rl_code.named import Named, find, make
 from rl_code.read_config import ConfigError, at_least
+from rl_code.record_keeper import RecordConfig
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.engine import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
@@ -258,6 +259,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     asynchrony: AsynchronyConfig = AsynchronyConfig()
     metrics: MetricsConfig = MetricsConfig()
+    record: RecordConfig = RecordConfig()
     # With this section, answers of tools and parts of prompts are documents: runs of tokens that
     # see only themselves, whose keys are computed once. None for contexts without documents.
     documents: DocumentsConfig | None = None

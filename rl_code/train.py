@@ -33,6 +33,7 @@ from rl_code.learner.learner import Learner
 from rl_code.learner.update import TrainState, init_state
 from rl_code.progress import Progress
 from rl_code.read_config import ConfigError
+from rl_code.record_keeper import RecordKeeper
 from rl_code.rollout.group_source import (
     FromOtherProcesses,
     GroupSource,
@@ -114,6 +115,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
         with (
             _connected(run, store, stop, host, start, state.model) as (publisher, source),
             Journal(run, start) as journal,
+            RecordKeeper(store, run.workdir, run.config.record) as keeper,
             stop.deferred(),
         ):
             for step in range(start, config.steps):
@@ -146,6 +148,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 version = publisher.publish(step + 1, state.model)
                 if store.writes:
                     store.consume(step, records, version=step, weights=version.checksum)
+                keeper.consumed(step)
 
                 # Write down. The position goes into the checkpoint: from it a continued run draws
                 # the same tasks and plans the same steps.
@@ -154,12 +157,15 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
                 times = StepTimes(begin, planned, sampled, trained, time.perf_counter())
                 rest = _measured(times, source, publisher, screened, len(pool.active))
+                rest |= keeper.metrics()
                 metrics = journal.write(step, groups, learned, rest, times.seconds)
                 stopping = stop.agreed
                 if (step + 1) % every == 0 or step + 1 == config.steps or stopping:
                     checkpoints.save(step + 1, state, position, _score(run.config, metrics))
+                    keeper.saved(step + 1)
                 if stopping:
                     raise Stopped(f"stopped after step {step + 1} of {config.steps}")
+            keeper.finish()
         return state
 
 

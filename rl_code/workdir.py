@@ -22,6 +22,7 @@ MAY_CHANGE = (
     "checkpoint",
     "suites",
     "metrics",
+    "record",
     # A finished run goes on when its number of steps is raised. Step s then has the learning rate
     # that it would have in a run of the new length. Nothing is remembered of the shorter schedule:
     # a cosine that had reached its end jumps to where the longer one is at that step.

@@ -7,9 +7,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rl_code.store import steps as steps_lib
 from rl_code.store.errors import StoreError
 from rl_code.store.group_records import GroupRecord
+from rl_code.store.reader import Removed
 from rl_code.store.steps import Item, Listing
 from rl_code.store.store import GroupStore
 
@@ -28,6 +28,8 @@ class Report:
     waiting: int = 0
     # items taken over from lost actors
     takeovers: int = 0
+    # what retention has removed; None if all is there
+    removed: Removed | None = None
     # The greatest staleness of any token when it was trained on; None before the first.
     staleness_max: int | None = None
     # what is not as it must be, in words
@@ -47,7 +49,8 @@ def check(folder: str | Path, max_staleness: int) -> Report:
     Raises StoreError when there is no store. Everything else is a problem in the report.
     """
     audit = _Audit(GroupStore(folder), max_staleness)
-    found = steps_lib.steps(audit.store.folder)
+    found = audit.store.reader.steps()
+    audit.report.removed = audit.store.reader.removed()
     for step in found:
         try:
             audit.check_step(step)
@@ -70,7 +73,7 @@ class _Audit:
     def check_step(self, step: int) -> None:
         report = self.report
         report.steps += 1
-        listing = steps_lib.list_step(self.store.folder, step)
+        listing = self.store.reader.listing(step)
         if listing is None:
             return
         report.takeovers += listing.takeovers

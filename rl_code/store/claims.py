@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from absl import logging
 
 from rl_code.store import steps as steps_lib
+from rl_code.store.errors import StoreError
 from rl_code.store.heartbeat import Heartbeat, Observer
 from rl_code.store.processes import ProcessId
 from rl_code.store.sealed import seal
@@ -127,7 +128,7 @@ class Claims:
         if self._cursor is None:
             return
         step = self._cursor
-        while (listing := steps_lib.list_step(self._store.folder, step)) is not None:
+        while (listing := self._store.reader.listing(step)) is not None:
             if not listing.consumed:
                 yield step, listing
             elif step == self._cursor:
@@ -140,8 +141,8 @@ class Claims:
         nothing is planned.
         """
         first = None
-        for step in reversed(steps_lib.steps(self._store.folder)):
-            listing = steps_lib.list_step(self._store.folder, step)
+        for step in reversed(self._store.reader.steps()):
+            listing = self._store.reader.listing(step)
             if listing is not None and listing.consumed:
                 return step + 1
             first = step
@@ -185,6 +186,13 @@ class Claims:
         }
         # Not synced to the disk: a loss of power that destroys the claim ends its actor, too.
         path = steps_lib.claim_path(self._store.folder, item, turn)
-        return self._store.process.publish(
-            path, seal(content), f"the claim on item {item}", synced=False
-        )
+        try:
+            return self._store.process.publish(
+                path, seal(content), f"the claim on item {item}", synced=False
+            )
+        except StoreError:
+            # Since the folder was listed, others have delivered the item, and its step was consumed
+            # and put into a shard.
+            if self._store.reader.moved(item.step):
+                return False
+            raise

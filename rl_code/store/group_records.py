@@ -7,10 +7,9 @@
 
 Header and group are bytes of ``serialization.dumps``.
 
-Each group is a plain file of its own and not an entry of an ArrayRecord, for three reasons. One
-process delivers a whole group and it is read whole by its number, so nothing needs chunks or an
-index. The link that gives the file its name makes delivery atomic and exactly-once. And ArrayRecord
-pads each file to blocks of 64 KiB.
+Until its step is consumed, each group is a file of its own: the link that gives the file its name
+makes delivery atomic and exactly-once. Groups of consumed steps are put together in shards
+(``shards``), from which this file is read again, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ SCHEMA = 1
 _MAGIC = b"RLGROUP\n"
 _PREAMBLE = struct.Struct("<8sIIQ")
 _CRC = struct.Struct("<I")
-_START = _PREAMBLE.size + _CRC.size
+# Bytes before the header: the preamble and the checksum.
+START = _PREAMBLE.size + _CRC.size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,22 +71,10 @@ def decode(data: bytes, name: object) -> GroupRecord:
     """The record in a file. Raises StoreError, saying ``name``, for a file that is damaged or of
     another schema.
     """
-    if len(data) < _START or data[: len(_MAGIC)] != _MAGIC:
-        raise _damaged(name, f"{len(data)} bytes that start with {data[: len(_MAGIC)]!r}")
-    preamble = data[: _PREAMBLE.size]
-    content = data[_START:]
-    _, schema, header_size, group_size = _PREAMBLE.unpack(preamble)
-    if len(content) != header_size + group_size:
-        raise _damaged(
-            name, f"{len(content)} bytes of content instead of {header_size + group_size}"
-        )
-    if _CRC.unpack(data[_PREAMBLE.size : _START]) != (_checksum(preamble, content),):
-        raise _damaged(name, "it has changed since it was written")
-    if schema != SCHEMA:
-        raise StoreError(f"{name} has schema {schema}; this code reads schema {SCHEMA}")
+    header_bytes, group_bytes = check(data, name)
     try:
-        header = serialization.loads(content[:header_size])
-        group = serialization.loads(content[header_size:])
+        header = serialization.loads(header_bytes)
+        group = serialization.loads(group_bytes)
     except ValueError as error:
         raise StoreError(f"{name} cannot be read by this code: {error}") from error
     return GroupRecord(
@@ -96,8 +84,26 @@ def decode(data: bytes, name: object) -> GroupRecord:
         when=header["when"],
         versions=versions(group),
         group=group,
-        digest=hashlib.sha256(content[header_size:]).hexdigest(),
+        digest=hashlib.sha256(group_bytes).hexdigest(),
     )
+
+
+def check(data: bytes, name: object) -> tuple[bytes, bytes]:
+    """Header and group of a file, not parsed. Raises as ``decode`` for what the checksum tells."""
+    if len(data) < START or data[: len(_MAGIC)] != _MAGIC:
+        raise _damaged(name, f"{len(data)} bytes that start with {data[: len(_MAGIC)]!r}")
+    preamble = data[: _PREAMBLE.size]
+    content = data[START:]
+    _, schema, header_size, group_size = _PREAMBLE.unpack(preamble)
+    if len(content) != header_size + group_size:
+        raise _damaged(
+            name, f"{len(content)} bytes of content instead of {header_size + group_size}"
+        )
+    if _CRC.unpack(data[_PREAMBLE.size : START]) != (_checksum(preamble, content),):
+        raise _damaged(name, "it has changed since it was written")
+    if schema != SCHEMA:
+        raise StoreError(f"{name} has schema {schema}; this code reads schema {SCHEMA}")
+    return content[:header_size], content[header_size:]
 
 
 def versions(group: Group) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import os
 import re
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -61,7 +62,7 @@ class StoreProcess:
         raises.
         """
         with explain(f"write {what} to", path):
-            return files.write_once(path, data, self._aside(), synced=synced)
+            return files.write_once(path, data, self.aside(), synced=synced)
 
     def beat(self, count: int, *, left: bool = False) -> None:
         """Writes the heartbeat. left: this process has ended in order. Raises StoreError."""
@@ -74,7 +75,7 @@ class StoreProcess:
         }
         path = self._folder / f"{self.identity.incarnation}.json"
         with explain("write the heartbeat to", path):
-            files.replace(path, seal(content), self._aside())
+            files.replace(path, seal(content), self.aside())
 
     def newest(self) -> ProcessId:
         """The latest start of this name, another one than ``identity`` once that is replaced.
@@ -84,7 +85,10 @@ class StoreProcess:
             found = incarnations(self._folder)
         return self.identity._replace(incarnation=max(found, default=self.identity.incarnation))
 
-    def _aside(self) -> Path:
+    def aside(self) -> Path:
+        """A path that nobody else uses, on the file system of the store. The next incarnation
+        deletes what is left there.
+        """
         return self._folder / f"aside.{self.identity.incarnation}.{next(self._writes)}"
 
 
@@ -110,4 +114,7 @@ def _clean(folder: Path, incarnation: int) -> None:
     for name in os.listdir(folder):
         match = _HEARTBEAT.fullmatch(name) or _ASIDE.fullmatch(name)
         if match and int(match[1]) < incarnation:
-            (folder / name).unlink(missing_ok=True)
+            if (folder / name).is_dir():  # of a step that was being deleted
+                shutil.rmtree(folder / name)
+            else:
+                (folder / name).unlink(missing_ok=True)

@@ -30,7 +30,7 @@ _CLASSES = {
         types.ToolCall, types.ToolResult, types.Trajectory, types.Turn,
     )
 }  # fmt: skip
-_LIST, _TUPLE, _SET, _FROZENSET, _DICT, _RANGE, _INT, _COMPLEX, _ARRAY, _NUMPY_SCALAR, _CLASS = (
+_LIST, _TUPLE, _SET, _FROZENSET, _DICT, _RANGE, _INT, _COMPLEX, ARRAY, _NUMPY_SCALAR, _CLASS = (
     range(1, 12)
 )
 _SEQUENCES = {list: _LIST, tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
@@ -129,7 +129,7 @@ def _open_array(value: np.ndarray | np.generic) -> tuple[int, bytes, list[Any]]:
     array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"an array of {array.dtype} cannot be recorded: {repr(value)[:80]}")
-    code = _ARRAY if isinstance(value, np.ndarray) else _NUMPY_SCALAR
+    code = ARRAY if isinstance(value, np.ndarray) else _NUMPY_SCALAR
     return code, " ".join([array.dtype.str, *map(str, array.shape)]).encode(), [array.tobytes()]
 
 
@@ -170,7 +170,7 @@ _BUILDERS: dict[int, Callable[[bytes], tuple[Callable[[list[Any]], Any], int]]] 
     _RANGE: lambda data: (lambda children: range(*children), 3),
     _INT: lambda data: (lambda children: int.from_bytes(data, "little", signed=True), 0),
     _COMPLEX: lambda data: (lambda children: complex(*_COMPLEX_PARTS.unpack(data)), 0),
-    _ARRAY: _array,
+    ARRAY: _array,
     _NUMPY_SCALAR: lambda data: (lambda children: np.frombuffer(children[0], data.decode())[0], 1),
     _CLASS: _class,
 }

@@ -8,9 +8,9 @@ the step is consumed.
     steps/00000012/group_000003.record      what was delivered for it
     steps/00000012/consumed.json            what the learner took, written last
 
-Every file is written once and never changed, so the names in a folder say almost everything. A
-consumed step is not looked at again. Polling therefore costs one listing for each open step,
-however long the run is.
+Every file is written once and never changed, so the names in a folder say almost everything.
+Polling costs one listing for each open step, however long the run is. Consumed steps move from
+their folders into shards (``shards``); ``reader`` reads both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,18 +146,30 @@ def list_step(store: Path, step: int) -> Listing | None:
             # again next time.
             os.close(os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY))
             return None
-    parts = []
-    claims = {}
-    groups = set()
+    # A folder is moved away before its files are deleted. One that is still there was whole.
+    if not folder.is_dir():
+        return None
+    claims: dict[int, int] = {}
+    groups = []
     for match in filter(None, map(_NAME.fullmatch, names)):
-        if match[1]:
-            parts.append(int(match[2]))
-        elif match[3]:
+        if match[3]:
             number = int(match[4])
             claims[number] = max(int(match[5]), claims.get(number, 0))
-        else:
-            groups.add(int(match[7]))
-    return Listing(tuple(sorted(parts)), claims, frozenset(groups), CONSUMED in names)
+        elif match[6]:
+            groups.append(int(match[7]))
+    return list_names(names, claims, groups)
+
+
+def list_names(names: Iterable[str], claims: Mapping[int, int], groups: Iterable[int]) -> Listing:
+    """The listing of a step.
+
+    names: of the parts of the plan and of the consumption, whatever else is among them. claims:
+    item -> its latest claim. groups: the items that were delivered.
+    """
+    names = set(names)
+    plans = [match for match in map(_NAME.fullmatch, names) if match and match[1]]
+    parts = tuple(sorted(int(match[2]) for match in plans))
+    return Listing(parts, claims, frozenset(groups), CONSUMED in names)
 
 
 def read_claim(path: Path) -> ProcessId | None:
@@ -184,10 +196,8 @@ def part_bytes(items: Sequence[Item]) -> bytes:
     return seal([dataclasses.asdict(item) for item in items])
 
 
-def read_part(path: Path) -> tuple[Item, ...]:
-    """The items of one part of a plan. Raises StoreError."""
-    with explain("read the plan", path):
-        data = path.read_bytes()
+def parse_part(data: bytes, path: Path) -> tuple[Item, ...]:
+    """The items of one part of a plan. path: where it was read, for the StoreError of damage."""
     content: list[dict[str, Any]] = unseal(data, path)
     return tuple(Item(**(item | {"seed": tuple(item["seed"])})) for item in content)
 

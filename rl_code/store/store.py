@@ -10,7 +10,8 @@ processes may be killed at any moment:
 - To consume a step, the learner writes down the digests of its groups. If it consumes the step
   again, the digests must be the same.
 
-Records of consumed steps stay as they are, one file per group; nothing is compacted.
+What is planned, delivered and consumed is read through ``reader``, since consumed steps move into
+shards (``compaction``).
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from rl_code.store.errors import StoreError, explain
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.heartbeat import Observer
 from rl_code.store.processes import ProcessId, StoreProcess
-from rl_code.store.sealed import seal, unseal
-from rl_code.store.source import read_ahead, read_record
+from rl_code.store.reader import RecordReader
+from rl_code.store.sealed import seal
+from rl_code.store.source import read_ahead
 from rl_code.store.steps import Item, Listing
 from rl_code.types import Group
 
@@ -89,8 +91,8 @@ class GroupStore:
                     made.mkdir(exist_ok=True)
             self._process = StoreProcess(self.folder, name)
         steps_lib.steps(self.folder)
-        # Parts of a plan and claims never change, so they are read once.
-        self._read_part = functools.lru_cache(maxsize=64)(steps_lib.read_part)
+        self.reader = RecordReader(self.folder)
+        # Claims never change, so they are read once.
         self._read_claim = functools.lru_cache(maxsize=4096)(steps_lib.read_claim)
 
     @property
@@ -117,7 +119,7 @@ class GroupStore:
         step = items[0].step
         first = items[0].number
         folder = steps_lib.step_folder(self.folder, step)
-        listing = steps_lib.list_step(self.folder, step)
+        listing = self.reader.listing(step)
         if listing is None:
             self._check_next(step)
             # The folder's name is on the disk before the plan is written into it.
@@ -138,9 +140,9 @@ class GroupStore:
                 )
             if self.process.publish(path, steps_lib.part_bytes(items), f"the plan of step {step}"):
                 return True
-        if found := steps_lib.differences(self._read_part(path), items):
+        if found := steps_lib.differences(self.reader.part(step, first), items):
             raise StoreError(
-                f"another plan of step {step} stands in {path}: {'; '.join(found[:_NAMED])}"
+                f"another plan of step {step} stands in {self.folder}: {'; '.join(found[:_NAMED])}"
             )
         return False
 
@@ -150,19 +152,16 @@ class GroupStore:
         """
         step = items[0].step
         first = items[0].number
-        path = steps_lib.part_path(self.folder, step, first)
         deadline = time.monotonic() + deadline_s
-        while (
-            listing := steps_lib.list_step(self.folder, step)
-        ) is None or first not in listing.parts:
+        while (listing := self.reader.listing(step)) is None or first not in listing.parts:
             if time.monotonic() >= deadline:
                 raise StoreError(
                     f"nobody planned item {items[0]} within {deadline_s:g} s, in {self.folder}"
                 )
             time.sleep(_POLL_S)
-        if found := steps_lib.differences(self._read_part(path), items):
+        if found := steps_lib.differences(self.reader.part(step, first), items):
             raise StoreError(
-                f"another plan of step {step} stands in {path}: {'; '.join(found[:_NAMED])}"
+                f"another plan of step {step} stands in {self.folder}: {'; '.join(found[:_NAMED])}"
             )
 
     def wait(
@@ -185,7 +184,7 @@ class GroupStore:
         found: dict[int, GroupRecord] = {}
         while True:
             check()
-            listing = self._listing(step)
+            listing = self.reader.planned(step)
             items = self.items(step, listing)
             if numbers is not None and not set(numbers) <= set(range(len(items))):
                 raise ValueError(f"{numbers=} of step {step} must be in [0, {len(items)})")
@@ -224,13 +223,13 @@ class GroupStore:
         Raises StoreError when the step was consumed with other groups or weights, or when the step
         before it is not consumed.
         """
-        listing = self._listing(step)
+        listing = self.reader.planned(step)
         planned = [(item.step, item.number) for item in self.items(step, listing)]
         if [(record.step, record.number) for record in groups] != planned:
             raise ValueError(
                 f"step {step} consists of {planned}, not {[(r.step, r.number) for r in groups]}"
             )
-        before = steps_lib.list_step(self.folder, step - 1)
+        before = self.reader.listing(step - 1)
         if before is not None and not before.consumed:
             raise StoreError(
                 f"step {step} cannot be consumed before step {step - 1}, in {self.folder}"
@@ -240,9 +239,17 @@ class GroupStore:
             "weights": weights,
             "digests": [record.digest for record in groups],
         }
-        by = {"by": str(self.process.identity), "when": time.time()}
+        trajectories = [t for record in groups for t in record.group.trajectories]
+        by = {
+            "by": str(self.process.identity),
+            "when": time.time(),
+            "tokens": sum(len(t.tokens) for t in trajectories),
+            "sampled": sum(int(t.sampled.sum()) for t in trajectories),
+        }
         path = steps_lib.step_folder(self.folder, step) / steps_lib.CONSUMED
-        if self.process.publish(path, seal(content | by), f"the consumption of step {step}"):
+        what = f"the consumption of step {step}"
+        # A step that was consumed before may be in a shard by now and have no folder.
+        if not listing.consumed and self.process.publish(path, seal(content | by), what):
             return True
         there = self.consumption(step)
         changed = [
@@ -257,7 +264,7 @@ class GroupStore:
             )
         if changed:
             raise StoreError(
-                f"step {step} was consumed otherwise by {there['by']}, in {path}: "
+                f"step {step} was consumed otherwise by {there['by']}, in {self.folder}: "
                 f"{'; '.join(changed)}"
             )
         return False
@@ -278,8 +285,13 @@ class GroupStore:
         data = group_records.encode(
             item.step, item.number, self.process.identity, time.time(), group
         )
-        if self.process.publish(path, data, f"the group of item {item}"):
-            return True
+        try:
+            if self.process.publish(path, data, f"the group of item {item}"):
+                return True
+        except StoreError:
+            # The folder may be gone because another actor delivered the item long ago.
+            if not self.reader.moved(item.step):
+                raise
         self.duplicates += 1
         return False
 
@@ -289,16 +301,11 @@ class GroupStore:
         """What is planned for a step so far. listing: of its folder, when the caller has just made
         it.
         """
-        listing = listing or self._listing(step)
-        parts = [
-            self._read_part(steps_lib.part_path(self.folder, step, first))
-            for first in listing.parts
-        ]
-        return [item for part in parts for item in part]
+        return self.reader.items(step, listing)
 
     def missing(self, step: int) -> list[Item]:
         """The items of a step that have no group yet."""
-        listing = self._listing(step)
+        listing = self.reader.planned(step)
         return [item for item in self.items(step, listing) if item.number not in listing.groups]
 
     def holder(self, item: Item, listing: Listing) -> ProcessId | None:
@@ -312,7 +319,7 @@ class GroupStore:
 
     def record(self, step: int, number: int) -> GroupRecord:
         """What was delivered for an item, verified."""
-        return read_record(self.folder, step, number)
+        return self.reader.group(step, number)
 
     def read(self, step: int) -> list[GroupRecord]:
         """All groups of a step. Raises StoreError naming the items that are missing."""
@@ -324,13 +331,11 @@ class GroupStore:
 
     def takeovers(self, step: int) -> int:
         """How often an item of a step was taken over from an actor that was lost."""
-        return self._listing(step).takeovers
+        return self.reader.planned(step).takeovers
 
     def consumed(self) -> list[int]:
         """The steps that are consumed, in order."""
-        listings = (
-            (step, steps_lib.list_step(self.folder, step)) for step in steps_lib.steps(self.folder)
-        )
+        listings = ((step, self.reader.listing(step)) for step in self.reader.steps())
         return [step for step, listing in listings if listing is not None and listing.consumed]
 
     def places(self, steps: Sequence[int] | None = None) -> list[tuple[int, int]]:
@@ -347,31 +352,22 @@ class GroupStore:
 
     def is_consumed(self, step: int) -> bool:
         """Whether a step is planned and consumed."""
-        listing = steps_lib.list_step(self.folder, step)
+        listing = self.reader.listing(step)
         return listing is not None and listing.consumed
 
     def consumption(self, step: int) -> dict[str, Any]:
         """What ``consume`` wrote: version, weights, digests (of the groups, in order), by and
         when.
         """
-        path = steps_lib.step_folder(self.folder, step) / steps_lib.CONSUMED
-        with explain("read", path):
-            data = path.read_bytes()
-        return unseal(data, path)
-
-    def _listing(self, step: int) -> Listing:
-        listing = steps_lib.list_step(self.folder, step)
-        if listing is None or not listing.parts:
-            raise StoreError(f"step {step} is not planned in {self.folder}")
-        return listing
+        return self.reader.consumption(step)
 
     def _check_next(self, step: int) -> None:
-        if steps_lib.list_step(self.folder, step - 1) is not None:
+        if self.reader.listing(step - 1) is not None:
             return
-        if planned := steps_lib.steps(self.folder):
+        if planned := self.reader.steps():
             raise StoreError(
                 f"step {step} cannot be planned after steps {planned[0]} to {planned[-1]}, in "
-                f"{self.folder}"
+                f"{self.folder}{self.reader.reason(step)}"
             )
 
     def _missing(

@@ -80,7 +80,7 @@ def _deterministic(row: dict) -> dict:
     return {
         name: value
         for name, value in row.items()
-        if not name.startswith(("time/", "engine/", "actor/", "weights/"))
+        if not name.startswith(("time/", "engine/", "actor/", "weights/", "record/"))
     }
 
 

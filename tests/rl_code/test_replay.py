@@ -46,6 +46,7 @@ from rl_code.weights.local import LocalWeights
 from rl_code.weights.transfer_subscriber import TransferSubscriber
 from rl_code.workdir import STORE, check
 from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of
+from tests.rl_code.store.groups import out_of_shards
 from tests.rl_code.trajectories import with_context
 
 STEPS = 5
@@ -139,7 +140,7 @@ def final_state(workdir: Path):
 
 
 def deterministic(workdir: Path) -> list[dict]:
-    names = ("time/", "engine/", "actor/", "weights/", "tasks/")
+    names = ("time/", "engine/", "actor/", "weights/", "tasks/", "record/")
     return [
         {k: v for k, v in row.items() if not k.startswith(names)} for row in read_metrics(workdir)
     ]
@@ -184,6 +185,7 @@ def change_token(workdir: Path, step: int) -> None:
     tokens[place] = (tokens[place] + 1) % VOCAB
     group = Group(record.group.task, (with_context(first, tokens=tokens), *others))
     data = group_records.encode(step, record.number, record.actor, record.when, group)
+    out_of_shards(store.folder)
     group_path(store.folder, step, record.number).write_bytes(data)
 
 
@@ -198,6 +200,7 @@ def test_a_changed_token_shows_at_its_step(copy):
 
 
 def test_a_damaged_group_is_an_error(copy):
+    out_of_shards(copy / STORE)
     path = group_path(copy / STORE, 2, 1)
     data = bytearray(path.read_bytes())
     data[-5] ^= 1

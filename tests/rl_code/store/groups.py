@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 
 import numpy as np
 
-from rl_code.store.steps import Item
+from rl_code.store.reader import RecordReader
+from rl_code.store.steps import Item, group_path, step_folder
 from rl_code.types import (
     Case,
     Context,
@@ -100,6 +102,22 @@ def make_group(item, *, version=0, length=64, seconds=0.5):
         make_trajectory(task, item.group, i, row, version, seconds) for i, row in enumerate(tokens)
     ]
     return Group(task, tuple(members))
+
+
+def out_of_shards(folder):
+    """Puts the steps of a store back into folders of their own, as they were."""
+    reader = RecordReader(folder)
+    steps = reader.steps()
+    for step in steps:
+        listing = reader.listing(step)
+        small = reader._in_shard(step)[1].files
+        files = {step_folder(folder, step) / name: data for name, data in small.items()}
+        for number in listing.groups:
+            files[group_path(folder, step, number)] = reader.group_file(step, number)[0]
+        step_folder(folder, step).mkdir()
+        for path, data in files.items():
+            path.write_bytes(data)
+    shutil.rmtree(folder / "shards")
 
 
 def identical(a, b):

@@ -13,19 +13,23 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_code.store.claims import Claims, WorkConfig
+from rl_code.store.compaction import Compaction
 from rl_code.store.errors import StoreError
+from rl_code.store.reader import RecordReader
+from rl_code.store.steps import step_folder
 from rl_code.store.store import GroupStore
-from tests.rl_code.store.groups import make_group, make_items
+from tests.rl_code.store.groups import identical, make_group, make_items
 
 CONFIG = WorkConfig(heartbeat_s=0.05, heartbeat_timeout_s=1.0, stall_s=20.0, deadline_s=60.0)
 PER_STEP = 6
@@ -89,20 +93,23 @@ def race(folder: Path) -> list[list[tuple[int, int]]]:
 # --- Killed before each thing that it does to the disk --------------------------------------------
 
 
+def die_at_use(kill_at: int) -> None:
+    """SIGKILL when the disk is used for the nth time from here."""
+    uses = itertools.count(1)
+    events = ("open", "os.link", "os.remove", "os.rename", "os.listdir", "os.mkdir", "os.rmdir")
+
+    def count(event: str, args: tuple) -> None:
+        if event in events and next(uses) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+
+
 def play(folder: Path, step: int, kill_at: int) -> None:
     """All that happens to one step, from wherever it was left; SIGKILL when the disk is used for
     the nth time.
     """
-    uses = itertools.count(1)
-
-    def count(event: str, args: tuple) -> None:
-        if (
-            event in ("open", "os.link", "os.remove", "os.rename", "os.listdir", "os.mkdir")
-            and next(uses) == kill_at
-        ):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
+    die_at_use(kill_at)
     store = GroupStore(folder, "all")
     with Claims(store, CONFIG) as work:
         store.plan(make_items(step, 2, version=step))
@@ -128,6 +135,58 @@ def kill_points(folder: Path) -> dict[str, int]:
         begun += planned
         delivered += planned and not GroupStore(folder).missing(point)
         assert end(spawn(play, folder, point, -1)) == 0, point
+
+
+# --- Killed while it puts steps into a shard ------------------------------------------------------
+
+
+def fill_steps(folder: Path, steps: Sequence[int]) -> None:
+    """Steps that are planned, delivered and consumed."""
+    store = GroupStore(folder, "learner")
+    for step in steps:
+        items = make_items(step, 2, version=step)
+        store.plan(items)
+        for item in items:
+            store.deliver(item, make_group(item))
+        store.consume(step, store.wait(step, 1.0), version=step)
+
+
+def compact(folder: Path, kill_at: int) -> None:
+    die_at_use(kill_at)
+    Compaction(GroupStore(folder, "learner").process, folder, 2).run()
+
+
+def look(folder: Path, steps: Sequence[int], moved: Path) -> None:
+    """Every group is there and is what was delivered, also when the folders of steps that are in a
+    shard are lost. Creates ``moved`` if the steps are in a shard.
+    """
+    reader = RecordReader(folder)
+    for step in steps:
+        if reader.moved(step):
+            moved.touch()
+            shutil.rmtree(step_folder(folder, step), ignore_errors=True)
+        assert reader.listing(step).consumed and len(reader.consumption(step)["digests"]) == 2
+        for item in reader.items(step):
+            assert identical(reader.group(step, item.number).group, make_group(item))
+
+
+def compaction_kill_points(folder: Path) -> dict[str, int]:
+    """Puts two steps of its own into a shard for each kill point, and once more after the kill;
+    returns how many there are, and after how many of them the steps were in a shard.
+    """
+    moved = folder.with_name("moved")
+    in_shard = 0
+    for point in itertools.count():
+        steps = range(2 * point, 2 * point + 2)
+        assert end(spawn(fill_steps, folder, steps)) == 0
+        code = end(spawn(compact, folder, point + 1))
+        assert code in (0, -signal.SIGKILL), code
+        assert end(spawn(look, folder, steps, moved)) == 0, point
+        in_shard += moved.exists()
+        moved.unlink(missing_ok=True)
+        if code == 0:
+            return {"points": point, "in_shard": in_shard - 1, "left": len(_left(folder))}
+        assert end(spawn(compact, folder, -1)) == 0, point
 
 
 # --- A learner and actors, killed at random -------------------------------------------------------
@@ -193,16 +252,17 @@ def fleet(folder: Path, seed: int, steps: int = 30, kills: int = 25) -> dict[str
     for child in children.values():
         os.kill(child, signal.SIGKILL)
         end(child)
-    left = [
-        path
-        for path in folder.glob("processes/*/aside.*")
-        if path.name.split(".")[1] != _newest(path.parent)
-    ]
     return {
         "code": code,
-        "left": len(left),
+        "left": len(_left(folder)),
         "starts": sum(int(_newest(p)) + 1 for p in folder.glob("processes/*")),
     }
+
+
+def _left(folder: Path) -> list[Path]:
+    """What killed processes were writing and later starts of their names did not delete."""
+    found = folder.glob("processes/*/aside.*")
+    return [path for path in found if path.name.split(".")[1] != _newest(path.parent)]
 
 
 def _newest(folder: Path) -> str:
@@ -254,6 +314,11 @@ def full(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     what, where, *numbers = sys.argv[1:]
-    print(json.dumps({"race": race, "kill_points": kill_points, "fleet": fleet, "full": full}[what](
-        Path(where), *map(int, numbers)
-    )))  # fmt: skip
+    roles = {
+        "race": race,
+        "kill_points": kill_points,
+        "compaction_kill_points": compaction_kill_points,
+        "fleet": fleet,
+        "full": full,
+    }
+    print(json.dumps(roles[what](Path(where), *map(int, numbers))))

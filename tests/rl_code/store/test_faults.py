@@ -41,6 +41,15 @@ def test_killed_before_any_of_its_system_calls_a_process_goes_on_where_it_was(tm
     assert list(tmp_path.rglob("aside.*")) == []
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_killed_while_a_shard_is_made_every_group_is_in_one_place(tmp_path):
+    found = run("compaction_kill_points", tmp_path / "store")
+    assert found["points"] > 40 and 0 < found["in_shard"] < found["points"] and found["left"] == 0
+    report = check(tmp_path / "store", max_staleness=0)
+    assert report.problems == [] and report.consumed == 2 * found["points"] + 2
+
+
 @pytest.mark.timeout(300)
 def test_a_learner_and_actors_killed_at_random_use_every_group_once(tmp_path):
     seed = random.randrange(1 << 30)

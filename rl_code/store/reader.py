@@ -1,0 +1,221 @@
+"""Reads the record of a run, wherever a step lies: in its folder or in a shard.
+
+A step lies in its folder from its plan on. Some time after it was consumed it is put into a shard,
+with others, and its folder is deleted. The shard gets its name in one step, and only then is the
+folder moved away as a whole, before any of its files is deleted. A step is therefore whole in at
+least one of the two places at every moment. Where both are there, the shard is read: it comes from
+a process that was killed before it could delete the folder.
+
+``retention`` may delete old steps. What is gone is written down before it is deleted, and
+reading it raises an error that says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_code.store import group_records, shards
+from rl_code.store import steps as steps_lib
+from rl_code.store.errors import StoreError, explain
+from rl_code.store.group_records import GroupRecord
+from rl_code.store.sealed import unseal
+from rl_code.store.shards import Shard, ShardStep
+from rl_code.store.steps import CONSUMED, Item, Listing
+
+REMOVED = "removed.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Removed:
+    """What retention has removed from a record."""
+
+    # the first step that is kept
+    before: int
+    # record.keep of the run that removed it
+    keep: int
+
+    def __str__(self) -> str:
+        return (
+            f"the steps before {self.before} were removed from the record: record.keep = "
+            f"{self.keep} in the config of the run"
+        )
+
+
+class RecordReader:
+    """A view of the record in the store's ``folder``. Every method raises StoreError when the
+    storage fails or a file is damaged. Threads may share it, and it can be pickled.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder).absolute()
+        self._shards: dict[tuple[int, int], Path] = {}
+        # Parts of plans never change, so they are read once.
+        self._part = functools.lru_cache(maxsize=64)(self._read_part)
+
+    def __reduce__(self):
+        return RecordReader, (self.folder,)
+
+    def steps(self) -> list[int]:
+        """The steps that are planned, in order."""
+        # Folders first: a step that moves into a shard meanwhile is then seen twice, not missed.
+        in_folders = steps_lib.steps(self.folder)
+        self._look()
+        in_shards = [
+            step for path in self._shards.values() for step in shards.open_shard(path).steps
+        ]
+        removed = self.removed()
+        first = removed.before if removed else 0
+        return sorted(step for step in {*in_folders, *in_shards} if step >= first)
+
+    def listing(self, step: int) -> Listing | None:
+        """What there is of a step; None when it is not planned, or was removed."""
+        if (found := self._in_shard(step)) is not None:
+            return _listing(found[1])
+        if (listing := steps_lib.list_step(self.folder, step)) is not None:
+            return listing
+        self._look()  # the step may have moved since
+        return None if (found := self._in_shard(step)) is None else _listing(found[1])
+
+    def planned(self, step: int) -> Listing:
+        """As ``listing``; StoreError, which says why, when there is no plan."""
+        listing = self.listing(step)
+        if listing is None or not listing.parts:
+            raise StoreError(f"step {step} is not planned in {self.folder}{self.reason(step)}")
+        return listing
+
+    def part(self, step: int, first: int) -> tuple[Item, ...]:
+        """The items of one part of a step's plan."""
+        return self._part(step, first)
+
+    def items(self, step: int, listing: Listing | None = None) -> list[Item]:
+        """What is planned for a step so far. listing: of the step, when the caller has just made
+        it.
+        """
+        listing = listing or self.planned(step)
+        return [item for first in listing.parts for item in self._part(step, first)]
+
+    def group_file(self, step: int, number: int) -> tuple[bytes, Path]:
+        """The file of a group as it was delivered, and where it was read."""
+        if (found := self._in_shard(step)) is not None:
+            return _group(found, step, number)
+        path = steps_lib.group_path(self.folder, step, number)
+        data = self._from_folder(step, path, "read the group")
+        return (data, path) if data is not None else _group(self._moved(step), step, number)
+
+    def group(self, step: int, number: int) -> GroupRecord:
+        """What was delivered for an item, verified."""
+        data, path = self.group_file(step, number)
+        record = group_records.decode(data, path)
+        if (record.step, record.number) != (step, number):
+            raise StoreError(f"{path} holds the group of item ({record.step}, {record.number})")
+        return record
+
+    def consumption(self, step: int) -> dict[str, Any]:
+        """What the learner wrote when it consumed a step: version, weights, digests (of the groups,
+        in order), by and when.
+        """
+        data, path = self._small_file(step, CONSUMED)
+        return unseal(data, path)
+
+    def removed(self) -> Removed | None:
+        """What retention has removed; None when all is there."""
+        path = self.folder / shards.SHARDS / REMOVED
+        with explain("read", path):
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                return None
+        return Removed(**unseal(data, path))
+
+    def reason(self, step: int) -> str:
+        """Why a step is not there, in parentheses, where retention has removed it; or ""."""
+        removed = self.removed()
+        return f" ({removed})" if removed and step < removed.before else ""
+
+    def moved(self, step: int) -> bool:
+        """Whether a step has left its folder for good: it is in a shard, or was removed."""
+        self._look()
+        return self._in_shard(step) is not None or bool(self.reason(step))
+
+    # --- Places -----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._shards = shards.list_shards(self.folder)
+
+    def _in_shard(self, step: int) -> tuple[Shard, ShardStep] | None:
+        """The shard that has a step, among those that were seen."""
+        for path in self._paths(step):
+            shard = shards.open_shard(path)
+            if step in shard.steps:
+                return shard, shard.steps[step]
+        return None
+
+    def _paths(self, step: int) -> list[Path]:
+        """The shards that may have a step."""
+        found = _of_step(self._shards, step)
+        if all(path.exists() for path in found):
+            return found
+        self._look()  # retention has removed one
+        return _of_step(self._shards, step)
+
+    def _moved(self, step: int) -> tuple[Shard, ShardStep]:
+        """The shard of a step that has just left its folder."""
+        found = self._in_shard(step)
+        assert found is not None, step
+        return found
+
+    def _from_folder(self, step: int, path: Path, action: str) -> bytes | None:
+        """A file of a step's folder; None when the step is in a shard by now."""
+        try:
+            return path.read_bytes()
+        except OSError:
+            # Whatever it is: the client of a network drive has several words for a file that
+            # another host has deleted.
+            self._look()
+            if self._in_shard(step) is not None:
+                return None
+            with explain(action + self.reason(step), path):
+                raise
+
+    def _small_file(self, step: int, name: str) -> tuple[bytes, Path]:
+        """A part of the plan, or the consumption, and where it was read."""
+        found = self._in_shard(step)
+        path = steps_lib.step_folder(self.folder, step) / name
+        if found is None:
+            action = "read the plan" if name != CONSUMED else "read"
+            data = self._from_folder(step, path, action)
+            if data is not None:
+                return data, path
+            found = self._moved(step)
+        shard, entry = found
+        if name not in entry.files:
+            raise StoreError(f"step {step} has no {name} in {shard.path}")
+        return entry.files[name], shard.path
+
+    def _read_part(self, step: int, first: int) -> tuple[Item, ...]:
+        data, path = self._small_file(step, steps_lib.part_path(self.folder, step, first).name)
+        return steps_lib.parse_part(data, path)
+
+    def _reason(self, step: int) -> str:
+        """Why a step is not there, if that is known."""
+        removed = self.removed()
+        return f" ({removed})" if removed and step < removed.before else ""
+
+
+def _of_step(found: Mapping[tuple[int, int], Path], step: int) -> list[Path]:
+    return [path for (first, last), path in found.items() if first <= step <= last]
+
+
+def _listing(entry: ShardStep) -> Listing:
+    return steps_lib.list_names(entry.files, entry.claims, entry.groups)
+
+
+def _group(found: tuple[Shard, ShardStep], step: int, number: int) -> tuple[bytes, Path]:
+    shard, entry = found
+    if number not in entry.groups:
+        raise StoreError(f"item ({step}, {number}) has no group in {shard.path}")
+    return shard.group(step, number), shard.path
