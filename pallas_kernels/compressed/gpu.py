@@ -74,8 +74,11 @@ class _Plan:
     lanes: int
     # A key of ``matrix_units.UNITS``.
     unit: str
-    # The values of ``Selection.shares``: the weight of each part of a tile.
-    shares: tuple[int, ...]
+    # Parts of a tile, one for each of ``Selection.shares``; stretches that start in a block; and
+    # strides of a stretch.
+    parts: int
+    ratio: int
+    reach: int
     # Blocks to pick, at most as many as there are.
     picks: int
 
@@ -100,7 +103,7 @@ def select(
     dtype = q.dtype
     forced = pad(jnp.stack(edges(q_tokens, heads, selection), axis=1), tuning.block_q, axis=2)
     plan = _plan(q, k, selection, tuning, interpret)
-    parts = len(plan.shares)
+    parts = plan.parts
     # arrays in the matrix units' register layouts have a multiple of 8 columns
     width = -(-selection.picks // 8) * 8
     k, k_tokens = arrange(k, k_tokens, heads, shadows, selection, plan.columns, ahead)
@@ -164,24 +167,31 @@ def _kernel(
                 plgpu.barrier_wait(filled.at[slot])
                 lse = plgpu.load(sums_ring.at[slot, rows], layout=column, optimized=False)
                 lse = spread(lse * flash.LOG2_E, shape, 0)
-                for part, share in enumerate(plan.shares):
+
+                # A loop, so that the matrix unit's addresses of a part are worked out when they are
+                # needed. Of all parts together they would take 80 registers all the time.
+                def one_part(part, total):
                     # the keys of a part stay for all heads: the first waits until they are there,
                     # and the last lets the next tile's overwrite them
-                    pl.when(index == 0)(lambda part=part: plgpu.barrier_wait(k_filled.at[part]))
+                    pl.when(index == 0)(lambda: plgpu.barrier_wait(k_filled.at[part]))
                     keys = k_tile.at[part].transpose((1, 0))
                     scores = (
                         unit.product(q_ring.at[slot, rows], keys) * (plan.scale * flash.LOG2_E)
                         - lse
                     )
-                    pl.when(index == plan.groups - 1)(
-                        lambda part=part: _release(k_emptied.at[part])
-                    )
+                    pl.when(index == plan.groups - 1)(lambda: _release(k_emptied.at[part]))
                     if masked:
                         seen = flash.mask(
                             queries, flash.load_fields(tok_tile.at[1 + part], line), shape, 0
                         )
                         scores = jnp.where(seen, scores, MASKED)
-                    total += jnp.exp2(scores) * float(share)
+                    # ``Selection.shares`` of the part
+                    share = jnp.minimum(part + 1, plan.ratio) - jnp.maximum(
+                        part + 1 - plan.reach, 0
+                    )
+                    return total + jnp.exp2(scores) * share.astype(jnp.float32)
+
+                total = jax.lax.fori_loop(0, plan.parts, one_part, total)
                 _release(emptied.at[slot])
                 return total
 
@@ -240,7 +250,7 @@ def _kernel(
         @pl.when(count > 0)
         def _():
             plgpu.barrier_wait(tok_emptied.at[0])
-            for part in range(len(plan.shares)):
+            for part in range(plan.parts):
                 plgpu.barrier_wait(k_emptied.at[part])
 
     specialise_warps(wg, unit, compute, copy)
@@ -268,7 +278,7 @@ def _sources(
     """
     row, head, block = (jax.lax.axis_index(name) for name in ("row", "head", "block"))
     groups = jnp.int32(plan.groups)
-    parts = len(plan.shares)
+    parts = plan.parts
 
     def sources(step):
         own = pl.ds(block * plan.block_q, plan.block_q)
@@ -373,6 +383,8 @@ def _plan(q, k, selection: Selection, tuning: TuningConfig, interpret) -> _Plan:
         interpret=bool(interpret),
         lanes=flash.padded(q.shape[3], q.dtype),
         unit=tuning.attention.matrix_unit,
-        shares=tuple(selection.shares.values()),
+        parts=len(selection.shares),
+        ratio=selection.ratio,
+        reach=selection.length // selection.stride,
         picks=min(selection.picks, k.shape[1] // selection.ratio),
     )
