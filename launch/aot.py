@@ -1,12 +1,14 @@
-"""Compiles every kernel for accelerators that are not here, and prints what the compilers say.
+"""Compiles every kernel that runs call for accelerators that are not here, and prints what the
+compilers say.
 
-python -m launch.aot kernels                       # every kernel for every target
-python -m launch.aot kernels --targets=v5e,h100
+python -m launch.aot kernels                                    # all kernels for every target
+python -m launch.aot kernels --targets=v5e,h100 --json=runs/aot.json
 
-Needs the compilers: pip install -e .[aot]. Each target has a process of its own, because the GPU
-compiler keeps the first target it was given. Operations and bytes are those of whole causal rows
-(``Program.cost``). The time is a lower bound that follows from them and the device's peak rates; it
-is not measured.
+Needs the compilers: pip install -e .[aot]. The kernels are read from traced programs
+(``launch.kernel_programs``). Each target has a process of its own, because the GPU compiler keeps
+the first target it was given. The time is a lower bound that follows from the bytes of a kernel's
+arguments and results, and on TPU from its operations (``Kernel.flops``), and the device's peak
+rates; it is not measured.
 """
 
 from __future__ import annotations
@@ -24,23 +26,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import rich.table
 from absl import app, flags
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks.results import save
 from launch.flags import console
-from launch.kernel_programs import NAMES, SIZES, programs
+from launch.kernel_programs import WORKLOADS, Kernel, kernels
 from launch.targets import TARGETS, Target
-from pallas_kernels.cost import Cost
 
 INSTALL = "pip install -e .[aot]"
 ROOT = Path(__file__).resolve().parents[1]
 _ANSWER = "aot row: "
+_NAMES = "aot kernels: "
+_WORKLOADS = [workload.name for workload in WORKLOADS]
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("targets", list(TARGETS), f"Of {', '.join(TARGETS)}.")
+flags.DEFINE_multi_string(
+    "kernels_of", _WORKLOADS, f"Whose kernels: {'; '.join(_WORKLOADS)}. May be given several times."
+)
 flags.DEFINE_string(
     "worker", None, "Compile for this target in this process and print rows as JSON."
 )
@@ -48,117 +54,164 @@ flags.DEFINE_string(
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A kernel on a target: the compiler's answer, memory on the chip in bytes, registers and
-    spilled bytes.
-    """
+    """A kernel on a target, and what its compiler said."""
 
     kernel: str
     target: str
+    # Those of its arguments that are not integers.
+    shapes: str
+    # Which programs call it.
+    callers: tuple[str, ...]
+    # "compiled", or what the compiler refused.
     answer: str
+    # Bytes of VMEM, or of shared memory of a thread block.
     memory: int | None = None
+    # Registers of a thread, and bytes of them that are spilled to memory. GPUs only.
     registers: int | None = None
     spilled: int | None = None
-    cost: Cost | None = None
+    # Bytes of HBM of arguments, results and temporaries.
+    hbm: int | None = None
+    # Operations that the kernel says it needs; None where it says nothing.
+    flops: int | None = None
 
     @property
     def milliseconds(self) -> float | None:
-        """The time that the peak rates of the target allow."""
-        if self.cost is None:
+        """The time that the peak rates of the target allow, None where nothing was compiled."""
+        if self.hbm is None:
             return None
         target = TARGETS[self.target]
-        return 1e3 * max(
-            self.cost.flops / target.flops, self.cost.bytes_accessed / target.bandwidth
-        )
+        return 1e3 * max((self.flops or 0) / target.flops, self.hbm / target.bandwidth)
 
 
 def main(argv: Sequence[str]) -> None:
+    if unknown := [name for name in FLAGS.kernels_of if name not in _WORKLOADS]:
+        sys.exit(f"--kernels_of={unknown[0]} must be one of {'; '.join(_WORKLOADS)}")
     if FLAGS.worker:
-        for row in compile_all(TARGETS[FLAGS.worker]):
-            print(_ANSWER + json.dumps(dataclasses.asdict(row)), flush=True)
+        _work(TARGETS[FLAGS.worker], FLAGS.kernels_of)
         return
     if argv[1:] != ["kernels"]:
         sys.exit("say what to compile: python -m launch.aot kernels")
     if unknown := [name for name in FLAGS.targets if name not in TARGETS]:
         sys.exit(f"--targets={','.join(unknown)} must be of {', '.join(TARGETS)}")
-    rows = [row for name in FLAGS.targets for row in in_own_process(TARGETS[name])]
+    rows = []
+    for name in FLAGS.targets:
+        console().print(f"{name}: tracing and compiling", style="dim")
+        rows += in_own_process(TARGETS[name], FLAGS.kernels_of)
+        save(report(rows))
     console().print(table(rows))
+    console().print(summary(rows))
 
 
-def in_own_process(target: Target) -> list[Row]:
-    """The rows of a target; a kernel that ended the process, or a missing compiler, has its row
-    too.
-    """
-    names = [f"{family} {name}" for family in NAMES for name in NAMES[family]]
+def report(rows: list[Row]) -> dict:
+    """What is written to --json: the rows, and the versions of the compilers."""
+    packages = {name for target in TARGETS.values() for name in target.packages}
+    versions = {name: importlib.metadata.version(name) for name in packages if _installed(name)}
+    return {"compilers": versions, "rows": [dataclasses.asdict(row) for row in rows]}
+
+
+def in_own_process(target: Target, workloads: Sequence[str] = _WORKLOADS) -> list[Row]:
+    """The rows of a target. What ended the process, or a missing compiler, has a row too."""
     if missing := [name for name in target.packages if not _installed(name)]:
-        return [
-            Row(name, target.name, f"{', '.join(missing)} not installed: {INSTALL}")
-            for name in names
-        ]
+        answer = f"{', '.join(missing)} not installed: {INSTALL}"
+        return [Row("all kernels", target.name, "", (), answer)]
+    command = [sys.executable, "-m", "launch.aot", f"--worker={target.name}"]
     done = subprocess.run(
-        [sys.executable, "-m", "launch.aot", f"--worker={target.name}"],
+        [*command, *(f"--kernels_of={name}" for name in workloads)],
         env=os.environ | target.environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    answers = [
-        line.removeprefix(_ANSWER) for line in done.stdout.splitlines() if line.startswith(_ANSWER)
+    lines = done.stdout.splitlines()
+    rows = [
+        Row(**json.loads(line.removeprefix(_ANSWER))) for line in lines if line.startswith(_ANSWER)
     ]
-    rows = [json.loads(answer) for answer in answers]
-    rows = [Row(**row | {"cost": row["cost"] and Cost(**row["cost"])}) for row in rows]
-    found = {row.kernel for row in rows}
+    names = [json.loads(line.removeprefix(_NAMES)) for line in lines if line.startswith(_NAMES)]
+    left = names[0][len(rows) :] if names else ["all kernels"]
     last = (done.stderr.strip() or "no message").splitlines()[-1]
     ended = f"the compiler's process ended with code {done.returncode}: {last}"
-    return rows + [Row(name, target.name, ended) for name in names if name not in found]
+    return rows + [Row(name, target.name, "", (), ended) for name in left]
 
 
-def compile_all(target: Target) -> Iterator[Row]:
+def _work(target: Target, workloads: Sequence[str]) -> None:
+    """Prints the names of the kernels of a target and, as they are compiled, their rows."""
+    chosen = tuple(workload for workload in WORKLOADS if workload.name in workloads)
+    found = kernels(target, chosen)
+    print(_NAMES + json.dumps([kernel.name for kernel in found]), flush=True)
+    for row in compile_all(target, found):
+        print(_ANSWER + json.dumps(dataclasses.asdict(row)), flush=True)
+
+
+def compile_all(target: Target, found: Sequence[Kernel]) -> Iterator[Row]:
     """Compiles each kernel for the target, in this process."""
     device = topologies.get_topology_desc(**target.topology()).devices[0]
     sharding = SingleDeviceSharding(device)
-
-    def array(*shape: int, dtype=jnp.bfloat16) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-
-    for program in programs(target, array):
-        if program.obstacle:
-            yield Row(program.name, target.name, program.obstacle)
-            continue
-        row = Row(program.name, target.name, "compiled", cost=program.cost)
+    for kernel in found:
+        row = Row(
+            kernel.name,
+            target.name,
+            kernel.shapes,
+            kernel.callers,
+            "compiled",
+            flops=kernel.flops,
+        )
+        arguments = [
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in kernel.arguments
+        ]
         with _captured() as texts:
-            found = {}
+            resources = {}
             try:
-                compiled = jax.jit(program.function).lower(*program.arguments).compile()
-                found = _tpu_resources(compiled) if target.platform == "tpu" else {}
+                compiled = jax.jit(kernel.function).lower(*arguments).compile()
+                resources = _resources(target, compiled)
             except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
                 # a compiler's answer
-                row = dataclasses.replace(row, answer=f"{type(error).__name__}: {error}", cost=None)
+                row = dataclasses.replace(row, answer=f"{type(error).__name__}: {error}")
         if target.platform == "cuda":
-            found = _gpu_resources(texts[0])
-        yield dataclasses.replace(row, **found)
+            resources |= _gpu_resources(texts[0])
+        yield dataclasses.replace(row, **resources)
 
 
 def table(rows: list[Row]) -> rich.table.Table:
     """One line per kernel and target."""
-    title = "\n".join(["bfloat16", *(f"{family}: {sizes}" for family, sizes in SIZES.items())])
-    found = rich.table.Table(title=title, title_justify="left")
+    found = rich.table.Table(title="kernels of traced programs", title_justify="left")
     for name in ("kernel", "target"):
         found.add_column(name, no_wrap=True)
+    found.add_column("called by", overflow="fold")
+    found.add_column("arguments", overflow="fold")
     found.add_column("compiler", overflow="fold")
-    for name in ("VMEM / shared", "registers", "spilled", "GFLOP", "MB moved", "ms at peak"):
+    for name in ("VMEM / shared", "registers", "spilled", "HBM MB", "ms at peak"):
         found.add_column(name, justify="right")
     for row in rows:
-        cost = row.cost
         found.add_row(
             row.kernel,
             row.target,
+            "; ".join(row.callers),
+            row.shapes,
             _shorten(row.answer),
             "" if row.memory is None else f"{row.memory / 1024:,.0f} KiB",
             "" if row.registers is None else str(row.registers),
             "" if row.spilled is None else f"{row.spilled} B",
-            f"{cost.flops / 1e9:,.1f}" if cost else "",
-            f"{cost.bytes_accessed / 1e6:,.0f}" if cost else "",
-            f"{row.milliseconds:.3f}" if cost else "",
+            "" if row.hbm is None else f"{row.hbm / 1e6:,.0f}",
+            "" if row.milliseconds is None else f"{row.milliseconds:.3f}",
+        )
+    return found
+
+
+def summary(rows: list[Row]) -> rich.table.Table:
+    """One line per target: how many kernels compiled, and the most of each resource."""
+    found = rich.table.Table(title="by target", title_justify="left")
+    for name in ("target", "compiled", "most VMEM / shared", "most registers", "that spill"):
+        found.add_column(name, justify="left" if name == "target" else "right")
+    for target in dict.fromkeys(row.target for row in rows):
+        mine = [row for row in rows if row.target == target]
+        memory = max((row.memory or 0 for row in mine), default=0)
+        registers = max((row.registers or 0 for row in mine), default=0)
+        found.add_row(
+            target,
+            f"{sum(row.answer == 'compiled' for row in mine)} of {len(mine)}",
+            f"{memory / 1024:,.0f} KiB",
+            str(registers) if registers else "",
+            str(sum(bool(row.spilled) for row in mine)) if registers else "",
         )
     return found
 
@@ -173,6 +226,13 @@ def _installed(package: str) -> bool:
 def _shorten(text: str, most: int = 300) -> str:
     text = " ".join(text.split())
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _resources(target: Target, compiled: jax.stages.Compiled) -> dict[str, int]:
+    """HBM that a compiled kernel takes, and on TPU its VMEM."""
+    sizes = compiled.memory_analysis()
+    parts = (sizes.argument_size_in_bytes, sizes.output_size_in_bytes, sizes.temp_size_in_bytes)
+    return {"hbm": sum(parts)} | (_tpu_resources(compiled) if target.platform == "tpu" else {})
 
 
 def _tpu_resources(compiled) -> dict[str, int]:

@@ -1,186 +1,192 @@
-"""The programs that ``launch.aot kernels`` compiles: every kernel, forward and backward, with a
-real model's sizes.
+"""The kernels that ``launch.aot kernels`` compiles: all that the programs of runs call, found by
+tracing the programs for the device.
+
+A program is traced for a mesh of devices that are not here, so that every attention call makes the
+choice it would make there. The kernels are then read from the traced programs, with the shapes that
+they get. A call that has no kernel there has none to compile: the dry run says why.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from launch.targets import Target
-from pallas_kernels.compressed import blocks as compressed_blocks
-from pallas_kernels.compressed import gpu as compressed_gpu
-from pallas_kernels.compressed import tpu as compressed_tpu
-from pallas_kernels.compressed.blocks import Selection
-from pallas_kernels.cost import Cost
-from pallas_kernels.flash import blocks, gpu, tpu
-from pallas_kernels.paged import api as paged_api
-from pallas_kernels.paged import lists as paged_lists
-from pallas_kernels.selected import chunks
-from pallas_kernels.selected import gpu as selected_gpu
-from pallas_kernels.selected import tpu as selected_tpu
-from pallas_kernels.selected import tuning as selected_tuning
-from pallas_kernels.tokens import Tokens
+from models.families import PRESETS
+from models.sharding import MeshConfig, abstract_mesh
+from models.transformer import ModelConfig
+from rl_code.read_config import build
+from rl_code.run_config import RunConfig
+from rl_code.traced import traced_programs
 
-# B, T, N, K, H: one row of 8,192 tokens with the heads of an 8-billion-parameter model
-SHAPE = (1, 8192, 32, 8, 128)
-# B, T, N, K, H, then tokens of a row, of a page, and pages picked: decoding with the heads of NSA
-# (2502.11089)
-PAGED_SHAPE = (8, 1, 64, 4, 128, 65536, 64, 16)
-# size of a block and picks of a query, as in NSA's paper
-SELECTED = (64, 16)
-# (*shape, dtype=bfloat16) to an array of the target that is never made
-Array = Callable[..., jax.ShapeDtypeStruct]
+# The primitives of kernels: Mosaic TPU's, and Mosaic GPU's.
+PRIMITIVES = ("pallas_call", "mpmd_map")
+# Layers and tokens of the vocabulary that are traced: more of them call the same kernels.
+_LAYERS, _VOCABULARY = 2, 512
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """A kernel to compile: ``function`` of ``arguments``; obstacle: why the target has none, else
-    None.
-    """
+class Workload:
+    """A run whose kernels are compiled."""
 
     name: str
+    # The file in configs/, and what it is changed by: dotted keys.
+    config: str
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # The model's shape where the config's weights are not here.
+    preset: str | None = None
+    # The kinds of layers, as ``model.attention`` takes them; None for those of the config.
+    attention: tuple[dict[str, Any], ...] | None = None
+    # Devices that heads are cut over.
+    tensor: int = 1
+
+
+# What a model of 8 billion parameters takes on one device: rows of 8,192 tokens in training, chunks
+# of 2,048 in prefill, and 16 rows of up to 32,768 tokens that decode together.
+_LARGE = {
+    "limits.turns": 1,
+    "limits.tokens": 8192,
+    "limits.turn_tokens": 1024,
+    "rollout.engine.slots": 16,
+    "rollout.engine.page": 64,
+    "rollout.engine.prefill_rows": 2,
+    "rollout.engine.prefill_tokens": 2048,
+    "rollout.engine.length": 32768,
+    "rollout.engine.prompt_length": 16384,
+    "rollout.engine.pages": 4096,
+    "train.pack.slots": 8192,
+    "train.pack.rows": 1,
+    "train.pack.targets": 1024,
+    "train.pack.runs": 12,
+    "train.micro_batches": 1,
+}
+
+
+def _large(name: str, **settings: Any) -> Workload:
+    method = {"name": name, **settings}
+    return Workload(f"8B, {name}", "quickstart", _LARGE, "qwen3-8b", (method,))
+
+
+WORKLOADS = (
+    Workload("quickstart", "quickstart"),
+    Workload("smollm2_mbpp", "smollm2_mbpp"),
+    Workload("own_model", "own_model", preset="qwen3-8b"),
+    _large("dense"),
+    _large("window", window=512),
+    _large("nsa"),
+    _large("moba", block=64, picks=16),
+    _large("squid"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A kernel as a traced program calls it."""
+
+    # The name that it has in a profile too.
+    name: str
+    # Those of its arguments that are not integers, as "bf16[2,128,4,128]".
+    shapes: str
+    # The workloads and programs that call it, as "quickstart: decode".
+    callers: tuple[str, ...]
+    # A function of arrays of ``arguments``, which is this one call.
     function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    cost: Cost
-    obstacle: str | None = None
+    arguments: tuple[jax.ShapeDtypeStruct, ...]
+    # Operations of its products, which kernels for TPU say of themselves; None elsewhere.
+    flops: int | None = None
 
 
-def programs(target: Target, array: Array) -> Iterator[Program]:
-    """Every program of a target."""
-    for family in FAMILIES.values():
-        yield from family(target, array)
+def kernels(target: Target, workloads: tuple[Workload, ...] = WORKLOADS) -> list[Kernel]:
+    """Every different kernel call of the workloads on a target, in the order of the workloads."""
+    found: dict[tuple[str, ...], Kernel] = {}
+    for workload in workloads:
+        config, model = settings(workload)
+        mesh = abstract_mesh(MeshConfig(data=1, tensor=workload.tensor), target.device)
+        for program, traced in traced_programs(config, model, mesh).items():
+            caller = f"{workload.name}: {program}"
+            for equation in calls(traced.jaxpr.jaxpr):
+                kernel = _kernel(equation, caller)
+                # kernels of one name and shape may differ in what is static, as a window
+                key = (kernel.name, *map(str, kernel.arguments), *map(str, _inside(equation)))
+                known = found.get(key, dataclasses.replace(kernel, callers=()))
+                callers = dict.fromkeys((*known.callers, caller))
+                found[key] = dataclasses.replace(known, callers=tuple(callers))
+    return list(found.values())
 
 
-def _tokens(array: Array, batch: int, length: int, fields: int = 4) -> Tokens:
-    return Tokens(*[array(batch, length, dtype=jnp.int32)] * fields)
-
-
-def _flash(target: Target, array: Array) -> Iterator[Program]:
-    heads, kv_heads, head_dim = SHAPE[2:]
-    tuning = blocks.heuristic(target.kind, heads // kv_heads, head_dim)
-    yield from _attention("flash", target, array, SHAPE[1], 4, tuning)
-
-
-def _attention(
-    family: str, target: Target, array: Array, keys: int, fields: int, tuning: blocks.TuningConfig
-) -> Iterator[Program]:
-    """The flash kernels for so many keys, and tokens of so many fields."""
-    batch, length, heads, kv_heads, head_dim = SHAPE
-    q = array(batch, length, heads, head_dim)
-    k = array(batch, keys, kv_heads, head_dim)
-    sums = array(batch, length, heads, dtype=jnp.float32)
-    tokens = [_tokens(array, batch, size, fields) for size in (length, keys)]
-    module = {"tpu": tpu, "cuda": gpu}[target.platform]
-    for name in NAMES["flash"]:
-        yield Program(
-            f"{family} {name}",
-            functools.partial(getattr(module, name), window=None, tuning=tuning),
-            (q, k, k, *tokens) + ((sums, sums, q) if name != "forward" else ()),
-            blocks.cost(
-                name, q.shape, k.shape, q.dtype.itemsize, tuning, cached=target.platform == "cuda"
-            ),
-            None if target.name in module.TARGETS else module.ELSEWHERE,
-        )
-
-
-def _paged(target: Target, array: Array) -> Iterator[Program]:
-    batch, queries, heads, kv_heads, head_dim, length, page, picks = PAGED_SHAPE
-    count = length // page
-    q = array(batch, queries, heads, head_dim)
-    pages = array(batch * count, kv_heads, page, head_dim)
-    tables = array(batch, count, dtype=jnp.int32)
-    places = array(batch, queries, dtype=jnp.int32)
-    chosen = array(batch, queries, kv_heads, picks, dtype=jnp.int32)
-    lengths = array(batch, dtype=jnp.int32)
-    implementation = {"tpu": "tpu", "cuda": "gpu"}[target.platform]
-    module = paged_api.KERNELS[implementation]
-    rows = (batch, kv_heads, heads // kv_heads * queries, head_dim)
-    for name in NAMES["paged"]:
-        of_list, lists = (count, None) if name == "dense" else (picks, kv_heads)
-        tuning = paged_api.tune(target.kind, q, pages, of_list, lists)
-        yield Program(
-            f"paged {name}",
-            functools.partial(paged_api.forward, implementation, window=None, tuning=tuning),
-            (q, pages, pages, None if name == "dense" else chosen, tables, places, lengths),
-            paged_lists.cost(rows, of_list * page, q.dtype.itemsize, tuning.splits),
-            None if target.name in module.TARGETS else module.ELSEWHERE,
-        )
-
-
-def _selected(target: Target, array: Array) -> Iterator[Program]:
-    """The whole passes, with what XLA does around the kernels."""
-    (batch, length, heads, kv_heads, head_dim), (size, picks) = SHAPE, SELECTED
-    q = array(batch, length, heads, head_dim)
-    k = array(batch, length, kv_heads, head_dim)
-    lse = array(batch, length, heads, dtype=jnp.float32)
-    order = array(batch, length, dtype=jnp.int32)
-    chosen = array(batch, length, kv_heads, picks, dtype=jnp.int32)
-    module = {"tpu": selected_tpu, "cuda": selected_gpu}[target.platform]
-    options = {"size": size, "kernels": module, "tuning": selected_tuning.heuristic(target.kind)}
-    for name in NAMES["selected"]:
-        yield Program(
-            f"selected {name}",
-            functools.partial(getattr(chunks, name), **options),
-            (q, k, k, chosen, order, order) + ((q, lse, q, lse) if name == "backward" else ()),
-            selected_tuning.cost(
-                name,
-                q.shape,
-                k.shape,
-                q.dtype.itemsize,
-                picks=picks,
-                size=size,
-                passes=module.PASSES,
-            ),
-            None if target.name in module.TARGETS else module.ELSEWHERE,
-        )
-
-
-def _compressed(target: Target, array: Array) -> Iterator[Program]:
-    batch, length, heads, kv_heads, head_dim = SHAPE
-    selection = Selection()  # the paper's
-    count = length // selection.block
-    keys = length // selection.stride
-    tuning = compressed_blocks.heuristic(target.kind, heads // kv_heads, head_dim, count)
-    yield from _attention("compressed", target, array, keys, 5, tuning.attention)
-    module = {"tpu": compressed_tpu, "cuda": compressed_gpu}[target.platform]
-    q = array(batch, length, heads, head_dim)
-    k = array(batch, keys, kv_heads, head_dim)
-    lse = array(batch, length, heads, dtype=jnp.float32)
-    shadows = array(batch, count, dtype=jnp.int32)
-    yield Program(
-        "compressed select",
-        functools.partial(module.select, selection=selection, tuning=tuning),
-        (q, k, lse, *(_tokens(array, batch, size, 5) for size in (length, keys, count)), shadows),
-        compressed_blocks.cost(q.shape, k.shape, q.dtype.itemsize, selection, tuning),
-        None if target.name in module.TARGETS else module.ELSEWHERE,
+def settings(workload: Workload) -> tuple[RunConfig, ModelConfig]:
+    """(the config of a workload with its derived sizes, its model in bfloat16 with few layers)."""
+    module = importlib.import_module(f"configs.{workload.config}")
+    given = module.get_config().to_dict()
+    changes = {
+        "mesh": {"data": 1, "tensor": workload.tensor},
+        "model.dtype": "bfloat16",
+        "rollout.dtype": "bfloat16",
+        **({} if workload.attention is None else {"model.attention": workload.attention}),
+        **workload.changes,
+    }
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        section = given
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[last] = value
+    config = build(RunConfig, given)
+    shape = PRESETS[workload.preset] if workload.preset else config.model.shape()
+    methods = config.model.methods() or shape.attention
+    return config, dataclasses.replace(
+        shape,
+        dtype="bfloat16",
+        param_dtype="bfloat16",
+        attention=methods,
+        num_layers=_LAYERS * len(methods),
+        vocab_size=_VOCABULARY,
+        embed_dim=min(shape.embed_dim, 1024),
+        mlp_dim=min(shape.mlp_dim, 1024),
     )
 
 
-NAMES = {
-    "flash": ("forward", "backward_q", "backward_kv"),
-    "compressed": ("forward", "backward_q", "backward_kv", "select"),
-    "selected": ("forward", "backward"),
-    "paged": ("dense", "selected"),
-}
-FAMILIES: dict[str, Callable[[Target, Array], Iterator[Program]]] = {
-    "flash": _flash,
-    "compressed": _compressed,
-    "selected": _selected,
-    "paged": _paged,
-}
-# What the programs of a family are given.
-SIZES = {
-    "flash": "{} row of {} causal tokens, {} heads over {}, head size {}".format(*SHAPE),
-    "compressed": "as flash, one key for every {0.stride} tokens, {0.picks} blocks picked".format(
-        Selection()
-    ),
-    "selected": "as flash, {1} blocks of {0} for every query".format(*SELECTED),
-    "paged": "{} rows of {} new token, {} heads over {}, head size {}, {} tokens in pages of {}, "
-    "{} of them picked".format(*PAGED_SHAPE),
-}
+def calls(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The kernel calls of a program, those inside of loops and other calls too."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in PRIMITIVES:
+            yield equation
+            continue
+        for program in _inside(equation):
+            yield from calls(program.jaxpr if isinstance(program, ClosedJaxpr) else program)
+
+
+def _inside(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
+    """The programs that are parameters of an equation, such as the body of a loop."""
+
+    def is_program(x: Any) -> bool:
+        return isinstance(x, ClosedJaxpr | Jaxpr)
+
+    parameters = jax.tree.leaves(list(equation.params.values()), is_leaf=is_program)
+    return [x for x in parameters if is_program(x)]
+
+
+def _kernel(equation: JaxprEqn, caller: str) -> Kernel:
+    avals: list[Any] = [x.aval for x in equation.invars]
+    arguments = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals)
+    floats = [x for x in arguments if x.dtype.kind != "i"]
+    shapes = dict.fromkeys(f"{_short(x)}[{','.join(map(str, x.shape))}]" for x in floats)
+    name = str(equation.params.get("name") or equation.params["name_and_src_info"].name)
+    cost = equation.params.get("cost_estimate")
+    flops = None if cost is None else int(cost.flops)
+    function = functools.partial(_call, equation)
+    return Kernel(name, " ".join(shapes), (caller,), function, arguments, flops)
+
+
+def _call(equation: JaxprEqn, *arguments: jax.Array) -> Any:
+    return equation.primitive.bind(*arguments, **equation.params)
+
+
+def _short(x: jax.ShapeDtypeStruct) -> str:
+    return str(x.dtype).replace("bfloat", "bf").replace("float", "f")

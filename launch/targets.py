@@ -8,6 +8,8 @@ import dataclasses
 import shutil
 from typing import Any
 
+from jax.sharding import AbstractDevice
+
 _GPU = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -49,6 +51,13 @@ class Target:
         return (
             "tpu" if self.tpu_topology else {9: "hopper", 10: "blackwell"}[self.gpu["capability"]]
         )
+
+    @property
+    def device(self) -> AbstractDevice:
+        """A device of a mesh that programs are traced for."""
+        platform = {"cuda": "gpu"}.get(self.platform, self.platform)
+        kind = f"TPU {self.name}" if self.tpu_topology else f"NVIDIA {self.name.upper()}"
+        return AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
 
     @property
     def packages(self) -> tuple[str, ...]:

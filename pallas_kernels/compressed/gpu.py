@@ -118,6 +118,7 @@ def select(
     unit = UNITS[plan.unit]
     picks = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
+        kernel_name="compressed_select",
         out_type=jax.ShapeDtypeStruct((batch, kv_heads, slots, width), jnp.int32),
         scratch_types=[
             tiles((plan.steps, plan.block_q, plan.lanes), dtype),

@@ -93,6 +93,7 @@ def forward(
     unit = UNITS[plan.unit]
     out, lse = plgpu.kernel(
         functools.partial(_forward_kernel, plan=plan),
+        kernel_name="flash_forward",
         out_type=[
             jax.ShapeDtypeStruct(q.shape, dtype),
             jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
@@ -136,6 +137,7 @@ def backward_q(
     unit = UNITS[plan.unit]
     dq = plgpu.kernel(
         functools.partial(_backward_q_kernel, plan=plan),
+        kernel_name="flash_backward_q",
         out_type=jax.ShapeDtypeStruct(q.shape, dtype),
         scratch_types=[
             tiles((unit.compute, unit.tile, lanes), dtype),
@@ -175,6 +177,7 @@ def backward_kv(
     sums = blocked(_sums(lse, delta, plan), plan.block_q)
     dk, dv = plgpu.kernel(
         functools.partial(_backward_kv_kernel, plan=plan),
+        kernel_name="flash_backward_kv",
         out_type=[jax.ShapeDtypeStruct(k.shape, dtype)] * 2,
         scratch_types=[
             tiles((unit.compute, unit.tile, lanes), dtype),

@@ -123,6 +123,7 @@ def forward(
     blocks = padded // plan.columns
     out, lse = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
+        kernel_name="selected_paged_attention" if work.numbered else "paged_attention",
         out_type=[
             jax.ShapeDtypeStruct(
                 (work.splits, units, heads, blocks, head_dim, plan.columns), jnp.float32

@@ -107,6 +107,7 @@ def forward(
     total = plan.lists * plan.tiles * ROWS
     out, lse = plgpu.kernel(
         functools.partial(_forward_kernel, plan=plan),
+        kernel_name="selected_forward",
         out_type=[
             jax.ShapeDtypeStruct((total, plan.lanes), v.dtype),
             jax.ShapeDtypeStruct((total,), jnp.float32),
@@ -137,6 +138,7 @@ def backward_q(
     dtype = k.dtype
     dq = plgpu.kernel(
         functools.partial(_backward_q_kernel, plan=plan),
+        kernel_name="selected_backward_q",
         out_type=jax.ShapeDtypeStruct((plan.lists * plan.tiles * ROWS, plan.lanes), jnp.float32),
         scratch_types=[
             *row_rings(plan, unit.tile, dtype),

@@ -82,6 +82,7 @@ def backward_kv(
     k_order = jnp.pad(k_order, ((0, 0), (0, unit.tile - plan.held)))
     found = plgpu.kernel(
         functools.partial(_backward_kv_kernel, plan=plan, count=count),
+        kernel_name="selected_backward_kv",
         out_type=[jax.ShapeDtypeStruct((math.prod(shape[:4]), plan.lanes), jnp.float32)] * 2,
         scratch_types=[
             tiles((unit.tile, plan.lanes), k.dtype),
@@ -150,6 +151,7 @@ def sum_spans(
 
     out = plgpu.kernel(
         kernel,
+        kernel_name="selected_sum_spans",
         out_type=jax.ShapeDtypeStruct((batch * heads * blocks * size, lanes), dtype),
         grid=(blocks * parts, batch * heads),
         grid_names=("part", "head"),

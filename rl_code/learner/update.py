@@ -271,7 +271,7 @@ def jit_step(step: Callable[..., tuple]) -> Callable[..., tuple]:
 
     The layout of the new state is given and not left to XLA. A layout that XLA infers may mean the
     same and be written differently, and the next call would then compile again. The result has the
-    method ``lower`` of ``jax.jit``.
+    methods ``lower`` and ``trace`` of ``jax.jit``.
     """
 
     @functools.cache
@@ -288,6 +288,7 @@ def jit_step(step: Callable[..., tuple]) -> Callable[..., tuple]:
         return program(state)(state, *args, **named)
 
     call.lower = lambda state, *args, **named: program(state).lower(state, *args, **named)
+    call.trace = lambda state, *args, **named: program(state).trace(state, *args, **named)
     return call
 
 

@@ -7,15 +7,17 @@ import importlib.metadata
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from launch import aot
-from launch.kernel_programs import NAMES
+from launch.kernel_programs import WORKLOADS, calls, kernels
 from launch.targets import TARGETS
-from pallas_kernels.cost import Cost
+from models.sharding import MeshConfig, abstract_mesh, use_mesh
+from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import cost, heuristic
-
-KERNELS = [f"{family} {name}" for family in NAMES for name in NAMES[family]]
+from pallas_kernels.tokens import sequences
 
 
 def installed(name: str) -> bool:
@@ -25,23 +27,54 @@ def installed(name: str) -> bool:
         return False
 
 
-def test_a_missing_compiler_has_a_row_per_kernel_with_the_command_that_installs_it(monkeypatch):
+def test_a_missing_compiler_has_a_row_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(aot, "_installed", lambda package: False)
     for target in TARGETS.values():
-        rows = aot.in_own_process(target)
-        assert [row.kernel for row in rows] == KERNELS
-        for row in rows:
-            assert row.target == target.name and row.answer.endswith(
-                f"not installed: {aot.INSTALL}"
-            )
+        (row,) = aot.in_own_process(target)
+        assert row.kernel == "all kernels" and row.target == target.name
+        assert row.answer.endswith(f"not installed: {aot.INSTALL}")
 
 
-def test_a_compiler_that_ends_its_process_has_rows_too(monkeypatch):
+def test_a_compiler_that_ends_its_process_has_a_row_too(monkeypatch):
     monkeypatch.setattr(aot, "_installed", lambda package: True)
     broken = dataclasses.replace(TARGETS["v5e"], name="no such target")
-    rows = aot.in_own_process(broken)
-    assert len(rows) == len(KERNELS)
-    assert all(row.answer.startswith("the compiler's process ended with code 1: ") for row in rows)
+    (row,) = aot.in_own_process(broken)
+    assert row.answer.startswith("the compiler's process ended with code 1: ")
+
+
+@pytest.mark.parametrize("target", ["v5p", "h100", "gb200"])
+def test_the_kernels_of_a_program_are_found_inside_of_its_loops(target):
+    tokens = sequences(jnp.array([60]), 64)
+
+    def loop(q, k):
+        def step(q, _):
+            return flash_attention(q, k, k, tokens, tokens)[0], None
+
+        return jax.lax.scan(step, q, length=3)[0]
+
+    q, k = (jax.ShapeDtypeStruct((1, 64, heads, 64), jnp.bfloat16) for heads in (4, 2))
+    with use_mesh(abstract_mesh(MeshConfig(1, 1), TARGETS[target].device)):
+        traced = jax.jit(loop).trace(q, k)
+    (found,) = calls(traced.jaxpr.jaxpr)
+    name = found.params.get("name") or found.params["name_and_src_info"].name
+    assert name == "flash_forward"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", ["v6e", "gb200"])
+def test_every_program_of_a_workload_gives_its_kernels(target):
+    (nsa,) = (workload for workload in WORKLOADS if workload.name == "8B, nsa")
+    found = kernels(TARGETS[target], (nsa,))
+    for program, names in {
+        "update": {"flash_forward", "flash_backward_q", "flash_backward_kv", "selected_forward"},
+        "prefill": {"flash_forward", "compressed_select", "selected_forward"},
+        "decode": {"paged_attention", "selected_paged_attention"},
+    }.items():
+        mine = {kernel.name for kernel in found if f"8B, nsa: {program}" in kernel.callers}
+        assert names <= mine
+    # a kernel with the same arguments is listed once, with all that call it
+    keys = [(kernel.name, *map(str, kernel.arguments)) for kernel in found]
+    assert len(keys) - len(set(keys)) <= 2  # which differ in what is static, as a window
 
 
 @pytest.mark.parametrize(
@@ -49,6 +82,7 @@ def test_a_compiler_that_ends_its_process_has_rows_too(monkeypatch):
     [
         (["kernels", "--targets=v5e,v99"], "--targets=v99 must be of v5e, "),
         ([], "say what to compile: python -m launch.aot kernels"),
+        (["kernels", "--kernels_of=9B"], "--kernels_of=9B must be one of quickstart; "),
     ],
 )
 def test_a_wrong_command_line_is_refused(arguments, message):
@@ -60,12 +94,11 @@ def test_a_wrong_command_line_is_refused(arguments, message):
 
 def test_time_at_peak_is_the_slower_of_arithmetic_and_memory():
     target = TARGETS["v5e"]
-    slow = Cost(
-        flops=int(target.flops), transcendentals=0, bytes_accessed=int(2 * target.bandwidth)
-    )
-    assert aot.Row("flash forward", "v5e", "compiled", cost=slow).milliseconds == pytest.approx(
-        2000
-    )
+    row = aot.Row("flash_forward", "v5e", "", (), "compiled", hbm=int(2 * target.bandwidth))
+    assert row.milliseconds == pytest.approx(2000)
+    slower = dataclasses.replace(row, flops=int(3 * target.flops))
+    assert slower.milliseconds == pytest.approx(3000)
+    assert dataclasses.replace(row, hbm=None, answer="no").milliseconds is None
 
 
 def test_cost_counts_the_visible_pairs():
@@ -83,9 +116,9 @@ def test_cost_counts_the_visible_pairs():
 
 @pytest.mark.skipif(not installed("libtpu"), reason=f"libtpu is not installed: {aot.INSTALL}")
 def test_kernels_compile_for_tpu_v5e():
-    rows = aot.in_own_process(TARGETS["v5e"])
-    assert [row.answer for row in rows] == ["compiled"] * len(KERNELS)
-    assert all(row.memory for row in rows)
+    rows = aot.in_own_process(TARGETS["v5e"], ["quickstart"])
+    assert {row.answer for row in rows} == {"compiled"} and len(rows) >= 5
+    assert all(row.memory and row.hbm for row in rows)
 
 
 @pytest.mark.skipif(
@@ -93,5 +126,6 @@ def test_kernels_compile_for_tpu_v5e():
 )
 @pytest.mark.parametrize("name", ["h100", "gb200"])
 def test_kernels_compile_for_gpus(name):
-    rows = aot.in_own_process(TARGETS[name])
-    assert [row.answer for row in rows] == ["compiled"] * len(KERNELS)
+    rows = aot.in_own_process(TARGETS[name], ["quickstart"])
+    assert {row.answer for row in rows} == {"compiled"} and len(rows) >= 4
+    assert all(row.memory and row.registers and row.spilled is not None for row in rows)
