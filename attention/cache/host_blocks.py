@@ -7,6 +7,7 @@ for. A read waits for the writes of its block.
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -119,8 +120,8 @@ class HostBlocks:
         return write
 
     def _keep(self, keys: list[Key], blocks: Pair, before: set[Future]) -> None:
-        for write in before:
-            write.result()
+        # this write takes the place of those before it, so it does not matter if one of them failed
+        concurrent.futures.wait(before)
         for key, block in zip(keys, to_host_apart(blocks, len(keys)), strict=True):
             with self._lock:
                 self._counts["to_host_bytes"] += nbytes(block)

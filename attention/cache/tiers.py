@@ -18,6 +18,7 @@ the tail, which sees all documents.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 from collections import Counter, OrderedDict
@@ -154,7 +155,10 @@ class TieredCache:
 
         If the queries together choose more blocks than fit on the device, they are taken in several
         parts. Raises ValueError when the blocks of a single query, or those that are written to, do
-        not fit.
+        not fit, and CorruptedFile or OSError when a block cannot be read.
+
+        The last chunk may be given again, to all layers, as when a read has failed: what a chunk
+        writes does not destroy what it was computed from.
         """
         if places.shape[1] > self.config.chunk:
             raise ValueError(
@@ -245,18 +249,20 @@ class TieredCache:
             raise StaleDocument(
                 f"the document has {weights=}, those before it have {self._weights[row]}"
             )
-        self._weights[row] = weights
-        self._documents[row, first : first + count] = 1 + (
-            self._documents[row, first - 1] if first else 0
-        )
-        self._lengths[row] += document.length
-        self._sent_documents = None
         blocks = [(row, first + number) for number in range(count)]
         for layer, pages in enumerate(document.layers):
             self._caches[layer], main = self._programs.load(self._caches[layer], row, first, pages)
             self._host.write([(layer, *block) for block in blocks], main).result()
             self._known[layer].update(blocks)
             self._saved[layer].update(blocks)
+        # The row has the document once all its blocks are kept: a write that fails leaves the row
+        # as it was.
+        self._weights[row] = weights
+        self._documents[row, first : first + count] = 1 + (
+            self._documents[row, first - 1] if first else 0
+        )
+        self._lengths[row] += document.length
+        self._sent_documents = None
 
     def flush(self) -> None:
         """Waits until the disk has what belongs there; frees the memory of the system's copies."""
@@ -270,8 +276,8 @@ class TieredCache:
             mine = {key for key in self._known[layer] if key[0] == row}
             for key in mine & set(self._resident[layer]):
                 self._leave(layer, key)
-            for key in mine & set(self._coming[layer]):
-                self._coming[layer].pop(key).result()
+            sent = [self._coming[layer].pop(key) for key in mine & set(self._coming[layer])]
+            concurrent.futures.wait(sent)  # whether they arrived is of no interest
             self._known[layer] -= mine
             self._saved[layer] -= mine
             self._chosen[layer] = [key for key in self._chosen[layer] if key not in mine]
@@ -301,7 +307,17 @@ class TieredCache:
             shape = PageShape(count, c.kv_heads, self.page, c.head_dim, c.dtype, rotated=True)
             return self.method.pages(shape)
 
-        return zeros({name: of(counts[kind])[name] for name, kind in self.method.tiers().items()})
+        shapes = {name: of(counts[kind])[name] for name, kind in self.method.tiers().items()}
+        # Rings within a page get room for the whole page. A key then never overwrites an earlier
+        # one that its own chunk was computed from, so that a chunk can be given again.
+        for name, kind in self.method.tiers().items():
+            if kind == "recent":
+                shapes[name] = jax.tree.map(self._whole_page, shapes[name])
+        return zeros(shapes)
+
+    def _whole_page(self, shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        pages, heads, _, size = shape.shape
+        return jax.ShapeDtypeStruct((pages, heads, self.page, size), shape.dtype)
 
     def _rows(self, layer: int, places: np.ndarray) -> TierRows:
         # A table is sent again only when it has changed. Programs run asynchronously and may still
@@ -333,9 +349,8 @@ class TieredCache:
         self._counts["missing"] += sum(key not in coming for key in old)
         ahead = {key: coming.pop(key) for key in old if key in coming}
         self._make_room(layer, len(missing), set(needed))
-        for key in missing:
-            resident[key] = self._slots[layer][key] = self._free[layer].pop()
-            self._sent_slots[layer] = None
+        # A block counts as resident only once it is in its slot. If a read fails, those that were
+        # not read are still missing, and the next step reads them.
         for part in itertools.batched((key for key in old if key not in ahead), self.config.batch):
             blocks = self._host.read([(layer, *key) for key in part])
             self._place(
@@ -347,20 +362,29 @@ class TieredCache:
             blocks = [ahead[key].result() for key in part]
             more = [blocks[0]] * (self.config.prefetch - len(part))
             self._place(layer, part, blocks + more, self.config.prefetch)
+        # blocks that nothing was written to yet have nothing to be read
+        self._enter(layer, (key for key in missing if key not in self._known[layer]))
+
+    def _enter(self, layer: int, keys: Iterable[Block]) -> None:
+        """Gives blocks a slot, as the last ones to leave."""
+        for key in keys:
+            self._resident[layer][key] = self._slots[layer][key] = self._free[layer].pop()
+            self._sent_slots[layer] = None
 
     def _place(self, layer: int, keys: Sequence[Block], parts: Sequence[Pair], size: int) -> None:
-        """Puts blocks that have arrived on the device into their slots.
+        """Puts blocks that have arrived on the device into free slots.
 
         parts: ``size`` blocks; those beyond the number of keys only fill up.
         """
         # slot number ``self.slots`` is past the end: what fills up is dropped
         slots = np.full(size, self.slots, np.int32)
-        slots[: len(keys)] = [self._resident[layer][key] for key in keys]
+        slots[: len(keys)] = self._free[layer][: -len(keys) - 1 : -1]  # as ``_enter`` takes them
         cache = self._caches[layer]
         main = place(cache.layers[0]["main"], slots, parts)
         self._caches[layer] = dataclasses.replace(
             cache, layers=({**cache.layers[0], "main": main},)
         )
+        self._enter(layer, keys)
 
     def _make_room(self, layer: int, count: int, keep: set[Block]) -> None:
         count = max(0, count - len(self._free[layer]))
@@ -409,8 +433,9 @@ class TieredCache:
                 self._coming[layer][key] = self._host.send((layer, *key))
 
     def _drop_unchosen(self, layer: int) -> None:
-        for coming in self._coming[layer].values():
-            if not coming.cancel():
-                coming.result()  # what is on its way counts towards the budget until it is dropped
-                self._counts["sent_in_vain"] += 1
+        sent = [coming for coming in self._coming[layer].values() if not coming.cancel()]
         self._coming[layer].clear()
+        # What is on its way counts towards the budget until it is dropped. Whether it arrived is of
+        # no interest: a block that cannot be read is an error for the step that needs it.
+        concurrent.futures.wait(sent)
+        self._counts["sent_in_vain"] += len(sent)

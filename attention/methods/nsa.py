@@ -171,7 +171,8 @@ class NSA(Selection, Method):
           therefore lies with the last token of its stretch, not with the first.
         recent: [pages, K, length, H], the page's last ``length`` raw keys and values, not rotated.
           They are needed only until the last stretch that they are part of is complete. They lie in
-          a ring: the token at offset o of the page is at o modulo ``length``.
+          a ring: the token at offset o of the page is at o modulo ``length``. A cache in tiers
+          gives the ring more room, up to the whole page.
         """
         return {
             "main": shape.pair(shape.page),
@@ -198,8 +199,9 @@ class NSA(Selection, Method):
         to the same place in one scatter is not defined.
         """
         page, offset = at.where(at.tables.recent, at.places)
-        later = (offset + self.length < at.page) & (at.places + self.length <= at.last)
-        return put(ring, raw, jnp.where(later, NO_PAGE, page), offset % self.length)
+        room = ring[0].shape[2]
+        later = (offset + room < at.page) & (at.places + room <= at.last)
+        return put(ring, raw, jnp.where(later, NO_PAGE, page), offset % room)
 
     def _written_compressed(
         self, pages: LayerPages, raw: Pair, at: PageWriter, parameters: Parameters
@@ -227,7 +229,7 @@ class NSA(Selection, Method):
         index = jnp.clip(index, 0, count - 1)[..., None, None]
 
         def gather(ring, new):
-            kept = ring.at[old, :, offset % length].get(mode="fill", fill_value=0)
+            kept = ring.at[old, :, offset % ring.shape[2]].get(mode="fill", fill_value=0)
             return jnp.where(fresh, jnp.take_along_axis(new, index, axis=1), kept.astype(new.dtype))
 
         both = zip(pages["recent"], raw, strict=True)

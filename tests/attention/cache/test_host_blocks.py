@@ -90,6 +90,18 @@ def test_the_last_write_counts(tmp_path):
     blocks.close()
 
 
+def test_a_write_takes_the_place_of_one_that_failed(tmp_path):
+    blocks = HostBlocks(tmp_path, 0, workers=2)
+    write(blocks, (0,), 1)
+    wrong = blocks.write([(1,)], (jnp.zeros((1, 2)), jnp.zeros((1, 2))))
+    assert wrong.exception() is not None
+    with pytest.raises(ValueError, match=r"\(1,\): arrays of"):
+        blocks.read([(1,)])
+    write(blocks, (1,), 2)
+    assert np.array_equal(blocks.read([(1,)]), [block(2)])
+    blocks.close()
+
+
 def test_a_damaged_block_is_noticed(tmp_path):
     blocks = HostBlocks(tmp_path, 0, workers=1)
     write(blocks, (3, 4), 1)
