@@ -88,8 +88,8 @@ def aligned(tokens: Tokens, size: int, runs: int) -> Blocks:
     """Blocks of packed rows.
 
     runs: most runs of one segment, branch and document in a row. Runs on branch 0 must start at an
-    order that is a multiple of ``size``. Trees must have two levels: a run on another branch gets
-    copies of the end of branch 0 only.
+    order that is a multiple of ``size``, and so must documents and what follows a document. Trees
+    must have two levels: a run on another branch gets copies of the end of branch 0 only.
     """
     # A run of n tokens takes at most its tokens, two blocks of copies, and what fills up its last
     # block: less than n + 3 size places.
@@ -124,14 +124,23 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
     real = exists & (segment > 0)
     # the last run on branch 0 of the same segment: the end of the prompt, which a completion
     # continues
+    number = jnp.arange(runs)
     prompt = (segment[None] == segment[:, None]) & (branch[None] == 0) & real[None]
-    parent = jnp.max(jnp.where(prompt, jnp.arange(runs), -1), axis=1)
+    parent = jnp.max(jnp.where(prompt, number, -1), axis=1)
     continues = real & (branch > 0) & (parent >= 0)
+    # the first run of a branch; the others are documents and what stands between and behind them
+    same = (segment == jnp.roll(segment, 1)) & (branch == jnp.roll(branch, 1))
+    opens = ~same.at[0].set(False)
+    opening = jax.lax.cummax(jnp.where(opens, number, 0))
+    # Only a completion that goes on outside of documents, where its prompt ends there, can start in
+    # the middle of a block. All other runs start at a multiple of ``size``, and no block or stretch
+    # has tokens of them and of what stands before them.
+    copies = continues & opens & (document == document[parent])
     prompt_start = start[parent]
     prompt_end = first[parent] + length[parent] - 1
     # The copies begin one block before the block in which the completion starts. A stretch that
     # reaches from there into the completion's tokens then has all its tokens in the copies.
-    begin = jnp.where(continues, jnp.maximum(start // size * size - size, prompt_start), start)
+    begin = jnp.where(copies, jnp.maximum(start // size * size - size, prompt_start), start)
     # whole blocks from ``begin``, the orders of which are multiples of ``size`` because runs on
     # branch 0 start at such orders and a completion begins at one
     places = jnp.where(real, -(-(start + length - begin) // size) * size, 0)
@@ -151,14 +160,16 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
 
     # a copied block starts in the middle of the prompt: the stretches that reach into it from the
     # block before are counted at the prompt's block, its shadow, whose score is added
-    copied = continues & (begin > prompt_start)
+    copied = copies & (begin > prompt_start)
     shadow = (offset[parent] + begin - begin[parent]) // size
     shadows = (
         jnp.full(count // size, -1)
         .at[jnp.where(copied, offset // size, count)]
         .set(shadow, mode="drop")
     )
-    own_from = jnp.where(continues, begin, _MOST).at[run].get(mode="fill", fill_value=_MOST)
+    # a branch has blocks of its own from where its first run has them
+    own_from = jnp.where(continues, begin[opening], _MOST)
+    own_from = own_from.at[run].get(mode="fill", fill_value=_MOST)
     return jnp.where(full, slot, -1), placed, shadows, own_from
 
 

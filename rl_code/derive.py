@@ -62,7 +62,7 @@ def settle(config: RunConfig) -> dict[str, Any]:
     rollout = _rollout(config)
     temperature = rollout.sampling.temperature or 1.0  # greedy: the policy itself is trained
     documents = _documents(config.documents, rollout.engine)
-    train = _train(config, rollout.engine, asynchrony.max_staleness, temperature)
+    train = _train(config, rollout.engine, asynchrony.max_staleness, temperature, documents)
     return {
         "asynchrony": asynchrony,
         "rollout": rollout,
@@ -154,12 +154,16 @@ def _rollout(config: RunConfig) -> RolloutConfig:
 
 
 def _train(
-    config: RunConfig, shapes: EngineConfig, max_staleness: int, temperature: float
+    config: RunConfig,
+    shapes: EngineConfig,
+    max_staleness: int,
+    temperature: float,
+    documents: DocumentsConfig | None,
 ) -> TrainConfig:
     train = config.train
     limits = config.limits
     packing = pack(train.pack, limits, shapes.prompt_length, train.tasks_per_step, train.group_size)
-    packing = dataclasses.replace(packing, max_staleness=max_staleness)
+    packing = dataclasses.replace(packing, max_staleness=max_staleness, documents=documents)
     loss = _filled(train.loss, constant_length=sampled_tokens(limits))
     data = config.mesh.data
     return dataclasses.replace(

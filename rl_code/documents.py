@@ -141,3 +141,19 @@ def seen_as(documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     segments = (documents != PADDING).astype(np.int32)
     numbers = np.where(documents == OUTSIDE, TAIL, np.maximum(documents, 0)).astype(np.int32)
     return segments, numbers
+
+
+def check_layout(documents: np.ndarray, page: int) -> None:
+    """Raises ValueError for places of a whole context that are not as ``place`` lays them out."""
+    documents = np.asarray(documents)
+    starts = np.flatnonzero(np.diff(documents, prepend=PADDING - 1))
+    kinds = documents[starts]
+    wrong = (kinds != PADDING) & (starts % page != 0)
+    if wrong.any():
+        raise ValueError(
+            f"a document or what follows one starts at place {starts[wrong][0]}, which is no "
+            f"multiple of {page=}"
+        )
+    numbers = kinds[kinds > 0]
+    if not np.array_equal(numbers, np.arange(1, len(numbers) + 1)):
+        raise ValueError(f"documents {numbers.tolist()} are not numbered 1, 2, ... in order")

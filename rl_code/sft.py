@@ -11,7 +11,8 @@ import jax
 
 from rl_code import read_config
 from rl_code.checkpoint import Checkpoints
-from rl_code.learner.batching import SupervisedBatch, pack_supervised
+from rl_code.documents import place
+from rl_code.learner.batching import Demonstrated, SupervisedBatch, pack_supervised
 from rl_code.learner.update import TrainState, init_state, make_sft_update
 from rl_code.metric_writers import MetricLog
 from rl_code.progress import Progress
@@ -33,32 +34,47 @@ class Demonstrations:
     def __init__(self, run: Run):
         self._run = run
         self._count = run.config.sft.demonstrations
-        self._known: dict[int, tuple[list[int], list[bool]]] = {}
+        self._known: dict[int, Demonstrated] = {}
 
-    def _example(self, index: int) -> tuple[list[int], list[bool]]:
+    def _example(self, index: int) -> Demonstrated:
         if index in self._known:
             return self._known[index]
-        tokens = []
-        mask = []
-        for segment in self._run.demonstration(index):
-            piece = self._run.tokenizer.encode(segment.text)
+        run = self._run
+        documents = run.config.documents
+        tokens: list[int] = []
+        mask: list[bool] = []
+        kinds: list[int] = []
+        for segment in run.demonstration(index):
+            piece = run.tokenizer.encode(segment.text)
+            if documents is not None:
+                number = max([0, *kinds])
+                pad = run.tokenizer.pad_id
+                piece, more = place(
+                    [(piece, segment.document)], len(tokens), number, documents, pad
+                )
+                kinds += more
             tokens += piece
             mask += [segment.sampled] * len(piece)
-        self._known[index] = tokens, mask
-        return tokens, mask
+        example = Demonstrated(tokens, mask, None if documents is None else kinds)
+        self._known[index] = example.cut(run.config.sft.slots)
+        return self._known[index]
 
-    def after(self, position: int) -> Iterator[tuple[list[int], list[bool]]]:
-        """(tokens, whether the demonstrator chose them) from example ``position`` on."""
+    def after(self, position: int) -> Iterator[Demonstrated]:
+        """The examples from number ``position`` on."""
         while True:
-            tokens, mask = self._example(position % self._count)
-            slots = self._run.config.sft.slots
-            yield tokens[:slots], mask[:slots]
+            yield self._example(position % self._count)
             position += 1
 
     def batch(self, position: int, rows: int, slots: int) -> tuple[SupervisedBatch, int]:
         """A packed batch of examples from ``position`` on, and the position after it."""
-        align = self._run.model_config.alignment
-        batch, taken = pack_supervised(self.after(position), rows=rows, slots=slots, align=align)
+        documents = self._run.config.documents
+        batch, taken = pack_supervised(
+            self.after(position),
+            rows=rows,
+            slots=slots,
+            align=self._run.model_config.alignment,
+            longest=0 if documents is None else documents.longest,
+        )
         return batch, position + taken
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -268,27 +268,33 @@ class Trajectory:
 
     def whole(self, index: int) -> np.ndarray:
         """int32 [...], what the policy saw of context ``index``: kept tokens and its own."""
-        return self._whole("tokens", index)
+        return whole_of(self.contexts, [context.tokens for context in self.contexts], index)
 
     def whole_documents(self, index: int) -> np.ndarray | None:
         """int32 [...], what each place of ``whole(index)`` is; None in a run without documents."""
-        return None if self.contexts[0].documents is None else self._whole("documents", index)
-
-    def _whole(self, name: str, index: int) -> np.ndarray:
-        context = self.contexts[index]
-        parts = [getattr(context, name)]
-        kept = context.kept
-        # up the tree, from each ancestor what those below it keep and it did not keep itself
-        while context.parent >= 0:
-            context = self.contexts[context.parent]
-            own = max(0, kept - context.kept)
-            parts.append(getattr(context, name)[:own])
-            kept = min(kept, context.kept)
-        return np.concatenate(parts[::-1])
+        own = [context.documents for context in self.contexts if context.documents is not None]
+        return whole_of(self.contexts, own, index) if own else None
 
     def _join(self, name: str) -> np.ndarray:
         parts = [getattr(context, name) for context in self.contexts]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def whole_of(contexts: Sequence[Context], own: Sequence[np.ndarray], index: int) -> np.ndarray:
+    """What the whole of context ``index`` has, from what each context has of its own tokens.
+
+    own: for each context an array whose first axis is that of the context's own tokens.
+    """
+    context = contexts[index]
+    parts = [own[index]]
+    kept = context.kept
+    # up the tree, from each ancestor what those below it keep and it did not keep itself
+    while context.parent >= 0:
+        index = context.parent
+        context = contexts[index]
+        parts.append(own[index][: max(0, kept - context.kept)])
+        kept = min(kept, context.kept)
+    return np.concatenate(parts[::-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,8 +317,8 @@ class Batch:
 
     # int32 [R, S], token ids.
     tokens: jax.Array
-    # int32 [R, S], position inside the whole context: what continues a prefix of n tokens starts
-    # at n.
+    # int32 [R, S], the position that RoPE rotates by. Without documents it is the place inside the
+    # whole context: what continues a prefix of n tokens starts at n.
     positions: jax.Array
     # int32 [R, S], 1 + index of the tree inside the row; 0 for padding.
     segments: jax.Array
@@ -337,3 +343,10 @@ class Batch:
     lengths: jax.Array
     # int32 [R, M], version of the learner minus the version that sampled the token.
     staleness: jax.Array
+    # int32 [R, S], the document of each slot: TAIL of ``pallas_kernels.tokens`` outside of
+    # documents, n >= 1 in the n-th document of the context. None in a run without documents.
+    documents: jax.Array | None = None
+    # int32 [R, S], the place on the whole context, by which causality, windows and blocks count.
+    # Padding of documents takes no slot, but counts. None in a run without documents, where it is
+    # ``positions``.
+    order: jax.Array | None = None

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
-from pallas_kernels.tokens import Tokens
+from pallas_kernels.tokens import Tokens, packed_rows
+from rl_code.documents import DocumentsConfig, rope_positions, seen_as
 from rl_code.learner.advantages import Credit
 from rl_code.learner.examples import Example, examples_of
 from rl_code.learner.prefix_tree import Piece, RowWriter, share
@@ -44,8 +45,9 @@ class PackConfig:
     # policy gradient. Metrics and the averages of the loss do not count them then.
     drop_uninformative: bool = True
     # The most runs of tokens that a row may hold; 0 for any number. A run is a prompt, what one
-    # trajectory adds to its prompt, or the empty slots that ``align`` leaves behind either. Models
-    # with layers that choose blocks of keys need this bound, see ``update.batch_logprobs``.
+    # trajectory adds to its prompt, or the empty slots that ``align`` leaves behind either. A
+    # document is a run of its own, and cuts in two what it stands in. Models with layers that
+    # choose blocks of keys need this bound, see ``update.batch_logprobs``.
     runs: int = 0
     # For updates in two phases: slots of a row that holds prompts. ``slots`` then counts what
     # follows the prompts. 0 for updates in one phase.
@@ -53,6 +55,8 @@ class PackConfig:
     # Every run starts at a slot that is a multiple of this number. 64 is the block of attention in
     # XLA: fewer blocks then hold parts of two trajectories, at the price of some empty slots.
     align: int = 1
+    # The documents of contexts; None where there are none.
+    documents: DocumentsConfig | None = follows("documents", None)
 
     def __post_init__(self):
         if self.rows is not None and self.rows < 1:
@@ -86,20 +90,12 @@ class PackConfig:
 
 def needs(piece: Piece, config: PackConfig) -> np.ndarray:
     """int64 [3]: the slots, targets and runs of a row that a piece takes."""
-    lengths = piece.lengths
-    return np.array([aligned(lengths, config), piece.targets, count_runs(lengths, config)])
-
-
-def aligned(lengths: Sequence[int], config: PackConfig) -> int:
-    """Slots that runs of these lengths take, each rounded up to a multiple of ``align``."""
-    return sum(-(-length // config.align) * config.align for length in lengths)
-
-
-def count_runs(lengths: Sequence[int], config: PackConfig) -> int:
-    """How many runs nodes of these lengths are."""
-    # A node that is not empty is one run. The slots that are left empty behind it, up to the next
-    # multiple of ``align``, are another.
-    return sum((length > 0) + (length % config.align > 0) for length in lengths)
+    lengths = [len(node.tokens) for node in piece.nodes]
+    # every node starts at a multiple of ``align``
+    slots = sum(-(-length // config.align) * config.align for length in lengths)
+    # the slots that are left empty behind a node, up to the next such multiple, are another run
+    runs = sum(node.runs + (len(node.tokens) % config.align > 0) for node in piece.nodes)
+    return np.array([slots, piece.targets, runs])
 
 
 def room(config: PackConfig) -> np.ndarray:
@@ -130,8 +126,9 @@ def pack(
 
     Returns the batch and its metrics: pack/rows (rows that are used), pack/fill and
     pack/target_fill (the share of their slots and targets that is used), pack/tokens (slots that
-    are used), pack/saved (the share of tokens that sharing prefixes saved), pack/faults, pack/empty
-    and pack/uninformative (trajectories that are left out).
+    are used, which is how many tokens an update computes), pack/saved (the share of tokens that
+    sharing prefixes saved), pack/faults, pack/empty and pack/uninformative (trajectories that are
+    left out); with documents pack/document_tokens (those of pack/tokens that stand in documents).
 
     Raises:
       ValueError: a trajectory fits no row; the batch does not fit ``rows``; lengths or prompts
@@ -164,6 +161,9 @@ def pack(
         "pack/tokens": float(used),
         "pack/saved": 1.0 - used / unshared if unshared else 0.0,
     }
+    if config.documents is not None:
+        inside = sum(piece.document_tokens for piece in pieces)
+        metrics["pack/document_tokens"] = float(inside)
     return batch, metrics | counts
 
 
@@ -193,7 +193,16 @@ def empty_batch(config: PackConfig, rows: int, num_trajectories: int = 0) -> Bat
         trajectories=targets(num_trajectories, np.int32),
         lengths=targets(1, np.float32),
         staleness=targets(0, np.int32),
+        documents=None if config.documents is None else slots(),
+        order=None if config.documents is None else slots(),
     )
+
+
+def tokens_of(batch: Batch) -> Tokens:
+    """Who sees whom in the rows of a batch."""
+    if batch.documents is None:
+        return packed_rows(batch.segments, batch.branches, batch.positions)
+    return Tokens(batch.segments, batch.branches, batch.documents, batch.order)
 
 
 def _pieces(examples: list[Example], config: PackConfig) -> list[Piece]:
@@ -256,8 +265,14 @@ def select(
     version: int,
 ) -> tuple[list[list[Example]], int, dict[str, float]]:
     """``examples_of`` with the limits of the config."""
-    limits = dict(drop_uninformative=config.drop_uninformative, max_staleness=config.max_staleness)
-    return examples_of(groups, advantages, **limits, version=version)
+    return examples_of(
+        groups,
+        advantages,
+        drop_uninformative=config.drop_uninformative,
+        max_staleness=config.max_staleness,
+        version=version,
+        documents=config.documents,
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -278,45 +293,74 @@ class SupervisedBatch:
     align: int = dataclasses.field(default=1, metadata=dict(static=True))
 
 
+@dataclasses.dataclass(frozen=True)
+class Demonstrated:
+    """An example to imitate, one context."""
+
+    # Token ids.
+    tokens: Sequence[int]
+    # Whether the demonstrator chose the token.
+    mask: Sequence[bool]
+    # What each place is (``types.Context.documents``); None without documents.
+    documents: Sequence[int] | None = None
+
+    def cut(self, slots: int) -> Demonstrated:
+        """Its first ``slots`` places."""
+        documents = None if self.documents is None else self.documents[:slots]
+        return Demonstrated(self.tokens[:slots], self.mask[:slots], documents)
+
+
 def pack_supervised(
-    examples: Iterable[tuple[Sequence[int], Sequence[bool]]],
+    examples: Iterable[Demonstrated],
     *,
     rows: int,
     slots: int,
     align: int = 1,
+    longest: int = 0,
 ) -> tuple[SupervisedBatch, int]:
-    """Packs (tokens, mask) pairs in order into [rows, slots], by first fit, until one does not fit.
+    """Packs examples in order into [rows, slots], by first fit, until one does not fit.
+
+    Padding of documents takes slots as tokens do, so that documents start at whole blocks where
+    examples do.
 
     align: every example starts at a slot that is a multiple of it; ``ModelConfig.alignment`` of the
-    model that is trained.
+    model that is trained. longest: ``DocumentsConfig.longest``.
 
     Returns the batch as numpy arrays, and how many examples were taken.
 
     Raises:
       ValueError: an example has more tokens than a row has slots, or a mask of another length.
     """
-    # All arrays are filled in place below. ``where`` holds ``marks`` and ``positions`` themselves,
-    # so it is filled with them.
-    ids, positions, marks, zeros = (np.zeros((rows, slots), np.int32) for _ in range(4))
-    where = Tokens(segments=marks, branches=zeros, documents=zeros, order=positions)
+    # All arrays are filled in place below. ``where`` holds ``marks``, ``numbers`` and ``order``
+    # themselves, so it is filled with them. Positions are the order unless documents part the two.
+    ids, order, marks, numbers, zeros = (np.zeros((rows, slots), np.int32) for _ in range(5))
+    positions = np.zeros((rows, slots), np.int32)
+    where = Tokens(segments=marks, branches=zeros, documents=numbers, order=order)
     batch = SupervisedBatch(ids, positions, where, np.zeros((rows, slots), np.float32), align)
     used = [0] * rows  # a multiple of ``align`` in each row: where its next example starts
     segments = [0] * rows
     taken = 0
-    for tokens, mask in examples:
-        if not len(tokens) == len(mask) <= slots:
+    for example in examples:
+        count = len(example.tokens)
+        if not count == len(example.mask) <= slots:
             raise ValueError(
-                f"example {taken}: {len(tokens)} tokens and a mask of {len(mask)} for {slots=}"
+                f"example {taken}: {count} tokens and a mask of {len(example.mask)} for {slots=}"
             )
-        row = next((row for row in range(rows) if used[row] + len(tokens) <= slots), None)
+        row = next((row for row in range(rows) if used[row] + count <= slots), None)
         if row is None:
             break
         segments[row] += 1
-        span = (row, slice(used[row], used[row] + len(tokens)))
-        batch.tokens[span] = tokens
-        batch.positions[span] = np.arange(len(tokens))
-        marks[span] = segments[row]
-        batch.mask[span] = mask
-        used[row] += -(-len(tokens) // align) * align
+        span = (row, slice(used[row], used[row] + count))
+        batch.tokens[span] = example.tokens
+        order[span] = np.arange(count)
+        batch.mask[span] = example.mask
+        if example.documents is None:
+            positions[span] = np.arange(count)
+            marks[span] = segments[row]
+        else:
+            real, numbers[span] = seen_as(np.asarray(example.documents))
+            positions[span] = rope_positions(np.asarray(example.documents), longest)
+            marks[span] = segments[row] * real
+        used[row] += -(-count // align) * align
         taken += 1
     return batch, taken

@@ -7,14 +7,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rl_code.documents import (
+    OUTSIDE,
+    PADDING,
+    DocumentsConfig,
+    check_layout,
+    rope_positions,
+    seen_as,
+)
 from rl_code.learner.advantages import Credit
-from rl_code.types import Context, Group, Trajectory
+from rl_code.types import Context, Group, Trajectory, whole_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
     """A trajectory to train on."""
 
+    # Without the padding of documents, which no token sees. Lengths and indices below count what is
+    # left.
     trajectory: Trajectory
     # The number of the trajectory in the batch.
     number: int
@@ -26,16 +36,29 @@ class Example:
     # its last sampled token, and those that are kept by contexts which continue it. Nothing is
     # predicted from the rest.
     read: tuple[int, ...]
+    # For each context, what a row holds of its own tokens: token ids, int32 [n]; with documents
+    # int32 [n, 4], token ids and the fields ``documents``, ``positions`` and ``order`` of a Batch.
+    own: tuple[np.ndarray, ...]
 
     @classmethod
-    def of(cls, trajectory: Trajectory, number: int, advantage: Credit) -> Example:
+    def of(
+        cls,
+        trajectory: Trajectory,
+        number: int,
+        advantage: Credit,
+        documents: DocumentsConfig | None,
+    ) -> Example:
         """The example of a trajectory whose tree is sound."""
+        if documents is None:
+            own = tuple(context.tokens for context in trajectory.contexts)
+        else:
+            trajectory, own = _without_padding(trajectory, documents)
         contexts = trajectory.contexts
         sampled = tuple(np.flatnonzero(context.sampled) for context in contexts)
         # The last sampled token itself is not read: no token after it is predicted.
         read = [
-            context.kept + int(own[-1]) if own.size else 0
-            for context, own in zip(contexts, sampled, strict=True)
+            context.kept + int(own_sampled[-1]) if own_sampled.size else 0
+            for context, own_sampled in zip(contexts, sampled, strict=True)
         ]
         # A context stands after its parent. In reverse order, what the children read is known when
         # their parent is reached.
@@ -43,7 +66,12 @@ class Example:
             parent = contexts[index].parent
             if parent >= 0:
                 read[parent] = max(read[parent], min(read[index], contexts[index].kept))
-        return cls(trajectory, number, np.asarray(advantage, np.float32), sampled, tuple(read))
+        advantage = np.asarray(advantage, np.float32)
+        return cls(trajectory, number, advantage, sampled, tuple(read), own)
+
+    def whole(self, index: int) -> np.ndarray:
+        """What a row holds of the whole context ``index``, as ``own``."""
+        return whole_of(self.trajectory.contexts, self.own, index)
 
     @property
     def targets(self) -> int:
@@ -67,6 +95,7 @@ def examples_of(
     drop_uninformative: bool,
     max_staleness: int,
     version: int,
+    documents: DocumentsConfig | None = None,
 ) -> tuple[list[list[Example]], int, dict[str, float]]:
     """Returns the examples of each group, the number of all trajectories, and metrics of the
     trajectories that are left out.
@@ -97,9 +126,10 @@ def examples_of(
                 counts["pack/empty"] += 1
             else:
                 _check_contexts(trajectory)
-                example = Example.of(trajectory, number, advantage)
+                _check_documents(trajectory, documents)
+                example = Example.of(trajectory, number, advantage, documents)
                 examples.append(example)
-                _check(example, examples[0].trajectory, max_staleness, version)
+                _check(example, examples[0], max_staleness, version)
             number += 1
     return chosen, number, {name: float(count) for name, count in counts.items()}
 
@@ -121,6 +151,56 @@ def _check_contexts(t: Trajectory) -> None:
         whole.append(context.kept + len(context.tokens))
 
 
+def _check_documents(t: Trajectory, config: DocumentsConfig | None) -> None:
+    """Raises ValueError for documents that do not agree with the config or with the rule."""
+    for index, context in enumerate(t.contexts):
+        name = _name(t, index)
+        if config is None:
+            if context.documents is not None:
+                raise ValueError(f"{name}: it has documents, and the config has no such section")
+            continue
+        if context.documents is None or len(context.documents) != len(context.tokens):
+            raise ValueError(
+                f"{name}: it says of {np.size(context.documents)} of {len(context.tokens)} tokens "
+                "what they are; the config has documents, so every token must have its kind"
+            )
+        whole = t.whole_documents(index)
+        # a sampled token and the one that it is predicted from, which sees all before it
+        at = context.kept + np.flatnonzero(context.sampled)
+        if np.any(whole[at] != OUTSIDE) or np.any(whole[at - 1] != OUTSIDE):
+            raise ValueError(
+                f"{name}: a sampled token stands in a document or in padding, or right behind one"
+            )
+        try:
+            check_layout(whole, config.page)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+def _without_padding(
+    t: Trajectory, config: DocumentsConfig
+) -> tuple[Trajectory, tuple[np.ndarray, ...]]:
+    """The trajectory without the padding of its documents, and ``Example.own``."""
+    contexts = []
+    rows = []
+    for index, context in enumerate(t.contexts):
+        whole = t.whole_documents(index)
+        real = whole != PADDING
+        _, seen = seen_as(whole)
+        fields = [seen, rope_positions(whole, config.longest), np.arange(len(whole))]
+        # the places of what is kept of the parent stand before the context's own
+        own = [field[context.kept :] for field in fields]
+        keep = real[context.kept :]
+        columns = np.stack([context.tokens, *own], axis=1).astype(np.int32)
+        rows.append(columns[keep])
+        names = ("tokens", "sampled", "logprobs", "versions", "documents")
+        changes = {name: getattr(context, name)[keep] for name in names}
+        kept = int(np.sum(real[: context.kept]))
+        contexts.append(dataclasses.replace(context, kept=kept, **changes))
+    prompt = int(np.sum(t.contexts[0].documents[: t.prompt_length] != PADDING))
+    return dataclasses.replace(t, contexts=tuple(contexts), prompt_length=prompt), tuple(rows)
+
+
 def _check_parent(context: Context, index: int, whole: Sequence[int], name: str) -> None:
     """whole: tokens of the whole contexts before this one."""
     parent = context.parent
@@ -131,7 +211,7 @@ def _check_parent(context: Context, index: int, whole: Sequence[int], name: str)
         raise ValueError(f"{name}: kept={context.kept} must be in [0, {most}], with {parent=}")
 
 
-def _check(example: Example, first: Trajectory, max_staleness: int, version: int) -> None:
+def _check(example: Example, first: Example, max_staleness: int, version: int) -> None:
     """Raises ValueError for a trajectory that must not be trained on; ``first`` is its group's
     first to train on.
     """
@@ -145,8 +225,8 @@ def _check(example: Example, first: Trajectory, max_staleness: int, version: int
             f"{first_sampled}"
         )
     shared = slice(0, t.prompt_length)
-    if t.prompt_length != first.prompt_length or not np.array_equal(
-        tokens[shared], first.contexts[0].tokens[shared]
+    if t.prompt_length != first.trajectory.prompt_length or not np.array_equal(
+        example.own[0][shared], first.own[0][shared]
     ):
         raise ValueError(f"{name}: its prompt of {t.prompt_length} tokens is not that of its group")
     if example.advantage.shape not in ((), (example.targets,)):

@@ -17,16 +17,18 @@ import numpy as np
 
 from pallas_kernels.tokens import branch_of
 from rl_code.learner.examples import Example
-from rl_code.types import Batch, Trajectory
+from rl_code.types import Batch
 
 
 @dataclasses.dataclass(eq=False)
 class Node:
     """A run of tokens and the runs that continue it."""
 
-    # int32 [n]; may be empty.
+    # int32 [n], or [n, 4] with documents: what rows hold of each token (``Example.own``). It may be
+    # empty.
     tokens: np.ndarray
-    # Position of its first token in the contexts that it belongs to.
+    # Position of its first token in the contexts that it belongs to, padding of documents not
+    # counted.
     start: int
     parent: Node | None
     children: list[Node] = dataclasses.field(default_factory=list)
@@ -37,6 +39,14 @@ class Node:
     def end(self) -> int:
         """Position behind its last token."""
         return self.start + len(self.tokens)
+
+    @property
+    def runs(self) -> int:
+        """Runs of tokens of one document, or outside of documents, one behind the other."""
+        if self.tokens.ndim == 1 or not len(self.tokens):
+            return int(len(self.tokens) > 0)
+        documents = self.tokens[:, 1]
+        return 1 + int(np.sum(documents[1:] != documents[:-1]))
 
     def add(self, tokens: np.ndarray, start: int | None = None) -> Node:
         """A new child; start: its position, by default this node's end."""
@@ -93,14 +103,21 @@ class Piece:
     ends: list[list[Node | None]]
 
     @property
-    def lengths(self) -> list[int]:
-        """Tokens of every node."""
-        return [len(node.tokens) for node in self.forest.below()]
+    def nodes(self) -> list[Node]:
+        """All nodes, depth first."""
+        return self.forest.below()
 
     @property
     def tokens(self) -> int:
         """Tokens of all nodes."""
-        return sum(self.lengths)
+        return sum(len(node.tokens) for node in self.nodes)
+
+    @property
+    def document_tokens(self) -> int:
+        """Tokens of all nodes that stand in documents."""
+        return sum(
+            int(np.sum(node.tokens[:, 1] > 0)) for node in self.nodes if node.tokens.ndim == 2
+        )
 
     @property
     def targets(self) -> int:
@@ -125,7 +142,7 @@ def share(examples: Sequence[Example], *, levels: int | None, align: int, held: 
     ends: list[list[Node | None]] = []
     first = examples[0].trajectory
     prompt_length = first.prompt_length
-    prompt = first.contexts[0].tokens[:prompt_length]
+    prompt = examples[0].own[0][:prompt_length]
     shared: Node | None = None
 
     def continued(tokens: np.ndarray) -> Node:
@@ -143,9 +160,9 @@ def share(examples: Sequence[Example], *, levels: int | None, align: int, held: 
             if not read:
                 own.append(None)
             elif index == 0:
-                own.append(continued(t.contexts[0].tokens[:read]))
+                own.append(continued(example.own[0][:read]))
             elif levels is not None:
-                whole = t.whole(index)[:read]
+                whole = example.whole(index)[:read]
                 sampled = example.sampled[index]
                 # ``sampled`` counts within the context's own tokens, ``whole`` also has what the
                 # context keeps of its parent.
@@ -158,23 +175,24 @@ def share(examples: Sequence[Example], *, levels: int | None, align: int, held: 
                 else:  # read by other contexts only, which here repeat it
                     own.append(None)
             else:
-                own.append(_later(forest, own, t, index, read, align))
+                own.append(_later(forest, own, example, index, align))
     return Piece(list(examples), forest, shared, ends)
 
 
 def _later(
-    forest: Node, own: Sequence[Node | None], t: Trajectory, index: int, read: int, align: int
+    forest: Node, own: Sequence[Node | None], example: Example, index: int, align: int
 ) -> Node:
     """Adds a context that is not the first of its trajectory, and returns the node at which it
     ends.
 
     own: the nodes at which the earlier contexts of the trajectory end.
     """
-    context = t.contexts[index]
+    context = example.trajectory.contexts[index]
+    read = example.read[index]
     kept = min(context.kept, read)
     # a parent of which nothing is kept is no part of the tree that the context stands in
     node = own[context.parent].ending_at(kept) if kept else forest
-    rest = context.tokens[: read - kept]
+    rest = example.own[index][: read - kept]
     # Go down along the child that has most tokens in common with what is left of the context. Where
     # the two part within a child, that child is cut. Less than ``align`` tokens in common are not
     # worth a run of their own: runs start at multiples of it, so no slot would be saved.
@@ -189,9 +207,10 @@ def _later(
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Length of the longest common prefix."""
+    """Length of the longest common prefix; with documents, of equal places too."""
     size = min(len(one), len(other))
-    differ = np.flatnonzero(one[:size] != other[:size])
+    unequal = one[:size] != other[:size]
+    differ = np.flatnonzero(unequal.any(axis=1) if unequal.ndim == 2 else unequal)
     return int(differ[0]) if differ.size else size
 
 
@@ -235,8 +254,14 @@ class RowWriter:
     def _write_tokens(self, node: Node, segment: int, branch: int) -> None:
         count = len(node.tokens)
         span = (self.index, slice(self.slot, self.slot + count))
-        self.batch.tokens[span] = node.tokens
-        self.batch.positions[span] = np.arange(node.start, node.end)
+        batch = self.batch
+        if batch.documents is None:
+            batch.tokens[span] = node.tokens
+            batch.positions[span] = np.arange(node.start, node.end)
+        elif count:
+            fields = (batch.tokens, batch.documents, batch.positions, batch.order)
+            for field, column in zip(fields, node.tokens.T, strict=True):
+                field[span] = column
         self.batch.segments[span] = segment
         self.batch.branches[span] = branch
         node.slot = self.slot

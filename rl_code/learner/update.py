@@ -23,8 +23,8 @@ from jaxtyping import Array, Float, Int
 
 from attention.layout import Before
 from models.sharding import constrain
-from pallas_kernels.tokens import Tokens, packed_rows
-from rl_code.learner.batching import SupervisedBatch
+from pallas_kernels.tokens import Tokens
+from rl_code.learner.batching import SupervisedBatch, tokens_of
 from rl_code.learner.objective import Denominators, LossConfig, Terms, policy_loss, policy_metrics
 from rl_code.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from rl_code.types import Batch
@@ -130,8 +130,7 @@ def batch_logprobs(
     Raises:
       ValueError: ``runs`` is 0 and a layer chooses blocks.
     """
-    where = packed_rows(batch.segments, batch.branches, batch.positions)
-    hidden = model.hidden(batch.tokens, batch.positions, where, runs, before)
+    hidden = model.hidden(batch.tokens, batch.positions, tokens_of(batch), runs, before)
     hidden = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
     return target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
 

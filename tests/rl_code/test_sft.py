@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import numpy as np
 import pytest
 
+from pallas_kernels.tokens import TAIL
+from rl_code.documents import DocumentsConfig
 from rl_code.sft import Demonstrations
 from rl_code.tasks.demonstrations import Segment
+
+
+def run_of(demonstration, alignment, documents=None):
+    """What a warm start asks of a run whose tokens are characters."""
+    return types.SimpleNamespace(
+        config=types.SimpleNamespace(
+            sft=types.SimpleNamespace(demonstrations=3, slots=64), documents=documents
+        ),
+        model_config=types.SimpleNamespace(alignment=alignment),
+        tokenizer=types.SimpleNamespace(
+            encode=lambda text: [ord(letter) for letter in text], pad_id=0
+        ),
+        demonstration=demonstration,
+    )
 
 
 @pytest.mark.parametrize("alignment", [1, 8])
 def test_demonstrations_start_where_the_models_blocks_of_keys_do(alignment):
     texts = ["ab" * 5, "c" * 21, "de" * 3]
-    run = types.SimpleNamespace(
-        config=types.SimpleNamespace(sft=types.SimpleNamespace(demonstrations=3, slots=64)),
-        model_config=types.SimpleNamespace(alignment=alignment),
-        tokenizer=types.SimpleNamespace(encode=lambda text: [ord(letter) for letter in text]),
-        demonstration=lambda index: [Segment(texts[index], True)],
-    )
+    run = run_of(lambda index: [Segment(texts[index], True)], alignment)
     batch, position = Demonstrations(run).batch(0, rows=1, slots=40)
     segments = batch.where.segments[0]
     assert position == (3 if alignment == 1 else 2) and batch.align == alignment
@@ -27,3 +39,18 @@ def test_demonstrations_start_where_the_models_blocks_of_keys_do(alignment):
         (slots,) = np.nonzero(segments == segment)
         assert slots[0] % alignment == 0
         assert "".join(map(chr, batch.tokens[0, slots])) == text
+
+
+def test_demonstrations_hold_their_documents():
+    documents = dataclasses.replace(DocumentsConfig(longest=16, shortest=2), page=8)
+    parts = [Segment("see", False), Segment("a file", False, document=True), Segment("?", False)]
+    run = run_of(lambda index: [*parts, Segment("ok", True)], 8, documents)
+    batch, position = Demonstrations(run).batch(0, rows=1, slots=64)
+    assert position == 2 and batch.mask[0, :20].tolist() == [0] * 17 + [1, 1] + [0]
+    assert batch.where.segments[0, :20].tolist() == [1] * 3 + [0] * 5 + [1] * 6 + [0] * 2 + [
+        1
+    ] * 3 + [0]
+    assert batch.where.documents[0, 8:14].tolist() == [1] * 6
+    assert batch.where.documents[0, 16:19].tolist() == [TAIL] * 3
+    assert batch.where.order[0, 24:27].tolist() == [0, 1, 2]
+    assert batch.positions[0, :19].tolist() == [16, 17, 18, *[0] * 5, *range(6), 0, 0, 19, 20, 21]

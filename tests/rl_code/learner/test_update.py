@@ -18,7 +18,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
 from pallas_kernels.tokens import packed_rows, sequences
-from rl_code.learner.batching import PackConfig, SupervisedBatch, empty_batch, pack, pack_supervised
+from rl_code.learner.batching import (
+    Demonstrated,
+    PackConfig,
+    SupervisedBatch,
+    empty_batch,
+    pack,
+    pack_supervised,
+)
 from rl_code.learner.optimizer import decayed, learning_rate
 from rl_code.learner.update import (
     batch_logprobs,
@@ -451,7 +458,7 @@ def test_a_wrong_value_is_named(changes, message):
 def demonstrations(build, count=11):
     rng = np.random.default_rng(6)
     lengths = rng.integers(6, 15, count)
-    return [(rng.integers(0, build.vocab, n), np.arange(n) % 3 > 0) for n in lengths]
+    return [Demonstrated(rng.integers(0, build.vocab, n), np.arange(n) % 3 > 0) for n in lengths]
 
 
 def test_supervised_loss_is_the_mean_over_selected_tokens_of_each_example_alone(build):
@@ -462,8 +469,9 @@ def test_supervised_loss_is_the_mean_over_selected_tokens_of_each_example_alone(
     total = 0.0
     count = 0
     alone = jax.jit(lambda model, *row: model.logits(model.hidden(*row)))
-    for tokens, mask in examples:
-        row = np.asarray(tokens)[None]
+    for example in examples:
+        mask = example.mask
+        row = np.asarray(example.tokens)[None]
         # one shape; later tokens are not seen
         row, size = np.pad(row, ((0, 0), (0, 15 - row.size))), row.size
         logits = alone(model, row, np.arange(15)[None], sequences(np.array([15]), 15))
@@ -491,7 +499,9 @@ def test_supervised_updates_do_not_depend_on_the_split_and_learn(build):
 
 
 def test_a_segments_first_token_is_never_predicted(build):
-    batch, _ = pack_supervised([([1, 2], [1, 0]), ([3, 4], [1, 0])], rows=4, slots=40)
+    batch, _ = pack_supervised(
+        [Demonstrated([1, 2], [1, 0]), Demonstrated([3, 4], [1, 0])], rows=4, slots=40
+    )
     loss, _ = jit_supervised(build.toy(), batch)
     assert isinstance(batch, SupervisedBatch) and loss == 0.0
 
@@ -504,7 +514,7 @@ def test_packed_demonstrations_equal_the_same_alone_for_layers_that_choose_block
     assert size == 8
     rng = np.random.default_rng(7)
     lengths = (37, 50, 41)
-    examples = [(rng.integers(0, build.vocab, n), np.ones(n, bool)) for n in lengths]
+    examples = [Demonstrated(rng.integers(0, build.vocab, n), np.ones(n, bool)) for n in lengths]
     with pytest.raises(ValueError, match=r"runs=0 must be at least 1: .* or align=1 must be a mul"):
         jax.eval_shape(supervised_loss, model, pack_supervised(examples, rows=1, slots=160)[0])
     batch, taken = pack_supervised(examples, rows=1, slots=160, align=size)
@@ -515,7 +525,7 @@ def test_packed_demonstrations_equal_the_same_alone_for_layers_that_choose_block
     total, gradients = 0.0, None
     for example in examples:
         alone, _ = pack_supervised([example], rows=1, slots=160, align=size)
-        count = len(example[0]) - 1
+        count = len(example.tokens) - 1
         value, own = loss(model, alone)
         total = total + count * value
         own = jax.tree.map(lambda x, count=count: count * x, own)
