@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from attention.cache import gathered
 from attention.cache.documents import DocumentKV, encode_document, fingerprint_weights
 from attention.cache.paged import PagedCache, attend, init_cache, page_size, write
-from attention.cache.tables import Pages, sequence_pages
+from attention.cache.tables import Pages, Runs, sequence_pages
 from attention.methods.method import Keys, Method, Parameters
 from models.functions import rope
 from models.layers import Layers
@@ -103,6 +103,7 @@ def decode_token(
     tokens: Int[Array, " B"],
     places: Int[Array, " B"],
     layers: Sequence[tuple[Layers, Parameters]] | None = None,
+    runs: Runs | None = None,
 ) -> tuple[Float[Array, "B D"], PagedCache, dict[int, gathered.GatheredPages]]:
     """Runs one token of every row: (final hidden states, the cache, the gathered pages).
 
@@ -113,15 +114,18 @@ def decode_token(
     places: of the tokens; -1 for a row that has ended.
     layers: ``model.unstacked()``, for a caller that decodes several tokens, since unstacking may
       copy the parameters; None to unstack here.
+    runs: what the rows' pages hold; None where no row has documents.
     """
     pages = None
     seen = None
     # only layers that are not gathered read these
     if len(gathers) < len(cache.methods):
-        pages = sequence_pages(tables, places + 1, cache.page)
+        pages = sequence_pages(tables, places + 1, cache.page, runs)
         seen = pages.at(places[:, None])[0]
     # a row that has ended computes something at position 0, which is not written
     positions = jnp.maximum(places, 0)[:, None]
+    if runs is not None:
+        positions = runs.positions(positions, cache.page)
     x = model.embed_tokens(tokens[:, None])
     gathers = dict(gathers)
     for index, (layer, parameters) in enumerate(layers or model.unstacked()):
@@ -176,7 +180,8 @@ def _write_and_attend(
         mine = dataclasses.replace(cache, layers=(layer,), methods=(method,))
         rotate = functools.partial(rope, config=model.config)
         # written before they are read, since a token sees itself and those of its chunk
-        mine = write(mine, 0, pages.tables, places, new, parameters=parameters, rotate=rotate)
+        options = dict(parameters=parameters, rotate=rotate, runs=pages.runs)
+        mine = write(mine, 0, pages.tables, places, new, **options)
         (inputs,) = extra or (None,)
         out = attend(mine, 0, q, seen, pages, inputs=inputs, rotate=rotate)
         return out, mine.layers[0]

@@ -78,14 +78,21 @@ def sampled_tokens(limits: Limits) -> int:
     return min(limits.turns * limits.turn_tokens, limits.tokens)
 
 
-def engine(given: EngineConfig, limits: Limits, dtype: str, group_size: int) -> EngineConfig:
+def engine(
+    given: EngineConfig,
+    limits: Limits,
+    dtype: str,
+    group_size: int,
+    documents: DocumentsConfig | None = None,
+) -> EngineConfig:
     """An engine's shapes, for episodes within these limits.
 
-    dtype: of the sampling copy of the model. group_size: episodes that share a prompt.
+    dtype: of the sampling copy of the model. group_size: episodes that share a prompt. documents:
+    those of the run, None for none.
     """
     waits = limits.turns > 1  # for tools, between turns
     config = _filled(
-        given,
+        dataclasses.replace(given, longest_document=documents.longest if documents else None),
         length=limits.tokens,
         prompt_length=longest_prompt(limits),
         # while episodes wait for tools, others take their rows
@@ -149,7 +156,13 @@ def _rollout(config: RunConfig) -> RolloutConfig:
         dtype=config.model.dtype,
         tool_timeout_s=max(limits.longest_wait_s for limits in played) + GRACE_S,
     )
-    shapes = engine(rollout.engine, config.limits, rollout.dtype, config.train.group_size)
+    shapes = engine(
+        rollout.engine,
+        config.limits,
+        rollout.dtype,
+        config.train.group_size,
+        config.documents,
+    )
     return dataclasses.replace(rollout, engine=shapes)
 
 
@@ -203,6 +216,7 @@ def _suite(given: SuiteConfig, config: RunConfig, rollout: RolloutConfig) -> Sui
         suite.limits or config.limits,
         suite.dtype or rollout.dtype,
         config.train.group_size,
+        config.documents,
     )
     return dataclasses.replace(suite, engine=shapes)
 

@@ -130,8 +130,10 @@ class StepTimes:
 def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
     """How an actor spent its time since it was last asked; which step that was for may differ.
 
-    engine/hits_*: shares of the context that were found in the cache. engine/*_per_s: tokens per
-    second of wall clock.
+    engine/asked_tokens: tokens of prompts and answers over all episodes; engine/prefilled_tokens:
+    those that were computed. engine/hits_*: shares of the context that were found in the cache.
+    engine/document_hits: the share of the documents that had not to be encoded, with
+    engine/document_hit_tokens tokens. engine/*_per_s: tokens per second of wall clock.
     """
     if stats is None:
         return {}
@@ -140,6 +142,7 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
     seconds = max(stats.total_s, 1e-9)
     return {
         "engine/generated_tokens": float(rollout.sampled_tokens),
+        "engine/asked_tokens": float(rollout.asked_tokens),
         "engine/prefilled_tokens": float(rollout.prefilled_tokens),
         "engine/generated_per_s": rollout.sampled_tokens / seconds,
         "engine/prefilled_per_s": rollout.prefilled_tokens / seconds,
@@ -147,6 +150,9 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
         "engine/hits_groups": rollout.found_in_groups / needed,
         "engine/hits_turns": rollout.found_in_turns / needed,
         "engine/hits_tasks": rollout.found_in_tasks / needed,
+        "engine/documents": float(rollout.documents),
+        "engine/document_hits": rollout.document_hit_rate,
+        "engine/document_hit_tokens": float(rollout.document_tokens_found),
         "engine/occupancy": rollout.occupancy,
         "engine/preempted": float(rollout.preempted),
         "engine/kv_mib": rollout.kv_bytes / 2**20,

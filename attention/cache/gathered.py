@@ -24,7 +24,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from attention.cache.paged import PagedCache
 from attention.cache.writer import put
@@ -47,6 +47,32 @@ class SharedRows:
     prefixes: Int[Array, "M Q"]
     # How many of the tiles are in use.
     num_tiles: Int[Array, " 1"]
+    # Tokens of each of the pages of ``own`` and of ``prefixes``, as in ``tables.Runs.filled``. None
+    # where no row has documents, so that no place before a row's end is empty.
+    own_filled: Int[Array, "B P"] | None = None
+    prefixes_filled: Int[Array, "M Q"] | None = None
+
+    def in_own(self, first: int, block: int, page: int) -> Bool[Array, "B O"] | bool:
+        """Whether the places of a block of the rows' own parts are no padding.
+
+        first: the number of the block's first page. page: tokens of a page.
+        """
+        if self.own_filled is None:
+            return True
+        filled = self.own_filled[:, first : first + block // page]
+        found = _in_pages(filled, page)
+        return jnp.pad(found, ((0, 0), (0, block - found.shape[1])))
+
+    def in_prefix(self, tile, page: int) -> Bool[Array, " X"] | bool:
+        """Whether the places of a tile's prefix are no padding."""
+        filled = self.prefixes_filled
+        return True if filled is None else _in_pages(filled[tile], page)
+
+
+def _in_pages(filled: Int[Array, "*rows P"], page: int) -> Bool[Array, "*rows places"]:
+    """Whether each place of pages is among the first ``filled`` ones of its page."""
+    found = jnp.arange(page) < filled[..., None]
+    return found.reshape(*filled.shape[:-1], -1)
 
 
 @jax.tree_util.register_dataclass
@@ -58,6 +84,8 @@ class GatheredPages:
     prefix: Pair
     # Of the rows' own parts, in blocks [B, K, O, H].
     own: tuple[Pair, ...]
+    # Tokens of a page.
+    page: int = dataclasses.field(metadata=dict(static=True))
 
 
 def gather(
@@ -85,7 +113,10 @@ def gather(
 
     def prefixes(x):
         def put_tile(at, out):
-            return out.at[at].set(side_by_side(x, rows.prefixes[at]))
+            found = side_by_side(x, rows.prefixes[at])
+            if rows.prefixes_filled is not None:  # padding may hold anything, as below
+                found = jnp.where(rows.in_prefix(at, cache.page)[:, None], found, 0)
+            return out.at[at].set(found)
 
         places = rows.prefixes.shape[1] * cache.page
         empty = jnp.zeros((rows.tiles.shape[0], x.shape[1], places, x.shape[3]), x.dtype)
@@ -96,6 +127,7 @@ def gather(
         tables = jnp.pad(tables, ((0, 0), (0, each - tables.shape[1])), constant_values=-1)
         shape = (tables.shape[0], pages[0].shape[1], block, pages[0].shape[3])
         written = first * cache.page + jnp.arange(block) < (firsts - rows.starts)[:, None]
+        written &= rows.in_own(first, block, cache.page)
         written = written[:, None, :, None]
         # a block that no row reaches is not gathered
         return jax.lax.cond(
@@ -107,6 +139,7 @@ def gather(
     return GatheredPages(
         tuple(prefixes(x) for x in pages),
         tuple(own(at) for at in range(0, rows.own.shape[1], each)),
+        cache.page,
     )
 
 
@@ -186,7 +219,9 @@ def attend(
     last = jnp.maximum(places - rows.starts, 0)  # one key at least, for rows without a token
     parts = _nothing(q)
     for number, pair in enumerate(gathered.own):
-        parts = _attend_block(q, pair, last - number * pair[0].shape[2], parts)
+        block = pair[0].shape[2]
+        real = rows.in_own(number * block // gathered.page, block, gathered.page)
+        parts = _attend_block(q, pair, last - number * block, real, parts)
     # tokens of each tile's prefix, which are those of its first row
     lengths = jnp.where(rows.tiles[:, 0] < 0, 0, rows.starts[jnp.maximum(rows.tiles[:, 0], 0)])
     prefix_places = jnp.arange(gathered.prefix[0].shape[2])
@@ -195,7 +230,7 @@ def attend(
         members = rows.tiles[at]
         queries = jnp.moveaxis(q[jnp.maximum(members, 0)], 0, 1)  # [K, R, G, H]
         flat = queries.reshape(num_kv_heads, -1, size)
-        seen = prefix_places < lengths[at]
+        seen = (prefix_places < lengths[at]) & rows.in_prefix(at, gathered.page)
         found = _attention(flat, gathered.prefix[0][at], gathered.prefix[1][at], seen[None, None])
         # empty members go to a row past the end, which is dropped
         index = jnp.where(members < 0, batch, members)
@@ -217,14 +252,15 @@ def _nothing(q):
     return jnp.zeros(q.shape, jnp.float32), jnp.full(shape, MASKED), jnp.zeros(shape)
 
 
-def _attend_block(q, pair: Pair, last, parts):
+def _attend_block(q, pair: Pair, last, real, parts):
     """``parts`` merged with attention to one block of the rows' own keys.
 
-    last: [B], the last place of the block that each row sees; negative if it sees none.
+    last: [B], the last place of the block that each row sees; negative if it sees none. real: see
+    ``SharedRows.in_own``.
     """
 
     def reached():
-        seen = jnp.arange(pair[0].shape[2]) <= last[:, None]
+        seen = (jnp.arange(pair[0].shape[2]) <= last[:, None]) & real
         return _merged(parts, _attention(q, *pair, seen[:, None, None]))
 
     return jax.lax.cond(jnp.any(last >= 0), reached, lambda: parts)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from attention.cache.reader import PageReader
-from attention.cache.tables import Pages, Tables
+from attention.cache.tables import Pages, Runs, Tables
 from attention.cache.writer import PageWriter
 from attention.methods.method import Keys, LayerPages, Method, PageShape, Parameters, Rotate
 from pallas_kernels.tokens import Tokens
@@ -112,6 +112,7 @@ def write(
     *,
     parameters: Parameters,
     rotate: Rotate,
+    runs: Runs | None = None,
 ) -> PagedCache:
     """The cache with the keys and values of new tokens in one layer.
 
@@ -121,6 +122,7 @@ def write(
     new: "main" and what ``Method.new_keys`` gives, rotated where the cache keeps them rotated.
     parameters: those of the layer's method.
     rotate: how keys are rotated, for those that a method derives.
+    runs: what the rows' pages hold; None where no row has documents.
 
     Raises:
       ValueError: ``new`` lacks a branch that the method writes.
@@ -128,7 +130,7 @@ def write(
     method = cache.methods[layer]
     if missing := set(method.rotated_when_written()) - set(new):
         raise ValueError(f"{layer=} is {method}: new keys lack {', '.join(sorted(missing))}")
-    at = PageWriter(tables, places, cache.page, rotate if cache.rotated else None)
+    at = PageWriter(tables, places, cache.page, rotate if cache.rotated else None, runs)
     return cache.with_layer(layer, method.write(cache.layers[layer], new, at, parameters))
 
 
@@ -188,4 +190,5 @@ def attend_chosen(
 def _reader(cache: PagedCache, pages: Pages, rotate: Rotate | None, q: jax.Array) -> PageReader:
     if not cache.rotated and rotate is None:
         raise ValueError("a cache of keys that are not rotated needs rotate")
-    return PageReader(pages, cache.page, None if cache.rotated else rotate, q.dtype)
+    in_place = cache.rotated and pages.runs is None
+    return PageReader(pages, cache.page, None if cache.rotated else rotate, q.dtype, in_place)

@@ -8,14 +8,18 @@ A full page is known by a hash of its tokens and of all tokens before them. A se
 with the same tokens takes that page instead of computing it again. That is possible even when
 nobody holds the page any more, until it is needed for something else. A half-filled page that
 several sequences hold is copied before one of them writes to it.
+
+A page whose content does not depend on the tokens before it, as that of a document, is given to a
+sequence from outside (``attach``), and known by a name that the caller chooses (``name``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import types
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -40,6 +44,8 @@ class _Held:
     digest: bytes
     # The tokens after those, on the page that is not full.
     rest: list[int]
+    # Those of its pages that were attached, which it must neither write to nor name.
+    given: set[int] = dataclasses.field(default_factory=set)
 
 
 class PageAllocator:
@@ -69,34 +75,83 @@ class PageAllocator:
         """Pages that nobody holds."""
         return len(self._free)
 
-    def start(self, tokens: Sequence[int], salt: bytes = b"") -> tuple[int, int]:
+    def start(
+        self,
+        tokens: Sequence[int],
+        salt: bytes = b"",
+        given: Mapping[int, int] = types.MappingProxyType({}),
+    ) -> tuple[int, int]:
         """Starts a sequence with ``tokens``: (its number, how many of them are in the cache).
 
         salt: whatever else keys depend on, such as the version of the weights. Pages are shared
         only under equal salts. The last token never counts as cached, since its logits are wanted.
         The caller must write the tokens that are not cached before it starts or extends another
         sequence. Raises OutOfPages.
+
+        given: pages that somebody holds and that are attached, by their number in the sequence.
+        They count as cached; whether they are written is for the caller to know.
         """
         tokens = list(tokens)
         shared = []
         digest = hashlib.blake2b(salt, digest_size=16).digest()
         for at in range(0, len(tokens) - self.page_size, self.page_size):
             chained = _chain(digest, tokens[at : at + self.page_size])
-            if chained not in self._page_of:
+            found = given.get(at // self.page_size, self._page_of.get(chained))
+            if found is None:
                 break
             digest = chained
-            shared.append(self._page_of[chained])
+            shared.append(found)
         cached = len(shared) * self.page_size
-        needed = self._pages_of(len(tokens)) - len(shared)
+        behind = {at: page for at, page in given.items() if at >= len(shared)}
+        needed = self._pages_of(len(tokens)) - len(shared) - len(behind)
         # shared pages that nobody holds are free now, but not once this sequence holds them
-        free = self.free - sum(self._counts[page] == 0 for page in shared)
+        free = self.free - sum(self._counts[page] == 0 for page in set(shared))
         if needed > free:
             raise OutOfPages(needed, free)
         self._hold(shared)
         number, self._next = self._next, self._next + 1
-        self._sequences[number] = _Held(shared, cached, digest, [])
-        self.append(number, tokens[cached:])
+        own = {page for at, page in given.items() if at < len(shared)}
+        held = self._sequences[number] = _Held(shared, cached, digest, [], own)
+        for at, page in sorted(behind.items()):
+            first = at * self.page_size
+            self.append(number, tokens[held.length : first])
+            self.attach(number, at, [page])
+            held.length = first + self.page_size
+            held.digest = _chain(held.digest, tokens[first : held.length])
+        self.append(number, tokens[held.length :])
         return number, cached
+
+    def attach(self, sequence: int, at: int, pages: Sequence[int]) -> None:
+        """Puts pages that somebody holds behind the first ``at`` pages of a sequence.
+
+        Pages that were reserved from there on are let go. The sequence's length stays as it is, as
+        with ``reserve``; the last page before must be full or never be written to again. Raises
+        ValueError if the sequence has fewer pages.
+        """
+        held = self._get(sequence)
+        if len(held.pages) < at:
+            raise ValueError(f"{sequence=} has {len(held.pages)} pages, fewer than {at=}")
+        let_go = held.pages[at:]
+        held.pages[at:] = pages
+        held.given = (held.given | set(pages)) & set(held.pages)
+        self._hold(pages)
+        self._let_go(let_go)
+
+    def name(self, sequence: int, names: Sequence[bytes]) -> None:
+        """Makes all pages of a sequence findable by names, one for each, until they are used for
+        something else.
+        """
+        for page, name in zip(self._get(sequence).pages, names, strict=True):
+            self._name(page, name)
+
+    def find(self, names: Sequence[bytes]) -> list[int] | None:
+        """The pages of these names, held or free; None unless all are there."""
+        pages = [self._page_of.get(name) for name in names]
+        return None if None in pages else pages
+
+    def held(self, page: int) -> bool:
+        """Whether somebody holds a page."""
+        return self._counts[page] > 0
 
     def reserve(self, sequence: int, count: int) -> list[tuple[int, int]]:
         """Makes room for ``count`` tokens at the end of a sequence.
@@ -149,7 +204,8 @@ class PageAllocator:
         pages = held.pages[: self._pages_of(held.length)]
         self._hold(pages)
         number, self._next = self._next, self._next + 1
-        self._sequences[number] = _Held(pages, held.length, held.digest, list(held.rest))
+        given = held.given & set(pages)
+        self._sequences[number] = _Held(pages, held.length, held.digest, list(held.rest), given)
         return number
 
     def release(self, sequence: int, written: int | None = None) -> None:
@@ -162,7 +218,7 @@ class PageAllocator:
         del self._sequences[sequence]
         if written is not None:
             for page in held.pages[written // self.page_size :]:
-                if page in self._digest_of:
+                if page in self._digest_of and page not in held.given:
                     del self._page_of[self._digest_of.pop(page)]
         # the end of a prefix goes first: its start serves more sequences
         self._let_go(reversed(held.pages))
@@ -227,13 +283,16 @@ class PageAllocator:
         for held in self._sequences.values():
             assert len(held.pages) >= self._pages_of(held.length), held
             assert len(held.rest) == held.length % self.page_size, held
-            assert len(set(held.pages)) == len(held.pages), held
+            own = [page for page in held.pages if page not in held.given]
+            assert len(set(own)) == len(own), held
+            assert held.given <= set(held.pages), held
             holders.update(held.pages)
         assert [holders[page] for page in range(self.num_pages)] == self._counts
         assert set(self._free) == {page for page, count in enumerate(self._counts) if not count}
         assert {digest: page for page, digest in self._digest_of.items()} == self._page_of
         for held in self._sequences.values():
             unfilled = held.pages[held.length // self.page_size :]
+            unfilled = [page for page in unfilled if page not in held.given]
             assert not self._digest_of.keys() & set(unfilled), held
             assert all(self._counts[page] == 1 for page in unfilled[bool(held.rest) :]), held
 

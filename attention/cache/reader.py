@@ -44,6 +44,9 @@ class PageReader:
     rotate: Rotate | None
     # The dtype of the queries, in which keys and values are given.
     dtype: jnp.dtype
+    # Whether few queries may read pages from where they lie: keys are rotated, and each row holds
+    # one sequence without documents, so that its places and its length say what a query sees.
+    in_place: bool
 
     def rows(self, pair: Pair, table: Int[Array, "B P"] | None = None) -> Pair:
         """Keys and values at all places of the rows, [B, S, K, H].
@@ -83,7 +86,7 @@ class PageReader:
         """Attention to every place that a query may see, perhaps in a window."""
         few = q.shape[1] <= FEW
         table = self.pages.tables.main if table is None else table
-        if few and self.rotate is None:
+        if few and self.in_place:
             return paged_attention(q, *pair, table, *self._sequences(q_tokens), window=window)[0]
         k, v = self.rows(pair, table)
         if few:
@@ -97,9 +100,9 @@ class PageReader:
 
         Reads only the pages that hold the last ``window`` keys of some query.
         """
-        # the paged kernel, for few queries and rotated keys, skips the other pages itself
+        # the paged kernel, for few queries, skips the other pages itself
         read = self
-        if q.shape[1] > FEW or self.rotate is not None:
+        if q.shape[1] > FEW or not self.in_place:
             read = self._recent_pages(q_tokens, window)
         return read.dense(pair, q, q_tokens, window, read.pages.tables.recent)
 
@@ -114,12 +117,12 @@ class PageReader:
 
         picks: numbers of pages. C is K or N, as there.
         """
-        if self.rotate is None:
+        if self.in_place:
             places = self._sequences(q_tokens)
             return selected_paged_attention(q, *pair, picks, self.pages.tables.main, *places)[0]
         batch, count, num_heads, size = q.shape
-        # Keys are rotated on use, so each query's chosen pages are laid side by side and rotated.
-        # The places of a pick that is none are all -1.
+        # Each query's chosen pages are laid side by side, and rotated if they are not yet. The
+        # places of a pick that is none are all -1.
         choosers = picks.shape[2]
         places = jnp.where(picks < 0, -self.page, picks * self.page)[..., None]
         places = jnp.maximum(places + jnp.arange(self.page), -1)
@@ -137,7 +140,8 @@ class PageReader:
             jnp.where(real, x[at, heads[:, None]].reshape(*flat, 1, size).astype(q.dtype), 0)
             for x in pair
         )
-        k = self.rotate(k, positions.reshape(flat))
+        if self.rotate is not None:
+            k = self.rotate(k, positions.reshape(flat))
         q = q.reshape(flat[0], 1, -1, size)
         out, _ = masked_attention(q, k, v, seen.reshape(flat)[:, None])
         return out.reshape(batch, count, num_heads, size)
@@ -153,7 +157,7 @@ class PageReader:
     def _sequences(self, q_tokens: Tokens) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
         """(places of the queries, -1 for padding; lengths) of rows that hold one sequence each.
 
-        Every row of a cache of rotated keys does.
+        Every row of which pages are read ``in_place`` does.
         """
         places = jnp.where(q_tokens.segments > 0, q_tokens.order, -1)
         return places, jnp.sum(self.pages.tokens.segments > 0, axis=1, dtype=jnp.int32)

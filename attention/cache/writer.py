@@ -9,9 +9,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from attention.cache.tables import Tables
+from attention.cache.tables import Runs, Tables
 from attention.methods.method import Pair, Rotate
 from pallas_kernels.paged.lists import lookup
 
@@ -30,6 +30,8 @@ class PageWriter:
     page: int
     # How keys are rotated by positions; None in a cache whose keys are kept unrotated.
     rotate: Rotate | None
+    # What the pages hold; None where no row has documents.
+    runs: Runs | None = None
 
     @property
     def first(self) -> Int[Array, "B 1"]:
@@ -40,6 +42,19 @@ class PageWriter:
     def last(self) -> Int[Array, "B 1"]:
         """The last place of every row, -1 in a row of padding."""
         return jnp.max(self.places, axis=1, keepdims=True)
+
+    def positions(self, places: Int[Array, "B n"]) -> Int[Array, "B n"]:
+        """The positions that RoPE rotates by."""
+        return places if self.runs is None else self.runs.positions(places, self.page)
+
+    def one_run(self, last: Int[Array, "B n"], length: int) -> Bool[Array, "B n"] | bool:
+        """Whether ``length`` places, at most a page, up to ``last`` are of one run.
+
+        A run is a document, or tokens outside of documents that no document interrupts.
+        """
+        if self.runs is None:
+            return True
+        return self.runs.together(last - length + 1, last, self.page)
 
     def where(self, table: Int[Array, "B P"], places: Int[Array, "B n"]):
         """(page, offset) [B, n] of places; NO_PAGE where nothing is to be read or written."""

@@ -238,8 +238,8 @@ class NSA(Selection, Method):
         # the last place of each stretch; only stretches that are complete are written
         ends = (units + 1) * stride - 1
         if at.rotate is not None:
-            k = at.rotate(k, ends)
-        complete = (ends <= at.last) & (ends >= length - 1)
+            k = at.rotate(k, at.positions(ends))
+        complete = (ends <= at.last) & (ends >= length - 1) & at.one_run(ends, length)
         table = at.tables.compressed
         if table is None:  # each row's pages lie one after another
             table = jnp.arange(at.tables.main.size).reshape(at.tables.main.shape)

@@ -15,7 +15,8 @@ from typing import Any
 
 from attention.cache.pages import OutOfPages
 from rl_code.environment.episode import Episode
-from rl_code.rollout.page_pool import PagePool, Span
+from rl_code.rollout.page_pool import PagePool
+from rl_code.rollout.spans import Span
 from rl_code.rollout.stats import RolloutStats
 from rl_code.types import Task, Trajectory
 
@@ -130,6 +131,8 @@ class Admission:
             if recompute:
                 self._pool.forget(row)
                 row.keys = []
+            else:
+                self._pool.drop_ahead(row)
             row.keys.append((row.cached, version))
         # In reverse, since each goes to the front of the queue: the oldest ends up first. A prompt
         # that is not whole yet begins anew in any case, so that one version computes all of it.

@@ -4,11 +4,89 @@ prefix.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from attention.cache.gathered import SharedRows
-from rl_code.rollout.engine import DecodeInput, Engine, EngineConfig, empty_input
-from rl_code.rollout.page_pool import PagePool, Span
+import jax
+import numpy as np
+
+from attention.cache import gathered
+from attention.cache.tables import Runs
+
+if TYPE_CHECKING:
+    from rl_code.rollout.engine import Engine, EngineConfig
+    from rl_code.rollout.page_pool import PagePool
+    from rl_code.rollout.spans import Span
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeInput:
+    """What one decode dispatch is told of each row; int32 [slots] unless said otherwise."""
+
+    # The last token of the row, which is not in the cache yet.
+    tokens: jax.Array
+    # The place of that token, counted from the start of the row.
+    places: jax.Array
+    # bool, whether the slot holds a row.
+    active: jax.Array
+    # How many tokens the row may sample in this dispatch. It has pages for them.
+    budgets: jax.Array
+    # uint32 [slots, 2], the words of the random key. Together with the next two fields and the
+    # position it fixes each random number.
+    keys: jax.Array
+    # The number of the row's group.
+    groups: jax.Array
+    # The index of the row's trajectory in its group.
+    samples: jax.Array
+    # [slots, table], the row's pages; -1 for none.
+    tables: jax.Array
+    # The same pages for decoding from a view, with shared prefixes apart.
+    rows: gathered.SharedRows
+    # What the pages of ``tables`` hold; None in a run without documents.
+    runs: Runs | None
+
+
+def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
+    """Numpy arrays for a dispatch in which no row is active."""
+    rows = shards * config.slots
+
+    def ints(*shape: int, fill: int = -1) -> np.ndarray:
+        return np.full(shape, fill, np.int32)
+
+    zeros = {
+        name: ints(rows, fill=0) for name in ("tokens", "places", "budgets", "groups", "samples")
+    }
+    documents = config.longest_document is not None
+    return DecodeInput(
+        **zeros,
+        active=np.zeros(rows, bool),
+        keys=np.zeros((rows, 2), np.uint32),
+        tables=ints(rows, config.table),
+        runs=empty_runs(config, rows),
+        rows=gathered.SharedRows(
+            own=ints(rows, config.table),
+            starts=ints(rows, fill=0),
+            tiles=ints(rows, config.tile),
+            prefixes=ints(rows, config.prefix_table),
+            num_tiles=ints(shards, fill=0),
+            own_filled=ints(rows, config.table, fill=0) if documents else None,
+            prefixes_filled=ints(rows, config.prefix_table, fill=0) if documents else None,
+        ),
+    )
+
+
+def empty_runs(config: EngineConfig, rows: int) -> Runs | None:
+    """Numpy arrays of rows that each hold one sequence; None in a run without documents."""
+    if config.longest_document is None:
+        return None
+    shape = (rows, config.table)
+    return Runs(
+        documents=np.zeros(shape, np.int32),
+        filled=np.full(shape, config.page, np.int32),
+        shifts=np.zeros(shape, np.int32),
+    )
 
 
 def decode_input(
@@ -43,23 +121,30 @@ def decode_input(
             shared = pool.shared_pages(row)
             inputs.rows.own[at, : len(pages) - shared] = pages[shared:]
             inputs.rows.starts[at] = shared * c.page
+            if row.runs is not None:
+                row.runs.put(inputs.runs, at)
+                inputs.rows.own_filled[at, : c.table - shared] = row.runs.pages[1, shared:]
             if shared:
                 sharing.setdefault(tuple(pages[:shared]), []).append(place)
-        _fill_tiles(inputs.rows, shard, c, sharing)
+        _fill_tiles(inputs, shard, c, sharing)
     return inputs
 
 
 def _fill_tiles(
-    rows: SharedRows, shard: int, c: EngineConfig, sharing: dict[tuple[int, ...], list[int]]
+    inputs: DecodeInput, shard: int, c: EngineConfig, sharing: dict[tuple[int, ...], list[int]]
 ) -> None:
     """Writes the tiles of a shard: groups of at most ``tile`` rows that share a prefix.
 
     sharing: the pages of each prefix -> the slots, within the shard, of the rows that share it.
     """
+    rows = inputs.rows
     for prefix, places in sharing.items():
         for first in range(0, len(places), c.tile):
             members = places[first : first + c.tile]
             tile = shard * c.slots + rows.num_tiles[shard]
             rows.tiles[tile, : len(members)] = members
             rows.prefixes[tile, : len(prefix)] = prefix
+            if inputs.runs is not None:  # of the first row, since all of them have the same pages
+                filled = inputs.runs.filled[shard * c.slots + places[0]]
+                rows.prefixes_filled[tile, : len(prefix)] = filled[: len(prefix)]
             rows.num_tiles[shard] += 1

@@ -24,12 +24,14 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from attention.cache import gathered, paged
+from attention.cache import paged
 from attention.cache.paged import PagedCache
-from attention.cache.tables import sequence_pages
+from attention.cache.tables import Runs, sequence_pages
 from models.paged import decode_token, forward, gather_pages, model_cache, put_pages_back
 from models.sharding import per_shard, use_mesh
 from models.transformer import ModelConfig, Transformer
+from rl_code.read_config import follows
+from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
 
 
@@ -78,6 +80,9 @@ class EngineConfig:
     # Tokens of each row of such a prefill; longer answers use the usual shape. 0 with answer_rows
     # 0.
     answer_tokens: int = 0
+    # The most tokens of a document, from which the positions of the tokens outside of documents
+    # count. None in a run without documents.
+    longest_document: int | None = follows("documents.longest", None)
 
     def __post_init__(self):
         if self.prefill_rows < 2:
@@ -149,60 +154,11 @@ class EngineConfig:
         return max(1, (self.prompt_length - 1) // self.page)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DecodeInput:
-    """What one decode dispatch is told of each row; int32 [slots] unless said otherwise."""
-
-    # The last token of the row, which is not in the cache yet.
-    tokens: jax.Array
-    # The place of that token, counted from the start of the row.
-    places: jax.Array
-    # bool, whether the slot holds a row.
-    active: jax.Array
-    # How many tokens the row may sample in this dispatch. It has pages for them.
-    budgets: jax.Array
-    # uint32 [slots, 2], the words of the random key. Together with the next two fields and the
-    # position it fixes each random number.
-    keys: jax.Array
-    # The number of the row's group.
-    groups: jax.Array
-    # The index of the row's trajectory in its group.
-    samples: jax.Array
-    # [slots, table], the row's pages; -1 for none.
-    tables: jax.Array
-    # The same pages for decoding from a view, with shared prefixes apart.
-    rows: gathered.SharedRows
-
-
-def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
-    """Numpy arrays for a dispatch in which no row is active."""
-    rows = shards * config.slots
-
-    def ints(*shape: int, fill: int = -1) -> np.ndarray:
-        return np.full(shape, fill, np.int32)
-
-    zeros = {
-        name: ints(rows, fill=0) for name in ("tokens", "places", "budgets", "groups", "samples")
-    }
-    return DecodeInput(
-        **zeros,
-        active=np.zeros(rows, bool),
-        keys=np.zeros((rows, 2), np.uint32),
-        tables=ints(rows, config.table),
-        rows=gathered.SharedRows(
-            own=ints(rows, config.table),
-            starts=ints(rows, fill=0),
-            tiles=ints(rows, config.tile),
-            prefixes=ints(rows, config.prefix_table),
-            num_tiles=ints(shards, fill=0),
-        ),
-    )
-
-
-def _prefill(model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
+def _prefill(
+    model: Transformer, cache: PagedCache, tables, tokens, places, runs: Runs | None
+) -> PagedCache:
     """Writes the keys and values of ``tokens`` [R, T] at ``places`` [R, T]; -1 is padding."""
-    pages = sequence_pages(tables, jnp.max(places, axis=1) + 1, cache.page)
+    pages = sequence_pages(tables, jnp.max(places, axis=1) + 1, cache.page, runs)
     return forward(model, cache, tokens, places, pages)[1]
 
 
@@ -246,7 +202,7 @@ def _decode(
         positions = inputs.places + counts
         places = jnp.where(active, positions, -1)
         hidden, cache, views = decode_token(
-            model, cache, views, inputs.rows, inputs.tables, tokens, places, layers
+            model, cache, views, inputs.rows, inputs.tables, tokens, places, layers, inputs.runs
         )
         uniforms = token_uniforms(inputs.keys, inputs.groups, inputs.samples, positions)
         # Every device of the axis tensor samples from all logits. The compiler would cut the
@@ -346,7 +302,7 @@ class Engine:
             )
             return jax.jit(mapped, donate_argnums=donate, out_shardings=out)
 
-        self._prefill = sharded(_prefill, "rdddd", (1,), self._pages)
+        self._prefill = sharded(_prefill, "rddddd", (1,), self._pages)
         decode = functools.partial(
             _decode,
             steps=config.decode_steps,
@@ -375,15 +331,16 @@ class Engine:
         """A host array [shards * n, ...] on the devices, rows split over ``data``."""
         return self._place(x, self._rows)
 
-    def prefill(self, model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
+    def prefill(
+        self, model: Transformer, cache: PagedCache, tables, tokens, places, runs: Runs | None
+    ) -> PagedCache:
         """One prefill of shards * prefill_rows rows, or answer_rows; pages are numbered within the
         shard.
 
         Donates the cache.
         """
-        return self._run(
-            self._prefill, model, cache, self.put(tables), self.put(tokens), self.put(places)
-        )
+        inputs = jax.tree.map(self.put, (tables, tokens, places, runs))
+        return self._run(self._prefill, model, cache, *inputs)
 
     def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
         """One dispatch of up to ``decode_steps`` tokens per active row. Donates the cache. See
@@ -423,12 +380,13 @@ class Engine:
         rows = self.shards * c.prefill_rows
         cache = self.cache_shape()
         inputs = self._abstract(empty_input(c, self.shards), self._rows)
+        runs = self._abstract(empty_runs(c, rows), self._rows)
         table, chunk = (
             jax.ShapeDtypeStruct((rows, size), jnp.int32, sharding=self._rows)
             for size in (c.table, c.prefill_tokens)
         )
         return {
-            "prefill": self._run(self._prefill.trace, model, cache, table, chunk, chunk),
+            "prefill": self._run(self._prefill.trace, model, cache, table, chunk, chunk, runs),
             "decode": self._run(self._decode.trace, model, cache, inputs),
         }
 

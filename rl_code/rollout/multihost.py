@@ -22,8 +22,10 @@ import jax
 from absl import logging
 
 from attention.cache.paged import PagedCache
+from attention.cache.tables import Runs
 from models.transformer import Transformer
-from rl_code.rollout.engine import DecodeInput, Engine
+from rl_code.rollout.decode_input import DecodeInput
+from rl_code.rollout.engine import Engine
 from rl_code.weights.versions import Subscriber
 from rl_code.weights.waiting import agree, within
 
@@ -112,9 +114,11 @@ class LeadingEngine(Engine):
         self._channel.tell("init")
         return super().init()
 
-    def prefill(self, model: Transformer, cache: PagedCache, tables, tokens, places) -> PagedCache:
-        self._channel.tell("prefill", tables, tokens, places)
-        return super().prefill(model, cache, tables, tokens, places)
+    def prefill(
+        self, model: Transformer, cache: PagedCache, tables, tokens, places, runs: Runs | None
+    ) -> PagedCache:
+        self._channel.tell("prefill", tables, tokens, places, runs)
+        return super().prefill(model, cache, tables, tokens, places, runs)
 
     def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
         self._channel.tell("decode", inputs)

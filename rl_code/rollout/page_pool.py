@@ -4,6 +4,9 @@ A span of tokens holds pages. Spans share the pages of a common prefix; a page i
 span that shares it writes to it. What is on the pages of a span can be saved to host memory
 (pre-emption), or handed over to the cache of another engine.
 
+Documents are prefilled on their own, and spans have their pages among their own
+(``document_pool``).
+
 Only the tokens of prompts can be found in the cache, never sampled ones. A key that decoding wrote
 may differ in its last bit from the key that a prefill would write, and the numbers of a row must
 not depend on what it finds in the cache.
@@ -11,7 +14,7 @@ not depend on what it finds in the cache.
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -22,38 +25,10 @@ from attention.cache.pages import OutOfPages, PageAllocator
 from attention.cache.storage import to_host
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
-from rl_code.rollout.engine import DecodeInput, Engine
-
-
-@dataclasses.dataclass(eq=False)
-class Span:
-    """Tokens whose keys and values stand on pages."""
-
-    # All tokens that are known so far.
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    # How many tokens the prompt has.
-    prompt: int = 0
-    # How many of the tokens have their keys and values in the cache.
-    cached: int = 0
-    # The shard whose pages the span holds.
-    shard: int = 0
-    # The span's number in the allocator of its shard; None while it holds no pages.
-    sequence: int | None = None
-    # What the pages held when the span lost them: one array [pages, ...] for each array of the
-    # cache. None if nothing was saved.
-    saved: list | None = None
-    # Number of the weights with which the span's first keys were computed.
-    weights: int = 0
-
-    @property
-    def held(self) -> bool:
-        """Whether it has pages."""
-        return self.sequence is not None
-
-    @property
-    def missing(self) -> int:
-        """Tokens that are not in the cache."""
-        return len(self.tokens) - self.cached
+from rl_code.rollout.decode_input import DecodeInput, empty_runs
+from rl_code.rollout.document_pool import DocumentPool
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.spans import ContextRuns, Document, Run, Span
 
 
 class PagePool:
@@ -72,15 +47,33 @@ class PagePool:
         self._shards = [
             PageAllocator(self._config.pages, self._config.page) for _ in range(self.engine.shards)
         ]
+        self._documents = [
+            DocumentPool(shard, allocator) for shard, allocator in enumerate(self._shards)
+        ]
         # The spans whose prompts are not prefilled to their end, oldest first.
         self._filling: dict[Span, None] = {}
         # Pages (source, target) of each shard that must be copied before anything is written.
         self._copies: list[list[tuple[int, int]]] = [[] for _ in self._shards]
         self._peak = 0
+        # Documents that contexts were given since the count was last taken, those of them that were
+        # there already, and the tokens of these.
+        self._asked = self._found = self._found_tokens = 0
+
+    def runs(self) -> ContextRuns | None:
+        """The runs of a context without tokens; None in a run without documents."""
+        return None if self._config.longest_document is None else ContextRuns(self._config)
 
     def new_weights(self) -> None:
-        """From now on prompts are shared with those of the same weights only."""
+        """From now on prompts and documents are shared with those of the same weights only."""
         self._weights += 1
+
+    def take_documents(self) -> tuple[int, int, int]:
+        """Since the last call: (documents that were put on contexts, those that were found, the
+        tokens of these); from any thread.
+        """
+        counts = self._asked, self._found, self._found_tokens
+        self._asked = self._found = self._found_tokens = 0
+        return counts
 
     def place(self, model: Transformer) -> Transformer:
         """A model on this engine's devices."""
@@ -122,18 +115,45 @@ class PagePool:
         row.cached = prompt.cached
         row.sequence = allocator.fork(prompt.sequence)
         row.weights = prompt.weights
+        row.documents = list(prompt.documents)
+        self._documents[row.shard].share(row.documents)
         self.reserve(row, row.cached + 1)
 
     def reserve(self, span: Span, length: int) -> None:
         """Gives a span that holds pages as many as ``length`` tokens need. Raises OutOfPages."""
+        if span.runs is not None:
+            for run in span.runs.documents(length)[len(span.documents) :]:
+                self._reserve(span, run.start)
+                document = self._hold(span, run)
+                at = run.start // self._config.page
+                self._shards[span.shard].attach(span.sequence, at, self.pages(document))
+        self._reserve(span, length)
+        self._note_use()
+
+    def _reserve(self, span: Span, length: int) -> None:
         allocator = self._shards[span.shard]
         more = max(0, length - allocator.length(span.sequence))
         self._copies[span.shard] += allocator.reserve(span.sequence, more)
-        self._note_use()
+
+    def _hold(self, span: Span, run: Run) -> Document:
+        """Has a span hold its next document. Raises OutOfPages."""
+        number = len(span.documents)
+        tokens = span.tokens[run.start : run.end]
+        # A document that the span had before it lost its pages is one of the same weights.
+        again = number < len(span.document_weights)
+        weights = span.document_weights[number] if again else self._weights
+        document, found = self._documents[span.shard].hold(tokens, weights)
+        span.documents.append(document)
+        if not again:
+            self._asked += 1
+            self._found += found
+            self._found_tokens += found * run.length
+        return document
 
     def release(self, span: Span) -> None:
         """Lets go of a span's pages, if it holds any."""
         if span.held:
+            span.advance()
             # A copy that is still due may read or write these pages, which another span may get
             # next. So it is made first.
             self._make_copies()
@@ -141,7 +161,21 @@ class PagePool:
             # is not written to its end, and the allocator must forget the pages that lack tokens.
             unfinished = self._filling.pop(span, self) is None
             self._shards[span.shard].release(span.sequence, span.cached if unfinished else None)
+            span.document_weights = [each.weights for each in span.documents[: span.seen]]
+            self._documents[span.shard].let_go(span.documents)
+            span.documents = []
         span.sequence = None
+
+    def drop_ahead(self, span: Span) -> None:
+        """Lets go of the documents that come behind what a span has in the cache.
+
+        ``reserve`` puts them there again, then as the weights of now compute them. So all that
+        stands behind a place of a context is computed by these weights or newer ones.
+        """
+        if span.held:
+            span.advance()
+            self._documents[span.shard].let_go(span.documents[span.seen :])
+            del span.documents[span.seen :]
 
     def save(self, span: Span, *, on_device: bool) -> None:
         """Lets go of a span's pages and keeps what they hold, on the devices or in host memory."""
@@ -161,6 +195,7 @@ class PagePool:
         """Lets go of a span's pages and of what was saved; its keys must be computed anew."""
         self.release(span)
         span.saved, span.cached = None, 0
+        span.document_weights = []
 
     def restore(self, span: Span) -> None:
         """Gives pages to a span that lost them, and puts back what was saved. There must be pages
@@ -176,7 +211,7 @@ class PagePool:
         self._open(span, span.tokens[: span.prompt - 1], length + self._config.page)
         self.reserve(span, len(span.tokens))
         if span.saved is not None:
-            self._put(span)
+            self._put(span, cached)
             span.cached, span.saved = cached, None
             self._filling.pop(span, None)
 
@@ -184,32 +219,71 @@ class PagePool:
         """Gives a span pages for prompt tokens, on the shard with the most free pages, and takes
         those that the cache has already. Raises OutOfPages unless ``length`` tokens would fit.
         """
-        shard = max(range(len(self._shards)), key=lambda shard: self._shards[shard].free)
-        allocator = self._shards[shard]
         page = self._config.page
-        needed = min(-(-length // page), self._config.table + 1)
+        shard, found = self._choose_shard(span, length)
+        allocator = self._shards[shard]
+        # Those that nobody holds are free now, but not once this span holds them.
+        held = sum(allocator.held(number) for number in found)
+        needed = min(-(-length // page), self._config.table + 1) - held
         if needed > allocator.free:
             raise OutOfPages(needed, allocator.free)
-        span.sequence, cached = allocator.start(tokens, b"%d" % span.weights)
         span.shard = shard
+        given = {}
+        if span.runs is not None:
+            for run in span.runs.documents(len(tokens)):
+                pages = self.pages(self._hold(span, run))
+                given |= dict(enumerate(pages, start=run.start // page))
+            numbers = span.runs.numbered(tokens)
+        else:
+            numbers = tokens
+        span.sequence, cached = allocator.start(numbers, b"%d" % span.weights, given)
         # The allocator knows a page by its tokens as soon as a span has reserved it. The prefill
         # that writes the page may still be to come, so only pages before the first such page count
         # as cached.
-        unwritten = {
-            found
-            for other in self._filling
-            if other.shard == shard
-            for found in self.pages(other)[other.cached // page :]
-        }
+        unwritten = self._unwritten(shard)
         shared = self.pages(span)[: cached // page]
         written = next((at for at, found in enumerate(shared) if found in unwritten), len(shared))
         span.cached = written * page
+        span.advance()
         if span.cached < len(tokens):
             self._filling[span] = None
         self._note_use()
 
-    def _put(self, span: Span) -> None:
-        """Writes what was saved onto the pages of a span that were not found in the cache."""
+    def _choose_shard(self, span: Span, length: int) -> tuple[int, list[int]]:
+        """(the shard with the most room for a span, the pages of its documents that are there).
+
+        length: places that it needs pages for.
+        """
+        found: list[list[int]] = [[] for _ in self._shards]
+        if span.runs is not None:
+            for number, run in enumerate(span.runs.documents(length)):
+                known = number < len(span.document_weights)
+                weights = span.document_weights[number] if known else self._weights
+                tokens = span.tokens[run.start : run.end]
+                for documents, pages in zip(self._documents, found, strict=True):
+                    pages += documents.find(tokens, weights) or []
+
+        def room(shard: int) -> int:
+            return self._shards[shard].free + len(found[shard])
+
+        shard = max(range(len(self._shards)), key=room)
+        return shard, found[shard]
+
+    def _unwritten(self, shard: int) -> set[int]:
+        """The pages of a shard that can be found, or are held, before they are written."""
+        unwritten = set()
+        for span in self._filling:
+            if span.shard == shard:
+                # whether those of its documents are written does not depend on this span
+                own = set(self.pages(span)[span.cached // self._config.page :])
+                unwritten |= own.difference(*map(self.pages, span.documents))
+        return unwritten.union(*map(self.pages, self._documents[shard].unwritten))
+
+    def _put(self, span: Span, cached: int) -> None:
+        """Writes what was saved onto the pages of a span that were not found in the cache.
+
+        cached: how many tokens had their keys on the pages when they were saved.
+        """
         found = span.cached // self._config.page
         width = self._config.table
 
@@ -220,11 +294,27 @@ class PagePool:
 
         # A page number past the end is not written: the first ``found`` pages are right already,
         # and other spans may hold them too.
-        pages = [self._config.pages] * found + self.pages(span)[found : len(span.saved[0])]
-        padded = self._padded(span.shard, pages, fill=self._config.pages)
+        skipped = self._config.pages
+        pages = [skipped] * found + self.pages(span)[found : len(span.saved[0])]
+        restored = []
+        for run, document in zip(self._document_runs(span), span.documents, strict=True):
+            # what was saved has its keys, and its pages lack them
+            if run.end <= cached and not document.written:
+                restored.append(document)
+            else:
+                first = run.start // self._config.page
+                last = min(first + len(self.pages(document)), len(pages))
+                pages[first:last] = [skipped] * (last - first)
+        padded = self._padded(span.shard, pages, fill=skipped)
         self._arrays = self.engine.write_pages(
             self._cache(), padded, [whole(x) for x in span.saved]
         )
+        for document in restored:
+            self._documents[span.shard].finish(document)
+
+    @staticmethod
+    def _document_runs(span: Span) -> list[Run]:
+        return [] if span.runs is None else span.runs.documents(len(span.tokens))
 
     def _padded(self, shard: int, pages: list[int], fill: int) -> np.ndarray:
         """int32 [shards * table]: the pages of one shard, and ``fill`` everywhere else."""
@@ -250,16 +340,27 @@ class PagePool:
         tokens.
         """
         c = self._config
-        answers = [span for span in spans if self._is_answer(span)]
-        others = [span for span in spans if not self._is_answer(span)]
+        for span in spans:
+            span.advance()
+        # The documents that spans wait for come before them, each once.
+        waited = [[each for each in span.documents if not each.written] for span in spans]
+        documents = [*dict.fromkeys(itertools.chain(*waited))]
+        both = zip(waited, spans, strict=True)
+        found = dict.fromkeys(itertools.chain(*((*before, span) for before, span in both)))
+        # a span has nothing to prefill where a document that is not written comes next
+        spans = [span for span in found if span.chunk_end(len(span.tokens)) > span.cached]
+        answers = [span for span in spans if span.is_answer(c.answer_tokens)]
+        others = [span for span in spans if not span.is_answer(c.answer_tokens)]
         total = self._prefill(model, others, c.prefill_rows, c.prefill_tokens) if others else 0
-        return total + (
-            self._prefill(model, answers, c.answer_rows, c.answer_tokens) if answers else 0
-        )
-
-    def _is_answer(self, span: Span) -> bool:
-        """Whether the prompt is in the cache and what is missing is short enough."""
-        return span.cached >= span.prompt - 1 and span.missing - 1 <= self._config.answer_tokens
+        total += self._prefill(model, answers, c.answer_rows, c.answer_tokens) if answers else 0
+        for document in documents:
+            if document.written:
+                self._documents[document.shard].finish(document)
+        for span in found:
+            span.advance()
+            if span.cached >= span.prompt - 1:
+                self._filling.pop(span, None)
+        return total
 
     def _prefill(self, model: Transformer, spans: Sequence[Span], rows: int, length: int) -> int:
         """One dispatch of shape [rows, length] per shard; returns the number of tokens."""
@@ -270,27 +371,25 @@ class PagePool:
         tables = np.full((*shape, c.table), -1, np.int32)
         tokens = np.zeros((*shape, length), np.int32)
         places = np.full((*shape, length), -1, np.int32)
+        runs = empty_runs(c, self.engine.shards * rows)
         for span in spans:
             at = (span.shard, used[span.shard])
-            if at[1] == rows:
+            start = span.cached
+            end = span.chunk_end(start + length)
+            if at[1] == rows or end == start:
                 continue
             used[span.shard] += 1
-            start = span.cached
-            # A row stops before its last token. The tokens of a group's prompt lack the last one
-            # already, so all of them are written: both are the prompt's length less 1.
-            last = max(len(span.tokens) - 1, span.prompt - 1)
-            end = min(start + length, last)
             pages = self.pages(span)
             tables[(*at, slice(0, len(pages)))] = pages
             tokens[(*at, slice(0, end - start))] = span.tokens[start:end]
             places[(*at, slice(0, end - start))] = np.arange(start, end)
+            if span.runs is not None:
+                span.runs.put(runs, at[0] * rows + at[1])
             span.cached = end
             total += end - start
-            if end >= span.prompt - 1:
-                self._filling.pop(span, None)
         if total:
             flat = (x.reshape(-1, x.shape[-1]) for x in (tables, tokens, places))
-            self._arrays = self.engine.prefill(model, self._cache(), *flat)
+            self._arrays = self.engine.prefill(model, self._cache(), *flat, runs)
         return total
 
     def wait(self) -> None:

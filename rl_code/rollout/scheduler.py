@@ -27,6 +27,7 @@ import jax
 
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
+from rl_code.documents import OUTSIDE
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.protocol import stop_length
 from rl_code.rollout.admission import Admission, OpenGroup, Row, with_keys
@@ -136,14 +137,14 @@ class Scheduler:
         # The group's span lacks the prompt's last token: each row feeds that to the decoder itself,
         # to get the logits for its first sampled token. Rows are opened from the end of
         # ``unopened``, so in the order of their index.
-        own = OpenGroup(
-            prompt[:-1], len(prompt), tag=tag, task=task, rows=rows, unopened=rows[::-1]
-        )
+        own = OpenGroup(prompt=len(prompt), tag=tag, task=task, rows=rows, unopened=rows[::-1])
         own.on_finished = on_finished
+        for span, tokens in [(own, prompt[:-1]), *((row, prompt) for row in rows)]:
+            span.prompt = len(prompt)
+            span.runs = self._pool.runs()
+            span.add(tokens, self._kinds(rows[0].episode, 0, len(tokens)))
         for row in rows:
             row.group = own
-            row.tokens = list(prompt)
-            row.prompt = len(prompt)
             row.key = tuple(key)
         self._groups[own] = None
         self._open.queue.append(own)
@@ -181,7 +182,16 @@ class Scheduler:
         stats = self._open.stats
         self._open.stats = RolloutStats()
         pools = {self._pool, self._prompt_pool}
-        return dataclasses.replace(stats, kv_bytes=sum(pool.take_peak_bytes() for pool in pools))
+        asked, found, tokens = map(
+            sum, zip(*(pool.take_documents() for pool in pools), strict=True)
+        )
+        return dataclasses.replace(
+            stats,
+            kv_bytes=sum(pool.take_peak_bytes() for pool in pools),
+            documents=asked,
+            documents_found=found,
+            document_tokens_found=tokens,
+        )
 
     def abort(self) -> None:
         """Gives up every episode and forgets the caches."""
@@ -269,7 +279,9 @@ class Scheduler:
                 self._open.close(row)
                 self._finishing[self._executor.submit(row.episode.finish)] = row
             else:
-                row.tokens += observation
+                start = len(row.tokens)
+                end = start + len(observation)
+                row.add(observation, self._kinds(row.episode, start, end))
                 # New lists: the worker thread's episode may have kept the old ones.
                 row.message = []
                 row.logprobs = []
@@ -361,6 +373,21 @@ class Scheduler:
             for place, row in enumerate(rows):
                 yield shard * self._config.slots + place, row
 
+    def _kinds(self, episode: Episode, start: int, end: int) -> list[int] | None:
+        """What the places of an episode are; None in a run without documents.
+
+        Raises ValueError where nothing outside of documents follows the last one.
+        """
+        if self._config.longest_document is None:
+            return None
+        kinds = episode.documents
+        if kinds[-1] != OUTSIDE:
+            raise ValueError(
+                f"task {episode.task.id}: its context ends in a document or padding; the last "
+                "token must stand outside, since the next one is sampled from it"
+            )
+        return kinds[start:end]
+
     @staticmethod
     def _budget(row: Row) -> int:
         """Tokens that the row may still sample in its current message."""
@@ -379,7 +406,7 @@ class Scheduler:
         fresh = len(row.message) - before
         row.logprobs = (row.logprobs + logprobs)[: len(row.message)]
         row.versions += [self.version] * fresh
-        row.tokens += row.message[before:]
+        row.add(row.message[before:])
         # Each sampled token wrote the key of the token before it, so the row still lacks its last.
         row.cached += fresh
         self._open.stats.sampled_tokens += fresh

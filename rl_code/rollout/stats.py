@@ -20,6 +20,12 @@ class RolloutStats:
     found_in_groups: int = 0
     # Of these, an episode's own tokens, which were in the cache from its turns before.
     found_in_turns: int = 0
+    # Documents that were put on contexts, once for the prompt of a group.
+    documents: int = 0
+    # Of these, documents that had been encoded by the same weights, or were being encoded; and
+    # their tokens.
+    documents_found: int = 0
+    document_tokens_found: int = 0
     # Seconds from the dispatch to the result. Prefills on devices of their own are not waited for.
     decode_s: float = 0.0
     prefill_s: float = 0.0
@@ -39,6 +45,18 @@ class RolloutStats:
     def occupancy(self) -> float:
         """Mean share of the slots that gained a token in a decoding step."""
         return self.row_steps / max(1, self.slot_steps)
+
+    @property
+    def asked_tokens(self) -> int:
+        """Tokens of prompts and answers, over all episodes: what would be prefilled if nothing were
+        shared between episodes.
+        """
+        return self.needed_tokens - self.found_in_turns
+
+    @property
+    def document_hit_rate(self) -> float:
+        """Share of the documents that had not to be encoded."""
+        return self.documents_found / max(1, self.documents)
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -1,0 +1,86 @@
+"""The documents whose pages spans share, on one shard of an engine's cache.
+
+A document is known by its fingerprint: its tokens and the number of the weights. Its keys depend on
+nothing else, so it is prefilled once, in rows of its own, and every span that has it on its context
+has the same pages in its table: the episodes of a group, other groups, and later reads of a file
+that did not change. When no span holds it any more, its pages are free, but can be found by its
+fingerprint until they are used for something else; those that were let go of first are used first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from attention.cache.pages import PageAllocator
+from rl_code.rollout.spans import Document, fingerprint, page_names
+
+
+class DocumentPool:
+    """The documents that spans of one shard hold."""
+
+    def __init__(self, shard: int, allocator: PageAllocator):
+        self._shard = shard
+        self._allocator = allocator
+        self._page = allocator.page_size
+        self._held: dict[bytes, Document] = {}
+
+    def find(self, tokens: Sequence[int], weights: int) -> list[int] | None:
+        """The pages of a document if somebody holds it, or if they can be found."""
+        key = fingerprint(tokens, weights)
+        if key in self._held:
+            return self._allocator.pages(self._held[key].sequence)
+        return self._allocator.find(page_names(key, len(tokens), self._page))
+
+    def hold(self, tokens: Sequence[int], weights: int) -> tuple[Document, bool]:
+        """(a document, held once more; whether it was there). If it was not, it has pages, and is
+        to be written. Raises OutOfPages.
+        """
+        found = self.find(tokens, weights)
+        key = fingerprint(tokens, weights)
+        if key not in self._held:
+            self._held[key] = self._make(list(tokens), weights, found)
+        document = self._held[key]
+        document.holders += 1
+        return document, found is not None
+
+    def share(self, documents: Iterable[Document]) -> None:
+        """Holds documents once more."""
+        for document in documents:
+            document.holders += 1
+
+    def let_go(self, documents: Iterable[Document]) -> None:
+        """Holds documents once less. The pages of one that nobody holds are free."""
+        for document in documents:
+            document.holders -= 1
+            if not document.holders:
+                del self._held[document.key]
+                self._allocator.release(document.sequence)
+
+    def finish(self, document: Document) -> None:
+        """All keys of a document are written: its pages can be found from now on."""
+        document.cached = len(document.tokens)
+        self._allocator.name(document.sequence, document.names(self._page))
+
+    @property
+    def unwritten(self) -> list[Document]:
+        """The documents that lack keys, those that were asked for first coming first."""
+        return [document for document in self._held.values() if not document.written]
+
+    def _make(self, tokens: list[int], weights: int, found: list[int] | None) -> Document:
+        sequence, _ = self._allocator.start([])
+        try:
+            if found is None:
+                self._allocator.reserve(sequence, len(tokens))
+        except BaseException:
+            self._allocator.release(sequence)
+            raise
+        if found is not None:
+            self._allocator.attach(sequence, 0, found)
+        return Document(
+            tokens,
+            len(tokens) + 1,
+            0 if found is None else len(tokens),
+            self._shard,
+            sequence,
+            weights=weights,
+        )

@@ -1,0 +1,72 @@
+"""Contexts with documents: sampled as trained, and keys of a document used again change no bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from models.sharding import MeshConfig, make_mesh
+from tests.rl_code.rollout.small import MODEL, assert_same, model_on, play
+from tests.rl_code.rollout.test_scheduler import METHODS
+from tests.rl_code.rollout.with_documents import (
+    WITH_DOCUMENTS,
+    DocumentEpisode,
+    document,
+    task_of,
+    trainer_logprobs,
+)
+
+# Shorter than a page of 4 or 8 tokens, exactly one, two, and longer.
+FILES = {length: document(length, length) for length in (3, 4, 5, 8, 13)}
+TASKS = [
+    task_of(
+        "both",
+        [([7, 8, 9], False), (FILES[8], True), (FILES[13], True), ([11], False)],
+        [[(FILES[5], True)], [([6, 6], False), (FILES[3], True), (FILES[13], True)]],
+    ),
+    task_of("none", [([7, 8, 9, 10], False)], [[], []]),
+    task_of(
+        "first", [(FILES[4], True), ([7, 8], False)], [[(FILES[13], True)], [(FILES[8], True)]]
+    ),
+]
+
+play_documents = functools.partial(play, make=DocumentEpisode, engine=WITH_DOCUMENTS)
+
+
+def test_log_probabilities_over_documents_are_those_of_the_trainer():
+    groups, stats = play_documents(TASKS)
+    _assert_trained_alike(groups, MODEL)
+    assert stats.documents_found
+
+
+def _assert_trained_alike(groups, config):
+    model = model_on(make_mesh(MeshConfig(data=1, tensor=1)), config)
+    trajectories = [t for group in groups for t in group.trajectories]
+    for row, t in zip(trainer_logprobs(trajectories, model), trajectories, strict=True):
+        predicted = row[np.arange(len(t.tokens) - 1), t.tokens[1:]]
+        sampled = t.sampled[1:]
+        np.testing.assert_allclose(
+            t.logprobs[1:][sampled], predicted[sampled], rtol=1e-3, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.quick(first=1)
+def test_every_method_samples_over_documents_what_the_trainer_computes(name):
+    attention, changes = METHODS[name]
+    model = dataclasses.replace(MODEL, attention=attention)
+    engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
+    make = functools.partial(DocumentEpisode, page=engine.page)
+    way = dict(model=model, make=make)
+    together, _ = play_documents(TASKS, engine=engine, **way)
+    alone, _ = play_documents(TASKS[:1], engine=engine, **way)
+    scarce, stats = play_documents(
+        TASKS, engine=dataclasses.replace(engine, pages=136 // engine.page), **way
+    )
+    assert_same(together[:1], alone)
+    assert stats.preempted
+    assert_same(scarce, together)
+    _assert_trained_alike(together, model)
