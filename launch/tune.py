@@ -124,13 +124,15 @@ def tune(search: Search, path: Path, repeats: int) -> Any:
 
 
 def neighbours(config: Any) -> Iterator[Any]:
-    """The settings with one size doubled or halved."""
+    """The settings with one size doubled or halved, or one switch turned."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             yield from (
                 dataclasses.replace(config, **{field.name: other}) for other in neighbours(value)
             )
+        elif isinstance(value, bool):  # before int, of which bool is a kind
+            yield dataclasses.replace(config, **{field.name: not value})
         elif isinstance(value, int):
             for other in (2 * value, value // 2):
                 if other >= 1:

@@ -74,14 +74,9 @@ def forward(
     def one(_, xs):
         q, picks, order = xs
         found = index(picks)
+        rows, own = _tile_rows((q,), order, found.query, kernels, tuning)
         out, lse = kernels.forward(
-            jax.vmap(gather)(q, found.query),
-            _row_order(order, found.query, groups),
-            *keys,
-            found.block,
-            found.starts,
-            tuning=tuning,
-            interpret=interpret,
+            *rows, *keys, found.block, found.starts, **own, tuning=tuning, interpret=interpret
         )
         return None, jax.vmap(lambda *x: merge(*x, groups, v.dtype))(out, lse, found)
 
@@ -145,8 +140,9 @@ def _backward_together(queries, keys, *, index, chunk, kernels, tuning, interpre
     def one(d_keys, xs):
         *rows, picks, order = xs
         found = index(picks)
+        tile_rows, _ = _tile_rows(rows, order, found.query, kernels, tuning)
         dq, d_keys = kernels.backward(
-            *_tile_rows(rows, order, found.query),
+            *tile_rows,
             *keys,
             found.block,
             found.starts,
@@ -173,13 +169,9 @@ def _backward_q(queries, keys, *, index, chunk, kernels, tuning, interpret):
     def one(_, xs):
         *rows, picks, order = xs
         found = index(picks)
+        tile_rows, own = _tile_rows(rows, order, found.query, kernels, tuning)
         dq = kernels.backward_q(
-            *_tile_rows(rows, order, found.query),
-            *keys,
-            found.block,
-            found.starts,
-            tuning=tuning,
-            interpret=interpret,
+            *tile_rows, *keys, found.block, found.starts, **own, tuning=tuning, interpret=interpret
         )
         return None, _sum_picks(dq, found, groups, rows[0].dtype)
 
@@ -191,7 +183,8 @@ def _backward_kv(queries, keys, *, index, chunk, kernels, tuning, interpret):
     """(dk, dv) [B, K, J, size, H], block by block across all queries.
 
     The inverse index is that of all queries. A turn of the loop takes as many spans of tiles as
-    have no more tiles than a chunk of queries, so that as many rows are in memory.
+    have no more tiles than a chunk of queries, so that as many rows are in memory. Where the kernel
+    gathers rows itself, one turn takes all.
     """
     *queries, picks, q_order = queries
     (lists, length) = (picks.shape[2], picks.shape[1])
@@ -206,7 +199,9 @@ def _backward_kv(queries, keys, *, index, chunk, kernels, tuning, interpret):
     )
     found = index(whole)
     count = found.block.shape[1]
-    together = min(count, tile_count(chunk * picks.shape[3], blocks, found.query.shape[2]))
+    together = count
+    if not kernels.gathers(found.query.shape[2], rows[0].shape[2], tuning):
+        together = min(count, tile_count(chunk * picks.shape[3], blocks, found.query.shape[2]))
     most = min(tuning.span_kv, together)
     cut_up = jax.vmap(functools.partial(spans, count=count, most=most))(found.starts)
     used = cut_up.starts[:, -1]
@@ -219,9 +214,8 @@ def _backward_kv(queries, keys, *, index, chunk, kernels, tuning, interpret):
         query, mine, taken = jax.vmap(functools.partial(_turn, tiles=together, spans=turn))(
             begin, cut_up, found.query
         )
-        parts = kernels.BY_BLOCK.backward_kv(
-            *_tile_rows(rows, order, query), *keys, mine, **options
-        )
+        tile_rows, own = _tile_rows(rows, order, query, kernels, tuning)
+        parts = kernels.BY_BLOCK.backward_kv(*tile_rows, *keys, mine, **own, **options)
         put = jax.vmap(jax.lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))
         # what lies past the spans that were taken is overwritten by the next turn
         return begin + taken, *(put(x, y, begin, 0) for x, y in zip(sums, parts, strict=True))
@@ -253,10 +247,21 @@ def _turn(begin, cut_up: Spans, query, tiles: int, spans: int):
     return own, Spans(block, first, last, cut_up.starts), jnp.sum(fits, dtype=jnp.int32)
 
 
-def _tile_rows(queries, order, query):
-    """What the kernels get of queries, cotangents and sums [E, C, G, H] each, in tiles."""
-    q, d_out, sums = (jax.vmap(gather)(x, query) for x in queries)
-    return q, d_out, sums.swapaxes(2, 3), _row_order(order, query, queries[0].shape[2])
+def _tile_rows(queries, order, query, kernels: ModuleType, tuning: TuningConfig):
+    """What the kernels get of queries, and of cotangents and sums if there are any, [E, C, G, H]
+    each: (arrays, options).
+
+    The arrays are in tiles, or as they are where the kernel gathers them by ``query`` [E, L, R].
+    """
+    groups = queries[0].shape[2]
+    if kernels.gathers(query.shape[2], groups, tuning):
+        own = {"query": query}
+    else:
+        own = {}
+        queries = [jax.vmap(gather)(x, query) for x in queries]
+        order = _row_order(order, query, groups)
+    sums = [x.swapaxes(2, 3) for x in queries[2:]]
+    return (*queries[:2], *sums, order), own
 
 
 def _sum_picks(dq, found: Tiles, groups: int, dtype):

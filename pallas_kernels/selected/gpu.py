@@ -7,8 +7,23 @@ part, and the keys of a block for every tile, but they are then still in the L2 
 The gradients of keys and values are in ``gpu_keys``.
 
 One more warpgroup copies ahead into a ring of buffers in shared memory. ``matrix_units`` multiplies
-on Hopper and on Blackwell. XLA gathers the rows of queries, because the copy engine of Hopper
-cannot gather rows; only Blackwell's can.
+on Hopper and on Blackwell.
+
+Where G is 8, 16, 32 or 64 the kernel gathers the queries itself: the G rows of a query's list lie
+together, so that 128 / G copies fill a tile. For other G, XLA gathers the rows into tiles, because
+a copy must fill whole rows of eight of the layout of shared memory. (Filling 4 rows up to 8 would
+write twice the results, which costs what it saves.) In bytes, forward, for 65,536 tokens with 64
+query and 4 key/value heads of 128 in bfloat16 and 16 blocks of 64, where one row for each head,
+query and pick is 17 GB:
+
+- XLA gathers: about 91 GB of memory, 27 ms at 3.35 TB/s.
+- The kernel gathers: 51 GB, 15 ms. Queries are read, results written, and read again to be merged.
+- A thread block for each query that loads its blocks (as published kernels do) would read 2 GB from
+  memory but 137 GB from the L2 cache: 25 ms at an assumed 5.5 TB/s, and more once the keys of a
+  head do not fit the cache (past 100,000 tokens).
+
+For each pick a gather moves 768 G bytes of memory, and a thread block per query 32 KB of the cache,
+at any length: it would be faster from about G = 26 on, which no model here has.
 
 Head sizes are padded to a multiple of 64, and tiles to 128 rows.
 
@@ -31,20 +46,20 @@ from pallas_kernels.selected import gpu_keys
 from pallas_kernels.selected.gpu_memory import (
     PART,
     ROWS,
+    SHARE,
     Plan,
-    by_warpgroup,
-    flat,
     flat_keys,
     key_rings,
     key_sources,
     launch,
     load,
     make_plan,
-    own_rows,
+    row_arrays,
+    row_copies,
+    row_copy_count,
     row_rings,
-    row_slots,
-    row_sources,
     tile_at,
+    tile_shape,
     tiled,
 )
 from pallas_kernels.selected.tuning import TuningConfig
@@ -54,8 +69,6 @@ DTYPES = ("bfloat16",)
 # The devices that the kernels are written for.
 TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
-# How often the backward pass computes the weights: for queries' gradients and for keys'.
-PASSES = 2
 # Sums the gradients of keys and values block by block, across all queries.
 BY_BLOCK = gpu_keys
 
@@ -82,6 +95,20 @@ def tile_rows(tuning: TuningConfig, mean: int) -> int:
     return ROWS
 
 
+def gathers(queries: int, groups: int, tuning: TuningConfig) -> bool:
+    """Whether the kernels copy the rows of each query themselves, for tiles of ``queries`` queries
+    with ``groups`` heads.
+
+    A copy fills whole rows of eight of shared memory's layout, and the tile is full.
+    """
+    return (
+        tuning.gather_in_kernel
+        and groups % 8 == 0
+        and SHARE % groups == 0
+        and queries * groups == ROWS
+    )
+
+
 def forward(
     rows: jax.Array,
     order: jax.Array,
@@ -91,19 +118,25 @@ def forward(
     block: jax.Array,
     starts: jax.Array,
     *,
+    query: jax.Array | None = None,
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of the rows of each tile to the block of the tile.
 
-    rows: [E, L, R G, H]. order: int32 [E, L, R G]. k, v: [B, K, J, size, H]. k_order: int32 [B, J,
-    size]. block: int32 [E, L], and starts: int32 [E, J + 1], as in ``Tiles``.
+    rows: [E, L, R G, H]. order: int32 [E, L, R G]. query: None, or the queries of each tile, int32
+    [E, L, R], where the kernel gathers rows (``gathers``). Then rows are queries [E, C, G, H], and
+    order is theirs, [B, C]; a query from C on is none. k, v: [B, K, J, size, H]. k_order: int32
+    [B, J, size]. block: int32 [E, L], and starts: int32 [E, J + 1], as in ``Tiles``.
 
     Returns (out [E, L, R G, H] in v's dtype, lse float32 [E, L, R G]). The lse of a row that sees
     nothing is about MASKED. Tiles from starts[J] on are not written.
     """
-    plan = make_plan(rows, k, tuning, interpret)
+    plan = make_plan(rows, k, query, tuning, interpret)
     unit = UNITS[plan.unit]
+    arrays = row_arrays(query, (rows, order), unit.tile, unit, plan)
+    copies = row_copy_count(2, unit.tile, unit, plan)
+    shape = tile_shape(rows, plan)
     total = plan.lists * plan.tiles * ROWS
     out, lse = plgpu.kernel(
         functools.partial(_forward_kernel, plan=plan),
@@ -116,26 +149,29 @@ def forward(
             tiles((unit.compute, plan.steps, unit.tile, plan.lanes), rows.dtype),
             plgpu.SMEM((plan.steps, unit.compute, unit.tile), jnp.int32),
             *key_rings(plan, k.dtype),
-            # copies of a step: each warpgroup's rows, their order, keys, values and their order
-            *barriers(plan.steps, unit.compute, arrays=unit.compute + 4),
+            # copies of a step: the rows and their order, keys, values and their order
+            *barriers(plan.steps, unit.compute, arrays=copies + 3),
             *unit.scratch(PART, plan.lanes, 1, v.dtype),
         ],
         **launch(plan, -(-plan.tiles // plan.span), interpret),
-    )(block, starts, flat(rows), by_warpgroup(order, unit, unit.tile), *flat_keys(k, v, k_order))
-    return tiled(out, rows.shape), tiled(lse[:, None], (*rows.shape[:3], 1))[..., 0]
+    )(block, starts, *arrays, *flat_keys(k, v, k_order))
+    return tiled(out, shape), tiled(lse[:, None], (*shape[:3], 1))[..., 0]
 
 
 def backward_q(
-    rows, d_rows, sums, order, k, v, k_order, block, starts, *, tuning, interpret=False
+    rows, d_rows, sums, order, k, v, k_order, block, starts, *, query=None, tuning, interpret=False
 ) -> jax.Array:
     """The gradient of every tile's rows, float32 [E, L, R G, H].
 
     d_rows: [E, L, R G, H], the cotangents of the rows. sums: float32 [E, L, 2, R G], lse and delta.
-    The other arguments are those of ``forward``.
+    Where the kernel gathers they are [E, C, G, H] and [E, C, 2, G]. The other arguments are those
+    of ``forward``.
     """
-    plan = make_plan(rows, k, tuning, interpret)
+    plan = make_plan(rows, k, query, tuning, interpret)
     unit = UNITS[plan.unit]
     dtype = k.dtype
+    arrays = row_arrays(query, (rows, d_rows, sums, order), unit.tile, unit, plan)
+    copies = row_copy_count(4, unit.tile, unit, plan)
     dq = plgpu.kernel(
         functools.partial(_backward_q_kernel, plan=plan),
         kernel_name="selected_backward_q",
@@ -143,27 +179,19 @@ def backward_q(
         scratch_types=[
             *row_rings(plan, unit.tile, dtype),
             *key_rings(plan, dtype),
-            *barriers(plan.steps, unit.compute, arrays=2 * unit.compute + 5),
+            *barriers(plan.steps, unit.compute, arrays=copies + 3),
             *unit.scratch(PART, plan.lanes, 1, dtype),
         ],
         **launch(plan, -(-plan.tiles // plan.span), interpret),
-    )(
-        block,
-        starts,
-        flat(rows),
-        flat(d_rows),
-        by_warpgroup(sums, unit, unit.tile),
-        by_warpgroup(order, unit, unit.tile),
-        *flat_keys(k, v, k_order),
-    )
-    return tiled(dq, rows.shape)
+    )(block, starts, *arrays, *flat_keys(k, v, k_order))
+    return tiled(dq, tile_shape(rows, plan))
 
 
 # --- Kernels --------------------------------------------------------------------------------------
 
 
 def _forward_kernel(
-    block, starts, rows, order, k, v, k_order, out, lse,
+    block, starts, query, rows, order, k, v, k_order, out, lse,
     row_ring, order_ring, k_ring, v_ring, k_order_ring, filled, emptied, *refs, plan
 ):  # fmt: skip
     wg = jax.lax.axis_index("wg")
@@ -211,23 +239,19 @@ def _forward_kernel(
     def sources(step):
         tile = first + jax.lax.div(step, jnp.int32(parts))
         keys = key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
-        at = tile_at(tile, plan)
-        return (*own_rows(rows, at, unit.tile, unit), order.at[at], *keys)
+        return (*row_sources(tile), *keys)
 
-    rings = (
-        *(row_ring.at[i] for i in range(unit.compute)),
-        order_ring,
-        k_ring,
-        v_ring,
-        k_order_ring,
+    row_sources, slots = row_copies(
+        query, (rows, order), (row_ring, order_ring), unit.tile, unit, plan
     )
+    rings = (*slots, k_ring, v_ring, k_order_ring)
     specialise_warps(
         wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps)
     )
 
 
 def _backward_q_kernel(
-    block, starts, rows, d_rows, sums, order, k, v, k_order, dq,
+    block, starts, query, rows, d_rows, sums, order, k, v, k_order, dq,
     row_ring, d_ring, sums_ring, order_ring, k_ring, v_ring, k_order_ring, filled, emptied,
     *refs, plan
 ):  # fmt: skip
@@ -259,19 +283,13 @@ def _backward_q_kernel(
     def sources(step):
         tile = first + jax.lax.div(step, jnp.int32(parts))
         keys = key_sources(block, tile, jax.lax.rem(step, jnp.int32(parts)), k, v, k_order, plan)
-        return (
-            *row_sources(rows, d_rows, sums, order, tile_at(tile, plan), unit.tile, unit),
-            *keys,
-        )
+        return (*row_sources(tile), *keys)
 
-    rings = (
-        *row_slots(row_ring, d_ring, unit),
-        sums_ring,
-        order_ring,
-        k_ring,
-        v_ring,
-        k_order_ring,
+    arrays = (rows, d_rows, sums, order)
+    row_sources, slots = row_copies(
+        query, arrays, (row_ring, d_ring, sums_ring, order_ring), unit.tile, unit, plan
     )
+    rings = (*slots, k_ring, v_ring, k_order_ring)
     specialise_warps(
         wg, unit, compute, lambda: fetch(count * parts, sources, rings, filled, emptied, plan.steps)
     )

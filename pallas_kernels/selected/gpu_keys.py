@@ -26,16 +26,14 @@ from pallas_kernels.selected.gpu_memory import (
     ROWS,
     SHARE,
     Plan,
-    by_warpgroup,
-    flat,
     flat_keys,
     launch,
     load,
     make_plan,
+    row_arrays,
+    row_copies,
+    row_copy_count,
     row_rings,
-    row_slots,
-    row_sources,
-    tile_at,
 )
 from pallas_kernels.selected.tiles import Spans
 from pallas_kernels.selected.tuning import TuningConfig
@@ -44,7 +42,7 @@ from pallas_kernels.tokens import MASKED
 
 def slabs(rows: jax.Array, k: jax.Array, tuning: TuningConfig) -> tuple[int, int, int]:
     """(W, rows of a slab, lanes) of what ``backward_kv`` returns, for its arguments."""
-    plan = make_plan(rows, k, tuning, interpret=False)
+    plan = make_plan(rows, k, None, tuning, interpret=False)
     unit = UNITS[plan.unit]
     return plan.size // plan.held * unit.compute, unit.tile, plan.lanes
 
@@ -59,6 +57,7 @@ def backward_kv(
     k_order: jax.Array,
     spans: Spans,
     *,
+    query: jax.Array | None = None,
     tuning: TuningConfig,
     interpret=False,
 ) -> list[jax.Array]:
@@ -66,12 +65,14 @@ def backward_kv(
 
     rows, d_rows: [E, L, R G, H], queries and their cotangents, in tiles. sums: float32 [E, L, 2, R
     G], lse and delta. order: int32 [E, L, R G]. k, v: [B, K, J, size, H]. k_order: int32 [B, J,
-    size]. spans: [E, U] each, of these tiles.
+    size]. spans: [E, U] each, of these tiles. query: as for ``gpu.backward_q``.
 
     Returns two arrays float32 [E, U, W, rows of a slab, lanes].
     """
-    plan = make_plan(rows, k, tuning, interpret)
+    plan = make_plan(rows, k, query, tuning, interpret)
     unit = UNITS[plan.unit]
+    arrays = row_arrays(query, (rows, d_rows, sums, order), SHARE, unit, plan)
+    copies = row_copy_count(4, SHARE, unit, plan)
     parts = plan.size // plan.held
     count = spans.block.shape[1]
     # A product may have more rows (``unit.tile``) than keys are held. The further rows read orders
@@ -89,16 +90,13 @@ def backward_kv(
             tiles((unit.tile, plan.lanes), k.dtype),
             plgpu.Barrier(num_arrivals=2),
             *row_rings(plan, SHARE, k.dtype),
-            *barriers(plan.steps, unit.compute, arrays=2 * unit.compute + 2),
+            *barriers(plan.steps, unit.compute, arrays=copies),
             *unit.scratch(SHARE, plan.lanes, 2, k.dtype),
         ],
         **launch(plan, count * parts, interpret),
     )(
         jnp.stack(spans[:3], axis=-1),
-        flat(rows),
-        flat(d_rows),
-        by_warpgroup(sums, unit, SHARE),
-        by_warpgroup(order, unit, SHARE),
+        *arrays,
         k,
         v,
         k_order,
@@ -161,7 +159,7 @@ def sum_spans(
 
 
 def _backward_kv_kernel(
-    spans, rows, d_rows, sums, order, k, v, k_order, dk, dv,
+    spans, query, rows, d_rows, sums, order, k, v, k_order, dk, dv,
     k_own, v_own, loaded, row_ring, d_ring, sums_ring, order_ring, filled, emptied, *refs,
     plan: Plan, count: int,
 ):  # fmt: skip
@@ -174,7 +172,7 @@ def _backward_kv_kernel(
     # The warpgroups together take SHARE rows each at a time: a whole tile with two of them, half a
     # tile with one. Steps count these turns, over the consecutive tiles of the span.
     turns = ROWS // (SHARE * unit.compute)
-    first = tile_at(begin, plan) * turns
+    first = begin * turns
     steps = (end - begin) * turns
 
     def compute():
@@ -217,8 +215,9 @@ def _backward_kv_kernel(
         mine = pl.ds(plan.key(row, block) + within, plan.held)
         plgpu.copy_gmem_to_smem(k.at[mine], k_own.at[pl.ds(0, plan.held)], loaded)
         plgpu.copy_gmem_to_smem(v.at[mine], v_own.at[pl.ds(0, plan.held)], loaded)
-        rings = (*row_slots(row_ring, d_ring, unit), sums_ring, order_ring)
-        sources = functools.partial(row_sources, rows, d_rows, sums, order, own=SHARE, unit=unit)
-        fetch(steps, lambda step: sources(at=first + step), rings, filled, emptied, plan.steps)
+        arrays = (rows, d_rows, sums, order)
+        rings = (row_ring, d_ring, sums_ring, order_ring)
+        sources, slots = row_copies(query, arrays, rings, SHARE, unit, plan)
+        fetch(steps, lambda step: sources(first + step), slots, filled, emptied, plan.steps)
 
     specialise_warps(wg, unit, compute, copy)

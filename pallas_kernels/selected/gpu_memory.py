@@ -47,6 +47,9 @@ class Plan:
     interpret: bool
     # A key of ``matrix_units.UNITS``.
     unit: str
+    # Whether the kernel copies the rows of each query itself, and G, query heads of a list.
+    gather: bool
+    groups: int
 
     def key(self, row, block):
         """Where the keys of a block begin in [B K S, H], for the list number ``row`` of the E."""
@@ -70,27 +73,65 @@ def tile_at(tile, plan: Plan):
     return jax.lax.axis_index("row") * plan.tiles + tile
 
 
-def own_rows(rows, at, own: int, unit):
-    """The rows that the warpgroups multiply in turn ``at``: ``own`` consecutive ones for each."""
-    return [rows.at[pl.ds((at * unit.compute + i) * own, own)] for i in range(unit.compute)]
+def row_copies(query, arrays, rings, own: int, unit, plan: Plan):
+    """(a function from a turn to what is copied of its rows, where each copy goes).
 
-
-def row_sources(rows, d_rows, sums, order, at, own: int, unit):
-    """What is copied of the rows of turn ``at``: the rows, their gradients, lse and delta, order.
-
-    In the order of ``row_slots`` and the two rings after them.
+    A turn is what all warpgroups take of a tile at the same time, ``own`` rows each; turns count on
+    through the tiles of the thread block's list. query, arrays: from ``row_arrays``, in the order
+    of ``rings``: queries, their cotangents (perhaps), lse and delta (with these), order.
     """
-    return (
-        *own_rows(rows, at, own, unit),
-        *own_rows(d_rows, at, own, unit),
-        sums.at[at],
-        order.at[at],
-    )
+    turns = ROWS // (own * unit.compute)
+    large = len(arrays) // 2  # the arrays with rows of a head size
+    row = jax.lax.axis_index("row")
+
+    def side_by_side(turn):
+        at = row * (plan.tiles * turns) + turn
+        rows = [
+            x.at[pl.ds((at * unit.compute + i) * own, own)]
+            for x in arrays[:large]
+            for i in range(unit.compute)
+        ]
+        return (*rows, *(x.at[at] for x in arrays[large:]))
+
+    if not plan.gather:
+        slots = [ring.at[i] for ring in rings[:large] for i in range(unit.compute)]
+        return side_by_side, (*slots, *rings[large:])
+
+    *queries, order = arrays
+    each = own // plan.groups  # queries of a warpgroup
+    batch = jax.lax.div(row, jnp.int32(plan.lists // plan.batch))
+
+    def one_by_one(turn):
+        tile = jax.lax.div(turn, jnp.int32(turns))
+        first = jax.lax.rem(turn, jnp.int32(turns)) * (unit.compute * each)
+        # all numbers are read before the first copy starts, so that they arrive together
+        numbers = [query[row, tile, first + i] for i in range(unit.compute * each)]
+        return [
+            source
+            for at in numbers
+            for source in (
+                *(x.at[row, at] for x in queries[:large]),
+                *(x.at[row, at, i] for x in queries[large:] for i in range(2)),
+                order.at[batch, at],
+            )
+        ]
+
+    *targets, order_ring = rings
+    slots = []
+    for wg in range(unit.compute):
+        for i in range(each):
+            mine = pl.ds(i * plan.groups, plan.groups)
+            slots += [ring.at[wg].at[:, mine] for ring in targets[:large]]
+            slots += [ring.at[:, sum_, wg, mine] for ring in targets[large:] for sum_ in range(2)]
+            slots.append(order_ring.at[:, wg, mine])
+    return one_by_one, slots
 
 
-def row_slots(row_ring, d_ring, unit):
-    """The rings of rows and of their gradients, one of each for every warpgroup."""
-    return [ring.at[i] for ring in (row_ring, d_ring) for i in range(unit.compute)]
+def row_copy_count(arrays: int, own: int, unit, plan: Plan) -> int:
+    """How many copies ``row_copies`` makes in a turn, of 2 or 4 arrays."""
+    if not plan.gather:
+        return arrays // 2 * unit.compute + arrays - arrays // 2
+    return unit.compute * (own // plan.groups) * (2 if arrays == 2 else 5)
 
 
 def key_sources(block, tile, part, k, v, k_order, plan: Plan):
@@ -127,11 +168,15 @@ def load(ref, unit, reduced: int):
 # --- How arrays lie in memory ---------------------------------------------------------------------
 
 
-def make_plan(rows: jax.Array, k: jax.Array, tuning: TuningConfig, interpret) -> Plan:
+def make_plan(
+    rows: jax.Array, k: jax.Array, query: jax.Array | None, tuning: TuningConfig, interpret
+) -> Plan:
+    """query: None where ``rows`` are those of tiles, else the queries of the tiles' places."""
     batch, heads, blocks, size, head_dim = k.shape
+    gather = query is not None
     return Plan(
         lists=rows.shape[0],
-        tiles=rows.shape[1],
+        tiles=(query if gather else rows).shape[1],
         batch=batch,
         heads=heads,
         blocks=blocks,
@@ -143,7 +188,31 @@ def make_plan(rows: jax.Array, k: jax.Array, tuning: TuningConfig, interpret) ->
         scale=head_dim**-0.5,
         interpret=bool(interpret),
         unit=tuning.matrix_unit,
+        gather=gather,
+        groups=rows.shape[2] if gather else 0,
     )
+
+
+def row_arrays(query, arrays, own: int, unit, plan: Plan) -> list[jax.Array]:
+    """What a kernel gets of the rows: the queries in the places of tiles, and the arrays.
+
+    arrays: queries, their cotangents (perhaps), lse and delta (with these) and order: in tiles, or
+    in the order of queries where the kernel gathers. Then each gets one query more, which sees
+    nothing: that of the empty places.
+    """
+    large = len(arrays) // 2
+    *queries, order = arrays
+    if not plan.gather:
+        rows = (flat(x) for x in arrays[:large])
+        unused = jnp.zeros((1, 1, 1), jnp.int32)
+        return [unused, *rows, *(by_warpgroup(x, unit, own) for x in arrays[large:])]
+    rows = [pad(x, SWIZZLE // x.dtype.itemsize, axis=3) for x in queries[:large]]
+    queries = [
+        jnp.pad(x, ((0, 0), (0, 1)) + ((0, 0),) * (x.ndim - 2)) for x in rows + queries[large:]
+    ]
+    order = jnp.pad(order, ((0, 0), (0, 1)), constant_values=-1)
+    order = jnp.broadcast_to(order[..., None], (*order.shape, plan.groups))
+    return [jnp.minimum(query, arrays[0].shape[1]), *queries, order]
 
 
 def launch(plan: Plan, blocks: int, interpret) -> dict:
@@ -161,6 +230,12 @@ def flat(x: jax.Array) -> jax.Array:
     """[E, L, R G, H] -> [E L ROWS, lanes], filled up with zeros."""
     x = pad(pad(x, ROWS, axis=2), SWIZZLE // x.dtype.itemsize, axis=3)
     return x.reshape(-1, x.shape[3])
+
+
+def tile_shape(rows: jax.Array, plan: Plan) -> tuple[int, int, int, int]:
+    """[E, L, R G, H] of the tiles' results."""
+    width = ROWS if plan.gather else rows.shape[2]
+    return plan.lists, plan.tiles, width, rows.shape[3]
 
 
 def tiled(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -35,8 +35,6 @@ DTYPES = ("float32", "bfloat16")
 # The devices that the kernels are written for.
 TARGETS = ("v5e", "v5p", "v6e")
 ELSEWHERE = "no kernel for this TPU"
-# How often the backward pass computes the weights.
-PASSES = 1
 # None: ``backward`` computes the gradients of keys and values too, chunk by chunk of the queries.
 BY_BLOCK = None
 # Numbers of tiles' blocks that fit the scalar memory beside what the compiler keeps there.
@@ -59,6 +57,11 @@ def tile_rows(tuning: TuningConfig, mean: int) -> int:
     mean: how many rows choose a block on average.
     """
     return max(LANES, min(tuning.rows, mean) // LANES * LANES)
+
+
+def gathers(queries: int, groups: int, tuning: TuningConfig) -> bool:
+    """False: XLA gathers the rows of tiles. See above."""
+    return False
 
 
 def forward(

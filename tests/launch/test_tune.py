@@ -16,6 +16,7 @@ from launch import tune
 from pallas_kernels import tuned
 from pallas_kernels.compressed import blocks as compressed
 from pallas_kernels.flash import api, blocks
+from pallas_kernels.selected import tuning as selected
 
 START = blocks.TuningConfig(64, 64, 64, 64, 64, 64)
 
@@ -45,6 +46,12 @@ def test_the_search_ends_at_the_fastest_setting_and_other_entries_stay(search, t
         found["sizes"] == dataclasses.asdict(best)
         and found["seconds"] == 1.0 < found["heuristic_seconds"]
     )
+
+
+def test_both_ways_to_gather_are_tried():
+    start = selected.heuristic("hopper")
+    found = [x for x in tune.neighbours(start) if x.gather_in_kernel != start.gather_in_kernel]
+    assert found == [dataclasses.replace(start, gather_in_kernel=not start.gather_in_kernel)]
 
 
 def test_kernels_take_the_sizes_of_the_file(search, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.flash import reference as dense
-from pallas_kernels.selected import chunks, reference, tpu
+from pallas_kernels.selected import chunks, gpu, reference, tpu
 from pallas_kernels.selected.api import selected_attention
 from pallas_kernels.selected.tiles import spans, tiles
 from pallas_kernels.selected.tuning import TuningConfig
@@ -121,7 +121,12 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64, small_
 # is as on the device
 @pytest.mark.parametrize(
     "unit, heads, kv_heads, lists, size, span_kv",
-    [("wgmma", 3, 1, 1, 64, 1), ("tcgen05", 2, 1, 2, 128, 4), ("wgmma", 16, 1, 1, 64, 2)],
+    [
+        ("wgmma", 3, 1, 1, 64, 1),
+        ("tcgen05", 2, 1, 2, 128, 4),
+        ("wgmma", 16, 1, 1, 64, 2),
+        ("tcgen05", 16, 2, 2, 64, 4),
+    ],
 )
 @pytest.mark.quick(first=1)
 def test_gpu_equals_the_definition_in_bfloat16_in_values_and_gradients(
@@ -156,14 +161,15 @@ def test_all_blocks_are_dense_causal_attention(x64, small_tiles):
         assert relative(one, expected) < 1e-12 and relative(other, expected) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["tpu", "gpu", "reference"])
-def test_an_empty_place_may_hold_anything(small_tiles, kind):
+@pytest.mark.parametrize("kind, heads", [("tpu", 2), ("gpu", 2), ("reference", 2), ("gpu", 8)])
+@pytest.mark.quick(first=3)
+def test_an_empty_place_may_hold_anything(small_tiles, kind, heads):
     options = {"tpu": TPU, "gpu": GPU, "reference": {"implementation": "reference"}}[kind]
     size = 64 if kind == "gpu" else 8
     picks = choose(1, 24, 1, 4, 3)
     q_order, k_order = orders(1, 24, 4 * size)
     dtype = jnp.bfloat16 if kind == "gpu" else jnp.float32
-    arrays = normal(0, (1, 24, 2, 16), *[(1, 4 * size, 1, 16)] * 2, dtype=dtype)
+    arrays = normal(0, (1, 24, heads, 16), *[(1, 4 * size, 1, 16)] * 2, dtype=dtype)
     given = dict(picks=picks, q_order=q_order, k_order=k_order, size=size)
     function = functools.partial(selected_attention, **given, **options)
     empty = k_order < np.iinfo(np.int32).max
@@ -270,6 +276,16 @@ def test_what_cannot_run_is_refused_with_its_values(options, message):
         selected_attention(
             *qkv, choose(1, 12, lists, blocks, 2), *orders(1, 12, places), size=size, **options
         )
+
+
+@pytest.mark.parametrize(
+    "queries, groups, gathers", [(16, 8, True), (8, 16, True), (2, 64, True), (32, 4, False),
+        (1, 128, False), (5, 24, False), (4, 16, False)],
+)  # fmt: skip
+def test_the_kernel_gathers_whole_rows_of_eight_in_full_tiles(queries, groups, gathers):
+    assert gpu.gathers(queries, groups, TuningConfig()) == gathers
+    assert not gpu.gathers(queries, groups, TuningConfig(gather_in_kernel=False))
+    assert not tpu.gathers(queries, groups, TuningConfig())
 
 
 def test_sizes_that_mean_nothing_are_refused():
