@@ -140,7 +140,13 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
     rollout = stats.rollout
     needed = max(stats.rollout.needed_tokens, 1)
     seconds = max(stats.total_s, 1e-9)
+    documents = {
+        "engine/documents": float(rollout.documents),
+        "engine/document_hits": rollout.document_hit_rate,
+        "engine/document_hit_tokens": float(rollout.document_tokens_found),
+    }
     return {
+        **(documents if rollout.documents else {}),
         "engine/generated_tokens": float(rollout.sampled_tokens),
         "engine/asked_tokens": float(rollout.asked_tokens),
         "engine/prefilled_tokens": float(rollout.prefilled_tokens),
@@ -150,9 +156,6 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
         "engine/hits_groups": rollout.found_in_groups / needed,
         "engine/hits_turns": rollout.found_in_turns / needed,
         "engine/hits_tasks": rollout.found_in_tasks / needed,
-        "engine/documents": float(rollout.documents),
-        "engine/document_hits": rollout.document_hit_rate,
-        "engine/document_hit_tokens": float(rollout.document_tokens_found),
         "engine/occupancy": rollout.occupancy,
         "engine/preempted": float(rollout.preempted),
         "engine/kv_mib": rollout.kv_bytes / 2**20,

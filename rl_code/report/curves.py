@@ -31,7 +31,7 @@ CHARTS = (
     ("Tokens per second", False, r"(.*tokens_per_s|engine/.*_per_s)$"),
     ("Tokens per step", False, r"(rollout|engine)/.*_tokens$"),
     ("Slots in use", True, r"(engine/occupancy|pack/(target_)?fill)$"),
-    ("Context found in the cache", True, r"engine/(prefix_hit_rate|hits_)"),
+    ("Context found in the cache", True, r"engine/(prefix_hit_rate|hits_|document_hits$)"),
     ("Idle, waiting for tools", True, r"time/(learner_idle|actor_idle|actor_waits)$"),
     ("Bytes of weights per version", False, r"weights/.*_bytes$"),
     ("Seconds for weights per version", False, r"weights/.*_s$"),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attention.cache.pages import OutOfPages
+from rl_code.documents import OUTSIDE
 from rl_code.environment.episode import Episode
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.spans import Span
@@ -39,6 +40,21 @@ class Row(Span):
     versions: list[int] = dataclasses.field(default_factory=list)
     # ``Context.keys`` so far.
     keys: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+
+    def kinds(self) -> list[int] | None:
+        """What the places are that the episode has behind ``tokens``; None without documents.
+
+        Raises ValueError where nothing outside of documents follows the last one.
+        """
+        if self.runs is None:
+            return None
+        kinds = self.episode.documents
+        if kinds[-1] != OUTSIDE:
+            raise ValueError(
+                f"task {self.episode.task.id}: its context ends in a document or padding; the last "
+                "token must stand outside, since the next one is sampled from it"
+            )
+        return kinds[len(self.tokens) :]
 
     @property
     def ready(self) -> bool:
@@ -78,6 +94,10 @@ class OpenGroup(Span):
     version: int | None = None
     # Called with each finished trajectory.
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None
+
+    def kinds(self) -> list[int] | None:
+        """What the places of ``tokens`` will be: those of the prompt, less its last."""
+        return None if self.runs is None else self.rows[0].episode.documents[: self.prompt - 1]
 
 
 class Admission:

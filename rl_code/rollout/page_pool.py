@@ -14,6 +14,7 @@ not depend on what it finds in the cache.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -25,10 +26,12 @@ from attention.cache.pages import OutOfPages, PageAllocator
 from attention.cache.storage import to_host
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
-from rl_code.rollout.decode_input import DecodeInput, empty_runs
+from rl_code.rollout.decode_input import DecodeInput
 from rl_code.rollout.document_pool import DocumentPool
 from rl_code.rollout.engine import Engine
+from rl_code.rollout.prefill_input import prefill_input
 from rl_code.rollout.spans import ContextRuns, Document, Run, Span
+from rl_code.rollout.stats import RolloutStats
 
 
 class PagePool:
@@ -55,9 +58,9 @@ class PagePool:
         # Pages (source, target) of each shard that must be copied before anything is written.
         self._copies: list[list[tuple[int, int]]] = [[] for _ in self._shards]
         self._peak = 0
-        # Documents that contexts were given since the count was last taken, those of them that were
-        # there already, and the tokens of these.
-        self._asked = self._found = self._found_tokens = 0
+        # Documents that were put on contexts since the counts were last taken, those of them that
+        # were found, and the tokens of these.
+        self._counts = (0, 0, 0)
 
     def runs(self) -> ContextRuns | None:
         """The runs of a context without tokens; None in a run without documents."""
@@ -67,23 +70,23 @@ class PagePool:
         """From now on prompts and documents are shared with those of the same weights only."""
         self._weights += 1
 
-    def take_documents(self) -> tuple[int, int, int]:
-        """Since the last call: (documents that were put on contexts, those that were found, the
-        tokens of these); from any thread.
-        """
-        counts = self._asked, self._found, self._found_tokens
-        self._asked = self._found = self._found_tokens = 0
-        return counts
-
     def place(self, model: Transformer) -> Transformer:
         """A model on this engine's devices."""
         with jax.set_mesh(self.engine.mesh):
             return jax.device_put(model, parameter_shardings(model, self.engine.mesh))
 
-    def take_peak_bytes(self) -> int:
-        """Bytes of the most pages that were in use at once since the last call; from any thread."""
+    def add_stats(self, stats: RolloutStats) -> RolloutStats:
+        """The counts with those of this pool since the last call; from any thread."""
         peak, self._peak = self._peak, self._used()
-        return peak * self._page_bytes
+        asked, found, tokens = self._counts
+        self._counts = (0, 0, 0)
+        return dataclasses.replace(
+            stats,
+            kv_bytes=stats.kv_bytes + peak * self._page_bytes,
+            documents=stats.documents + asked,
+            documents_found=stats.documents_found + found,
+            document_tokens_found=stats.document_tokens_found + tokens,
+        )
 
     def pages(self, span: Span) -> list[int]:
         """The pages of a span, in order."""
@@ -145,9 +148,9 @@ class PagePool:
         document, found = self._documents[span.shard].hold(tokens, weights)
         span.documents.append(document)
         if not again:
-            self._asked += 1
-            self._found += found
-            self._found_tokens += found * run.length
+            asked, there, tokens = self._counts
+            # exchanged as a whole, since another thread may ask
+            self._counts = (asked + 1, there + found, tokens + found * run.length)
         return document
 
     def release(self, span: Span) -> None:
@@ -364,32 +367,12 @@ class PagePool:
 
     def _prefill(self, model: Transformer, spans: Sequence[Span], rows: int, length: int) -> int:
         """One dispatch of shape [rows, length] per shard; returns the number of tokens."""
-        c = self._config
-        used = [0] * self.engine.shards  # rows of each shard that are taken
-        total = 0
-        shape = (self.engine.shards, rows)
-        tables = np.full((*shape, c.table), -1, np.int32)
-        tokens = np.zeros((*shape, length), np.int32)
-        places = np.full((*shape, length), -1, np.int32)
-        runs = empty_runs(c, self.engine.shards * rows)
-        for span in spans:
-            at = (span.shard, used[span.shard])
-            start = span.cached
-            end = span.chunk_end(start + length)
-            if at[1] == rows or end == start:
-                continue
-            used[span.shard] += 1
-            pages = self.pages(span)
-            tables[(*at, slice(0, len(pages)))] = pages
-            tokens[(*at, slice(0, end - start))] = span.tokens[start:end]
-            places[(*at, slice(0, end - start))] = np.arange(start, end)
-            if span.runs is not None:
-                span.runs.put(runs, at[0] * rows + at[1])
+        inputs, ends = prefill_input(self.engine, self, spans, rows, length)
+        total = sum(end - span.cached for span, end in ends.items())
+        for span, end in ends.items():
             span.cached = end
-            total += end - start
         if total:
-            flat = (x.reshape(-1, x.shape[-1]) for x in (tables, tokens, places))
-            self._arrays = self.engine.prefill(model, self._cache(), *flat, runs)
+            self._arrays = self.engine.prefill(model, self._cache(), *inputs)
         return total
 
     def wait(self) -> None:

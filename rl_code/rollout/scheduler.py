@@ -17,7 +17,6 @@ pages are handed over.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -27,7 +26,6 @@ import jax
 
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
-from rl_code.documents import OUTSIDE
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.protocol import stop_length
 from rl_code.rollout.admission import Admission, OpenGroup, Row, with_keys
@@ -139,12 +137,13 @@ class Scheduler:
         # ``unopened``, so in the order of their index.
         own = OpenGroup(prompt=len(prompt), tag=tag, task=task, rows=rows, unopened=rows[::-1])
         own.on_finished = on_finished
-        for span, tokens in [(own, prompt[:-1]), *((row, prompt) for row in rows)]:
-            span.prompt = len(prompt)
-            span.runs = self._pool.runs()
-            span.add(tokens, self._kinds(rows[0].episode, 0, len(tokens)))
+        own.runs = self._pool.runs()
+        own.add(prompt[:-1], own.kinds())
         for row in rows:
             row.group = own
+            row.prompt = len(prompt)
+            row.runs = self._pool.runs()
+            row.add(prompt, row.kinds())
             row.key = tuple(key)
         self._groups[own] = None
         self._open.queue.append(own)
@@ -181,17 +180,9 @@ class Scheduler:
         # whole, so the counts of an answer belong together.
         stats = self._open.stats
         self._open.stats = RolloutStats()
-        pools = {self._pool, self._prompt_pool}
-        asked, found, tokens = map(
-            sum, zip(*(pool.take_documents() for pool in pools), strict=True)
-        )
-        return dataclasses.replace(
-            stats,
-            kv_bytes=sum(pool.take_peak_bytes() for pool in pools),
-            documents=asked,
-            documents_found=found,
-            document_tokens_found=tokens,
-        )
+        for pool in {self._pool, self._prompt_pool}:
+            stats = pool.add_stats(stats)
+        return stats
 
     def abort(self) -> None:
         """Gives up every episode and forgets the caches."""
@@ -279,9 +270,7 @@ class Scheduler:
                 self._open.close(row)
                 self._finishing[self._executor.submit(row.episode.finish)] = row
             else:
-                start = len(row.tokens)
-                end = start + len(observation)
-                row.add(observation, self._kinds(row.episode, start, end))
+                row.add(observation, row.kinds())
                 # New lists: the worker thread's episode may have kept the old ones.
                 row.message = []
                 row.logprobs = []
@@ -372,21 +361,6 @@ class Scheduler:
         for shard, rows in enumerate(chosen):
             for place, row in enumerate(rows):
                 yield shard * self._config.slots + place, row
-
-    def _kinds(self, episode: Episode, start: int, end: int) -> list[int] | None:
-        """What the places of an episode are; None in a run without documents.
-
-        Raises ValueError where nothing outside of documents follows the last one.
-        """
-        if self._config.longest_document is None:
-            return None
-        kinds = episode.documents
-        if kinds[-1] != OUTSIDE:
-            raise ValueError(
-                f"task {episode.task.id}: its context ends in a document or padding; the last "
-                "token must stand outside, since the next one is sampled from it"
-            )
-        return kinds[start:end]
 
     @staticmethod
     def _budget(row: Row) -> int:
