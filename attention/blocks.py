@@ -84,16 +84,23 @@ def in_place(tokens: Tokens, size: int) -> Blocks:
     return Blocks(padded, None, None, jnp.full(tokens.shape, _MOST), size, causal=True)
 
 
-def aligned(tokens: Tokens, size: int, runs: int) -> Blocks:
+def aligned(tokens: Tokens, size: int, runs: int, documents: bool = False) -> Blocks:
     """Blocks of packed rows.
 
-    runs: most runs of one segment, branch and document in a row. Runs on branch 0 must start at an
-    order that is a multiple of ``size``, and so must documents and what follows a document. Trees
-    must have two levels: a run on another branch gets copies of the end of branch 0 only.
+    runs: most runs of one segment and branch in a row. Runs on branch 0 must start at an order that
+      is a multiple of ``size``. Trees must have two levels: a run on another branch gets copies of
+      the end of branch 0 only.
+    documents: whether runs may be cut by documents. A document and what follows one must start at
+      an order that is a multiple of ``size``, and the orders that all runs reach over, added up,
+      must be no more than the slots of a row.
     """
     # A run of n tokens takes at most its tokens, two blocks of copies, and what fills up its last
     # block: less than n + 3 size places.
     count = -(-tokens.shape[1] // size) * size + 3 * size * runs
+    if documents:
+        # Every further run starts at another of the multiples of ``size`` that the runs reach over.
+        # The places above hold them: these multiples cut what a run reaches over, no more.
+        runs = 2 * runs + tokens.shape[1] // size
     place = jax.vmap(lambda row: _align(row, size, runs, count))
     slots, placed, shadows, own_from = jax.tree.map(lambda x: x.astype(jnp.int32), place(tokens))
     return Blocks(placed, slots, shadows, own_from, size, causal=False)

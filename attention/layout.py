@@ -60,18 +60,20 @@ def lay_out(
     queries: int | None = None,
     *,
     align: int = 1,
+    documents: bool = False,
 ) -> Layout:
     """The layout of rows for layers of these methods.
 
     A method that chooses blocks of keys must know where the blocks of a sequence begin. Either
     ``runs`` or ``align`` says so. Other methods need neither.
 
-    runs: the most runs of one segment, branch and document in a row, which may start at any slot
-      (see ``aligned``); 0 if nobody has counted them.
+    runs: the most runs of one segment and branch in a row, which may start at any slot (see
+      ``aligned``); 0 if nobody has counted them.
     queries: how many of the last tokens attend; None for all.
     align: for rows without branches, a number of which the first slot of every sequence and
       document is a multiple. It must be a multiple of the blocks' size. 0, a multiple of every
       number, for rows that hold one sequence from slot 0.
+    documents: with ``runs``, whether documents may cut the runs (see ``aligned``).
 
     Raises:
       ValueError: a method chooses blocks, ``runs`` is less than 1, and ``align`` is not a multiple
@@ -92,7 +94,7 @@ def lay_out(
         )
 
     def cut(size: int) -> Blocks:
-        found = aligned(tokens, size, runs) if runs > 0 else in_place(tokens, size)
+        found = in_place(tokens, size) if runs < 1 else aligned(tokens, size, runs, documents)
         if queries is None:
             return found
         # the queries do not lie in the places from the first one on

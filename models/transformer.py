@@ -155,16 +155,18 @@ class Transformer(nnx.Module):
         runs: int = 0,
         before: Before | None = None,
         align: int = 1,
+        documents: bool = False,
     ) -> Float[Array, "B T D"]:
         """Final hidden states of rows of tokens.
 
         positions: the positions that RoPE rotates by.
         where: who sees whom.
-        runs, align: see ``attention.layout.lay_out``. ``runs`` also count what stands ``before`` a
-          row.
+        runs, align, documents: see ``attention.layout.lay_out``. ``runs`` also count what stands
+          ``before`` a row.
         before: tokens that every row follows, with their keys; None for none.
         """
-        return self.finish(self._scan(tokens, positions, where, runs, align, before)[0])
+        x, _ = self._scan(tokens, positions, where, runs, align, documents, before)
+        return self.finish(x)
 
     def prefill(
         self,
@@ -201,6 +203,7 @@ class Transformer(nnx.Module):
         where: Tokens,
         runs: int = 0,
         align: int = 1,
+        documents: bool = False,
         before: Before | None = None,
         keep: Literal["given", "read"] | None = None,
     ):
@@ -218,7 +221,7 @@ class Transformer(nnx.Module):
             asking = tokens.shape[1]
             earlier = before.keys
             where, positions = _join((before.tokens, before.positions), (where, positions))
-        layout = lay_out(methods, where, runs, asking, align=align)
+        layout = lay_out(methods, where, runs, asking, align=align, documents=documents)
 
         def step(x, xs):
             layers, of_methods, earlier = xs

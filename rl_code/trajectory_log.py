@@ -10,6 +10,7 @@ Training itself never reads these files; it reads the store.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_code.documents import PADDING
 from rl_code.files import write_atomically
 from rl_code.metrics import json_line
 from rl_code.types import Group, ToolCall, Trajectory, Turn
@@ -37,18 +39,21 @@ class TrajectoryLog:
       step, task_id, group
       task: path, entry_point, meta, reference (path -> text), files (path -> text at the start, of
         the files that calls name)
-      prompt: ids [P], pieces [P] (the text of each token), text. Shared by the trajectories.
+      prompt: ids [P], pieces [P] (the text of each token), text; with documents also documents [P]
+        (what each place is, as in ``types.Context``). Shared by the trajectories.
       trajectories, each with
         index, status, reward {total, components, flags}, solved, malformed_calls,
         first_edit_passed, seconds
         ids, pieces, versions [T-P]: the tokens after the prompt; version -1 where not sampled
         logprobs [T-P]: the sampler's log-probability, null where not sampled
+        documents [T-P]: as for the prompt
         turns: role, start, end (offsets into ids; the prompt's turn is left out), calls [{name,
           arguments, error}], results [{name, content, ok, seconds}]
         contexts: the tree, one for each: start (of its own tokens, an offset into ids), parent (an
           index, -1 for a root), kept (how many tokens of the whole parent stand before its own)
 
-    Where several tokens share one character, the first has the text and the others have "".
+    Where several tokens share one character, the first has the text and the others have "". Padding
+    of documents has no text.
     """
 
     def __init__(
@@ -86,7 +91,6 @@ class TrajectoryLog:
     def _record(self, step: int, group: Group) -> dict[str, Any]:
         first = group.trajectories[0]
         task = group.task
-        prompt = [int(token) for token in first.tokens[: first.prompt_length]]
         return {
             "step": step,
             "task_id": task.id,
@@ -98,9 +102,29 @@ class TrajectoryLog:
                 "reference": dict(task.reference),
                 "files": _named_files(group),
             },
-            "prompt": {"ids": prompt, "pieces": self._pieces(prompt), "text": self._decode(prompt)},
+            "prompt": self._prompt(first),
             "trajectories": [self._trajectory(trajectory) for trajectory in group.trajectories],
         }
+
+    def _prompt(self, first: Trajectory) -> dict[str, Any]:
+        part = slice(first.prompt_length)
+        tokens = first.tokens[part]
+        if first.documents is not None:
+            tokens = tokens[first.documents[part] != PADDING]
+        return self._texts(first, part) | {"text": self._decode(tokens.tolist())}
+
+    def _texts(self, trajectory: Trajectory, part: slice) -> dict[str, list]:
+        """Ids and pieces of a part of all tokens, and what they are in a run with documents."""
+        ids = trajectory.tokens[part].tolist()
+        if trajectory.documents is None:
+            return {"ids": ids, "pieces": self._pieces(ids)}
+        documents = trajectory.documents[part].tolist()
+        pieces: list[str] = []
+        runs = itertools.groupby(zip(ids, documents, strict=True), key=lambda pair: pair[1])
+        for kind, pairs in runs:
+            own = [id for id, _ in pairs]
+            pieces += [""] * len(own) if kind == PADDING else self._pieces(own)
+        return {"ids": ids, "pieces": pieces, "documents": documents}
 
     def _trajectory(self, trajectory: Trajectory) -> dict[str, Any]:
         start = trajectory.prompt_length
@@ -108,7 +132,6 @@ class TrajectoryLog:
         # part of ids
         lengths = [len(context.tokens) for context in trajectory.contexts]
         offsets = [sum(lengths[:index]) - start for index in range(len(lengths))]
-        ids = [int(token) for token in trajectory.tokens[start:]]
         chosen = zip(trajectory.sampled[start:], trajectory.logprobs[start:], strict=True)
         return {
             "index": trajectory.index,
@@ -122,8 +145,7 @@ class TrajectoryLog:
             "malformed_calls": trajectory.malformed_calls,
             "first_edit_passed": trajectory.first_edit_passed,
             "seconds": {name: round(seconds, 4) for name, seconds in trajectory.seconds.items()},
-            "ids": ids,
-            "pieces": self._pieces(ids),
+            **self._texts(trajectory, slice(start, None)),
             "logprobs": [
                 round(float(logprob), 4) if sampled else None for sampled, logprob in chosen
             ],

@@ -45,9 +45,10 @@ class PackConfig:
     # policy gradient. Metrics and the averages of the loss do not count them then.
     drop_uninformative: bool = True
     # The most runs of tokens that a row may hold; 0 for any number. A run is a prompt, what one
-    # trajectory adds to its prompt, or the empty slots that ``align`` leaves behind either. A
-    # document is a run of its own, and cuts in two what it stands in. Models with layers that
-    # choose blocks of keys need this bound, see ``update.batch_logprobs``.
+    # trajectory adds to its prompt, or the empty slots that ``align`` leaves behind either. Models
+    # with layers that choose blocks of keys need this bound, see ``update.batch_logprobs``. With
+    # documents, ``slots`` then bounds the places that all runs of a row reach over, padding of
+    # documents included (``attention.blocks.aligned``).
     runs: int = 0
     # For updates in two phases: slots of a row that holds prompts. ``slots`` then counts what
     # follows the prompts. 0 for updates in one phase.
@@ -90,12 +91,16 @@ class PackConfig:
 
 def needs(piece: Piece, config: PackConfig) -> np.ndarray:
     """int64 [3]: the slots, targets and runs of a row that a piece takes."""
-    lengths = [len(node.tokens) for node in piece.nodes]
+    nodes = piece.nodes
+    lengths = [len(node.tokens) for node in nodes]
     # every node starts at a multiple of ``align``
-    slots = sum(-(-length // config.align) * config.align for length in lengths)
-    # the slots that are left empty behind a node, up to the next such multiple, are another run
-    runs = sum(node.runs + (len(node.tokens) % config.align > 0) for node in piece.nodes)
-    return np.array([slots, piece.targets, runs])
+    slots = [-(-length // config.align) * config.align for length in lengths]
+    if config.runs and config.documents is not None:
+        slots = [max(taken, node.places) for taken, node in zip(slots, nodes, strict=True)]
+    # A node that is not empty is one run. The slots that are left empty behind it, up to the next
+    # multiple of ``align``, are another.
+    runs = sum((length > 0) + (length % config.align > 0) for length in lengths)
+    return np.array([sum(slots), piece.targets, runs])
 
 
 def room(config: PackConfig) -> np.ndarray:

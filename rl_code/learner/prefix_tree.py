@@ -41,12 +41,14 @@ class Node:
         return self.start + len(self.tokens)
 
     @property
-    def runs(self) -> int:
-        """Runs of tokens of one document, or outside of documents, one behind the other."""
+    def places(self) -> int:
+        """Places of a context that the node reaches over, padding of documents between its tokens
+        included.
+        """
         if self.tokens.ndim == 1 or not len(self.tokens):
-            return int(len(self.tokens) > 0)
-        documents = self.tokens[:, 1]
-        return 1 + int(np.sum(documents[1:] != documents[:-1]))
+            return len(self.tokens)
+        order = self.tokens[:, 3]
+        return int(order[-1] - order[0]) + 1
 
     def add(self, tokens: np.ndarray, start: int | None = None) -> Node:
         """A new child; start: its position, by default this node's end."""

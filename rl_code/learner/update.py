@@ -41,6 +41,7 @@ class Model(Protocol):
         runs: int = 0,
         before: Before | None = None,
         align: int = 1,
+        documents: bool = False,
     ) -> jax.Array:
         """Int32 [B, T] each -> hidden states [B, T, D]; as
         ``models.transformer.Transformer.hidden``.
@@ -130,7 +131,9 @@ def batch_logprobs(
     Raises:
       ValueError: ``runs`` is 0 and a layer chooses blocks.
     """
-    hidden = model.hidden(batch.tokens, batch.positions, tokens_of(batch), runs, before)
+    documents = batch.documents is not None
+    where = tokens_of(batch)
+    hidden = model.hidden(batch.tokens, batch.positions, where, runs, before, documents=documents)
     hidden = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
     return target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs import quickstart
 from pallas_kernels.tokens import TAIL, Tokens, visible
+from rl_code import read_config
 from rl_code.documents import (
     OUTSIDE,
     PADDING,
@@ -19,7 +21,10 @@ from rl_code.documents import (
     rope_positions,
     seen_as,
 )
+from rl_code.read_config import ConfigError
+from rl_code.run_config import RunConfig
 from rl_code.store import serialization
+from rl_code.trajectory_log import TrajectoryLog, read_trajectories
 from tests.rl_code.learner.conftest import make_group, make_trajectory
 
 CONFIG = dataclasses.replace(DocumentsConfig(longest=8, shortest=2), page=4)
@@ -125,3 +130,57 @@ def test_kept_places_of_a_tree_have_their_kinds():
     assert tree.whole(1).tolist() == [1, 2, 7, 8]
     assert tree.whole_documents(1).tolist() == [0, 1, 1, 0]
     assert make_trajectory([1, 2], [0, 1], prompt_length=1).whole_documents(0) is None
+
+
+def small_run(documents, **changes):
+    """The quickstart's config with the section, and other values at dotted keys."""
+    config = quickstart.get_config("smoke")
+    with config.unlocked():
+        config.documents = documents
+    for key, value in changes.items():
+        section, name = key.split("__")
+        with config[section].unlocked():
+            config[section][name] = value
+    return read_config.build(RunConfig, config)
+
+
+def test_the_section_settles_pages_of_cache_and_batch():
+    config = small_run(dict(longest=64, shortest=8))
+    page = config.rollout.engine.page
+    assert config.documents == dataclasses.replace(DocumentsConfig(64, 8), page=page)
+    assert config.train.pack.documents == config.documents
+    plain = small_run(None)
+    assert plain.documents is None and plain.train.pack.documents is None
+
+
+@pytest.mark.parametrize(
+    ("documents", "changes", "told"),
+    [
+        (
+            dict(longest=33),
+            {},
+            r"documents\.longest=33 must be a multiple of rollout\.engine\.page",
+        ),
+        (dict(longest=1 << 20), {}, r"documents\.longest=1048576 must not exceed limits\.tokens"),
+        (dict(longest=64, page=8), {}, r"documents\.page: no such key; its value is that of"),
+        (dict(longest=64), dict(train__pack=dict(prompt_slots=64)), "which are not for documents"),
+    ],
+)
+def test_sections_that_do_not_agree_are_refused(documents, changes, told):
+    with pytest.raises(ConfigError, match=told):
+        small_run(documents, **changes)
+
+
+def test_a_log_shows_no_padding_and_says_what_each_token_is(tmp_path):
+    marked = with_documents(
+        make_trajectory([1, 2, 3, 9, 4, 5, 9, 6, 7], [0] * 8 + [1], prompt_length=5),
+        [0, 1, 1, -1, 0, 2, -1, 0, 0],
+    )
+    TrajectoryLog(tmp_path, lambda ids: "".join(chr(96 + id) for id in ids)).append(
+        0, [make_group([marked])]
+    )
+    (record,) = read_trajectories(tmp_path, 0)
+    assert record["prompt"]["text"] == "abcd" and record["prompt"]["documents"] == [0, 1, 1, -1, 0]
+    assert record["prompt"]["pieces"] == ["a", "b", "c", "", "d"]
+    (logged,) = record["trajectories"]
+    assert logged["pieces"] == ["e", "", "f", "g"] and logged["documents"] == [2, -1, 0, 0]

@@ -163,7 +163,7 @@ class Toy:
             * jnp.sin(positions[..., None] + jnp.arange(1.0, 9.0)).astype(self.table.dtype)
         ]
 
-    def hidden(self, tokens, positions, where, runs=0, before=None, align=1):
+    def hidden(self, tokens, positions, where, runs=0, before=None, align=1, documents=False):
         (x,) = self.prefill(tokens, positions, where)
         earlier = before.keys if before else []
         keys = jnp.concatenate([*earlier, x], axis=1)

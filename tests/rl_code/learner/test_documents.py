@@ -26,11 +26,11 @@ from tests.rl_code.learner.steps import ONE, advantages_of, assert_close, first_
 DOCUMENTS = dataclasses.replace(DocumentsConfig(longest=16, shortest=2), page=8)
 PACK = PackConfig(
     rows=4,
-    slots=280,
+    slots=400,
     targets=120,
     max_staleness=0,
     drop_uninformative=False,
-    runs=48,
+    runs=8,
     documents=DOCUMENTS,
 )
 SIZES = (3, 1, 2)
@@ -240,7 +240,8 @@ def test_a_document_is_read_by_what_follows_and_by_nothing_else(build, methods):
 
     @jax.jit
     def hidden(tokens):
-        return model.hidden(tokens, batch.positions, tokens_of(batch), PACK.runs)
+        where = tokens_of(batch)
+        return model.hidden(tokens, batch.positions, where, PACK.runs, documents=True)
 
     before, after = (np.asarray(hidden(x))[row] for x in (np.asarray(batch.tokens), changed))
     moved = np.any(before != after, axis=-1)
