@@ -63,8 +63,8 @@ def fetch(
     It returns when everything has been used.
 
     count: steps. sources: a function from a step to what is copied, one array for each of
-    ``rings``. steps: buffers of a ring. after: called with each step when its copies have been
-    started.
+    ``rings``; vectors must lie within their array. steps: buffers of a ring. after: called with
+    each step when its copies have been started.
     """
 
     # There are ``steps`` more turns than steps that copy. They only wait until the last buffers are
@@ -81,7 +81,10 @@ def fetch(
         @pl.when(step < count)
         def _():
             for source, ring in zip(sources(step), rings, strict=True):
-                plgpu.copy_gmem_to_smem(source, ring.at[slot], filled.at[slot])
+                # A vector may begin at any 16 bytes of shared memory only by a plain copy, which
+                # does not check bounds. Copies of other arrays begin at whole 128 bytes.
+                mode = plgpu.OOBFillMode.PROMISE_IN_BOUNDS if len(source.shape) == 1 else None
+                plgpu.copy_gmem_to_smem(source, ring.at[slot], filled.at[slot], oob_mode=mode)
             after(step)
 
 

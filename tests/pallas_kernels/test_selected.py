@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from pallas_kernels.flash import reference as dense
 from pallas_kernels.selected import chunks, gpu, reference, tpu
@@ -286,6 +287,32 @@ def test_the_kernel_gathers_whole_rows_of_eight_in_full_tiles(queries, groups, g
     assert gpu.gathers(queries, groups, TuningConfig()) == gathers
     assert not gpu.gathers(queries, groups, TuningConfig(gather_in_kernel=False))
     assert not tpu.gathers(queries, groups, TuningConfig())
+
+
+def equations(jaxpr):
+    """The equations of a program, those of the programs inside of it too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        parameters = list(equation.params.values())
+        for x in jax.tree.leaves(parameters, is_leaf=lambda x: isinstance(x, ClosedJaxpr | Jaxpr)):
+            if isinstance(x, ClosedJaxpr | Jaxpr):
+                yield from equations(x.jaxpr if isinstance(x, ClosedJaxpr) else x)
+
+
+def test_a_querys_sums_and_order_are_copied_to_where_128_bytes_do_not_begin():
+    """The interpreter knows no alignment: a copy by a descriptor would fail on the device only."""
+    q, k, v = (jnp.zeros((1, 64, heads, 16), jnp.bfloat16) for heads in (8, 1, 1))
+    picks = jnp.zeros((1, 64, 1, 1), jnp.int32)
+    order = jnp.zeros((1, 64), jnp.int32)
+
+    def total(q, k, v):
+        return selected_attention(q, k, v, picks, order, order, size=64, **GPU)[1].sum()
+
+    program = jax.make_jaxpr(jax.grad(total, (0, 1, 2)))(q, k, v)
+    copies = [x for x in equations(program.jaxpr) if x.primitive.name == "copy_gmem_to_smem"]
+    modes = {str(x.invars[1].aval.dtype): x.params["oob_mode"] for x in copies}
+    plain = plgpu.OOBFillMode.PROMISE_IN_BOUNDS
+    assert modes == {"bfloat16": None, "float32": plain, "int32": plain}
 
 
 def test_sizes_that_mean_nothing_are_refused():
