@@ -56,6 +56,7 @@ def player(config: RunConfig) -> Iterator[Any]:
             pool=pool,
             limits=LIMITS,
             reward=find_signals(config.reward),
+            documents=config.documents,
         )
         episode.start()
         for message in messages:

@@ -33,6 +33,20 @@ def test_a_tool_from_outside_is_called_in_every_protocol(outside):
     assert (call.name, call.arguments, call.error) == ("search", {"text": "x"}, "")
 
 
+def test_a_tool_from_outside_may_answer_with_documents(outside):
+    outside("A tool")
+    documents = dict(longest=64, shortest=2)
+    config = configured(tools=("write_file", "submit", SEARCH), documents=documents)
+    with player(config) as play:
+        call = "<|call|>search\nreturn<|end|><|call|>search\nnowhere<|end|>"
+        trajectory = play(TASK, call, SUBMIT)
+    answer = trajectory.turns[2]
+    assert answer.text == "<|tool|>solution.py:2:     return x\n1 lines\nnothing found<|eot|>"
+    kinds = trajectory.documents
+    # what was found, and nothing else
+    assert kinds.max() == 1 and set(kinds[: answer.start]) == {0}
+
+
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
