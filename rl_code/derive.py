@@ -8,11 +8,14 @@ other, and ``WHY`` says in words where each value comes from, for people.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from attention.methods.method import Method
 from rl_code.documents import DocumentsConfig
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.optimizer import OptimizerConfig
+from rl_code.read_config import ConfigError
 from rl_code.rollout.engine import EngineConfig
 from rl_code.schedule import MODES, AsynchronyConfig
 from rl_code.types import Limits
@@ -39,6 +42,8 @@ WHY = {
     "asynchrony.weights.keep": "asynchrony.max_staleness + 2",
     "rollout.dtype": "model.dtype",
     "rollout.tool_timeout_s": "the longest that limits let tools and grading take, and a grace",
+    "rollout.engine.page": "the block of model.attention, where layers choose blocks",
+    "rollout.engine.view_block": "a multiple of rollout.engine.page",
     "rollout.engine.length": "limits.tokens",
     "rollout.engine.prompt_length": "limits.tokens, less what may be sampled",
     "rollout.engine.episodes": "slots, and 2/3 more where tools make episodes wait",
@@ -49,6 +54,7 @@ WHY = {
     "train.pack.rows": "a row for each group, or for each trajectory",
     "train.pack.slots": "limits, and train.group_size where groups share a row",
     "train.pack.targets": "limits, and train.group_size where groups share a row",
+    "train.pack.runs": "prompts and trajectories of a row, where layers choose blocks",
     "train.micro_batches": "train.pack.rows / mesh.data",
     "sft.optimizer.total_steps": "sft.steps",
     "suites.sampling": "rollout.sampling",
@@ -59,16 +65,17 @@ WHY = {
 def settle(config: RunConfig) -> dict[str, Any]:
     """The sections of a config with every value that follows from others: by name, complete."""
     asynchrony = _asynchrony(config.asynchrony)
-    rollout = _rollout(config)
+    block = block_of(config.model.known_methods())
+    rollout = _rollout(config, block)
     temperature = rollout.sampling.temperature or 1.0  # greedy: the policy itself is trained
     documents = _documents(config.documents, rollout.engine)
-    train = _train(config, rollout.engine, asynchrony.max_staleness, temperature, documents)
+    train = _train(config, rollout.engine, asynchrony.max_staleness, temperature, documents, block)
     return {
         "asynchrony": asynchrony,
         "rollout": rollout,
         "train": train,
         "sft": _sft(config.sft),
-        "suites": tuple(_suite(suite, config, rollout) for suite in config.suites),
+        "suites": tuple(_suite(suite, config, rollout, block) for suite in config.suites),
         "documents": documents,
     }
 
@@ -78,21 +85,43 @@ def sampled_tokens(limits: Limits) -> int:
     return min(limits.turns * limits.turn_tokens, limits.tokens)
 
 
+def block_of(methods: Sequence[Method]) -> int | None:
+    """Tokens of the blocks that a model's layers choose; None if no layer chooses blocks.
+
+    Raises ConfigError for layers with blocks of different sizes, which no page fits.
+    """
+    sizes = sorted({method.block_size() for method in methods if method.block_size()})
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"config.model.attention: layers choose blocks of {' and '.join(map(str, sizes))} "
+            "tokens; give them one size, since a page of the cache is one block"
+        )
+    return sizes[0] if sizes else None
+
+
 def engine(
     given: EngineConfig,
     limits: Limits,
     dtype: str,
     group_size: int,
     documents: DocumentsConfig | None = None,
+    block: int | None = None,
 ) -> EngineConfig:
     """An engine's shapes, for episodes within these limits.
 
     dtype: of the sampling copy of the model. group_size: episodes that share a prompt. documents:
-    those of the run, None for none.
+    those of the run, None for none. block: of ``block_of``; a page is then a block, whatever the
+    config says for other methods.
     """
     waits = limits.turns > 1  # for tools, between turns
+    page = block or given.page
     config = _filled(
-        dataclasses.replace(given, longest_document=documents.longest if documents else None),
+        dataclasses.replace(
+            given,
+            page=page,
+            view_block=-(-given.view_block // page) * page,
+            longest_document=documents.longest if documents else None,
+        ),
         length=limits.tokens,
         prompt_length=longest_prompt(limits),
         # while episodes wait for tools, others take their rows
@@ -119,10 +148,17 @@ def longest_prompt(limits: Limits) -> int:
     return max(1, limits.tokens - limits.turns * limits.turn_tokens, limits.tokens // 2)
 
 
-def pack(given: PackConfig, limits: Limits, prompt: int, tasks: int, group_size: int) -> PackConfig:
+def pack(
+    given: PackConfig,
+    limits: Limits,
+    prompt: int,
+    tasks: int,
+    group_size: int,
+    block: int | None = None,
+) -> PackConfig:
     """A batch's shapes, with room for the worst case; the update skips what is empty.
 
-    prompt: tokens of the longest prompt. tasks: groups of a step.
+    prompt: tokens of the longest prompt. tasks: groups of a step. block: of ``block_of``.
     """
     sampled = sampled_tokens(limits)
     # The most tokens that can follow a prompt. With several turns that is all the shortest prompt
@@ -132,14 +168,21 @@ def pack(given: PackConfig, limits: Limits, prompt: int, tasks: int, group_size:
         rows = given.rows or tasks
         together = -(-tasks // rows) * group_size  # trajectories of a row
         shapes = {"rows": rows, "slots": together * (completion + 1), "targets": together * sampled}
+        prompts = -(-tasks // rows)
     elif (group_size - 1) * prompt >= group_size * completion:
         # A group in one row computes its prompt once. That saves at least as many slots as what
         # follows the prompt takes.
         slots = prompt + group_size * completion
         shapes = {"rows": tasks, "slots": slots, "targets": group_size * sampled}
+        prompts, together = 1, group_size
     else:
         # A row for each trajectory at its longest. Shorter ones share rows, as far as they fit.
         shapes = {"rows": tasks * group_size, "slots": limits.tokens, "targets": sampled}
+        prompts, together = 1, 1
+    if block is not None and not given.runs:
+        # An aligned run takes up to three blocks more than its tokens, so there are no more runs
+        # than this needs: a prompt, and what each trajectory adds to it.
+        given = dataclasses.replace(given, runs=prompts + together)
     return _filled(given, **shapes)
 
 
@@ -149,7 +192,7 @@ def _asynchrony(given: AsynchronyConfig) -> AsynchronyConfig:
     return dataclasses.replace(config, weights=weights)
 
 
-def _rollout(config: RunConfig) -> RolloutConfig:
+def _rollout(config: RunConfig, block: int | None) -> RolloutConfig:
     played = [config.limits, *(suite.limits for suite in config.suites if suite.limits)]
     rollout = _filled(
         config.rollout,
@@ -162,6 +205,7 @@ def _rollout(config: RunConfig) -> RolloutConfig:
         rollout.dtype,
         config.train.group_size,
         config.documents,
+        block,
     )
     return dataclasses.replace(rollout, engine=shapes)
 
@@ -172,10 +216,12 @@ def _train(
     max_staleness: int,
     temperature: float,
     documents: DocumentsConfig | None,
+    block: int | None,
 ) -> TrainConfig:
     train = config.train
+    groups = train.tasks_per_step, train.group_size
     limits = config.limits
-    packing = pack(train.pack, limits, shapes.prompt_length, train.tasks_per_step, train.group_size)
+    packing = pack(train.pack, limits, shapes.prompt_length, *groups, block)
     packing = dataclasses.replace(packing, max_staleness=max_staleness, documents=documents)
     loss = _filled(train.loss, constant_length=sampled_tokens(limits))
     data = config.mesh.data
@@ -206,7 +252,9 @@ def _optimizer(given: OptimizerConfig, updates: int) -> OptimizerConfig:
     return _filled(given, total_steps=max(updates, given.warmup_steps + 1))
 
 
-def _suite(given: SuiteConfig, config: RunConfig, rollout: RolloutConfig) -> SuiteConfig:
+def _suite(
+    given: SuiteConfig, config: RunConfig, rollout: RolloutConfig, block: int | None
+) -> SuiteConfig:
     suite = _filled(given, sampling=rollout.sampling)
     if suite.engine is None and suite.limits is None and suite.dtype is None:
         return suite  # plays with the engine of training, and its compiled programs
@@ -217,6 +265,7 @@ def _suite(given: SuiteConfig, config: RunConfig, rollout: RolloutConfig) -> Sui
         suite.dtype or rollout.dtype,
         config.train.group_size,
         config.documents,
+        block,
     )
     return dataclasses.replace(suite, engine=shapes)
 

@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
 import jax
 from jax.sharding import Mesh
 
+from attention.methods.api import METHODS
+from attention.methods.method import Method
 from models import huggingface, pretrained
 from models.sharding import parameter_shardings
 from models.tokenizer import Tokenizer
@@ -118,6 +120,25 @@ class Origin:
         except (ValueError, OSError) as error:
             hint = "" if path else "; config.tokenizer.path may name another tokenizer"
             raise ConfigError(f"{place}: {error}{hint}") from error
+
+    def check_methods(self, methods: Sequence[Method], shape: ModelConfig) -> None:
+        """Raises ConfigError for methods with parameters that the weights do not have.
+
+        shape: that of the weights, with the methods that they were trained with.
+        """
+        if self.files is None:
+            return
+        sizes = shape.layer_shape
+        known = {name for method in shape.attention for name in method.parameters(sizes)}
+        for method in methods:
+            missing = sorted(method.parameters(sizes).keys() - known)
+            if missing:
+                free = [name for name, kind in METHODS.items() if not kind().parameters(sizes)]
+                raise ConfigError(
+                    f"config.model.attention: {type(method).__name__} has parameters of its own "
+                    f"({', '.join(missing)}), which the weights at {self.weights!r} lack; train "
+                    f"from random parameters, or use {', '.join(free)}, which have none"
+                )
 
     def load(self, config: ModelConfig, mesh: Mesh) -> Transformer:
         """The parameters, sharded over ``mesh``. Raises ConfigError, or CheckpointError."""

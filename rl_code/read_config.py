@@ -237,10 +237,13 @@ def section_of(hint: Any) -> type | None:
 
 
 def _scalar(hint: Any) -> type | None:
-    """The one of int, float, bool and str that a key which may be None takes."""
+    """How the command line reads a key that may be None: as int, float, bool or str, or any literal
+    (object).
+    """
     members = [member for member in typing.get_args(hint) if member is not type(None)]
     if any(hasattr(member, "from_config") for member in members):
-        return str  # a name stands for itself, as that of a method of attention
+        # a name stands for itself, and literals are read: a section, or a tuple of them
+        return object
     if len(members) != 1:
         return None
     if typing.get_origin(members[0]) is typing.Literal:

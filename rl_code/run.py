@@ -182,8 +182,9 @@ class Run:
                 f"config.tokenizer.path = {self.config.tokenizer.path!r}: the tokenizer has "
                 f"{self.tokenizer.vocab_size} tokens, the model only {shape.vocab_size}"
             )
-        changes = dict(dtype=spec.dtype, remat=spec.remat)
-        return dataclasses.replace(shape, attention=spec.methods() or shape.attention, **changes)
+        methods = spec.methods() or shape.attention
+        self.origin.check_methods(methods, shape)
+        return dataclasses.replace(shape, attention=methods, dtype=spec.dtype, remat=spec.remat)
 
     def init_model(self) -> Transformer:
         """The model a run starts from, laid out over the mesh: random, or the configured

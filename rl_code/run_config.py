@@ -52,12 +52,24 @@ class ModelSpec:
     # Whether activations are computed again in the backward pass, to save memory.
     remat: bool = False
     # The methods of attention: one name for all layers, or a tuple that is repeated until every
-    # layer has a method. None keeps the methods of the preset or of the weights.
+    # layer has a method. On the command line: nsa, "{'name': 'nsa', 'block': 32}", or
+    # "('window', 'nsa')". None keeps the methods of the preset or of the weights.
     attention: tuple[Named, ...] | Named | None = None
 
     def shape(self) -> ModelConfig | None:
         """The preset's shape; None without a preset. Raises ConfigError."""
         return find(PRESETS, self.preset, "config.model.preset") if self.preset else None
+
+    def known_methods(self) -> tuple[Method, ...]:
+        """The methods of ``attention`` or of the preset; () where only ``weights`` tell them.
+
+        Raises ConfigError.
+        """
+        methods = self.methods()
+        shape = self.shape()
+        if methods is None and shape is not None:
+            return shape.attention
+        return methods or ()
 
     def methods(self) -> tuple[Method, ...] | None:
         """The methods of ``attention`` with their settings, or None. Raises ConfigError."""

@@ -14,10 +14,16 @@ from typing import Any
 import ml_collections
 import pytest
 
+from attention.cache.paged import page_size
+from attention.methods.api import METHODS
+from configs import quickstart
 from experiments.recall.study import RecallExperiment
 from launch import sweep
 from rl_code import read_config
+from rl_code.metrics import read_metrics
+from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
+from rl_code.train import train
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted(
@@ -27,6 +33,9 @@ LABELS = ("Command:", "Hardware:", "Run time:", "Expected metric:")
 
 # What a config fills, where that is not a run's.
 KINDS = {"recall.py": RecallExperiment}
+
+# What --config.model.attention may be: each method, and different ones for different layers.
+ATTENTION = (*METHODS, ("window", "dense"), ("window", dict(name="nsa", block=32)))
 
 every_config = pytest.mark.parametrize(
     "path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT))
@@ -85,6 +94,64 @@ def test_a_config_fills_its_dataclass_exactly(path, argument):
     with pytest.raises((AttributeError, KeyError)):
         config.lock()
         config.no_such_key = 1
+
+
+def with_attention(config: ml_collections.ConfigDict, attention: Any) -> RunConfig:
+    """A config as --config.model.attention changes it."""
+    completed = read_config.complete(RunConfig, config)
+    with completed.model.ignore_type():
+        completed.model.attention = attention
+    return read_config.build(RunConfig, completed)
+
+
+@every_config
+def test_a_config_takes_every_method_of_attention(path):
+    if path.name in KINDS:
+        pytest.skip("it names methods itself")
+    for argument in ("", "smoke"):
+        given = load(path, argument)
+        plain = read_config.build(RunConfig, given)
+        for attention in ATTENTION:
+            config = with_attention(given, attention)
+            methods = config.model.methods()
+            engines = [config.rollout.engine, *(s.engine for s in config.suites if s.engine)]
+            for engine in engines:
+                assert page_size(methods, engine.page) == engine.page
+                assert engine.view_block % engine.page == 0
+            # trees of prompt and trajectories fit the rows; 0 stays 0 where nothing is aligned
+            chooses = any(method.block_size() for method in methods)
+            assert (config.train.pack.runs >= 2) == chooses
+            if not chooses:
+                assert config.rollout.engine == plain.rollout.engine
+                assert config.train.pack == plain.train.pack
+
+
+def test_attention_that_no_run_can_have_is_one_line():
+    given = quickstart.get_config("smoke")
+    for attention, message in {
+        "nssa": "config.model.attention = 'nssa'.* Did you mean 'nsa'",
+        ("nsa", "moba"): "config.model.attention: layers choose blocks of 64 and 512 tokens; give",
+        ("nsa", "dense", "dense"): "num_layers=4 must be a multiple of the 3 layers of attention",
+        (): "num_layers=4 must be a multiple of the 0 layers of attention",
+    }.items():
+        with pytest.raises(ConfigError, match=message) as raised:
+            with_attention(given, attention)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("attention", METHODS)
+def test_the_quickstart_takes_a_step_with_every_method(attention, tmp_path):
+    given = quickstart.get_config("smoke")
+    given.sft.update(steps=1, demonstrations=20)
+    given.train.update(steps=1, tasks_per_step=2, group_size=2, micro_batches=2)
+    given.train.pack.drop_uninformative = False
+    given.suites = ()
+    train(with_attention(given, attention), tmp_path)
+    (row,) = read_metrics(tmp_path)
+    assert row["train/finite"] == 1.0 and row["train/grad_norm"] > 0
+    # the sampler, which decodes from pages, computes what the trainer does from rows
+    assert row["policy/mismatch_max"] < 1e-3
 
 
 @every_config

@@ -13,7 +13,7 @@ class Window(Method):
     """The last ``window`` keys, s in (t - window, t]."""
 
     # Keys that a query sees, its own counted.
-    window: int
+    window: int = 512
 
     def __post_init__(self):
         if self.window < 1:

@@ -48,7 +48,8 @@ class PackConfig:
     # trajectory adds to its prompt, or the empty slots that ``align`` leaves behind either. Models
     # with layers that choose blocks of keys need this bound, see ``update.batch_logprobs``. With
     # documents, ``slots`` then bounds the places that all runs of a row reach over, padding of
-    # documents included (``attention.blocks.aligned``).
+    # documents included (``attention.blocks.aligned``). In a run of such a model 0 means a prompt
+    # and the trajectories that a row is sized for.
     runs: int = 0
     # For updates in two phases: slots of a row that holds prompts. ``slots`` then counts what
     # follows the prompts. 0 for updates in one phase.
@@ -232,6 +233,11 @@ def _pieces(examples: list[Example], config: PackConfig) -> list[Piece]:
     for example in examples:
         t = example.trajectory
         alone, takes, fits = shared([example])
+        if config.runs and takes[2] > config.runs:
+            raise ValueError(
+                f"task {t.task_id!r} trajectory {t.index} has {takes[2]} runs; set "
+                f"train.pack.runs={takes[2]} or more, now {config.runs}"
+            )
         if not fits:
             raise ValueError(
                 f"task {t.task_id!r} trajectory {t.index} needs {takes[0]} slots and {takes[1]} "

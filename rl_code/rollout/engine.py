@@ -46,7 +46,7 @@ class EngineConfig:
     slots: int = 32
     # The most episodes that are open at once: decoding, waiting for a tool, or pre-empted.
     episodes: int | None = None
-    # Tokens of a page. Where layers are sparse, it must be the size of their blocks.
+    # Tokens of a page. In a run whose layers choose blocks a page is a block, whatever stands here.
     page: int = 32
     # Pages of the cache.
     pages: int | None = None
@@ -70,7 +70,8 @@ class EngineConfig:
     # read it together. None for what suits the device.
     decode: Literal["pages", "view"] | None = None
     # With decode "view": tokens after the shared prefix are copied in blocks of this many. Blocks
-    # that no row has reached cost nothing. A multiple of ``page``.
+    # that no row has reached cost nothing. A multiple of ``page``, to which a run
+    # rounds it up.
     view_block: int = 128
     # With decode "view": the most rows that read a shared prefix together.
     tile: int = 8

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from pathlib import Path
 
 import pytest
 
+from attention.methods.api import METHODS
 from configs import quickstart, smollm2_mbpp
 from models.tokenizer import Tokenizer
+from rl_code import origin
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.read_config import ConfigError, build
 from rl_code.run import Run
@@ -110,3 +113,15 @@ def test_endless_tasks_cannot_be_sorted():
         (ConfigError, ValueError), match="suite held_out: shortest=True sorts all tasks"
     ):
         build(RunConfig, settings)
+
+
+def test_a_method_with_parameters_needs_weights_that_have_them():
+    weights = Path(__file__).parents[1] / "models" / "golden" / "llama_tied"
+    found = origin.find(str(weights))
+    shape = found.shape(None, None)
+    for name in ("dense", "window", "moba"):
+        found.check_methods((METHODS[name](),), shape)
+    for name, parameter in {"nsa": "compressed_k", "squid": "gates"}.items():
+        with pytest.raises(ConfigError, match=parameter) as raised:
+            found.check_methods((METHODS[name](),), shape)
+        assert "use dense, window, moba, which have none" in str(raised.value)
