@@ -55,6 +55,9 @@ FLAGS = absl_flags.FLAGS
 absl_flags.DEFINE_integer(
     "jobs", 1, "Runs at the same time; above 1 each run's output goes to its log.txt.", 1
 )
+absl_flags.DEFINE_string(
+    "figure", None, "Another file that the figure is written to, beside sweep.png of the workdir."
+)
 
 
 class SweepError(RuntimeError):
@@ -98,7 +101,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     try:
         failed = execute(runs, [*TRAIN, f"--config={path}{colon}{argument}", *given], FLAGS.jobs)
     finally:
-        report([run for run in runs if run.finished()], panels, Path(workdir))
+        report([run for run in runs if run.finished()], panels, Path(workdir), FLAGS.figure)
     if failed:
         logs = ", ".join(str(run.workdir) for run in failed)
         raise SweepError(
@@ -275,9 +278,13 @@ def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 # --- Comparing ------------------------------------------------------------------------------------
 
 
-def report(runs: Sequence[SweepRun], panels: Sequence[Panel], workdir: Path) -> None:
+def report(
+    runs: Sequence[SweepRun], panels: Sequence[Panel], workdir: Path, figure: str | None = None
+) -> None:
     """Prints the table of the finished runs and the numbers of the figure, writes both and the
     figure into the workdir.
+
+    figure: another file that the figure is written to, or None.
 
     Raises ConfigError for a metric that a run did not write.
     """
@@ -293,6 +300,10 @@ def report(runs: Sequence[SweepRun], panels: Sequence[Panel], workdir: Path) -> 
     if panels:
         sweep_figure.draw(variants, panels, workdir / "sweep.png")
         print(f"Figure: {workdir / 'sweep.png'}")
+        if figure:
+            Path(figure).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(workdir / "sweep.png", figure)
+            print(f"and {figure}")
 
 
 def table(variants: Mapping[str, Sequence[Path]]) -> rich.table.Table:

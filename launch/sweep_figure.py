@@ -5,6 +5,7 @@ A config names a panel by a tuple, its kind first:
   ("curve", metric, "step", n)     the metric against the step, both as means of n steps in a row
   ("curve", metric, "minutes", n)  the same against the minutes since the first step began
   ("bars", metric, ...)            the means of metrics over the steps
+  ("totals", metric, ...)          their sums over the steps
   ("histogram", prefix)            the means over the steps of all metrics whose name begins so;
                                    a metric that a step lacks counts as 0 there
 
@@ -143,13 +144,17 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """The means of some metrics over the steps."""
+    """The means of some metrics over the steps, or their sums.
+
+    whole: whether they are summed.
+    """
 
     metrics: tuple[str, ...]
+    whole: bool = False
 
     @property
     def title(self) -> str:
-        return f"{', '.join(self.metrics)}: mean over steps"
+        return f"{', '.join(self.metrics)}: {'sum' if self.whole else 'mean'} over steps"
 
     def draw(self, axis, variants: Variants, colours: Mapping[str, Any]) -> None:
         """As ``Panel.draw``."""
@@ -157,9 +162,10 @@ class Bars:
 
     def numbers(self, variants: Variants) -> Numbers:
         """The height of every bar."""
+        merge = math.fsum if self.whole else _mean
         return {
             metric: {
-                v: [_mean([*series(w, metric).values()]) for w in workdirs]
+                v: [merge([*series(w, metric).values()]) for w in workdirs]
                 for v, workdirs in variants.items()
             }
             for metric in self.metrics
@@ -203,6 +209,7 @@ class Histogram:
 PANELS: dict[str, Callable[..., Panel]] = {
     "curve": Curve,
     "bars": lambda *metrics: Bars(metrics),
+    "totals": lambda *metrics: Bars(metrics, whole=True),
     "histogram": Histogram,
 }
 
@@ -290,7 +297,10 @@ def _draw_bars(axis, numbers: Numbers, colours: Mapping[str, Any]) -> None:
 
 
 def _cell(values: Sequence[float]) -> str:
-    mean, low, high = (f"{value:.3f}" for value in (_mean(values), min(values), max(values)))
+    digits = 0 if _mean(values) >= 1000 else 3
+    mean, low, high = (
+        f"{value:,.{digits}f}" for value in (_mean(values), min(values), max(values))
+    )
     if mean == "nan":
         return "-"
     return mean if low == high else f"{mean} [{low}, {high}]"

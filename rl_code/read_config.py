@@ -246,6 +246,8 @@ def _scalar(hint: Any) -> type | None:
         return object
     if len(members) != 1:
         return None
+    if dataclasses.is_dataclass(members[0]):
+        return object  # a section that is off, which "{'key': value}" switches on
     if typing.get_origin(members[0]) is typing.Literal:
         return type(typing.get_args(members[0])[0])
     return members[0] if members[0] in (int, float, bool, str) else None

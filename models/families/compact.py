@@ -41,6 +41,21 @@ FAMILY = dataclasses.replace(
             norm_eps=1e-6,
             tied_embeddings=True,
         ),
+        # Learns to look things up in thousands of tokens. Long wavelengths of RoPE and large random
+        # embeddings let a query find a name by the name alone, wherever it stands.
+        "tiny_reader": ModelConfig(
+            vocab_size=704,
+            embed_dim=128,
+            mlp_dim=256,
+            num_layers=4,
+            num_heads=8,
+            num_kv_heads=2,
+            head_dim=32,
+            rope_theta=1e6,
+            norm_eps=1e-6,
+            tied_embeddings=False,
+            embed_std=0.5,
+        ),
     },
     template=_TEMPLATE.strip(),
     end="<|eot|>",

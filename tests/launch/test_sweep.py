@@ -200,6 +200,7 @@ FIGURE = (
     ("curve", "reward/total", "step", 1),
     ("curve", "reward/total", "minutes", 1),
     ("bars", "time/idle", "reward/total"),
+    ("totals", "time/step_s", "reward/total"),
     ("histogram", "staleness/"),
 )
 
@@ -217,14 +218,17 @@ def test_the_tables_and_the_figure_put_the_seeds_of_a_variant_together(tmp_path,
         write_results(
             run, before=1, after=after, rows=[row(0.1 * after * step, 60.0, 0) for step in range(3)]
         )
-    sweep.report(runs, sweep_figure.parse(FIGURE), tmp_path)
+    copy = tmp_path / "docs" / "figure.png"
+    sweep.report(runs, sweep_figure.parse(FIGURE), tmp_path, str(copy))
     text = (tmp_path / "sweep.txt").read_text()
     assert "mean [lowest, highest] over seeds" in text
-    passed, steps, minutes, bars, ages = cells(text.splitlines(), "kind=grpo")
+    passed, steps, minutes, bars, totals, ages = cells(text.splitlines(), "kind=grpo")
     assert passed == ["2", "25.0 [25.0, 25.0]", "87.5 [75.0, 100.0]", "62.5 [50.0, 75.0]", "2.0"]
     assert steps[1] == "0.263 [0.225, 0.300]"  # from 0.5 to 1 step
     assert minutes[0] == "-"  # the first value is known after a minute
     assert bars == ["0.017", "0.350 [0.300, 0.400]"]
+    assert totals == ["180.000", "1.050 [0.900, 1.200]"]
+    assert copy.read_bytes() == (tmp_path / "sweep.png").read_bytes()
     assert ages == ["1.000"]
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert "sweep.png" in capsys.readouterr().out
@@ -300,7 +304,7 @@ def test_a_metric_that_was_not_written_is_named(tmp_path, panel, complaint):
 @pytest.mark.parametrize(
     ("panel", "complaint"),
     [
-        (("curves", "reward/total"), "'curves' is not one of curve, bars, histogram"),
+        (("curves", "reward/total"), "'curves' is not one of curve, bars, totals, histogram"),
         (("curve", "reward/total", "hours", 1), "x='hours' is not one of step, minutes"),
         (("curve", "reward/total", "step", 0), "window=0 must be at least 1"),
         (("curve", "reward/total", "step"), "missing 1 required positional argument: 'window'"),
