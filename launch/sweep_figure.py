@@ -2,12 +2,12 @@
 
 A config names a panel by a tuple, its kind first:
 
-  ("curve", metric, "step", n)     the metric against the step, both as means of n steps in a row
-  ("curve", metric, "minutes", n)  the same against the minutes since the first step began
-  ("bars", metric, ...)            the means of metrics over the steps
-  ("totals", metric, ...)          their sums over the steps
-  ("histogram", prefix)            the means over the steps of all metrics whose name begins so;
-                                   a metric that a step lacks counts as 0 there
+  ("curve", metric, "step", n)     the metric against the step, as moving averages over n steps
+  ("curve", metric, "minutes", n)  the same against the minutes that the steps took so far
+  ("bars", metric, ...)            the mean of each metric over all steps
+  ("totals", metric, ...)          the sum of each metric over all steps
+  ("histogram", prefix)            the mean over all steps of each metric whose name begins with
+                                   the prefix; in a step without the metric it counts as 0
 
 Where a variant has several seeds, its mean is shown with the range from the lowest to the highest.
 """
@@ -28,10 +28,14 @@ import rich.table
 from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError
 
-Variants = Mapping[str, Sequence[Path]]  # the runs' folders of every variant
-Numbers = dict[str, dict[str, list[float]]]  # what is measured -> variant -> one number per run
+# The folders of each variant's runs, one for each seed.
+Variants = Mapping[str, Sequence[Path]]
+# Name of a quantity -> variant -> its value in each run.
+Numbers = dict[str, dict[str, list[float]]]
 
+# Most panels side by side.
 _COLUMNS = 2
+# Parts of a curve's range, for each of which the table has a mean.
 _SPANS = 4
 
 
@@ -45,24 +49,25 @@ class Panel(Protocol):
         """Draws on a matplotlib axis. Raises ConfigError for a metric that a run did not write."""
 
     def numbers(self, variants: Variants) -> Numbers:
-        """What is drawn, in a few numbers. Raises as ``draw``."""
+        """The panel's content as a few numbers, for a table. Raises as ``draw``."""
 
 
 def steps(workdir: Path) -> dict[int, float]:
-    """Step -> step of a run."""
+    """Each step of a run, by its number: the values of the axis "step"."""
     return {row["step"]: row["step"] for row in read_metrics(workdir)}
 
 
 def minutes(workdir: Path) -> dict[int, float]:
-    """Step -> minutes that the steps of a run took up to its end; what went on between two steps
-    does not count.
+    """For each step of a run, the minutes that this step and those before it took together.
+
+    Time between steps, such as that of evaluations, does not count.
     """
     seconds = series(workdir, "time/step_s")
     return dict(zip(seconds, np.cumsum(list(seconds.values())) / 60, strict=True))
 
 
 def series(workdir: Path, metric: str) -> dict[int, float]:
-    """Step -> value of one metric of a run. Raises ConfigError when no step has it."""
+    """The values of a metric by step, in a run. Raises ConfigError if no step has it."""
     rows = read_metrics(workdir)
     points = {row["step"]: row[metric] for row in rows if metric in row}
     if not points:
@@ -73,18 +78,21 @@ def series(workdir: Path, metric: str) -> dict[int, float]:
     return points
 
 
+# The horizontal axes that a curve can have.
 X: dict[str, Callable[[Path], dict[int, float]]] = {"step": steps, "minutes": minutes}
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A metric against ``x``, a key of X, both as means of ``window`` steps in a row.
+    """A metric against the step or against time, as moving averages.
 
-    Runs of a variant are put together step by step: where they differ in x, its mean is shown too.
+    The runs of a variant are averaged step by step, in both coordinates.
     """
 
     metric: str
+    # The horizontal axis, a key of X.
     x: str
+    # Consecutive steps that a moving average goes over.
     window: int
 
     def __post_init__(self):
@@ -116,8 +124,9 @@ class Curve:
         axis.grid(alpha=0.3)
 
     def numbers(self, variants: Variants) -> Numbers:
-        """Means over quarters of the range of x that all runs have gone through, of the points
-        joined by lines.
+        """The mean of the curve over each quarter of the horizontal axis.
+
+        The axis ends where the shortest run ends. Between two points the curve is a straight line.
         """
         points = {
             variant: [[*self._points(w).values()] for w in workdirs]
@@ -144,7 +153,7 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """The means of some metrics over the steps, or their sums.
+    """The mean of each of some metrics over all steps, or the sum.
 
     whole: whether they are summed.
     """
@@ -174,7 +183,7 @@ class Bars:
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """The means over the steps of all metrics that begin with ``prefix``."""
+    """The mean over all steps of each metric whose name begins with ``prefix``."""
 
     prefix: str
 
@@ -215,7 +224,10 @@ PANELS: dict[str, Callable[..., Panel]] = {
 
 
 def parse(figure: Iterable[tuple]) -> list[Panel]:
-    """The panels that a config's get_figure() names. Raises ConfigError for one that cannot be."""
+    """The panels that a config's get_figure() describes.
+
+    Raises ConfigError for an unknown kind and for arguments that the kind does not accept.
+    """
     found = []
     for kind, *what in figure:
         if kind not in PANELS:
@@ -242,7 +254,7 @@ def table(panel: Panel, variants: Variants) -> rich.table.Table:
 
 
 def draw(variants: Variants, panels: Sequence[Panel], path: Path) -> None:
-    """Draws the panels, two in a row, with one colour per variant in all of them.
+    """Draws the panels, two side by side. A variant has the same colour in all of them.
 
     Raises ConfigError for a metric that a run did not write.
     """
@@ -278,7 +290,7 @@ def draw(variants: Variants, panels: Sequence[Panel], path: Path) -> None:
 
 
 def _draw_bars(axis, numbers: Numbers, colours: Mapping[str, Any]) -> None:
-    """A group of bars per number, in it a bar per variant."""
+    """Draws one group of bars for each number, with one bar for each variant."""
     width = 0.8 / len(colours)
     for i, (variant, colour) in enumerate(colours.items()):
         values = [numbers[name][variant] for name in numbers]
@@ -307,6 +319,6 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Without NaN; NaN where nothing is left."""
+    """The mean of the values that are not NaN; NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return float(np.mean(known)) if known else math.nan

@@ -27,16 +27,20 @@ class ConfigError(ValueError):
 
 
 def follows(key: str, standard: Any) -> Any:
-    """A field of a config's dataclass that the file cannot set: it has the value of another key.
+    """A field of a config's dataclass that has the value of another key. The file cannot set it.
 
-    key: that other key. standard: the value if the dataclass is made outside a run.
+    key: the other key. standard: the field's default, for a dataclass that is made outside a run.
     """
     return dataclasses.field(default=standard, metadata={"follows": key})
 
 
 def at_least(section: Any, **least: int) -> None:
-    """Raises ValueError, which names the field, for one that is less than said; None is passed
-    over.
+    """Checks that fields of a section are at least as large as said. None is always accepted.
+
+    least: the smallest allowed value of each field, by the field's name.
+
+    Raises:
+      ValueError: names the first field that is smaller, its value and the smallest allowed one.
     """
     for name, smallest in least.items():
         value = getattr(section, name)
@@ -61,7 +65,7 @@ def build[T](
             f"{path} = {config!r}: expected a section with the keys {', '.join(_names(cls))}"
         )
     names = _names(cls)
-    sources = {f.name: f.metadata["follows"] for f in _followers(cls)}
+    sources = {field.name: field.metadata["follows"] for field in _followers(cls)}
     hints = typing.get_type_hints(cls)
     for key in config:
         if key in sources:
@@ -86,17 +90,18 @@ def build[T](
             )
     try:
         return cls(**values)
-    except ConfigError:  # names its key already
+    except ConfigError:  # it names its key already
         raise
-    except ValueError as error:  # the dataclass's own check of its values
+    except ValueError as error:  # the dataclass has checked its values
         raise ConfigError(f"{path}: {error}") from error
 
 
 def complete(cls: type, config: Mapping[str, Any] | ml_collections.ConfigDict) -> Any:
-    """A copy of a config that also has the keys which its file leaves out, so that each can be
-    overridden. They have their defaults, or are placeholders of their type if the default is None.
+    """A copy of a config to which the keys are added that its file leaves out.
 
-    A key that must be set and is not, or that is unknown, is left to ``build``, which raises.
+    The command line can then override every key. An added key has its default; if the default is
+    None, it is a placeholder of the key's type. Unknown keys stay, and a missing key without a
+    default stays missing: ``build`` raises for both.
     """
     completed = ml_collections.ConfigDict()
     plain = ml_collections.ConfigDict(config)
@@ -127,22 +132,26 @@ def complete(cls: type, config: Mapping[str, Any] | ml_collections.ConfigDict) -
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A dataclass (or a plain mapping) as nested dicts, lists and scalars that come back from JSON
-    unchanged.
+    """A dataclass or a mapping as nested dicts, lists and scalars.
+
+    They are what one gets by writing it as JSON and reading it back.
     """
     return json.loads(to_json(config))
 
 
 def to_json(config: Any) -> str:
-    """The canonical JSON text of a dataclass or mapping: keys sorted, tuples as lists."""
+    """The JSON text of a dataclass or mapping. Keys are sorted, so that equal configs have equal
+    texts.
+    """
     return json.dumps(_keys_and_values(config), sort_keys=True, indent=2)
 
 
 def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
-    """Sorted dotted keys (without the leading ``config.``) at which two configs differ.
+    """The dotted keys at which two configs differ, sorted, without the leading ``config.``.
 
-    ``a`` and ``b`` are dataclasses or nested mappings. A section that only one of them has is named
-    once, as a whole. without: keys and whole sections that are not compared.
+    a, b: dataclasses or nested mappings. A section that only one of them has is one difference,
+      named by the section.
+    without: keys and whole sections that are not compared.
     """
     found = _diff(to_dict(a), to_dict(b), "")
     return sorted(
@@ -151,10 +160,13 @@ def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
 
 
 def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] = ()) -> None:
-    """Raises ConfigError if the config of a run's folder is not the one given here; the message has
-    both values of every key that differs.
+    """Checks that the config of a run's folder is the one that is given now.
 
-    may_change: keys and whole sections that may differ.
+    there, here: the folder's config and the one given now. may_change: keys and whole sections that
+    may differ.
+
+    Raises:
+      ConfigError: names every other key that differs, with both values.
     """
     changes = [
         f"{key} = {lookup(there, key)!r} there, {lookup(here, key)!r} here"
@@ -168,9 +180,7 @@ def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] =
 
 
 def lookup(config: Any, key: str) -> Any:
-    """The value at a dotted key of a dataclass or nested mapping; None where there is no such
-    key.
-    """
+    """The value at a dotted key of a dataclass or nested mapping; None if there is no such key."""
     value = to_dict(config)
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -178,7 +188,7 @@ def lookup(config: Any, key: str) -> Any:
 
 
 def _keys_and_values(config: Any) -> Any:
-    """Nested dicts and lists of what a config file could say."""
+    """A config as nested dicts and lists, with the keys that a config file can set."""
     if dataclasses.is_dataclass(config):
         return {name: _keys_and_values(getattr(config, name)) for name in _names(type(config))}
     if isinstance(config, Mapping):
@@ -196,22 +206,24 @@ def _diff(a: Any, b: Any, path: str) -> list[str]:
                 a.get(key, _MISSING), b.get(key, _MISSING), f"{path}.{key}" if path else key
             )
         return found
-    # bool against int and int against float are different values of a config, NaN equals itself
+    # True and 1, or 1 and 1.0, are different values of a config, though Python calls them equal.
+    # NaN is the same value as NaN, though Python calls them different. So types and texts are
+    # compared.
     return [] if a is b or (type(a) is type(b) and repr(a) == repr(b)) else [path]
 
 
 def _names(cls: type) -> list[str]:
-    """The keys of a section."""
+    """The keys of a section that a config file can set."""
     return [field.name for field in dataclasses.fields(cls) if "follows" not in field.metadata]
 
 
 def _followers(cls: type) -> list[dataclasses.Field]:
-    """The fields that ``follows`` made."""
+    """The fields whose value follows from another key (made by ``follows``)."""
     return [field for field in dataclasses.fields(cls) if "follows" in field.metadata]
 
 
 def _value(config: Mapping[str, Any] | ml_collections.ConfigDict, name: str) -> Any:
-    """The value at a key; a placeholder that nobody filled counts as missing."""
+    """The value at a key, or ``_MISSING``. A placeholder without a value counts as missing."""
     try:
         return config[name] if name in config else _MISSING
     except ml_collections.config_dict.RequiredValueError:
@@ -219,7 +231,7 @@ def _value(config: Mapping[str, Any] | ml_collections.ConfigDict, name: str) -> 
 
 
 def _default(field: dataclasses.Field) -> Any:
-    """What a file could say instead of leaving the key out."""
+    """A field's default as a config file would write it, or ``_MISSING`` if there is none."""
     if field.default is not dataclasses.MISSING:
         return _keys_and_values(field.default)
     if field.default_factory is not dataclasses.MISSING:
@@ -228,7 +240,11 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def section_of(hint: Any) -> type | None:
-    """The dataclass that a section, or each of a tuple of sections, becomes."""
+    """The dataclass that values of a type are built into; None if they are no sections.
+
+    For an optional section or a tuple of sections it is the dataclass of one of them. None if a
+    union allows several dataclasses.
+    """
     if dataclasses.is_dataclass(hint):
         return None if hasattr(hint, "from_config") else hint
     found = [section_of(member) for member in typing.get_args(hint)]
@@ -237,12 +253,15 @@ def section_of(hint: Any) -> type | None:
 
 
 def _scalar(hint: Any) -> type | None:
-    """How the command line reads a key that may be None: as int, float, bool or str, or any literal
-    (object).
+    """How the command line reads a key that may be None.
+
+    As int, float, bool or str; or, where the result is ``object``, as any Python literal. None if
+    the key cannot be given on the command line.
     """
     members = [member for member in typing.get_args(hint) if member is not type(None)]
     if any(hasattr(member, "from_config") for member in members):
-        # a name stands for itself, and literals are read: a section, or a tuple of them
+        # text that is no literal is a name, as of a method of attention; a literal is a section or
+        # a tuple of sections
         return object
     if len(members) != 1:
         return None
@@ -254,16 +273,18 @@ def _scalar(hint: Any) -> type | None:
 
 
 def _suggest(key: str, names: list[str]) -> str:
+    """A question that offers the most similar name; "" if none is similar."""
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
+    """The value of a key as its type, ``hint``. Raises ConfigError, which names ``path``."""
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if hint is Any:
         return _plain(value)
-    if hasattr(hint, "from_config"):  # a type that reads its own notation, as named.Named
+    if hasattr(hint, "from_config"):  # a type that converts values itself, such as named.Named
         return hint.from_config(value, path)
     if dataclasses.is_dataclass(hint):
         return build(hint, value, path)
@@ -272,7 +293,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if origin is typing.Literal:
         if not any(type(value) is type(choice) and value == choice for choice in arguments):
             near = (
-                _suggest(value, [c for c in arguments if isinstance(c, str)])
+                _suggest(value, [choice for choice in arguments if isinstance(choice, str)])
                 if isinstance(value, str)
                 else ""
             )
@@ -282,8 +303,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
         if len(hints) == len(value):
             return tuple(
-                _convert(h, v, f"{path}[{i}]")
-                for i, (h, v) in enumerate(zip(hints, value, strict=True))
+                _convert(item_hint, item, f"{path}[{index}]")
+                for index, (item_hint, item) in enumerate(zip(hints, value, strict=True))
             )
     elif origin in (dict, Mapping) and isinstance(value, Mapping | ml_collections.ConfigDict):
         return {key: _convert(arguments[1], value[key], f"{path}.{key}") for key in value}
@@ -295,37 +316,42 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
 
 
 def _convert_union(hint: Any, value: Any, path: str) -> Any:
-    """The first member of the union that takes the value."""
+    """The value as the first member of the union that accepts it."""
     members = typing.get_args(hint)
     complaints = []
     if value is None and type(None) in members:
         return None
-    # a member that is exactly the value's type comes first: 1 stays an int under ``float | int``
+    # The member that is the value's own type is tried first, so that 1 stays an int in a key of
+    # type ``float | int``.
     for member in sorted(members, key=lambda m: m is not type(value)):
         try:
             return _convert(member, value, path)
         except ConfigError as error:
             complaints.append((member, error))
     structured = [
-        error for member, error in complaints if _issection_of(member) == _issection_of(type(value))
+        error for member, error in complaints if _is_section(member) == _is_section(type(value))
     ]
-    if _issection_of(type(value)) and len(structured) == 1:
+    # A section was given and only one member is a section: its own complaint says more than that
+    # no member accepts the value.
+    if _is_section(type(value)) and len(structured) == 1:
         raise structured[0]
     raise ConfigError(f"{path} = {_plain(value)!r}: expected {describe(hint)}")
 
 
-def _issection_of(kind: Any) -> bool:
+def _is_section(kind: Any) -> bool:
+    """Whether a type is that of a section: a dataclass or a mapping."""
     return dataclasses.is_dataclass(kind) or (
         isinstance(kind, type) and issubclass(kind, Mapping | ml_collections.ConfigDict)
     )
 
 
 def _plain(value: Any) -> Any:
+    """A value without ml_collections' types, as error messages show it."""
     return value.to_dict() if isinstance(value, ml_collections.ConfigDict) else value
 
 
 def describe(hint: Any) -> str:
-    """What a key of this type takes, in words."""
+    """The values that a key of this type accepts, in words."""
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if hint is type(None):
@@ -341,7 +367,7 @@ def describe(hint: Any) -> str:
     if origin is tuple and arguments[-1] is Ellipsis:
         return f"a tuple, each item {describe(arguments[0])}"
     if origin is tuple:
-        return f"a tuple of {len(arguments)}: {', '.join(describe(a) for a in arguments)}"
+        return f"a tuple of {len(arguments)}: {', '.join(describe(item) for item in arguments)}"
     if origin in (dict, Mapping):
         return f"a mapping from names to {describe(arguments[1])}"
     return hint.__name__ if isinstance(hint, type) else str(hint)
