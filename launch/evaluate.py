@@ -25,6 +25,7 @@ from absl import flags as absl_flags
 from ml_collections import config_flags
 
 from launch import flags
+from launch.step import STEP
 from models.sharding import parameter_shardings
 from models.transformer import Transformer, abstract_model
 from rl_code import checkpoint, read_config
@@ -43,7 +44,6 @@ START = "start"
 FLAGS = absl_flags.FLAGS
 absl_flags.DEFINE_string("suite", None, "Name of one of the config's suites.", required=True)
 absl_flags.DEFINE_bool("greedy", False, "One greedy sample per task.")
-absl_flags.DEFINE_integer("step", None, "Checkpoint to evaluate instead of the newest.")
 absl_flags.DEFINE_string("against", None, f"Workdir of a run to compare with, or {START!r}.")
 
 
@@ -56,7 +56,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     flags.use_virtual_devices(*meshes(run_config))
     with Run(run_config, folder) as run, jax.set_mesh(run.mesh):
-        results = [evaluate(run, suite, workdir or START, FLAGS.step)]
+        results = [evaluate(run, suite, workdir or START, STEP.value)]
         if FLAGS.against:
             results.insert(0, evaluate(run, suite, FLAGS.against, None))
     results[-1].save(folder)

@@ -29,10 +29,11 @@ from ml_collections import config_flags
 from launch import usage
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
-from rl_code import read_config
+from rl_code import kept_config, read_config
 from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
 from rl_code.tasks.records import TaskFileError
+from rl_code.workdir import CONFIG_FILE
 
 _LAST_S = 60.0  # that a program which gave up may take to end
 _OURS = tuple(
@@ -43,7 +44,8 @@ _OURS = tuple(
 config_flags.DEFINE_config_file(
     "config",
     None,
-    "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke.",
+    "Config file, as in configs/quickstart.py or configs/quickstart.py:smoke; or the config.json "
+    "of a run.",
     lock_config=True,
 )
 COMPILATION_CACHE = flags.DEFINE_string(
@@ -55,6 +57,12 @@ COMPILATION_CACHE = flags.DEFINE_string(
 )
 # Compiling for less long than this is not worth a file.
 _WORTH_KEEPING_S = 0.2
+
+# How a command begins that a message ends with.
+COMMAND = "\n    python -m "
+
+# What ``run_folder`` says.
+_run_folder: str | None = None
 
 _OFF = re.compile(r"--?config\.([\w.]+)=None")
 
@@ -74,7 +82,10 @@ class _Complete(flags.ArgumentParser):
         self._off = off
 
     def parse(self, argument: str) -> ml_collections.ConfigDict:
-        found = self._reader.parse(argument)
+        if argument.endswith(".json"):  # of a run
+            found = ml_collections.ConfigDict(kept_config.as_written(Path(argument)))
+        else:
+            found = self._reader.parse(argument)
         found.keys()  # a file that could not be found says so on its first use
         config = read_config.complete(self._kind, found)
         self.written = set(dotted(found)) | set(self._off)
@@ -93,6 +104,7 @@ def run(
     *,
     kind: type | None = None,
     needs_workdir: bool | Callable[[], bool] = True,
+    runs: bool = False,
     expected: tuple[type[Exception], ...] = (),
     lasting: tuple[type[Exception], ...] = (),
 ) -> NoReturn:
@@ -100,6 +112,8 @@ def run(
 
     kind: the dataclass that the config fills; keys that its file leaves out can then be set too.
     needs_workdir: whether --workdir must be given, asked once the flags are known.
+    runs: whether the workdir of a run may be given without a flag (``run_folder``). The config is
+      that run's unless --config is given.
 
     Expected errors end in one paragraph on standard error. The exit code is 2 if starting again
     does not help: for a wrong command line, a ConfigError, a TaskFileError and the errors in
@@ -135,7 +149,30 @@ def run(
     if {"--help", "-h", "-help"} & set(sys.argv[1:]):
         usage.show(console(), kind)
         sys.exit(0)
+    if runs:
+        _take_run()
     app.run(guarded, flags_parser=lambda argv: _parse(argv, needs_workdir))
+
+
+def run_folder() -> str | None:
+    """The workdir of a run that was given without a flag."""
+    return _run_folder
+
+
+def _take_run() -> None:
+    """Takes the first argument for the workdir of a run, and that run's config for --config."""
+    global _run_folder
+    given = any(re.match("--?config(=|$)", argument) for argument in sys.argv)
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        if not given:
+            _refuse("name the workdir of a run first, for instance runs/first")
+        return
+    _run_folder = sys.argv.pop(1)
+    path = Path(_run_folder) / CONFIG_FILE
+    if not path.is_file():
+        _refuse(f"{_run_folder} holds no run: it has no {CONFIG_FILE}")
+    if not given:
+        sys.argv.insert(1, f"--config={path}")
 
 
 def written() -> set[str]:
@@ -260,7 +297,12 @@ def _give_up(text: str, code: int) -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    print(textwrap.fill(text, 110, break_long_words=False, break_on_hyphens=False), file=sys.stderr)
+    words, command, rest = text.partition(COMMAND)
+    print(
+        textwrap.fill(words, 110, break_long_words=False, break_on_hyphens=False), file=sys.stderr
+    )
+    if command:  # on a line of its own, so that it can be copied
+        print(f"{command}{rest}".strip("\n"), file=sys.stderr)
     return code
 
 

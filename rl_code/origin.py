@@ -198,6 +198,11 @@ def kept_by(workdir: Path) -> Path:
     raise ConfigError(f"{workdir} is no workdir of a run: it has no {FOLDER}/config.json")
 
 
+def tokenizer_of(workdir: Path) -> Tokenizer:
+    """The tokenizer that a run keeps. Raises ConfigError."""
+    return Origin(str(workdir), kept_by(workdir)).tokenizer(chat_template="family")
+
+
 def load_checkpoint(
     workdir: Path, config: ModelConfig, mesh: Mesh, step: int | Literal["best"] | None
 ) -> tuple[Transformer, int]:

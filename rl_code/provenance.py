@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -15,8 +17,17 @@ from typing import Any
 
 import jax
 
+from rl_code.files import write_atomically
+
 STARTS_FILE = "starts.jsonl"
+# Folder of a workdir with the digests of the source files of its starts, a file for each code.
+CODE = "code"
 ROOT = Path(__file__).resolve().parents[1]
+# Libraries whose version may change a bit of the weights.
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
+_PACKAGES = ("rl_code", "models", "attention", "pallas_kernels")
+# What a start says that is not an input of its numbers.
+_NO_INPUT = ("time", "command")
 
 
 def describe() -> dict[str, Any]:
@@ -32,15 +43,20 @@ def describe() -> dict[str, Any]:
         "devices": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)),
         "host": f"{os.cpu_count()} cores, {_memory_gib()}{_processor()}",
         "python": platform.python_version(),
-        "jax": jax.__version__,
-        "flax": importlib.metadata.version("flax"),
+        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+        "code": _code_digest(),
     }
 
 
 def record(workdir: Path) -> None:
-    """Appends a description of this start to the workdir."""
+    """Appends a description of this start to the workdir, and keeps the digests of its code."""
+    start = describe()
+    path = workdir / CODE / f"{start['code']}.json"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, json.dumps(source_digests(), indent=0).encode())
     with open(workdir / STARTS_FILE, "a") as file:
-        file.write(json.dumps(describe()) + "\n")
+        file.write(json.dumps(start) + "\n")
 
 
 def read(workdir: Path) -> list[dict[str, Any]]:
@@ -49,6 +65,52 @@ def read(workdir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def last(workdir: Path, when: float | None = None) -> dict[str, Any]:
+    """The description of the newest start; empty where there is none.
+
+    when: seconds since 1970, for the newest start until then.
+    """
+    starts = read(workdir)
+    if when is not None:
+        starts = [s for s in starts if _seconds(s["time"]) <= when + 1] or starts[:1]
+    return starts[-1] if starts else {}
+
+
+def differing(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """How the inputs of two starts differ, in words."""
+    names = [name for name in {**there, **here} if name not in _NO_INPUT]
+    return [
+        f"{name}: {there.get(name, 'not recorded')} -> {here.get(name, 'not recorded')}"
+        for name in names
+        if there.get(name) != here.get(name)
+    ]
+
+
+def code_of(workdir: Path, digest: str) -> dict[str, str]:
+    """Path -> digest of the source files of a start; empty where that was not kept."""
+    path = workdir / CODE / f"{digest}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+@functools.cache
+def source_digests() -> dict[str, str]:
+    """Path -> digest (16 hex digits) of every source file that a run imports or may import."""
+    files = sorted(path for name in _PACKAGES for path in (ROOT / name).rglob("*.py"))
+    return {
+        str(path.relative_to(ROOT)): hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+        for path in files
+    }
+
+
+def _code_digest() -> str:
+    """One digest of all source files."""
+    return hashlib.blake2b(json.dumps(source_digests()).encode(), digest_size=8).hexdigest()
+
+
+def _seconds(time: str) -> float:
+    return datetime.datetime.fromisoformat(time).timestamp()
 
 
 def commit() -> str:

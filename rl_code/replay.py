@@ -4,23 +4,27 @@ for bit.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import numpy as np
 
-from rl_code import checkpoint, sft
+from rl_code import checkpoint, lineage, read_config, sft
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import TrainState, init_state
 from rl_code.run import Run
+from rl_code.run_config import RunConfig
 from rl_code.stop import StopRequest
+from rl_code.store.errors import StoreError
 from rl_code.store.source import read_ahead
 from rl_code.store.store import GroupStore
 from rl_code.weights.layout import in_dtype
 from rl_code.weights.versions import Version
-from rl_code.workdir import STORE
+from rl_code.workdir import MAY_CHANGE, STORE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,24 +50,56 @@ def replay(
 ) -> Iterator[Replayed]:
     """Trains again on every consumed step from ``start`` on, up to but not including ``end``.
 
-    start: 0, for which the model that training began with is made again; or the step of a
-    checkpoint that is kept. The next step donates the state of the step before. Raises
-    CheckpointError when there is no such checkpoint, StoreError for a group that is damaged.
+    Steps before a fork are trained as the run that was forked trained them. Writes nothing.
+
+    start: 0, for which the model that training began with is read; or the step of a checkpoint that
+    is kept. The next step donates the state of the step before. Raises CheckpointError when there
+    is no such checkpoint, StoreError for a group that is damaged or no longer on record.
     """
-    model = sft.warm_start(run, stop).model if run.config.sft else run.init_model()
-    learn = Learner(run.config.train, run.rows_sharding, model)
-    state = init_state(model, run.config.train.optimizer)
-    if start:
-        state = checkpoint.load(run.workdir, state, step=start).state
     store = GroupStore(run.workdir / STORE)
     steps = [step for step in store.consumed() if step >= start and (end is None or step < end)]
-    read = read_ahead(store.folder, store.places(steps))
-    for step, found in itertools.groupby(read, key=lambda record: record.step):
-        records = list(found)
-        items = [item.number for item in store.items(step) if item.kind == "train"]
-        state, _ = learn(state, [records[number].group for number in items], step)
-        now = Version.of(step + 1, in_dtype(state.model, run.config.rollout.dtype)).checksum
-        yield Replayed(step, store.consumption(step)["weights"], now, state)
+    if steps and steps[0] != start:
+        raise StoreError(
+            f"step {start} is no longer on record in {run.workdir}; {on_record(run.workdir)}"
+        )
+    state = None
+    for config, found in lineage.by_config(run.workdir, run.config, steps):
+        with _with_config(run, config) as part:
+            model = sft.initial_model(part)
+            learn = Learner(config.train, part.rows_sharding, model)
+            fresh = init_state(model, config.train.optimizer)
+            if state is None:
+                state = checkpoint.load(run.workdir, fresh, step=start).state if start else fresh
+            elif part is not run:
+                # onto the devices of this part, whose mesh may be another one
+                state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, fresh))
+            del fresh
+            read = read_ahead(store.folder, store.places(found))
+            for step, records in itertools.groupby(read, key=lambda record: record.step):
+                by_number = {record.number: record.group for record in records}
+                items = [item.number for item in store.items(step) if item.kind == "train"]
+                with jax.set_mesh(part.mesh):
+                    state, _ = learn(state, [by_number[number] for number in items], step)
+                    weights = in_dtype(state.model, config.rollout.dtype)
+                    now = Version.of(step + 1, weights).checksum
+                yield Replayed(step, store.consumption(step)["weights"], now, state)
+
+
+def on_record(workdir: Path) -> str:
+    """Which steps of a run are on record, in words."""
+    consumed = GroupStore(workdir / STORE).consumed()
+    steps = f"steps {consumed[0]} to {consumed[-1]}" if consumed else "no step"
+    return f"on record are {steps}, and checkpoints of steps {checkpoint.steps(workdir)}"
+
+
+@contextlib.contextmanager
+def _with_config(run: Run, config: RunConfig) -> Iterator[Run]:
+    """The run itself where it has this config, else the learner of the same workdir that has."""
+    if not read_config.diff(config, run.config, without=MAY_CHANGE):
+        yield run
+        return
+    with Run(config, run.workdir, "learner") as part, jax.set_mesh(part.mesh):
+        yield part
 
 
 def same_bits(one: TrainState, other: TrainState) -> bool:

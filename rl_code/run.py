@@ -19,6 +19,7 @@ from models.paged import model_cache
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
+from rl_code import lineage
 from rl_code import origin as origin_lib
 from rl_code.attention_calls import log_attention
 from rl_code.environment.episode import Episode
@@ -164,6 +165,10 @@ class Run:
                 f"config.tokenizer.source = 'train': the weights at {self.origin.weights!r} have a "
                 "tokenizer; leave the section out"
             )
+        if lineage.read(self.workdir):
+            # The tokenizer was trained before the fork, perhaps on other tasks or with another
+            # seed. The run keeps it, with the template of its family.
+            return origin_lib.tokenizer_of(self.workdir)
         texts = (
             "".join(segment.text for segment in self.demonstration(i)) for i in range(spec.texts)
         )
@@ -234,14 +239,18 @@ class Run:
         """The abstract model that actors of this process sample with."""
         return sampling_model(self.model_config, self.config.rollout.dtype, self.rollout_mesh)
 
-    def schedule(self, store: GroupStore, pool: TaskPool, next_step: int) -> Schedule:
-        """What the steps from ``next_step`` on sample."""
+    def schedule(
+        self, store: GroupStore, pool: TaskPool, next_step: int, steps: int | None = None
+    ) -> Schedule:
+        """What the steps from ``next_step`` on sample. steps: plan no further than this many; all
+        steps of the run by default.
+        """
         train = self.config.train
         return Schedule(
             self.config.asynchrony,
             store,
             pool,
-            steps=train.steps,
+            steps=train.steps if steps is None else steps,
             next_step=next_step,
             tasks_per_step=train.tasks_per_step,
             group_size=train.group_size,

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import jax
 
-from rl_code import read_config
+from models.transformer import Transformer
+from rl_code import checkpoint, read_config
 from rl_code.checkpoint import Checkpoints
 from rl_code.documents import place
 from rl_code.learner.batching import Demonstrated, SupervisedBatch, pack_supervised
@@ -131,3 +132,16 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
                         f"stopped after step {step + 1} of {config.steps} of the warm start"
                     )
     return state
+
+
+def initial_model(run: Run) -> Transformer:
+    """The model with which reinforcement learning began, read from what the run keeps. Unlike
+    ``warm_start`` it trains and writes nothing, so it may be called while the run goes on.
+
+    Raises CheckpointError when the warm start was not finished.
+    """
+    model = run.init_model()
+    if run.config.sft is None:
+        return model
+    state = init_state(model, run.config.sft.optimizer)
+    return checkpoint.load(run.workdir / FOLDER, state, step=run.config.sft.steps).state.model

@@ -26,6 +26,7 @@ from models.transformer import Transformer
 from rl_code import provenance, sft
 from rl_code.act import await_store, make_actor
 from rl_code.checkpoint import Checkpoints
+from rl_code.checkpoint import steps as checkpoint_steps
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.journal import Journal
@@ -46,7 +47,7 @@ from rl_code.run_config import RunConfig, refuse_sync
 from rl_code.schedule import solved
 from rl_code.step_metrics import StepTimes, actor_metrics
 from rl_code.stop import Stopped, StopRequest
-from rl_code.store.errors import StoreError
+from rl_code.store.errors import ConsumedOtherwise, StoreError
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.store import GroupStore
 from rl_code.tasks.screening import TaskPool
@@ -56,7 +57,7 @@ from rl_code.weights.local_and_stored import LocalAndStoredWeights
 from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.transfer_publisher import TransferPublisher
-from rl_code.weights.versions import Publisher
+from rl_code.weights.versions import OtherBits, Publisher
 from rl_code.workdir import ACTOR, LEARNER, MAY_CHANGE, STORE, check, own
 
 
@@ -135,6 +136,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
 
                 # Learn: advantages, batch, update.
                 state, learned = learn(state, groups, step, begun)
+                batch = learned.pop("batch/crc32")
                 trained = time.perf_counter()
                 if not learned["train/finite"]:
                     # With several epochs some of the step's updates may have been made already.
@@ -145,9 +147,11 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 # Publish: first the new weights, then that this step's groups are used up. A
                 # learner that is killed in between makes the same weights from the same groups
                 # again; in the other order actors could wait for a version that nobody makes.
-                version = publisher.publish(step + 1, state.model)
-                if store.writes:
-                    store.consume(step, records, version=step, weights=version.checksum)
+                with _fork_named(run.workdir):
+                    version = publisher.publish(step + 1, state.model)
+                    if store.writes:
+                        sums = dict(weights=version.checksum, batch=batch)
+                        store.consume(step, records, version=step, **sums)
                 keeper.consumed(step)
 
                 # Write down. The position goes into the checkpoint: from it a continued run draws
@@ -179,6 +183,20 @@ def _saved_when_stopped(
     except StopWaiting:
         checkpoints.save(step, state, position)
         raise Stopped(f"stopped before step {step}") from None
+
+
+@contextlib.contextmanager
+def _fork_named(workdir: Path) -> Iterator[None]:
+    """Around what refuses other bits than those on record: says how a fork goes on with them."""
+    try:
+        yield
+    except (OtherBits, ConsumedOtherwise) as error:
+        step = max(checkpoint_steps(workdir), default=0)
+        raise type(error)(
+            f"{error}. Or go on with other bits in a fork, which keeps the record before step "
+            f"{step} and says where bits change, by\n    python -m launch.fork "
+            f"{workdir} --step={step} --other_bits --workdir={workdir}-{step}"
+        ) from error
 
 
 def _measured(

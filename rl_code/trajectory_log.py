@@ -71,13 +71,13 @@ class TrajectoryLog:
         (self._workdir / FOLDER).mkdir(parents=True, exist_ok=True)
         for step in trajectory_steps(workdir):
             if resume_step is not None and step >= resume_step:
-                _step_path(workdir, step).unlink()
+                trajectory_path(workdir, step).unlink()
         self._decode = decode
         self._known: dict[int, str] = {}
 
     def append(self, step: int, groups: Sequence[Group]) -> None:
         """Writes the groups of one step. Raises OSError, leaving no file, when the disk is full."""
-        self._write(_step_path(self._workdir, step), step, groups)
+        self._write(trajectory_path(self._workdir, step), step, groups)
 
     def write_evaluation(self, name: str, step: int, groups: Sequence[Group]) -> None:
         """Writes the groups of an evaluation. name: "<suite>.<label>". Raises as ``append``."""
@@ -203,7 +203,7 @@ def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[s
     """One step's groups as ``TrajectoryLog`` documents them. Raises FileNotFoundError, ValueError
     if damaged.
     """
-    return read_groups(_step_path(workdir, step))
+    return read_groups(trajectory_path(workdir, step))
 
 
 def read_groups(path: Path) -> list[dict[str, Any]]:
@@ -248,5 +248,6 @@ def _turn(turn: Turn, offset: int) -> dict[str, Any]:
     }
 
 
-def _step_path(workdir: str | os.PathLike[str], step: int) -> Path:
+def trajectory_path(workdir: str | os.PathLike[str], step: int) -> Path:
+    """The file of one step's trajectories."""
     return Path(workdir) / FOLDER / f"step_{step:06}{_SUFFIX}"

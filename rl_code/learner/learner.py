@@ -6,6 +6,7 @@ stores or of how the groups were sampled, so that a replay and a run use the sam
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +72,7 @@ class Learner:
         begun: Prefilled | None = None,
     ) -> tuple[TrainState, dict[str, Any]]:
         """Returns the state after the step, and the metrics of the step. ``state`` is donated.
+        "batch/crc32" among them is a checksum of the batch, for the record.
 
         version: the version of the weights in ``state``. begun: what ``begin`` returned for this
         step, or None.
@@ -88,6 +90,7 @@ class Learner:
         else:
             batch, pack_metrics = pack(groups, advantages, config.pack, version=version)
             before = ()
+        pack_metrics["batch/crc32"] = _crc32(batch)
         batch = jax.device_put(batch, self._rows)
 
         # Update. With one epoch, the policy that is updated is itself the proximal policy. With
@@ -111,3 +114,13 @@ def _prompt_of(group: Group) -> np.ndarray:
     """The tokens that all trajectories of a group start with."""
     first = group.trajectories[0]
     return first.contexts[0].tokens[: first.prompt_length]
+
+
+def _crc32(batch: Any) -> int:
+    """A checksum of the arrays of a batch, which are still on the host. It tells whether two runs
+    part before an update or in it.
+    """
+    value = 0
+    for array in jax.tree.leaves(batch):
+        value = zlib.crc32(np.ascontiguousarray(array), value)
+    return value

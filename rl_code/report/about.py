@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_code import provenance
+from rl_code import lineage, provenance
 from rl_code.workdir import CONFIG_FILE
 
 
@@ -26,7 +26,8 @@ def runs(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
     found = []
     for folder, name in zip(folders, names, strict=True):
         starts = provenance.read(folder)
-        facts = list(starts[-1].items()) if starts else []
+        forks = [fact for fork in lineage.read(folder) for fact in fork.facts()]
+        facts = forks + (list(starts[-1].items()) if starts else [])
         found.append({"name": name, "facts": facts, "starts": len(starts)})
     return found
 

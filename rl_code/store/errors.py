@@ -16,6 +16,10 @@ class StoreError(RuntimeError):
     """
 
 
+class ConsumedOtherwise(StoreError):
+    """A step that is consumed came out with other groups or other weights."""
+
+
 @contextlib.contextmanager
 def explain(action: str, path: Path) -> Iterator[None]:
     """Turns an OSError into a StoreError: "could not <action> <path>", why, and how much space

@@ -64,8 +64,12 @@ class RecordReader:
         # Folders first: a step that moves into a shard meanwhile is then seen twice, not missed.
         in_folders = steps_lib.steps(self.folder)
         self._look()
+        # A fork may have steps of its parent beyond the name of a shard, which are not its own.
         in_shards = [
-            step for path in self._shards.values() for step in shards.open_shard(path).steps
+            step
+            for (first, last), path in self._shards.items()
+            for step in shards.open_shard(path).steps
+            if first <= step <= last
         ]
         removed = self.removed()
         first = removed.before if removed else 0

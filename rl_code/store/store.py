@@ -27,7 +27,7 @@ from typing import Any
 from rl_code import files
 from rl_code.store import group_records
 from rl_code.store import steps as steps_lib
-from rl_code.store.errors import StoreError, explain
+from rl_code.store.errors import ConsumedOtherwise, StoreError, explain
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.heartbeat import Observer
 from rl_code.store.processes import ProcessId, StoreProcess
@@ -211,7 +211,13 @@ class GroupStore:
             time.sleep(min(_POLL_S, deadline - now))
 
     def consume(
-        self, step: int, groups: Sequence[GroupRecord], *, version: int, weights: str | None = None
+        self,
+        step: int,
+        groups: Sequence[GroupRecord],
+        *,
+        version: int,
+        weights: str | None = None,
+        batch: int | None = None,
     ) -> bool:
         """Marks a step consumed; returns False if it already was, with the same groups.
 
@@ -219,6 +225,7 @@ class GroupStore:
           groups: the groups of all items of the plan, in order.
           version: the version of the learner's weights before the step.
           weights: a checksum of the weights after it.
+          batch: a checksum of the batch that was made of the groups.
 
         Raises StoreError when the step was consumed with other groups or weights, or when the step
         before it is not consumed.
@@ -241,6 +248,7 @@ class GroupStore:
         }
         trajectories = [t for record in groups for t in record.group.trajectories]
         by = {
+            "batch": batch,
             "by": str(self.process.identity),
             "when": time.time(),
             "tokens": sum(len(t.tokens) for t in trajectories),
@@ -263,7 +271,7 @@ class GroupStore:
                 f"groups {[number for number, (a, b) in enumerate(pairs) if a != b]} are others"
             )
         if changed:
-            raise StoreError(
+            raise ConsumedOtherwise(
                 f"step {step} was consumed otherwise by {there['by']}, in {self.folder}: "
                 f"{'; '.join(changed)}"
             )

@@ -22,6 +22,10 @@ class WeightError(RuntimeError):
     """
 
 
+class OtherBits(WeightError):
+    """A version that was published before came out with other bits."""
+
+
 class WeightTimeout(WeightError):
     """A wait for weights reached its deadline; the message says who waited for whom."""
 
@@ -116,9 +120,9 @@ def check(expected: Version, named: Mapping[str, jax.Array], source: str) -> Non
 
 
 def refuse_other(known: Version, made: Version, where: str) -> None:
-    """Raises WeightError if a number that was published before is published with other bits."""
+    """Raises OtherBits if a number that was published before is published with other bits."""
     if known.differing(made):
-        raise WeightError(
+        raise OtherBits(
             f"version {made.number} was published to {where} with checksum {known.checksum}, and "
             "now again with "
             f"{made.checksum}: the learner did not repeat its updates exactly, as after a change "

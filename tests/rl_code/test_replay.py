@@ -88,6 +88,7 @@ def _small():
 
     def init_model(run: Run):
         made.extend([] if made else [run_init(run)])
+        run._keep_model()
         return jax.tree.map(lambda x: x.copy(), made[0])
 
     with pytest.MonkeyPatch.context() as patch:

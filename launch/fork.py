@@ -1,0 +1,88 @@
+"""Forks a run: another run that shares its record up to a step, and goes on with another config.
+
+    python -m launch.fork runs/a --step=400 --workdir=runs/b --config.train.loss.correction=none
+
+The config is that of runs/a, with the changes that are given. Nothing of runs/a is changed, and no
+group is copied: both runs have the same files, and either may delete its own. Where runs/a has no
+checkpoint of the step, training is repeated from the one before. Then, as for any other run,
+
+    python -m launch.train --config=runs/b/config.json --workdir=runs/b
+
+What runs/a planned and sampled from the step on is taken over only if the change cannot have
+affected it. The model, the tokenizer and the warm start cannot change.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_collections
+from absl import flags as absl_flags
+
+from launch import flags
+from launch.step import STEP
+from rl_code import kept_config, read_config
+from rl_code.environment.sandbox.pool import SandboxUnavailable
+from rl_code.fork import fork
+from rl_code.run_config import RunConfig, meshes
+from rl_code.stop import StopRequest
+from rl_code.store.errors import StoreError
+from rl_code.weights.versions import WeightError
+
+OTHER_BITS = absl_flags.DEFINE_bool(
+    "other_bits",
+    False,
+    "Updates need not repeat those of the run bit for bit, as on another processor or with a "
+    "mended bug; the fork's report says from which step on.",
+)
+RESAMPLE = absl_flags.DEFINE_bool(
+    "resample",
+    False,
+    "Take over nothing that was sampled beyond the step, as after a change of code.",
+)
+
+
+def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
+    parent = flags.run_folder()
+    if parent is None:
+        raise read_config.ConfigError(
+            "name the run to fork first, as in python -m launch.fork runs/a --step=400 "
+            "--workdir=runs/b"
+        )
+    run_config = read_config.build(RunConfig, config)
+    # The parent's updates may be repeated here, on its own mesh.
+    both = meshes(run_config, "learner"), meshes(kept_config.read(Path(parent)), "learner")
+    flags.use_virtual_devices(*max(both, key=lambda found: found[0].data * found[0].tensor))
+    with StopRequest() as stop:
+        made = fork(
+            Path(parent),
+            Path(workdir),
+            STEP.value,
+            run_config,
+            stop,
+            other_bits=OTHER_BITS.value,
+            resample=RESAMPLE.value,
+        )
+    console = flags.console()
+    for what, value in made.fork.facts():
+        console.print(f"{what}: {value}", soft_wrap=True, highlight=False, markup=False)
+    if made.before:
+        console.print(f"{workdir} is this fork already")
+    else:
+        shared = made.shared
+        console.print(
+            f"shared: {shared.steps} steps, {shared.groups} groups, {shared.bytes / 1e6:.1f} MB; "
+            f"taken over from step {made.fork.step} on: {shared.beyond} groups",
+            soft_wrap=True,
+        )
+    console.print(
+        f"Next: python -m launch.train --config={workdir}/config.json --workdir={workdir}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    flags.run(
+        main, kind=RunConfig, runs=True, expected=(SandboxUnavailable, StoreError, WeightError)
+    )

@@ -1,0 +1,109 @@
+"""Where a fork goes on in the tasks: which are drawn already, and which steps are planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rl_code import checkpoint, checkpoint_record, lineage, read_config
+from rl_code.checkpoint_record import Record, folder_of
+from rl_code.run import Run
+from rl_code.run_config import RunConfig
+from rl_code.schedule import solved
+from rl_code.store.errors import StoreError
+from rl_code.store.sharing import Reach
+from rl_code.store.store import GroupStore
+from rl_code.tasks.screening import TaskPool
+from rl_code.workdir import STORE
+
+# Keys on which the list of tasks depends, or what screening tells of them.
+_TASKS = ("tasks", "protocol", "tools", "limits", "rollout.engine", "seed", "train.screening")
+
+
+def at_fork(parent: Path, own: RunConfig, run: Run, step: int, reach: Reach) -> dict[str, Any]:
+    """The position of a fork at ``step``, as a checkpoint of that step has it.
+
+    Where plans are taken over, it is the parent's. Otherwise it is that after the steps before, of
+    which none is planned ahead.
+
+    own: the config of the parent. run: the fork, with its own config. Raises StoreError where the
+    record does not tell.
+    """
+    if step == 0:
+        return {"tasks": None, "planned": 0}
+    records = _records(parent)
+    before = lineage.config_at(parent, own, step - 1)
+    if reach != "nothing" and step in records:
+        return records[step].position
+    planned = step
+    if reach != "nothing":
+        planned = min(step + before.asynchrony.max_staleness, before.train.steps)
+    config = run.config
+    if before.train.screening is not None and config.train.screening is not None:
+        if reach != "nothing" or not _tasks_differ(before, config):
+            return _screened(parent, own, before, records, step, planned)
+    # Without screening the number of tasks that were drawn says all.
+    pool = TaskPool(len(run.tasks), config.seed, config.train.screening, None)
+    drawn = _drawn(GroupStore(parent / STORE), records, planned)
+    return {"tasks": pool.position() | {"drawn": drawn}, "planned": planned}
+
+
+def _tasks_differ(one: RunConfig, other: RunConfig) -> bool:
+    return bool(read_config.diff(one, other)) and any(
+        f"{key}.".startswith(f"{section}.") or f"{section}.".startswith(f"{key}.")
+        for key in read_config.diff(one, other)
+        for section in _TASKS
+    )
+
+
+def _records(parent: Path) -> dict[int, Record]:
+    """The records of a run's checkpoints, by step."""
+    folder = parent / "checkpoints"
+    return {at: checkpoint_record.read(folder_of(folder, at)) for at in checkpoint.steps(parent)}
+
+
+def _drawn(store: GroupStore, records: dict[int, Record], planned: int) -> int:
+    """How many tasks were drawn when ``planned`` steps were planned."""
+    known = {0: 0}
+    for record in records.values():
+        if record.position["tasks"] is not None:
+            known[record.position["planned"]] = record.position["tasks"]["drawn"]
+    nearest = min(known, key=lambda at: abs(at - planned))
+    between = range(min(nearest, planned), max(nearest, planned))
+    items = [item for at in between for item in store.items(at) if item.kind == "train"]
+    return known[nearest] + (len(items) if planned > nearest else -len(items))
+
+
+def _screened(
+    parent: Path,
+    own: RunConfig,
+    before: RunConfig,
+    records: dict[int, Record],
+    step: int,
+    planned: int,
+) -> dict[str, Any]:
+    """The position of a run with screening, by planning again from a checkpoint before. The plans
+    are compared with those on record.
+    """
+    first = max((fork.step for fork in lineage.read(parent) if fork.step <= step), default=0)
+    fitting = [
+        at
+        for at, record in records.items()
+        if first <= at <= step and record.position["planned"] <= planned
+    ]
+    if not fitting and first:
+        raise StoreError(
+            f"which tasks {parent} had screened before step {step} is no longer on record; fork at "
+            f"one of the checkpoints, of steps {sorted(records)}"
+        )
+    start = max(fitting, default=0)
+    position = records[start].position if fitting else {"tasks": None, "planned": 0}
+    store = GroupStore(parent / STORE)
+    with Run(before, parent, "learner") as run:
+        pool = TaskPool(len(run.tasks), before.seed, before.train.screening, position["tasks"])
+        schedule = run.schedule(store, pool, position["planned"], steps=planned)
+        for at in range(start, step):
+            schedule.plan(at, lambda of, numbers: [store.record(of, n) for n in numbers])
+            items = [item for item in store.items(at) if item.kind == "train"]
+            pool.record({item.task: solved(store.record(at, item.number).group) for item in items})
+        return {"tasks": pool.position(), "planned": schedule.next_step}
