@@ -1,9 +1,20 @@
-"""Trains again on the groups in a run's store, and says whether every step gives the same weights.
+"""Repeats a run, or one trajectory of it, from its record, and says whether it comes out equal.
 
-    python -m launch.replay --config=<the run's> --workdir=runs/first [--start=18 --end=36]
+    python -m launch.replay runs/first --step=400 --task=17 --sample=3
+    python -m launch.replay runs/first [--start=18 --end=36]
 
-Overrides of the config must be those of the run. The store is checked first: every planned group is
-there, was consumed once, and none is older than the bound. Exits with 1 when anything differs.
+With --step one trajectory is sampled again, or without --sample the whole group: with the versions
+of the weights that sampled it, and with the tools running for real. The first difference is told
+(a token, a log-probability, a tool's answer, the reward); what is equal is printed. --task is the
+number of the group in the step, or the id of its task. Weights that are kept nowhere any more are
+made again from the nearest checkpoint.
+
+Without --step the learner trains again on the groups in the store, and every step must give the
+same weights. The store is checked first: every planned group is there, was consumed once, and none
+is older than the bound.
+
+The config is the run's own; it may also be given by --config and --workdir, with the overrides of
+the run. Exits with 1 when anything differs.
 """
 
 from __future__ import annotations
@@ -16,38 +27,108 @@ import ml_collections
 from absl import flags as absl_flags
 
 from launch import flags
-from rl_code import checkpoint, read_config
+from launch.step import STEP
+from models.tokenizer import Tokenizer
+from rl_code import checkpoint, lineage, origin, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.progress import Progress
 from rl_code.replay import replay, same_bits
+from rl_code.replay_group import Again, find, play_again
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
 from rl_code.stop import StopRequest
 from rl_code.store import audit
 from rl_code.store.errors import StoreError
+from rl_code.weights.versions import WeightError
 from rl_code.workdir import STORE, check
 
 START = absl_flags.DEFINE_integer(
     "start", 0, "First step: 0, or that of a checkpoint in the workdir.", 0
 )
 END = absl_flags.DEFINE_integer("end", None, "Step to stop before; the newest by default.")
+TASK = absl_flags.DEFINE_string("task", "0", "With --step: number of the group, or id of its task.")
+SAMPLE = absl_flags.DEFINE_integer(
+    "sample", None, "With --step: index of the trajectory in its group; all by default.", 0
+)
+# Tokens of context that are shown before a difference.
+_AROUND = 24
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = read_config.build(RunConfig, config)
+    folder = Path(workdir or flags.run_folder())
+    check(folder, run_config)
+    if STEP.value is None:
+        equal = repeat_training(run_config, folder)
+    else:
+        equal = repeat_sampling(run_config, folder)
+    sys.exit(0 if equal else 1)
+
+
+def repeat_sampling(own: RunConfig, workdir: Path) -> bool:
+    """Samples again what the flags name; whether all of it is equal."""
+    found = find(workdir, STEP.value, TASK.value)
+    count = len(found.record.group.trajectories)
+    if SAMPLE.value is not None and SAMPLE.value >= count:
+        raise read_config.ConfigError(
+            f"--sample={SAMPLE.value}: the group has {count} trajectories, numbered from 0"
+        )
+    samples = range(count) if SAMPLE.value is None else [SAMPLE.value]
+    config = lineage.config_at(workdir, own, STEP.value)
+    # the learner's devices, on which weights may be made again, and those that sample
+    flags.use_virtual_devices(*max(meshes(config, found.role), meshes(config, "learner"), key=len))
+    tokenizer = origin.tokenizer_of(workdir)
+    print(
+        f"step {STEP.value}, group {found.item.number}: {found.record.group.task.id}, sampled by "
+        f"{found.record.actor} with weights of versions {list(found.record.versions)}"
+    )
+    equal = True
+    with StopRequest() as stop:
+        for again in play_again(config, workdir, found, samples, stop):
+            equal = equal and again.difference is None
+            tell(again, tokenizer, whole=SAMPLE.value is not None)
+    print("replayed: equal, token for token" if equal else "replayed: not equal")
+    return equal
+
+
+def tell(again: Again, tokenizer: Tokenizer, *, whole: bool) -> None:
+    """Prints what came out; the trajectory itself where it is equal and ``whole`` is asked for."""
+    recorded = again.recorded
+    if (difference := again.difference) is not None:
+        print(str(difference))
+        if difference.place is not None:
+            for name, one in (("there", recorded), ("here", again.now)):
+                text = tokenizer.decode(
+                    one.tokens[max(0, difference.place - _AROUND) : difference.place + 1].tolist()
+                )
+                print(f"  {name}: ...{text!r}")
+        return
+    if whole:
+        for turn in recorded.turns:
+            print(f"--- {turn.role}, tokens {turn.start} to {turn.end}\n{turn.text}")
+        print("---")
+    answers = sum(len(turn.results) for turn in recorded.turns)
+    print(
+        f"sample {recorded.index} is equal: {len(recorded.tokens)} tokens, of which "
+        f"{int(recorded.sampled.sum())} were sampled with the same log-probabilities; {answers} "
+        f"answers of tools; {recorded.status}, reward {recorded.reward.total:g}"
+    )
+
+
+def repeat_training(run_config: RunConfig, workdir: Path) -> bool:
+    """Trains again on the recorded groups; whether the store is sound and all weights are equal."""
     flags.use_virtual_devices(*meshes(run_config, "learner"))
-    check(Path(workdir), run_config)
     with (
-        Run(run_config, Path(workdir), "learner") as run,
+        Run(run_config, workdir, "learner") as run,
         jax.set_mesh(run.mesh),
         StopRequest() as stop,
     ):
-        report = audit.check(run.workdir / STORE, run_config.asynchrony.max_staleness)
+        bound = lineage.max_staleness(workdir, run_config)
+        report = audit.check(run.workdir / STORE, bound)
         print(
             f"{report.consumed} of {report.steps} steps consumed, {report.groups} groups, "
             f"{report.takeovers} taken "
-            f"over, oldest token {report.staleness_max} versions old (bound "
-            f"{run_config.asynchrony.max_staleness})"
+            f"over, oldest token {report.staleness_max} versions old (bound {bound})"
         )
         if report.removed is not None:
             print(report.removed)
@@ -71,8 +152,14 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
                 "the replayed state"
             )
         print("replayed: equal, bit for bit" if equal else "replayed: not equal")
-    sys.exit(0 if equal and not report.problems else 1)
+    return equal and not report.problems
 
 
 if __name__ == "__main__":
-    flags.run(main, kind=RunConfig, expected=(SandboxUnavailable, StoreError))
+    flags.run(
+        main,
+        kind=RunConfig,
+        runs=True,
+        needs_workdir=lambda: flags.run_folder() is None,
+        expected=(SandboxUnavailable, StoreError, WeightError),
+    )

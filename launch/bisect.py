@@ -1,0 +1,63 @@
+"""Says where two runs part first, and which of their inputs differ.
+
+    python -m launch.bisect runs/a runs/b
+
+It compares their records from the first step on: plans, sampled groups (tokens, log-probabilities,
+answers of tools, rewards), batches, and the weights after each update. It tells the first step,
+group, trajectory and token that differ, and how config, code, libraries and machine differ there.
+Exits with 1 when the runs part, with 0 when they are equal as far as both go.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax
+from absl import app
+
+from rl_code.bisect import Comparison, compare
+from rl_code.checkpoint import CheckpointError
+from rl_code.read_config import ConfigError
+from rl_code.store.errors import StoreError
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 3:
+        print(
+            "name the workdirs of two runs, as in python -m launch.bisect runs/a runs/b",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    one, other = map(Path, argv[1:])
+    jax.config.update("jax_platforms", "cpu")  # no device is needed
+    try:
+        found = compare(one, other)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except (StoreError, CheckpointError) as error:
+        sys.exit(str(error))
+    tell(one, other, found)
+    sys.exit(0 if found.parting is None else 1)
+
+
+def tell(one: Path, other: Path, found: Comparison) -> None:
+    """Prints what was found."""
+    if found.parting is None:
+        steps = found.steps
+        print(
+            f"{one} and {other} are equal in steps {steps.start} to {steps.stop - 1}, "
+            f"{found.groups} groups; nothing but times was left out"
+        )
+    else:
+        print(f"{one} (there) and {other} (here) part {found.parting}")
+        print(f"equal before: {found.groups} groups")
+    if found.inputs:
+        print("inputs that differ:", *found.inputs, sep="\n  ")
+    else:
+        print("no input that is recorded differs")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,108 @@
+"""Samples recorded trajectories again, with the weights that sampled them and real tools."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import jax
+
+from rl_code import trajectory_difference
+from rl_code.read_config import ConfigError
+from rl_code.recorded_versions import RecordedVersions
+from rl_code.replay import on_record
+from rl_code.rollout.again import sample_again, versions_of
+from rl_code.run import Run
+from rl_code.run_config import RunConfig
+from rl_code.stop import StopRequest
+from rl_code.store.group_records import GroupRecord
+from rl_code.store.steps import Item
+from rl_code.store.store import GroupStore
+from rl_code.trajectory_difference import Difference
+from rl_code.types import Trajectory
+from rl_code.workdir import ACTOR, STORE
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A group on record, and the item that it answers."""
+
+    item: Item
+    record: GroupRecord
+
+    @property
+    def role(self) -> Literal["all", "actor"]:
+        """The role of the process that sampled it, which says on which devices."""
+        return "all" if self.record.actor.name == ACTOR else "actor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Again:
+    """A trajectory that was sampled again."""
+
+    recorded: Trajectory
+    now: Trajectory
+    # where they part first; None if they are equal
+    difference: Difference | None
+
+
+def find(workdir: Path, step: int, task: str) -> Recorded:
+    """The group of a step.
+
+    task: its number in the step, or the id of its task. Raises ConfigError, which says what is on
+    record, when there is none.
+    """
+    store = GroupStore(workdir / STORE)
+    if not store.is_consumed(step):
+        raise ConfigError(f"--step={step}: not on record in {workdir}; {on_record(workdir)}")
+    items = store.items(step)
+    if task.isdecimal() and int(task) < len(items):
+        return Recorded(items[int(task)], store.record(step, int(task)))
+    ids = []
+    for item in items:
+        record = store.record(step, item.number)
+        ids.append(record.group.task.id)
+        if record.group.task.id == task:
+            return Recorded(item, record)
+    raise ConfigError(
+        f"--task={task}: step {step} of {workdir} has {len(items)} groups, numbered from 0, of "
+        f"tasks {', '.join(ids)}"
+    )
+
+
+def play_again(
+    config: RunConfig,
+    workdir: Path,
+    found: Recorded,
+    samples: Sequence[int],
+    stop: StopRequest,
+) -> Iterator[Again]:
+    """Trajectories of a group, one after another.
+
+    config: that of the step. Raises StoreError when the weights that sampled them can neither be
+    read nor made again.
+    """
+    trajectories = [found.record.group.trajectories[sample] for sample in samples]
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(Run(config, workdir, found.role))
+        # Training is repeated on the learner's devices, of which an actor has none.
+        learner = run
+        if found.role == "actor":
+            learner = stack.enter_context(Run(config, workdir, "learner"))
+        stack.enter_context(jax.set_mesh(run.mesh))
+        wanted = sorted({version for t in trajectories for version in versions_of(t)})
+        models = RecordedVersions(learner, run).get(wanted, stop)
+        scheduler = run.scheduler(config.rollout.sampling)
+        for recorded in trajectories:
+            now = sample_again(
+                scheduler,
+                recorded,
+                found.record.group.task,
+                run.episode,
+                found.item.seed,
+                models,
+            )
+            yield Again(recorded, now, trajectory_difference.of_trajectories(recorded, now))

@@ -1,0 +1,176 @@
+"""Two runs are compared to the first thing that differs, and the inputs that differ are named.
+
+The runs here train for real and sample with a stand-in, as in test_replay, but for those of one
+code and another, which are whole runs in processes of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_code import provenance
+from rl_code.bisect import compare
+from rl_code.read_config import ConfigError
+from rl_code.store.steps import group_path
+from rl_code.train import train
+from rl_code.workdir import STORE
+from tests.rl_code.store.groups import out_of_shards
+from tests.rl_code.test_fork import changed, make_fork
+from tests.rl_code.test_replay import STEPS, _small, change_token, copy, make_config, recorded
+
+__all__ = ["_small", "copy", "recorded"]  # fixtures
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.long
+def test_a_run_is_equal_to_itself_sampled_again(recorded, tmp_path):
+    train(make_config("one_step", 1), tmp_path / "other")
+    found = compare(recorded, tmp_path / "other")
+    assert found.parting is None and found.steps == range(STEPS)
+    assert found.groups == 2 * STEPS and found.inputs == []
+
+
+@pytest.mark.long
+def test_two_runs_that_differ_in_one_flag_part_at_the_update_that_it_changes(recorded, tmp_path):
+    train(changed(make_config("one_step", 1)), tmp_path / "other")
+    found = compare(recorded, tmp_path / "other")
+    assert (found.parting.step, found.parting.what) == (0, "update")
+    assert found.inputs == ["config.train.optimizer.learning_rate: 0.01 -> 0.003"]
+
+
+@pytest.mark.long
+def test_runs_of_two_seeds_part_at_the_plan(recorded, tmp_path):
+    train(dataclasses.replace(make_config("one_step", 1), seed=3), tmp_path / "other")
+    found = compare(recorded, tmp_path / "other")
+    assert (found.parting.step, found.parting.what) == (0, "plan")
+    assert "task = " in found.parting.words and found.inputs == ["config.seed: 0 -> 3"]
+
+
+@pytest.mark.long
+def test_a_fork_parts_from_its_parent_at_its_first_step(recorded, tmp_path):
+    config = changed(make_config("one_step", 1))
+    make_fork(recorded, tmp_path / "fork", 2, config)
+    train(config, tmp_path / "fork")
+    found = compare(recorded, tmp_path / "fork")
+    assert (found.parting.step, found.parting.what) == (2, "update")
+    assert found.groups == 6  # of steps 0 to 2
+    assert found.inputs == ["config.train.optimizer.learning_rate: 0.01 -> 0.003"]
+
+
+def test_one_changed_byte_of_one_group_is_found(recorded, copy):
+    out_of_shards(copy / STORE)
+    path = group_path(copy / STORE, 3, 1)
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    parting = compare(recorded, copy).parting
+    assert (parting.step, parting.what) == (3, "record")
+    assert f"group 1 of {copy}: {path} is damaged" in parting.words
+
+
+@pytest.mark.long
+def test_a_changed_token_of_a_record_that_is_still_sound_is_found(recorded, copy):
+    change_token(copy, 3)
+    parting = compare(recorded, copy).parting
+    assert (parting.step, parting.what) == (3, "record")
+    assert "is another one than the group that was trained on; sample 0 at token 3: token " in (
+        parting.words
+    )
+
+
+def test_a_folder_without_a_run_is_said(recorded, tmp_path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        compare(recorded, tmp_path)
+
+
+# --- One run under two codes ----------------------------------------------------------------------
+
+# (file, text, text with one other character, what differs first)
+EDITS = [
+    ("rl_code/learner/advantages.py", "eps: float = 1e-4", "eps: float = 1e-5", "batch"),
+    ("rl_code/rollout/sampling.py", "(threshold - start)", "(threshold + start)", "token"),
+]
+
+
+def run_of(tree: Path, file: str = "", before: str = "", after: str = "") -> Path:
+    """The workdir of a run of a copy of the code, of which one file may be edited."""
+    for package in ("rl_code", "models", "attention", "pallas_kernels", "launch", "configs"):
+        shutil.copytree(ROOT / package, tree / package)
+    if file:
+        text = (tree / file).read_text()
+        assert text.count(before) == 1
+        (tree / file).write_text(text.replace(before, after))
+    small = ["--config.train.steps=2", "--config.sft.steps=1", "--config.suites=()"]
+    command = ["--config=configs/quickstart.py:smoke", f"--workdir={tree / 'run'}", *small]
+    run_command(tree, "train", *command)
+    return tree / "run"
+
+
+def run_command(tree: Path, name: str, *arguments: str, code: int = 0) -> str:
+    """What a command of the code in ``tree`` prints; it must end with this exit code."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"launch.{name}", *arguments],
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    return run_of(tmp_path_factory.mktemp("original"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("file", "before", "after", "what"), EDITS)
+def test_a_run_whose_code_was_changed_by_one_character(
+    original, tmp_path, file, before, after, what
+):
+    changed_run = run_of(tmp_path, file, before, after)
+    found = compare(original, changed_run)
+    assert (found.parting.step, found.parting.what) == (0, what)
+    assert found.inputs == [f"code: {file}"]
+    assert provenance.last(original)["code"] != provenance.last(changed_run)["code"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_commands_fork_replay_and_compare_a_run(original, tmp_path):
+    fork, rate = str(tmp_path / "fork"), "--config.train.optimizer.learning_rate=0.001"
+    run = str(original)
+    told = run_command(ROOT, "replay", run, "--step=1", "--task=2", "--sample=1")
+    assert "sample 1 is equal: " in told and "--- assistant, tokens " in told
+    assert "replayed: equal, token for token" in told
+    told = run_command(ROOT, "fork", run, "--step=1", f"--workdir={fork}", rate)
+    assert f"forked from: {run} at step 1" in told
+    assert f"Next: python -m launch.train --config={fork}/config.json --workdir={fork}" in told
+    run_command(ROOT, "train", f"--config={fork}/config.json", f"--workdir={fork}")
+    assert "replayed: equal, bit for bit" in run_command(ROOT, "replay", fork)
+    told = run_command(ROOT, "bisect", run, fork, code=1)
+    assert "part at step 1: update: equal groups and an equal batch" in told
+    assert "config.train.optimizer.learning_rate: 0.0004 -> 0.001" in told
+    assert f"{run} holds another run already" in _complaint(run, fork)
+
+
+def _complaint(run: str, fork: str) -> str:
+    """What the fork of a fork into the folder of a run is answered."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.fork", fork, "--step=1", f"--workdir={run}"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    return " ".join(done.stderr.split())
