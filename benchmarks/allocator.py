@@ -1,5 +1,7 @@
-"""The C library's allocator, told to keep large blocks: by default it returns them and faults them
-in at every step.
+"""Settings of the C library's allocator that let a process keep large blocks of memory.
+
+By default the allocator gives freed large blocks back to the system. Every step then gets its
+memory anew, page by page, which costs time.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ TUNABLES = ":".join(
 
 
 def keep_memory() -> None:
-    """Starts this program anew with the allocator tuned, unless GLIBC_TUNABLES is set; call before
-    anything else.
+    """Starts this program again with these settings, unless GLIBC_TUNABLES is set already.
+
+    It must be called before anything else, since the allocator reads them when a process starts.
     """
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = TUNABLES

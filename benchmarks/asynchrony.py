@@ -1,10 +1,13 @@
-"""One step ahead against synchronous: the same training, with the tools' waiting hidden behind the
-updates or not.
+"""Compares training one step ahead with synchronous training.
 
-Schedule, store, weights, actor and update are the real ones. Episodes have no sandbox, and their
-tools only wait. In one arrangement all devices both sample and learn, so only the tools' waits can
-be hidden. In the other, half of the devices sample and half of them learn. The waits are chosen so
-that sampling takes about as long as an update. Then the modes take turns, --steps steps each.
+One step ahead, the next groups are sampled during the update, so that the time in which tools run
+is not lost. Schedule, store, weights, actor and update are those of training. Episodes have no
+sandbox, and their tools only wait.
+
+There are two arrangements. In the first, all devices both sample and learn, so only the tools'
+waits can be hidden. In the second, half of the devices sample and the other half learns. The waits
+are chosen so that sampling takes about as long as an update. Then the two modes take turns, with
+--steps steps each.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ _WORK = WorkConfig(heartbeat_s=1.0, heartbeat_timeout_s=30.0, stall_s=300.0, dea
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What both modes use. meshes: the mesh that learns, and the mesh that samples."""
+    """What both modes use. ``mesh`` has the devices that learn, ``sampling_mesh`` those that
+    sample.
+    """
 
     scheduler: Scheduler
     update: object
@@ -74,7 +79,7 @@ def main() -> None:
 
 
 def measure(folder: Path, console: rich.console.Console) -> dict:
-    """Both arrangements of the devices."""
+    """The numbers of both arrangements of the devices."""
     half = len(jax.devices()) // 2
     if not half:
         raise SystemExit(f"async needs 2 devices or more, found {len(jax.devices())}")
@@ -93,14 +98,18 @@ def measure(folder: Path, console: rich.console.Console) -> dict:
 
 
 def arrange(folder: Path, console: rich.console.Console, mesh: Mesh, sampling_mesh: Mesh) -> dict:
-    """Seconds per step of both modes on these devices, and how idle the halves were."""
+    """Seconds of a step in both modes, and how long learner and actor were idle.
+
+    mesh: the devices that learn. sampling_mesh: the devices that sample.
+    """
     options = flags.FLAGS
     config = bench_model.model_config()
     after = TURNS * (MESSAGE + ANSWER)
     engine = bench_model.engine_config(
         GROUPS * SAMPLES, GROUPS, PROMPT, after, sampling_mesh.size, config.dtype
     )
-    # answers come one by one: a dispatch for few of them must not take as long as one for all
+    # Tools answer one by one. With these sizes a dispatch for few answers takes less time than one
+    # for all.
     engine = dataclasses.replace(engine, decode_steps=MESSAGE, answer_rows=16)
     parts = Parts(
         scheduler=bench_model.make_scheduler(
@@ -143,8 +152,11 @@ def arrange(folder: Path, console: rich.console.Console, mesh: Mesh, sampling_me
 def _play(
     parts: Parts, config, folder: Path, mode: str, steps: int, wait: float
 ) -> dict[str, list[float]]:
-    """Trains from the start; per step, seconds in all, sampling (waiting for it), updating, and
-    idle shares.
+    """Trains a new model for some steps.
+
+    wait: mean seconds of a tool. Returns for each step: its seconds, the seconds in which the
+    learner waited for groups ("sample"), those of the update, and the shares of the step in which
+    learner and actor were idle.
     """
     bound = MODES[mode]
     asynchrony = AsynchronyConfig(
@@ -208,7 +220,7 @@ def _play(
 def _weights(
     folder: Path, asynchrony: AsynchronyConfig, abstract: Transformer
 ) -> LocalWeights | LocalAndStoredWeights:
-    """As in training: ahead of the learner every version is stored too."""
+    """The weights as training hands them on: one step ahead every version is also stored."""
     local = LocalWeights(abstract, keep=2)
     if asynchrony.mode == "sync":
         return local
@@ -217,7 +229,7 @@ def _weights(
 
 
 def _tool(wait: float):
-    """Waits of ``wait`` seconds, give or take a half, the same in every run."""
+    """The seconds of each tool call: ``wait``, up to a half more or less, the same in every run."""
 
     def seconds(group: int, index: int, message: int) -> float:
         return wait * random.Random(f"{group}/{index}/{message}").uniform(0.5, 1.5)
@@ -226,7 +238,7 @@ def _tool(wait: float):
 
 
 def table(report: dict) -> rich.table.Table:
-    """One line per arrangement and mode."""
+    """The report as a table, one line for each arrangement and mode."""
     arrangements = report["arrangements"]
     ahead = ", ".join(f"{found['speedup']:.2f} {name}" for name, found in arrangements.items())
     view = rich.table.Table(

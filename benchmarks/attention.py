@@ -1,12 +1,13 @@
-"""Attention methods beside ``jax.nn.dot_product_attention``: time, memory and FLOPs, forward and
-with gradients.
+"""Compares the attention methods with ``jax.nn.dot_product_attention``: time, memory and FLOPs of
+the forward pass, and of forward and backward pass together.
 
-For each length there is one sequence of random keys, in float32 on CPU and bfloat16 elsewhere.
-Heads are split over the devices. NSA and MoBA run with the settings of their papers, the window has
-512 keys, and squid has 16 documents and a tail of a sixteenth of the sequence. Memory is that of
-the compiled program: arguments, results and temporaries. FLOPs are those of its matrix products.
-They are compared with the least that the definition needs, which counts 2 for a multiply-add and
-takes the backward pass as 2.5 times the forward pass.
+For each length there is one sequence of random keys, in float32 on CPU and in bfloat16 elsewhere.
+Heads are split over the devices. NSA and MoBA have the settings of their papers, and the window has
+512 keys. Squid has 16 documents and a tail of a sixteenth of the sequence.
+
+Memory is that of the compiled program: its arguments, results and temporaries. FLOPs are those of
+its matrix products. They are compared with the fewest FLOPs that the definition of the method
+needs. These count 2 for a multiply-add, and 2.5 times the forward pass for the backward pass.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ flags.DEFINE_list("contenders", [], "Which to run; all when empty.")
 
 DOCUMENTS = 16
 PEER = "jax.nn"
-# The share of the free memory that a program may need. The allocator keeps freed pieces, which may
-# take as much again.
+# A program that needs more than this share of the free memory is not run. The allocator keeps freed
+# memory, which may take as much again.
 SHARE = 0.5
 
 

@@ -1,10 +1,10 @@
-"""The inference engine alone: decoding against the bound that reading memory sets, and what sharing
-prefixes gains.
+"""Measures the inference engine alone: how near decoding comes to the speed of memory, and what
+sharing prompts saves.
 
-Every decode step reads all parameters once, and the keys of every row. The bound in tokens per
-second is the number of rows, times the rate at which all devices read memory (measured in the same
-process), divided by those bytes. For sharing, 8 prompts of --prompt tokens with 8 episodes each are
-compared with the same number of episodes that share no prompt.
+Every decode step reads all parameters once, and the keys and values of every row. The upper bound
+of tokens per second is therefore the number of rows, times the bytes per second that all devices
+read (measured in the same process), divided by the bytes of one step. To measure sharing, 8 prompts
+of --prompt tokens with 8 episodes each are compared with 64 episodes that share no prompt.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ def main() -> None:
 
 
 def decode(config, batch: int, rate: float, prompt: int = 32) -> dict:
-    """Tokens per second of ``batch`` rows with short prompts, on as many devices as there are rows
-    for.
+    """Tokens per second of ``batch`` rows with short prompts.
+
+    rate: bytes per second that all devices read. If there are fewer rows than devices, as many
+    devices as rows are used.
     """
     options = flags.FLAGS
     devices = min(batch, len(jax.devices()))
@@ -83,7 +85,7 @@ def decode(config, batch: int, rate: float, prompt: int = 32) -> dict:
 
 
 def sharing(config) -> dict:
-    """The same episodes in groups of 8 and alone."""
+    """The same number of episodes in groups of 8 that share a prompt, and alone."""
     options = flags.FLAGS
     mesh = bench_model.all_devices()
     found = {}
@@ -107,9 +109,7 @@ def sharing(config) -> dict:
 
 
 def _play(scheduler, config, mesh, *, groups: int, samples: int, prompt: int) -> dict:
-    """Medians over --repeats rollouts, each with prompts of its own, after one that is not
-    timed.
-    """
+    """Medians over --repeats rollouts, after one that is not timed. Each has new prompts."""
     options = flags.FLAGS
     runs = []
     with jax.set_mesh(mesh):
@@ -148,7 +148,7 @@ def _play(scheduler, config, mesh, *, groups: int, samples: int, prompt: int) ->
 
 
 def decode_table(report: dict) -> rich.table.Table:
-    """One line per batch."""
+    """The speed of decoding as a table, one line for each number of rows."""
     view = rich.table.Table(
         title=f"Decoding, {report['model']} in {report['dtype']}, memory read at "
         f"{report['memory_gb_per_s']} GB/s",
@@ -179,7 +179,7 @@ def decode_table(report: dict) -> rich.table.Table:
 
 
 def sharing_table(report: dict) -> rich.table.Table:
-    """Groups against episodes alone."""
+    """Episodes that share prompts beside episodes that do not, as a table."""
     sharing = report["sharing"]
     view = rich.table.Table(title=f"64 episodes behind prompts of {flags.FLAGS.prompt} tokens")
     for name in (

@@ -1,5 +1,5 @@
-"""What benches sample instead of real tasks: prompts of random tokens, messages of a fixed length,
-tools that wait.
+"""Episodes without real tasks, for benchmarks: prompts are random tokens, messages have a fixed
+length, and tools only wait.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import numpy as np
 
 from rl_code.types import Context, Reward, Task, Tests, Trajectory, Turn
 
-# No token ends a message.
+# No token has this id, so no token ends a message.
 STOP_IDS = (-1,)
 
 
 class Letters:
-    """A tokenizer whose text is empty: nothing is told by text."""
+    """A tokenizer that decodes everything to empty text; the benchmarks look at tokens only."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Nothing."""
+        """Empty text."""
         return ""
 
     def token_id(self, text: str) -> int:
@@ -28,17 +28,17 @@ class Letters:
 
 
 class NoProtocol:
-    """Messages end by their length alone."""
+    """A protocol in which messages end by their length only."""
 
     stop_tokens = ("",)
 
     def stopped(self, text: str) -> bool:
-        """Never."""
+        """False: no text ends a message."""
         return False
 
 
 def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[Task]:
-    """Tasks that are random prompts of ``length`` tokens."""
+    """Tasks whose prompts are ``length`` random tokens, kept in ``Task.meta``."""
     rng = np.random.default_rng(seed)
     none = Tests()
     return [
@@ -48,11 +48,13 @@ def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[Task]:
 
 
 class FixedEpisode:
-    """An episode of ``turns`` messages of ``message`` tokens each. Its reward is the share of
-    sampled ids that are even.
+    """An episode of ``turns`` messages with ``message`` tokens each.
 
-    tool_s: called after each message, gives the seconds that the tool takes; None for no wait. The
-    tool answers with ``answer`` tokens.
+    Its reward is the share of sampled tokens with an even id.
+
+    answer: tokens of the tool's answer after each message but the last.
+    tool_s: gives the seconds that a tool takes, from (group, index, number of the message). None
+      for no wait.
     """
 
     protocol = NoProtocol()
@@ -82,15 +84,16 @@ class FixedEpisode:
         return self._message
 
     def start(self) -> list[int]:
-        """The prompt."""
+        """The token ids of the prompt."""
         self._add(self.task.meta["tokens"], False)
         return list(self.task.meta["tokens"])
 
     def step(
         self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
     ) -> list[int] | None:
-        """Takes a message, lets the tool take its time and returns its answer, or None after the
-        last one.
+        """Takes a message and waits as long as the tool takes.
+
+        Returns the tool's answer, or None after the last message.
         """
         self._add(tokens, True, logprobs, versions)
         if self._tool_s is not None:
@@ -105,7 +108,7 @@ class FixedEpisode:
         return answer
 
     def finish(self) -> Trajectory:
-        """The whole episode."""
+        """The record of the episode."""
         sampled = np.array(self._sampled, bool)
         tokens = np.array(self._tokens, np.int32)
         even = float(np.mean(tokens[sampled] % 2 == 0))
@@ -130,7 +133,7 @@ class FixedEpisode:
         )
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: the episode has no sandbox."""
 
     def _add(self, tokens, sampled: bool, logprobs=None, versions=None) -> None:
         self._tokens += tokens

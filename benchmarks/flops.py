@@ -1,8 +1,7 @@
-"""Floating-point operations of a compiled program: its matrix products, each as often as its loops
-run.
+"""Counts the floating-point operations of a compiled program's matrix products.
 
-On a GPU, matrix products are calls of cuBLAS, or dots within fusions. XLA's own ``cost_analysis``
-cannot be used, because it counts the body of a loop once.
+A product within a loop counts as often as the loop runs. XLA's own ``cost_analysis`` counts the
+body of a loop only once. On a GPU, a matrix product is a call of cuBLAS or a dot within a fusion.
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ from attention.blockwise import block_size, mean_trips
 from attention.methods.method import Method
 from pallas_kernels.tokens import Tokens
 
+# Parts of HLO text: the head of a computation, an instruction (its name, shape, operation, and the
+# rest of the line), a shape, the computations that an instruction calls, how often a loop runs if
+# that is known, the contracted axes of a product's left operand, and a call of cuBLAS.
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(
     r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\]{},:()*\s/=\"T]*?\)?) ([\w\-]+)\((.*)$"
@@ -29,11 +31,12 @@ _GEMM = re.compile(r'custom_call_target="__cublas\$')
 
 
 def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> float:
-    """Operations of all matrix products in optimised HLO text (``compiled.as_text()``), a
-    multiply-add counting 2.
+    """Floating-point operations of all matrix products of a program; a multiply-add counts 2.
 
-    unknown_trips: how often a loop runs on average whose trip count depends on data. Several
-    numbers stand for nested loops, the outermost first; the last one holds for all deeper loops.
+    hlo: the optimised HLO text (``compiled.as_text()``).
+    unknown_trips: for loops whose number of runs depends on data, how often they run on average.
+      Several numbers are for nested loops, the outermost first. The last number is for all loops
+      that are nested deeper.
     """
     computations, entry = _parse(hlo)
     depths = [float(unknown_trips)] if isinstance(unknown_trips, int | float) else [*unknown_trips]
@@ -59,10 +62,10 @@ def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> floa
 
 
 def attention_trips(methods: Sequence[Method], tokens: Tokens) -> float:
-    """How often the loops over key blocks run in layers of these methods on CPU, on average, for
-    ``matmul_flops``.
+    """How often the loops over blocks of keys run on average, for ``unknown_trips``, on CPU.
 
-    Exact where these layers' blocks have one size. MoBA's loops do not depend on data.
+    It is exact if the blocks of all layers have the same size. MoBA's loops do not depend on data,
+    so MoBA does not count.
     """
     windows = [window for method in methods for window in method.windows()]
     sizes = [block_size(tokens.shape[1], window) for window in windows]
@@ -74,8 +77,9 @@ def attention_trips(methods: Sequence[Method], tokens: Tokens) -> float:
 
 
 def _parse(hlo: str) -> tuple[dict[str, list[tuple[str, str, str, str]]], str]:
-    """Instructions (result, shape, opcode, operands and attributes) by computation, and the entry's
-    name.
+    """(the instructions of each computation by its name, the name of the entry computation).
+
+    An instruction is (its name, its shape, its operation, its operands and attributes).
     """
     computations: dict[str, list[tuple[str, str, str, str]]] = {}
     entry, current = "", None
@@ -91,6 +95,12 @@ def _parse(hlo: str) -> tuple[dict[str, list[tuple[str, str, str, str]]], str]:
 
 
 def _dot(kind: str, shapes: dict[str, str], rest: str) -> float:
+    """Operations of one product: 2 for each element of the result and of the contracted axes.
+
+    kind: the shape of the result. shapes: those of the computation's earlier instructions by name.
+    rest: the operands and attributes.
+    """
+    # the left operand is written with its shape, or only by the name of its instruction
     left = rest.split(")")[0]
     shape = _SHAPE.search(left.split("%")[0]) or _SHAPE.search(
         shapes[re.search(r"%?([\w.\-]+)", left)[1]]
@@ -105,4 +115,5 @@ def _dot(kind: str, shapes: dict[str, str], rest: str) -> float:
 
 
 def _sizes(text: str) -> list[int]:
+    """The numbers of a list that is separated by commas."""
     return [int(part) for part in text.replace('"', "").split(",") if part]

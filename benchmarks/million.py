@@ -1,16 +1,17 @@
-"""Decoding against a million tokens whose blocks lie on the host and on disk, under a fixed budget
-on the device.
+"""Times decoding after a million tokens of history, most of which is in host memory and on disk.
 
-The model is small, with random weights, and has NSA with the paper's settings in every layer. The
-history consists of documents of random tokens, each encoded alone. In a prefill through the whole
-history, every token would read all compressed keys before it, which takes hours for a million. The
-decoded tokens are random too. So a query's choice of blocks resembles the choice before it only as
-far as such a model makes it so. The layers choose different blocks, so nothing is sent ahead unless
---prefetch says so.
+The device has a fixed budget. The model is small, has random weights, and uses NSA with the paper's
+settings in every layer. The history consists of documents of random tokens. Each document is
+encoded alone, because a prefill of the whole history would take hours: every token would read all
+compressed keys before it.
 
-Blocks are read from the disk itself: the system's copy of the file in memory is freed before
-decoding starts. A check decodes the same tokens with tiers and without, after a shorter history
-that fits in both cases.
+The decoded tokens are random, too. Two tokens in a row therefore choose similar blocks only as far
+as a random model makes them do so. The layers choose different blocks, so no block is sent ahead
+unless --prefetch asks for it.
+
+Blocks are really read from the disk: before decoding starts, the system's copy of the file in
+memory is freed. A check decodes the same tokens with tiers and without, after a shorter history
+that fits on the device.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ CONFIG = ModelConfig(
 BLOCK = CONFIG.attention[0].block
 MIB = 2**20
 BLOCK_BYTES = 2 * BLOCK * CONFIG.num_kv_heads * CONFIG.head_dim * 4
-# Tokens decoded before the clock starts. By then every program has run once, also the one that runs
-# when a block is complete.
+# Tokens decoded before the timing starts. They complete a block, so that every program has run
+# once.
 WARM_UP = BLOCK + 1
-# Tokens decoded in the check, and its documents.
+# Tokens that the check decodes, and documents of its history.
 CHECKED, CHECK_DOCUMENTS = 64, 4
 
 
@@ -97,7 +98,7 @@ def main() -> None:
 
 
 def measure(options, folder: Path, console: rich.console.Console) -> dict[str, dict]:
-    """The numbers, in groups."""
+    """Fills a cache, decodes and checks; returns the numbers by group."""
     rng = np.random.default_rng(options.seed)
     history = rng.integers(0, CONFIG.vocab_size, options.tokens)
     decoded = rng.integers(0, CONFIG.vocab_size, WARM_UP + options.decode)
@@ -145,7 +146,10 @@ def measure(options, folder: Path, console: rich.console.Console) -> dict[str, d
 def fill(
     tiered: TieredModel, encode: Callable, history: np.ndarray, size: int, console
 ) -> dict[str, float]:
-    """Encodes the history document by document into the cache; the seconds that its parts took."""
+    """Encodes the history and loads it into the cache, ``size`` tokens at a time.
+
+    Returns the seconds of encoding, of loading, and of the flush to disk at the end.
+    """
     seconds = dict(encode=0.0, load=0.0)
     columns = (
         rich.progress.TextColumn("{task.description}"),
@@ -170,7 +174,10 @@ def fill(
 
 
 def decode(tiered: TieredModel, tokens: np.ndarray, place: int) -> tuple[np.ndarray, list[float]]:
-    """Tokens one by one from a place on: (hidden states, seconds of each)."""
+    """Decodes given tokens one by one: (their hidden states, the seconds of each).
+
+    place: of the first token.
+    """
     outs = []
     seconds = []
     for number, token in enumerate(tokens):
@@ -186,7 +193,10 @@ def decode(tiered: TieredModel, tokens: np.ndarray, place: int) -> tuple[np.ndar
 def per_token(
     seconds: list[float], before: dict[str, int], after: dict[str, int]
 ) -> dict[str, float]:
-    """What a decoded token took, moved and found."""
+    """Speed, moved bytes and needed blocks of a decoded token.
+
+    seconds: of each token. before, after: the cache's metrics before and after these tokens.
+    """
     gained = {name.removeprefix("tiers/"): after[name] - before[name] for name in after}
     tenth, median, most = np.quantile(seconds, (0.1, 0.5, 0.9))
     kinds = ("present", "prefetched", "missing")
@@ -204,7 +214,11 @@ def per_token(
 
 
 def check(model: Transformer, encode: Callable, folder: Path, options) -> dict[str, float]:
-    """The same tokens decoded behind the same documents, with tiers and without."""
+    """Decodes the same tokens after the same documents, with tiers and without.
+
+    Returns how far the hidden states differ, and for how many tokens the most likely next token is
+    the same.
+    """
     rng = np.random.default_rng(options.seed + 1)
     history = rng.integers(
         0, CONFIG.vocab_size, (CHECK_DOCUMENTS, options.check_tokens // CHECK_DOCUMENTS)
@@ -244,7 +258,7 @@ def check(model: Transformer, encode: Callable, folder: Path, options) -> dict[s
 
 
 def table(report: dict[str, dict]) -> rich.table.Table:
-    """The report for people."""
+    """The report as a table."""
     run, size, memory, filling = (
         report[name] for name in ("run", "bytes", "resident_mib", "filling")
     )
@@ -307,7 +321,7 @@ def _tiered(
 
 @contextlib.contextmanager
 def _compilations() -> Iterator[list[str]]:
-    """Names of the programs compiled meanwhile."""
+    """A list that gets the name of every program compiled within the block."""
     found: list[str] = []
 
     def listen(event: str, seconds: float, **details) -> None:
@@ -322,7 +336,7 @@ def _compilations() -> Iterator[list[str]]:
 
 
 def resident() -> tuple[float, float]:
-    """MiB of memory that the process has now, and the most since ``_peak`` began, on Linux."""
+    """MiB of the process in memory: (now, the most since ``_peak`` began). On Linux only."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now, most = (int(lines[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
     return now, most
@@ -330,7 +344,8 @@ def resident() -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _peak(memory: dict[str, float], name: str) -> Iterator[None]:
-    """Notes the most memory that the process had meanwhile."""
+    """Stores in ``memory[name]`` the most MiB that the process had within the block."""
+    # this resets the maximum that the kernel keeps
     Path("/proc/self/clear_refs").write_text("5")
     yield
     memory[name] = resident()[1]

@@ -1,5 +1,5 @@
-"""What the benches of the whole system share: the model, how it is sampled and trained, and the
-machine's own rates.
+"""What the benchmarks of the whole system share: the model, the settings that it is sampled and
+trained with, and measured speeds of the machine.
 """
 
 from __future__ import annotations
@@ -86,18 +86,18 @@ OPTIMIZER = OptimizerConfig(
 
 
 def model_config() -> ModelConfig:
-    """The architecture that the flags name; parameters in float32, computation in --dtype."""
+    """The architecture that the flags name. Parameters are float32, computation is in --dtype."""
     chosen = _SMALL if flags.FLAGS.model == SMALL else PRESETS[flags.FLAGS.model]
     return dataclasses.replace(chosen, dtype=flags.FLAGS.dtype)
 
 
 def all_devices() -> Mesh:
-    """Every device, for data parallelism."""
+    """A mesh of all devices, with data parallelism only."""
     return make_mesh(MeshConfig(data=len(jax.devices()), tensor=1))
 
 
 def random_model(config: ModelConfig, mesh: Mesh, seed: int) -> Transformer:
-    """A model at initialisation."""
+    """A randomly initialised model, laid out over the mesh."""
     shardings = parameter_shardings(abstract_model(config), mesh)
     return jax.jit(lambda: Transformer(config, nnx.Rngs(seed)), out_shardings=shardings)()
 
@@ -105,10 +105,10 @@ def random_model(config: ModelConfig, mesh: Mesh, seed: int) -> Transformer:
 def engine_config(
     rows: int, groups: int, prompt: int, after: int, shards: int, dtype: str
 ) -> EngineConfig:
-    """Shapes that let ``rows`` episodes of ``groups`` prompts decode together, ``after`` tokens
-    each.
+    """Shapes of an engine in which all episodes decode at the same time.
 
-    rows and groups are of all shards.
+    rows: episodes of all shards. groups: different prompts of all shards. prompt: tokens of a
+    prompt. after: tokens of an episode behind its prompt. shards: devices with rows of their own.
     """
     page = 32
     rows = -(-rows // shards)
@@ -136,15 +136,16 @@ def engine_config(
 def make_scheduler(
     config: ModelConfig, engine: EngineConfig, mesh: Mesh, workers: int = 2
 ) -> Scheduler:
-    """Samples at temperature 1; nothing ends a message but its length."""
+    """A scheduler that samples at temperature 1. Messages end by their length only."""
     sampled = dataclasses.replace(config, param_dtype=config.dtype)
     made = Engine(sampled, engine, SamplingConfig(1.0, 0, 1.0), STOP_IDS, mesh)
     return Scheduler(made, Letters(), workers=workers, tool_timeout_s=120.0)
 
 
 def matmul_rate(mesh: Mesh, dtype: str, size: int = 2048) -> float:
-    """Floating-point operations per second of a product of ``size`` squared matrices on every
-    device at once.
+    """Floating-point operations per second of all devices together.
+
+    Every device multiplies two square matrices of ``size`` rows, all at the same time.
     """
     a = jax.device_put(np.ones((mesh.size, size, size), dtype), NamedSharding(mesh, P("data")))
     product = jax.jit(
@@ -154,7 +155,7 @@ def matmul_rate(mesh: Mesh, dtype: str, size: int = 2048) -> float:
 
 
 def memory_rate(mesh: Mesh, mib: int = 256) -> float:
-    """Bytes per second that all devices read at once, each ``mib`` MiB."""
+    """Bytes per second that all devices together read from memory, ``mib`` MiB each."""
     a = jax.device_put(
         np.ones((mesh.size, mib * 2**18), np.float32), NamedSharding(mesh, P("data"))
     )
@@ -167,6 +168,7 @@ def memory_rate(mesh: Mesh, mib: int = 256) -> float:
 
 
 def _fastest(function, argument, repeats: int = 7) -> float:
+    """Seconds of the fastest of several calls, after one that is not timed."""
     jax.block_until_ready(function(argument))
     best = float("inf")
     for _ in range(repeats):

@@ -1,12 +1,13 @@
-"""What a two-phase update gains: steps with a wait in place of the rollouts, in one phase and in
-two.
+"""Compares updates in one phase and in two phases, with a wait in place of the rollouts.
 
-With one phase, nothing can begin before the rollouts are finished. With two, the prompts are
-computed while the rollouts go on. A sleep stands for the wait, as if for tools, tests or samplers
-on other devices; rollouts on the learner's own cores would compete with the update. The groups are
-those of rl_step's --workload. Everything is measured once more with rematerialisation, which keeps
-less between the phases. A profile of one step of each kind says in how much of the wait the devices
-worked. --trace keeps the profile, for XProf or Perfetto.
+In one phase, the update begins when the rollouts are finished. In two phases, the prompts are
+computed while the rollouts go on. A sleep takes the place of the rollouts, as if tools, tests or
+samplers on other devices were waited for. Rollouts on the learner's own cores would compete with
+the update. The groups are those of rl_step's --workload.
+
+Everything is measured a second time with rematerialisation, which keeps less between the phases. A
+profile of one step of each kind tells in what share of the wait the devices worked. --trace keeps
+the profile, for XProf or Perfetto.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ flags.DEFINE_float("wait_s", 1.0, "Seconds that the rollouts of overlap take.", 
 flags.DEFINE_string("trace", None, "Folder for the profile of overlap.")
 
 KINDS = ("one phase", "two phases")
-RESIDUALS = {"everything kept": False, "rematerialised": True}  # whether layers are computed again
+# Whether the layers are computed again in the second phase (``ModelConfig.remat``).
+RESIDUALS = {"everything kept": False, "rematerialised": True}
 flags.DEFINE_multi_enum(
     "residuals", list(RESIDUALS), list(RESIDUALS), "What overlap keeps between the phases."
 )
-_WAIT = "rollouts"  # the name of the wait in the profile
+# The name of the wait in the profile.
+_WAIT = "rollouts"
 
 
 def main() -> None:
@@ -67,11 +70,12 @@ def main() -> None:
 
 
 def measure(config: ModelConfig) -> dict[str, float]:
-    """Medians over --steps steps of each kind, which take turns, after --warmup untimed ones.
+    """Times --steps steps of each kind, in turns, after --warmup steps that are not timed.
 
-    Returns one_phase_s and two_phase_s (seconds of wait and update), prompts_s (of the first phase
-    alone), residual_mib (what is kept between the phases), and busy_one_phase and busy_two_phases
-    (the share of the wait in which a device worked).
+    Returns medians: one_phase_s and two_phases_s (seconds of the wait and the update) and prompts_s
+    (seconds of the first phase alone), each with its _range; residual_mib (memory that is kept
+    between the phases); busy_one_phase and busy_two_phases (the share of the wait in which a device
+    worked).
     """
     options = flags.FLAGS
     mesh = bench_model.all_devices()
@@ -130,14 +134,14 @@ def _wait() -> None:
 
 
 def _timed(step: Callable[[Any], Any], state: Any) -> tuple[Any, float]:
-    """(what the step returns once it is done, seconds)."""
+    """(the result of a step, the seconds until it was ready)."""
     start = time.perf_counter()
     result = jax.block_until_ready(step(state))
     return result, time.perf_counter() - start
 
 
 def _groups(prompt: int, completion: int, vocab: int) -> list[Group]:
-    """Groups of random trajectories for random prompts."""
+    """Groups of trajectories with random tokens, for random prompts."""
     rng = np.random.default_rng(flags.FLAGS.seed)
     groups = []
     for number, task in enumerate(prompts(PROMPTS, prompt, vocab, flags.FLAGS.seed)):
@@ -156,7 +160,7 @@ def _groups(prompt: int, completion: int, vocab: int) -> list[Group]:
 
 
 def _profiled(name: str, step: Callable[[Any], Any], state: Any) -> tuple[Any, float]:
-    """(the state after a step, the share of its wait in which a device worked)."""
+    """Profiles a step: (the state after it, the share of its wait in which a device worked)."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(flags.FLAGS.trace or scratch) / name.replace(" ", "_")
         with jax.profiler.trace(folder):
@@ -166,7 +170,7 @@ def _profiled(name: str, step: Callable[[Any], Any], state: Any) -> tuple[Any, f
 
 
 def _busy_share(profile: jax.profiler.ProfileData) -> float:
-    """Of the wait, the share in which at least one device ran an operation of a program."""
+    """The share of the wait in which at least one device ran an operation of a program."""
     wait = None
     work = []
     for plane in profile.planes:
@@ -182,7 +186,7 @@ def _busy_share(profile: jax.profiler.ProfileData) -> float:
 
 
 def union_length(intervals: Iterable[tuple[float, float]]) -> float:
-    """Of the union of intervals."""
+    """The length of the union of intervals (start, stop)."""
     total = 0.0
     reached = float("-inf")
     for start, stop in sorted(intervals):
@@ -192,7 +196,7 @@ def union_length(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def table(report: dict) -> rich.table.Table:
-    """One line per way of keeping."""
+    """The report as a table, one line for each entry of RESIDUALS."""
     view = rich.table.Table(
         title=f"{report['workload']}: {PROMPTS} x {SAMPLES} completions after a wait of "
         f"{report['wait_s']:g} s, "

@@ -1,4 +1,4 @@
-"""What benches share: a folder for what they write meanwhile, the hardware, and the file of their
+"""What all benchmarks share: a temporary folder, the name of the hardware, and the file for the
 numbers.
 """
 
@@ -20,7 +20,7 @@ JSON = flags.DEFINE_string("json", None, "File for the numbers, besides the tabl
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
-    """A new folder in --workdir, or where temporary files go; it is removed in the end."""
+    """A new folder in --workdir, or in the system's temporary folder. It is removed at the end."""
     parent = flags.FLAGS.workdir  # defined by launch.workdir, as for every entry point
     if parent:
         Path(parent).mkdir(parents=True, exist_ok=True)
@@ -29,14 +29,14 @@ def scratch(prefix: str) -> Iterator[Path]:
 
 
 def hardware() -> str:
-    """The devices and the processor."""
+    """The devices, the cores and the processor, as text."""
     kind = jax.devices()[0].device_kind
     processor = platform.processor() or platform.machine()
     return f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, {processor}"
 
 
 def save(report: dict) -> None:
-    """Writes the numbers to --json, if it is given."""
+    """Writes a benchmark's numbers to the file --json, if that is given."""
     if JSON.value:
         path = Path(JSON.value)
         path.parent.mkdir(parents=True, exist_ok=True)

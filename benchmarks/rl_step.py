@@ -1,12 +1,13 @@
-"""One synchronous GRPO step of a small Qwen2-architecture model: sampling, then the update,
-everything else left out.
+"""Times a synchronous GRPO step of a small model with the Qwen2 architecture: sampling, then the
+update, and nothing else.
 
 A step has 8 prompts with 8 trajectories each. There is no reference model, and no token ends a
-message. AdamW has the rate 1e-5, the temperature is 1, and the reward is the share of even token
-ids. The engine samples as in training: a prompt is prefilled once for its group, and keys stand on
-pages. The update has each prompt once. FLOPs are those of the compiled programs. They are compared
-with the rate of a large matrix product on all devices, measured in the same process. Prints one
-line of JSON.
+message. AdamW has the learning rate 1e-5, the temperature is 1, and the reward is the share of
+tokens with an even id. The engine samples as in training: a prompt is prefilled once for its group,
+and keys and values are in a paged cache. The update computes each prompt once.
+
+FLOPs are counted in the compiled programs. They are compared with the rate of a large matrix
+product on all devices, which is measured in the same process. The result is one line of JSON.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ def main() -> None:
 
 
 def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict:
-    """Runs the steps; returns the line."""
+    """Runs the steps and returns the numbers.
+
+    steps: how many are timed. warmup: steps before them, which compile the programs. tag: text that
+    is copied into the result.
+    """
     prompt, completion = WORKLOADS[workload]
     mesh = bench_model.all_devices()
     config = bench_model.model_config()
@@ -132,18 +137,19 @@ def measure(workload: str, steps: int, warmup: int, seed: int, tag: str) -> dict
 
 
 def update_flops(hlo: str, batch: Batch) -> float:
-    """Floating-point operations of one device's matrix products: of the key blocks that it visits.
+    """Floating-point operations of one device's matrix products in an update.
 
-    The compiler has no loop over a single micro-batch, so the loops over key blocks are the
-    outermost.
+    Only the blocks of keys that the rows visit count. There is one micro-batch, for which the
+    compiler makes no loop, so the loops over blocks of keys are the outermost.
     """
     rows = packed_rows(batch.segments, batch.branches, batch.positions)
     return matmul_flops(hlo, attention_trips((Dense(),), rows))
 
 
 def generation_flops(scheduler: Scheduler, model, stats: RolloutStats, completion: int) -> float:
-    """Floating-point operations of the matrix products of one step's sampling, from the compiled
-    programs.
+    """Floating-point operations of the matrix products that sample the groups of one step.
+
+    They are those of the compiled prefill and decode programs, times how often each ran.
     """
     engine = scheduler.engine
     config = engine.config

@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def measure(options, folder: Path, console: rich.console.Console) -> dict:
-    """Seconds of every contender and how far a swap's logits are from those of prefill."""
+    """Times every contender, and compares the logits after a swap with those of a prefill."""
     rng = np.random.default_rng(options.seed)
     length = (options.row - options.question) // options.documents
     question = rng.integers(0, CONFIG.vocab_size, options.question).tolist()
@@ -150,9 +150,9 @@ def swap_alone(mib: float, options, console: rich.console.Console) -> dict:
 
 
 class Bench:
-    """The contenders: each gives the logits of the token after the question.
+    """The contenders. Each is a function that computes the logits of the token after the question.
 
-    A cache that holds the documents stands ready for the swaps, of the document in ``slot``.
+    For the swaps, a cache holds all documents from the start. The document in ``slot`` is swapped.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Bench:
         }
 
     def prepare(self, contender: str, document: list[int]) -> None:
-        """Puts the document where the contender is to find it."""
+        """Puts the document into the tier of the store from which the contender takes it."""
         for tier, name in STORED.items():
             if name == contender:
                 self._store.put(self._encode(document), tier)
@@ -198,7 +198,7 @@ class Bench:
         )[0]
 
     def squid(self, documents: list[list[int]]) -> jax.Array:
-        """Encodes every document and computes the question."""
+        """Encodes every document by itself and computes the question."""
         cache, _, assembly = self._assembled(documents)
         return self._answer(cache, assembly)[0]
 
@@ -231,7 +231,7 @@ class Bench:
 
 
 def table(report: dict) -> rich.table.Table:
-    """One line per contender, against both kinds of prefill."""
+    """The times as a table, one line for each contender, compared with both kinds of prefill."""
     contenders = report["contenders"]
     view = rich.table.Table(
         caption=f"Logits after a swap: at most {report['difference']:.1e} from prefill's, which "
@@ -255,7 +255,7 @@ def table(report: dict) -> rich.table.Table:
 
 
 def alone_table(report: dict) -> rich.table.Table:
-    """One line per size of the cache."""
+    """The times of a swap alone as a table, one line for each size of the cache."""
     rows = report["alone"]
     size = rows[0]["document_mib"] if rows else 0.0
     view = rich.table.Table(title=f"A swap of a document of {size:.2f} MiB, nothing else")

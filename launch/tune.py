@@ -3,10 +3,11 @@
     python -m launch.tune flash --file=runs/tuning.json [--shape=1,8192,32,8,128]
     RL_CODE_TUNING=runs/tuning.json python -m launch.train ...     # uses them
 
-The search starts from the heuristic's sizes. One size after another is halved and doubled while
-that makes forward and backward faster (of paged attention: forward). A size that the compiler
-refuses is passed over. Each improvement is written at once, so a search that is stopped leaves the
-best so far. Other entries of the file stay.
+The search starts from the sizes that the kernel chooses itself. One size after another is halved or
+doubled, and the change is kept if it makes the forward and backward pass faster (for paged
+attention, the forward pass). Sizes that the compiler refuses are left out. Every improvement is
+written at once: a search that is stopped leaves the best sizes found so far. Entries of other
+kernels stay in the file.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ flags.DEFINE_list(
 )
 flags.DEFINE_integer("timings", 5, "Timed runs of each setting, of which the median counts.", 1)
 
-# What a setting that cannot be built raises.
+# The errors of a setting that cannot be compiled or does not fit the kernel.
 _REFUSED = (jax.errors.JaxRuntimeError, NotImplementedError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Of the random input."""
+    """The sizes of the random input."""
 
     rows: int
     tokens: int
@@ -64,12 +65,13 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is tuned: its entry in the file, where the search starts, and a program for a
-    setting.
-    """
+    """A kernel that is tuned for one shape."""
 
+    # The name of its entry in the file.
     name: str
+    # The setting from which the search starts.
     start: Any
+    # From a setting to a function without arguments that runs the kernel with it.
     program: Callable[[Any], Callable[[], Any]]
 
 
@@ -94,7 +96,7 @@ def main(argv: list[str]) -> None:
 
 
 def tune(search: Search, path: Path, repeats: int) -> Any:
-    """Searches from the start and writes every improvement; returns the best setting."""
+    """Searches for the fastest setting, writes every improvement, and returns the best one."""
     best = search.start
     seconds = measure(search, search.start, repeats)
     if seconds is None:
@@ -124,14 +126,14 @@ def tune(search: Search, path: Path, repeats: int) -> Any:
 
 
 def neighbours(config: Any) -> Iterator[Any]:
-    """The settings with one size doubled or halved, or one switch turned."""
+    """All settings that differ in one field: a size doubled or halved, or a switch changed."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             yield from (
                 dataclasses.replace(config, **{field.name: other}) for other in neighbours(value)
             )
-        elif isinstance(value, bool):  # before int, of which bool is a kind
+        elif isinstance(value, bool):  # asked before int, since every bool is an int
             yield dataclasses.replace(config, **{field.name: not value})
         elif isinstance(value, int):
             for other in (2 * value, value // 2):
@@ -140,7 +142,7 @@ def neighbours(config: Any) -> Iterator[Any]:
 
 
 def measure(search: Search, setting: Any, repeats: int) -> float | None:
-    """Median seconds of a setting, or None where it cannot be built; says which."""
+    """The median seconds of a setting, or None if it cannot be compiled. Prints either."""
     try:
         run = search.program(setting)
         jax.block_until_ready(run())
@@ -157,7 +159,10 @@ def measure(search: Search, setting: Any, repeats: int) -> float | None:
 
 
 def save(path: Path, search: Search, setting: Any, seconds: float, first: float) -> None:
-    """Writes an entry beside those that the file has."""
+    """Writes a kernel's entry into the file and keeps the entries of others.
+
+    seconds: with this setting. first: with the setting from which the search started.
+    """
     known = json.loads(path.read_text()) if path.exists() else {}
     found = dict(sizes=dataclasses.asdict(setting), seconds=seconds, heuristic_seconds=first)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +173,7 @@ def save(path: Path, search: Search, setting: Any, seconds: float, first: float)
 
 
 def _inputs(shape: Shape, keys: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Random q, k and v."""
+    """Random q, k and v for ``keys`` keys in a row, in bfloat16."""
     shapes = ((shape.tokens, shape.heads), (keys, shape.kv_heads), (keys, shape.kv_heads))
     drawn = jax.random.split(jax.random.key(0), 3)
     return tuple(
@@ -178,6 +183,8 @@ def _inputs(shape: Shape, keys: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _with_gradients(attend: Callable, *qkv: jax.Array) -> Callable[[], Any]:
+    """A function that computes the gradients of ``attend`` with respect to q, k and v."""
+
     def total(q, k, v):
         out, lse, *_ = attend(q, k, v)
         return jnp.sum(out.astype(jnp.float32)) + jnp.sum(jnp.where(jnp.isfinite(lse), lse, 0.0))
