@@ -45,10 +45,13 @@ from rl_code.evaluation.suite import SuiteResult
 from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig
 
+# Keys of an override that do not make another variant.
 SEED = "seed"
 VARIANT = "variant"
+# Files in a run's folder: one that says that the run has finished, and its output.
 DONE = "sweep_done.json"
 LOG = "log.txt"
+# The command that runs one config.
 TRAIN = (sys.executable, "-m", "launch.train")
 
 FLAGS = absl_flags.FLAGS
@@ -66,17 +69,17 @@ class SweepError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class SweepRun:
-    """One run: the name it shares with other seeds, its overrides, the config they make, and its
-    folder.
-    """
+    """One run of a sweep."""
 
+    # Its variant's name, which runs with other seeds have too.
     variant: str
     overrides: Mapping[str, Any]
+    # The config with the overrides.
     config: RunConfig
     workdir: Path
 
     def finished(self) -> bool:
-        """Whether the run has ended well; raises ConfigError when that was with another config."""
+        """Whether the run has finished. Raises ConfigError if it did so with another config."""
         path = self.workdir / DONE
         if not path.exists():
             return False
@@ -115,11 +118,13 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 def plan(
     config: ml_collections.ConfigDict, sweep: Iterable[Mapping[str, Any]], workdir: Path
 ) -> list[SweepRun]:
-    """The runs of a sweep. Each has a folder that is named after its overrides, or after its
-    variant and seed if the variant has a name.
+    """The runs of a sweep, each with a folder of its own.
 
-    Raises ConfigError for a wrong override, for the same run twice, and for one name of several
-    variants.
+    The folder is named after the run's overrides. If the variant has a name, it is named after the
+    variant and the seed.
+
+    Raises ConfigError if an override is wrong, if a run is given twice, and if two variants have
+    the same name.
     """
     config = read_config.complete(RunConfig, config)
     runs: dict[Path, SweepRun] = {}
@@ -150,8 +155,9 @@ def plan(
 def changed(
     config: ml_collections.ConfigDict, overrides: Mapping[str, Any]
 ) -> ml_collections.ConfigDict:
-    """A copy of a config with overrides. Raises ConfigError for a key that the config does not
-    have.
+    """A copy of a config with overrides.
+
+    Raises ConfigError if an override has a key that the config does not have.
     """
     copy = config.copy_and_resolve_references()
     for key, value in overrides.items():
@@ -169,8 +175,9 @@ def changed(
 
 
 def describe(overrides: Mapping[str, Any]) -> str:
-    """Overrides as ``advantage=rloo,seed=1``; keys in full where their last part would not tell
-    them apart.
+    """Overrides as text, such as ``advantage=rloo,seed=1``.
+
+    A key is shortened to its last part, unless several keys have the same last part.
     """
     last = [key.rpartition(".")[2] for key in overrides]
     names = [
@@ -185,8 +192,9 @@ def describe(overrides: Mapping[str, Any]) -> str:
 
 
 def execute(runs: Sequence[SweepRun], command: Sequence[str], jobs: int) -> list[SweepRun]:
-    """Runs ``command`` with each unfinished run's overrides, ``jobs`` at a time; returns the runs
-    that failed.
+    """Runs ``command`` once for each unfinished run, with the run's overrides.
+
+    At most ``jobs`` run at the same time. Returns the runs that failed.
 
     A first Ctrl-C or SIGTERM is passed on to the runs, so that they end after their step. A second
     one ends them at once.
@@ -214,8 +222,9 @@ def execute(runs: Sequence[SweepRun], command: Sequence[str], jobs: int) -> list
 
 
 def take_over_warm_start(run: SweepRun, runs: Sequence[SweepRun]) -> None:
-    """Copies the warm start of a finished run that started the same way, unless ``run`` has begun
-    its own.
+    """Copies the warm start of a finished run whose warm start would be the same.
+
+    Does nothing if ``run`` has a warm start already, or a part of one.
     """
     target = run.workdir / sft.FOLDER
     for other in runs:
@@ -233,8 +242,9 @@ def take_over_warm_start(run: SweepRun, runs: Sequence[SweepRun]) -> None:
 
 
 def start(run: SweepRun, command: Sequence[str], to_log: bool) -> subprocess.Popen[bytes]:
-    """Starts a run in a process group of its own, so that a Ctrl-C reaches it through ``stop``
-    only.
+    """Starts a run as a process in a group of its own.
+
+    A Ctrl-C in the terminal goes to the sweep's group only; ``stop`` passes it on.
     """
     run.workdir.mkdir(parents=True, exist_ok=True)
     overrides = [f"--config.{key}={value}" for key, value in run.overrides.items()]
@@ -247,7 +257,7 @@ def start(run: SweepRun, command: Sequence[str], to_log: bool) -> subprocess.Pop
 
 
 def record(run: SweepRun, exit_code: int, seconds: float) -> bool:
-    """Notes that a run has ended; whether it ended well."""
+    """Records that a run has ended, and returns whether it ended without an error."""
     if exit_code == 0:
         done = {"config": read_config.to_dict(run.config), "seconds": seconds}
         write_atomically(run.workdir / DONE, json.dumps(done).encode())
@@ -261,8 +271,9 @@ def record(run: SweepRun, exit_code: int, seconds: float) -> bool:
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Asks runs to stop after their step and waits for them; another Ctrl-C asks them to stop at
-    once.
+    """Asks runs to stop after their step, and waits for them.
+
+    Another Ctrl-C while it waits asks them again, which makes them stop at once.
     """
     while any(process.poll() is None for process in processes):
         for process in processes:
@@ -307,10 +318,10 @@ def report(
 
 
 def table(variants: Mapping[str, Sequence[Path]]) -> rich.table.Table:
-    """One row per variant: pass@1 of every suite before and after, and what training gained, over
-    the seeds.
+    """A table with one row for each variant.
 
-    variants: the folders of each variant's runs.
+    For every suite it has pass@1 before and after training and the difference, as means over the
+    seeds. variants: the folders of each variant's runs.
     """
     evaluations = {
         workdir: suite.load_all(workdir) for workdirs in variants.values() for workdir in workdirs
@@ -344,8 +355,9 @@ def table(variants: Mapping[str, Sequence[Path]]) -> rich.table.Table:
 
 
 def _suite_cells(results: Sequence[Sequence[SuiteResult]]) -> list[str]:
-    """Before, after and gain of one suite; ``results`` has one entry per seed, from first to
-    last.
+    """Three cells for one suite: pass@1 before training, after training, and the difference.
+
+    results: for each seed the results of the suite, the earliest first.
     """
     if not results:
         return ["-"] * 3
