@@ -45,8 +45,6 @@ class CallShape:
     # Tokens of a page, and pages of a row's table.
     page: int
     pages: int
-    # Whether rows hold documents.
-    documents: bool = False
 
     def queries(self, phase: str) -> tuple[int, int, int, int]:
         """The shape of q in a phase."""
@@ -160,8 +158,6 @@ def paged_call(part: str, shape: CallShape) -> Call:
     pages = (shape.decode_rows * shape.pages, shape.num_kv_heads, shape.page, shape.head_dim)
 
     def obstacle(platform: str, name: str, dtype: str) -> str | None:
-        if shape.documents:
-            return "documents end within a page, and the kernel sees all places up to a query"
         return paged.obstacle_on(platform, name, dtype, shape.queries("decode"), pages)
 
     return Call(part, "decode", obstacle)

@@ -57,5 +57,4 @@ def _shape(config: RunConfig, model: ModelConfig, mesh: MeshConfig) -> CallShape
         decode_rows=engine.slots,
         page=engine.page,
         pages=-(-engine.length // engine.page),
-        documents=config.documents is not None,
     )

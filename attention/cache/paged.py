@@ -190,5 +190,4 @@ def attend_chosen(
 def _reader(cache: PagedCache, pages: Pages, rotate: Rotate | None, q: jax.Array) -> PageReader:
     if not cache.rotated and rotate is None:
         raise ValueError("a cache of keys that are not rotated needs rotate")
-    in_place = cache.rotated and pages.runs is None
-    return PageReader(pages, cache.page, None if cache.rotated else rotate, q.dtype, in_place)
+    return PageReader(pages, cache.page, None if cache.rotated else rotate, q.dtype)

@@ -44,9 +44,6 @@ class PageReader:
     rotate: Rotate | None
     # The dtype of the queries, in which keys and values are given.
     dtype: jnp.dtype
-    # Whether few queries may read pages from where they lie: keys are rotated, and each row holds
-    # one sequence without documents, so that its places and its length say what a query sees.
-    in_place: bool
 
     def rows(self, pair: Pair, table: Int[Array, "B P"] | None = None) -> Pair:
         """Keys and values at all places of the rows, [B, S, K, H].
@@ -86,8 +83,10 @@ class PageReader:
         """Attention to every place that a query may see, perhaps in a window."""
         few = q.shape[1] <= FEW
         table = self.pages.tables.main if table is None else table
-        if few and self.in_place:
-            return paged_attention(q, *pair, table, *self._sequences(q_tokens), window=window)[0]
+        if few and self.rotate is None:
+            places = self._sequences(q_tokens)
+            filled = self.pages.filled
+            return paged_attention(q, *pair, table, *places, window=window, filled=filled)[0]
         k, v = self.rows(pair, table)
         if few:
             return masked_attention(q, k, v, visible(q_tokens, self.pages.tokens, window))[0]
@@ -100,9 +99,9 @@ class PageReader:
 
         Reads only the pages that hold the last ``window`` keys of some query.
         """
-        # the paged kernel, for few queries, skips the other pages itself
+        # the paged kernel, for few queries and rotated keys, skips the other pages itself
         read = self
-        if q.shape[1] > FEW or not self.in_place:
+        if q.shape[1] > FEW or self.rotate is not None:
             read = self._recent_pages(q_tokens, window)
         return read.dense(pair, q, q_tokens, window, read.pages.tables.recent)
 
@@ -117,12 +116,14 @@ class PageReader:
 
         picks: numbers of pages. C is K or N, as there.
         """
-        if self.in_place:
+        if self.rotate is None:
             places = self._sequences(q_tokens)
-            return selected_paged_attention(q, *pair, picks, self.pages.tables.main, *places)[0]
+            table = self.pages.tables.main
+            filled = self.pages.filled
+            return selected_paged_attention(q, *pair, picks, table, *places, filled=filled)[0]
         batch, count, num_heads, size = q.shape
-        # Each query's chosen pages are laid side by side, and rotated if they are not yet. The
-        # places of a pick that is none are all -1.
+        # Keys are rotated on use, so each query's chosen pages are laid side by side and rotated.
+        # The places of a pick that is none are all -1.
         choosers = picks.shape[2]
         places = jnp.where(picks < 0, -self.page, picks * self.page)[..., None]
         places = jnp.maximum(places + jnp.arange(self.page), -1)
@@ -140,8 +141,7 @@ class PageReader:
             jnp.where(real, x[at, heads[:, None]].reshape(*flat, 1, size).astype(q.dtype), 0)
             for x in pair
         )
-        if self.rotate is not None:
-            k = self.rotate(k, positions.reshape(flat))
+        k = self.rotate(k, positions.reshape(flat))
         q = q.reshape(flat[0], 1, -1, size)
         out, _ = masked_attention(q, k, v, seen.reshape(flat)[:, None])
         return out.reshape(batch, count, num_heads, size)
@@ -155,12 +155,16 @@ class PageReader:
         )
 
     def _sequences(self, q_tokens: Tokens) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
-        """(places of the queries, -1 for padding; lengths) of rows that hold one sequence each.
+        """(places of the queries, -1 for padding; places) of rows that hold one sequence each.
 
-        Every row of which pages are read ``in_place`` does.
+        Every row of a cache of rotated keys does, perhaps with documents in it.
         """
         places = jnp.where(q_tokens.segments > 0, q_tokens.order, -1)
-        return places, jnp.sum(self.pages.tokens.segments > 0, axis=1, dtype=jnp.int32)
+        real = self.pages.tokens.segments > 0
+        if self.pages.runs is None:
+            return places, jnp.sum(real, axis=1, dtype=jnp.int32)
+        # places before the last one may be empty
+        return places, jnp.max(jnp.where(real, self.pages.tokens.order + 1, 0), axis=1)
 
     def _recent_pages(self, q_tokens: Tokens, window: int) -> PageReader:
         """The reader of the pages that hold the last ``window`` keys of some query."""

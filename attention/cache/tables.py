@@ -84,6 +84,11 @@ class Pages:
     # What every page of the tables holds; None where no row has documents.
     runs: Runs | None = None
 
+    @property
+    def filled(self) -> Int[Array, "B P"] | None:
+        """``Runs.filled``; None where no row has documents."""
+        return None if self.runs is None else self.runs.filled
+
     def at(self, places: Int[Array, "B T"]) -> tuple[Tokens, Int[Array, "B T"]]:
         """(tokens, positions) of the given places; segment 0 where the place is -1."""
 

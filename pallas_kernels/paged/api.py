@@ -43,6 +43,7 @@ def paged_attention(
     q_places: jax.Array,
     lengths: jax.Array,
     *,
+    filled: jax.Array | None = None,
     window: int | None = None,
     implementation: str | None = None,
     tuning: TuningConfig | None = None,
@@ -58,7 +59,9 @@ def paged_attention(
     tables: int32 [B, P], the pages of a row, -1 for none.
     q_places: int32 [B, T], the place of each query in its row's sequence: consecutive, then -1 for
       padding.
-    lengths: int32 [B], tokens of a row.
+    lengths: int32 [B], places of a row.
+    filled: int32 [B, P], how many places at the start of each page hold a token; nobody sees the
+      others. None where no page before a row's end has empty places.
     implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and input.
     tuning: sizes, or None for those of the heuristic.
     interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
@@ -70,11 +73,11 @@ def paged_attention(
     side, since a decode step is seldom trained through. Raises ValueError for shapes that do not
     fit, and for a named implementation that cannot run.
     """
-    _check_shapes(q, k_pages, v_pages, tables, q_places, lengths)
+    _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled)
     options = _options(
         q, k_pages, v_pages, tables.shape[1], None, window, implementation, tuning, interpret
     )
-    arguments = (q, k_pages, v_pages, None, tables, q_places, lengths)
+    arguments = (q, k_pages, v_pages, None, tables, q_places, lengths, filled)
     return (
         _plain(options, *arguments)
         if options.implementation == REFERENCE
@@ -91,6 +94,7 @@ def selected_paged_attention(
     q_places: jax.Array,
     lengths: jax.Array,
     *,
+    filled: jax.Array | None = None,
     implementation: str | None = None,
     tuning: TuningConfig | None = None,
     interpret: Any = False,
@@ -101,14 +105,14 @@ def selected_paged_attention(
       is K where the heads of a group share a list, and N where every head has its own. A pick whose
       page is not in the table counts as none.
     """
-    _check_shapes(q, k_pages, v_pages, tables, q_places, lengths)
+    _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled)
     if picks.shape[:2] != q.shape[:2] or picks.shape[2] not in (k_pages.shape[1], q.shape[2]):
         raise ValueError(
             f"{picks.shape=} must begin with {q.shape[:2]} and {k_pages.shape[1]} or {q.shape[2]}"
         )
     lists, pages = picks.shape[2:]
     options = _options(q, k_pages, v_pages, pages, lists, None, implementation, tuning, interpret)
-    arguments = (q, k_pages, v_pages, picks, tables, q_places, lengths)
+    arguments = (q, k_pages, v_pages, picks, tables, q_places, lengths, filled)
     return (
         _plain(options, *arguments)
         if options.implementation == REFERENCE
@@ -162,12 +166,11 @@ def tune(on: str, q, k_pages, pages: int, lists: int | None) -> TuningConfig:
     )
 
 
-def _plain(options: _Options, q, k_pages, v_pages, picks, tables, q_places, lengths):
+def _plain(options: _Options, q, k_pages, v_pages, picks, tables, q_places, lengths, filled):
+    rows = (tables, q_places, lengths, filled)
     if picks is None:
-        return reference.dense(
-            q, k_pages, v_pages, tables, q_places, lengths, window=options.window
-        )
-    return reference.selected(q, k_pages, v_pages, picks, tables, q_places, lengths)
+        return reference.dense(q, k_pages, v_pages, *rows, window=options.window)
+    return reference.selected(q, k_pages, v_pages, picks, *rows)
 
 
 def forward(
@@ -179,6 +182,7 @@ def forward(
     tables,
     q_places,
     lengths,
+    filled=None,
     *,
     window,
     tuning,
@@ -190,10 +194,10 @@ def forward(
     """
     kv_heads, page = k_pages.shape[1:3]
     if picks is None:
-        work = dense_work(tables, q_places, lengths, window, page, tuning)
+        work = dense_work(tables, q_places, lengths, window, page, tuning, filled)
         heads = kv_heads
     else:
-        work = selected_work(picks, tables, q_places, lengths, page, tuning)
+        work = selected_work(picks, tables, q_places, lengths, page, tuning, filled)
         heads = picks.shape[2]
     units, queries = work.bounds.shape[::2]
     # query heads before queries, so that a block of rows repeats the queries' places
@@ -227,13 +231,13 @@ def _forward(options: _Options, *arguments):
 def _backward(options: _Options, arguments, cotangents):
     q, k_pages, v_pages, *rest = arguments
     _, pull = jax.vjp(lambda *x: _plain(options, *x, *rest), q, k_pages, v_pages)
-    return *pull(cotangents), None, None, None, None
+    return *pull(cotangents), None, None, None, None, None
 
 
 _attention.defvjp(_forward, _backward)
 
 
-def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths) -> None:
+def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled) -> None:
     num_heads = q.shape[2]
     num_kv_heads = k_pages.shape[1]
     if num_heads % num_kv_heads:
@@ -248,6 +252,8 @@ def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths) -> None:
             f"{q_places.shape=}, {tables.shape=} and {lengths.shape=} must be of the rows of "
             f"{q.shape=}"
         )
+    if filled is not None and filled.shape != tables.shape:
+        raise ValueError(f"{filled.shape=} must be that of {tables.shape=}")
 
 
 def _obstacle(name: str, q, k_pages, v_pages, interpret) -> str | None:

@@ -33,6 +33,8 @@ DTYPES = ("bfloat16",)
 # The devices that the kernels are written for.
 TARGETS = ("h100", "h200", "gb200")
 ELSEWHERE = "no kernel for this GPU"
+# A place that no query sees.
+_NOWHERE = -(2**30)
 # Rows of the registers' layout.
 ROWS = 64
 # Head sizes that are whole products: padding would copy the cache.
@@ -65,6 +67,7 @@ class _Plan:
     splits: int
     pages: int
     numbered: bool
+    padded: bool
     # K', and how many of the K' share a list or a key/value head.
     heads: int
     per_list: int
@@ -107,6 +110,7 @@ def forward(
         splits=work.splits,
         pages=work.pages,
         numbered=work.numbered,
+        padded=work.padded,
         heads=heads,
         per_list=heads // work.lists.shape[1],
         per_head=heads // kv_heads,
@@ -247,14 +251,20 @@ class _Pages:
     def place(self, index):
         """The place in the sequence of a page's first token.
 
-        Far below 0 for a hole and past the end, so that no query sees any place of it.
+        ``_NOWHERE`` for a hole and past the end, so that no query sees any place of it.
         """
         at = jnp.minimum(self.begin + index, self.end - 1)
         number = (
             self.list[2 * self.plan.splits + self.plan.pages + at] if self.plan.numbered else at
         )
         real = (self.page(index) >= 0) & (self.begin + index < self.end)
-        return jnp.where(real, number * self.plan.page, -(2**30))
+        return jnp.where(real, number * self.plan.page, _NOWHERE)
+
+    def filled(self, index):
+        """How many places at the start of a page hold a token."""
+        at = jnp.minimum(self.begin + index, self.end - 1)
+        parts = 2 if self.plan.numbered else 1
+        return self.list[2 * self.plan.splits + parts * self.plan.pages + at]
 
 
 def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
@@ -266,16 +276,21 @@ def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
     inside = [i for i in range(plan.width) if first <= i * plan.page < first + count]
     # no page begins in the range: it lies within one page
     inside = inside or [first // plan.page]
-    # place minus index in the range, constant over a page
-    shift = None
-    for i in inside:
-        start = pages.place(step * plan.width + i) - i * plan.page + first
-        shift = (
-            jnp.broadcast_to(start, row.shape)
-            if shift is None
-            else jnp.where(row >= i * plan.page - first, start, shift)
-        )
-    return row + shift
+
+    def over_pages(value):
+        """value(i), which is constant over page number i of the step, for every key."""
+        found = jnp.broadcast_to(value(inside[0]), row.shape)
+        for i in inside[1:]:
+            found = jnp.where(row >= i * plan.page - first, value(i), found)
+        return found
+
+    # place minus index in the range
+    place = row + over_pages(lambda i: pages.place(step * plan.width + i) - i * plan.page + first)
+    if not plan.padded:
+        return place
+    # the index in the range at which a page's padding begins
+    end = over_pages(lambda i: pages.filled(step * plan.width + i) + i * plan.page - first)
+    return jnp.where(row < end, place, _NOWHERE)
 
 
 def _clean(pages: _Pages, step, values, spans, at, plan: _Plan) -> None:
@@ -289,6 +304,8 @@ def _clean(pages: _Pages, step, values, spans, at, plan: _Plan) -> None:
     layout = plgpu.Layout.WGMMA
     starts = [pages.place(step * plan.width + i) for i in range(plan.width)]
     inside = [(start >= low) & (start + (plan.page - 1) <= high) for start in starts]
+    if plan.padded:
+        inside += [pages.filled(step * plan.width + i) == plan.page for i in range(plan.width)]
 
     @pl.when(~functools.reduce(jnp.logical_and, inside))
     def _():

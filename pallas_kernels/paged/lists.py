@@ -94,9 +94,10 @@ def heuristic(
 class Work:
     """What a kernel does: the pages that each unit reads, and what its queries see of them."""
 
-    # int32 [U, C, 2 splits + n], or [U, C, 2 splits + 2 n] if ``numbered``. A list has three parts:
-    # for each split, where it begins and ends among the pages; then the pages; then, if
-    # ``numbered``, the pages' numbers in the sequence. A hole, a page that no query needs, is ~p,
+    # int32 [U, C, 2 splits + n], and n more if ``numbered``, and n more if ``padded``. A list has
+    # up to four parts: for each split, where it begins and ends among the pages; then the pages;
+    # then, if ``numbered``, the pages' numbers in the sequence; then, if ``padded``, how many
+    # places at the start of each page hold a token. A hole, a page that no query needs, is ~p,
     # where p is some page of the list. It is negative, so that a kernel can skip it, and a kernel
     # that copies all the same can copy p.
     lists: jax.Array
@@ -113,11 +114,13 @@ class Work:
     # Whether pages carry their numbers, as under selection. Otherwise a page's place in the list is
     # its number.
     numbered: bool
+    # Whether pages may end in padding, which nobody sees. Otherwise every place is a token's.
+    padded: bool = False
 
     @property
     def pages(self) -> int:
         """n, the pages of a list."""
-        return (self.lists.shape[2] - 2 * self.splits) // (2 if self.numbered else 1)
+        return (self.lists.shape[2] - 2 * self.splits) // (1 + self.numbered + self.padded)
 
     @property
     def seeing(self) -> jax.Array:
@@ -132,15 +135,19 @@ def dense_work(
     window: int | None,
     page: int,
     tuning: TuningConfig,
+    filled: jax.Array | None = None,
 ) -> Work:
     """The work of rows that attend to all their pages: a unit is a row.
 
-    tables: int32 [B, P]. q_places: int32 [B, T]. lengths: int32 [B]. See ``api.paged_attention``.
+    tables: int32 [B, P]. q_places: int32 [B, T]. lengths: int32 [B]. filled: int32 [B, P] or None.
+    See ``api.paged_attention``.
     """
     bounds, spans = _bounds(q_places, lengths, window)
     numbers = jnp.broadcast_to(jnp.arange(tables.shape[1], dtype=jnp.int32), tables.shape)
     lists = _lists(tables[:, None], numbers[:, None], spans, page, tuning)
-    return Work(lists, bounds, spans, tuning.splits, numbered=False)
+    if filled is not None:
+        lists = jnp.concatenate([lists, filled[:, None]], axis=2)
+    return Work(lists, bounds, spans, tuning.splits, numbered=False, padded=filled is not None)
 
 
 def selected_work(
@@ -150,6 +157,7 @@ def selected_work(
     lengths: jax.Array,
     page: int,
     tuning: TuningConfig,
+    filled: jax.Array | None = None,
 ) -> Work:
     """The work of tokens that attend to picked pages: a unit is a token.
 
@@ -159,10 +167,19 @@ def selected_work(
     (queries, lists, count) = picks.shape[1:]
     bounds, spans = _bounds(q_places.reshape(units, 1), jnp.repeat(lengths, queries), None)
     ids = lookup(tables, picks).reshape(units, lists, count)
+    filled_picks = None if filled is None else lookup(filled, picks).reshape(ids.shape)
     picks = picks.reshape(ids.shape)
     found = _lists(ids, picks, spans, page, tuning)
+    parts = [found, picks]
+    if filled is not None:
+        parts.append(filled_picks)
     return Work(
-        jnp.concatenate([found, picks], axis=2), bounds, spans, tuning.splits, numbered=True
+        jnp.concatenate(parts, axis=2),
+        bounds,
+        spans,
+        tuning.splits,
+        numbered=True,
+        padded=filled is not None,
     )
 
 

@@ -22,6 +22,7 @@ def dense(
     tables: jax.Array,
     q_places: jax.Array,
     lengths: jax.Array,
+    filled: jax.Array | None = None,
     *,
     window: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -34,6 +35,8 @@ def dense(
         ids = lookup(tables, numbers)
     places = (numbers[..., None] * page + jnp.arange(page)).reshape(numbers.shape[0], -1)
     real = jnp.repeat(ids >= 0, page, axis=1) & (places < lengths[:, None])
+    if filled is not None:
+        real &= places % page < jnp.repeat(lookup(filled, numbers), page, axis=1)
     k, v = (_joined(x, ids, real, q.dtype) for x in (k_pages, v_pages))
     mask = real[:, None] & (places[:, None] <= q_places[..., None])
     if window is not None:
@@ -49,6 +52,7 @@ def selected(
     tables: jax.Array,
     q_places: jax.Array,
     lengths: jax.Array,
+    filled: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """``api.selected_paged_attention`` with all scores in memory; reads only the picked pages."""
     batch, count, _, size = q.shape
@@ -57,6 +61,8 @@ def selected(
     ids = lookup(tables, picks)
     places = picks[..., None] * page + jnp.arange(page)
     real = (ids >= 0)[..., None] & (places < lengths[:, None, None, None, None])
+    if filled is not None:
+        real &= jnp.arange(page) < lookup(filled, picks)[..., None]
     seen = real & (places <= q_places[..., None, None, None])
     # the key/value head of each list
     heads = jnp.arange(lists) * k_pages.shape[1] // lists

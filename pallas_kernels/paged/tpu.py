@@ -68,6 +68,7 @@ class _Plan:
     splits: int
     pages: int
     numbered: bool
+    padded: bool
     # C.
     lists: int
     # How many of the K' heads share a list, and how many a key/value head.
@@ -101,6 +102,7 @@ def forward(
         splits=splits,
         pages=work.pages,
         numbered=work.numbered,
+        padded=work.padded,
         lists=lists,
         heads=heads // lists,
         per_head=heads // kv_heads,
@@ -282,6 +284,14 @@ class _Step:
         at = jnp.minimum(self.begin + index, self.plan.pages - 1)
         return self.lists[0, 0, 0, 2 * self.plan.splits + self.plan.pages + at]
 
+    def filled(self, index: int):
+        """How many places at the start of a page hold a token."""
+        if not self.plan.padded:
+            return self.plan.page
+        at = jnp.minimum(self.begin + index, self.plan.pages - 1)
+        parts = 2 if self.plan.numbered else 1
+        return self.lists[0, 0, 0, 2 * self.plan.splits + parts * self.plan.pages + at]
+
 
 def _fetch(lists, part, step, slot, action: str, *, split, pairs, semaphores, plan: _Plan) -> None:
     """Starts the copies of a part's step into a slot of the buffers, or waits for them.
@@ -315,7 +325,7 @@ def _visit(
     for i in range(plan.width):
         first = pages.number(i) * plan.page
         inside = (first >= spans[0, 0, 0, 0]) & (first + plan.page - 1 <= spans[0, 0, 0, 1])
-        whole.append((pages.page(i) >= 0) & inside)
+        whole.append((pages.page(i) >= 0) & inside & (pages.filled(i) == plan.page))
 
     def add(masked: bool):
         mask = _mask(pages, bounds, plan) if masked else None
@@ -345,10 +355,11 @@ def _visit(
 def _mask(pages: _Step, bounds, plan: _Plan):
     """bool [R, keys]: which query row sees which key of a step."""
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, plan.width * plan.page), 1)
-    # the place of each key, -1 where there is no page, which no query sees
+    # the place of each key, -1 where there is no page or padding, which no query sees
     place = jnp.full(lane.shape, -1, jnp.int32)
     for i in range(plan.width):
-        here = (lane >= i * plan.page) & (lane < (i + 1) * plan.page) & (pages.page(i) >= 0)
+        end = i * plan.page + pages.filled(i)
+        here = (lane >= i * plan.page) & (lane < end) & (pages.page(i) >= 0)
         place = jnp.where(here, lane + (pages.number(i) - i) * plan.page, place)
     return (place >= bounds[0, :, 0:1]) & (place <= bounds[0, :, 1:2])
 
@@ -359,8 +370,10 @@ def _clean(pages: _Step, index: int, slot, spans, v_two, plan: _Plan) -> None:
     Such values may not be finite, and 0 times them would be NaN.
     """
     rows = pl.ds(index * plan.page, plan.page)
-    place = pages.number(index) * plan.page + jax.lax.broadcasted_iota(jnp.int32, (plan.page, 1), 0)
+    offset = jax.lax.broadcasted_iota(jnp.int32, (plan.page, 1), 0)
+    place = pages.number(index) * plan.page + offset
     seen = (place >= spans[0, 0, 0, 2]) & (place <= spans[0, 0, 0, 3]) & (pages.page(index) >= 0)
+    seen &= offset < pages.filled(index)
     for head in range(plan.heads):
         values = v_two[slot, head, rows]
         v_two[slot, head, rows] = jnp.where(seen, values, jnp.zeros_like(values))

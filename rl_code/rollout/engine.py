@@ -279,9 +279,7 @@ class Engine:
         # pages are numbered within a shard of the rows, and every device has those of its own heads
         self._pages = NamedSharding(mesh, P("data", "tensor"))
         on_cpu = mesh.abstract_mesh.abstract_device.platform == "cpu"
-        # the kernel that reads pages where they lie would see the padding of documents
-        view = on_cpu or config.longest_document is not None
-        self.viewed = config.decode == "view" or (config.decode is None and view)
+        self.viewed = config.decode == "view" or (config.decode is None and on_cpu)
 
         # an axis of one device has nothing to cut, for the compiler or for ``per_shard``
         manual = {"data"} | {name for name, size in mesh.shape.items() if size == 1}

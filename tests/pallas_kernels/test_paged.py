@@ -37,7 +37,10 @@ ROWS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Rows of pages, and what their queries see of them. lists: of picks per query, or None."""
+    """Rows of pages, and what their queries see of them.
+
+    lists: of picks per query, or None. padded: whether pages end in padding.
+    """
 
     heads: int = 4
     kv_heads: int = 2
@@ -47,6 +50,7 @@ class Case:
     window: int | None = None
     lists: int | None = None
     pages: int = 7
+    padded: bool = False
 
     def __post_init__(self):
         rng, (page, queries) = np.random.default_rng(1), (self.page, self.queries)
@@ -71,7 +75,14 @@ class Case:
             picks = picks.reshape(ROWS, queries, self.lists, 4)
             picks[:, :, :, 1] = np.where(rng.random(picks.shape[:3]) < 0.5, -1, picks[:, :, :, 1])
             picks[0, 0, 0] = -1
+        filled = None
+        if self.padded:  # every second page or so is not full; the first of two rows is shared
+            filled = np.where(
+                rng.random(tables.shape) < 0.5, page, rng.integers(1, page, tables.shape)
+            )
+            filled[1, 0] = filled[0, 0] = page - 3
         fields = {
+            "filled": filled,
             "lengths": lengths,
             "places": np.maximum(places, -1),
             "tables": tables,
@@ -80,12 +91,20 @@ class Case:
         for name, x in fields.items():
             object.__setattr__(self, name, None if x is None else jnp.asarray(x, jnp.int32))
 
+    def real(self) -> np.ndarray:
+        """bool [B, S], which places are no padding."""
+        if self.filled is None:
+            return np.ones((ROWS, self.pages * self.page), bool)
+        filled = np.repeat(np.asarray(self.filled), self.page, axis=1)
+        return np.arange(self.pages * self.page) % self.page < filled
+
     def mask(self) -> np.ndarray:
         """bool [B, T, N, S]."""
         slots = np.arange(self.pages * self.page)
         t = np.asarray(self.places)[:, :, None]
         mask = (slots <= t) & (slots < np.asarray(self.lengths)[:, None, None])
         mask &= np.repeat(np.asarray(self.tables) >= 0, self.page, axis=1)[:, None]
+        mask &= self.real()[:, None]
         if self.window is not None:
             mask &= slots > t - self.window
         mask = np.repeat(mask[:, :, None], self.heads, axis=2)
@@ -99,15 +118,19 @@ class Case:
         shape = (1 + ROWS * self.pages, self.kv_heads, self.page, self.size)
         q, k, v = normal(0, (ROWS, self.queries, self.heads, self.size), shape, shape, dtype=dtype)
         filled = np.zeros((shape[0], self.page), bool)
-        for table, length in zip(np.asarray(self.tables), np.asarray(self.lengths), strict=True):
+        rows = zip(np.asarray(self.tables), np.asarray(self.lengths), self.real(), strict=True)
+        for table, length, real in rows:
+            real = real.reshape(-1, self.page)
             for number, page in enumerate(table):
-                filled[page] |= (page >= 0) & (number * self.page + np.arange(self.page) < length)
+                inside = number * self.page + np.arange(self.page) < length
+                filled[page] |= (page >= 0) & inside & real[number]
         return [q, *(jnp.where(filled[:, None, :, None], x, jnp.nan) for x in (k, v))]
 
     def definition(self, q, k_pages, v_pages):
         """(out, lse), every score in memory."""
         real = jnp.repeat(self.tables >= 0, self.page, axis=1)
         real &= jnp.arange(self.pages * self.page) < self.lengths[:, None]
+        real &= self.real()
 
         def rows(x):
             x = x[self.tables].swapaxes(2, 3).reshape(ROWS, -1, *x.shape[1::2])
@@ -128,6 +151,7 @@ class Case:
     def attend(self, q, k_pages, v_pages, **options):
         """By the interface."""
         rows = (self.tables, self.places, self.lengths)
+        options["filled"] = self.filled
         if self.picks is not None:
             return selected_paged_attention(q, k_pages, v_pages, self.picks, *rows, **options)
         return paged_attention(q, k_pages, v_pages, *rows, window=self.window, **options)
@@ -153,6 +177,8 @@ def check(case: Case, dtype=jnp.float32, gradients: bool = False, **options):
         Case(queries=4, window=21),
         Case(queries=4, lists=2),
         Case(heads=6, lists=6),
+        Case(queries=4, window=21, padded=True),
+        Case(heads=6, lists=6, padded=True),
     ],
     ids=str,
 )
@@ -169,6 +195,9 @@ def test_reference_equals_the_definition_in_values_and_gradients(x64, case):
         Case(heads=16, kv_heads=1, queries=4, window=40),
         Case(heads=16, lists=2),
         Case(heads=3, kv_heads=1, lists=3, queries=4),
+        Case(heads=2, queries=4, padded=True),
+        Case(heads=3, kv_heads=1, window=21, padded=True),
+        Case(heads=16, lists=2, padded=True),
     ],
     ids=str,
 )
@@ -201,6 +230,8 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_reference_in_bfloat16(x64):
         ("tcgen05", Case(heads=16, kv_heads=1, size=64, page=64)),
         ("wgmma", Case(heads=16, kv_heads=2, size=64, page=32, lists=2)),
         ("tcgen05", Case(heads=2, kv_heads=2, size=64, page=64, lists=2)),
+        ("wgmma", Case(heads=3, kv_heads=1, queries=4, size=64, page=32, padded=True)),
+        ("tcgen05", Case(heads=2, kv_heads=2, size=64, page=64, lists=2, padded=True)),
     ],
     ids=str,
 )

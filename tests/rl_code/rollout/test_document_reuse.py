@@ -116,6 +116,7 @@ def test_every_page_is_free_when_all_is_done():
     scheduler.close()
 
 
+@pytest.mark.long
 def test_two_shards_and_prompts_prefilled_elsewhere_give_the_same_samples():
     tasks = [*TASKS, EDITED]
     together, _ = play_documents(tasks)
@@ -140,25 +141,29 @@ def test_two_shards_and_prompts_prefilled_elsewhere_give_the_same_samples():
     scheduler.close()
 
 
-@pytest.mark.parametrize("change_after", range(1, 8))
+@pytest.mark.parametrize("change_at", [1, 2])
 @pytest.mark.quick(first=1)
-def test_weights_that_change_between_documents_are_stated_and_sampled_again(change_after):
+def test_weights_that_change_between_documents_are_stated_and_sampled_again(change_at):
     """What a trajectory says of its keys (``Context.keys``) is enough to sample it again, bit for
-    bit, whichever of its documents had been computed, found, or were due.
+    bit, also where a document was half computed, or found but not yet seen.
+
+    change_at: the how manieth round it is after which an episode has such a document.
     """
-    scheduler = make_scheduler(dataclasses.replace(SCARCE, decode_steps=2))
+    engine = dataclasses.replace(SCARCE, decode_steps=2, prefill_tokens=2)
+    scheduler = make_scheduler(engine)
     mesh = scheduler.engine.mesh
     models = {3: model_on(mesh), 4: jax.tree.map(lambda x: -x, model_on(mesh))}
     scheduler.load(models[3], 3)
     for number, task in enumerate([TASKS[0], EDITED]):
         scheduler.submit(task, DocumentEpisode, group=number, group_size=2, key=(0, 7), tag=number)
     groups = {}
-    for count in range(10**6):
-        if count == 2 * change_after:
-            scheduler.load(models[4], 4)
-        if not scheduler.groups:
-            break
+    rounds = 0
+    while scheduler.groups:
         groups |= scheduler.step()
+        if any(len(row.documents) > row.seen for row in scheduler._open.rows):
+            rounds += 1
+            if rounds == change_at:
+                scheduler.load(models[4], 4)
     mixed = 0
     for number, task in enumerate([TASKS[0], EDITED]):
         for trajectory in groups[number].trajectories:
@@ -167,7 +172,7 @@ def test_weights_that_change_between_documents_are_stated_and_sampled_again(chan
             assert (again.tokens == trajectory.tokens).all()
             assert (again.logprobs == trajectory.logprobs).all()
             assert (again.versions == trajectory.versions).all()
-    assert mixed or change_after > 4
+    assert mixed
     scheduler.close()
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from models.sharding import MeshConfig, make_mesh
-from tests.rl_code.rollout.small import MODEL, assert_same, model_on, play
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.scheduler import Scheduler
+from tests.rl_code.rollout.small import MODEL, SAMPLING, STOP, Letters, assert_same, model_on, play
 from tests.rl_code.rollout.test_scheduler import METHODS
 from tests.rl_code.rollout.with_documents import (
     WITH_DOCUMENTS,
@@ -70,3 +72,19 @@ def test_every_method_samples_over_documents_what_the_trainer_computes(name):
     assert stats.preempted
     assert_same(scarce, together)
     _assert_trained_alike(together, model)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["dense from pages", "nsa"])
+def test_a_mesh_of_rows_and_heads_samples_over_documents_what_the_trainer_computes(name):
+    attention, changes = METHODS[name]
+    model = dataclasses.replace(MODEL, attention=attention)
+    engine = dataclasses.replace(WITH_DOCUMENTS, **changes)
+    mesh = make_mesh(MeshConfig(data=2, tensor=2))
+    scheduler = Scheduler(
+        Engine(model, engine, SAMPLING, (STOP,), mesh), Letters(), workers=4, tool_timeout_s=30.0
+    )
+    make = functools.partial(DocumentEpisode, page=engine.page)
+    groups, _ = play_documents(TASKS, scheduler=scheduler, model=model, make=make)
+    scheduler.close()
+    _assert_trained_alike(groups, model)

@@ -66,7 +66,8 @@ def _trainer_logprobs(trajectories, model):
     def trainer(model, tokens):
         ones = jnp.ones_like(tokens)
         positions = jnp.cumsum(ones, axis=1) - 1
-        hidden = model.hidden(tokens, positions, packed_rows(ones, 0 * ones, positions))
+        where = packed_rows(ones, 0 * ones, positions)
+        hidden = model.hidden(tokens, positions, where, align=0)
         return jax.nn.log_softmax(model.logits(hidden))
 
     return np.asarray(trainer(model, tokens))

@@ -91,6 +91,8 @@ def trainer_logprobs(trajectories, model) -> np.ndarray:
     def trainer(model, tokens, positions, segments, documents):
         order = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         where = Tokens(segments, 0 * segments, documents, order)
-        return jax.nn.log_softmax(model.logits(model.hidden(tokens, positions, where)))
+        # documents start at multiples of the blocks' size
+        hidden = model.hidden(tokens, positions, where, align=model.config.alignment)
+        return jax.nn.log_softmax(model.logits(hidden))
 
     return np.asarray(trainer(model, tokens, positions, segments, documents))
