@@ -118,6 +118,26 @@ def test_documents_loaded_equal_documents_in_a_cache_without_tiers(tmp_path):
     assert relative(np.concatenate(found), behind([A, C, B], TAIL)) > 1e-3
 
 
+def test_a_document_that_could_not_be_kept_can_be_loaded_again(tmp_path, monkeypatch):
+    encode = document_encoder(model(METHODS))
+    with tiered(tmp_path) as small:
+        small.cache.load(0, encode(A))
+        disk = small.cache._host._disk
+
+        def full(key, arrays):
+            if key[0] == 1:  # the first layer's blocks still found room
+                raise OSError("no space left on device")
+            return type(disk).write(disk, key, arrays)
+
+        monkeypatch.setattr(disk, "write", full)
+        with pytest.raises(OSError, match="no space left"):
+            small.cache.load(0, encode(C))
+        monkeypatch.undo()
+        small.cache.load(0, encode(C))
+        found = advance(small, [TAIL], [len(A + C)], CHUNK)[0]
+    assert relative(found, behind([A, C], TAIL)) < 1e-5
+
+
 def test_one_document_loaded_equals_its_prefill(tmp_path):
     with tiered(tmp_path / "loaded") as loaded, tiered(tmp_path / "prefilled") as prefilled:
         loaded.cache.load(0, document_encoder(model(METHODS))(C))

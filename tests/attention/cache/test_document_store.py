@@ -140,6 +140,48 @@ def test_corrupted_files_are_noticed_and_encoded_again(tmp_path):
     assert store(tmp_path).metrics()["documents/corrupted"] == 1
 
 
+def test_whatever_happens_a_document_is_found_as_it_was_encoded(tmp_path):
+    """Puts, gets, evictions, new stores, damage and documents of other weights in any order."""
+    rng = np.random.default_rng(0)
+    sizes = dict(device=2 * ONE, host=2 * ONE, disk=3 * ONE)
+
+    def open_store(weights="w"):
+        return store(
+            tmp_path, **sizes, weights=weights, encode=lambda ids: document(ids[0], weights)
+        )
+
+    documents = open_store()
+    for _ in range(150):
+        number = int(rng.integers(8))
+        match rng.choice(["put", "get", "get", "get", "evict", "open", "damage", "other"]):
+            case "put":
+                documents.put(document(number), rng.choice(["device", "host", "disk"]))
+            case "get":
+                assert same(documents.get(tokens(number)), number)
+                assert documents.where(tokens(number)) == "device"
+            case "evict":
+                tier = rng.choice(["device", "host", "disk"])
+                if documents.metrics()[f"documents/{tier}_count"]:
+                    documents.evict(tier)
+            case "open":
+                documents = open_store()
+            case "damage":
+                files = [path for path in tmp_path.rglob("*") if path.is_file()]
+                if files:
+                    path = files[rng.integers(len(files))]
+                    content = bytearray(path.read_bytes())
+                    content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+                    path.write_bytes(content)
+            case "other":
+                open_store("other").put(document(number, "other"), "disk")
+                documents = open_store()
+        metrics = documents.metrics()
+        for tier, most in sizes.items():
+            assert metrics[f"documents/{tier}_bytes"] <= most
+        assert {path.name for path in tmp_path.iterdir()} == set(documents._disk)
+        assert not documents._memory["device"].keys() & documents._memory["host"].keys()
+
+
 def test_every_changed_bit_of_the_shapes_is_noticed(tmp_path):
     documents = store(tmp_path)
     documents.put(document(0), "disk")
