@@ -78,7 +78,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         "reward/first_edit": mean(t.first_edit_passed for t in trajectories),
         "reward/mixed_groups": mean(0 < good < graded for good, graded in counts),
         "episode/sampled_tokens": mean(t.sampled.sum() for t in trajectories),
-        "episode/tokens": mean(len(t.tokens) for t in trajectories),
+        "episode/tokens": mean(t.num_tokens for t in trajectories),
         "episode/turns": mean(
             sum(turn.role == "assistant" for turn in t.turns) for t in trajectories
         ),

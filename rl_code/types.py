@@ -266,6 +266,16 @@ class Trajectory:
         """int32 [T], what each place is (``Context.documents``); None for none."""
         return None if self.contexts[0].documents is None else self._join("documents")
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all contexts; padding of documents is not counted."""
+        return sum(
+            len(context.tokens) - int(np.sum(context.documents == -1))
+            if context.documents is not None
+            else len(context.tokens)
+            for context in self.contexts
+        )
+
     def whole(self, index: int) -> np.ndarray:
         """int32 [...], what the policy saw of context ``index``: kept tokens and its own."""
         return whole_of(self.contexts, [context.tokens for context in self.contexts], index)

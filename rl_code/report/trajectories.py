@@ -207,6 +207,8 @@ def _compact(group: Mapping[str, Any], table: _TokenTable) -> dict[str, Any]:
                 "logprobs": [_hundredths(value) for value in sample["logprobs"]],
                 "versions": _runs(sample["versions"]),
             }
+            # only in a run with documents
+            | ({"documents": _runs(sample["documents"])} if "documents" in sample else {})
         )
     return {
         "task_id": group["task_id"],

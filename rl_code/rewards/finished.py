@@ -64,7 +64,7 @@ class Usage:
         return cls(
             turns=len(messages),
             tokens_sampled=int(trajectory.sampled.sum()),
-            tokens_total=len(trajectory.tokens),
+            tokens_total=trajectory.num_tokens,
             calls=dict(collections.Counter(named)),
             malformed_calls=trajectory.malformed_calls,
             seconds=trajectory.seconds,

@@ -22,6 +22,7 @@ from rl_code.documents import (
     seen_as,
 )
 from rl_code.read_config import ConfigError
+from rl_code.report.trajectories import trajectories
 from rl_code.run_config import RunConfig
 from rl_code.store import serialization
 from rl_code.trajectory_log import TrajectoryLog, read_trajectories
@@ -184,3 +185,7 @@ def test_a_log_shows_no_padding_and_says_what_each_token_is(tmp_path):
     assert record["prompt"]["pieces"] == ["a", "b", "c", "", "d"]
     (logged,) = record["trajectories"]
     assert logged["pieces"] == ["e", "", "f", "g"] and logged["documents"] == [2, -1, 0, 0]
+    found = trajectories({"run": tmp_path}, steps=1, per_source=1, room=1 << 20)
+    (sample,) = found["sources"][0]["groups"][0]["samples"]
+    assert sample["documents"] == [[2, 1], [-1, 1], [0, 2]]
+    assert marked.num_tokens == 7

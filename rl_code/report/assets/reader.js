@@ -170,7 +170,8 @@ function tokens(sample, t) {
     const span = el("span", { "data-i": i }, text);
     if (/^<\|[^|]*\|>$/.test(text)) span.classList.add("special");
     if (logprob === null) span.classList.add("given");
-    else if (typeof logprob === "number") span.style.background = `rgba(var(--heat), ${(0.75 * Math.min(1, -logprob / DARKEST)).toFixed(3)})`;
+    if (documentOf(sample, i) > 0) span.classList.add("document");
+    if (typeof logprob === "number") span.style.background = `rgba(var(--heat), ${(0.75 * Math.min(1, -logprob / DARKEST)).toFixed(3)})`;
     box.append(span);
   }
   return box;
@@ -179,15 +180,23 @@ function tokens(sample, t) {
 function describe(sample, i) {
   const [id, text] = TOKENS[sample.tokens[i]], logprob = sample.logprobs[i];
   const lines = [JSON.stringify(text), `token ${id}`];
+  const inside = documentOf(sample, i);
+  if (inside) lines.push(inside > 0 ? `document ${inside}` : "padding");
   if (logprob === null) return [...lines, "not sampled"].join("\n");
   const value = typeof logprob === "number" ? logprob / 100 : NaN;
   lines.push(`log p ${value.toFixed(2).replace("-", "−")}   p ${Math.exp(value).toPrecision(2)}`, `weights ${version(sample, i)}`);
   return lines.join("\n");
 }
 
-function version(sample, i) {
-  for (const [value, count] of sample.versions) { if (i < count) return value; i -= count; }
+// the value at index i of [value, count] pairs
+function valueAt(runs, i) {
+  for (const [value, count] of runs) { if (i < count) return value; i -= count; }
 }
+
+function version(sample, i) { return valueAt(sample.versions, i); }
+
+// the number of the document that a token stands in; 0 outside of documents, -1 for padding
+function documentOf(sample, i) { return sample.documents ? valueAt(sample.documents, i) : 0; }
 
 const seconds = (value) => value < 1 ? `${(1000 * value).toFixed(value < 0.01 ? 1 : 0)} ms` : `${value.toFixed(1)} s`;
 
