@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention.blocks import aligned, entries
 from rl_code.documents import PADDING, DocumentsConfig, place, rope_positions, seen_as
 from rl_code.learner.batching import (
     Demonstrated,
@@ -148,6 +149,12 @@ def test_packed_rows_equal_the_contexts_one_by_one(build, methods):
     assert len(values[0]) == sum(t.sampled.sum() for group in groups for t in group.trajectories)
     np.testing.assert_allclose(*values, rtol=0, atol=2e-5)
 
+    # whatever stands in padding, nobody sees it
+    spoiled = np.where(alone.segments > 0, alone.tokens, 1 + alone.order % (VOCAB - 1))
+    spoiled = dataclasses.replace(alone, tokens=spoiled.astype(np.int32))
+    again = by_trajectory(logprobs_of(model, spoiled, None), alone)
+    assert np.any(spoiled.tokens != alone.tokens) and np.array_equal(values[1], again)
+
     # every sampled token has a weight of its own, the same in both batches
     def weights(batch):
         counted = np.cumsum(batch.mask, axis=1) + 7 * batch.trajectories
@@ -158,6 +165,37 @@ def test_packed_rows_equal_the_contexts_one_by_one(build, methods):
     assert_close(*(by_trajectory(weights(batch), batch) for batch, _ in ways))
     gradients = [gradient_of(model, batch, weights(batch), runs) for batch, runs in ways]
     assert_close(*gradients, rtol=1e-4, floor=1e-3)
+
+
+def test_no_block_and_no_stretch_has_tokens_of_two_documents(build):
+    size = DOCUMENTS.page
+    cut = jax.jit(lambda tokens: aligned(tokens, size, PACK.runs, documents=True))
+    for seed in range(3):
+        batch, _ = pack(make_groups(build, SIZES, seed=seed), advantages_of(SIZES), PACK, version=0)
+        tokens = tokens_of(batch)
+        blocks = cut(tokens)
+        stretched = entries(blocks, 4, 2)
+        names = ("segments", "branches", "documents")
+        for row in range(PACK.rows):
+            slots = np.asarray(blocks.slots[row]).reshape(-1, size)
+            full = slots >= 0
+            for name in names:
+                own = np.asarray(getattr(blocks.tokens, name)[row]).reshape(-1, size)
+                assert np.all((own == own[:, :1]) | ~full)
+            order = np.asarray(blocks.tokens.order[row]).reshape(-1, size)
+            assert np.all((order % size == np.arange(size)) | ~full)
+            # every slot is in a block of its own branch once; copies are in those of others
+            real = np.flatnonzero(batch.segments[row])
+            branch = np.asarray(blocks.tokens.branches[row]).reshape(-1, size)
+            mine = full & (branch == batch.branches[row][np.maximum(slots, 0)])
+            assert sorted(slots[mine].tolist()) == real.tolist()
+            # a stretch of places p to p + 3 is whole if all four hold neighbours of one document
+            whole = np.flatnonzero(np.asarray(stretched.tokens.segments[row]))
+            assert len(whole) or not len(real)
+            flat = slots.ravel()
+            for start in 2 * whole:
+                kinds = batch.documents[row][flat[start : start + 4]]
+                assert np.all(flat[start : start + 4] >= 0) and np.all(kinds == kinds[0])
 
 
 @pytest.mark.parametrize("methods", ["dense-window", "nsa", "moba-documents"])
