@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.blocks import Blocks, Entries, best_blocks, map_queries, sees
 from attention.blockwise import XLA, check_heads
 from pallas_kernels.compressed import api as kernels
+from pallas_kernels.compressed import paged
 from pallas_kernels.compressed.blocks import Selection
 from pallas_kernels.softmax import weighted_attention
 from pallas_kernels.tokens import Tokens
@@ -62,6 +63,44 @@ def compressed_attention(
         interpret=interpret,
         fallback=in_xla,
     )
+
+
+def from_pages(
+    q: Float[Array, "B T N H"],
+    pages: tuple[Float[Array, "pages K e H"], Float[Array, "pages K e H"]],
+    table: Int[Array, "B P"],
+    q_tokens: Tokens,
+    blocks: Blocks,
+    config: Selection,
+    *,
+    implementation: str | None = None,
+    interpret: Any = False,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"], Int[Array, "B T K n"]] | None:
+    """``compressed_attention`` of few queries to the pages of a cache, where they lie.
+
+    pages: the compressed keys, rotated, and values, each in the page of the last token of its
+      stretch. Every row holds one sequence from place 0, without documents.
+    implementation: the name of a kernel, or None for the one that can run.
+
+    Returns None where no kernel can run.
+    """
+    ahead = config.length // config.stride - 1
+    # the entry that ends with the query's own token, or the last one before
+    last = jnp.where(q_tokens.segments > 0, (q_tokens.order + 1) // config.stride - 1, -1)
+    found = paged.paged_compressed_attention(
+        *(q, *pages, table, last),
+        first=ahead,
+        implementation=implementation,
+        interpret=interpret,
+        fallback=lambda: None,
+    )
+    if found is None:
+        return None
+    out, lse, weights = found
+    heads = blocks.heads
+    candidates = sees(q_tokens, blocks.own_from, heads, heads.order)[:, :, None]
+    scores = block_scores(weights, None, config, ahead)
+    return out, lse, choose(scores, candidates, q_tokens.order, heads.order, config)
 
 
 def _in_chunks(q, k, v, q_tokens, blocks: Blocks, stretched: Entries, config: Selection):

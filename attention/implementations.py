@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from pallas_kernels import choice
 from pallas_kernels.compressed import api as compressed
+from pallas_kernels.compressed import paged as paged_compressed
 from pallas_kernels.compressed.blocks import Selection
 from pallas_kernels.flash import api as flash
 from pallas_kernels.paged import api as paged
@@ -192,7 +193,10 @@ def compressed_calls(part: str, shape: CallShape, selection: Selection) -> tuple
 
         def obstacle(platform: str, name: str, dtype: str) -> str | None:
             if phase == "decode":
-                return "few queries take one step, in which a kernel's tile would be mostly empty"
+                pages = (rows * shape.pages, heads, shape.page // selection.stride, size)
+                entries = shape.pages * pages[2]
+                q_shape = shape.queries(phase)
+                return paged_compressed.obstacle_on(platform, name, dtype, q_shape, pages, entries)
             return compressed.obstacle_on(
                 platform, name, dtype, shape.queries(phase), k_shape, selection
             )

@@ -35,7 +35,7 @@ from attention.blocks import Blocks, Entries, entries, stretches
 from attention.blockwise import XLA, check_heads
 from attention.cache.reader import FEW, PageReader
 from attention.cache.writer import NO_PAGE, PageWriter, put
-from attention.compressed import compressed_attention
+from attention.compressed import compressed_attention, from_pages
 from attention.implementations import (
     Call,
     CallShape,
@@ -261,9 +261,18 @@ class NSA(Selection, Method):
     def choose_pages(self, pages, q, q_tokens, reader):
         """(the result of the compressed branch, the chosen pages); reads only compressed keys."""
         blocks = reader.blocks(q_tokens)
+        few = q.shape[1] <= FEW
+        table = reader.pages.tables.compressed
+        # where the pages hold rotated keys of plain sequences, a kernel reads them where they lie
+        plain = reader.rotate is None and reader.pages.runs is None and table is not None
+        if few and plain:
+            found = from_pages(q, pages["compressed"], table, q_tokens, blocks, self)
+            if found is not None:
+                return found[0], found[2]
         compressed, stretched = self._stretches(pages, blocks, reader)
-        # few queries would leave most of a kernel's tile empty, and XLA takes them in one step
-        implementation = XLA if q.shape[1] <= FEW else None
+        # few queries would leave most of a tile of the other kernels empty, and XLA takes them in
+        # one step
+        implementation = XLA if few else None
         out, _, picks = compressed_attention(
             q, *compressed, q_tokens, blocks, stretched, self, implementation=implementation
         )

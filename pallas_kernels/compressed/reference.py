@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.compressed.blocks import FORCED, UNSEEN, Selection, edges
+from pallas_kernels.softmax import weighted_attention
 from pallas_kernels.tokens import Tokens, visible
 
 
@@ -63,3 +64,21 @@ def select(*arguments, selection: Selection, ahead: int = 0) -> jax.Array:
     return jnp.pad(
         picks, ((0, 0),) * 3 + ((0, selection.picks - picks.shape[-1]),), constant_values=-1
     )
+
+
+def paged(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    table: jax.Array,
+    last: jax.Array,
+    *,
+    first: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """``paged.paged_compressed_attention`` with a row's pages side by side."""
+    k, v = (x[jnp.maximum(table, 0)].transpose(0, 1, 3, 2, 4) for x in (k_pages, v_pages))
+    k, v = (x.reshape(x.shape[0], -1, *x.shape[3:]) for x in (k, v))
+    number = jnp.arange(k.shape[1])
+    mask = (number >= first) & (number <= last[..., None])
+    out, lse, weights, share = weighted_attention(q, k, v, mask)
+    return out, lse, jnp.einsum("bkgte,bkgt->bkte", weights, share)

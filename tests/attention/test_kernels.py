@@ -4,6 +4,8 @@ where one can run.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from attention import blockwise
 from attention.blocks import entries, in_place
 from attention.blockwise import dense_attention
-from attention.compressed import compressed_attention
+from attention.compressed import compressed_attention, from_pages
 from attention.methods.nsa import NSA
 from attention.selected import selected_attention
 from pallas_kernels.tokens import sequences
@@ -66,6 +68,41 @@ def test_kernels_equal_xla(method):
         assert relative(a, b) < 1e-4
     for a, b in zip(picks, want_picks, strict=True):
         np.testing.assert_array_equal(np.sort(a), np.sort(b))
+
+
+@pytest.mark.long
+def test_decoding_from_pages_of_compressed_keys_equals_rows_side_by_side():
+    lengths = jnp.array([90, 41])
+    tokens = sequences(lengths, 96)
+    blocks = dataclasses.replace(in_place(tokens, SPARSE.block), causal=False)
+    # the last two tokens of each row; the second row has one only, and padding
+    places = jnp.array([[88, 89], [40, -1]])
+    q_tokens = tokens.map(
+        lambda x: jnp.where(places < 0, 0, jnp.take_along_axis(x, jnp.maximum(places, 0), axis=1))
+    )
+    blocks = dataclasses.replace(blocks, own_from=jnp.full((2, 2), jnp.iinfo(jnp.int32).max))
+    each = SPARSE.block // SPARSE.stride
+    q, k, v = normal(0, (2, 2, 4, 128), *[(16, 2, each, 128)] * 2)
+    table = jnp.asarray(np.random.default_rng(0).permutation(16)[:12].reshape(2, 6), jnp.int32)
+    late = SPARSE.length // SPARSE.stride - 1
+    stretched = entries(blocks, SPARSE.length, SPARSE.stride).by_last(late)
+
+    @jax.jit
+    def by_rows(q, *pages):
+        rows = [x[table].transpose(0, 1, 3, 2, 4).reshape(2, -1, 2, 128) for x in pages]
+        options = dict(implementation="xla")
+        return compressed_attention(q, *rows, q_tokens, blocks, stretched, SPARSE, **options)
+
+    @jax.jit
+    def by_pages(q, *pages):
+        options = dict(implementation="tpu", interpret=pltpu.InterpretParams())
+        return from_pages(q, pages, table, q_tokens, blocks, SPARSE, **options)
+
+    assert from_pages(q, (k, v), table, q_tokens, blocks, SPARSE) is None  # no kernel for a CPU
+    (out, lse, picks), (wanted, wanted_lse, wanted_picks) = by_pages(q, k, v), by_rows(q, k, v)
+    assert relative(out, wanted) < 1e-5
+    np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5)
+    np.testing.assert_array_equal(np.sort(picks), np.sort(wanted_picks))
 
 
 def test_a_kernel_that_cannot_run_is_refused_by_name_and_passed_over_without(monkeypatch):

@@ -68,7 +68,11 @@ def test_every_program_of_a_workload_gives_its_kernels(target):
     for program, names in {
         "update": {"flash_forward", "flash_backward_q", "flash_backward_kv", "selected_forward"},
         "prefill": {"flash_forward", "compressed_select", "selected_forward"},
-        "decode": {"paged_attention", "selected_paged_attention"},
+        "decode": {
+            "paged_attention",
+            "selected_paged_attention",
+            "compressed_paged_attention",
+        },
     }.items():
         mine = {kernel.name for kernel in found if f"8B, nsa: {program}" in kernel.callers}
         assert names <= mine

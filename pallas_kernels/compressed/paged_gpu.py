@@ -1,0 +1,232 @@
+"""Attention of few tokens to compressed keys in pages on GPU (Mosaic GPU).
+
+A thread block is one split of the pages of one key/value head. One warpgroup reads the table and
+copies the pages of a step side by side into a ring of buffers. The other moves them into the layout
+of the matrix unit, since a page has fewer rows than eight, and multiplies. Products are transposed,
+as in ``paged.gpu``: keys are the rows, and queries times heads are the columns.
+
+Dimensions: those of ``paged``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
+from pallas_kernels.padding import pad
+from pallas_kernels.paged.gpu import HEAD_DIMS, ROWS
+from pallas_kernels.paged.lists import COLUMNS
+from pallas_kernels.pipeline import barriers, fetch, specialise_warps, visits
+from pallas_kernels.tokens import MASKED
+
+DTYPES = ("bfloat16",)
+
+
+def obstacle(
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    entries: int,
+    splits: int,
+    keys: int,
+    on: str,
+) -> str | None:
+    """Why the kernel cannot run q [B, T, N, H] and pages [pages, K, e, H], of which a row has
+    ``entries`` stretches, on "tpu", "hopper" or "blackwell", or None.
+    """
+    (each, head_dim) = k_shape[2:]
+    if keys % each:
+        return f"{each} stretches of a page must divide {keys}"
+    if head_dim not in (sizes := HEAD_DIMS[on]):
+        return f"{head_dim=} must be one of {sizes}, the rows of a product"
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What is static in the kernel."""
+
+    # Stretches of a page, and pages of a step.
+    each: int
+    width: int
+    splits: int
+    # K.
+    heads: int
+    # Query rows of a thread block.
+    columns: int
+    # Slots of the ring: steps in flight at the same time.
+    steps: int
+    # 1 / sqrt(H).
+    scale: float
+    # The first entry that a query sees.
+    first: int
+    interpret: bool
+    # A key of ``matrix_units.KEY_UNITS``.
+    unit: str
+
+
+def forward(
+    q: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    table: jax.Array,
+    bounds: jax.Array,
+    spans: jax.Array,
+    *,
+    first: int,
+    keys: int,
+    entries: int,
+    tuning,
+    interpret=False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """As ``paged_tpu.forward``."""
+    (batch, heads, rows, head_dim) = q.shape
+    each = k_pages.shape[2]
+    unit = KEY_UNITS[tuning.matrix_unit]
+    plan = _Plan(
+        each=each,
+        width=keys // each,
+        splits=tuning.splits,
+        heads=heads,
+        columns=COLUMNS,
+        steps=tuning.steps,
+        scale=head_dim**-0.5,
+        first=first,
+        interpret=bool(interpret),
+        unit=tuning.matrix_unit,
+    )
+    bounds = pad(bounds + 1, plan.columns) - 1  # further rows see nothing
+    q = pad(q, plan.columns, axis=2)
+    padded = q.shape[2]
+    blocks = padded // plan.columns
+    room = -(-entries // keys) * keys
+    splits = tuning.splits
+    out, lse, scores = plgpu.kernel(
+        functools.partial(_kernel, plan=plan),
+        kernel_name="compressed_paged_attention",
+        out_type=[
+            jax.ShapeDtypeStruct(
+                (splits, batch, heads, blocks, head_dim, plan.columns), jnp.float32
+            ),
+            jax.ShapeDtypeStruct((splits, batch, heads, padded), jnp.float32),
+            jax.ShapeDtypeStruct((batch, heads, blocks, room, plan.columns), jnp.float32),
+        ],
+        scratch_types=[
+            tiles((plan.columns, head_dim), q.dtype),
+            plgpu.SMEM((plan.steps, keys, head_dim), k_pages.dtype),
+            plgpu.SMEM((plan.steps, keys, head_dim), v_pages.dtype),
+            tiles((keys, head_dim), k_pages.dtype),
+            tiles((keys, head_dim), v_pages.dtype),
+            plgpu.SMEM((head_dim, plan.columns), jnp.float32),
+            plgpu.SMEM((plan.columns,), jnp.float32),
+            plgpu.Barrier(num_barriers=1),
+            *barriers(plan.steps, unit.compute, arrays=2 * plan.width),
+            *unit.scratch(plan.columns, head_dim, q.dtype),
+        ],
+        grid=(blocks, splits, batch * heads),
+        grid_names=("tile", "split", "part"),
+        num_threads=unit.compute + 1,
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        interpret=interpret or None,
+    )(table, spans, bounds, q, k_pages, v_pages)
+    out = out.swapaxes(-1, -2).reshape(splits, batch, heads, padded, head_dim)
+    scores = scores.swapaxes(-1, -2).reshape(batch, heads, padded, room)
+    return out[:, :, :, :rows], lse[:, :, :, :rows], scores[:, :, :rows]
+
+
+def _kernel(
+    table, spans, bounds, q, k, v, out, lse, scores,
+    q_own, k_ring, v_ring, k_own, v_own, out_own, lse_own, loaded, filled, emptied, *refs,
+    plan: _Plan,
+):  # fmt: skip
+    tile, split, part, wg = (jax.lax.axis_index(x) for x in ("tile", "split", "part", "wg"))
+    row = jax.lax.div(part, jnp.int32(plan.heads))
+    head = jax.lax.rem(part, jnp.int32(plan.heads))
+    unit = KEY_UNITS[plan.unit](refs, plan.interpret)
+    begin = spans[row, 2 * split]
+    end = spans[row, 2 * split + 1]
+    high = spans[row, 2 * plan.splits]
+    # no entry from here on belongs to the split
+    past = jnp.minimum(end * plan.each, high + 1)
+    count = jax.lax.div(end - begin + (plan.width - 1), jnp.int32(plan.width))
+    own = pl.ds(tile * plan.columns, plan.columns)
+
+    def compute():
+        plgpu.copy_gmem_to_smem(q.at[row, head, own], q_own, loaded)
+        last = plgpu.load(bounds.at[row, own], layout=unit.layout.reduce(0), optimized=False)
+        plgpu.barrier_wait(loaded)
+
+        def visit(slot, carry):
+            step, top, total, acc = carry
+            place = (begin + step * plan.width) * plan.each
+            _stage(k_ring.at[slot], k_own, None)
+            # a weight of 0 times a value that is not finite would be NaN
+            _stage(v_ring.at[slot], v_own, (plan.first - place, past - place))
+            plgpu.commit_smem()
+            found = unit.product(k_own, q_own.transpose((1, 0))) * plan.scale
+            entry = plgpu.broadcasted_iota(jnp.int32, found.shape, 0, layout=unit.layout) + place
+            seen = (entry >= plan.first) & (entry < past) & (entry <= spread(last, found.shape, 1))
+            found = jnp.where(seen, found, MASKED)
+            scores.at[row, head, tile, pl.ds(place, unit.keys)][...] = found
+            # powers of 2 from here on: exp2 is one instruction
+            found = found * LOG2_E
+            new_top = jnp.maximum(top, found.max(axis=0))
+            weights = jnp.exp2(found - spread(new_top, found.shape, 1))
+            shrink = jnp.exp2(top - new_top)
+            total = total * shrink + weights.sum(axis=0)
+            acc = unit.shrink_and_add(acc, shrink, v_own, weights.astype(v_own.dtype))
+            return step + 1, new_top, total, acc
+
+        # above MASKED, so that a masked score weighs nothing even before a visible key was met
+        line = unit.layout.reduce(0)
+        start = (
+            jnp.int32(0),
+            full((plan.columns,), MASKED / 2, line),
+            full((plan.columns,), 0, line),
+            full(out_own.shape, 0, unit.layout),
+        )
+        _, top, total, acc = visits(0, count, filled, emptied, visit, start, plan.steps)
+        nothing = total == 0.0
+        divisor = jnp.where(nothing, 1.0, total)
+        out_own[...] = acc / spread(divisor, acc.shape, 1)
+        lse_own[...] = jnp.where(nothing, -jnp.inf, (top + jnp.log2(divisor)) * (1 / LOG2_E))
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(out_own, out.at[split, row, head, tile])
+        plgpu.copy_smem_to_gmem(lse_own, lse.at[split, row, head, own])
+        plgpu.wait_smem_to_gmem(0)
+
+    def sources(step):
+        # a page past the end of the split is the last one again, and is masked
+        at = begin + step * plan.width
+        found = [table[row, jnp.minimum(at + i, end - 1)] for i in range(plan.width)]
+        return [x.at[page, head] for x in (k, v) for page in found]
+
+    rings = [
+        x.at[:, pl.ds(i * plan.each, plan.each)]
+        for x in (k_ring, v_ring)
+        for i in range(plan.width)
+    ]
+    specialise_warps(
+        wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
+    )
+
+
+def _stage(source, target, kept) -> None:
+    """Copies keys or values into the matrix unit's layout.
+
+    kept: (first, past) of the rows that are kept, the others becoming zeros, or None for all.
+    """
+    layout = plgpu.Layout.WGMMA
+    for at in range(0, source.shape[0], ROWS):  # few at a time, for the sake of registers
+        own = pl.ds(at, ROWS)
+        some = plgpu.load(source.at[own], layout=layout, optimized=False)
+        if kept is not None:
+            row = plgpu.broadcasted_iota(jnp.int32, some.shape, 0, layout=layout) + at
+            some = jnp.where((row >= kept[0]) & (row < kept[1]), some, jnp.zeros_like(some))
+        target.at[own][...] = some
