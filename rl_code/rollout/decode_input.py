@@ -71,7 +71,8 @@ def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
             tiles=ints(rows, config.tile),
             prefixes=ints(rows, config.prefix_table),
             num_tiles=ints(shards, fill=0),
-            own_filled=ints(rows, config.table, fill=0) if documents else None,
+            # not 0: an empty slot sees one key, since attention to no key at all is 0 / 0
+            own_filled=ints(rows, config.table, fill=config.page) if documents else None,
             prefixes_filled=ints(rows, config.prefix_table, fill=0) if documents else None,
         ),
     )

@@ -5,10 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention.cache import gathered
+from attention.cache.paged import init_cache
+from attention.methods.dense import Dense
 from models.sharding import MeshConfig, make_mesh
+from rl_code.rollout.decode_input import empty_input
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import MODEL, SAMPLING, STOP, Letters, assert_same, model_on, play
@@ -88,3 +94,13 @@ def test_a_mesh_of_rows_and_heads_samples_over_documents_what_the_trainer_comput
     groups, _ = play_documents(TASKS, scheduler=scheduler, model=model, make=make)
     scheduler.close()
     _assert_trained_alike(groups, model)
+
+
+def test_an_empty_slot_computes_nothing_that_is_not_finite():
+    config = WITH_DOCUMENTS
+    rows = jax.tree.map(jnp.asarray, empty_input(config, 1).rows)
+    cache = init_cache((Dense(),), config.pages, 1, 4, "float32", page=config.page)
+    slots = config.slots
+    seen = gathered.gather(cache, 0, rows, config.view_block, jnp.int32(0), jnp.zeros(slots, int))
+    out = gathered.attend(seen, rows, jnp.ones((slots, 2, 4)), jnp.full(slots, -1))
+    assert np.isfinite(out).all()
