@@ -73,6 +73,13 @@ def _large(name: str, **settings: Any) -> Workload:
     return Workload(f"8B, {name}", "quickstart", _LARGE, "qwen3-8b", (method,))
 
 
+def _documents(name: str, **settings: Any) -> Workload:
+    """The same with documents, whose pages end in padding."""
+    plain = _large(name, **settings)
+    changes = {**plain.changes, "documents": {}}
+    return dataclasses.replace(plain, name=f"{plain.name}, documents", changes=changes)
+
+
 WORKLOADS = (
     Workload("quickstart", "quickstart"),
     Workload("smollm2_mbpp", "smollm2_mbpp"),
@@ -82,6 +89,8 @@ WORKLOADS = (
     _large("nsa"),
     _large("moba", block=64, picks=16),
     _large("squid"),
+    _documents("dense"),
+    _documents("nsa"),
 )
 
 
