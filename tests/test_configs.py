@@ -16,7 +16,7 @@ import pytest
 
 from attention.cache.paged import page_size
 from attention.methods.api import METHODS
-from configs import quickstart
+from configs import long_context, quickstart
 from experiments.recall.study import RecallExperiment
 from launch import sweep
 from rl_code import read_config
@@ -146,12 +146,33 @@ def test_the_quickstart_takes_a_step_with_every_method(attention, tmp_path):
     given.sft.update(steps=1, demonstrations=20)
     given.train.update(steps=1, tasks_per_step=2, group_size=2, micro_batches=2)
     given.train.pack.drop_uninformative = False
+    given.train.loss.entropy_coef = 0.01  # a gradient even where all rewards are equal
     given.suites = ()
     train(with_attention(given, attention), tmp_path)
     (row,) = read_metrics(tmp_path)
     assert row["train/finite"] == 1.0 and row["train/grad_norm"] > 0
     # the sampler, which decodes from pages, computes what the trainer does from rows
     assert row["policy/mismatch_max"] < 1e-3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["dense", "nsa", "moba", "squid"])
+@pytest.mark.parametrize("documents", [None, long_context.DOCUMENTS], ids=["text", "documents"])
+def test_the_long_context_agent_takes_a_step(method, documents, tmp_path):
+    given = long_context.get_config("smoke")
+    # "squid" in METHODS is dense attention to documents; here it is the method with gates
+    found = "squid" if method == "squid" else long_context.METHODS[method]
+    given.model.attention = (long_context.LOCAL, found)
+    given.documents = documents
+    given.sft.update(steps=2)
+    given.train.update(steps=1)
+    given.train.loss.entropy_coef = 0.01  # a gradient even where all rewards are equal
+    given.suites = ()
+    train(read_config.build(RunConfig, given), tmp_path)
+    (row,) = read_metrics(tmp_path)
+    assert row["train/finite"] == 1.0 and row["train/grad_norm"] > 0
+    assert row["policy/mismatch_max"] < 1e-3
+    assert row["engine/prefilled_tokens"] > 0 and row["pack/tokens"] > 0
 
 
 @every_config
