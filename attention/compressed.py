@@ -71,6 +71,7 @@ def from_pages(
     table: Int[Array, "B P"],
     q_tokens: Tokens,
     blocks: Blocks,
+    stretched: Entries | None,
     config: Selection,
     *,
     implementation: str | None = None,
@@ -79,7 +80,8 @@ def from_pages(
     """``compressed_attention`` of few queries to the pages of a cache, where they lie.
 
     pages: the compressed keys, rotated, and values, each in the page of the last token of its
-      stretch. Every row holds one sequence from place 0, without documents.
+      stretch. Every row holds one sequence from place 0.
+    stretched: None, or the stretches of rows with documents; T is 1 then.
     implementation: the name of a kernel, or None for the one that can run.
 
     Returns None where no kernel can run.
@@ -87,8 +89,11 @@ def from_pages(
     ahead = config.length // config.stride - 1
     # the entry that ends with the query's own token, or the last one before
     last = jnp.where(q_tokens.segments > 0, (q_tokens.order + 1) // config.stride - 1, -1)
+    real = None
+    if stretched is not None:
+        real = sees(q_tokens, blocks.own_from, stretched.tokens, stretched.starts)[:, 0]
     found = paged.paged_compressed_attention(
-        *(q, *pages, table, last),
+        *(q, *pages, table, last, real),
         first=ahead,
         implementation=implementation,
         interpret=interpret,

@@ -263,10 +263,17 @@ class NSA(Selection, Method):
         blocks = reader.blocks(q_tokens)
         few = q.shape[1] <= FEW
         table = reader.pages.tables.compressed
-        # where the pages hold rotated keys of plain sequences, a kernel reads them where they lie
-        plain = reader.rotate is None and reader.pages.runs is None and table is not None
-        if few and plain:
-            found = from_pages(q, pages["compressed"], table, q_tokens, blocks, self)
+        # A kernel reads the pages where they lie, if keys are kept rotated. In rows with documents
+        # it takes one query: several may be of different documents.
+        documents = reader.pages.runs is not None
+        if (
+            few
+            and reader.rotate is None
+            and table is not None
+            and (q.shape[1] == 1 or not documents)
+        ):
+            stretched = self._entries(blocks) if documents else None
+            found = from_pages(q, pages["compressed"], table, q_tokens, blocks, stretched, self)
             if found is not None:
                 return found[0], found[2]
         compressed, stretched = self._stretches(pages, blocks, reader)
@@ -295,14 +302,17 @@ class NSA(Selection, Method):
         """((k, v), their stretches): the compressed keys and values of the rows' pages, [B, S /
         stride, K, H], in the order of the stretches' last tokens.
         """
-        stretched = entries(blocks, self.length, self.stride).by_last(
-            self.length // self.stride - 1
-        )
+        stretched = self._entries(blocks)
         table = reader.pages.tables.compressed
         k, v = (reader.joined(x, table, stretched.tokens) for x in pages["compressed"])
         if reader.rotate is not None:
             k = reader.rotate(k, reader.pages.positions[:, self.stride - 1 :: self.stride])
         return (k, v), stretched
+
+    def _entries(self, blocks: Blocks) -> Entries:
+        """The stretches of pages, which keep each with its last token."""
+        late = self.length // self.stride - 1
+        return entries(blocks, self.length, self.stride).by_last(late)
 
     def document_pages(self, keys: Keys, page: int) -> LayerPages:
         # in pages a stretch lies with its last token, so many entries later than with its first

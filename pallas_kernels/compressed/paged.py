@@ -38,6 +38,7 @@ from pallas_kernels.choice import (
     platform_obstacle,
 )
 from pallas_kernels.compressed import paged_gpu, paged_tpu, reference
+from pallas_kernels.padding import pad
 from pallas_kernels.softmax import merge
 
 KERNELS = {"tpu": paged_tpu, "gpu": paged_gpu}
@@ -81,6 +82,7 @@ def paged_compressed_attention(
     v_pages: jax.Array,
     table: jax.Array,
     last: jax.Array,
+    real: jax.Array | None = None,
     *,
     first: int,
     implementation: str | None = None,
@@ -95,6 +97,7 @@ def paged_compressed_attention(
     last: int32 [B, T], the last entry of the row's E that a query sees, less than ``first`` where
       it sees none. It sees the entries from ``first`` on. What lies in other entries, even NaN, has
       no effect.
+    real: None, or bool [B, E], False for entries that no query of the row sees at all.
     implementation, interpret, fallback: as for ``flash_attention``. No gradient is defined.
 
     Returns (out [B, T, N, H] in q's dtype, lse [B, T, N] float32 or wider, scores [B, K, T, E]: the
@@ -102,8 +105,9 @@ def paged_compressed_attention(
     0, lse -inf and scores 0. Raises ValueError for shapes that do not fit, and for a named
     implementation that cannot run.
     """
-    _check_shapes(q, k_pages, v_pages, table, last)
     entries = table.shape[1] * k_pages.shape[2]
+    real = jnp.ones((q.shape[0], entries), bool) if real is None else real
+    _check_shapes(q, k_pages, v_pages, table, last, real)
     parts = q.shape[0] * k_pages.shape[1]
 
     def sizes(name: str) -> TuningConfig:
@@ -120,12 +124,12 @@ def paged_compressed_attention(
     if implementation == REFERENCE:
         if fallback:
             return fallback()
-        return reference.paged(q, k_pages, v_pages, table, last, first=first)
-    chosen = sizes(implementation)
-    return _forward(implementation, q, k_pages, v_pages, table, last, first, chosen, interpret)
+        return reference.paged(q, k_pages, v_pages, table, last, real, first=first)
+    options = dict(first=first, tuning=sizes(implementation), interpret=interpret)
+    return forward(implementation, q, k_pages, v_pages, table, last, real, **options)
 
 
-def _forward(name, q, k_pages, v_pages, table, last, first: int, tuning: TuningConfig, interpret):
+def forward(name, q, k_pages, v_pages, table, last, real, *, first, tuning, interpret=False):
     """By the named kernel, for the backend that this is traced for."""
     batch, queries, heads, head_dim = q.shape
     (_, kv_heads, each, _) = k_pages.shape
@@ -135,7 +139,7 @@ def _forward(name, q, k_pages, v_pages, table, last, first: int, tuning: TuningC
     rows = q.reshape(batch, queries, kv_heads, groups, head_dim).transpose(0, 2, 3, 1, 4)
     rows = rows.reshape(batch, kv_heads, -1, head_dim)
     bounds = jnp.tile(last, (1, groups))
-    high = jnp.max(last, axis=1)
+    high = jnp.minimum(jnp.max(last, axis=1), entries - 1)
     spans = _spans(high, first, each, tuning.splits)
     outs, lses, logits = KERNELS[name].forward(
         rows,
@@ -144,6 +148,7 @@ def _forward(name, q, k_pages, v_pages, table, last, first: int, tuning: TuningC
         jnp.maximum(table, 0),
         bounds,
         spans,
+        pad(real.astype(jnp.int32), KEYS),
         first=first,
         keys=KEYS,
         entries=entries,
@@ -151,12 +156,12 @@ def _forward(name, q, k_pages, v_pages, table, last, first: int, tuning: TuningC
         interpret=interpret,
     )
     out, lse = merge(list(outs), list(lses))
-    seen = jnp.broadcast_to(bounds[:, None] >= first, lse.shape)
+    # scores of entries that are not seen may be anything, and results of rows that see none
+    number = jnp.arange(entries)
+    visible = (number >= first) & (number <= bounds[:, None, :, None]) & real[:, None, None]
+    seen = jnp.broadcast_to(visible.any(axis=-1), lse.shape)
     out = jnp.where(seen[..., None], out, 0.0)
     lse = jnp.where(seen, lse, -jnp.inf)
-    # scores of entries that are not seen may be anything
-    number = jnp.arange(entries)
-    visible = (number >= first) & (number <= bounds[:, None, :, None])
     weights = jnp.where(visible, jnp.exp(logits[..., :entries] - lse[..., None]), 0.0)
     scores = weights.reshape(batch, kv_heads, groups, queries, entries).sum(axis=2)
 
@@ -201,7 +206,7 @@ def obstacle_on(
     return KERNELS[name].obstacle(q_shape, pages_shape, entries, splits, KEYS, platform)
 
 
-def _check_shapes(q, k_pages, v_pages, table, last) -> None:
+def _check_shapes(q, k_pages, v_pages, table, last, real) -> None:
     if q.shape[2] % k_pages.shape[1]:
         raise ValueError(
             f"{q.shape[2]} query heads must be a multiple of {k_pages.shape[1]} key/value heads"
@@ -213,3 +218,5 @@ def _check_shapes(q, k_pages, v_pages, table, last) -> None:
         )
     if last.shape != q.shape[:2] or table.shape[:1] != q.shape[:1]:
         raise ValueError(f"{last.shape=} and {table.shape=} must be of the rows of {q.shape=}")
+    if real.shape != (q.shape[0], table.shape[1] * k_pages.shape[2]):
+        raise ValueError(f"{real.shape=} must be of the rows and entries of {table.shape=}")

@@ -77,6 +77,7 @@ def forward(
     table: jax.Array,
     bounds: jax.Array,
     spans: jax.Array,
+    real: jax.Array,
     *,
     first: int,
     keys: int,
@@ -134,14 +135,14 @@ def forward(
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret or None,
-    )(table, spans, bounds, q, k_pages, v_pages)
+    )(table, spans, bounds, real, q, k_pages, v_pages)
     out = out.swapaxes(-1, -2).reshape(splits, batch, heads, padded, head_dim)
     scores = scores.swapaxes(-1, -2).reshape(batch, heads, padded, room)
     return out[:, :, :, :rows], lse[:, :, :, :rows], scores[:, :, :rows]
 
 
 def _kernel(
-    table, spans, bounds, q, k, v, out, lse, scores,
+    table, spans, bounds, real, q, k, v, out, lse, scores,
     q_own, k_ring, v_ring, k_own, v_own, out_own, lse_own, loaded, filled, emptied, *refs,
     plan: _Plan,
 ):  # fmt: skip
@@ -165,13 +166,16 @@ def _kernel(
         def visit(slot, carry):
             step, top, total, acc = carry
             place = (begin + step * plan.width) * plan.each
-            _stage(k_ring.at[slot], k_own, None)
+            _stage(k_ring.at[slot], k_own)
             # a weight of 0 times a value that is not finite would be NaN
-            _stage(v_ring.at[slot], v_own, (plan.first - place, past - place))
+            own_real = real.at[row, pl.ds(place, unit.keys)]
+            _stage(v_ring.at[slot], v_own, (own_real, plan.first - place, past - place))
             plgpu.commit_smem()
             found = unit.product(k_own, q_own.transpose((1, 0))) * plan.scale
             entry = plgpu.broadcasted_iota(jnp.int32, found.shape, 0, layout=unit.layout) + place
-            seen = (entry >= plan.first) & (entry < past) & (entry <= spread(last, found.shape, 1))
+            kept = plgpu.load(own_real, layout=unit.layout.reduce(1), optimized=False)
+            seen = spread(kept, found.shape, 0) > 0
+            seen &= (entry >= plan.first) & (entry < past) & (entry <= spread(last, found.shape, 1))
             found = jnp.where(seen, found, MASKED)
             scores.at[row, head, tile, pl.ds(place, unit.keys)][...] = found
             # powers of 2 from here on: exp2 is one instruction
@@ -217,10 +221,11 @@ def _kernel(
     )
 
 
-def _stage(source, target, kept) -> None:
+def _stage(source, target, kept=None) -> None:
     """Copies keys or values into the matrix unit's layout.
 
-    kept: (first, past) of the rows that are kept, the others becoming zeros, or None for all.
+    kept: (a reference that is 0 for rows that become zeros, the first row that does not, and the
+    first that does after it), or None for all rows as they are.
     """
     layout = plgpu.Layout.WGMMA
     for at in range(0, source.shape[0], ROWS):  # few at a time, for the sake of registers
@@ -228,5 +233,7 @@ def _stage(source, target, kept) -> None:
         some = plgpu.load(source.at[own], layout=layout, optimized=False)
         if kept is not None:
             row = plgpu.broadcasted_iota(jnp.int32, some.shape, 0, layout=layout) + at
-            some = jnp.where((row >= kept[0]) & (row < kept[1]), some, jnp.zeros_like(some))
+            real = plgpu.load(kept[0].at[own], layout=layout.reduce(1), optimized=False)
+            inside = (spread(real, some.shape, 0) > 0) & (row >= kept[1]) & (row < kept[2])
+            some = jnp.where(inside, some, jnp.zeros_like(some))
         target.at[own][...] = some

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.flash.tpu import VMEM_LIMIT, dot
+from pallas_kernels.flash.tpu import VMEM_LIMIT, dot, to_sublanes
 from pallas_kernels.padding import pad
 from pallas_kernels.tokens import MASKED
 
@@ -58,6 +58,7 @@ def forward(
     table: jax.Array,
     bounds: jax.Array,
     spans: jax.Array,
+    real: jax.Array,
     *,
     first: int,
     keys: int,
@@ -68,7 +69,8 @@ def forward(
     """Attention of q [B, K, R, H] to pages [pages, K, e, H], each split by itself.
 
     table: int32 [B, P], not negative. bounds: int32 [B, R], the last entry that each row sees.
-    spans: int32 [B, 2 splits + 1], from ``paged``. keys: stretches of a step.
+    spans: int32 [B, 2 splits + 1], from ``paged``. real: int32 [B, E up to whole steps], 0 for
+    entries that are not seen. keys: stretches of a step.
 
     Returns (out [splits, B, K, R, H], lse [splits, B, K, R], scores before the softmax [B, K, R, at
     least ``entries``]) in float32. Scores of steps that no query sees are not written. The lse of a
@@ -89,6 +91,7 @@ def forward(
             _scalars(table.shape[1]),
             _scalars(spans.shape[1]),
             pl.BlockSpec((1, padded, 1), lambda b: (b, 0, 0)),
+            pl.BlockSpec((1, steps, 1, keys), lambda b: (b, 0, 0, 0)),
             pl.BlockSpec((1, kv_heads, padded, head_dim), lambda b: (b, 0, 0, 0)),
             pl.BlockSpec(memory_space=pl.ANY),
             pl.BlockSpec(memory_space=pl.ANY),
@@ -116,13 +119,22 @@ def forward(
         ),
         interpret=interpret,
         name="compressed_paged_attention",
-    )(table[:, None, None], spans[:, None, None], bounds, q, k_pages, v_pages)
+    )(
+        table[:, None, None],
+        spans[:, None, None],
+        bounds,
+        real.reshape(batch, steps, 1, keys),
+        q,
+        k_pages,
+        v_pages,
+    )
     scores = scores.transpose(0, 1, 3, 2, 4).reshape(batch, kv_heads, padded, -1)
     return out[:, :, :, :rows], lse[:, :, :, :rows, 0], scores[:, :, :rows]
 
 
 def _kernel(
-    table, spans, bounds, q, k, v, out, lse, scores, k_two, v_two, top, total, acc, semaphores,
+    table, spans, bounds, real, q, k, v, out, lse, scores,
+    k_two, v_two, top, total, acc, semaphores,
     *, first: int, scale: float, width: int
 ):  # fmt: skip
     (_, _, kv_heads, each, head_dim) = k_two.shape
@@ -163,10 +175,10 @@ def _kernel(
         place = (begin + step * width) * each
         lane = place + jax.lax.broadcasted_iota(jnp.int32, (1, keys), 1)
         past = end * each
-        mask = (lane >= first) & (lane <= bounds[0]) & (lane < past)
-        row = place + jax.lax.broadcasted_iota(jnp.int32, (keys, 1), 0)
+        some = (lane >= first) & (lane <= high) & (lane < past) & (real[0, step] > 0)
+        mask = some & (lane <= bounds[0])
         # values that no query sees may not be finite, and 0 times them would be NaN
-        real = (row >= first) & (row <= high) & (row < past)
+        kept = to_sublanes(some.astype(jnp.float32)) > 0
         for head in range(kv_heads):
             own = k_two[slot, :, head].reshape(keys, head_dim)
             found = dot(q[0, head], own, ((1,), (1,))) * scale
@@ -178,7 +190,7 @@ def _kernel(
             top[head] = new_top
             total[head] = total[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
             values = v_two[slot, :, head].reshape(keys, head_dim)
-            values = jnp.where(real, values, jnp.zeros_like(values))
+            values = jnp.where(kept, values, jnp.zeros_like(values))
             acc[head] = acc[head] * shrink + dot(weights.astype(values.dtype), values, ((1,), (0,)))
 
     nothing = total[...] == 0

@@ -72,6 +72,7 @@ def paged(
     v_pages: jax.Array,
     table: jax.Array,
     last: jax.Array,
+    real: jax.Array,
     *,
     first: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -79,6 +80,6 @@ def paged(
     k, v = (x[jnp.maximum(table, 0)].transpose(0, 1, 3, 2, 4) for x in (k_pages, v_pages))
     k, v = (x.reshape(x.shape[0], -1, *x.shape[3:]) for x in (k, v))
     number = jnp.arange(k.shape[1])
-    mask = (number >= first) & (number <= last[..., None])
+    mask = (number >= first) & (number <= last[..., None]) & real[:, None]
     out, lse, weights, share = weighted_attention(q, k, v, mask)
     return out, lse, jnp.einsum("bkgte,bkgt->bkte", weights, share)

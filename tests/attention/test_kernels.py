@@ -18,7 +18,7 @@ from attention.blockwise import dense_attention
 from attention.compressed import compressed_attention, from_pages
 from attention.methods.nsa import NSA
 from attention.selected import selected_attention
-from pallas_kernels.tokens import sequences
+from pallas_kernels.tokens import TAIL, Tokens, sequences
 from tests.attention.rows import normal, relative
 
 LENGTH = 48
@@ -70,35 +70,49 @@ def test_kernels_equal_xla(method):
         np.testing.assert_array_equal(np.sort(a), np.sort(b))
 
 
+def cached_row(documents: bool) -> tuple[Tokens, jax.Array]:
+    """(the tokens of rows of 96 places in a cache, the places of their last tokens)."""
+    if not documents:  # the second row has one new token only, and padding
+        return sequences(jnp.array([90, 41]), 96), jnp.array([[88, 89], [40, -1]])
+    place = jnp.arange(96)[None]
+    # two documents that do not fill their last pages, and the tail
+    number = jnp.where(place < 32, 1, jnp.where(place < 64, 2, TAIL))
+    filled = (place < 20) | ((place >= 32) & (place < 62)) | ((place >= 64) & (place < 90))
+    tokens = Tokens(filled.astype(jnp.int32), jnp.zeros_like(place), number, place)
+    return tokens, jnp.array([[89]])
+
+
 @pytest.mark.long
-def test_decoding_from_pages_of_compressed_keys_equals_rows_side_by_side():
-    lengths = jnp.array([90, 41])
-    tokens = sequences(lengths, 96)
-    blocks = dataclasses.replace(in_place(tokens, SPARSE.block), causal=False)
-    # the last two tokens of each row; the second row has one only, and padding
-    places = jnp.array([[88, 89], [40, -1]])
+@pytest.mark.parametrize("documents", [False, True])
+def test_decoding_from_pages_of_compressed_keys_equals_rows_side_by_side(documents):
+    tokens, places = cached_row(documents)
+    (batch, queries) = places.shape
     q_tokens = tokens.map(
         lambda x: jnp.where(places < 0, 0, jnp.take_along_axis(x, jnp.maximum(places, 0), axis=1))
     )
-    blocks = dataclasses.replace(blocks, own_from=jnp.full((2, 2), jnp.iinfo(jnp.int32).max))
+    most = jnp.full(places.shape, jnp.iinfo(jnp.int32).max)
+    blocks = dataclasses.replace(in_place(tokens, SPARSE.block), own_from=most, causal=False)
     each = SPARSE.block // SPARSE.stride
-    q, k, v = normal(0, (2, 2, 4, 128), *[(16, 2, each, 128)] * 2)
-    table = jnp.asarray(np.random.default_rng(0).permutation(16)[:12].reshape(2, 6), jnp.int32)
+    q, k, v = normal(0, (batch, queries, 4, 128), *[(16, 2, each, 128)] * 2)
+    table = np.random.default_rng(0).permutation(16)[: 6 * batch].reshape(batch, 6)
+    table = jnp.asarray(table, jnp.int32)
     late = SPARSE.length // SPARSE.stride - 1
     stretched = entries(blocks, SPARSE.length, SPARSE.stride).by_last(late)
+    own = stretched if documents else None
 
     @jax.jit
     def by_rows(q, *pages):
-        rows = [x[table].transpose(0, 1, 3, 2, 4).reshape(2, -1, 2, 128) for x in pages]
+        rows = [x[table].transpose(0, 1, 3, 2, 4).reshape(batch, -1, 2, 128) for x in pages]
         options = dict(implementation="xla")
         return compressed_attention(q, *rows, q_tokens, blocks, stretched, SPARSE, **options)
 
     @jax.jit
     def by_pages(q, *pages):
         options = dict(implementation="tpu", interpret=pltpu.InterpretParams())
-        return from_pages(q, pages, table, q_tokens, blocks, SPARSE, **options)
+        return from_pages(q, pages, table, q_tokens, blocks, own, SPARSE, **options)
 
-    assert from_pages(q, (k, v), table, q_tokens, blocks, SPARSE) is None  # no kernel for a CPU
+    # no kernel for a CPU
+    assert from_pages(q, (k, v), table, q_tokens, blocks, own, SPARSE) is None
     (out, lse, picks), (wanted, wanted_lse, wanted_picks) = by_pages(q, k, v), by_rows(q, k, v)
     assert relative(out, wanted) < 1e-5
     np.testing.assert_allclose(lse, wanted_lse, rtol=1e-5)
