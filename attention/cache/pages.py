@@ -44,7 +44,7 @@ class _Held:
     digest: bytes
     # The tokens after those, on the page that is not full.
     rest: list[int]
-    # Those of its pages that were attached, which it must neither write to nor name.
+    # Those of its pages that were attached: it has no tokens of its own on them.
     given: set[int] = dataclasses.field(default_factory=set)
 
 

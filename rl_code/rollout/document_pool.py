@@ -67,15 +67,12 @@ class DocumentPool:
         return [document for document in self._held.values() if not document.written]
 
     def _make(self, tokens: list[int], weights: int, found: list[int] | None) -> Document:
+        fresh = []
+        if found is None:
+            fresh = self._allocator.take(-(-len(tokens) // self._page))
         sequence, _ = self._allocator.start([])
-        try:
-            if found is None:
-                self._allocator.reserve(sequence, len(tokens))
-        except BaseException:
-            self._allocator.release(sequence)
-            raise
-        if found is not None:
-            self._allocator.attach(sequence, 0, found)
+        self._allocator.attach(sequence, 0, found or fresh)
+        self._allocator.drop(fresh)  # the sequence holds them now
         return Document(
             tokens,
             len(tokens) + 1,

@@ -254,3 +254,41 @@ def test_a_context_that_breaks_the_rule_is_named():
         ContextRuns(WITH_DOCUMENTS).add([OUTSIDE] * 3 + [1] * 4)
     with pytest.raises(ValueError, match="document 1 of 17 tokens is longer than longest_document"):
         ContextRuns(WITH_DOCUMENTS).add([1] * 17)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_random_contexts_with_few_pages_are_those_with_many(seed):
+    """With rows that lose their pages at any time, and the bookkeeping checked in every round."""
+    rng = np.random.default_rng(seed)
+    files = [document(number, int(rng.integers(1, LONGEST + 1))) for number in range(5)]
+
+    def pieces(most: int):
+        found = []
+        for _ in range(rng.integers(0, most)):
+            found.append((files[rng.integers(len(files))], True))
+            if rng.integers(2):
+                found.append((rng.integers(1, 40, rng.integers(1, 6)).tolist(), False))
+        return found
+
+    tasks = [
+        task_of(f"{number}", [*pieces(3), ([5, number + 1], False)], [pieces(3), pieces(2)])
+        for number in range(5)
+    ]
+    numbers = range(len(tasks))
+    plenty, _ = _numbered(make_scheduler(WITH_DOCUMENTS), tasks, numbers)
+    scarce = make_scheduler(dataclasses.replace(SCARCE, answer_rows=2, answer_tokens=5))
+    step = scarce.step
+
+    def checked():
+        found = step()
+        for allocator in scarce._pool._shards:
+            allocator.check()
+        return found
+
+    scarce.step = checked
+    found, _ = _numbered(scarce, tasks, rng.permutation(numbers).tolist())
+    assert all(allocator.free == allocator.num_pages for allocator in scarce._pool._shards)
+    for number in numbers:
+        assert_same([found[number]], [plenty[number]])
+    scarce.close()
