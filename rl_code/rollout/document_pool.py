@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from attention.cache.pages import PageAllocator
-from rl_code.rollout.spans import Document, fingerprint, page_names
+from rl_code.rollout.spans import Document, Span, fingerprint, page_names
 
 
 class DocumentPool:
@@ -30,6 +30,18 @@ class DocumentPool:
         if key in self._held:
             return self._allocator.pages(self._held[key].sequence)
         return self._allocator.find(page_names(key, len(tokens), self._page))
+
+    def find_all(self, span: Span, length: int, newest: int) -> list[int]:
+        """The pages of those documents in the first ``length`` places of a span that are there.
+
+        newest: the number of the weights of now.
+        """
+        found = []
+        runs = [] if span.runs is None else span.runs.documents(length)
+        for number, run in enumerate(runs):
+            weights = span.weights_of(number, newest)
+            found += self.find(span.tokens[run.start : run.end], weights) or []
+        return found
 
     def hold(self, tokens: Sequence[int], weights: int) -> tuple[Document, bool]:
         """(a document, held once more; whether it was there). If it was not, it has pages, and is

@@ -142,12 +142,10 @@ class PagePool:
         """Has a span hold its next document. Raises OutOfPages."""
         number = len(span.documents)
         tokens = span.tokens[run.start : run.end]
-        # A document that the span had before it lost its pages is one of the same weights.
-        again = number < len(span.document_weights)
-        weights = span.document_weights[number] if again else self._weights
+        weights = span.weights_of(number, self._weights)
         document, found = self._documents[span.shard].hold(tokens, weights)
         span.documents.append(document)
-        if not again:
+        if number >= len(span.document_weights):  # not one that the span had before
             asked, there, tokens = self._counts
             # exchanged as a whole, since another thread may ask
             self._counts = (asked + 1, there + found, tokens + found * run.length)
@@ -257,14 +255,7 @@ class PagePool:
 
         length: places that it needs pages for.
         """
-        found: list[list[int]] = [[] for _ in self._shards]
-        if span.runs is not None:
-            for number, run in enumerate(span.runs.documents(length)):
-                known = number < len(span.document_weights)
-                weights = span.document_weights[number] if known else self._weights
-                tokens = span.tokens[run.start : run.end]
-                for documents, pages in zip(self._documents, found, strict=True):
-                    pages += documents.find(tokens, weights) or []
+        found = [documents.find_all(span, length, self._weights) for documents in self._documents]
 
         def room(shard: int) -> int:
             return self._shards[shard].free + len(found[shard])
@@ -300,7 +291,8 @@ class PagePool:
         skipped = self._config.pages
         pages = [skipped] * found + self.pages(span)[found : len(span.saved[0])]
         restored = []
-        for run, document in zip(self._document_runs(span), span.documents, strict=True):
+        runs = [] if span.runs is None else span.runs.documents(len(span.tokens))
+        for run, document in zip(runs, span.documents, strict=True):
             # what was saved has its keys, and its pages lack them
             if run.end <= cached and not document.written:
                 restored.append(document)
@@ -314,10 +306,6 @@ class PagePool:
         )
         for document in restored:
             self._documents[span.shard].finish(document)
-
-    @staticmethod
-    def _document_runs(span: Span) -> list[Run]:
-        return [] if span.runs is None else span.runs.documents(len(span.tokens))
 
     def _padded(self, shard: int, pages: list[int], fill: int) -> np.ndarray:
         """int32 [shards * table]: the pages of one shard, and ``fill`` everywhere else."""

@@ -172,6 +172,14 @@ class Span:
         if self.runs is not None:
             self.runs.add([OUTSIDE] * len(tokens) if kinds is None else kinds)
 
+    def weights_of(self, number: int, newest: int) -> int:
+        """The number of the weights for its document ``number``, from 0, when it is put on pages.
+
+        It is ``newest``, except for a document that the span had before it lost its pages.
+        """
+        kept = self.document_weights
+        return kept[number] if number < len(kept) else newest
+
     def chunk_end(self, end: int) -> int:
         """The place up to which a prefill that begins at ``cached`` may go, at most ``end``.
 
