@@ -17,7 +17,7 @@ import numpy as np
 from attention.layout import Layout, lay_out
 from attention.methods.method import LayerShape, Method
 from models.transformer import Transformer
-from pallas_kernels.tokens import Tokens, sequences
+from pallas_kernels.tokens import Tokens, sequences, visible
 from tests.attention.cache.model import PAGE, WIDTH, full, random_tokens, run
 from tests.attention.rows import Piece, documents, normal, pack, relative
 from tests.models.small import VOCABULARY, small_model
@@ -229,3 +229,43 @@ def padding_may_hold_anything(method: Method, kind: str) -> None:
             assert np.array_equal(one[0, real], other[0, real]), name
         for name in "qkv":
             assert not np.any(np.asarray(getattr(found_gradients, name))[0, ~real]), name
+
+
+def tokens_not_seen_may_hold_large_values(method: Method, kind: str) -> None:
+    """1e4 in the keys, values and hidden states of real tokens changes no bit of outputs and
+    gradients of the tokens that do not see them: earlier ones, other sequences, other documents.
+
+    A NaN in a real token is another matter. It reaches all tokens whose scores lie in one block
+    with its own, because 0 times NaN is NaN, and it must not be hidden: the loss is then not finite
+    and the run stops.
+    """
+    where, how = masked_rows()[kind]
+    segments, inside, order = (
+        np.asarray(x[0]) for x in (where.segments, where.documents, where.order)
+    )
+    last = segments.max()
+    spoiled = (inside == 2) if inside.any() else (segments == last) & (order >= 3)
+    sees = np.asarray(visible(where, where))[0]
+    others = (segments > 0) & ~sees[:, spoiled].any(axis=1)
+    assert spoiled.any() and others.any()
+    x = inputs(method, where.shape[1])
+
+    def run(value):
+        def hold(y):
+            return jnp.where(spoiled.reshape(1, -1, *(1,) * (y.ndim - 2)), value, y)
+
+        def total(x, weight):
+            held = dataclasses.replace(x, k=hold(x.k), v=hold(x.v), y=hold(x.y))
+            out = attended(method, held, lay_out((method,), where, **how))
+            return jnp.sum(out * jnp.where(others[None, :, None, None], weight, 0)), out
+
+        (weight,) = normal(5, x.q.shape)
+        return jax.grad(total, has_aux=True)(x, weight)
+
+    run = jax.jit(run)
+    gradients, out = run(0.0)
+    found_gradients, found = run(1e4)
+    assert np.array_equal(found[0, others], out[0, others])
+    for name in ("q", "k", "v", "y"):
+        one, other = getattr(found_gradients, name), getattr(gradients, name)
+        assert np.array_equal(one[0, others], other[0, others]), name

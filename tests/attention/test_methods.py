@@ -106,6 +106,13 @@ def test_padding_may_hold_anything(name, kind):
 
 
 @every_method
+@pytest.mark.parametrize("kind", ["packed", "documents", "long", "short"])
+@pytest.mark.quick(first=1)
+def test_tokens_not_seen_may_hold_large_values(name, kind):
+    properties.tokens_not_seen_may_hold_large_values(CASES[name][0], kind)
+
+
+@every_method
 def test_decoding_reads_no_more_than_dense_decoding_three_times(name):
     shape = properties.SHAPE
     method = CASES[name][0]
