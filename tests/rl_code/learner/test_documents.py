@@ -246,8 +246,8 @@ def test_without_documents_a_batch_has_no_array_more(build):
     assert len(jax.tree.leaves(empty_batch(with_section, 1))) == 14
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("methods", ["moba-documents", "nsa", "dense-window"])
-@pytest.mark.quick(first=1)
 def test_contexts_without_a_document_are_as_without_the_section(build, methods):
     """Their positions all start later, which RoPE does not see."""
     model = make_attending(methods)
