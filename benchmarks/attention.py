@@ -1,5 +1,9 @@
-"""Compares the attention methods with ``jax.nn.dot_product_attention``: time, memory and FLOPs of
-the forward pass, and of forward and backward pass together.
+"""Checks that the attention methods are right on a device, then compares them with
+``jax.nn.dot_product_attention``: time, memory and FLOPs of the forward pass, and of forward and
+backward pass together; and the time and bytes of decoding one token.
+
+Nothing is timed if anything is wrong (``benchmarks.correctness``). --json takes all numbers, and
+--table prints the tables of docs/benchmarks.md from such a file, without running anything.
 
 For each length there is one sequence of random keys, in float32 on CPU and in bfloat16 elsewhere.
 Heads are split over the devices. NSA and MoBA have the settings of their papers, and the window has
@@ -14,9 +18,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -28,10 +34,11 @@ from absl import flags
 
 from attention.layout import Layout, lay_out
 from attention.methods.dense import Dense
-from attention.methods.method import Method
+from attention.methods.method import LayerShape, Method
 from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
+from benchmarks import correctness, decode
 from benchmarks.flops import attention_trips, matmul_flops
 from benchmarks.results import hardware, save
 from models.sharding import MeshConfig, make_mesh, per_shard
@@ -42,6 +49,11 @@ flags.DEFINE_integer("heads", 16, "Query heads.")
 flags.DEFINE_integer("kv_heads", 2, "Key/value heads.")
 flags.DEFINE_integer("head_dim", 64, "Size of a head.")
 flags.DEFINE_list("contenders", [], "Which to run; all when empty.")
+flags.DEFINE_integer(
+    "check_length", 512, "Tokens of the rows that correctness is checked on, a multiple of 64.", 64
+)
+flags.DEFINE_integer("decode_rows", 8, "Rows that decode together.", 1)
+flags.DEFINE_string("table", None, "Print the tables of this file of results, and run nothing.")
 
 DOCUMENTS = 16
 PEER = "jax.nn"
@@ -66,28 +78,76 @@ class Contender:
 
 def main() -> None:
     options = flags.FLAGS
-    tensor = max(n for n in range(1, len(jax.devices()) + 1) if options.kv_heads % n == 0)
-    mesh = make_mesh(MeshConfig(data=1, tensor=tensor))
     console = rich.console.Console(width=150)
-    rows = []
-    with jax.set_mesh(mesh):
+    if options.table:
+        print(markdown(json.loads(Path(options.table).read_text())))
+        return
+    dtype = "float32" if options.device == "cpu" else "bfloat16"
+    report = dict(
+        hardware=hardware(),
+        dtype=dtype,
+        heads=options.heads,
+        kv_heads=options.kv_heads,
+        head_dim=options.head_dim,
+        correctness=[],
+        rows=[],
+        decode=[],
+    )
+    _check(report, options, console)
+    tensor = max(n for n in range(1, len(jax.devices()) + 1) if options.kv_heads % n == 0)
+    with jax.set_mesh(make_mesh(MeshConfig(data=1, tensor=tensor))):
         for length in map(int, options.lengths):
-            for contender in contenders(length, options):
-                if options.contenders and contender.name not in options.contenders:
-                    continue
-                console.print(f"{length} tokens: {contender.name}", style="dim")
-                for gradients in (False, True):
-                    rows.append(measure(contender, length, gradients, options.repeats, tensor))
-                    # a program that takes all memory ends the process
-                    save(
-                        dict(
-                            hardware=hardware(),
-                            heads=options.heads,
-                            kv_heads=options.kv_heads,
-                            rows=rows,
-                        )
-                    )
-    console.print(table(rows))
+            _time_rows(report, length, options, tensor, console)
+    with jax.set_mesh(make_mesh(MeshConfig(1, 1), jax.devices()[:1])):
+        for length in map(int, options.lengths):
+            _time_decoding(report, length, options, console)
+    console.print(table(report["rows"]))
+    console.print(decode.table(report["decode"]))
+
+
+def _check(report: dict, options, console: rich.console.Console) -> None:
+    """Checks every method and prints what was found; exits if anything is wrong."""
+    if options.check_length % correctness.BLOCK:
+        sys.exit(f"--check_length={options.check_length} must be a multiple of {correctness.BLOCK}")
+    sizes = correctness.Sizes(
+        options.check_length, options.heads, options.kv_heads, options.head_dim
+    )
+    found = []
+    for one in correctness.check_all(report["dtype"], sizes):
+        console.print(f"checked {one.check}, {one.of}", style="dim")
+        found.append(one)
+        report["correctness"].append(dataclasses.asdict(one))
+        # a kernel that takes the device with it ends the process
+        save(report)
+    console.print(correctness.table(found))
+    if wrong := [f"{one.check} ({one.of})" for one in found if not one.right]:
+        sys.exit(f"wrong on this device, and not timed: {', '.join(wrong)}")
+
+
+def _time_rows(report: dict, length: int, options, tensor: int, console) -> None:
+    """Whole rows of one length, forward and with gradients."""
+    for contender in contenders(length, options):
+        if options.contenders and contender.name not in options.contenders:
+            continue
+        console.print(f"{length} tokens: {contender.name}", style="dim")
+        for gradients in (False, True):
+            row = measure(contender, length, gradients, options.repeats, tensor)
+            report["rows"].append(row)
+            # a program that takes all memory ends the process
+            save(report)
+
+
+def _time_decoding(report: dict, length: int, options, console) -> None:
+    """One token against pages, for the methods that have any."""
+    shape = LayerShape(options.head_dim, options.heads, options.kv_heads, options.head_dim)
+    methods = {"dense": Dense(), "window": Window(512), "moba": MoBA(), "nsa": NSA()}
+    for name, method in methods.items():
+        if options.contenders and name not in options.contenders:
+            continue
+        console.print(f"{length} tokens: decoding, {name}", style="dim")
+        sizes = (length, options.decode_rows, shape, report["dtype"], options.repeats)
+        report["decode"].append(decode.measure(name, method, *sizes))
+        save(report)
 
 
 def contenders(length: int, options) -> Iterator[Contender]:
@@ -211,19 +271,29 @@ def table(rows: list[dict]) -> rich.table.Table:
     """One line per program, with its speed against the peer and against our dense attention at the
     same length.
     """
-    view = rich.table.Table()
-    for name in (
-        "tokens",
-        "contender",
-        "pass",
-        "seconds [range]",
-        f"x {PEER}",
-        "x dense",
-        "memory MiB",
-        "GFLOP",
-        "of least",
-    ):
+    view = rich.table.Table(title="whole rows", title_justify="left")
+    for name in COLUMNS:
         view.add_column(name, justify="left" if name in ("contender", "pass") else "right")
+    for cells in cells_of(rows):
+        view.add_row(*cells)
+    return view
+
+
+COLUMNS = (
+    "tokens",
+    "contender",
+    "pass",
+    "seconds [range]",
+    f"x {PEER}",
+    "x dense",
+    "memory MiB",
+    "GFLOP",
+    "of least",
+)
+
+
+def cells_of(rows: list[dict]) -> Iterator[tuple[str, ...]]:
+    """The cells of ``table``, line by line."""
     times = {
         (row["contender"], row["tokens"], row["gradients"]): row.get("seconds") for row in rows
     }
@@ -235,11 +305,11 @@ def table(rows: list[dict]) -> rich.table.Table:
                 f"{reference / row['seconds']:.2f}" if reference and "seconds" in row else "-"
             )
         spread = (
-            f"{row['seconds']:.3f} [{row['fastest']:.3f}, {row['slowest']:.3f}]"
+            f"{row['seconds']:.4g} [{row['fastest']:.4g}, {row['slowest']:.4g}]"
             if "seconds" in row
             else row["error"]
         )
-        view.add_row(
+        yield (
             str(row["tokens"]),
             row["contender"],
             "forward, backward" if row["gradients"] else "forward",
@@ -249,4 +319,22 @@ def table(rows: list[dict]) -> rich.table.Table:
             f"{row['flops'] / 1e9:,.1f}",
             f"{row['flops'] / row['least']:.2f}",
         )
-    return view
+
+
+def markdown(report: dict) -> str:
+    """The tables of docs/benchmarks.md, from what --json was given."""
+    shape = "{heads} query and {kv_heads} key/value heads of {head_dim}, {dtype}".format(**report)
+    worst = [row["error"] / row["bound"] for row in report["correctness"]]
+    checked = f"{len(worst)} checks, the worst at {max(worst):.2f} of its bound" if worst else ""
+    return "\n\n".join(
+        [
+            f"On {report['hardware']}; {shape}. Correctness: {checked or 'not checked'}.",
+            _markdown(COLUMNS, cells_of(report["rows"])),
+            _markdown(decode.COLUMNS, decode.cells_of(report["decode"])),
+        ]
+    )
+
+
+def _markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -37,6 +37,12 @@ BENCHES = {
 # Benches of a whole system, for which the CPU stands for a device per core.
 ON_ALL_CORES = ("rl_step", "async", "overlap", "engine")
 
+# What to do where jax does not find the device.
+_HELP = {
+    "gpu": ": it found no GPU. Does nvidia-smi list one? Then pip install -e .[cuda]",
+    "tpu": ": it found no TPU. On a TPU machine, pip install -e .[tpu]",
+}
+
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
 flags.DEFINE_integer(
     "repeats", 3, "Timed runs; of attention, swap, engine and async.", lower_bound=1
@@ -54,8 +60,8 @@ def main(argv: list[str]) -> None:
     keep_memory()
     if flags.FLAGS.device == "cpu" and argv[1] in ON_ALL_CORES:
         use_virtual_devices(MeshConfig(data=os.cpu_count() or 1, tensor=1))
-    if flags.FLAGS.device != jax.default_backend():
-        sys.exit(f"--device={flags.FLAGS.device}, but jax runs on {jax.default_backend()}")
+    if (device := flags.FLAGS.device) != (backend := jax.default_backend()):
+        sys.exit(f"--device={device}, but jax runs on {backend}{_HELP.get(device, '')}")
     # an exception, so that what is on disk is removed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

@@ -1,0 +1,115 @@
+"""The bench of attention checks before it times, and its checks run the kernels on accelerators."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import attention, correctness
+from launch.targets import TARGETS
+from models.sharding import MeshConfig, abstract_mesh, use_mesh
+from tests import programs
+from tests.pallas_kernels import judge
+
+SIZES = correctness.Sizes(tokens=192, heads=2, kv_heads=1, head_dim=128)
+# A run's numbers, as --json holds them.
+REPORT = dict(
+    hardware="1 x NVIDIA H200",
+    dtype="bfloat16",
+    heads=16,
+    kv_heads=2,
+    head_dim=64,
+    correctness=[dict(check="dense, rows", of="output", error=1e-3, bound=4e-3)],
+    rows=[
+        dict(contender=name, tokens=2048, gradients=False, seconds=seconds, fastest=seconds)
+        | dict(slowest=seconds, bytes=2**20, flops=2e9, least=1e9)
+        for name, seconds in (("jax.nn", 0.004), ("dense", 0.002))
+    ],
+    decode=[
+        dict(method="dense", tokens=2048, rows=8, implementation="all keys: gpu", bytes=3_000_000)
+        | dict(seconds=0.001, fastest=0.001, slowest=0.002)
+    ],
+)
+
+
+def test_the_bounds_are_those_that_the_tests_hold_kernels_to():
+    for dtype, bounds in correctness.BOUNDS.items():
+        assert judge.BOUNDS[jnp.dtype(dtype).type] == bounds
+
+
+def test_what_is_wrong_or_not_a_number_is_found():
+    (check,) = (one for one in correctness.checks(SIZES) if one.name == "dense, decode")
+    arrays = [np.random.default_rng(0).standard_normal(shape) for shape in check.shapes]
+    exact = correctness.compute(check, arrays, "float32", attention.make_mesh(MeshConfig(1, 1)))
+    (error,) = correctness.errors([1.01 * exact[0]], exact)
+    assert error == pytest.approx(0.01)
+    assert not correctness.Found("", "output", error, 1e-3).right
+    (error,) = correctness.errors([np.full_like(exact[0], np.nan)], exact)
+    assert not correctness.Found("", "output", error, 1.0).right
+
+
+@pytest.mark.parametrize("target", ["h200", "gb200", "v5p"])
+@pytest.mark.quick(first=0)
+def test_every_check_has_kernels_on_accelerators(target):
+    device = TARGETS[target].device
+    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
+    call = {"gpu": "mosaic_gpu", "tpu": "tpu_custom_call"}[device.platform]
+    with use_mesh(abstract_mesh(MeshConfig(1, 1), device)):
+        for check in correctness.checks(SIZES):
+            arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in check.shapes]
+            lowered = jax.jit(check.run).trace(*arrays).lower(lowering_platforms=(platform,))
+            assert call in lowered.as_text(), check.name
+
+
+def test_the_tables_of_the_page_are_made_from_the_numbers(tmp_path):
+    text = attention.markdown(REPORT)
+    assert "On 1 x NVIDIA H200; 16 query and 2 key/value heads of 64, bfloat16." in text
+    assert "1 checks, the worst at 0.25 of its bound" in text
+    assert "| 2048 | dense | forward | 0.002 [0.002, 0.002] | 2.00 | 1.00 |" in text
+    assert "| 2048 | dense | all keys: gpu | 1.000 [1.000, 2.000] | 3.0 | 3.0 | 1.00 |" in text
+
+
+def test_nothing_is_timed_when_something_is_wrong(monkeypatch):
+    wrong = correctness.Found("dense, rows", "gradients", 0.5, 1e-4)
+    monkeypatch.setattr(correctness, "check_all", lambda *_: iter([wrong]))
+    options = dataclasses.make_dataclass(
+        "Options", ["check_length", "heads", "kv_heads", "head_dim"]
+    )(128, 4, 2, 64)
+    report = dict(dtype="float32", correctness=[])
+    monkeypatch.setattr(attention, "save", lambda _: None)
+    with pytest.raises(SystemExit, match=r"not timed: dense, rows \(gradients\)"):
+        attention._check(report, options, attention.rich.console.Console(quiet=True))
+
+
+def test_a_device_that_is_not_there_is_named_with_what_to_do():
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.bench", "attention", "--device=gpu"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "--device=gpu, but jax runs on cpu: it found no GPU. Does nvidia-smi list one? Then "
+        "pip install -e .[cuda]"
+    )
+
+
+@pytest.mark.long
+def test_a_small_run(tmp_path):
+    path = tmp_path / "a.json"
+    small = ["--lengths=128", "--heads=2", "--kv_heads=1", "--check_length=64", "--repeats=1"]
+    done = programs.run("launch.bench", "attention", "--device=cpu", *small, f"--json={path}")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(path.read_text())
+    assert len(report["correctness"]) == 22 and len(report["decode"]) == 4
+    assert {row["contender"] for row in report["rows"]} == {
+        *(attention.PEER, "dense", "window", "moba", "nsa", "squid")
+    }
+    assert attention.markdown(report).count("\n|") > 12
