@@ -15,12 +15,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.sharding import AbstractMesh
 
+from attention.cache.paged import PagedCache
+from attention.cache.tables import sequence_pages
 from launch.targets import Target
 from models.families import PRESETS
-from models.sharding import MeshConfig, abstract_mesh
-from models.transformer import ModelConfig
+from models.paged import forward, model_cache
+from models.sharding import MeshConfig, abstract_mesh, use_mesh
+from models.transformer import ModelConfig, Transformer, abstract_model
 from rl_code.read_config import build
 from rl_code.run_config import RunConfig
 from rl_code.traced import traced_programs
@@ -45,6 +50,8 @@ class Workload:
     attention: tuple[dict[str, Any], ...] | None = None
     # Devices that heads are cut over.
     tensor: int = 1
+    # Whether there is also a program that decodes behind documents whose keys are not rotated.
+    unrotated: bool = False
 
 
 # What a model of 8 billion parameters takes on one device: rows of 8,192 tokens in training, chunks
@@ -68,9 +75,10 @@ _LARGE = {
 }
 
 
-def _large(name: str, **settings: Any) -> Workload:
+def _large(name: str, unrotated: bool = False, **settings: Any) -> Workload:
     method = {"name": name, **settings}
-    return Workload(f"8B, {name}", "quickstart", _LARGE, "qwen3-8b", (method,))
+    given = ("quickstart", _LARGE, "qwen3-8b", (method,))
+    return Workload(f"8B, {name}", *given, unrotated=unrotated)
 
 
 def _documents(name: str, **settings: Any) -> Workload:
@@ -84,9 +92,9 @@ WORKLOADS = (
     Workload("quickstart", "quickstart"),
     Workload("smollm2_mbpp", "smollm2_mbpp"),
     Workload("own_model", "own_model", preset="qwen3-8b"),
-    _large("dense"),
+    _large("dense", unrotated=True),
     _large("window", window=512),
-    _large("nsa"),
+    _large("nsa", unrotated=True),
     _large("moba", block=64, picks=16),
     _large("squid"),
     _documents("dense"),
@@ -117,7 +125,10 @@ def kernels(target: Target, workloads: tuple[Workload, ...] = WORKLOADS) -> list
     for workload in workloads:
         config, model = settings(workload)
         mesh = abstract_mesh(MeshConfig(data=1, tensor=workload.tensor), target.device)
-        for program, traced in traced_programs(config, model, mesh).items():
+        programs = traced_programs(config, model, mesh)
+        if workload.unrotated:
+            programs["decode, documents"] = _documents(config, model, mesh)
+        for program, traced in programs.items():
             caller = f"{workload.name}: {program}"
             for equation in calls(traced.jaxpr.jaxpr):
                 kernel = _kernel(equation, caller)
@@ -159,6 +170,22 @@ def settings(workload: Workload) -> tuple[RunConfig, ModelConfig]:
         embed_dim=min(shape.embed_dim, 1024),
         mlp_dim=min(shape.mlp_dim, 1024),
     )
+
+
+def _documents(config: RunConfig, model: ModelConfig, mesh: AbstractMesh) -> jax.stages.Traced:
+    """One token of every row against a cache of keys that are not rotated."""
+    engine = config.rollout.engine
+    rows = engine.slots
+
+    def step(model: Transformer, cache: PagedCache, tables, tokens, places):
+        view = sequence_pages(tables, places[:, 0] + 1, engine.page)
+        return forward(model, cache, tokens, places, view)
+
+    new = functools.partial(model_cache, model, engine.pages, page=engine.page, rotated=False)
+    row = jax.ShapeDtypeStruct((rows, 1), jnp.int32)
+    tables = jax.ShapeDtypeStruct((rows, engine.table), jnp.int32)
+    with use_mesh(mesh):
+        return jax.jit(step).trace(abstract_model(model), jax.eval_shape(new), tables, row, row)
 
 
 def calls(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

@@ -10,6 +10,8 @@ heads, H head size.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,7 @@ from attention.blockwise import dense_attention
 from attention.cache.tables import Pages
 from attention.methods.method import Pair, Rotate
 from pallas_kernels.paged.api import paged_attention, selected_paged_attention
-from pallas_kernels.paged.lists import lookup
+from pallas_kernels.paged.lists import Turns, lookup, turn_rows, turns_of
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import Tokens, visible
 
@@ -81,16 +83,37 @@ class PageReader:
         table: Int[Array, "B P"] | None = None,
     ) -> Float[Array, "B T N H"]:
         """Attention to every place that a query may see, perhaps in a window."""
-        few = q.shape[1] <= FEW
         table = self.pages.tables.main if table is None else table
-        if few and self.rotate is None:
-            places = self._sequences(q_tokens)
-            filled = self.pages.filled
-            return paged_attention(q, *pair, table, *places, window=window, filled=filled)[0]
-        k, v = self.rows(pair, table)
-        if few:
-            return masked_attention(q, k, v, visible(q_tokens, self.pages.tokens, window))[0]
-        return dense_attention(q, k, v, q_tokens, self.pages.tokens, window=window)[0]
+        if q.shape[1] > FEW:
+            k, v = self.rows(pair, table)
+            return dense_attention(q, k, v, q_tokens, self.pages.tokens, window=window)[0]
+        return self._few(pair, q, q_tokens, window, table, (self, table))
+
+    def _few(
+        self,
+        pair: Pair,
+        q: Float[Array, "B T N H"],
+        q_tokens: Tokens,
+        window: int | None,
+        table: Int[Array, "B P"],
+        part: tuple[PageReader, Int[Array, "B p"]],
+    ) -> Float[Array, "B T N H"]:
+        """``dense`` of few queries: a kernel reads the pages that they need from where they lie.
+
+        part: the reader of the pages that are laid side by side where no kernel rotates keys, and
+        their table.
+        """
+        rows = (table, *self._sequences(q_tokens))
+        if self.rotate is None:
+            return paged_attention(q, *pair, *rows, window=window, filled=self.pages.filled)[0]
+
+        def in_xla():
+            read, own_table = part
+            k, v = read.rows(pair, own_table)
+            return masked_attention(q, k, v, visible(q_tokens, read.pages.tokens, window))
+
+        how = self._unrotated(q_tokens, q.shape[3])
+        return paged_attention(q, *pair, *rows, window=window, **how, fallback=in_xla)[0]
 
     def windowed(
         self, pair: Pair, q: Float[Array, "B T N H"], q_tokens: Tokens, window: int
@@ -99,11 +122,13 @@ class PageReader:
 
         Reads only the pages that hold the last ``window`` keys of some query.
         """
-        # the paged kernel, for few queries and rotated keys, skips the other pages itself
-        read = self
-        if q.shape[1] > FEW or self.rotate is not None:
-            read = self._recent_pages(q_tokens, window)
-        return read.dense(pair, q, q_tokens, window, read.pages.tables.recent)
+        recent = self._recent_pages(q_tokens, window)
+        recent_table = recent.pages.tables.recent
+        if q.shape[1] > FEW:
+            return recent.dense(pair, q, q_tokens, window, recent_table)
+        # the paged kernel skips the other pages itself
+        table = self.pages.tables.recent
+        return self._few(pair, q, q_tokens, window, table, (recent, recent_table))
 
     def chosen(
         self,
@@ -116,11 +141,18 @@ class PageReader:
 
         picks: numbers of pages. C is K or N, as there.
         """
+        rows = (self.pages.tables.main, *self._sequences(q_tokens))
         if self.rotate is None:
-            places = self._sequences(q_tokens)
-            table = self.pages.tables.main
             filled = self.pages.filled
-            return selected_paged_attention(q, *pair, picks, table, *places, filled=filled)[0]
+            return selected_paged_attention(q, *pair, picks, *rows, filled=filled)[0]
+        in_xla = functools.partial(self._chosen, pair, q, q_tokens, picks)
+        how = self._unrotated(q_tokens, q.shape[3])
+        return selected_paged_attention(q, *pair, picks, *rows, **how, fallback=in_xla)[0]
+
+    def _chosen(
+        self, pair: Pair, q: Float[Array, "B T N H"], q_tokens: Tokens, picks
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+        """``chosen`` in XLA, of keys that are not rotated: (out, lse)."""
         batch, count, num_heads, size = q.shape
         # Keys are rotated on use, so each query's chosen pages are laid side by side and rotated.
         # The places of a pick that is none are all -1.
@@ -143,8 +175,8 @@ class PageReader:
         )
         k = self.rotate(k, positions.reshape(flat))
         q = q.reshape(flat[0], 1, -1, size)
-        out, _ = masked_attention(q, k, v, seen.reshape(flat)[:, None])
-        return out.reshape(batch, count, num_heads, size)
+        out, lse = masked_attention(q, k, v, seen.reshape(flat)[:, None])
+        return out.reshape(batch, count, num_heads, size), lse.reshape(batch, count, num_heads)
 
     def blocks(self, q_tokens: Tokens) -> Blocks:
         """The pages as blocks to choose from."""
@@ -155,16 +187,32 @@ class PageReader:
         )
 
     def _sequences(self, q_tokens: Tokens) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
-        """(places of the queries, -1 for padding; places) of rows that hold one sequence each.
-
-        Every row of a cache of rotated keys does, perhaps with documents in it.
-        """
+        """(places of the queries, -1 for padding; where the tokens of each row end)."""
         places = jnp.where(q_tokens.segments > 0, q_tokens.order, -1)
         real = self.pages.tokens.segments > 0
-        if self.pages.runs is None:
+        if self.pages.runs is None and self.rotate is None:
             return places, jnp.sum(real, axis=1, dtype=jnp.int32)
         # places before the last one may be empty
         return places, jnp.max(jnp.where(real, self.pages.tokens.order + 1, 0), axis=1)
+
+    def _unrotated(self, q_tokens: Tokens, size: int) -> dict[str, Any]:
+        """What a paged kernel has to know of rows whose keys are not rotated.
+
+        size: of a head.
+        """
+        tokens = self.pages.tokens
+        pages = tokens.shape[1] // self.page
+        real = (tokens.segments > 0).reshape(-1, pages, self.page)
+        # A query of a document sees the document alone, from its first place on; all others see
+        # from the row's start. In a cache no document follows tokens that all may see.
+        own = tokens.documents[:, None] == q_tokens.documents[..., None]
+        first = jnp.argmax(own, axis=-1).astype(jnp.int32)
+        table = turns_of(self.rotate, turn_rows(pages, self.page), size)
+        return {
+            "filled": jnp.sum(real, axis=2, dtype=jnp.int32),
+            "firsts": jnp.where(q_tokens.documents > 0, first, 0),
+            "turns": Turns(table, self.pages.positions[:, :: self.page]),
+        }
 
     def _recent_pages(self, q_tokens: Tokens, window: int) -> PageReader:
         """The reader of the pages that hold the last ``window`` keys of some query."""

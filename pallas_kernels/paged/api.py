@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,11 +29,19 @@ from pallas_kernels.choice import (
     platform_obstacle,
 )
 from pallas_kernels.paged import gpu, reference, tpu
-from pallas_kernels.paged.lists import TuningConfig, dense_work, heuristic, selected_work
+from pallas_kernels.paged.lists import (
+    TuningConfig,
+    Turns,
+    dense_work,
+    heuristic,
+    selected_work,
+)
 from pallas_kernels.softmax import merge
 from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
+# Called in place of the reference.
+Fallback = Callable[[], tuple[jax.Array, jax.Array]] | None
 
 
 def paged_attention(
@@ -44,10 +53,13 @@ def paged_attention(
     lengths: jax.Array,
     *,
     filled: jax.Array | None = None,
+    firsts: jax.Array | None = None,
+    turns: Turns | None = None,
     window: int | None = None,
     implementation: str | None = None,
     tuning: TuningConfig | None = None,
     interpret: Any = False,
+    fallback: Fallback = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Softmax attention of q [B, T, N, H] over rows of pages.
 
@@ -55,17 +67,20 @@ def paged_attention(
     n // (N / K). A query at place t sees the places s with s <= t, s > t - window and s < lengths.
     What a page holds in other places, even NaN, has no effect.
 
-    k_pages, v_pages: [pages, K, page, H], keys rotated as q is.
+    k_pages, v_pages: [pages, K, page, H], keys rotated as q is, or by ``turns``.
     tables: int32 [B, P], the pages of a row, -1 for none.
     q_places: int32 [B, T], the place of each query in its row's sequence: consecutive, then -1 for
       padding.
     lengths: int32 [B], places of a row.
     filled: int32 [B, P], how many places at the start of each page hold a token; nobody sees the
       others. None where no page before a row's end has empty places.
+    firsts: int32 [B, T], the first place that each query may see; None for 0.
+    turns: how keys are rotated that pages keep unrotated; None for rotated keys.
     implementation: "tpu", "gpu", "reference", or None for the one that suits the backend and input.
     tuning: sizes, or None for those of the heuristic.
     interpret: False, or the interpreter's parameters (``pltpu.InterpretParams``,
       ``plgpu.InterpretGPUParams``), which need a named implementation.
+    fallback: a function that is called in place of the reference.
 
     Returns (out [B, T, N, H] in q's dtype, lse [B, T, N] float32, or float64 from a float64
     reference). A query that sees no key has out 0 and lse -inf. Both are differentiable in q,
@@ -74,15 +89,10 @@ def paged_attention(
     fit, and for a named implementation that cannot run.
     """
     _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled)
-    options = _options(
-        q, k_pages, v_pages, tables.shape[1], None, window, implementation, tuning, interpret
-    )
-    arguments = (q, k_pages, v_pages, None, tables, q_places, lengths, filled)
-    return (
-        _plain(options, *arguments)
-        if options.implementation == REFERENCE
-        else _attention(options, *arguments)
-    )
+    choice = (turns, implementation, tuning, interpret)
+    options = _options(q, k_pages, v_pages, tables.shape[1], None, window, *choice)
+    rows = (tables, q_places, lengths, filled, firsts, turns)
+    return _run(options, fallback, q, k_pages, v_pages, None, *rows)
 
 
 def selected_paged_attention(
@@ -95,9 +105,12 @@ def selected_paged_attention(
     lengths: jax.Array,
     *,
     filled: jax.Array | None = None,
+    firsts: jax.Array | None = None,
+    turns: Turns | None = None,
     implementation: str | None = None,
     tuning: TuningConfig | None = None,
     interpret: Any = False,
+    fallback: Fallback = None,
 ) -> tuple[jax.Array, jax.Array]:
     """``paged_attention`` to picked pages only; every query has picks of its own.
 
@@ -111,13 +124,16 @@ def selected_paged_attention(
             f"{picks.shape=} must begin with {q.shape[:2]} and {k_pages.shape[1]} or {q.shape[2]}"
         )
     lists, pages = picks.shape[2:]
-    options = _options(q, k_pages, v_pages, pages, lists, None, implementation, tuning, interpret)
-    arguments = (q, k_pages, v_pages, picks, tables, q_places, lengths, filled)
-    return (
-        _plain(options, *arguments)
-        if options.implementation == REFERENCE
-        else _attention(options, *arguments)
-    )
+    choice = (turns, implementation, tuning, interpret)
+    options = _options(q, k_pages, v_pages, pages, lists, None, *choice)
+    rows = (tables, q_places, lengths, filled, firsts, turns)
+    return _run(options, fallback, q, k_pages, v_pages, picks, *rows)
+
+
+def _run(options: _Options, fallback: Fallback, *arguments) -> tuple[jax.Array, jax.Array]:
+    if options.implementation != REFERENCE:
+        return _attention(options, *arguments)
+    return fallback() if fallback else _plain(options, *arguments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,13 +145,13 @@ class _Options:
 
 
 def _options(
-    q, k_pages, v_pages, pages, lists, window, implementation, tuning, interpret
+    q, k_pages, v_pages, pages, lists, window, turns, implementation, tuning, interpret
 ) -> _Options:
     """The implementation that runs, with its settings. pages, lists: as for ``tune``."""
     implementation = choose(
         implementation,
         [*KERNELS],
-        lambda name: _obstacle(name, q, k_pages, v_pages, interpret),
+        lambda name: _obstacle(name, q, k_pages, v_pages, interpret, turns is not None),
         interpret,
     )
     if implementation != REFERENCE:
@@ -166,8 +182,7 @@ def tune(on: str, q, k_pages, pages: int, lists: int | None) -> TuningConfig:
     )
 
 
-def _plain(options: _Options, q, k_pages, v_pages, picks, tables, q_places, lengths, filled):
-    rows = (tables, q_places, lengths, filled)
+def _plain(options: _Options, q, k_pages, v_pages, picks, *rows):
     if picks is None:
         return reference.dense(q, k_pages, v_pages, *rows, window=options.window)
     return reference.selected(q, k_pages, v_pages, picks, *rows)
@@ -183,6 +198,8 @@ def forward(
     q_places,
     lengths,
     filled=None,
+    firsts=None,
+    turns=None,
     *,
     window,
     tuning,
@@ -193,11 +210,13 @@ def forward(
     picks: None to attend to all pages.
     """
     kv_heads, page = k_pages.shape[1:3]
+    starts, table = (None, None) if turns is None else (turns.starts, turns.table)
     if picks is None:
-        work = dense_work(tables, q_places, lengths, window, page, tuning, filled)
+        work = dense_work(tables, q_places, lengths, window, page, tuning, filled, firsts, starts)
         heads = kv_heads
     else:
-        work = selected_work(picks, tables, q_places, lengths, page, tuning, filled)
+        rows = (tables, q_places, lengths)
+        work = selected_work(picks, *rows, page, tuning, filled, firsts, starts)
         heads = picks.shape[2]
     units, queries = work.bounds.shape[::2]
     # query heads before queries, so that a block of rows repeats the queries' places
@@ -205,7 +224,7 @@ def forward(
     shape = rows.shape
     rows = rows.reshape(units, heads, -1, q.shape[3])
     outs, lses = KERNELS[implementation].forward(
-        rows, k_pages, v_pages, work, tuning=tuning, interpret=interpret
+        rows, k_pages, v_pages, work, table, tuning=tuning, interpret=interpret
     )
     out, lse = merge(list(outs), list(lses))
     out = out.reshape(shape).transpose(0, 3, 1, 2, 4)
@@ -231,7 +250,7 @@ def _forward(options: _Options, *arguments):
 def _backward(options: _Options, arguments, cotangents):
     q, k_pages, v_pages, *rest = arguments
     _, pull = jax.vjp(lambda *x: _plain(options, *x, *rest), q, k_pages, v_pages)
-    return *pull(cotangents), None, None, None, None, None
+    return *pull(cotangents), *(None for _ in rest)
 
 
 _attention.defvjp(_forward, _backward)
@@ -256,10 +275,16 @@ def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled) -> Non
         raise ValueError(f"{filled.shape=} must be that of {tables.shape=}")
 
 
-def _obstacle(name: str, q, k_pages, v_pages, interpret) -> str | None:
-    """Why a kernel cannot run the input here, or None."""
+def _obstacle(name: str, q, k_pages, v_pages, interpret, turned: bool = False) -> str | None:
+    """Why a kernel cannot run the input here, or None. turned: whether it has to rotate keys."""
     found = backend_obstacle(name, (q, k_pages, v_pages), KERNELS[name].DTYPES, interpret)
-    return found or KERNELS[name].obstacle(q.shape, k_pages.shape, device(name))
+    found = found or KERNELS[name].obstacle(q.shape, k_pages.shape, device(name))
+    return found or (turned_obstacle(q.shape[3]) if turned else None)
+
+
+def turned_obstacle(head_dim: int) -> str | None:
+    """Why the kernels cannot rotate keys of a head size while they read them, or None."""
+    return None if head_dim == 128 else f"{head_dim=} must be 128 where keys are not kept rotated"
 
 
 def obstacle_on(

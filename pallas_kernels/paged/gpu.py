@@ -68,6 +68,8 @@ class _Plan:
     pages: int
     numbered: bool
     padded: bool
+    # Whether keys are rotated here.
+    turned: bool
     # K', and how many of the K' share a list or a key/value head.
     heads: int
     per_list: int
@@ -88,12 +90,14 @@ def forward(
     k_pages: jax.Array,
     v_pages: jax.Array,
     work: Work,
+    turns: jax.Array | None = None,
     *,
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of q [U, K', R, H] to pages [pages, K, page, H], each split by itself.
 
+    turns: ``Turns.table``, which is read as float16: between -1 and 1 it is finer than bfloat16.
     Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32. The results of a query
     that sees nothing by ``work.bounds`` mean nothing.
     """
@@ -111,11 +115,13 @@ def forward(
         pages=work.pages,
         numbered=work.numbered,
         padded=work.padded,
+        turned=work.turned,
         heads=heads,
         per_list=heads // work.lists.shape[1],
         per_head=heads // kv_heads,
         columns=columns(rows),
-        steps=tuning.steps,
+        # the ring of the turns takes the memory of a third step
+        steps=min(tuning.steps, 2) if work.turned else tuning.steps,
         scale=head_dim**-0.5,
         interpret=bool(interpret),
         unit=tuning.matrix_unit,
@@ -141,7 +147,9 @@ def forward(
             plgpu.SMEM((head_dim, plan.columns), jnp.float32),
             plgpu.SMEM((plan.columns,), jnp.float32),
             plgpu.Barrier(num_barriers=1),
-            *barriers(plan.steps, unit.compute, arrays=2 * plan.width),
+            *barriers(plan.steps, unit.compute, arrays=(2 + plan.turned) * plan.width),
+            # not in tiles: a page's turns may begin at any row, and a copy into tiles may not
+            *[plgpu.SMEM((plan.steps, tuning.keys, head_dim), jnp.float16)] * plan.turned,
             *unit.scratch(plan.columns, head_dim, q.dtype),
         ],
         grid=(blocks, work.splits, units * heads),
@@ -150,16 +158,19 @@ def forward(
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret or None,
-    )(work.lists, work.spans, bounds, q, k_pages, v_pages)
+    )(
+        *(work.lists, work.spans, bounds, q, k_pages, v_pages),
+        *([turns.astype(jnp.float16)] if plan.turned else []),
+    )
     out = out.swapaxes(-1, -2).reshape(work.splits, units, heads, padded, head_dim)
     return out[:, :, :, :rows], lse[:, :, :, :rows]
 
 
-def _kernel(
-    lists, spans, bounds, q, k, v, out, lse, q_own, k_ring, v_ring, out_own, lse_own, loaded,
-    filled, emptied, *refs,
-    plan: _Plan,
-):  # fmt: skip
+def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
+    # the turns come last of the inputs, and their ring behind the barriers
+    turns, *refs = refs if plan.turned else (None, *refs)
+    out, lse, q_own, k_ring, v_ring, out_own, lse_own, loaded, filled, emptied, *refs = refs
+    turn_ring, *refs = refs if plan.turned else (None, *refs)
     tile, part, wg = (jax.lax.axis_index(name) for name in ("tile", "part", "wg"))
     # a part is one of the K' heads of one unit
     at = jax.lax.div(part, plan.heads)
@@ -179,6 +190,8 @@ def _kernel(
 
         def visit(slot, carry):
             step, top, total, acc = carry
+            if plan.turned:
+                _turn(k_ring.at[slot], turn_ring.at[slot])
             scores = unit.product(k_ring.at[slot], q_own.transpose((1, 0))) * (plan.scale * LOG2_E)
             places = spread(_places(pages, step, 0, unit.keys, unit.layout, plan), scores.shape, 0)
             seen = (places >= spread(first, places.shape, 1)) & (
@@ -219,11 +232,15 @@ def _kernel(
         # the barrier counts.
         found = [pages.page(step * plan.width + i) for i in range(plan.width)]
         found = [jnp.where(page < 0, ~page, page) for page in found]
-        return [x.at[page, kv_head] for x in (k, v) for page in found]
+        copied = [x.at[page, kv_head] for x in (k, v) for page in found]
+        if plan.turned:
+            starts = [pages.start(step * plan.width + i) for i in range(plan.width)]
+            copied += [turns.at[pl.ds(start, plan.page)] for start in starts]
+        return copied
 
     rings = [
         x.at[:, pl.ds(i * plan.page, plan.page)]
-        for x in (k_ring, v_ring)
+        for x in (k_ring, v_ring, *([turn_ring] if plan.turned else []))
         for i in range(plan.width)
     ]
     specialise_warps(
@@ -260,6 +277,13 @@ class _Pages:
         real = (self.page(index) >= 0) & (self.begin + index < self.end)
         return jnp.where(real, number * self.plan.page, _NOWHERE)
 
+    def start(self, index):
+        """The position of a page's first token; some position for a hole and past the end."""
+        at = jnp.minimum(self.begin + index, self.end - 1)
+        # the last part of a list
+        parts = 1 + self.plan.numbered + self.plan.padded
+        return self.list[2 * self.plan.splits + parts * self.plan.pages + at]
+
     def filled(self, index):
         """How many places at the start of a page hold a token."""
         at = jnp.minimum(self.begin + index, self.end - 1)
@@ -291,6 +315,25 @@ def _places(pages: _Pages, step, first: int, count: int, layout, plan: _Plan):
     # the index in the range at which a page's padding begins
     end = over_pages(lambda i: pages.filled(step * plan.width + i) + i * plan.page - first)
     return jnp.where(row < end, place, _NOWHERE)
+
+
+def _turn(keys, turns) -> None:
+    """Rotates keys [tokens, H] in shared memory by turns (cos, sin) [tokens, H]."""
+    layout = plgpu.Layout.WGMMA
+    half = keys.shape[1] // 2
+    left, right = pl.ds(0, half), pl.ds(half, half)
+    for first in range(0, keys.shape[0], ROWS):  # few at a time, for the sake of registers
+        rows = pl.ds(first, ROWS)
+        parts = [keys.at[rows, side] for side in (left, right)]
+        one, other = (plgpu.load(part, layout=layout).astype(jnp.float32) for part in parts)
+        # optimized=False: what is not in tiles has no vectorised load in this layout
+        cos, sin = (
+            plgpu.load(turns.at[rows, side], layout=layout, optimized=False).astype(jnp.float32)
+            for side in (left, right)
+        )
+        parts[0][...] = (one * cos - other * sin).astype(keys.dtype)
+        parts[1][...] = (other * cos + one * sin).astype(keys.dtype)
+    plgpu.commit_smem()
 
 
 def _clean(pages: _Pages, step, values, spans, at, plan: _Plan) -> None:

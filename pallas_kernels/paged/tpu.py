@@ -35,6 +35,8 @@ TARGETS = ("v5e", "v5p", "v6e")
 ELSEWHERE = "no kernel for this TPU"
 # Most query rows of a key/value head whose scores fit a grid step.
 MAX_ROWS = 256
+# Rows of a tile of float32: of the turns so many are copied beside those of a page.
+TURN_ROWS = 8
 # Rows of a tile of bfloat16, the narrowest of DTYPES.
 SUBLANES = 16
 
@@ -69,6 +71,8 @@ class _Plan:
     pages: int
     numbered: bool
     padded: bool
+    # Whether keys are rotated here.
+    turned: bool
     # C.
     lists: int
     # How many of the K' heads share a list, and how many a key/value head.
@@ -83,14 +87,15 @@ def forward(
     k_pages: jax.Array,
     v_pages: jax.Array,
     work: Work,
+    turns: jax.Array | None = None,
     *,
     tuning: TuningConfig,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of q [U, K', R, H] to pages [pages, K, page, H], each split by itself.
 
-    Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32. The results of a query
-    that sees nothing by ``work.bounds`` mean nothing.
+    turns: ``Turns.table``. Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32.
+    The results of a query that sees nothing by ``work.bounds`` mean nothing.
     """
     (units, heads, rows, head_dim) = q.shape
     (_, kv_heads, page, _) = k_pages.shape
@@ -103,6 +108,7 @@ def forward(
         pages=work.pages,
         numbered=work.numbered,
         padded=work.padded,
+        turned=work.turned,
         lists=lists,
         heads=heads // lists,
         per_head=heads // kv_heads,
@@ -136,8 +142,7 @@ def forward(
             pl.BlockSpec((1, 1, 1, 4), lambda s, i: (part(i)[0], 0, 0, 0), memory_space=pltpu.SMEM),
             pl.BlockSpec((1, padded, 2), lambda s, i: (part(i)[0], 0, 0)),
             pl.BlockSpec((1, plan.heads, padded, head_dim), lambda s, i: (*part(i), 0, 0)),
-            pl.BlockSpec(memory_space=pl.ANY),
-            pl.BlockSpec(memory_space=pl.ANY),
+            *[pl.BlockSpec(memory_space=pl.ANY)] * (2 + plan.turned),
         ],
         out_specs=[
             pl.BlockSpec((1, 1, plan.heads, padded, head_dim), results),
@@ -155,8 +160,9 @@ def forward(
             pltpu.VMEM((plan.heads, padded, head_dim), jnp.float32),
             # steps of all parts before, which outlives a grid step
             pltpu.SMEM((1,), jnp.int32),
-            # by buffer, keys or values, and page of a step
-            pltpu.SemaphoreType.DMA((2, 2, plan.width)),
+            # by buffer; keys, values or turns; and page of a step
+            pltpu.SemaphoreType.DMA((2, 2 + plan.turned, plan.width)),
+            *[pltpu.VMEM((2, plan.width, page + TURN_ROWS, head_dim), jnp.float32)] * plan.turned,
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
@@ -172,6 +178,7 @@ def forward(
         q,
         k_pages,
         v_pages,
+        *([turns.astype(jnp.float32)] if plan.turned else []),
     )
     return out[:, :, :, :rows], lse[:, :, :, :rows, 0]
 
@@ -187,18 +194,13 @@ def _kernel(
     q,
     k,
     v,
-    out,
-    lse,
-    k_two,
-    v_two,
-    top,
-    total,
-    acc,
-    done,
-    semaphores,
-    *,
+    *refs,
     plan: _Plan,
 ):
+    # the turns come last of the inputs, and their buffers last of the scratch memory
+    turns, turn_two = (refs[0], refs[-1]) if plan.turned else (None, None)
+    refs = refs[1:-1] if plan.turned else refs
+    out, lse, k_two, v_two, top, total, acc, done, semaphores = refs
     split = pl.program_id(0)
     part = pl.program_id(1)
     # above MASKED, so that a masked score weighs nothing even before a visible key was met
@@ -206,7 +208,12 @@ def _kernel(
     total[...] = jnp.zeros(total.shape, jnp.float32)
     acc[...] = jnp.zeros(acc.shape, jnp.float32)
     fetch = functools.partial(
-        _fetch, split=split, pairs=((k, k_two), (v, v_two)), semaphores=semaphores, plan=plan
+        _fetch,
+        split=split,
+        pairs=((k, k_two), (v, v_two)),
+        turns=(turns, turn_two),
+        semaphores=semaphores,
+        plan=plan,
     )
     # steps of this part, and of the next one
     steps = _steps(own, split, plan)
@@ -235,8 +242,11 @@ def _kernel(
             lambda: fetch(following, part + 1, 0, 1 - slot, "start")
         )
         fetch(own, part, step, slot, "wait")
+        pages = _Step(own, split, step, plan)
+        if plan.turned:
+            _turn(pages, slot, k_two, turn_two, plan)
         _visit(
-            _Step(own, split, step, plan),
+            pages,
             slot,
             spans,
             bounds,
@@ -292,8 +302,17 @@ class _Step:
         parts = 2 if self.plan.numbered else 1
         return self.lists[0, 0, 0, 2 * self.plan.splits + parts * self.plan.pages + at]
 
+    def start(self, index: int):
+        """The position of a page's first token."""
+        at = jnp.minimum(self.begin + index, self.plan.pages - 1)
+        # the last part of a list
+        parts = 1 + self.plan.numbered + self.plan.padded
+        return self.lists[0, 0, 0, 2 * self.plan.splits + parts * self.plan.pages + at]
 
-def _fetch(lists, part, step, slot, action: str, *, split, pairs, semaphores, plan: _Plan) -> None:
+
+def _fetch(
+    lists, part, step, slot, action: str, *, split, pairs, turns, semaphores, plan: _Plan
+) -> None:
     """Starts the copies of a part's step into a slot of the buffers, or waits for them.
 
     action: "start" or "wait". Both skip the same pages, so that a wait never lacks its copy.
@@ -314,6 +333,37 @@ def _fetch(lists, part, step, slot, action: str, *, split, pairs, semaphores, pl
                     source = source.at[page]
                 target = buffer.at[slot, :, pl.ds(i * plan.page, plan.page)]
                 getattr(pltpu.make_async_copy(source, target, semaphores.at[slot, j, i]), action)()
+            if plan.turned:
+                # rows of a float32 array are copied from a multiple of 8 on
+                first = pl.multiple_of(pages.start(i) // TURN_ROWS * TURN_ROWS, TURN_ROWS)
+                source = turns[0].at[pl.ds(first, plan.page + TURN_ROWS)]
+                copy = pltpu.make_async_copy(
+                    source, turns[1].at[slot, i], semaphores.at[slot, 2, i]
+                )
+                getattr(copy, action)()
+
+
+def _turn(pages: _Step, slot, k_two, turn_two, plan: _Plan) -> None:
+    """Rotates the keys of a step, in their buffer."""
+    half = k_two.shape[3] // 2
+    left = jax.lax.broadcasted_iota(jnp.int32, (plan.page, 2 * half), 1) < half
+    for i in range(plan.width):
+
+        @pl.when(pages.page(i) >= 0)
+        def _(i=i):
+            # the page's rows begin at the rest of its position: they are rolled to the front
+            count = plan.page + TURN_ROWS
+            rest = jax.lax.rem(pages.start(i), TURN_ROWS)
+            turns = pltpu.roll(turn_two[slot, i], count - rest, 0)[: plan.page]
+            swapped = pltpu.roll(turns, half, 1)
+            # turns are (cos, sin): as factors of both halves of a key, and of the halves swapped
+            cos = jnp.where(left, turns, swapped)
+            sin = jnp.where(left, -swapped, turns)
+            rows = pl.ds(i * plan.page, plan.page)
+            for head in range(plan.heads):
+                keys = k_two[slot, head, rows].astype(jnp.float32)
+                turned = keys * cos + pltpu.roll(keys, half, 1) * sin
+                k_two[slot, head, rows] = turned.astype(k_two.dtype)
 
 
 def _visit(
