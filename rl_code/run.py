@@ -21,6 +21,7 @@ from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
 from rl_code import lineage
 from rl_code import origin as origin_lib
+from rl_code import trajectory_log
 from rl_code.attention_calls import log_attention
 from rl_code.environment.episode import Episode
 from rl_code.environment.parts import check_documents, encode, prompt_parts
@@ -44,7 +45,6 @@ from rl_code.store.store import GroupStore
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate
 from rl_code.tasks.screening import TaskPool
-from rl_code.trajectory_log import TrajectoryLog
 from rl_code.types import Limits, Task, Trajectory
 from rl_code.weights.layout import sampling_model
 
@@ -95,9 +95,7 @@ class Run:
         except BaseException:
             self.pool.close()
             raise
-        self._schedulers: dict[
-            tuple[SamplingConfig, EngineConfig, frozenset[int], str], Scheduler
-        ] = {}
+        self._schedulers: dict[tuple, Scheduler] = {}  # by the way they sample
         self._suites: dict[str, list[Task]] = {}
 
     def __enter__(self) -> Run:
@@ -289,14 +287,19 @@ class Run:
         engine: EngineConfig | None = None,
         protocol: Named | None = None,
         dtype: str | None = None,
+        *,
+        beside_actor: bool = False,
     ) -> Scheduler:
-        """The Scheduler that samples this way; its programs are compiled once per way."""
+        """The Scheduler that samples this way; its programs are compiled once per way.
+
+        beside_actor: another one than that of an actor of this process, which may be sampling.
+        """
         rollout = self.config.rollout
         engine = engine or rollout.engine
         dtype = dtype or rollout.dtype
         way = engine, protocol or self.config.protocol, dtype
         # Protocols that end messages alike share the programs.
-        key = sampling, engine, self._stop_ids(protocol), dtype
+        key = sampling, engine, self._stop_ids(protocol), dtype, beside_actor
         if key not in self._schedulers:
             self._schedulers[key] = Scheduler(
                 self.engine(sampling, *way, self.rollout_mesh),
@@ -412,9 +415,10 @@ class Run:
     ) -> SuiteResult:
         """Plays a suite with these weights. The same weights give the same result."""
         make_episode = functools.partial(self.episode, protocol=suite.protocol, limits=suite.limits)
-        groups, _ = self.scheduler(
-            suite.sampling, suite.engine, suite.protocol, suite.dtype
-        ).rollout(
+        way = suite.sampling, suite.engine, suite.protocol, suite.dtype
+        # the same for all evaluations of a run, those before and after training too
+        beside = self.config.evaluate is not None and self.config.asynchrony.mode != "sync"
+        groups, _ = self.scheduler(*way, beside_actor=beside).rollout(
             self.sampler(model, suite.dtype),
             self.suite_tasks(suite),
             make_episode,
@@ -423,6 +427,6 @@ class Run:
             key=jax.random.key(self.config.seed),
             on_finished=on_finished,
         )
-        log = TrajectoryLog(self.journal, self.tokenizer.decode, resume_step=None)
-        log.write_evaluation(f"{suite.name}.{label}", step, groups)
+        name = f"{suite.name}.{label}"
+        trajectory_log.write_evaluation(self.journal, name, step, groups, self.tokenizer.decode)
         return from_groups(suite.name, label, step, dataclasses.asdict(suite.sampling), groups)

@@ -16,6 +16,8 @@ from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.sandbox.pool import SandboxConfig
 from rl_code.environment.tools.api import DEFAULT as DEFAULT_TOOLS
 from rl_code.environment.tools.api import find_tools
+from rl_code.evaluation import during
+from rl_code.evaluation.during import EvaluateConfig
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
@@ -202,7 +204,9 @@ class CheckpointConfig:
     # How many of the newest checkpoints are kept.
     keep: int = 2
     # The name of a metric, such as "reward/solved". The checkpoint with its highest value is kept
-    # as well and can be read as "best". None keeps only the newest.
+    # as well and can be read as "best". With a metric of ``evaluate``, such as
+    # "eval/held_out/pass@1", there is a checkpoint of every step that is evaluated. None keeps only
+    # the newest.
     best: str | None = None
 
     def __post_init__(self):
@@ -268,6 +272,8 @@ class RunConfig:
     sft: SftConfig | None = None
     # The suites of held-out tasks that are evaluated before and after training.
     suites: tuple[SuiteConfig, ...] = ()
+    # Evaluations while training goes on; None for those before and after it alone.
+    evaluate: EvaluateConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
     asynchrony: AsynchronyConfig = AsynchronyConfig()
     metrics: MetricsConfig = MetricsConfig()
@@ -318,6 +324,7 @@ class RunConfig:
         names = [suite.name for suite in self.suites]
         if len(set(names)) < len(names):
             raise ValueError(f"suites {names} must have names of their own")
+        during.check(self.evaluate, self.suites, self.checkpoint.best)
 
     def _check_agreement(self) -> None:
         """Raises ValueError where sections contradict each other, which none of them can see."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ from rl_code import provenance, sft
 from rl_code.act import await_store, make_actor
 from rl_code.checkpoint import Checkpoints
 from rl_code.checkpoint import steps as checkpoint_steps
+from rl_code.evaluation import during
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
+from rl_code.evaluation.suites import SuiteConfig
 from rl_code.journal import Journal
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import TrainState, init_state
@@ -153,18 +155,22 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                         sums = dict(weights=version.checksum, batch=batch)
                         store.consume(step, records, version=step, **sums)
                 keeper.consumed(step)
+                times = StepTimes(begin, planned, sampled, trained, time.perf_counter())
 
-                # Write down. The position goes into the checkpoint: from it a continued run draws
-                # the same tasks and plans the same steps.
+                # Evaluate, where the config asks for it, and write down. A learner that is killed
+                # here makes the step again and plays the suites that have no result yet. The
+                # position goes into the checkpoint: from it a continued run draws the same tasks
+                # and plans the same steps.
                 played = [item.task for item in items]
                 pool.record(dict(zip(played, map(solved, groups), strict=True)))
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
-                times = StepTimes(begin, planned, sampled, trained, time.perf_counter())
                 rest = _measured(times, source, publisher, screened, len(pool.active))
-                rest |= keeper.metrics()
+                evaluated = _evaluated(run, state.model, step + 1, journal.progress)
+                rest |= keeper.metrics() | evaluated
                 metrics = journal.write(step, groups, learned, rest, times.seconds)
                 stopping = stop.agreed
-                if (step + 1) % every == 0 or step + 1 == config.steps or stopping:
+                scored = run.config.checkpoint.best in evaluated
+                if (step + 1) % every == 0 or step + 1 == config.steps or scored or stopping:
                     checkpoints.save(step + 1, state, position, _score(run.config, metrics))
                     keeper.saved(step + 1)
                 if stopping:
@@ -230,8 +236,8 @@ def _restore(
 def _score(config: RunConfig, metrics: Mapping[str, Any]) -> float | None:
     """How good the state after a step is, for the choice of the best checkpoint."""
     name = config.checkpoint.best
-    if name is None:
-        return None
+    if name is None or (name not in metrics and name.startswith(during.METRICS)):
+        return None  # no evaluation after this step
     if name not in metrics:
         raise ConfigError(
             f"config.checkpoint.best = {name!r}: no such metric; there are {', '.join(metrics)}"
@@ -307,28 +313,74 @@ def _connect(
 # --- Evaluation -----------------------------------------------------------------------------------
 
 
-def evaluate(run: Run, model: Transformer, label: str, step: int) -> None:
+def evaluate(
+    run: Run,
+    model: Transformer,
+    label: str,
+    step: int,
+    suites: Sequence[SuiteConfig] | None = None,
+    progress: Progress | None = None,
+) -> list[SuiteResult]:
     """Plays every suite that has no result of this label and step yet, and keeps the results in the
-    workdir.
+    workdir; returns all of this label and step.
 
     There may be a result of this label from another step, such as "after" of a run whose
     ``train.steps`` was raised since. That one is kept under the label "step_<step>".
+
+    Args:
+      suites: all of the config unless given.
+      progress: the line of training, which shows how far the evaluation is; None for a line of its
+        own.
     """
-    for suite in run.config.suites:
+    results = []
+    for suite in run.config.suites if suites is None else suites:
         path = run.workdir / suite_lib.FOLDER / f"{suite.name}.{label}.json"
         if path.exists():
             known = suite_lib.load(path)
             if known.step == step:
+                results.append(known)
                 continue
             dataclasses.replace(known, label=f"step_{known.step}").save(run.workdir)
-        solved = []
-        with Progress(
-            f"{suite.name} {label}", len(run.suite_tasks(suite)) * suite.samples
-        ) as progress:
-
-            def count(trajectory: Trajectory, solved=solved, progress=progress) -> None:
-                solved.append(trajectory.solved)
-                progress.update(len(solved), pass_rate=sum(solved) / len(solved))
-
-            result = run.evaluate(suite, model, label=label, step=step, on_finished=count)
+        result = _play(run, suite, model, label, step, progress)
         result.save(run.workdir)
+        results.append(result)
+    return results
+
+
+def _play(
+    run: Run,
+    suite: SuiteConfig,
+    model: Transformer,
+    label: str,
+    step: int,
+    progress: Progress | None,
+) -> SuiteResult:
+    """Plays one suite and shows how far it is."""
+    total = len(run.suite_tasks(suite)) * suite.samples
+    with contextlib.ExitStack() as stack:
+        line = progress or stack.enter_context(Progress(f"{suite.name} {label}", total))
+        solved: list[bool] = []
+
+        def count(trajectory: Trajectory) -> None:
+            solved.append(trajectory.solved)
+            rate = sum(solved) / len(solved)
+            if progress is None:
+                line.update(len(solved), pass_rate=rate)
+            else:
+                line.update(step - 1, evaluating=f"{suite.name} {len(solved)}/{total}")
+
+        return run.evaluate(suite, model, label=label, step=step, on_finished=count)
+
+
+def _evaluated(run: Run, model: Transformer, step: int, progress: Progress) -> dict[str, float]:
+    """Metrics of the suites that the config wants played after ``step`` steps."""
+    config = run.config.evaluate
+    if config is None:
+        return {}
+    begin = time.perf_counter()
+    last = run.config.train.steps
+    suites = config.due(run.config.suites, step, last)
+    label = "after" if step == last else f"step_{step}"
+    results = evaluate(run, model, label, step, suites, progress)
+    seconds = {"time/evaluate_s": time.perf_counter() - begin} if suites else {}
+    return during.metrics(results, config.samples) | seconds

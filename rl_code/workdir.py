@@ -21,6 +21,7 @@ RESERVED = LEARNER, ACTOR = "learner", "actor"
 MAY_CHANGE = (
     "checkpoint",
     "suites",
+    "evaluate",
     "metrics",
     "record",
     # A finished run goes on when its number of steps is raised. Step s then has the learning rate

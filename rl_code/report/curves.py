@@ -14,6 +14,7 @@ from rl_code.metrics import read_metrics
 # Title, whether values are fractions, and which metrics a chart shows. A metric belongs to the
 # first that matches; those that match none are shown under "Everything else".
 CHARTS = (
+    ("Held-out pass rate, with its 95 % interval", True, r"eval/"),
     ("Pass rate", True, r"(reward/(solved|first_edit|mixed_groups)|episode/submitted)$"),
     ("Reward", False, r"reward/"),
     ("Tokens per episode", False, r"episode/.*tokens$"),
@@ -33,6 +34,7 @@ CHARTS = (
     ("Slots in use", True, r"(engine/occupancy|pack/(target_)?fill)$"),
     ("Context found in the cache", True, r"engine/(prefix_hit_rate|hits_|document_hits$)"),
     ("Idle, waiting for tools", True, r"time/(learner_idle|actor_idle|actor_waits)$"),
+    ("Record, MB per million tokens", False, r"record/mb_per_mtokens$"),
     ("Bytes of weights per version", False, r"weights/.*_bytes$"),
     ("Seconds for weights per version", False, r"weights/.*_s$"),
     (

@@ -10,6 +10,9 @@ from rl_code.evaluation.compare import Comparison, compare, whole_against_first_
 from rl_code.evaluation.passk import Interval
 from rl_code.evaluation.suite import SuiteResult
 
+# Results of a suite that are each compared with the first in words.
+_IN_WORDS = 3
+
 
 def by_suite(results: Sequence[SuiteResult]) -> list[list[SuiteResult]]:
     names = dict.fromkeys(result.suite for result in results)
@@ -46,7 +49,8 @@ def suites(results: Mapping[str, Sequence[SuiteResult]], ks: Sequence[int]) -> l
         pairs = []
         for run, of_run in found.items():
             prefix = f"{run}: " if several else ""
-            for after in of_run[1:]:
+            # of many evaluations only the last is put into words; the curves show the others
+            for after in of_run[1:] if len(of_run) <= _IN_WORDS else of_run[-1:]:
                 label = f"{prefix}{after.label} − {of_run[0].label}"
                 pairs += _pairs(label, of_run[0], after, ks)
         (first_run, first), *others = found.items()
@@ -59,6 +63,66 @@ def suites(results: Mapping[str, Sequence[SuiteResult]], ks: Sequence[int]) -> l
         drawn = ", ".join(f"{key} {value}" for key, value in example.sampling.items())
         tables.append({"name": name, "about": f"{samples}; {drawn}", "rows": rows, "pairs": pairs})
     return tables
+
+
+def by_step(results: Mapping[str, Sequence[SuiteResult]], ks: Sequence[int]) -> dict[str, Any]:
+    """pass@k of each suite against the step of training, as ``curves.curves`` gives curves, with
+    the ends of the intervals under ``bands``: name -> (lows, highs). A suite is shown if a run has
+    more than two results of it.
+
+    results: of each run by its name.
+    """
+    suites = dict.fromkeys(
+        found[0].suite
+        for of_run in results.values()
+        for found in by_suite(of_run)
+        if len(found) > 2
+    )
+    steps = sorted({r.step for of_run in results.values() for r in of_run if r.suite in suites})
+    series, bands = {}, {}
+    for run, of_run in results.items():
+        points = {f"{r.suite}/pass@{k}": {} for r in of_run if r.suite in suites for k in ks}
+        for result in of_run:
+            for k in ks:
+                name = f"{result.suite}/pass@{k}"
+                if name in points and k <= result.largest_k:
+                    points[name][result.step] = result.interval(k)
+        series[run], bands[run] = _lines({name: at for name, at in points.items() if at}, steps)
+    names = list(dict.fromkeys(name for of_run in series.values() for name in of_run))
+    none = [None] * len(steps)
+    series = {run: {name: found.get(name, none) for name in names} for run, found in series.items()}
+    charts = [
+        {
+            "title": suite,
+            "fraction": True,
+            "names": [name for name in names if name.startswith(f"{suite}/")],
+        }
+        for suite in suites
+    ]
+    first, *others = results
+    return {
+        "steps": steps,
+        "every": 1,
+        "run": first if others else "",
+        "series": series[first],
+        "bands": bands[first],
+        "others": [{"run": run, "series": series[run]} for run in others],
+        "charts": charts,
+        "rest": [],
+        "times": [],
+    }
+
+
+def _lines(
+    points: Mapping[str, Mapping[int, Interval]], steps: Sequence[int]
+) -> tuple[dict[str, list[float | None]], dict[str, tuple[list[float | None], ...]]]:
+    """Means and ends of intervals at the steps; None where there is no result."""
+
+    def line(at: Mapping[int, Interval], field: str) -> list[float | None]:
+        return [getattr(at[step], field) if step in at else None for step in steps]
+
+    series = {name: line(at, "mean") for name, at in points.items()}
+    return series, {name: (line(at, "low"), line(at, "high")) for name, at in points.items()}
 
 
 def _row(result: SuiteResult, label: str, ks: Sequence[int]) -> dict[str, Any]:

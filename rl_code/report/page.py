@@ -25,7 +25,7 @@ from rl_code.files import write_atomically
 from rl_code.metrics import read_metrics
 from rl_code.report import about
 from rl_code.report.curves import curves, with_actors
-from rl_code.report.evaluations import by_suite, paired, signed, suites
+from rl_code.report.evaluations import by_step, by_suite, paired, signed, suites
 from rl_code.report.trajectories import trajectories
 
 ASSETS = Path(__file__).parent / "assets"
@@ -88,6 +88,7 @@ def write_report(
     warm_rows = [read_metrics(run / WARM_START) for run in runs]
     data = {
         "curves": curves(dict(zip(names, rows, strict=True))),
+        "evaluations": by_step(dict(zip(names, results, strict=True)), config.ks),
         "warm_start": curves(dict(zip(names, warm_rows, strict=True))),
         "trajectories": {},
     }

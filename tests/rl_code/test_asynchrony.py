@@ -13,6 +13,8 @@ import pytest
 
 from configs import asynchrony
 from models.families import PRESETS
+from rl_code.evaluation.during import EvaluateConfig
+from rl_code.evaluation.suite import load_all
 from rl_code.metrics import read_metrics
 from rl_code.read_config import build
 from rl_code.replay import replay
@@ -20,6 +22,7 @@ from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import StopRequest
 from rl_code.store import audit
+from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.workdir import STORE
 
@@ -73,3 +76,23 @@ def test_a_run_keeps_its_bound_and_can_be_replayed(tmp_path, mode, bound, recomp
         row["policy/mismatch_max"] < 1e-3 for row in rows if row["rollout/staleness_max"] == 0
     )
     assert sum(row["engine/generated_tokens"] for row in rows) > 0
+
+
+@pytest.mark.long
+def test_evaluations_beside_the_actor_leave_training_as_it_is(tmp_path):
+    plain = make_config("one_step", 1, False)
+    suite = build(RunConfig, asynchrony.get_config("smoke")).suites[0]
+    evaluated = dataclasses.replace(
+        plain,
+        suites=(dataclasses.replace(suite, count=3, samples=2),),
+        evaluate=EvaluateConfig(every=1),
+    )
+    checksums = []
+    for name, config in (("plain", plain), ("evaluated", evaluated)):
+        train(config, tmp_path / name)
+        store = GroupStore(tmp_path / name / STORE)
+        checksums.append([store.consumption(step)["weights"] for step in range(STEPS)])
+    assert checksums[0] == checksums[1]
+    assert [result.step for result in load_all(tmp_path / "evaluated")] == list(range(STEPS + 1))
+    rows = read_metrics(tmp_path / "evaluated")
+    assert all(row["time/evaluate_s"] > 0 for row in rows)

@@ -73,6 +73,7 @@ class Chart {
   constructor(parent, curves, { title, names, fraction, labels, series, stacked }) {
     Object.assign(this, { curves, names, fraction, stacked, labels: labels || shorten(names) });
     this.series = series || names.map((name) => curves.series[name]);
+    this.bands = names.map((name) => (curves.bands || {})[name] || []);
     this.others = series ? [] : curves.others.map((other) => names.map((name) => other.series[name]));
     this.legend = el("div", { class: "legend" });
     this.values = this.labels.map((label, i) => {
@@ -102,7 +103,7 @@ class Chart {
   }
 
   range() {
-    const series = this.stacked ? [this.stack[this.stack.length - 1], [0]] : [...this.series, ...this.others.flat()];
+    const series = this.stacked ? [this.stack[this.stack.length - 1], [0]] : [...this.series, ...this.others.flat(), ...this.bands.flat()];
     const values = series.flat().filter((value) => value !== null);
     if (!values.length) return [0, 1];
     // One spike in two hundred points must not flatten the rest.
@@ -137,6 +138,7 @@ class Chart {
     }
     if (this.stacked) this.areas(x, y);
     else {
+      this.bands.forEach((band, i) => this.band(band, i, x, y));
       for (const other of this.others) other.forEach((values, i) => this.line(values, i, x, y, "5 4"));
       this.series.forEach((values, i) => this.line(values, i, x, y));
     }
@@ -156,6 +158,14 @@ class Chart {
       if (dashes === "none") shape(this.svg, "path", { ...style, class: "raw", "stroke-width": 1, d: path(values, x, y) });
       shape(this.svg, "path", { ...style, "stroke-width": 1.8, d: path(smooth(values), x, y) });
     } else shape(this.svg, "path", { ...style, "stroke-width": 1.8, d: path(values, x, y) });
+  }
+
+  /** The interval around a curve: [lows, highs], or [] without one. */
+  band([low, high], i, x, y) {
+    if (!low) return;
+    const back = [];
+    low.forEach((value, j) => { if (value !== null) back.unshift(`L${x(j).toFixed(1)} ${y(value).toFixed(1)}`); });
+    shape(this.svg, "path", { d: path(high, x, y) + back.join("") + "Z", fill: colour(i), "fill-opacity": 0.16 });
   }
 
   areas(x, y) {
@@ -222,6 +232,7 @@ const legendOfRuns = ({ run, others }) => others.length ? ` Solid: ${run}; dashe
 
 function drawCurves() {
   const { curves } = DATA, parent = document.getElementById("charts");
+  drawEvaluations();
   drawWarmStart();
   const note = document.getElementById("curves-note");
   if (!curves.steps.length) { note.textContent = "No step has been logged."; document.getElementById("time").hidden = true; return; }
@@ -238,6 +249,13 @@ function drawCurves() {
     }
   });
   drawTime();
+}
+
+function drawEvaluations() {
+  const curves = DATA.evaluations;
+  if (!curves.charts.length) return;
+  for (const chart of curves.charts) new Chart(document.getElementById("evaluation-charts"), curves, chart);
+  document.getElementById("evaluation-note").textContent = "Against the step of training; the bands are the 95 % intervals." + legendOfRuns(curves);
 }
 
 function drawWarmStart() {
