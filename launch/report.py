@@ -4,7 +4,7 @@
     python -m launch.report --workdir=runs/first --beside=runs/second --out=both.html
     python -m launch.report --workdir=runs/first --search="IndexError"
 
-With --search the page holds the trajectories with that text, found among all that the run logged;
+With --search the page holds the trajectories with that text, found among all that are on record;
 the first of them are listed here too. The page is written into the workdir unless --out names a
 file: report.html, report_beside.html with --beside, or report_search.html with --search.
 """
@@ -25,6 +25,7 @@ from launch.workdir import WORKDIR
 from rl_code.report import about
 from rl_code.report.page import write_report
 from rl_code.report.trajectories import haystack, search_all
+from rl_code.store.errors import StoreError
 
 BESIDE = absl_flags.DEFINE_string("beside", None, "Workdir of a second run, shown beside it.")
 SEARCH = absl_flags.DEFINE_string("search", "", "Text that the shown trajectories hold.")
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> None:
             )
         name = "report_search" if SEARCH.value else "report_beside" if BESIDE.value else "report"
         path = write_report(runs, OUT.value or runs[0] / f"{name}.html", search=SEARCH.value)
-    except ValueError as error:  # a damaged file, which the message names
+    except (ValueError, StoreError) as error:  # a damaged file, which the message names
         sys.exit(str(error))
     flags.console().print(f"Report: {path}", soft_wrap=True)
 

@@ -54,11 +54,9 @@ from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import StopRequest
 from rl_code.store.errors import StoreError
-from rl_code.store.sharing import Shared, link, link_tree, share
+from rl_code.store.sharing import Shared, link_tree, share
 from rl_code.store.store import GroupStore
 from rl_code.tasks.api import CACHE_FILE
-from rl_code.trajectory_log import FOLDER as TRAJECTORIES
-from rl_code.trajectory_log import trajectory_path, trajectory_steps
 from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.workdir import CONFIG_FILE, MAY_CHANGE, STORE
 
@@ -212,10 +210,6 @@ def _share_rest(parent: Path, draft: Path, step: int, config: RunConfig) -> int:
     for name in (provenance.STARTS_FILE, CACHE_FILE):
         if (parent / name).exists():
             shutil.copyfile(parent / name, draft / name)
-    (draft / TRAJECTORIES).mkdir()
-    for at in trajectory_steps(parent):
-        if at < step:
-            total += link(trajectory_path(parent, at), trajectory_path(draft, at))
     _copy_metrics(parent, draft, step, config)
     for result in suite.load_all(parent):
         if result.step <= step:

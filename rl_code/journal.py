@@ -1,4 +1,4 @@
-"""What the learner writes down of each step: numbers, trajectories, and a line of progress."""
+"""What the learner writes down of each step: numbers, and a line of progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rl_code.progress import Progress
 from rl_code.run import Run
 from rl_code.step_metrics import episode_metrics, extra_metrics
 from rl_code.store.group_records import GroupRecord
-from rl_code.trajectory_log import TrajectoryLog
 from rl_code.types import Group
 
 
@@ -25,7 +24,6 @@ class Journal:
     """
 
     def __init__(self, run: Run, start: int):
-        self._trajectories = TrajectoryLog(run.journal, run.tokenizer.decode, start)
         self._extra = run.config.metrics.extra_functions()
         self._stack = contextlib.ExitStack()
         writers = run.config.metrics.open_settings()
@@ -60,7 +58,6 @@ class Journal:
         learner: metrics of the update. rest: all others. seconds: that the whole step took.
         Raises OSError when the disk is full.
         """
-        self._trajectories.append(step, groups)
         metrics = episode_metrics(groups, step) | learner | rest
         metrics["time/tokens_per_s"] = metrics["rollout/sampled_tokens"] / seconds
         metrics["time/compilations"] = self._compilations.count

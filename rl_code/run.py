@@ -19,9 +19,8 @@ from models.paged import model_cache
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.tokenizer import Tokenizer
 from models.transformer import ModelConfig, Transformer, abstract_model, cast
-from rl_code import lineage
+from rl_code import lineage, trajectory_log
 from rl_code import origin as origin_lib
-from rl_code import trajectory_log
 from rl_code.attention_calls import log_attention
 from rl_code.environment.episode import Episode
 from rl_code.environment.parts import check_documents, encode, prompt_parts

@@ -1,40 +1,45 @@
 """The trajectories of a run, as people and the report read them: tokens, calls, answers, rewards.
 
-    trajectories/step_000012.jsonl.gz     those of one step of training, one group per line
-    trajectories/held_out.before.jsonl.gz those of an evaluation, by suite and label
+Those of training are read from the record (``store``) and put into words when somebody asks. Those
+of an evaluation are no part of the record and have a file of their own, by suite and label:
 
-A run that resumes at step s repeats step s: files of steps >= s are dropped when the log opens.
-Training itself never reads these files; it reads the store.
+    trajectories/held_out.before.jsonl.gz
+
+Training itself never reads any of this; it reads the store.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 import json
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from models import pretrained
+from rl_code import origin
 from rl_code.documents import PADDING
 from rl_code.files import write_atomically
 from rl_code.metrics import json_line
+from rl_code.store import steps as steps_lib
+from rl_code.store.store import GroupStore
 from rl_code.types import Group, ToolCall, Trajectory, Turn
+from rl_code.workdir import STORE
 
 FOLDER = "trajectories"
-_STEP = re.compile(r"step_(\d+)\.jsonl\.gz")
 _SUFFIX = ".jsonl.gz"
 
 _REPLACEMENT = "\ufffd"  # what a tokenizer's decode puts where bytes are not whole characters
 _LONGEST_CHARACTER = 4  # bytes of one UTF-8 character: byte-level tokens that can share one
 
+type Decode = Callable[[Sequence[int]], str]  # token ids -> text, special tokens included
 
-class TrajectoryLog:
-    """Keeps the episodes of each step, tokens and all, in one gzip file per step.
 
-    A line of ``trajectories/step_000012.jsonl.gz`` (read it with zcat) is one group:
+class Words:
+    """Puts groups into words, tokens and all. A group becomes:
 
       step, task_id, group
       task: path, entry_point, meta, reference (path -> text), files (path -> text at the start, of
@@ -56,37 +61,13 @@ class TrajectoryLog:
     of documents has no text.
     """
 
-    def __init__(
-        self,
-        workdir: str | os.PathLike[str],
-        decode: Callable[[Sequence[int]], str],
-        resume_step: int | None = 0,
-    ) -> None:
-        """Opens the log and removes the files of steps >= ``resume_step``, or none if it is None.
-
-        Args:
-          decode: token ids -> text, special tokens included.
-        """
-        self._workdir = Path(workdir)
-        (self._workdir / FOLDER).mkdir(parents=True, exist_ok=True)
-        for step in trajectory_steps(workdir):
-            if resume_step is not None and step >= resume_step:
-                trajectory_path(workdir, step).unlink()
+    def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._known: dict[int, str] = {}
 
-    def append(self, step: int, groups: Sequence[Group]) -> None:
-        """Writes the groups of one step. Raises OSError, leaving no file, when the disk is full."""
-        self._write(trajectory_path(self._workdir, step), step, groups)
-
-    def write_evaluation(self, name: str, step: int, groups: Sequence[Group]) -> None:
-        """Writes the groups of an evaluation. name: "<suite>.<label>". Raises as ``append``."""
-        self._write(evaluation_path(self._workdir, name), step, groups)
-
-    def _write(self, path: Path, step: int, groups: Sequence[Group]) -> None:
-        text = "".join(json_line(self._record(step, group)) for group in groups)
-        compressed = gzip.compress(text.encode("utf-8", "surrogatepass"), compresslevel=3, mtime=0)
-        write_atomically(path, compressed)
+    def lines(self, step: int, groups: Sequence[Group]) -> str:
+        """A line of strict JSON for each group."""
+        return "".join(json_line(self._record(step, group)) for group in groups)
 
     def _record(self, step: int, group: Group) -> dict[str, Any]:
         first = group.trajectories[0]
@@ -182,37 +163,65 @@ class TrajectoryLog:
         return pieces
 
 
+def write_evaluation(
+    workdir: str | os.PathLike[str], name: str, step: int, groups: Sequence[Group], decode: Decode
+) -> None:
+    """Writes the groups of an evaluation. name: "<suite>.<label>". Raises OSError, leaving no file,
+    when the disk is full.
+    """
+    path = evaluation_path(workdir, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = Words(decode).lines(step, groups).encode("utf-8", "surrogatepass")
+    write_atomically(path, gzip.compress(text, compresslevel=3, mtime=0))
+
+
 def trajectory_steps(workdir: str | os.PathLike[str]) -> list[int]:
-    """The steps whose trajectories are on disk, in order."""
-    found = (_STEP.fullmatch(file.name) for file in (Path(workdir) / FOLDER).glob(f"*{_SUFFIX}"))
-    return sorted(int(match[1]) for match in found if match)
+    """The steps of training whose trajectories are on record, in order."""
+    store = Path(workdir) / STORE
+    return GroupStore(store).consumed() if steps_lib.exists(store) else []
+
+
+def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[str, Any]]:
+    """The groups that a step was trained on, as ``Words`` puts them. Raises StoreError for a step
+    that is not on record, and ConfigError for a workdir without the run's tokenizer.
+    """
+    store = GroupStore(Path(workdir) / STORE)
+    trained = [item.number for item in store.items(step) if item.kind == "train"]
+    groups = [store.record(step, number).group for number in trained]
+    return _parsed(words_of(Path(workdir)).lines(step, groups))
+
+
+def words_of(workdir: Path) -> Words:
+    """What puts the groups of a run into words, with the tokenizer that its workdir holds."""
+    return _words_of(origin.kept_by(workdir))
+
+
+@functools.lru_cache(maxsize=8)
+def _words_of(folder: Path) -> Words:
+    return Words(pretrained.read_tokenizer(folder).decode)
 
 
 def evaluation_names(workdir: str | os.PathLike[str]) -> list[str]:
     """The evaluations whose trajectories are on disk, as "<suite>.<label>", oldest first."""
-    files = [
-        file
-        for file in (Path(workdir) / FOLDER).glob(f"*{_SUFFIX}")
-        if not _STEP.fullmatch(file.name)
-    ]
+    files = list((Path(workdir) / FOLDER).glob(f"*{_SUFFIX}"))
     files.sort(key=lambda file: (file.stat().st_mtime_ns, file.name))
     return [file.name.removesuffix(_SUFFIX) for file in files]
 
 
-def read_trajectories(workdir: str | os.PathLike[str], step: int) -> list[dict[str, Any]]:
-    """One step's groups as ``TrajectoryLog`` documents them. Raises FileNotFoundError, ValueError
-    if damaged.
+def read_evaluation(workdir: str | os.PathLike[str], name: str) -> list[dict[str, Any]]:
+    """The groups of an evaluation, as ``Words`` puts them. Raises FileNotFoundError, ValueError if
+    the file is damaged.
     """
-    return read_groups(trajectory_path(workdir, step))
-
-
-def read_groups(path: Path) -> list[dict[str, Any]]:
-    """The groups of one file. Raises as ``read_trajectories``."""
+    path = evaluation_path(workdir, name)
     try:
-        text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass")
-        return [json.loads(line) for line in text.split("\n")[:-1]]
+        return _parsed(gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass"))
     except (EOFError, gzip.BadGzipFile, ValueError) as error:
         raise ValueError(f"{path}: damaged: {error}") from error
+
+
+def _parsed(lines: str) -> list[dict[str, Any]]:
+    # not splitlines: JSON may hold other characters that end a line
+    return [json.loads(line) for line in lines.split("\n")[:-1]]
 
 
 def evaluation_path(workdir: str | os.PathLike[str], name: str) -> Path:
@@ -246,8 +255,3 @@ def _turn(turn: Turn, offset: int) -> dict[str, Any]:
             for r in turn.results
         ],
     }
-
-
-def trajectory_path(workdir: str | os.PathLike[str], step: int) -> Path:
-    """The file of one step's trajectories."""
-    return Path(workdir) / FOLDER / f"step_{step:06}{_SUFFIX}"

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rl_code import lineage, provenance
-from rl_code.workdir import CONFIG_FILE
+from rl_code.store import steps as steps_lib
+from rl_code.store import usage
+from rl_code.store.errors import StoreError
+from rl_code.store.reader import RecordReader
+from rl_code.workdir import CONFIG_FILE, STORE
 
 
 def names(runs: Sequence[Path]) -> list[str]:
@@ -27,9 +31,30 @@ def runs(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
     for folder, name in zip(folders, names, strict=True):
         starts = provenance.read(folder)
         forks = [fact for fork in lineage.read(folder) for fact in fork.facts()]
-        facts = forks + (list(starts[-1].items()) if starts else [])
+        facts = forks + (list(starts[-1].items()) if starts else []) + _record(folder / STORE)
         found.append({"name": name, "facts": facts, "starts": len(starts)})
     return found
+
+
+def _record(store: Path) -> list[tuple[str, str]]:
+    """What the record of a run takes on the disk."""
+    if not steps_lib.exists(store):
+        return []
+    try:
+        reader = RecordReader(store)
+        found = usage.measure(store)
+        kept = reader.steps()
+        removed = reader.removed()
+    except StoreError as error:
+        return [("record", f"cannot be read: {error}")]
+    facts = [
+        f"{found.bytes / 1e6:.1f} MB for {found.tokens / 1e6:.2f} million tokens "
+        f"({found.mb_per_mtokens:.1f} MB per million), {found.files} files "
+        f"({found.files_per_100_steps:.0f} per 100 steps)",
+        *([f"steps {kept[0]} to {kept[-1]}"] if kept else []),
+        *([str(removed)] if removed else []),
+    ]
+    return [("record", "; ".join(facts))]
 
 
 def config_table(folders: Sequence[Path]) -> list[dict[str, Any]]:

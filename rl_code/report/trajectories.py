@@ -15,8 +15,7 @@ from typing import Any
 from rl_code.report.edits import with_diffs
 from rl_code.trajectory_log import (
     evaluation_names,
-    evaluation_path,
-    read_groups,
+    read_evaluation,
     read_trajectories,
     trajectory_steps,
 )
@@ -24,7 +23,7 @@ from rl_code.trajectory_log import (
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where logged groups come from: a step of training, or an evaluation."""
+    """Where groups come from: a step of training, or an evaluation."""
 
     run: str
     label: str
@@ -33,10 +32,10 @@ class Source:
     workdir: Path
 
     def groups(self) -> list[dict[str, Any]]:
-        """What was logged. Raises ValueError for a damaged file."""
+        """Its groups. Raises ValueError or StoreError for a damaged file."""
         if self.step >= 0:
             return read_trajectories(self.workdir, self.step)
-        return read_groups(evaluation_path(self.workdir, self.label))
+        return read_evaluation(self.workdir, self.label)
 
 
 def sources(runs: Mapping[str, Path], steps: int | None) -> list[Source]:

@@ -25,8 +25,9 @@ from rl_code.read_config import ConfigError
 from rl_code.report.trajectories import trajectories
 from rl_code.run_config import RunConfig
 from rl_code.store import serialization
-from rl_code.trajectory_log import TrajectoryLog, read_trajectories
+from rl_code.trajectory_log import read_trajectories
 from tests.rl_code.learner.conftest import make_group, make_trajectory
+from tests.rl_code.trajectories import read_with, record_step
 
 CONFIG = dataclasses.replace(DocumentsConfig(longest=8, shortest=2), page=4)
 PAD = 99
@@ -172,14 +173,13 @@ def test_sections_that_do_not_agree_are_refused(documents, changes, told):
         small_run(documents, **changes)
 
 
-def test_a_log_shows_no_padding_and_says_what_each_token_is(tmp_path):
+def test_what_is_read_shows_no_padding_and_says_what_each_token_is(tmp_path, monkeypatch):
     marked = with_documents(
         make_trajectory([1, 2, 3, 9, 4, 5, 9, 6, 7], [0] * 8 + [1], prompt_length=5),
         [0, 1, 1, -1, 0, 2, -1, 0, 0],
     )
-    TrajectoryLog(tmp_path, lambda ids: "".join(chr(96 + id) for id in ids)).append(
-        0, [make_group([marked])]
-    )
+    read_with(monkeypatch, lambda ids: "".join(chr(96 + id) for id in ids))
+    record_step(tmp_path, 0, [make_group([marked])])
     (record,) = read_trajectories(tmp_path, 0)
     assert record["prompt"]["text"] == "abcd" and record["prompt"]["documents"] == [0, 1, 1, -1, 0]
     assert record["prompt"]["pieces"] == ["a", "b", "c", "", "d"]

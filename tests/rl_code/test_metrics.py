@@ -5,7 +5,6 @@ would.
 from __future__ import annotations
 
 import errno
-import gzip
 import io
 import json
 import math
@@ -19,15 +18,30 @@ from tensorboardX.proto.event_pb2 import Event
 
 import rl_code.files
 from configs import quickstart
-from rl_code import metric_writers, types
+from models.tokenizer import Tokenizer
+from rl_code import metric_writers, origin, types
 from rl_code import progress as progress_lib
+from rl_code.environment.protocols.compact import Compact
 from rl_code.metric_writers import JsonLines, MetricLog
 from rl_code.metrics import read_metrics
 from rl_code.progress import Progress
 from rl_code.read_config import ConfigError, build
 from rl_code.run_config import RunConfig
-from rl_code.trajectory_log import TrajectoryLog, read_trajectories, trajectory_steps
+from rl_code.store.errors import StoreError
+from rl_code.store.steps import Item
+from rl_code.store.store import GroupStore
+from rl_code.trajectory_log import (
+    Words,
+    evaluation_names,
+    read_evaluation,
+    read_trajectories,
+    trajectory_steps,
+    words_of,
+    write_evaluation,
+)
 from rl_code.types import Context, Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
+from rl_code.workdir import STORE
+from tests.rl_code.trajectories import read_with, record_step
 
 
 def _bytes_of(ids):
@@ -193,23 +207,27 @@ def test_a_full_disk_is_named_and_leaves_whole_rows(tmp_path):
 
 
 def test_a_full_disk_leaves_no_partial_trajectories(tmp_path, monkeypatch):
-    log = TrajectoryLog(tmp_path, _bytes_of)
-    log.append(0, [_group()])
+    write_evaluation(tmp_path, "held_out.before", 0, [_group()], _bytes_of)
 
     def no_room(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(rl_code.files.os, "fsync", no_room)
-    with pytest.raises(OSError, match=r"disk is full.*step_000001"):
-        log.append(1, [_group()])
-    assert [path.name for path in (tmp_path / "trajectories").iterdir()] == ["step_000000.jsonl.gz"]
+    with pytest.raises(OSError, match=r"disk is full.*held_out\.after"):
+        write_evaluation(tmp_path, "held_out.after", 1, [_group()], _bytes_of)
+    assert evaluation_names(tmp_path) == ["held_out.before"]
+    assert len(list((tmp_path / "trajectories").iterdir())) == 1
 
 
-def test_trajectories_come_back_as_written(tmp_path):
+def test_trajectories_are_read_from_the_record_and_from_evaluations(tmp_path, monkeypatch):
     group = _group("é→x".encode())
-    TrajectoryLog(tmp_path, _bytes_of).append(12, [group, group])
+    read_with(monkeypatch, _bytes_of)
+    assert trajectory_steps(tmp_path) == []
+    record_step(tmp_path, 12, [group, group])
     record, other = read_trajectories(tmp_path, 12)
     assert record == other and trajectory_steps(tmp_path) == [12]
+    write_evaluation(tmp_path, "held_out.after", 12, [group], _bytes_of)
+    assert read_evaluation(tmp_path, "held_out.after") == [record]
     assert (record["step"], record["task_id"], record["group"]) == (12, "t/1", 4)
     assert record["prompt"] == {"ids": list(b"fix"), "pieces": ["f", "i", "x"], "text": "fix"}
     (sample,) = record["trajectories"]
@@ -228,42 +246,49 @@ def test_trajectories_come_back_as_written(tmp_path):
 @pytest.mark.parametrize(
     "text", [b"\xff\xfe", b"\xe2\x82", b"\xf0\x9f\x98\x80\xe2", b"a\xe2\x82\xacb\x80"]
 )
-def test_pieces_join_to_the_text_of_all_tokens(tmp_path, text):
-    TrajectoryLog(tmp_path, _bytes_of).append(0, [_group(text)])
-    pieces = read_trajectories(tmp_path, 0)[0]["trajectories"][0]["pieces"]
+def test_pieces_join_to_the_text_of_all_tokens(text):
+    (line,) = Words(_bytes_of).lines(0, [_group(text)]).split("\n")[:-1]
+    pieces = json.loads(line)["trajectories"][0]["pieces"]
     assert len(pieces) == len(text)
     assert "".join(pieces).replace("\ufffd", "") == text.decode("utf-8", "ignore")
 
 
-def test_numbers_that_json_lacks_do_not_stop_the_log(tmp_path):
-    TrajectoryLog(tmp_path, _bytes_of).append(0, [_group(logprob=math.nan)])
-    text = gzip.decompress((tmp_path / "trajectories/step_000000.jsonl.gz").read_bytes()).decode()
+def test_numbers_that_json_lacks_become_words():
+    text = Words(_bytes_of).lines(0, [_group(logprob=math.nan)])
     record = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert "NaN" in record["trajectories"][0]["logprobs"]
 
 
-def test_resumed_trajectories_equal_uninterrupted(tmp_path):
-    def run(workdir, start, stop):
-        log = TrajectoryLog(workdir, _bytes_of, resume_step=start)
-        for step in range(start, stop):
-            log.append(step, [_group(b"step %d" % step)])
-
-    run(tmp_path / "whole", 0, 5)
-    run(tmp_path / "killed", 0, 4)
-    (tmp_path / "killed/trajectories/step_000004.jsonl.gz").write_bytes(b"torn")
-    TrajectoryLog(tmp_path / "killed", _bytes_of, resume_step=2)
-    assert trajectory_steps(tmp_path / "killed") == [0, 1]
-    run(tmp_path / "killed", 2, 5)
-    for path in sorted((tmp_path / "whole/trajectories").iterdir()):
-        assert (tmp_path / "killed/trajectories" / path.name).read_bytes() == path.read_bytes()
+def test_only_groups_that_were_trained_on_are_read_and_with_the_tokenizer_of_the_run(tmp_path):
+    special = Compact.SPECIAL_TOKENS
+    tokenizer = Tokenizer.train(["return 1 fix"], 300, special, eos="<|eot|>", pad="<|pad|>")
+    folder = tmp_path / origin.FOLDER
+    folder.mkdir()
+    with pytest.raises(ConfigError, match="is no workdir of a run"):
+        words_of(tmp_path)
+    tokenizer.save(folder / "tokenizer.json", chat_template=None)
+    (folder / "config.json").write_text("{}")
+    record_step(tmp_path, 0, [_group()])
+    store = GroupStore(tmp_path / STORE, "learner")
+    for number, kind in enumerate(("screen", "train")):
+        item = Item(1, number, 0, 1, kind, None, 4, (0, 1))
+        store.plan([item])
+        store.deliver(item, _group(b"abc" if kind == "train" else b"xyz"))
+    store.consume(1, store.read(1), version=1)
+    (record,) = read_trajectories(tmp_path, 1)
+    (sample,) = record["trajectories"]
+    assert sample["ids"] == list(b"abc")
+    assert "".join(sample["pieces"]) == tokenizer.decode(list(b"abc"))
+    with pytest.raises(StoreError, match="step 7 is not planned"):
+        read_trajectories(tmp_path, 7)
 
 
 def test_damaged_trajectories_are_named(tmp_path):
-    TrajectoryLog(tmp_path, _bytes_of).append(3, [_group()])
-    path = tmp_path / "trajectories/step_000003.jsonl.gz"
+    write_evaluation(tmp_path, "held_out.after", 3, [_group()], _bytes_of)
+    path = tmp_path / "trajectories/held_out.after.jsonl.gz"
     path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(ValueError, match="step_000003"):
-        read_trajectories(tmp_path, 3)
+    with pytest.raises(ValueError, match=r"held_out\.after"):
+        read_evaluation(tmp_path, "held_out.after")
 
 
 class FakeService:

@@ -5,23 +5,42 @@ of its markup.
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from rl_code import provenance, types
+from rl_code import provenance, trajectory_log, types
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.metric_writers import MetricLog
 from rl_code.report.edits import with_diffs
 from rl_code.report.page import ReportConfig, write_report
 from rl_code.report.trajectories import choose, spread
-from rl_code.trajectory_log import TrajectoryLog, trajectory_steps
+from rl_code.store.compaction import Compaction
+from rl_code.store.store import GroupStore
+from rl_code.trajectory_log import Words, trajectory_steps, write_evaluation
 from rl_code.types import Context, Group, Reward, Task, ToolCall, ToolResult, Trajectory, Turn
+from rl_code.workdir import STORE
+from tests.rl_code.trajectories import record_step
 
 CONFIG = ReportConfig(ks=(1, 2), trajectories_per_step=4, trajectory_steps=5, megabytes=1.0)
 HOSTILE = "</script><script>alert(1)</script><!--<script>&amp;\u2028\udc80"
+
+
+TEXT_OF: dict = {}  # workdir -> what its tokenizer gives for a token, before the id
+
+
+@pytest.fixture(autouse=True)
+def _words(monkeypatch):
+    """Another tokenizer for each workdir; nobody cuts the power."""
+
+    def words_of(workdir):
+        return Words(lambda ids: "".join(f"{TEXT_OF[workdir]}{id}" for id in ids))
+
+    monkeypatch.setattr(trajectory_log, "words_of", words_of)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 class _Page(HTMLParser):
@@ -53,7 +72,7 @@ def _trajectory(
 ) -> Trajectory:
     tokens = np.arange(6, dtype=np.int32)
     return Trajectory(
-        task_id=f"task {group}",
+        task_id=f"task {group} {text}",
         group=group,
         index=index,
         contexts=(
@@ -95,7 +114,7 @@ def _group(
 
 
 def _write_run(workdir, steps: int = 3, text: str = HOSTILE) -> None:
-    log = TrajectoryLog(workdir, lambda ids: "".join(f"{text}{id}" for id in ids))
+    TEXT_OF[workdir] = text
     with MetricLog(workdir) as writer:
         for step in range(steps):
             writer.write(
@@ -107,9 +126,8 @@ def _write_run(workdir, steps: int = 3, text: str = HOSTILE) -> None:
                     "time/a_s": 1,
                 },
             )
-            log.append(
-                step, [_group(0, [True, False], text=text), _group(1, [False, False], text=text)]
-            )
+            solved = ([True, False], [False, False])
+            record_step(workdir, step, [_group(n, s, text=text) for n, s in enumerate(solved)])
     for label, step, correct in (("before", 0, 1), ("after", steps, 2)):
         tasks = tuple(TaskResult(f"{i}", 2, correct, 1, 0, 5.0) for i in range(4))
         SuiteResult("held-out", label, step, {"temperature": 1.0}, tasks).save(workdir)
@@ -332,8 +350,7 @@ def test_a_run_beside_itself_is_refused(tmp_path):
 
 def test_evaluations_and_the_warm_start_are_shown(tmp_path):
     _write_run(tmp_path, 1)
-    log = TrajectoryLog(tmp_path, str, resume_step=None)
-    log.write_evaluation("held_out.before", 0, [_group(0, [True], text="x")])
+    write_evaluation(tmp_path, "held_out.before", 0, [_group(0, [True], text="x")], str)
     with MetricLog(tmp_path / "sft") as writer:
         writer.write(7, {"sft/loss": 2.5})
     _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG))
@@ -344,9 +361,10 @@ def test_evaluations_and_the_warm_start_are_shown(tmp_path):
 
 
 def test_a_search_finds_every_logged_trajectory_and_no_other(tmp_path):
-    log = TrajectoryLog(tmp_path, lambda ids: "".join(map(chr, ids)))
+    TEXT_OF[tmp_path] = ""
     for step in range(40):
-        log.append(step, [_group(step, [True, False], text="Needle" if step == 17 else "hay")])
+        text = "Needle" if step == 17 else "hay"
+        record_step(tmp_path, step, [_group(step, [True, False], text=text)])
     path = write_report(tmp_path, tmp_path / "report.html", CONFIG, search="nEEdle")
     _, _, data = _read(path)
     (source,) = data["trajectories"]["sources"]
@@ -389,3 +407,35 @@ def test_every_start_is_written_down(tmp_path):
     assert first["commit"] and "cpu" in first["devices"].lower() and first["jax"] == second["jax"]
     text, _, _ = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG))
     assert "started 2 times" in text and first["commit"] in text
+
+
+def test_evaluations_during_training_are_curves_with_intervals(tmp_path):
+    _write_run(tmp_path, 4)
+    _, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG))
+    assert data["evaluations"]["charts"] == []  # before and after stand in the table
+    for step, correct in ((1, 1), (3, 0)):
+        tasks = tuple(TaskResult(f"{i}", 2, correct * (i % 2), 0, 0, 5.0) for i in range(4))
+        SuiteResult("held-out", f"step_{step}", step, {}, tasks).save(tmp_path)
+    text, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG))
+    found = data["evaluations"]
+    assert found["steps"] == [0, 1, 3, 4]
+    (chart,) = found["charts"]
+    assert chart["names"] == ["held-out/pass@1", "held-out/pass@2"]
+    assert found["series"]["held-out/pass@1"] == [0.5, 0.25, 0.0, 1.0]
+    lows, highs = found["bands"]["held-out/pass@1"]
+    for low, mean, high in zip(lows, found["series"]["held-out/pass@1"], highs, strict=True):
+        assert low <= mean <= high
+    assert lows[1] < 0.25 < highs[1]
+    assert "after − before, pass@1" in text and "step_1 − before" not in text
+
+
+def test_the_page_says_what_the_record_takes_and_what_was_removed(tmp_path):
+    _write_run(tmp_path, 6)
+    store = GroupStore(tmp_path / STORE, "learner")
+    compaction = Compaction(store.process, store.folder, 2)
+    compaction.run()
+    compaction.remove_before(4, 2)
+    text, _, data = _read(write_report(tmp_path, tmp_path / "report.html", CONFIG))
+    assert "MB per million" in text and "steps 4 to 5" in text
+    assert "the steps before 4 were removed from the record" in text
+    assert [source["step"] for source in data["trajectories"]["sources"]] == [4, 5]

@@ -7,9 +7,10 @@ import dataclasses
 import numpy as np
 
 from rl_code.store import serialization
-from rl_code.trajectory_log import TrajectoryLog, read_trajectories
+from rl_code.trajectory_log import read_trajectories
 from rl_code.types import Context, Turn
 from tests.rl_code.learner.conftest import make_group, make_trajectory
+from tests.rl_code.trajectories import read_with, record_step
 
 
 def context(tokens, sampled, parent, kept):
@@ -62,12 +63,13 @@ def test_every_token_of_a_tree_is_read_once_and_contexts_as_they_were_seen():
     ]
 
 
-def test_a_tree_comes_back_from_the_store_and_is_logged_whole(tmp_path):
+def test_a_tree_comes_back_from_the_store_and_is_read_whole(tmp_path, monkeypatch):
     group = make_group([tree()])
     again = serialization.loads(serialization.dumps(group))
     assert serialization.dumps(again) == serialization.dumps(group)
     assert [c.parent for c in again.trajectories[0].contexts] == [-1, 0, 1, -1, 2]
-    TrajectoryLog(tmp_path, lambda ids: "".join(chr(96 + id) for id in ids)).append(0, [group])
+    read_with(monkeypatch, lambda ids: "".join(chr(96 + id) for id in ids))
+    record_step(tmp_path, 0, [group])
     (record,) = read_trajectories(tmp_path, 0)
     (logged,) = record["trajectories"]
     # after the prompt, contexts one behind the other
