@@ -7,8 +7,8 @@ from absl import flags
 STEP = flags.DEFINE_integer(
     "step",
     None,
-    "A step of the run. evaluate: of a checkpoint, the newest by default. fork: the first step of "
-    "the fork's own, by default that of the newest checkpoint. replay: the step whose trajectories "
-    "are sampled again; without it the learner trains again.",
+    "A step of the run. evaluate: of a checkpoint, the newest by default. fork, and sweep with "
+    "--fork: the first step of the fork's own, by default that of the newest checkpoint. replay: "
+    "the step whose trajectories are sampled again; without it the learner trains again.",
     0,
 )

@@ -12,6 +12,12 @@ The config file also defines
 Finished runs are skipped and unfinished ones continue, so the same command can be given again at
 any time. A run that starts like one that has finished takes over its warm start. The sweep leaves
 in the workdir one folder per run, sweep.txt (the table, and the figure's numbers) and sweep.png.
+
+    python -m launch.sweep --config=... --workdir=runs/paired --fork=runs/base --step=40
+
+makes every run a fork of one run at one step. Runs of one seed then draw common random numbers and
+differ by their overrides alone. A second table has the paired differences from the first variant
+beside the unpaired ones, and how many times more runs the unpaired ones would need.
 """
 
 from __future__ import annotations
@@ -37,13 +43,15 @@ import rich.table
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
-from launch import flags, sweep_figure
+from launch import flags, sweep_figure, sweep_fork, sweep_paired
+from launch.step import STEP
 from launch.sweep_figure import Panel
 from rl_code import read_config, sft
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig
+from rl_code.workdir import CONFIG_FILE
 
 # Keys of an override that do not make another variant.
 SEED = "seed"
@@ -61,6 +69,9 @@ absl_flags.DEFINE_integer(
 absl_flags.DEFINE_string(
     "figure", None, "Another file that the figure is written to, beside sweep.png of the workdir."
 )
+absl_flags.DEFINE_string(
+    "fork", None, "Workdir of a run; every run of the sweep is a fork of it, from --step on."
+)
 
 
 class SweepError(RuntimeError):
@@ -77,6 +88,10 @@ class SweepRun:
     # The config with the overrides.
     config: RunConfig
     workdir: Path
+
+    def flags(self) -> list[str]:
+        """Its overrides, as on a command line."""
+        return [f"--config.{key}={value}" for key, value in self.overrides.items()]
 
     def finished(self) -> bool:
         """Whether the run has finished. Raises ConfigError if it did so with another config."""
@@ -100,11 +115,21 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     runs = plan(config, module["get_sweep"](*arguments), Path(workdir))
     panels = sweep_figure.parse(module["get_figure"](*arguments) if "get_figure" in module else ())
     given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
+    command = [*TRAIN, f"--config={path}{colon}{argument}", *given]
+    if FLAGS.fork:
+        command = list(TRAIN)
+        given_keys = [flag.removeprefix("--config.").partition("=")[0] for flag in given]
+        for run in runs:
+            sweep_fork.check(Path(FLAGS.fork), run.config, [*run.overrides, *given_keys])
+        for run in runs:
+            changes = [*given, *run.flags()]
+            sweep_fork.fork(Path(FLAGS.fork), STEP.value, run.workdir, changes)
     failed = []
     try:
-        failed = execute(runs, [*TRAIN, f"--config={path}{colon}{argument}", *given], FLAGS.jobs)
+        failed = execute(runs, command, FLAGS.jobs, forked=bool(FLAGS.fork))
     finally:
-        report([run for run in runs if run.finished()], panels, Path(workdir), FLAGS.figure)
+        done = [run for run in runs if run.finished()]
+        report(done, panels, Path(workdir), FLAGS.figure, paired=bool(FLAGS.fork))
     if failed:
         logs = ", ".join(str(run.workdir) for run in failed)
         raise SweepError(
@@ -191,10 +216,14 @@ def describe(overrides: Mapping[str, Any]) -> str:
 # --- Running --------------------------------------------------------------------------------------
 
 
-def execute(runs: Sequence[SweepRun], command: Sequence[str], jobs: int) -> list[SweepRun]:
+def execute(
+    runs: Sequence[SweepRun], command: Sequence[str], jobs: int, *, forked: bool = False
+) -> list[SweepRun]:
     """Runs ``command`` once for each unfinished run, with the run's overrides.
 
     At most ``jobs`` run at the same time. Returns the runs that failed.
+
+    forked: the folders of the runs hold their configs, overrides included.
 
     A first Ctrl-C or SIGTERM is passed on to the runs, so that they end after their step. A second
     one ends them at once.
@@ -209,7 +238,8 @@ def execute(runs: Sequence[SweepRun], command: Sequence[str], jobs: int) -> list
             while waiting and len(active) < jobs:
                 run = waiting.pop(0)
                 take_over_warm_start(run, runs)
-                active[start(run, command, to_log=jobs > 1)] = run, time.time()
+                own = [f"--config={run.workdir / CONFIG_FILE}"] if forked else run.flags()
+                active[start(run, [*command, *own], to_log=jobs > 1)] = run, time.time()
             for process in [process for process in active if process.poll() is not None]:
                 run, started = active.pop(process)
                 if not record(run, process.returncode, time.time() - started):
@@ -247,8 +277,7 @@ def start(run: SweepRun, command: Sequence[str], to_log: bool) -> subprocess.Pop
     A Ctrl-C in the terminal goes to the sweep's group only; ``stop`` passes it on.
     """
     run.workdir.mkdir(parents=True, exist_ok=True)
-    overrides = [f"--config.{key}={value}" for key, value in run.overrides.items()]
-    command = [*command, *overrides, f"--workdir={run.workdir}"]
+    command = [*command, f"--workdir={run.workdir}"]
     print(f"starting {run.workdir.name}", flush=True)
     if not to_log:
         return subprocess.Popen(command, process_group=0)
@@ -290,12 +319,18 @@ def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def report(
-    runs: Sequence[SweepRun], panels: Sequence[Panel], workdir: Path, figure: str | None = None
+    runs: Sequence[SweepRun],
+    panels: Sequence[Panel],
+    workdir: Path,
+    figure: str | None = None,
+    *,
+    paired: bool = False,
 ) -> None:
     """Prints the table of the finished runs and the numbers of the figure, writes both and the
     figure into the workdir.
 
-    figure: another file that the figure is written to, or None.
+    figure: another file that the figure is written to, or None. paired: whether runs of one seed
+    draw common random numbers.
 
     Raises ConfigError for a metric that a run did not write.
     """
@@ -305,6 +340,8 @@ def report(
     for run in runs:
         variants.setdefault(run.variant, []).append(run.workdir)
     views = [table(variants), *(sweep_figure.table(panel, variants) for panel in panels)]
+    if paired:
+        views.append(sweep_paired.table([(r.variant, r.config.seed, r.workdir) for r in runs]))
     with open(workdir / "sweep.txt", "w") as file:
         for console in (flags.console(), rich.console.Console(file=file, width=160)):
             console.print(*views)
@@ -377,4 +414,4 @@ def _suite_cells(results: Sequence[Sequence[SuiteResult]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    flags.run(main, kind=RunConfig, expected=(SweepError,))
+    flags.run(main, kind=RunConfig, expected=(SweepError, sweep_fork.ForkFailed))
