@@ -119,7 +119,7 @@ def _render(title: str, tables: Mapping[str, Any], data: Mapping[str, Any]) -> b
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    scripts = [(ASSETS / name).read_text() for name in ("charts.js", "reader.js")]
+    scripts = [_without_comments(ASSETS / name) for name in ("charts.js", "reader.js")]
     text = environment.get_template("page.html.jinja").render(
         title=title,
         **tables,
@@ -128,6 +128,14 @@ def _render(title: str, tables: Mapping[str, Any], data: Mapping[str, Any]) -> b
         payload=markupsafe.Markup(embedded(data)),
     )
     return text.encode()
+
+
+def _without_comments(script: Path) -> str:
+    """A script without comments and indentation: room for trajectories. No text of the scripts goes
+    over several lines.
+    """
+    lines = [line.lstrip() for line in script.read_text().splitlines(keepends=True)]
+    return "".join(line for line in lines if not line.startswith(("//", "/**")))
 
 
 def embedded(data: Any) -> str:
