@@ -184,3 +184,61 @@ def test_a_start_that_fails_changes_nothing():
         pages.start(range(12))  # the two free pages hold its prefix
     assert pages.free == 2
     pages.check()
+
+
+def test_pages_of_documents_are_shared_and_the_first_let_go_of_is_used_first():
+    pool = PageAllocator(7, 4)
+    names = {document: [b"%d %d" % (document, page) for page in range(2)] for document in range(3)}
+    documents = {}
+    for document, own in names.items():
+        documents[document], _ = pool.start([])
+        pool.reserve(documents[document], 8)
+        assert pool.find(own) is None
+        pool.name(documents[document], own)
+        assert pool.find(own) == pool.pages(documents[document])
+    pool.attach(reader := pool.start([])[0], 0, pool.pages(documents[1]))
+    # not in the order of their numbers
+    for document in (2, 0, 1):
+        pool.release(documents[document])
+    assert pool.free == 5  # the reader still has those of 1
+    assert all(pool.find(own) for own in names.values())
+    pool.take(2)  # the free page, and one of the document that was let go of first
+    assert pool.find(names[2]) is None and pool.find(names[0]) and pool.find(names[1])
+    pool.release(reader)
+    pool.check()
+
+
+def test_attached_pages_replace_reserved_ones_and_hide_nothing_behind_them():
+    pool = PageAllocator(8, 4)
+    document, _ = pool.start([])
+    pool.attach(document, 0, fresh := pool.take(1))
+    pool.drop(fresh)
+    row, cached = pool.start([1, 2, 3])
+    pool.reserve(row, 9)  # as a decoding loop does, past the place of the document
+    pool.attach(row, 1, fresh)
+    assert pool.pages(row)[1:] == fresh and pool.free == 6
+    pool.reserve(row, 9)
+    assert len(pool.pages(row)) == 3 and cached == 0
+    pool.check()
+    with pytest.raises(ValueError, match="has 3 pages, fewer than at=5"):
+        pool.attach(row, 5, fresh)
+    pool.release(row)
+    assert pool.held(fresh[0])
+    pool.release(document)
+    assert pool.free == 8
+    pool.check()
+
+
+def test_a_prefix_with_given_pages_is_found_only_with_the_same_pages_between():
+    pool = PageAllocator(12, 2)
+    document, _ = pool.start([])
+    pool.attach(document, 0, given := pool.take(1))
+    pool.drop(given)
+    tokens = [1, 2, -9, -1, 3, 4, 5]
+    first, cached = pool.start(tokens, given={1: given[0]})
+    assert cached == 0 and pool.pages(first)[1] == given[0]
+    second, cached = pool.start(tokens, given={1: given[0]})
+    assert cached == 6 and pool.pages(second)[:3] == pool.pages(first)[:3]
+    _, cached = pool.start([1, 2, -8, -1, 3, 4, 5], given={1: given[0]})
+    assert cached == 4  # what follows another document is not found
+    pool.check()

@@ -84,6 +84,7 @@ def test_documents_found_in_the_cache_change_no_bit_and_are_not_prefilled():
     scheduler.close()
 
 
+@pytest.mark.long
 def test_the_order_in_which_groups_arrive_changes_no_bit():
     tasks = [*TASKS, EDITED]
     there, _ = _numbered(make_scheduler(WITH_DOCUMENTS), tasks, [0, 1, 2, 3])
