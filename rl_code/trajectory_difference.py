@@ -13,6 +13,7 @@ from rl_code.types import Group, Trajectory
 _PER_TOKEN = {
     "versions": "version of the weights",
     "sampled": "whether the token was sampled",
+    "documents": "document",
     "tokens": "token",
     "logprobs": "log-probability",
 }
@@ -78,20 +79,25 @@ def _token(there: Trajectory, here: Trajectory) -> Difference | None:
     length = min(len(there.tokens), len(here.tokens))
     first: tuple[int, str] | None = None
     for name in _PER_TOKEN:
-        one = getattr(there, name)[:length]
-        other = getattr(here, name)[:length]
+        one, other = (_of_tokens(x, name)[:length] for x in (there, here))
         bits = (x.view(np.int32) if x.dtype == np.float32 else x for x in (one, other))
         differing = np.flatnonzero(np.not_equal(*bits))
         if len(differing) and (first is None or differing[0] < first[0]):
             first = int(differing[0]), name
     if first is not None:
         place, name = first
-        values = (getattr(x, name)[place].item() for x in (there, here))
+        values = (_of_tokens(x, name)[place].item() for x in (there, here))
         return Difference(_PER_TOKEN[name], here.index, place, *values)
     if len(there.tokens) != len(here.tokens):
         counts = (f"{len(x.tokens)} tokens" for x in (there, here))
         return Difference("length", here.index, length, *counts)
     return None
+
+
+def _of_tokens(trajectory: Trajectory, name: str) -> np.ndarray:
+    """A field of each token; that of the documents is 0 in a run without them."""
+    found = getattr(trajectory, name)
+    return np.zeros(len(trajectory.tokens), np.int32) if found is None else found
 
 
 def _answer(there: Trajectory, here: Trajectory) -> Difference | None:

@@ -164,7 +164,7 @@ def test_a_fork_of_a_fork_replays_each_part_with_its_own_config(parents, tmp_pat
 @pytest.mark.long
 def test_a_fork_of_a_run_without_its_oldest_steps_has_what_is_left(tmp_path):
     config = make_config("one_step", 1)
-    config = dataclasses.replace(config, record=RecordConfig(shard_steps=2, keep=1))
+    config = dataclasses.replace(config, record=RecordConfig(shard_steps=2, keep=2))
     parent = tmp_path / "parent"
     train(config, parent)
     consumed = GroupStore(parent / STORE).consumed()
