@@ -65,14 +65,17 @@ def replay(
     state = None
     for config, found in lineage.by_config(run.workdir, run.config, steps):
         with _with_config(run, config) as part:
-            model = sft.initial_model(part)
-            learn = Learner(config.train, part.rows_sharding, model)
-            fresh = init_state(model, config.train.optimizer)
-            if state is None:
-                state = checkpoint.load(run.workdir, fresh, step=start).state if start else fresh
-            elif part is not run:
-                # onto the devices of this part, whose mesh may be another one
-                state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, fresh))
+            with jax.set_mesh(part.mesh):
+                model = sft.initial_model(part)
+                learn = Learner(config.train, part.rows_sharding, model)
+                fresh = init_state(model, config.train.optimizer)
+                if state is not None:
+                    # onto the devices of this part, whose mesh may be another one
+                    state = jax.device_put(state, jax.tree.map(lambda x: x.sharding, fresh))
+                elif start:
+                    state = checkpoint.load(run.workdir, fresh, step=start).state
+                else:
+                    state = fresh
             del fresh
             read = read_ahead(store.folder, store.places(found))
             for step, records in itertools.groupby(read, key=lambda record: record.step):
@@ -98,7 +101,7 @@ def _with_config(run: Run, config: RunConfig) -> Iterator[Run]:
     if not read_config.diff(config, run.config, without=MAY_CHANGE):
         yield run
         return
-    with Run(config, run.workdir, "learner") as part, jax.set_mesh(part.mesh):
+    with Run(config, run.workdir, "learner") as part:
         yield part
 
 
