@@ -67,13 +67,15 @@ def check(config: EvaluateConfig | None, suites: Sequence[SuiteConfig], best: st
                 f"config.evaluate.suites = {config.suites!r}: expected names of config.suites, "
                 f"which are {', '.join(names) or 'none'}"
             )
-    if best is not None and best.startswith(METRICS):
-        known = (
-            [name for suite in config.chosen(suites) for name in names_of(suite)] if config else ()
+    if best is None or not best.startswith(METRICS):
+        return
+    if config is None:
+        raise ConfigError(f"config.checkpoint.best = {best!r}: config.evaluate = None")
+    known = [name for suite in config.chosen(suites) for name in names_of(suite)]
+    if best not in known:
+        raise ConfigError(
+            f"config.checkpoint.best = {best!r}: config.evaluate gives {', '.join(known)}"
         )
-        if best not in known:
-            why = "config.evaluate gives " + ", ".join(known) if known else "config.evaluate = None"
-            raise ConfigError(f"config.checkpoint.best = {best!r}: {why}")
 
 
 def names_of(suite: SuiteConfig) -> list[str]:
