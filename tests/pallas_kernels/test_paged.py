@@ -555,7 +555,7 @@ def test_gpu_rotates_keys_and_skips_empty_places(x64, case, unit):
     check_placed(case, jnp.bfloat16, **GPU | {"tuning": tuning})
 
 
-def test_keys_of_another_size_are_not_rotated_by_a_kernel():
+def test_keys_of_another_size_are_not_rotated_by_a_kernel(x64):
     case = Placed(size=64)
     with pytest.raises(ValueError, match="head_dim=64 must be 128 where keys are not kept"):
         case.attend(*(x.astype(jnp.bfloat16) for x in case.inputs()), **GPU)
