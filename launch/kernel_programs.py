@@ -127,7 +127,7 @@ def kernels(target: Target, workloads: tuple[Workload, ...] = WORKLOADS) -> list
         mesh = abstract_mesh(MeshConfig(data=1, tensor=workload.tensor), target.device)
         programs = traced_programs(config, model, mesh)
         if workload.unrotated:
-            programs["decode, documents"] = _documents(config, model, mesh)
+            programs["decode, keys not rotated"] = _unrotated(config, model, mesh)
         for program, traced in programs.items():
             caller = f"{workload.name}: {program}"
             for equation in calls(traced.jaxpr.jaxpr):
@@ -172,7 +172,7 @@ def settings(workload: Workload) -> tuple[RunConfig, ModelConfig]:
     )
 
 
-def _documents(config: RunConfig, model: ModelConfig, mesh: AbstractMesh) -> jax.stages.Traced:
+def _unrotated(config: RunConfig, model: ModelConfig, mesh: AbstractMesh) -> jax.stages.Traced:
     """One token of every row against a cache of keys that are not rotated."""
     engine = config.rollout.engine
     rows = engine.slots

@@ -173,6 +173,7 @@ class PageReader:
             jnp.where(real, x[at, heads[:, None]].reshape(*flat, 1, size).astype(q.dtype), 0)
             for x in pair
         )
+        assert self.rotate is not None  # nobody else asks
         k = self.rotate(k, positions.reshape(flat))
         q = q.reshape(flat[0], 1, -1, size)
         out, lse = masked_attention(q, k, v, seen.reshape(flat)[:, None])

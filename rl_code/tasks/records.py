@@ -27,8 +27,8 @@ _LIST_OR_TEXT = (list, str)
 COLUMNS: Mapping[str, tuple[type, ...]] = {
     # A name that no other row has.
     "id": (str, int),
-    # A chat, ``[{"role": ..., "content": ...}, ...]``, or the text of the one message. A content may
-    # be parts, of which some are documents (``environment.parts``).
+    # A chat, ``[{"role": ..., "content": ...}, ...]``, or the text of the one message. A content
+    # may be parts, of which some are documents (``environment.parts``).
     "messages": _LIST_OR_TEXT,
     # Name of the function that the tests call.
     "entry_point": (str,),
