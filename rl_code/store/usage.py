@@ -6,6 +6,7 @@ import dataclasses
 import os
 from pathlib import Path
 
+from rl_code.store.errors import StoreError
 from rl_code.store.reader import RecordReader
 
 _BLOCK = 512  # bytes of the blocks that stat(2) counts
@@ -37,11 +38,20 @@ class Usage:
 
 
 def measure(store: Path) -> Usage:
-    """Looks at every file of a store, which may be in use. Raises StoreError."""
+    """Looks at every file of a store, which may be in use.
+
+    Raises StoreError, also for steps that an earlier version of this code consumed.
+    """
     reader = RecordReader(store)
     listings = {step: reader.listing(step) for step in reader.steps()}
     consumed = [step for step, listing in listings.items() if listing and listing.consumed]
     consumptions = [reader.consumption(step) for step in consumed]
+    for step, content in zip(consumed, consumptions, strict=True):
+        if "tokens" not in content:
+            raise StoreError(
+                f"step {step} does not say how many tokens it has: an earlier version of this "
+                "code consumed it"
+            )
     files = size = 0
     for folder, _, names in os.walk(store):
         for name in (".", *names):

@@ -23,6 +23,7 @@ from rl_code.store.compaction import Compaction
 from rl_code.store.errors import StoreError
 from rl_code.store.processes import ProcessId
 from rl_code.store.reader import RecordReader
+from rl_code.store.sealed import seal, unseal
 from rl_code.store.source import RecordSource, dataset, read_ahead
 from rl_code.store.steps import group_path, step_folder
 from rl_code.store.store import GroupStore
@@ -332,3 +333,13 @@ def test_a_left_folder_is_deleted_and_never_read(store):
     assert contents(store.folder) == before
     compact(GroupStore(store.folder, "learner"), 2)
     assert not step_folder(store.folder, 1).exists() and contents(store.folder) == before
+
+
+def test_a_step_without_counts_of_tokens_is_named(store):
+    fill(store, range(2))
+    path = step_folder(store.folder, 1) / "consumed.json"
+    content = unseal(path.read_bytes(), path)
+    del content["tokens"]
+    path.write_bytes(seal(content))
+    with pytest.raises(StoreError, match="step 1 does not say how many tokens it has"):
+        usage.measure(store.folder)
