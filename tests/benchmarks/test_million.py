@@ -26,6 +26,7 @@ def command(folder: Path, *flags: str) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_a_small_run(tmp_path):
     done = programs.run(
         *command(tmp_path, "--tokens=4096", f"--json={tmp_path / 'out' / 'million.json'}")

@@ -101,6 +101,7 @@ def test_an_exported_dtype_is_the_one_asked_for(workdir, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
+@pytest.mark.long
 def test_two_processes_write_what_one_does(workdir, tmp_path):
     export(workdir, tmp_path / "one", max_file_bytes=20_000)
     arguments = [f"--workdir={workdir}", "--tensor=2", "--file_gb=2e-5", "--processes=2"]

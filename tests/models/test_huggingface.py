@@ -194,7 +194,9 @@ def test_a_tied_checkpoint_may_hold_its_embedding_twice_but_not_another_head(one
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_comes_back_from_its_config_file(name):
     written = json.loads(json.dumps(huggingface.config_to_dict(PRESETS[name], max_positions=8192)))
-    assert huggingface.config_from_dict(written) == PRESETS[name]
+    # the file tells the shape of parameters that are there, not how random ones are drawn
+    expected = dataclasses.replace(PRESETS[name], embed_std=0.02)
+    assert huggingface.config_from_dict(written) == expected
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,7 @@ def test_tpu_equals_the_definition(x64, kind, heads, kv_heads, selection):
     check(row(kind, selection), selection, heads, kv_heads, **TPU)
 
 
+@pytest.mark.long
 def test_tpu_in_bfloat16_is_no_worse_than_the_definition_in_bfloat16(x64):
     eager = dataclasses.replace(TPU["interpret"], dma_execution_mode="eager")
     selection = CONFIGS[2]  # more picks than blocks

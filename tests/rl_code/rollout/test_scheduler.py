@@ -156,6 +156,7 @@ def test_running_out_of_pages_changes_no_token():
     assert_same(scarce, plenty)
 
 
+@pytest.mark.long
 def test_short_answers_of_tools_have_a_shape_of_their_own_that_changes_no_token():
     tasks = [task_of(seed) for seed in range(5)]
     engine = dataclasses.replace(ENGINE, answer_rows=3, answer_tokens=5)  # some answers are longer
@@ -175,6 +176,7 @@ def test_a_cache_that_cannot_hold_one_trajectory_is_refused():
         dataclasses.replace(ENGINE, pages=16)
 
 
+@pytest.mark.long
 def test_prompts_prefilled_on_other_devices_give_the_same_samples():
     devices = jax.devices()
     tasks = [task_of(seed) for seed in range(5)]
