@@ -183,6 +183,9 @@ class TieredCache:
         # ``compressed`` only gives the shape: every query's result is replaced in one of the parts
         out, chosen = compressed, {}
         for queries, blocks in self._parts(np.asarray(picks)):
+            # Blocks are put into slots in place. A part that still ran has been seen to read the
+            # blocks of the next part from them, so each part is waited for.
+            jax.block_until_ready(out)
             self._bring(layer, blocks)
             chosen |= dict.fromkeys(blocks)
             parts = (q, compressed, picks, inputs, out, queries)
