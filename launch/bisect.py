@@ -16,9 +16,9 @@ from pathlib import Path
 import jax
 from absl import app
 
-from rl_code.bisect import Comparison, compare
 from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
+from rl_code.recording.bisect import Comparison, compare
 from rl_code.store.errors import StoreError
 
 

@@ -29,9 +29,10 @@ from ml_collections import config_flags
 from launch import usage
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
-from rl_code import kept_config, read_config
+from rl_code import read_config
 from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
+from rl_code.recording import kept_config
 from rl_code.tasks.records import TaskFileError
 from rl_code.workdir import CONFIG_FILE
 

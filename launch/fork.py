@@ -21,9 +21,10 @@ from absl import flags as absl_flags
 
 from launch import flags
 from launch.step import STEP
-from rl_code import kept_config, read_config
+from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
-from rl_code.fork import fork
+from rl_code.recording import kept_config
+from rl_code.recording.fork import fork
 from rl_code.run_config import RunConfig, meshes
 from rl_code.stop import StopRequest
 from rl_code.store.errors import StoreError

@@ -32,8 +32,8 @@ from models.tokenizer import Tokenizer
 from rl_code import checkpoint, lineage, origin, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.progress import Progress
-from rl_code.replay import replay, same_bits
-from rl_code.replay_group import Again, find, play_again
+from rl_code.recording.replay_training import replay, same_bits
+from rl_code.recording.replay_trajectories import Again, find, play_again
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
 from rl_code.stop import StopRequest

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from rl_code import derive, kept_config, read_config
+from rl_code import derive, read_config
+from rl_code.recording import kept_config
 from rl_code.run_config import RunConfig
 from rl_code.workdir import CONFIG_FILE
 

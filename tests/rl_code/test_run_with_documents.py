@@ -12,7 +12,7 @@ from models.families import PRESETS
 from rl_code.environment.protocols.compact import Compact
 from rl_code.metrics import read_metrics
 from rl_code.read_config import build
-from rl_code.replay import replay
+from rl_code.recording.replay_training import replay
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import StopRequest

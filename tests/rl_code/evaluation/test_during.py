@@ -1,7 +1,7 @@
 """Evaluations during training change nothing else, survive kills, and choose the best checkpoint.
 
-The runs here train for real and sample with a stand-in (``test_replay``). What an evaluation finds
-is a function of the weights.
+The runs here train for real and sample with a stand-in (``test_replay_training``). What an
+evaluation finds is a function of the weights.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ from rl_code.train import train
 from rl_code.weights.layout import in_dtype
 from rl_code.weights.versions import Version
 from rl_code.workdir import STORE
-from tests.rl_code import test_replay
-from tests.rl_code.test_replay import STEPS, deterministic, fail, make_config, strike
+from tests.rl_code.recording import test_replay_training
+from tests.rl_code.recording.test_replay_training import (
+    STEPS,
+    deterministic,
+    fail,
+    make_config,
+    strike,
+)
 
-_small = test_replay._small  # a small model, and a stand-in that samples
+_small = test_replay_training._small  # a small model, and a stand-in that samples
 TASKS = 12
 
 
 def configured(mode="one_step", k=1, best="eval/held_out/pass@1", **evaluate) -> RunConfig:
-    """The run of ``test_replay`` with two suites."""
+    """The run of ``test_replay_training`` with two suites."""
     config = make_config(mode, k)
     suites = tuple(
         dataclasses.replace(suite, samples=4) for suite in build_suites(("held_out", "other"))

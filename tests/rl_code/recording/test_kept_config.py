@@ -6,8 +6,9 @@ import ml_collections
 import pytest
 
 from configs import asynchrony, quickstart
-from rl_code import kept_config, read_config
+from rl_code import read_config
 from rl_code.read_config import ConfigError
+from rl_code.recording import kept_config
 from rl_code.run_config import RunConfig
 from rl_code.workdir import CONFIG_FILE
 

@@ -29,7 +29,7 @@ from rl_code.learner.learner import Learner
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError, build
-from rl_code.replay import Replayed, replay, same_bits
+from rl_code.recording.replay_training import Replayed, replay, same_bits
 from rl_code.rollout.group_source import InActorThread
 from rl_code.run import Run
 from rl_code.run_config import RunConfig

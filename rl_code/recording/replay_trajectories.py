@@ -10,10 +10,11 @@ from typing import Literal
 
 import jax
 
-from rl_code import trajectory_difference
 from rl_code.read_config import ConfigError
-from rl_code.recorded_versions import RecordedVersions
-from rl_code.replay import on_record
+from rl_code.recording import trajectory_difference
+from rl_code.recording.recorded_versions import RecordedVersions
+from rl_code.recording.replay_training import on_record
+from rl_code.recording.trajectory_difference import Difference
 from rl_code.rollout.again import sample_again, versions_of
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
@@ -21,7 +22,6 @@ from rl_code.stop import StopRequest
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
-from rl_code.trajectory_difference import Difference
 from rl_code.types import Trajectory
 from rl_code.workdir import ACTOR, STORE
 

@@ -1,7 +1,7 @@
 """A fork without a change is the run that it was forked from, and one with a change differs from
 the step on; the parent stays as it is.
 
-The runs here train for real and sample with a stand-in, as in test_replay.
+The runs here train for real and sample with a stand-in, as in test_replay_training.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import jax
 import pytest
 
 from rl_code import checkpoint, lineage, read_config
-from rl_code import fork as fork_lib
-from rl_code.fork import fork
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError
 from rl_code.record_keeper import RecordConfig
-from rl_code.replay import same_bits
+from rl_code.recording import fork as fork_lib
+from rl_code.recording.fork import fork
+from rl_code.recording.replay_training import same_bits
 from rl_code.report import about
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
@@ -33,7 +33,7 @@ from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.weights.versions import OtherBits
 from rl_code.workdir import STORE
-from tests.rl_code.test_replay import (
+from tests.rl_code.recording.test_replay_training import (
     STEPS,
     _small,
     deterministic,

@@ -1,7 +1,7 @@
 """Two runs are compared to the first thing that differs, and the inputs that differ are named.
 
-The runs here train for real and sample with a stand-in, as in test_replay, but for those of one
-code and another, which are whole runs in processes of their own.
+The runs here train for real and sample with a stand-in, as in test_replay_training, but for those
+of one code and another, which are whole runs in processes of their own.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from pathlib import Path
 import pytest
 
 from rl_code import provenance
-from rl_code.bisect import compare
 from rl_code.read_config import ConfigError
+from rl_code.recording.bisect import compare
 from rl_code.store.steps import group_path
 from rl_code.train import train
 from rl_code.workdir import STORE
+from tests.rl_code.recording.test_fork import changed, make_fork
+from tests.rl_code.recording.test_replay_training import (
+    STEPS,
+    _small,
+    change_token,
+    copy,
+    make_config,
+    recorded,
+)
 from tests.rl_code.store.groups import out_of_shards
-from tests.rl_code.test_fork import changed, make_fork
-from tests.rl_code.test_replay import STEPS, _small, change_token, copy, make_config, recorded
 
 __all__ = ["_small", "copy", "recorded"]  # fixtures
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from models.transformer import Transformer
 from rl_code import checkpoint, sft
 from rl_code.learner.update import init_state
 from rl_code.progress import Progress
-from rl_code.replay import on_record, replay
+from rl_code.recording.replay_training import on_record, replay
 from rl_code.run import Run
 from rl_code.stop import StopRequest
 from rl_code.store.errors import StoreError

@@ -30,9 +30,6 @@ from rl_code import (
     arrays,
     checkpoint,
     checkpoint_record,
-    fork_changes,
-    fork_position,
-    kept_config,
     lineage,
     origin,
     provenance,
@@ -48,8 +45,9 @@ from rl_code.metric_writers import JsonLines, MetricLog, TensorBoard
 from rl_code.metrics import METRICS_FILE, read_metrics
 from rl_code.progress import Progress
 from rl_code.read_config import ConfigError
-from rl_code.recorded_versions import RecordedVersions, nearest
-from rl_code.replay import replay
+from rl_code.recording import fork_changes, fork_position, kept_config
+from rl_code.recording.recorded_versions import RecordedVersions, nearest
+from rl_code.recording.replay_training import replay
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import StopRequest

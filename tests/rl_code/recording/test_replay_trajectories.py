@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_code.fork import fork
 from rl_code.read_config import ConfigError
-from rl_code.replay_group import find, play_again
+from rl_code.recording.fork import fork
+from rl_code.recording.replay_trajectories import find, play_again
+from rl_code.recording.trajectory_difference import of_trajectories
 from rl_code.rollout.again import versions_of
 from rl_code.run_config import RunConfig
 from rl_code.stop import StopRequest
@@ -24,7 +25,6 @@ from rl_code.store.errors import StoreError
 from rl_code.store.steps import group_path
 from rl_code.store.store import GroupStore
 from rl_code.train import train
-from rl_code.trajectory_difference import of_trajectories
 from rl_code.types import Group, ToolResult
 from rl_code.weights import version_records
 from rl_code.workdir import STORE

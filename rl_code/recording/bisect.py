@@ -14,18 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rl_code import (
-    checkpoint,
-    checkpoint_record,
-    kept_config,
-    lineage,
-    provenance,
-    read_config,
-    sft,
-    trajectory_difference,
-)
+from rl_code import checkpoint, checkpoint_record, lineage, provenance, read_config, sft
 from rl_code.progress import Progress
 from rl_code.read_config import ConfigError
+from rl_code.recording import kept_config, trajectory_difference
 from rl_code.store import steps as steps_lib
 from rl_code.store.errors import StoreError
 from rl_code.store.group_records import GroupRecord

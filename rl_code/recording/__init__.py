@@ -1,0 +1,16 @@
+"""A run is a recording: what can be done with one that has trained for some steps.
+
+    fork.py                   another run that shares the record before a step
+    fork_changes.py           what a fork may change, and what it takes over of later steps
+    fork_position.py          where a fork goes on in the list of tasks
+    replay_training.py        training again on the recorded groups
+    replay_trajectories.py    sampling recorded trajectories again
+    recorded_versions.py      the weights that sampled them, read or made again
+    trajectory_difference.py  where two trajectories differ first
+    bisect.py                 where two runs differ first, and which input made it
+    kept_config.py            the config that a run keeps in its workdir
+
+Each builds the parts of the recorded run (``rl_code.run.Run``), so nothing that a run is made of
+may import this folder. What makes the record is elsewhere: ``rl_code/store/``,
+``rl_code/checkpoint.py``, ``rl_code/record_keeper.py``, ``rl_code/lineage.py``.
+"""
