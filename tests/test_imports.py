@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,28 @@ def violations(path: Path, text: str) -> list[str]:
 
 def test_no_import_points_up():
     assert [problem for path in sources() for problem in violations(path, path.read_text())] == []
+
+
+def test_nothing_that_a_run_is_made_of_imports_what_is_done_with_a_recorded_run():
+    outside = [
+        path
+        for path in (ROOT / "rl_code").rglob("*.py")
+        if path.parent != ROOT / "rl_code" / "recording"
+    ]
+    pointing_up = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in outside
+        for line, name in imported(path, ast.parse(path.read_text()))
+        if name.startswith("rl_code.recording")
+    ]
+    assert pointing_up == []
+
+
+@pytest.mark.parametrize("folder", ["rl_code", "rl_code/recording"])
+def test_the_list_of_a_folders_files_has_each_of_them(folder):
+    files = {path.name for path in (ROOT / folder).glob("*.py")} - {"__init__.py"}
+    listed = re.findall(r"^    .*$", (ROOT / folder / "__init__.py").read_text(), re.MULTILINE)
+    assert set(re.findall(r"\w+\.py", "\n".join(listed))) == files
 
 
 @pytest.mark.parametrize(
