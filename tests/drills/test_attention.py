@@ -19,6 +19,7 @@ from rl_code.run_config import RunConfig
 from rl_code.train import train
 from tests.attention import properties
 from tests.attention.cache.model import PAGE
+from tests.models.small import narrow_preset
 
 SECTION = "An attention method with parameters"
 NAME = "my_lab.attention:Distance"
@@ -71,9 +72,7 @@ def config(attention, **changes) -> RunConfig:
 
 
 def test_a_config_trains_with_it(method, tmp_path, monkeypatch):
-    small = dict(embed_dim=32, mlp_dim=32, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=16)
-    tiny = PRESETS["tiny"]
-    monkeypatch.setitem(PRESETS, "tiny", type(tiny)(**(vars(tiny) | small)))
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=2))
     settings = quickstart.get_config("smoke").to_dict()
     train_section = dict(steps=1, tasks_per_step=2, group_size=2, micro_batches=1)
     train_section["pack"] = dict(rows=4, drop_uninformative=False)

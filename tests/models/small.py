@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 from flax import nnx
 
 from attention.methods.method import Method
+from models.families import PRESETS
 from models.transformer import ModelConfig, Transformer
 
 VOCABULARY = 32
@@ -34,3 +37,16 @@ def small_model(methods: tuple[Method, ...], *, seed: int = 0, **changes) -> Tra
     """
     config = small_config(**dict(qk_norm=True, attention=methods) | changes)
     return jax.jit(lambda: Transformer(config, nnx.Rngs(seed)))()
+
+
+def narrow_preset(num_layers: int = 1, num_kv_heads: int = 2) -> ModelConfig:
+    """The preset "tiny" with few narrow layers of two heads, for whole runs that take seconds."""
+    return dataclasses.replace(
+        PRESETS["tiny"],
+        embed_dim=32,
+        mlp_dim=32,
+        num_layers=num_layers,
+        num_heads=2,
+        num_kv_heads=num_kv_heads,
+        head_dim=16,
+    )

@@ -25,22 +25,14 @@ from rl_code.store import audit
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.workdir import STORE
+from tests.models.small import narrow_preset
 
 STEPS = 4
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    tiny = dataclasses.replace(
-        PRESETS["tiny"],
-        embed_dim=32,
-        mlp_dim=32,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=16,
-    )
-    monkeypatch.setitem(PRESETS, "tiny", tiny)
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset())
 
 
 def make_config(mode: str, bound: int, recompute: bool) -> RunConfig:

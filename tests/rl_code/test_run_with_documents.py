@@ -20,6 +20,7 @@ from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.types import ToolCall
 from rl_code.workdir import STORE
+from tests.models.small import narrow_preset
 
 BLOCKS = dict(block=16, picks=3)
 METHODS = {
@@ -68,16 +69,7 @@ def make_config(method: str, steps: int) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    tiny = dataclasses.replace(
-        PRESETS["tiny"],
-        embed_dim=32,
-        mlp_dim=32,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-    )
-    monkeypatch.setitem(PRESETS, "tiny", tiny)
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=2, num_kv_heads=1))
 
 
 def arrays(store, step):

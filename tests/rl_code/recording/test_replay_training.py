@@ -45,6 +45,7 @@ from rl_code.weights import version_records
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.transfer_subscriber import TransferSubscriber
 from rl_code.workdir import STORE, check
+from tests.models.small import narrow_preset
 from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of
 from tests.rl_code.store.groups import out_of_shards
 from tests.rl_code.trajectories import with_context
@@ -74,15 +75,6 @@ def make_config(mode: str, k: int) -> RunConfig:
 @pytest.fixture(scope="module", autouse=True)
 def _small():
     """Replaces the model and what samples; nothing is compiled twice, and nobody cuts the power."""
-    tiny = dataclasses.replace(
-        PRESETS["tiny"],
-        embed_dim=32,
-        mlp_dim=32,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=16,
-    )
     run_init = Run.init_model
     made = []
 
@@ -92,7 +84,7 @@ def _small():
         return jax.tree.map(lambda x: x.copy(), made[0])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "tiny", tiny)
+        patch.setitem(PRESETS, "tiny", narrow_preset())
         patch.setattr(Run, "init_model", init_model)
         patch.setattr(Run, "scheduler", lambda run, sampling: FakeScheduler(vocab=VOCAB))
         patch.setattr(Run, "prompt", lambda run, task: prompt_of(task, VOCAB).tolist())
