@@ -1,6 +1,6 @@
 """Evaluations during training change nothing else, survive kills, and choose the best checkpoint.
 
-The runs here train for real and sample with a stand-in (``test_replay_training``). What an
+The runs here train for real and sample with a stand-in (``tests.rl_code.recorded_runs``). What an
 evaluation finds is a function of the weights.
 """
 
@@ -25,21 +25,20 @@ from rl_code.train import train
 from rl_code.weights.layout import in_dtype
 from rl_code.weights.versions import Version
 from rl_code.workdir import STORE
-from tests.rl_code.recording import test_replay_training
-from tests.rl_code.recording.test_replay_training import (
+from tests.rl_code.recorded_runs import (
     STEPS,
     deterministic,
     fail,
     make_config,
     strike,
+    with_stand_in,
 )
 
-_small = test_replay_training._small  # a small model, and a stand-in that samples
 TASKS = 12
 
 
 def configured(mode="one_step", k=1, best="eval/held_out/pass@1", **evaluate) -> RunConfig:
-    """The run of ``test_replay_training`` with two suites."""
+    """The run of ``recorded_runs`` with two suites."""
     config = make_config(mode, k)
     suites = tuple(
         dataclasses.replace(suite, samples=4) for suite in build_suites(("held_out", "other"))
@@ -53,6 +52,12 @@ def build_suites(names):
     settings = quickstart.get_config("smoke")
     suites = build(RunConfig, settings).suites
     return [dataclasses.replace(suites[0], name=name) for name in names]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_in():
+    with with_stand_in():
+        yield
 
 
 @pytest.fixture(autouse=True)

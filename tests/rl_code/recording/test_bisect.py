@@ -1,7 +1,7 @@
 """Two runs are compared to the first thing that differs, and the inputs that differ are named.
 
-The runs here train for real and sample with a stand-in, as in test_replay_training, but for those
-of one code and another, which are whole runs in processes of their own.
+The runs here train for real and sample with a stand-in (``tests.rl_code.recorded_runs``), but for
+those of one code and another, which are whole runs in processes of their own.
 """
 
 from __future__ import annotations
@@ -21,18 +21,11 @@ from rl_code.recording.bisect import compare
 from rl_code.store.steps import group_path
 from rl_code.train import train
 from rl_code.workdir import STORE
+from tests.rl_code.recorded_runs import STEPS, change_token, make_config
 from tests.rl_code.recording.test_fork import changed, make_fork
-from tests.rl_code.recording.test_replay_training import (
-    STEPS,
-    _small,
-    change_token,
-    copy,
-    make_config,
-    recorded,
-)
 from tests.rl_code.store.groups import out_of_shards
 
-__all__ = ["_small", "copy", "recorded"]  # fixtures
+pytestmark = pytest.mark.usefixtures("stand_in")
 ROOT = Path(__file__).resolve().parents[3]
 
 

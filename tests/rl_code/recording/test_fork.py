@@ -1,7 +1,7 @@
 """A fork without a change is the run that it was forked from, and one with a change differs from
 the step on; the parent stays as it is.
 
-The runs here train for real and sample with a stand-in, as in test_replay_training.
+The runs here train for real and sample with a stand-in (``tests.rl_code.recorded_runs``).
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.weights.versions import OtherBits
 from rl_code.workdir import STORE
-from tests.rl_code.recording.test_replay_training import (
+from tests.rl_code.recorded_runs import (
     STEPS,
-    _small,
     deterministic,
     fail,
     make_config,
@@ -44,7 +43,7 @@ from tests.rl_code.recording.test_replay_training import (
     strike,
 )
 
-__all__ = ["_small"]  # a fixture of every test
+pytestmark = pytest.mark.usefixtures("stand_in")
 MODES = {"one_step": 1, "sync": 0, "in_flight": 2}
 
 

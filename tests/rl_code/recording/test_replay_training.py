@@ -1,7 +1,6 @@
 """The store of a run gives its weights again, bit for bit, and a changed token shows.
 
-The runs here train for real and sample with a stand-in, whose tokens and rewards are a function of
-the item.
+The runs here train for real and sample with a stand-in (``tests.rl_code.recorded_runs``).
 """
 
 from __future__ import annotations
@@ -15,112 +14,44 @@ import threading
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
-from configs import quickstart
-from models.families import PRESETS
 from rl_code import checkpoint
 from rl_code import train as train_lib
 from rl_code.act import act
 from rl_code.checkpoint import CheckpointError
-from rl_code.learner import learner as learner_lib
 from rl_code.learner.learner import Learner
 from rl_code.learner.update import init_state
 from rl_code.metrics import read_metrics
-from rl_code.read_config import ConfigError, build
-from rl_code.recording.replay_training import Replayed, replay, same_bits
+from rl_code.read_config import ConfigError
+from rl_code.recording.replay_training import same_bits
 from rl_code.rollout.group_source import InActorThread
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.stop import Stopped, StopRequest
-from rl_code.store import audit, group_records
+from rl_code.stop import Stopped
+from rl_code.store import audit
 from rl_code.store.claims import Claims
 from rl_code.store.errors import StoreError
 from rl_code.store.steps import group_path
 from rl_code.store.store import GroupStore
 from rl_code.train import train
-from rl_code.types import Group
 from rl_code.weights import version_records
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.transfer_subscriber import TransferSubscriber
 from rl_code.workdir import STORE, check
-from tests.models.small import narrow_preset
-from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of
+from tests.rl_code.recorded_runs import (
+    STEPS,
+    change_token,
+    deterministic,
+    fail,
+    make_config,
+    replayed,
+    sameness,
+    strike,
+)
 from tests.rl_code.store.groups import out_of_shards
-from tests.rl_code.trajectories import with_context
 
-STEPS = 5
-VOCAB = 64
-
-
-def make_config(mode: str, k: int) -> RunConfig:
-    """The quickstart's smoke config with a smaller model, a batch of a few tokens and nothing else
-    to do.
-    """
-    settings = quickstart.get_config("smoke")
-    settings.suites = ()
-    settings.sft = None
-    settings.tokenizer.update(texts=20, vocab_size=300)
-    settings.train.update(steps=STEPS, tasks_per_step=2, group_size=4, micro_batches=1)
-    settings.train.pack.update(rows=2, slots=48, targets=32)
-    settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
-    settings.rollout.dtype = "bfloat16"
-    settings.checkpoint.update(every=2, keep=3, best="reward/total")
-    settings.metrics = dict(extra=("sampled_lengths",))
-    settings.asynchrony = dict(mode=mode, max_staleness=k)
-    return build(RunConfig, settings)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small():
-    """Replaces the model and what samples; nothing is compiled twice, and nobody cuts the power."""
-    run_init = Run.init_model
-    made = []
-
-    def init_model(run: Run):
-        made.extend([] if made else [run_init(run)])
-        run._keep_model()
-        return jax.tree.map(lambda x: x.copy(), made[0])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "tiny", narrow_preset())
-        patch.setattr(Run, "init_model", init_model)
-        patch.setattr(Run, "scheduler", lambda run, sampling: FakeScheduler(vocab=VOCAB))
-        patch.setattr(Run, "prompt", lambda run, task: prompt_of(task, VOCAB).tolist())
-        patch.setattr(learner_lib, "make_update", functools.cache(learner_lib.make_update))
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory) -> Path:
-    """The workdir of a run one step off."""
-    workdir = tmp_path_factory.mktemp("recorded")
-    train(make_config("one_step", 1), workdir)
-    return workdir
-
-
-@pytest.fixture
-def copy(recorded, tmp_path) -> Path:
-    """Another workdir with the same run."""
-    return shutil.copytree(recorded, tmp_path / "copy")
-
-
-def replayed(
-    workdir: Path, start: int = 0, end: int | None = None, config: RunConfig | None = None
-) -> list[Replayed]:
-    """What a replay finds; only the last state is still good."""
-    with (
-        Run(config or make_config("one_step", 1), workdir, "learner") as run,
-        jax.set_mesh(run.mesh),
-    ):
-        return list(replay(run, StopRequest(), start, end))
-
-
-def sameness(steps: list[Replayed]) -> dict[int, bool]:
-    """By step."""
-    return {step.step: step.same for step in steps}
+pytestmark = pytest.mark.usefixtures("stand_in")
 
 
 def final_state(workdir: Path):
@@ -130,13 +61,6 @@ def final_state(workdir: Path):
         restored = checkpoint.load(workdir, init_state(run.init_model(), config.train.optimizer))
     assert restored.step == STEPS
     return restored.state
-
-
-def deterministic(workdir: Path) -> list[dict]:
-    names = ("time/", "engine/", "actor/", "weights/", "tasks/", "record/")
-    return [
-        {k: v for k, v in row.items() if not k.startswith(names)} for row in read_metrics(workdir)
-    ]
 
 
 # --- Replay ---------------------------------------------------------------------------------------
@@ -166,22 +90,6 @@ def test_a_replay_cannot_begin_where_there_is_no_checkpoint(recorded):
         replayed(recorded, 3)
 
 
-def change_token(workdir: Path, step: int) -> None:
-    """Changes one sampled token of a group that is learned from; the record stays valid."""
-    store = GroupStore(workdir / STORE)
-    record = next(
-        r for r in store.read(step) if len({t.reward.total for t in r.group.trajectories}) > 1
-    )
-    first, *others = record.group.trajectories
-    tokens = first.tokens.copy()
-    place = np.flatnonzero(first.sampled)[0]
-    tokens[place] = (tokens[place] + 1) % VOCAB
-    group = Group(record.group.task, (with_context(first, tokens=tokens), *others))
-    data = group_records.encode(step, record.number, record.actor, record.when, group)
-    out_of_shards(store.folder)
-    group_path(store.folder, step, record.number).write_bytes(data)
-
-
 def test_a_changed_token_shows_at_its_step(copy):
     change_token(copy, 3)
     assert sameness(replayed(copy)) == {0: True, 1: True, 2: True, 3: False, 4: False}
@@ -203,24 +111,6 @@ def test_a_damaged_group_is_an_error(copy):
 
 
 # --- The runs that are replayed -------------------------------------------------------------------
-
-
-def strike(patch: pytest.MonkeyPatch, at: int, blow) -> None:
-    """blow() instead of, or before, the learner's update of a step, once."""
-    call = Learner.__call__
-    done = []
-
-    def struck(learner, state, groups, version, *rest):
-        if version == at and not done:
-            done.append(version)
-            blow()
-        return call(learner, state, groups, version, *rest)
-
-    patch.setattr(Learner, "__call__", struck)
-
-
-def fail() -> None:
-    raise OSError("struck")
 
 
 def ask_to_stop() -> None:

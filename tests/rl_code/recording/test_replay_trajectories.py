@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.families import PRESETS
 from rl_code.read_config import ConfigError
 from rl_code.recording.fork import fork
 from rl_code.recording.replay_trajectories import find, play_again
@@ -28,20 +29,23 @@ from rl_code.train import train
 from rl_code.types import Group, ToolResult
 from rl_code.weights import version_records
 from rl_code.workdir import STORE
+from tests.models.small import narrow_preset
 from tests.rl_code.store.groups import make_group, make_items, out_of_shards
-from tests.rl_code.test_asynchrony import _small, make_config
+from tests.rl_code.test_asynchrony import make_config
 from tests.rl_code.trajectories import with_context
 
-__all__ = ["_small"]  # a fixture of every test
 STEPS = 4
-
-
 WAYS = {
     "one_step": ("one_step", 1, False),
     "sync": ("sync", 0, False),
     "in_flight": ("in_flight", 2, False),
     "in_flight, recompute": ("in_flight", 2, True),
 }
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset())
 
 
 class Recordings:
