@@ -23,12 +23,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.cost import Cost
+from pallas_kernels.flash.tpu import VMEM_LIMIT, dot, estimate
 from pallas_kernels.padding import pad
 from pallas_kernels.paged.lists import TuningConfig, Work, cost
 from pallas_kernels.tokens import MASKED
 
-VMEM_LIMIT = 60 * 2**20
 DTYPES = ("float32", "bfloat16")
 # The devices that the kernels are written for.
 TARGETS = ("v5e", "v5p", "v6e")
@@ -51,11 +50,9 @@ def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) ->
     if page % SUBLANES:
         return f"{page=} must be a multiple of {SUBLANES}"
     rows = q_shape[1] * q_shape[2] // kv_heads
-    return (
-        None
-        if rows <= MAX_ROWS
-        else f"{rows} query rows share a key/value head, more than {MAX_ROWS}"
-    )
+    if rows > MAX_ROWS:
+        return f"{rows} query rows share a key/value head, more than {MAX_ROWS}"
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +165,7 @@ def forward(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM_LIMIT
         ),
         interpret=interpret,
-        cost_estimate=_estimate(cost(q.shape, work.pages * page, k_pages.dtype.itemsize, splits)),
+        cost_estimate=estimate(cost(q.shape, work.pages * page, k_pages.dtype.itemsize, splits)),
         name="selected_paged_attention" if work.numbered else "paged_attention",
     )(
         work.lists[:, :, None],
@@ -186,17 +183,7 @@ def forward(
 # --- Kernel ---------------------------------------------------------------------------------------
 
 
-def _kernel(
-    own,
-    following,
-    spans,
-    bounds,
-    q,
-    k,
-    v,
-    *refs,
-    plan: _Plan,
-):
+def _kernel(own, following, spans, bounds, q, k, v, *refs, plan: _Plan):
     # the turns come last of the inputs, and their buffers last of the scratch memory
     turns, turn_two = (refs[0], refs[-1]) if plan.turned else (None, None)
     refs = refs[1:-1] if plan.turned else refs
@@ -245,19 +232,7 @@ def _kernel(
         pages = _Step(own, split, step, plan)
         if plan.turned:
             _turn(pages, slot, k_two, turn_two, plan)
-        _visit(
-            pages,
-            slot,
-            spans,
-            bounds,
-            q,
-            k_two,
-            v_two,
-            top,
-            total,
-            acc,
-            plan,
-        )
+        _visit(pages, slot, spans, bounds, q, k_two, v_two, top, total, acc, plan)
 
     done[0] = first + steps
     nothing = total[...] == 0
@@ -318,19 +293,15 @@ def _fetch(
     action: "start" or "wait". Both skip the same pages, so that a wait never lacks its copy.
     """
     pages = _Step(lists, split, step, plan)
+    # with lists of picks, only the key/value head that the part's list belongs to
+    head = pl.ds(jax.lax.div(jax.lax.rem(part, plan.lists), plan.per_head), 1)
     for i in range(plan.width):
         page = pages.page(i)
 
         @pl.when(page >= 0)
         def _(i=i, page=page):
             for j, (source, buffer) in enumerate(pairs):
-                # with lists of picks, only the key/value head that the part's list belongs to
-                if plan.lists > 1:
-                    source = source.at[
-                        page, pl.ds(jax.lax.div(jax.lax.rem(part, plan.lists), plan.per_head), 1)
-                    ]
-                else:
-                    source = source.at[page]
+                source = source.at[page, head] if plan.lists > 1 else source.at[page]
                 target = buffer.at[slot, :, pl.ds(i * plan.page, plan.page)]
                 getattr(pltpu.make_async_copy(source, target, semaphores.at[slot, j, i]), action)()
             if plan.turned:
@@ -380,7 +351,7 @@ def _visit(
     def add(masked: bool):
         mask = _mask(pages, bounds, plan) if masked else None
         for head in range(plan.heads):
-            scores = _dot(q[0, head], k_two[slot, head], ((1,), (1,))) * plan.scale
+            scores = dot(q[0, head], k_two[slot, head], ((1,), (1,))) * plan.scale
             if masked:
                 scores = jnp.where(mask, scores, MASKED)
             new_top = jnp.maximum(top[head], jnp.max(scores, axis=1, keepdims=True))
@@ -388,9 +359,8 @@ def _visit(
             shrink = jnp.exp(top[head] - new_top)
             top[head] = new_top
             total[head] = total[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
-            acc[head] = acc[head] * shrink + _dot(
-                weights.astype(v_two.dtype), v_two[slot, head], ((1,), (0,))
-            )
+            weights = weights.astype(v_two.dtype)
+            acc[head] = acc[head] * shrink + dot(weights, v_two[slot, head], ((1,), (0,)))
 
     everything = functools.reduce(jnp.logical_and, whole)
     pl.when(everything)(lambda: add(False))
@@ -427,14 +397,3 @@ def _clean(pages: _Step, index: int, slot, spans, v_two, plan: _Plan) -> None:
     for head in range(plan.heads):
         values = v_two[slot, head, rows]
         v_two[slot, head, rows] = jnp.where(seen, values, jnp.zeros_like(values))
-
-
-def _dot(a, b, contract):
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jax.lax.dot_general(
-        a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32
-    )
-
-
-def _estimate(cost: Cost) -> pl.CostEstimate:
-    return pl.CostEstimate(**dataclasses.asdict(cost))
