@@ -1,4 +1,4 @@
-"""Sizes of kernels that were measured by ``launch.tune``, for use in place of a heuristic's.
+"""Sizes of kernels: those that ``launch.tune`` measured are used in place of a heuristic's.
 
 The environment variable RL_CODE_TUNING names a JSON file. Each entry stands for a kernel, a device
 and a shape, and holds the sizes that differ from those of the heuristic.
@@ -43,6 +43,14 @@ def replace[T](config: T, sizes: dict[str, Any]) -> T:
         name: replace(getattr(config, name), x) for name, x in sizes.items() if isinstance(x, dict)
     }
     return dataclasses.replace(config, **sizes | nested)
+
+
+def check_positive(config: Any) -> None:
+    """Raises ValueError for a size of a config that is less than 1."""
+    # annotations are text in modules that postpone their evaluation, as all of these do
+    for field in dataclasses.fields(config):
+        if field.type == "int" and (value := getattr(config, field.name)) < 1:
+            raise ValueError(f"{field.name}={value} must be positive")
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from pallas_kernels.cost import Cost
 from pallas_kernels.flash import blocks as flash
 from pallas_kernels.padding import pad
 from pallas_kernels.tokens import Tokens, visible
+from pallas_kernels.tuned import check_positive
 
 # The score of a block that is not seen, and of one that is always taken. All other scores are sums
 # of probabilities, and lie between them.
@@ -97,9 +98,7 @@ class TuningConfig:
     steps: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("block_q", "columns", "steps"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name}={value} must be positive")
+        check_positive(self)
 
 
 def heuristic(device: str, groups: int, head_dim: int, count: int) -> TuningConfig:

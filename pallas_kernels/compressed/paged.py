@@ -40,6 +40,7 @@ from pallas_kernels.choice import (
 from pallas_kernels.compressed import paged_gpu, paged_tpu, reference
 from pallas_kernels.padding import pad
 from pallas_kernels.softmax import merge
+from pallas_kernels.tuned import check_positive
 
 KERNELS = {"tpu": paged_tpu, "gpu": paged_gpu}
 # Stretches of a step.
@@ -58,9 +59,7 @@ class TuningConfig:
     matrix_unit: str = "wgmma"
 
     def __post_init__(self) -> None:
-        for name in ("splits", "steps"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name}={value} must be positive")
+        check_positive(self)
 
 
 def heuristic(on: str, parts: int, entries: int) -> TuningConfig:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.tokens import Tokens, bounds, may_see, must_see
+from pallas_kernels.tuned import check_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +33,7 @@ class TuningConfig:
     matrix_unit: str = "wgmma"
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if field.type == "int" and (value := getattr(self, field.name)) < 1:
-                raise ValueError(f"{field.name}={value} must be positive")
+        check_positive(self)
 
 
 def heuristic(device: str, groups: int, head_dim: int) -> TuningConfig:

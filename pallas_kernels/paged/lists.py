@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.cost import Cost
+from pallas_kernels.tuned import check_positive
 
 _FAR = jnp.iinfo(jnp.int32).max
 
@@ -37,9 +38,7 @@ class TuningConfig:
     matrix_unit: str = "wgmma"
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if field.type == "int" and (value := getattr(self, field.name)) < 1:
-                raise ValueError(f"{field.name}={value} must be positive")
+        check_positive(self)
 
 
 @jax.tree_util.register_dataclass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from pallas_kernels.tuned import check_positive
+
 
 @dataclasses.dataclass(frozen=True)
 class TuningConfig:
@@ -28,9 +30,7 @@ class TuningConfig:
     matrix_unit: str = "wgmma"
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if field.type == "int" and (value := getattr(self, field.name)) < 1:
-                raise ValueError(f"{field.name}={value} must be positive")
+        check_positive(self)
 
 
 def heuristic(device: str) -> TuningConfig:
