@@ -39,6 +39,7 @@ from pallas_kernels.choice import (
 )
 from pallas_kernels.compressed import paged_gpu, paged_tpu, reference
 from pallas_kernels.padding import pad
+from pallas_kernels.paged.api import check_pages
 from pallas_kernels.softmax import merge
 from pallas_kernels.tuned import check_positive
 
@@ -206,15 +207,7 @@ def obstacle_on(
 
 
 def _check_shapes(q, k_pages, v_pages, table, last, real) -> None:
-    if q.shape[2] % k_pages.shape[1]:
-        raise ValueError(
-            f"{q.shape[2]} query heads must be a multiple of {k_pages.shape[1]} key/value heads"
-        )
-    if k_pages.shape != v_pages.shape or q.shape[3] != k_pages.shape[3]:
-        raise ValueError(
-            f"{q.shape=}, {k_pages.shape=} and {v_pages.shape=} must agree in head size, keys with "
-            "values"
-        )
+    check_pages(q, k_pages, v_pages)
     if last.shape != q.shape[:2] or table.shape[:1] != q.shape[:1]:
         raise ValueError(f"{last.shape=} and {table.shape=} must be of the rows of {q.shape=}")
     if real.shape != (q.shape[0], table.shape[1] * k_pages.shape[2]):

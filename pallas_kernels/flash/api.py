@@ -137,7 +137,8 @@ def _sizes(on: str, groups: int, head_dim: int) -> TuningConfig:
     return tuned(heuristic(on, groups, head_dim), "flash", on, groups=groups, head_dim=head_dim)
 
 
-def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
+def check_rows(q, k, v) -> None:
+    """Raises ValueError if q [B, T, N, H] cannot attend to k and v [B, S, K, H]."""
     num_heads = q.shape[2]
     num_kv_heads = k.shape[2]
     if num_heads % num_kv_heads:
@@ -147,6 +148,10 @@ def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
             f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with "
             "values"
         )
+
+
+def _check_shapes(q, k, v, q_tokens: Tokens, k_tokens: Tokens) -> None:
+    check_rows(q, k, v)
     if q_tokens.shape != q.shape[:2] or k_tokens.shape != k.shape[:2]:
         raise ValueError(
             f"{q_tokens.shape=} and {k_tokens.shape=} must be the first two of {q.shape=} and "

@@ -256,7 +256,8 @@ def _backward(options: _Options, arguments, cotangents):
 _attention.defvjp(_forward, _backward)
 
 
-def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled) -> None:
+def check_pages(q, k_pages, v_pages) -> None:
+    """Raises ValueError if q [B, T, N, H] cannot attend to pages [pages, K, page, H]."""
     num_heads = q.shape[2]
     num_kv_heads = k_pages.shape[1]
     if num_heads % num_kv_heads:
@@ -266,6 +267,10 @@ def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled) -> Non
             f"{q.shape=}, {k_pages.shape=} and {v_pages.shape=} must agree in head size, keys with "
             "values"
         )
+
+
+def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled) -> None:
+    check_pages(q, k_pages, v_pages)
     if q_places.shape != q.shape[:2] or tables.shape[:1] + lengths.shape != 2 * q.shape[:1]:
         raise ValueError(
             f"{q_places.shape=}, {tables.shape=} and {lengths.shape=} must be of the rows of "

@@ -28,6 +28,7 @@ from pallas_kernels.choice import (
     dtype_obstacle,
     platform_obstacle,
 )
+from pallas_kernels.flash.api import check_rows
 from pallas_kernels.padding import zeros_unless
 from pallas_kernels.selected import chunks, gpu, reference, tpu
 from pallas_kernels.selected.tuning import TuningConfig, heuristic
@@ -130,18 +131,11 @@ _attention.defvjp(_forward, _backward)
 
 
 def _check_shapes(q, k, v, picks, q_order, k_order, size: int) -> None:
-    num_heads = q.shape[2]
-    num_kv_heads = k.shape[2]
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads=} must be a multiple of {num_kv_heads=}")
-    if k.shape != v.shape or q.shape[::3] != k.shape[::3]:
+    check_rows(q, k, v)
+    lists = k.shape[2], q.shape[2]
+    if picks.shape[:2] != q.shape[:2] or picks.shape[2] not in lists:
         raise ValueError(
-            f"{q.shape=}, {k.shape=} and {v.shape=} must agree in rows and head size, keys with "
-            "values"
-        )
-    if picks.shape[:2] != q.shape[:2] or picks.shape[2] not in (num_kv_heads, num_heads):
-        raise ValueError(
-            f"{picks.shape=} must begin with {q.shape[:2]} and {num_kv_heads} or {num_heads} lists"
+            f"{picks.shape=} must begin with {q.shape[:2]} and {lists[0]} or {lists[1]} lists"
         )
     if q_order.shape != q.shape[:2] or k_order.shape != k.shape[:2]:
         raise ValueError(
