@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
+from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, spread, tiles
 from pallas_kernels.padding import pad
-from pallas_kernels.paged.gpu import HEAD_DIMS, ROWS
+from pallas_kernels.paged.gpu import HEAD_DIMS, ROWS, attend
 from pallas_kernels.paged.lists import COLUMNS
-from pallas_kernels.pipeline import barriers, fetch, specialise_warps, visits
+from pallas_kernels.pipeline import barriers, fetch, specialise_warps
 from pallas_kernels.tokens import MASKED
 
 DTYPES = ("bfloat16",)
@@ -187,23 +187,9 @@ def _kernel(
             acc = unit.shrink_and_add(acc, shrink, v_own, weights.astype(v_own.dtype))
             return step + 1, new_top, total, acc
 
-        # above MASKED, so that a masked score weighs nothing even before a visible key was met
-        line = unit.layout.reduce(0)
-        start = (
-            jnp.int32(0),
-            full((plan.columns,), MASKED / 2, line),
-            full((plan.columns,), 0, line),
-            full(out_own.shape, 0, unit.layout),
-        )
-        _, top, total, acc = visits(0, count, filled, emptied, visit, start, plan.steps)
-        nothing = total == 0.0
-        divisor = jnp.where(nothing, 1.0, total)
-        out_own[...] = acc / spread(divisor, acc.shape, 1)
-        lse_own[...] = jnp.where(nothing, -jnp.inf, (top + jnp.log2(divisor)) * (1 / LOG2_E))
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(out_own, out.at[split, row, head, tile])
-        plgpu.copy_smem_to_gmem(lse_own, lse.at[split, row, head, own])
-        plgpu.wait_smem_to_gmem(0)
+        targets = (out.at[split, row, head, tile], lse.at[split, row, head, own])
+        ring = (filled, emptied, plan.steps)
+        attend(unit, count, ring, visit, (out_own, lse_own), targets)
 
     def sources(step):
         # a page past the end of the split is the last one again, and is masked

@@ -207,24 +207,10 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
             acc = unit.shrink_and_add(acc, shrink, v_ring.at[slot], weights.astype(v_ring.dtype))
             return step + 1, new_top, total, acc
 
-        # above MASKED, so that a masked score weighs nothing even before a visible key was met
-        row = unit.layout.reduce(0)
-        start = (
-            jnp.int32(0),
-            full((plan.columns,), MASKED / 2, row),
-            full((plan.columns,), 0, row),
-            full(out_own.shape, 0, unit.layout),
-        )
-        _, top, total, acc = visits(0, count, filled, emptied, visit, start, plan.steps)
-        nothing = total == 0.0
-        divisor = jnp.where(nothing, 1.0, total)
-        out_own[...] = acc / spread(divisor, acc.shape, 1)
-        lse_own[...] = jnp.where(nothing, -jnp.inf, (top + jnp.log2(divisor)) * (1 / LOG2_E))
-        plgpu.commit_smem()
         number = jax.lax.axis_index("split")
-        plgpu.copy_smem_to_gmem(out_own, out.at[number, at, head, tile])
-        plgpu.copy_smem_to_gmem(lse_own, lse.at[number, at, head, own])
-        plgpu.wait_smem_to_gmem(0)
+        targets = (out.at[number, at, head, tile], lse.at[number, at, head, own])
+        ring = (filled, emptied, plan.steps)
+        attend(unit, count, ring, visit, (out_own, lse_own), targets)
 
     def sources(step):
         kv_head = jax.lax.div(head, plan.per_head)
@@ -246,6 +232,35 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
     specialise_warps(
         wg, unit, compute, lambda: fetch(count, sources, rings, filled, emptied, plan.steps)
     )
+
+
+def attend(unit, count, ring, visit, buffers, targets) -> None:
+    """Goes through the steps of a split, and writes what its queries get from it.
+
+    ring: (filled, emptied, number of buffers), as of ``pipeline.visits``. visit: a function from
+    the slot of a step and (step, highest score, sum of weights, sum of weighted values) to the
+    latter with the step's keys; the highest score is a logarithm to base 2. buffers: (out [H,
+    columns], lse [columns]) in shared memory. targets: the same in HBM.
+    """
+    filled, emptied, steps = ring
+    out, lse = buffers
+    line = unit.layout.reduce(0)
+    # above MASKED, so that a masked score weighs nothing even before a visible key was met
+    start = (
+        jnp.int32(0),
+        full(lse.shape, MASKED / 2, line),
+        full(lse.shape, 0, line),
+        full(out.shape, 0, unit.layout),
+    )
+    _, top, total, acc = visits(0, count, filled, emptied, visit, start, steps)
+    nothing = total == 0.0
+    divisor = jnp.where(nothing, 1.0, total)
+    out[...] = acc / spread(divisor, acc.shape, 1)
+    lse[...] = jnp.where(nothing, -jnp.inf, (top + jnp.log2(divisor)) * (1 / LOG2_E))
+    plgpu.commit_smem()
+    for buffer, target in zip(buffers, targets, strict=True):
+        plgpu.copy_smem_to_gmem(buffer, target)
+    plgpu.wait_smem_to_gmem(0)
 
 
 class _Pages:
