@@ -15,7 +15,14 @@ from jaxtyping import Array, Float, Int
 
 from attention.cache import gathered
 from attention.cache.documents import DocumentKV, encode_document, fingerprint_weights
-from attention.cache.paged import PagedCache, attend, init_cache, page_size, write
+from attention.cache.paged import (
+    PagedCache,
+    attend,
+    attend_and_note,
+    init_cache,
+    page_size,
+    write,
+)
 from attention.cache.tables import Pages, Runs, sequence_pages
 from attention.methods.method import Keys, Method, Parameters
 from models.functions import rope
@@ -85,7 +92,7 @@ def forward(
             nonlocal cache
             method = cache.methods[index]
             q, new, inputs = new_keys(model, method, parameters, layer, y, positions, cache.rotated)
-            out, cache = _write_and_attend(
+            out, cache, _ = _write_and_attend(
                 model, cache, index, parameters, (q, new, inputs), places, seen, pages
             )
             return out
@@ -104,8 +111,12 @@ def decode_token(
     places: Int[Array, " B"],
     layers: Sequence[tuple[Layers, Parameters]] | None = None,
     runs: Runs | None = None,
-) -> tuple[Float[Array, "B D"], PagedCache, dict[int, gathered.GatheredPages]]:
-    """Runs one token of every row: (final hidden states, the cache, the gathered pages).
+    note: bool = False,
+) -> tuple[
+    Float[Array, "B D"], PagedCache, dict[int, gathered.GatheredPages], list[Int[Array, "B K n"]]
+]:
+    """Runs one token of every row: (final hidden states, the cache, the gathered pages, with
+    ``note`` the picks of every layer whose method has ``noted_picks``).
 
     gathers: by layer, from ``gather_pages``, the pages that are laid side by side. These layers do
       not read the cache. Their new keys stay in the gathered pages until ``put_pages_back``.
@@ -128,6 +139,7 @@ def decode_token(
         positions = runs.positions(positions, cache.page)
     x = model.embed_tokens(tokens[:, None])
     gathers = dict(gathers)
+    noted = []
     for index, (layer, parameters) in enumerate(layers or model.unstacked()):
 
         def attention(layer, y, index=index, parameters=parameters):
@@ -139,13 +151,22 @@ def decode_token(
                 own = tuple(x[:, 0] for x in new["main"])
                 gathers[index] = gathered.write(gathers[index], rows, places, own)
                 return gathered.attend(gathers[index], rows, q[:, 0], places)[:, None]
-            out, cache = _write_and_attend(
-                model, cache, index, parameters, (q, new, inputs), places[:, None], seen, pages
+            out, cache, picks = _write_and_attend(
+                model,
+                cache,
+                index,
+                parameters,
+                (q, new, inputs),
+                places[:, None],
+                seen,
+                pages,
+                note=note and method.noted_picks() is not None,
             )
+            noted.extend(x[:, 0] for x in picks)
             return out
 
         x = model.block(layer, x, attention)
-    return model.finish(x)[:, 0], cache, gathers
+    return model.finish(x)[:, 0], cache, gathers, noted
 
 
 # The logical axes of heads [B, T, heads, H], and of what a layer keeps in pages. A row's pages are
@@ -164,8 +185,10 @@ def _write_and_attend(
     places: Int[Array, "B T"],
     seen: Tokens,
     pages: Pages,
-) -> tuple[Float[Array, "B T N H"], PagedCache]:
-    """Writes the new keys of a layer and attends to all: (the result, the cache with the keys).
+    note: bool = False,
+) -> tuple[Float[Array, "B T N H"], PagedCache, list[Int[Array, "B T K n"]]]:
+    """Writes the new keys of a layer and attends to all: (the result, the cache with the keys, with
+    ``note`` the picks).
 
     Under a mesh every device has its own heads: kernels cannot be cut by the compiler.
 
@@ -183,18 +206,21 @@ def _write_and_attend(
         options = dict(parameters=parameters, rotate=rotate, runs=pages.runs)
         mine = write(mine, 0, pages.tables, places, new, **options)
         (inputs,) = extra or (None,)
-        out = attend(mine, 0, q, seen, pages, inputs=inputs, rotate=rotate)
-        return out, mine.layers[0]
+        rest = dict(inputs=inputs, rotate=rotate)
+        if note:
+            out, picks = attend_and_note(mine, 0, q, seen, pages, **rest)
+            return out, mine.layers[0], [picks]
+        return attend(mine, 0, q, seen, pages, **rest), mine.layers[0], []
 
     # ``inputs`` is an argument only for a method that has any
     extra = () if inputs is None else (inputs,)
     mapped = per_shard(
         own,
         (_PAGES, axes, _HEADS, _KV_HEADS, (), (), (), *(_HEADS for _ in extra)),
-        (_HEADS, _PAGES),
+        (_HEADS, _PAGES, _KV_HEADS),
     )
-    out, layer = mapped(cache.layers[index], parameters, q, new, places, seen, pages, *extra)
-    return out, cache.with_layer(index, layer)
+    out, layer, picks = mapped(cache.layers[index], parameters, q, new, places, seen, pages, *extra)
+    return out, cache.with_layer(index, layer), picks
 
 
 def gather_pages(

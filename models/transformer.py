@@ -32,6 +32,7 @@ from jaxtyping import Array, Float, Int
 from attention.layout import Before, Layout, lay_out
 from attention.methods.api import DEFAULT
 from attention.methods.method import Keys, LayerShape, Method, Parameters
+from attention.picks import Noted, attend_noted
 from attention.products import project
 from models.functions import RopeScaling, rms_norm, rope, swiglu
 from models.layers import Embedding, Layers, MethodLayers, make_parameter, place_name
@@ -165,8 +166,28 @@ class Transformer(nnx.Module):
           ``before`` a row.
         before: tokens that every row follows, with their keys; None for none.
         """
-        x, _ = self._scan(tokens, positions, where, runs, align, documents, before)
+        x, _, _ = self._scan(tokens, positions, where, runs, align, documents, before)
         return self.finish(x)
+
+    def hidden_noted(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        where: Tokens,
+        noted: Noted,
+        runs: int = 0,
+        documents: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B M 2"]]:
+        """``hidden`` where a sampler noted what its layers chose.
+
+        Returns (final hidden states; for each noted query the share of the sampler's picks that the
+        layers would choose too, and the share of lists that are equal, means over layers and
+        key/value heads; 0 where nothing was noted).
+        """
+        x, _, found = self._scan(tokens, positions, where, runs, documents=documents, noted=noted)
+        # one entry [periods, B, M, K, 2] for each layer of a period that chooses
+        shares = jnp.mean(jnp.stack(found), axis=(0, 1, 4))
+        return self.finish(x), shares
 
     def prefill(
         self,
@@ -177,7 +198,7 @@ class Transformer(nnx.Module):
         align: int = 1,
     ) -> list[Keys]:
         """``Before.keys`` of tokens that others will follow; arguments as for ``hidden``."""
-        _, kept = self._scan(tokens, positions, where, runs, align, keep="given")
+        _, kept, _ = self._scan(tokens, positions, where, runs, align, keep="given")
         return kept
 
     def keys_values(
@@ -188,7 +209,7 @@ class Transformer(nnx.Module):
 
         Arguments as for ``hidden``. A row holds one sequence, from slot 0.
         """
-        _, kept = self._scan(tokens, positions, where, align=0, keep="read")
+        _, kept, _ = self._scan(tokens, positions, where, align=0, keep="read")
         # the scan stacks by place in the period; unstacked, layers come in their order
         return tuple(
             jax.tree.map(operator.itemgetter(period), keys)
@@ -206,14 +227,18 @@ class Transformer(nnx.Module):
         documents: bool = False,
         before: Before | None = None,
         keep: Literal["given", "read"] | None = None,
+        noted: Noted | None = None,
     ):
-        """Runs all layers: (hidden states of the last one, the keys that were to be kept).
+        """Runs all layers: (hidden states of the last one, the keys that were to be kept, with
+        ``noted`` how the layers' choices agree with those).
 
         keep: "given" for the keys that are computed from hidden states, "read" for those that
         attention reads, None for none. Neither are rotated. They come as a list with an entry for
-        each layer of a period, whose arrays are stacked over the periods.
+        each layer of a period, whose arrays are stacked over the periods. noted: what a sampler
+        chose. Agreement comes as a list with an entry for each layer of a period that chooses.
         """
         methods = self.config.attention
+        picks = [None] * len(methods) if noted is None else noted.by_layer(methods)
         earlier: list[Keys | None] = [None] * len(methods)
         asking = None
         if before is not None:
@@ -224,17 +249,30 @@ class Transformer(nnx.Module):
         layout = lay_out(methods, where, runs, asking, align=align, documents=documents)
 
         def step(x, xs):
-            layers, of_methods, earlier = xs
+            layers, of_methods, earlier, picks = xs
             kept = []
+            shares = []
             for index, method in enumerate(methods):
                 # one step of the scan is a period; this is its layer number ``index``
                 layer = jax.tree.map(operator.itemgetter(index), layers)
                 parameters = of_methods[index]
+                given = None
+                if noted is not None and picks[index] is not None:
+                    given = dataclasses.replace(noted, picks=picks[index])
                 attention = functools.partial(
-                    self._attend, method, parameters, positions, layout, earlier[index], kept, keep
+                    self._attend,
+                    method,
+                    parameters,
+                    positions,
+                    layout,
+                    earlier[index],
+                    kept,
+                    keep,
+                    given,
+                    shares,
                 )
                 x = self.block(layer, x, attention)
-            return constrain(x, "batch", None, None), kept if keep else None
+            return constrain(x, "batch", None, None), (kept if keep else None, shares)
 
         if self.config.remat:
             step = jax.checkpoint(step)
@@ -242,7 +280,10 @@ class Transformer(nnx.Module):
         # [L, ...] -> [periods, layers of a period, ...]
         layers = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), self.layers)
         of_methods = [self.method_parameters(index, slice(None)) for index in range(len(methods))]
-        return jax.lax.scan(step, self.embed_tokens(tokens), (layers, of_methods, earlier))
+        x, (kept, shares) = jax.lax.scan(
+            step, self.embed_tokens(tokens), (layers, of_methods, earlier, picks)
+        )
+        return x, kept, shares
 
     def method_parameters(self, index: int, period: Any) -> Parameters:
         """The parameters of the method at place ``index`` of the period.
@@ -275,13 +316,16 @@ class Transformer(nnx.Module):
         earlier: Keys | None,
         kept: list,
         keep: str | None,
+        noted: Noted | None,
+        shares: list,
         layer: Layers,
         y,
     ):
         """Attention of one layer over packed rows; each device has its own rows and heads.
 
         earlier: the keys of tokens before the rows. kept: a list, to which the keys that ``keep``
-        names are appended. y: normalised hidden states [B, T, D].
+        names are appended. noted: what a sampler chose in this layer, [B, M, K, n]; how the layer's
+        own choice agrees with it is appended to ``shares``. y: normalised hidden states [B, T, D].
         """
         q, k, v = self.qkv(layer, y)
         # the layer's own keys and those that its method adds, all from hidden states
@@ -302,13 +346,24 @@ class Transformer(nnx.Module):
         rows = ("batch",)
         # ``inputs`` is an argument only for a method that has any
         extra = () if inputs is None else (inputs,)
+        # the queries are the last of the tokens
+        q = rope(q, positions[:, -q.shape[1] :], self.config)
+        if noted is not None:
+            by_noted = per_shard(
+                lambda q, keys, layout, picks, sources, *extra: attend_noted(
+                    method, q, keys, layout, *(extra or (None,)), picks, sources, noted.replay
+                ),
+                (heads, heads, rows, heads, rows, *(heads for _ in extra)),
+                (heads, heads),
+            )
+            out, agreement = by_noted(q, turned, layout, noted.picks, noted.sources, *extra)
+            shares.append(agreement)
+            return out
         mapped = per_shard(
             lambda q, keys, layout, *extra: method.attend(q, keys, layout, *(extra or (None,))),
             (heads, heads, rows, *(heads for _ in extra)),
             heads,
         )
-        # the queries are the last of the tokens
-        q = rope(q, positions[:, -q.shape[1] :], self.config)
         return mapped(q, turned, layout, *extra)
 
     def new_keys(

@@ -106,12 +106,14 @@ def engine(
     group_size: int,
     documents: DocumentsConfig | None = None,
     block: int | None = None,
+    note_picks: bool = False,
 ) -> EngineConfig:
     """An engine's shapes, for episodes within these limits.
 
     dtype: of the sampling copy of the model. group_size: episodes that share a prompt. documents:
     those of the run, None for none. block: of ``block_of``; a page is then a block, whatever the
-    config says for other methods.
+    config says for other methods. note_picks: whether tokens are sampled for training, in a run
+    with ``rollout.picks``.
     """
     waits = limits.turns > 1  # for tools, between turns
     page = block or given.page
@@ -121,6 +123,7 @@ def engine(
             page=page,
             view_block=-(-given.view_block // page) * page,
             longest_document=documents.longest if documents else None,
+            note_picks=note_picks,
         ),
         length=limits.tokens,
         prompt_length=longest_prompt(limits),
@@ -206,6 +209,7 @@ def _rollout(config: RunConfig, block: int | None) -> RolloutConfig:
         config.train.group_size,
         config.documents,
         block,
+        rollout.picks is not None,
     )
     return dataclasses.replace(rollout, engine=shapes)
 
@@ -233,6 +237,7 @@ def _train(
         ),
         loss=dataclasses.replace(loss, temperature=temperature),
         pack=packing,
+        picks=config.rollout.picks,
         optimizer=_optimizer(train.optimizer, train.steps * train.epochs),
     )
 

@@ -21,6 +21,7 @@ from models.sharding import parameter_shardings
 from models.transformer import abstract_model
 from rl_code.attention_calls import attention_calls
 from rl_code.derive import sampled_tokens
+from rl_code.learner import picks
 from rl_code.learner.batching import empty_batch
 from rl_code.learner.two_phase import make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_prompts
@@ -124,13 +125,15 @@ def _update(run: Run, state: TrainState) -> Iterator[Program]:
     train = run.config.train
     loss = train.loss.for_staleness(train.pack.max_staleness)
     way = (loss, train.optimizer, train.micro_batches, train.pack.runs)
-    batch = _abstract(empty_batch(train.pack, train.pack.rows), run.rows_sharding)
+    choices = picks.shapes(run.model_config, train.pack.slots) if train.picks else {}
+    batch = _abstract(empty_batch(train.pack, train.pack.rows, 0, choices), run.rows_sharding)
     targets = batch.mask
     prox = targets if train.epochs > 1 else None
     ref = targets if loss.kl_coef else None
     begin = time.perf_counter()
     if train.pack.prompt_slots == 0:
-        compiled = make_update(*way).lower(state, batch, prox, ref).compile()
+        update = make_update(*way, train.picks == "replay")
+        compiled = update.lower(state, batch, prox, ref).compile()
         yield _program("update", compiled, begin)
         return
     prefill, update = make_two_phase_update(*way)

@@ -38,7 +38,7 @@ from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
-from rl_code.run_config import RunConfig, meshes
+from rl_code.run_config import RunConfig, check_chooses, meshes
 from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
 from rl_code.tasks.api import find_source
@@ -186,6 +186,7 @@ class Run:
             )
         methods = spec.methods() or shape.attention
         self.origin.check_methods(methods, shape)
+        check_chooses(methods, self.config.rollout.picks)
         return dataclasses.replace(shape, attention=methods, dtype=spec.dtype, remat=spec.remat)
 
     def init_model(self) -> Transformer:

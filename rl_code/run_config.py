@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from attention.methods.api import METHODS
 from attention.methods.method import Method
+from attention.picks import choosing
 from models.families import PRESETS
 from models.sharding import MeshConfig
 from models.transformer import ModelConfig
@@ -25,7 +27,7 @@ from rl_code.learner.objective import LossConfig
 from rl_code.learner.update import OptimizerConfig
 from rl_code.metric_writers import WRITERS, WriterSettings
 from rl_code.named import Named, find, make
-from rl_code.read_config import ConfigError, at_least
+from rl_code.read_config import ConfigError, at_least, follows
 from rl_code.record_keeper import RecordConfig
 from rl_code.rewards.combine import RewardConfig, find_signals
 from rl_code.rollout.engine import EngineConfig
@@ -125,9 +127,15 @@ class RolloutConfig:
     # Devices that prefill prompts, which come after all others in the list of devices. None to
     # prefill on the devices that decode.
     prefill_mesh: MeshConfig | None = None
+    # What is done with the blocks that layers of NSA chose for each token while it was sampled.
+    # "compare" notes them, and metrics tell how many of them the trainer would choose too. "replay"
+    # has the trainer attend to them instead of its own choice. None notes nothing.
+    picks: Literal["compare", "replay"] | None = None
 
     def __post_init__(self):
         at_least(self, workers=1)
+        if self.picks not in (None, "compare", "replay"):
+            raise ValueError(f"picks={self.picks!r} must be 'compare', 'replay' or None")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +194,8 @@ class TrainConfig:
     # Parts of a batch whose gradients are computed one after another, to save memory. None for
     # parts that have one row for each device.
     micro_batches: int | None = None
+    # What is done with the sampler's picks.
+    picks: str | None = follows("rollout.picks", None)
     # With this section only tasks that the policy solves sometimes are trained on; None trains on
     # all tasks.
     screening: ScreeningConfig | None = None
@@ -360,6 +370,7 @@ class RunConfig:
                 )
         if self.documents is not None:
             self._check_documents(self.documents)
+        self._check_picks()
         if train.pack.prompt_slots and train.epochs > 1:
             raise ValueError(
                 f"train.pack.prompt_slots={train.pack.prompt_slots} means two phases, whose first "
@@ -375,6 +386,21 @@ class RunConfig:
             raise ValueError(
                 f"train.pack.rows={train.pack.rows} must divide into "
                 f"train.micro_batches={train.micro_batches}"
+            )
+
+    def _check_picks(self) -> None:
+        """Raises ConfigError where nothing can be noted or replayed."""
+        picks = self.rollout.picks
+        if picks is None:
+            return
+        methods = self.model.known_methods()
+        if methods:  # else the weights tell them, and ``run`` asks them
+            check_chooses(methods, picks)
+        if self.train.pack.prompt_slots:
+            raise ConfigError(
+                f"config.rollout.picks = {picks!r}: an update in two phases "
+                f"(train.pack.prompt_slots={self.train.pack.prompt_slots}) cannot use picks; leave "
+                "one of the two out"
             )
 
     def _check_documents(self, documents: DocumentsConfig) -> None:
@@ -397,6 +423,16 @@ class RunConfig:
                     f"rollout.engine.page={documents.page}: documents fill the same pages in "
                     "evaluations"
                 )
+
+
+def check_chooses(methods: Sequence[Method], picks: str | None) -> None:
+    """Raises ConfigError if picks are asked for and no layer's can be noted."""
+    if picks is not None and choosing(methods) is None:
+        names = ", ".join(dict.fromkeys(type(method).__name__ for method in methods))
+        raise ConfigError(
+            f"config.rollout.picks = {picks!r}: no layer has attention whose picks can be noted "
+            f"(nsa); the model's are {names}; set rollout.picks to None"
+        )
 
 
 def refuse_sync(config: RunConfig) -> None:

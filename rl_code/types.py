@@ -209,6 +209,13 @@ class Context:
     keys: tuple[tuple[int, int], ...] | None = dataclasses.field(
         default=None, metadata=ONLY_WHERE_SET
     )
+    # What the model of the sampler chose when it predicted each sampled token, by name: unsigned
+    # integers [sampled tokens, ...]. "blocks" [.., layers, key/value heads, picks] are the blocks
+    # that layers of NSA attended to; the greatest number of the dtype stands for none. None in a
+    # run that notes nothing (``rollout.picks``).
+    choices: Mapping[str, np.ndarray] | None = dataclasses.field(
+        default=None, metadata=ONLY_WHERE_SET
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -360,3 +367,6 @@ class Batch:
     # Padding of documents takes no slot, but counts. None in a run without documents, where it is
     # ``positions``.
     order: jax.Array | None = None
+    # What the sampler chose for each target (``Context.choices``), by name, [R, M, ...]. None in a
+    # run that notes nothing.
+    choices: dict[str, jax.Array] | None = None

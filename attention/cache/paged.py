@@ -187,6 +187,22 @@ def attend_chosen(
     return method.attend_chosen(cache.layers[layer], q, q_tokens, read, inputs, found, picks)
 
 
+def attend_and_note(
+    cache: PagedCache,
+    layer: int,
+    q: Float[Array, "B T N H"],
+    q_tokens: Tokens,
+    pages: Pages,
+    *,
+    inputs: Float[Array, "B T N parts"] | None = None,
+    rotate: Rotate | None = None,
+) -> tuple[Float[Array, "B T N H"], Int[Array, "B T C n"]]:
+    """``attend`` of few queries by a method that chooses pages: (the result, their numbers)."""
+    found, picks = choose_pages(cache, layer, q, q_tokens, pages, rotate=rotate)
+    chosen = dict(inputs=inputs, rotate=rotate)
+    return attend_chosen(cache, layer, q, q_tokens, pages, found, picks, **chosen), picks
+
+
 def _reader(cache: PagedCache, pages: Pages, rotate: Rotate | None, q: jax.Array) -> PageReader:
     if not cache.rotated and rotate is None:
         raise ValueError("a cache of keys that are not rotated needs rotate")

@@ -119,6 +119,14 @@ class Method:
         """
         return None
 
+    def noted_picks(self) -> int | None:
+        """The most blocks that a query chooses by each key/value head, where the choice can be
+        noted and replayed (``attention.picks``); None where it cannot.
+
+        Such a method also has ``choose``, and ``choose_pages`` for the sampler.
+        """
+        return None
+
     def windows(self) -> tuple[int | None, ...]:
         """The windows of the attention that does not choose keys: tokens, or None for all keys."""
         return ()
@@ -184,6 +192,26 @@ class Method:
         Under a mesh it runs within ``shard_map``: every device has its own rows and heads.
         """
         raise NotImplementedError(f"{type(self).__name__}.attend")
+
+    def choose(
+        self, q: Float[Array, "B T N H"], keys: Keys, layout: Layout
+    ) -> tuple[jax.Array, Int[Array, "B T K n"]]:
+        """With ``noted_picks``, the first half of ``attend``: (what it found so far, the blocks of
+        the rows that each query attends to, -1 for none).
+        """
+        raise NotImplementedError(f"{type(self).__name__}.choose")
+
+    def attend_chosen_blocks(
+        self,
+        q: Float[Array, "B T N H"],
+        keys: Keys,
+        layout: Layout,
+        inputs: Float[Array, "B T N parts"] | None,
+        found: jax.Array,
+        picks: Int[Array, "B T K n"],
+    ) -> Float[Array, "B T N H"]:
+        """With ``noted_picks``, the second half, which attends to these blocks."""
+        raise NotImplementedError(f"{type(self).__name__}.attend_chosen_blocks")
 
     # --- Pages of a cache ----------------------------------------------------------------------
 

@@ -88,6 +88,9 @@ class NSA(Selection, Method):
     def block_size(self):
         return self.block
 
+    def noted_picks(self):
+        return self.picks
+
     def windows(self):
         return (self.window,)
 
@@ -153,13 +156,25 @@ class NSA(Selection, Method):
         return entries(layout.blocks[self.block], self.length, self.stride)
 
     def attend(self, q, keys, layout, inputs):
+        found, picks = self.choose(q, keys, layout)
+        return self.attend_chosen_blocks(q, keys, layout, inputs, found, picks)
+
+    def choose(self, q, keys, layout):
+        blocks = layout.blocks[self.block]
+        stretched = layout.prepared_for(self)
+        found, _, picks = compressed_attention(
+            q, *keys["compressed"], layout.queries, blocks, stretched, self
+        )
+        return found, picks
+
+    def attend_chosen_blocks(self, q, keys, layout, inputs, found, picks):
         blocks = layout.blocks[self.block]
         main = tuple(blocks.place(x) for x in keys["main"])
-        window = layout.attend(q, keys["window"], self.window)
-        stretched = layout.prepared_for(self)
-        return nsa_attention(
-            q, keys["compressed"], main, window, inputs, layout.queries, blocks, stretched, self
+        selected, _ = selected_attention(
+            q, *main, picks, layout.queries.order, blocks.order, size=self.block
         )
+        window = layout.attend(q, keys["window"], self.window)
+        return gated(found, selected, window, inputs)
 
     # --- Pages of a cache ----------------------------------------------------------------------
 

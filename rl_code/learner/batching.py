@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 import numpy as np
 
 from pallas_kernels.tokens import Tokens, packed_rows
 from rl_code.documents import DocumentsConfig, rope_positions, seen_as
+from rl_code.learner import picks
 from rl_code.learner.advantages import Credit
 from rl_code.learner.examples import Example, examples_of
 from rl_code.learner.prefix_tree import Piece, RowWriter, share
@@ -117,6 +119,7 @@ def pack(
     config: PackConfig,
     *,
     version: int,
+    choices: Mapping[str, jax.ShapeDtypeStruct] = MappingProxyType({}),
 ) -> tuple[Batch, dict[str, float]]:
     """Packs groups into a Batch of numpy arrays.
 
@@ -129,6 +132,7 @@ def pack(
       advantages: for every group the advantages of its trajectories: one number for a trajectory,
         or one for each of its sampled tokens.
       version: the version of the learner's weights.
+      choices: what the batch has of ``Batch.choices`` for each target (``picks.shapes``).
 
     Returns the batch and its metrics: pack/rows (rows that are used), pack/fill and
     pack/target_fill (the share of their slots and targets that is used), pack/tokens (slots that
@@ -153,7 +157,7 @@ def pack(
             f"pieces); rows={config.rows} of slots={config.slots}, targets={config.targets} and "
             f"runs={config.runs}"
         )
-    batch = empty_batch(config, config.rows, count)
+    batch = empty_batch(config, config.rows, count, choices)
     for row, members in enumerate(rows):
         writer = RowWriter(batch, row, config.align, version)
         segments = itertools.count(1)  # 0 marks padding
@@ -173,11 +177,16 @@ def pack(
     return batch, metrics | counts
 
 
-def empty_batch(config: PackConfig, rows: int, num_trajectories: int = 0) -> Batch:
+def empty_batch(
+    config: PackConfig,
+    rows: int,
+    num_trajectories: int = 0,
+    choices: Mapping[str, jax.ShapeDtypeStruct] = MappingProxyType({}),
+) -> Batch:
     """A batch of padding: numpy arrays with the shapes and dtypes that ``pack`` returns.
 
     ``pack`` fills such a batch in place. num_trajectories: the number that padding has in
-    ``Batch.trajectories``, one more than that of the last trajectory.
+    ``Batch.trajectories``, one more than that of the last trajectory. choices: as for ``pack``.
     """
 
     def slots() -> np.ndarray:
@@ -201,6 +210,7 @@ def empty_batch(config: PackConfig, rows: int, num_trajectories: int = 0) -> Bat
         staleness=targets(0, np.int32),
         documents=None if config.documents is None else slots(),
         order=None if config.documents is None else slots(),
+        choices=picks.empty(choices, rows, config.targets),
     )
 
 

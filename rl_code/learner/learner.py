@@ -6,6 +6,7 @@ stores or of how the groups were sampled, so that a replay and a run use the sam
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from models.transformer import Transformer
 from rl_code import named
+from rl_code.learner import picks
 from rl_code.learner.advantages import ADVANTAGES, group_advantages
 from rl_code.learner.batching import pack
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
@@ -47,13 +49,18 @@ class Learner:
         runs = config.pack.runs
         way = (loss, config.optimizer, config.micro_batches, runs)
         logprobs = (loss.temperature, config.micro_batches, runs)
+        # What the sampler notes of each target. The reference policy makes its own choices.
+        self._choices = {}
+        if config.picks is not None:
+            self._choices = picks.shapes(model.config, config.pack.slots)
+        replay = config.picks == "replay"
         self._two_phase = config.pack.prompt_slots > 0
         if self._two_phase:
             self._prefill, self._update = make_two_phase_update(*way)
             self._token_logprobs = make_two_phase_logprobs(*logprobs)
         else:
-            self._update = make_update(*way)
-            self._token_logprobs = make_token_logprobs(*logprobs)
+            self._update = make_update(*way, replay)
+            self._token_logprobs = make_token_logprobs(*logprobs, replay)
 
     def begin(self, state: TrainState, prompts: Sequence[Sequence[int]]) -> Prefilled | None:
         """Starts the first of two phases, which needs only the prompts of the step, and returns
@@ -88,7 +95,9 @@ class Learner:
             )
             before = (begun.prompts,)
         else:
-            batch, pack_metrics = pack(groups, advantages, config.pack, version=version)
+            batch, pack_metrics = pack(
+                groups, advantages, config.pack, version=version, choices=self._choices
+            )
             before = ()
         pack_metrics["batch/crc32"] = _crc32(batch)
         batch = jax.device_put(batch, self._rows)
@@ -97,7 +106,7 @@ class Learner:
         # several, the proximal policy is that before the first update, so it is computed now.
         prox = self._token_logprobs(state.model, *before, batch) if config.epochs > 1 else None
         ref = (
-            self._token_logprobs(self._reference, *before, batch)
+            self._token_logprobs(self._reference, *before, dataclasses.replace(batch, choices=None))
             if self._reference is not None
             else None
         )

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from pallas_kernels.tokens import branch_of
+from rl_code.learner import picks
 from rl_code.learner.examples import Example
 from rl_code.types import Batch
 
@@ -294,6 +295,7 @@ class RowWriter:
                 there = above.slot + before - above.start
                 sources = np.where(before < node.start, there, sources)
                 node = above
+            picks.write(batch, span, context, sources)
             batch.sources[span] = sources
             batch.targets[span] = context.tokens[indices]
             batch.logprobs[span] = context.logprobs[indices]

@@ -22,8 +22,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from attention.layout import Before
+from attention.picks import Noted
 from models.sharding import constrain
 from pallas_kernels.tokens import Tokens
+from rl_code.learner import picks
 from rl_code.learner.batching import SupervisedBatch, tokens_of
 from rl_code.learner.objective import Denominators, LossConfig, Terms, policy_loss, policy_metrics
 from rl_code.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
@@ -46,6 +48,17 @@ class Model(Protocol):
         """Int32 [B, T] each -> hidden states [B, T, D]; as
         ``models.transformer.Transformer.hidden``.
         """
+
+    def hidden_noted(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        where: Tokens,
+        noted: Noted,
+        runs: int = 0,
+        documents: bool = False,
+    ) -> tuple[jax.Array, jax.Array]:
+        """As ``models.transformer.Transformer.hidden_noted``; only for batches with choices."""
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> float32 [..., V]."""
@@ -121,30 +134,53 @@ def batch_logprobs(
     entropy_gradient: bool = False,
     runs: int = 0,
     before: Before | None = None,
+    replay: bool = False,
 ) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
     """``target_logprobs`` of a batch's targets, differentiable in the model and in ``before.keys``.
 
     runs: ``PackConfig.runs``. Layers that choose blocks of keys need it to number the blocks of
     each context from the start of its own prompt, so that sharing the prompt changes nothing for
     them. before: what the first phase of a two-phase update computed; ``runs`` counts it too.
+    replay: whether layers attend to the blocks that the sampler chose, where ``batch.choices`` has
+    them, instead of their own.
 
     Raises:
       ValueError: ``runs`` is 0 and a layer chooses blocks.
     """
+    rest = (runs, before, replay)
+    return _compared_logprobs(model, batch, temperature, entropy_gradient, *rest)[:2]
+
+
+def _compared_logprobs(
+    model: Model,
+    batch: Batch,
+    temperature: float,
+    entropy_gradient: bool,
+    runs: int,
+    before: Before | None,
+    replay: bool,
+) -> tuple[Float[Array, "R M"], Float[Array, "R M"], Float[Array, "R M 2"] | None]:
+    """``batch_logprobs`` and, of a batch with choices, how those of the model agree with them."""
+    rows = (batch.tokens, batch.positions, tokens_of(batch))
     documents = batch.documents is not None
-    where = tokens_of(batch)
-    hidden = model.hidden(batch.tokens, batch.positions, where, runs, before, documents=documents)
+    shares = None
+    if batch.choices is None:
+        hidden = model.hidden(*rows, runs, before, documents=documents)
+    else:
+        noted = picks.noted(batch, replay)
+        hidden, shares = model.hidden_noted(*rows, noted, runs, documents=documents)
     hidden = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
-    return target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
+    logp, entropy = target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
+    return logp, entropy, shares
 
 
 def make_token_logprobs(
-    temperature: float, micro_batches: int, runs: int = 0
+    temperature: float, micro_batches: int, runs: int = 0, replay: bool = False
 ) -> Callable[[Model, Batch], jax.Array]:
     """A jitted (model, batch) -> log-probabilities of its targets, float32 [R, M], for reference
     and prox.
 
-    0 in micro-batches without targets. runs: as for ``batch_logprobs``.
+    0 in micro-batches without targets. runs, replay: as for ``batch_logprobs``.
     """
 
     @jax.jit
@@ -152,7 +188,9 @@ def make_token_logprobs(
         micro = split(batch, micro_batches)
 
         def body(i: jax.Array, logp: jax.Array) -> jax.Array:
-            return logp.at[i].set(batch_logprobs(model, take(micro, i), temperature, runs=runs)[0])
+            part = take(micro, i)
+            found, _ = batch_logprobs(model, part, temperature, runs=runs, replay=replay)
+            return logp.at[i].set(found)
 
         logp = jax.lax.fori_loop(0, used(micro.mask), body, jnp.zeros(micro.mask.shape))
         return constrain(logp.reshape(batch.targets.shape), "batch", None)
@@ -161,14 +199,18 @@ def make_token_logprobs(
 
 
 def make_update(
-    loss: LossConfig, optimizer: OptimizerConfig, micro_batches: int, runs: int = 0
+    loss: LossConfig,
+    optimizer: OptimizerConfig,
+    micro_batches: int,
+    runs: int = 0,
+    replay: bool = False,
 ) -> Callable[..., tuple]:
     """An update(state, batch, prox=None, ref=None) -> (state, metrics); the state passed in is
     donated.
 
     prox, ref: float32 [R, M], as ``objective.policy_loss`` takes them. Metrics are float32 scalars.
     When the loss or a gradient is not finite the state comes back as it was and train/finite is 0.
-    runs: as for ``batch_logprobs``.
+    runs, replay: as for ``batch_logprobs``.
 
     Raises (at the first call with such a batch):
       ValueError: the rows do not divide into micro-batches, kl_coef is not 0 without ref, or as
@@ -182,10 +224,11 @@ def make_update(
         micro = split((batch, prox, ref), micro_batches)
 
         def share(model: Model, _: None, i: jax.Array) -> tuple[jax.Array, Terms]:
-            return loss_share(loss, runs, total, model, take(micro, i))
+            return loss_share(loss, runs, total, model, take(micro, i), replay=replay)
 
         value, terms, grads, _ = accumulate(share, state.model, None, used(micro[0].mask))
-        return apply(state, grads, value, optimizer, policy_metrics(terms) | counts(batch, total))
+        metrics = policy_metrics(picks.finished(terms)) | counts(batch, total)
+        return apply(state, grads, value, optimizer, metrics)
 
     return jit_step(update)
 
@@ -197,16 +240,17 @@ def loss_share(
     model: Model,
     micro: tuple,
     before: Before | None = None,
+    replay: bool = False,
 ) -> tuple[jax.Array, Terms]:
     """What a micro-batch adds to the loss and the metrics of the whole batch.
 
-    micro: (Batch, prox, ref). total: counts of the whole batch.
+    micro: (Batch, prox, ref). total: counts of the whole batch. replay: as for ``batch_logprobs``.
     """
     batch, prox, ref = micro
-    logp, entropy = batch_logprobs(
-        model, batch, loss.temperature, loss.entropy_coef != 0.0, runs, before
+    logp, entropy, shares = _compared_logprobs(
+        model, batch, loss.temperature, loss.entropy_coef != 0.0, runs, before, replay
     )
-    return policy_loss(
+    value, terms = policy_loss(
         loss,
         logp=logp,
         prox=prox,
@@ -220,6 +264,9 @@ def loss_share(
         staleness=batch.staleness,
         denominators=total,
     )
+    if shares is not None:
+        terms = picks.with_agreement(terms, batch, shares, total.tokens)
+    return value, terms
 
 
 def counts(batch: Batch, total: Denominators) -> dict[str, jax.Array]:

@@ -23,6 +23,7 @@ CHARTS = (
     ("KL divergence", False, r"policy/(step_)?kl"),
     ("Sampler against trainer, KL divergence", False, r"policy/mismatch_k"),
     ("Sampler against trainer, |Δ log p|", False, r"policy/mismatch"),
+    ("Sampler's picks that the trainer would take", True, r"policy/picks"),
     ("Clipped and truncated share", True, r"policy/(clip_fraction|truncated_fraction)"),
     ("Effective sample size", True, r"policy/ess"),
     ("Staleness, versions", False, r"rollout/staleness"),

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from attention.cache.pages import OutOfPages
 from rl_code.documents import OUTSIDE
@@ -40,6 +42,8 @@ class Row(Span):
     versions: list[int] = dataclasses.field(default_factory=list)
     # ``Context.keys`` so far.
     keys: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    # The parts of ``Context.choices`` so far, in the order in which tokens were sampled.
+    choices: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def kinds(self) -> list[int] | None:
         """What the places are that the episode has behind ``tokens``; None without documents.
@@ -284,4 +288,16 @@ def with_keys(trajectory: Trajectory, keys: Sequence[tuple[int, int]]) -> Trajec
     if len({version for _, version in kept}) < 2:
         return trajectory
     context = dataclasses.replace(context, keys=tuple(kept))
+    return dataclasses.replace(trajectory, contexts=(context, *trajectory.contexts[1:]))
+
+
+def with_choices(trajectory: Trajectory, choices: Mapping[str, Sequence[np.ndarray]]) -> Trajectory:
+    """The trajectory of an episode with ``Context.choices``, where any were noted.
+
+    choices: their parts, in the order in which tokens were sampled.
+    """
+    if not choices:
+        return trajectory
+    whole = {name: np.concatenate(parts) for name, parts in choices.items()}
+    context = dataclasses.replace(trajectory.contexts[0], choices=whole)
     return dataclasses.replace(trajectory, contexts=(context, *trajectory.contexts[1:]))

@@ -27,6 +27,7 @@ from jax.sharding import PartitionSpec as P
 from attention.cache import paged
 from attention.cache.paged import PagedCache
 from attention.cache.tables import Runs, sequence_pages
+from attention.picks import choosing, compact, narrowest
 from models.paged import decode_token, forward, gather_pages, model_cache, put_pages_back
 from models.sharding import per_shard, use_mesh
 from models.transformer import ModelConfig, Transformer
@@ -84,6 +85,8 @@ class EngineConfig:
     # The most tokens of a document, from which the positions of the tokens outside of documents
     # count. None in a run without documents.
     longest_document: int | None = follows("documents.longest", None)
+    # Whether it is noted which blocks layers of NSA choose for each sampled token.
+    note_picks: bool = follows("rollout.picks", False)
 
     def __post_init__(self):
         if self.prefill_rows < 2:
@@ -154,6 +157,11 @@ class EngineConfig:
         """Pages of the longest shared prefix."""
         return max(1, (self.prompt_length - 1) // self.page)
 
+    @property
+    def noted_dtype(self) -> np.dtype | None:
+        """The dtype of the numbers of blocks that are noted; None if none are."""
+        return narrowest(self.table) if self.note_picks else None
+
 
 def _prefill(
     model: Transformer, cache: PagedCache, tables, tokens, places, runs: Runs | None
@@ -172,13 +180,15 @@ def _decode(
     sampling,
     stop_ids,
     view_block,
+    noted_dtype,
 ):
     """Samples up to ``steps`` tokens for every active row. A row ends at a stop token, or when its
     budget is used.
 
-    view_block: tokens of a block of the view; 0 to read keys on their pages.
+    view_block: tokens of a block of the view; 0 to read keys on their pages. noted_dtype: of picks
+    that are noted; None to note none.
     Returns (cache, tokens int32 [slots, steps], logprobs float32 [slots, steps], counts int32
-    [slots]).
+    [slots], choices: what ``Context.choices`` has for each token [slots, steps, ...]).
     """
     views = {}
     layers = None
@@ -199,12 +209,16 @@ def _decode(
         return (step < steps) & jnp.any(active)
 
     def body(carry):
-        step, (cache, views), tokens, active, counts, out_tokens, out_logprobs = carry
+        step, (cache, views), tokens, active, counts, out_tokens, out_logprobs, choices = carry
         positions = inputs.places + counts
         places = jnp.where(active, positions, -1)
-        hidden, cache, views = decode_token(
-            model, cache, views, inputs.rows, inputs.tables, tokens, places, layers, inputs.runs
+        hidden, cache, views, picks = decode_token(
+            *(model, cache, views, inputs.rows, inputs.tables, tokens, places, layers, inputs.runs),
+            note=noted_dtype is not None,
         )
+        if picks:
+            found = jnp.stack([compact(x, most, noted_dtype) for x in picks], axis=1)
+            choices = {"blocks": choices["blocks"].at[:, step].set(found)}
         uniforms = token_uniforms(inputs.keys, inputs.groups, inputs.samples, positions)
         # Every device of the axis tensor samples from all logits. The compiler would cut the
         # running sums of the cumulative distribution with exchanges that all devices of the mesh
@@ -218,9 +232,15 @@ def _decode(
         active = active & (counts < inputs.budgets)
         if stop_ids:
             active = active & ~stop_mask(sampled, stop_ids)
-        return step + 1, (cache, views), tokens, active, counts, out_tokens, out_logprobs
+        return step + 1, (cache, views), tokens, active, counts, out_tokens, out_logprobs, choices
 
     num_rows = inputs.tokens.shape[0]
+    most = choosing(cache.methods)
+    choices = {}
+    if noted_dtype is not None:
+        layers_that_choose = sum(method.noted_picks() is not None for method in cache.methods)
+        shape = (num_rows, steps, layers_that_choose, model.config.num_kv_heads, most)
+        choices = {"blocks": jnp.zeros(shape, noted_dtype)}
     start = (
         jnp.int32(0),
         (cache, views),
@@ -229,12 +249,13 @@ def _decode(
         jnp.zeros(num_rows, jnp.int32),
         jnp.zeros((num_rows, steps), jnp.int32),
         jnp.zeros((num_rows, steps), jnp.float32),
+        choices,
     )
-    _, (cache, views), _, _, counts, out_tokens, out_logprobs = jax.lax.while_loop(
+    _, (cache, views), _, _, counts, out_tokens, out_logprobs, choices = jax.lax.while_loop(
         cond, body, start
     )
     cache = put_pages_back(cache, views, inputs.rows, inputs.places, counts, steps)
-    return cache, out_tokens, out_logprobs, counts
+    return cache, out_tokens, out_logprobs, counts, choices
 
 
 def _read_pages(cache: PagedCache, pages) -> list[jax.Array]:
@@ -310,8 +331,9 @@ class Engine:
             sampling=sampling,
             stop_ids=stop_ids,
             view_block=config.view_block if self.viewed else 0,
+            noted_dtype=config.noted_dtype,
         )
-        self._decode = sharded(decode, "rdd", (1,), (self._pages, on_host, on_host, on_host))
+        self._decode = sharded(decode, "rdd", (1,), (self._pages, *(on_host,) * 4))
         self._copy = sharded(paged.copy_pages, "ddd", (0,), self._pages)
         self._read = sharded(_read_pages, "dd", (), on_host)
         self._write = sharded(_write_pages, "ddr", (0,), self._pages)

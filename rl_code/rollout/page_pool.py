@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -367,9 +368,9 @@ class PagePool:
         """Waits until the devices have done what was dispatched."""
         jax.block_until_ready(self._arrays)
 
-    def decode(self, model: Transformer, inputs: DecodeInput) -> tuple[np.ndarray, ...]:
-        """One dispatch of the decoder: (tokens, logprobs, counts) as the engine returns them, on
-        the host.
+    def decode(self, model: Transformer, inputs: DecodeInput) -> tuple[Any, ...]:
+        """One dispatch of the decoder: (tokens, logprobs, counts, choices) as the engine returns
+        them, on the host.
         """
         self._arrays, *results = self.engine.decode(model, self._cache(), inputs)
         return jax.device_get(tuple(results))

@@ -18,17 +18,18 @@ pages are handed over.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
+import numpy as np
 
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.protocol import stop_length
-from rl_code.rollout.admission import Admission, OpenGroup, Row, with_keys
+from rl_code.rollout.admission import Admission, OpenGroup, Row, with_choices, with_keys
 from rl_code.rollout.decode_input import decode_input
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool
@@ -281,7 +282,7 @@ class Scheduler:
         for future in [future for future in self._finishing if future.done()]:
             row = self._finishing.pop(future)
             group = row.group
-            trajectory = with_keys(future.result(), row.keys)
+            trajectory = with_choices(with_keys(future.result(), row.keys), row.choices)
             group.trajectories[row.episode.index] = trajectory
             group.on_finished(trajectory)
             if len(group.trajectories) == len(group.rows):
@@ -346,13 +347,15 @@ class Scheduler:
             chosen,
             [[self._budget(row) for row in rows] for rows in chosen],
         )
-        tokens, logprobs, counts = self._pool.decode(self._model, inputs)
+        tokens, logprobs, counts, choices = self._pool.decode(self._model, inputs)
         self._open.stats.decode_s += time.perf_counter() - start
         self._open.stats.slot_steps += len(counts) * int(counts.max())
         self._open.stats.row_steps += int(counts.sum())
         for place, row in self._places(chosen):
             count = counts[place]
-            self._take(row, tokens[place, :count].tolist(), logprobs[place, :count].tolist())
+            chosen_by_model = {name: x[place, :count] for name, x in choices.items()}
+            sampled = tokens[place, :count].tolist(), logprobs[place, :count].tolist()
+            self._take(row, *sampled, chosen_by_model)
 
     def _places(self, chosen: list[list[Row]]) -> Iterator[tuple[int, Row]]:
         """Each chosen row with its index in the arrays of the dispatch, as ``decode_input`` lays
@@ -367,7 +370,13 @@ class Scheduler:
         """Tokens that the row may still sample in its current message."""
         return row.episode.budget - len(row.message)
 
-    def _take(self, row: Row, tokens: list[int], logprobs: list[float]) -> None:
+    def _take(
+        self,
+        row: Row,
+        tokens: list[int],
+        logprobs: list[float],
+        choices: Mapping[str, np.ndarray],
+    ) -> None:
         """Appends what a row has sampled, cut where the protocol's rule on text ends the message.
 
         A message that is over goes to a worker thread.
@@ -380,6 +389,8 @@ class Scheduler:
         fresh = len(row.message) - before
         row.logprobs = (row.logprobs + logprobs)[: len(row.message)]
         row.versions += [self.version] * fresh
+        for name, found in choices.items():
+            row.choices.setdefault(name, []).append(found[:fresh])
         row.add(row.message[before:])
         # Each sampled token wrote the key of the token before it, so the row still lacks its last.
         row.cached += fresh

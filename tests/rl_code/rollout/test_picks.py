@@ -1,0 +1,167 @@
+"""What the sampler chose travels with its tokens, and the trainer compares or replays it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from attention import compressed
+from attention.methods.nsa import NSA
+from attention.methods.window import Window
+from rl_code.learner import picks
+from rl_code.learner.batching import PackConfig, pack
+from rl_code.learner.objective import LossConfig
+from rl_code.learner.optimizer import OptimizerConfig
+from rl_code.learner.update import init_state, make_update
+from rl_code.store import serialization
+from tests.rl_code.rollout.small import ENGINE, MODEL, assert_same, initial, play, task_of
+
+SPARSE = NSA(block=4, length=4, stride=2, picks=4, initial=1, local=1, window=4)
+MIXED = dataclasses.replace(MODEL, attention=(Window(6), SPARSE))
+NOTING = dataclasses.replace(ENGINE, note_picks=True)
+PACK = PackConfig(rows=8, slots=192, targets=96, drop_uninformative=False, runs=6, max_staleness=9)
+LOSS = LossConfig(correction="none")
+OPTIMIZER = OptimizerConfig(
+    learning_rate=1e-2,
+    muon_learning_rate=None,
+    schedule="constant",
+    warmup_steps=0,
+    total_steps=10,
+    b1=0.0,
+    clip_norm=None,
+)
+
+
+@functools.cache
+def sampled(note: bool = True, dtype: str = "float32"):
+    model = dataclasses.replace(MIXED, dtype=dtype, param_dtype=dtype)
+    engine = dataclasses.replace(NOTING if note else ENGINE, cache_dtype=dtype)
+    return play([task_of(seed) for seed in range(2)], engine=engine, model=model)[0]
+
+
+def batch_of(groups):
+    advantages = [[0.5 - t.index for t in group.trajectories] for group in groups]
+    shapes = picks.shapes(MIXED, PACK.slots)
+    return pack(groups, advantages, PACK, version=1, choices=shapes)[0]
+
+
+@functools.cache
+def update_for(replay: bool):
+    return make_update(LOSS, OPTIMIZER, 2, PACK.runs, replay)
+
+
+def first_step(groups, replay: bool, model=None):
+    """(gradient, metrics) of one update."""
+    state = init_state(jax.tree.map(jnp.copy, model or initial(MIXED)), OPTIMIZER)
+    state, metrics = update_for(replay)(state, batch_of(groups))
+    return optax.tree.get(state.opt_state, "mu"), jax.device_get(metrics)
+
+
+def test_noting_changes_no_token_and_says_what_was_chosen():
+    noted = sampled()
+    assert_same(noted, sampled(note=False))
+    for group in noted:
+        for t in group.trajectories:
+            (context,) = t.contexts
+            blocks = context.choices["blocks"]
+            assert blocks.dtype == np.uint8
+            assert blocks.shape == (context.sampled.sum(), 1, MIXED.num_kv_heads, SPARSE.picks)
+            # the first block, and the one that the query lies in, are always among them
+            before = np.flatnonzero(context.sampled) - 1
+            for block in (0 * before, before // SPARSE.block):
+                assert np.all(np.any(blocks == block[:, None, None, None], axis=-1))
+            assert np.all(
+                (blocks <= (before // SPARSE.block)[:, None, None, None]) | (blocks == 255)
+            )
+    assert all(
+        t.contexts[0].choices is None for group in sampled(note=False) for t in group.trajectories
+    )
+
+
+def test_a_trainer_that_chooses_alike_replays_the_same_bits():
+    compared = first_step(sampled(), replay=False)
+    replayed = first_step(sampled(), replay=True)
+    assert compared[1]["policy/picks_overlap"] == compared[1]["policy/picks_equal"] == 1.0
+    assert compared[1]["policy/mismatch_max"] < 1e-3
+    assert compared[1] == replayed[1]
+    for one, other in zip(*(jax.tree.leaves(x[0]) for x in (compared, replayed)), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_replay_undoes_what_other_scores_of_blocks_do(monkeypatch):
+    """The scores of the trainer's blocks are off, as those of other kernels may be."""
+    choose = compressed.choose
+
+    def off(scores, *rest):
+        noise = jnp.sin(
+            7.0 * jnp.arange(scores.shape[-1]) + 3.0 * jnp.arange(scores.shape[1])[:, None]
+        )
+        return choose(scores + 0.2 * noise[None, :, None], *rest)
+
+    monkeypatch.setattr(compressed, "choose", off)
+    update_for.cache_clear()
+    _, compared = first_step(sampled(), replay=False)
+    _, replayed = first_step(sampled(), replay=True)
+    update_for.cache_clear()
+    assert compared["policy/picks_overlap"] < 0.98 and compared["policy/picks_equal"] < 0.95
+    assert compared["policy/mismatch_max"] > 1e-2
+    assert replayed["policy/mismatch_max"] < 1e-3
+    # how the trainer's own choice agrees is told in both cases; one layer chooses here
+    for name in ("policy/picks_overlap", "policy/picks_equal"):
+        assert replayed[name] == compared[name]
+
+
+def test_the_compressed_branch_keeps_its_gradient_under_replay(monkeypatch):
+    gradient, _ = first_step(sampled(), replay=True)
+    leaves = jax.tree_util.tree_leaves_with_path(gradient)
+    own = [x for path, x in leaves if "compressed_k" in jax.tree_util.keystr(path)]
+    assert own and all(np.any(np.asarray(x)) for x in own)
+
+
+def test_groups_without_picks_are_trained_as_the_trainer_chooses():
+    bare = sampled(note=False)
+    _, metrics = first_step(bare, replay=True)
+    _, noted = first_step(sampled(), replay=False)
+    assert metrics["policy/picks_overlap"] == metrics["policy/picks_equal"] == 0.0
+    assert metrics["train/loss"] == noted["train/loss"]
+
+
+def test_a_query_that_several_trajectories_continue_counts_once():
+    batch = batch_of(sampled())
+    some = np.any(batch.choices["blocks"] != 255, axis=(2, 3, 4))
+    for row in range(len(some)):
+        real = batch.mask[row] > 0
+        # the prompt's last token predicts the first token of every trajectory
+        assert (
+            len(set(batch.sources[row, real])) == some[row].sum() < max(real.sum(), 1)
+            or not real.any()
+        )
+
+
+def test_records_keep_picks_and_records_without_them_are_the_same_bytes():
+    noted = sampled()[0].trajectories[0]
+    bare = sampled(note=False)[0].trajectories[0]
+    back = serialization.loads(serialization.dumps(noted))
+    assert np.array_equal(back.contexts[0].choices["blocks"], noted.contexts[0].choices["blocks"])
+    assert b"choices" not in serialization.dumps(bare)
+    assert serialization.loads(serialization.dumps(bare)).contexts[0].choices is None
+
+
+def test_picks_of_another_model_are_refused_in_words():
+    other = dataclasses.replace(MIXED, attention=(SPARSE,))
+    with pytest.raises(
+        ValueError, match=r"noted for \d+ sampled tokens; the model chooses \(2, 2, 4\)"
+    ):
+        pack(
+            sampled(),
+            [[1.0] * 4] * 2,
+            PACK,
+            version=1,
+            choices=picks.shapes(other, PACK.slots),
+        )
