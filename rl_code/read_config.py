@@ -163,14 +163,20 @@ def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] =
     """Checks that the config of a run's folder is the one that is given now.
 
     there, here: the folder's config and the one given now. may_change: keys and whole sections that
-    may differ.
+    may differ. A key that one of them lacks and the other leaves at None is no difference: it is
+    newer than the folder, and None does without it.
 
     Raises:
       ConfigError: names every other key that differs, with both values.
     """
-    changes = [
-        f"{key} = {lookup(there, key)!r} there, {lookup(here, key)!r} here"
+    values = {
+        key: (lookup(there, key), lookup(here, key))
         for key in diff(there, here, without=may_change)
+    }
+    changes = [
+        f"{key} = {one!r} there, {other!r} here"
+        for key, (one, other) in values.items()
+        if one is not None or other is not None
     ]
     if changes:
         raise ConfigError(

@@ -48,7 +48,7 @@ class PackConfig:
     drop_uninformative: bool = True
     # The most runs of tokens that a row may hold; 0 for any number. A run is a prompt, what one
     # trajectory adds to its prompt, or the empty slots that ``align`` leaves behind either. Models
-    # with layers that choose blocks of keys need this bound, see ``update.batch_logprobs``. With
+    # with layers that choose blocks of keys need this bound, see ``logprobs.batch_logprobs``. With
     # documents, ``slots`` then bounds the places that all runs of a row reach over, padding of
     # documents included (``attention.blocks.aligned``). In a run of such a model 0 means a prompt
     # and the trajectories that a row is sized for.

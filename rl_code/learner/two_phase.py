@@ -25,15 +25,14 @@ import jax.numpy as jnp
 
 from attention.layout import Before
 from models.sharding import constrain
+from rl_code.learner.logprobs import Model, batch_logprobs
 from rl_code.learner.objective import Denominators, LossConfig, policy_metrics
 from rl_code.learner.two_phase_batching import Prompts
 from rl_code.learner.update import (
-    Model,
     OptimizerConfig,
     TrainState,
     accumulate,
     apply,
-    batch_logprobs,
     counts,
     float32,
     jit_step,

@@ -13,55 +13,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from attention.layout import Before
-from attention.picks import Noted
 from models.sharding import constrain
-from pallas_kernels.tokens import Tokens
 from rl_code.learner import picks
-from rl_code.learner.batching import SupervisedBatch, tokens_of
+from rl_code.learner.batching import SupervisedBatch
+from rl_code.learner.logprobs import Model, batch_logprobs, compared_logprobs, target_logprobs
 from rl_code.learner.objective import Denominators, LossConfig, Terms, policy_loss, policy_metrics
 from rl_code.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from rl_code.types import Batch
-
-
-class Model(Protocol):
-    """What the learner needs of a model, a pytree of parameters."""
-
-    def hidden(
-        self,
-        tokens: jax.Array,
-        positions: jax.Array,
-        where: Tokens,
-        runs: int = 0,
-        before: Before | None = None,
-        align: int = 1,
-        documents: bool = False,
-    ) -> jax.Array:
-        """Int32 [B, T] each -> hidden states [B, T, D]; as
-        ``models.transformer.Transformer.hidden``.
-        """
-
-    def hidden_noted(
-        self,
-        tokens: jax.Array,
-        positions: jax.Array,
-        where: Tokens,
-        noted: Noted,
-        runs: int = 0,
-        documents: bool = False,
-    ) -> tuple[jax.Array, jax.Array]:
-        """As ``models.transformer.Transformer.hidden_noted``; only for batches with choices."""
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """[..., D] -> float32 [..., V]."""
 
 
 @jax.tree_util.register_dataclass
@@ -102,76 +69,6 @@ def abstract_state(model: Model, config: OptimizerConfig) -> TrainState:
 @functools.partial(jax.jit, static_argnums=1)
 def _init(model: Model, config: OptimizerConfig) -> tuple[Any, jax.Array]:
     return _pin((make_optimizer(config).init(float32(model)), jnp.zeros((), jnp.int32)))
-
-
-def target_logprobs(
-    model: Model,
-    hidden: Float[Array, "R M D"],
-    targets: Int[Array, "R M"],
-    temperature: float,
-    entropy_gradient: bool = False,
-) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
-    """Log-probability of each target and entropy of its distribution, in nats, of softmax(logits /
-    temperature).
-
-    The entropy carries a gradient only when asked to.
-    """
-    logits = constrain(model.logits(hidden).astype(jnp.float32), "batch", None, "vocab")
-    if temperature != 1.0:
-        logits = logits / temperature
-    norm = jax.nn.logsumexp(logits, axis=-1)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    if not entropy_gradient:
-        logits = jax.lax.stop_gradient(logits)
-    log_probs = logits - (norm if entropy_gradient else jax.lax.stop_gradient(norm))[..., None]
-    return chosen - norm, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
-
-
-def batch_logprobs(
-    model: Model,
-    batch: Batch,
-    temperature: float,
-    entropy_gradient: bool = False,
-    runs: int = 0,
-    before: Before | None = None,
-    replay: bool = False,
-) -> tuple[Float[Array, "R M"], Float[Array, "R M"]]:
-    """``target_logprobs`` of a batch's targets, differentiable in the model and in ``before.keys``.
-
-    runs: ``PackConfig.runs``. Layers that choose blocks of keys need it to number the blocks of
-    each context from the start of its own prompt, so that sharing the prompt changes nothing for
-    them. before: what the first phase of a two-phase update computed; ``runs`` counts it too.
-    replay: whether layers attend to the blocks that the sampler chose, where ``batch.choices`` has
-    them, instead of their own.
-
-    Raises:
-      ValueError: ``runs`` is 0 and a layer chooses blocks.
-    """
-    rest = (runs, before, replay)
-    return _compared_logprobs(model, batch, temperature, entropy_gradient, *rest)[:2]
-
-
-def _compared_logprobs(
-    model: Model,
-    batch: Batch,
-    temperature: float,
-    entropy_gradient: bool,
-    runs: int,
-    before: Before | None,
-    replay: bool,
-) -> tuple[Float[Array, "R M"], Float[Array, "R M"], Float[Array, "R M 2"] | None]:
-    """``batch_logprobs`` and, of a batch with choices, how those of the model agree with them."""
-    rows = (batch.tokens, batch.positions, tokens_of(batch))
-    documents = batch.documents is not None
-    shares = None
-    if batch.choices is None:
-        hidden = model.hidden(*rows, runs, before, documents=documents)
-    else:
-        noted = picks.noted(batch, replay)
-        hidden, shares = model.hidden_noted(*rows, noted, runs, documents=documents)
-    hidden = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
-    logp, entropy = target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
-    return logp, entropy, shares
 
 
 def make_token_logprobs(
@@ -247,7 +144,7 @@ def loss_share(
     micro: (Batch, prox, ref). total: counts of the whole batch. replay: as for ``batch_logprobs``.
     """
     batch, prox, ref = micro
-    logp, entropy, shares = _compared_logprobs(
+    logp, entropy, shares = compared_logprobs(
         model, batch, loss.temperature, loss.entropy_coef != 0.0, runs, before, replay
     )
     value, terms = policy_loss(

@@ -57,12 +57,12 @@ def of_groups(there: Group, here: Group) -> Difference | None:
 def of_trajectories(there: Trajectory, here: Trajectory) -> Difference | None:
     """The first difference between two trajectories; None if only times differ.
 
-    A tool's answer comes before the tokens that were made of it, and a token before its
-    log-probability. Log-probabilities are compared bit by bit.
+    A tool's answer comes before the tokens that were made of it, what the model chose for a token
+    before the token, and a token before its log-probability. Log-probabilities are compared bit by
+    bit.
     """
-    token = _token(there, here)
-    answer = _answer(there, here)
-    found = [difference for difference in (answer, token) if difference is not None]
+    parts = _answer(there, here), _choice(there, here), _token(there, here)
+    found = [difference for difference in parts if difference is not None]
     if found:
         return min(found, key=lambda difference: difference.place)
     for kind in ("contexts", "status", "solved", "malformed_calls", "first_edit_passed"):
@@ -91,6 +91,21 @@ def _token(there: Trajectory, here: Trajectory) -> Difference | None:
     if len(there.tokens) != len(here.tokens):
         counts = (f"{len(x.tokens)} tokens" for x in (there, here))
         return Difference("length", here.index, length, *counts)
+    return None
+
+
+def _choice(there: Trajectory, here: Trajectory) -> Difference | None:
+    """The first sampled token for which the model chose otherwise, where both have noted it."""
+    before = 0
+    for one, other in zip(there.contexts, here.contexts, strict=False):
+        for name in sorted({*(one.choices or ())} & {*(other.choices or ())}):
+            pairs = zip(one.choices[name], other.choices[name], strict=False)
+            for number, (first, second) in enumerate(pairs):
+                if not np.array_equal(first, second):
+                    place = before + int(np.flatnonzero(here.sampled[before:])[number])
+                    values = first.tolist(), second.tolist()
+                    return Difference(f"choice of {name}", here.index, place, *values)
+        before += len(other.tokens)
     return None
 
 

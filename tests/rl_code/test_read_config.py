@@ -184,3 +184,14 @@ def test_a_difference_is_named_where_it_is():
 
 def test_one_one_point_zero_and_true_are_three_values():
     assert read_config.diff({"a": 1, "b": 1, "c": 1}, {"a": True, "b": 1.0, "c": 1}) == ["a", "b"]
+
+
+def test_a_key_that_is_newer_than_a_folder_and_none_is_no_difference():
+    there = {"rollout": {"workers": 4}, "seed": 0}
+    here = {"rollout": {"workers": 4, "picks": None}, "seed": 0, "documents": None}
+    read_config.check_same(there, here, "runs/a")
+    here["rollout"]["picks"] = "replay"
+    with pytest.raises(
+        read_config.ConfigError, match=r"rollout\.picks = None there, 'replay' here"
+    ):
+        read_config.check_same(there, here, "runs/a")

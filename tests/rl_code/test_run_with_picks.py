@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
 
 from configs import quickstart
 from models.families import PRESETS
-from rl_code import kept_config
 from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError, build
-from rl_code.replay import replay
-from rl_code.replay_group import find, play_again
+from rl_code.recording import kept_config
+from rl_code.recording.replay_training import replay
+from rl_code.recording.replay_trajectories import find, play_again
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.stop import StopRequest
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.workdir import STORE
+from tests.models.small import narrow_preset
 
 NSA = dict(name="nsa", block=8, length=4, stride=4, picks=4, initial=1, local=1, window=8)
 
@@ -50,16 +49,7 @@ def config_of(*arguments, **rollout) -> RunConfig:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    tiny = dataclasses.replace(
-        PRESETS["tiny"],
-        embed_dim=32,
-        mlp_dim=32,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-    )
-    monkeypatch.setitem(PRESETS, "tiny", tiny)
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=2, num_kv_heads=1))
 
 
 @pytest.mark.long

@@ -20,7 +20,8 @@ from rl_code.learner.batching import (
     pack_supervised,
     tokens_of,
 )
-from rl_code.learner.update import batch_logprobs, supervised_loss, target_logprobs
+from rl_code.learner.logprobs import batch_logprobs, target_logprobs
+from rl_code.learner.update import supervised_loss
 from tests.rl_code.learner.conftest import VOCAB, make_attending, make_trajectory
 from tests.rl_code.learner.steps import ONE, advantages_of, assert_close, first_step
 

@@ -26,9 +26,9 @@ from rl_code.learner.batching import (
     pack,
     pack_supervised,
 )
+from rl_code.learner.logprobs import batch_logprobs
 from rl_code.learner.optimizer import decayed, learning_rate
 from rl_code.learner.update import (
-    batch_logprobs,
     init_state,
     make_sft_update,
     make_token_logprobs,

@@ -14,13 +14,34 @@ import pytest
 from attention import compressed
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
+from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from rl_code.documents import DocumentsConfig
 from rl_code.learner import picks
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.learner.update import init_state, make_update
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.scheduler import Scheduler
 from rl_code.store import serialization
-from tests.rl_code.rollout.small import ENGINE, MODEL, assert_same, initial, play, task_of
+from tests.rl_code.rollout.small import (
+    ENGINE,
+    MODEL,
+    SAMPLING,
+    STOP,
+    Letters,
+    assert_same,
+    initial,
+    play,
+    task_of,
+)
+from tests.rl_code.rollout.with_documents import (
+    LONGEST,
+    WITH_DOCUMENTS,
+    DocumentEpisode,
+    document,
+)
+from tests.rl_code.rollout.with_documents import task_of as task_of_documents
 
 SPARSE = NSA(block=4, length=4, stride=2, picks=4, initial=1, local=1, window=4)
 MIXED = dataclasses.replace(MODEL, attention=(Window(6), SPARSE))
@@ -165,3 +186,48 @@ def test_picks_of_another_model_are_refused_in_words():
             version=1,
             choices=picks.shapes(other, PACK.slots),
         )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "sampling, training", [((1, 1), (1, 1)), ((2, 2), (1, 1)), ((2, 2), (2, 2))]
+)
+def test_documents_and_meshes_keep_blocks_where_they_are(sampling, training):
+    """Files in prompts and answers, of which those in the prompts stand in a batch once."""
+    files = [document(seed, 3 + 5 * seed % 14) for seed in range(5)]
+    tasks = [
+        task_of_documents(
+            f"task{seed}",
+            [([5 + seed, 6], False), (files[seed], True), (files[3], True), ([7, 8], False)],
+            [[(files[4], True)], [(files[seed + 1], True)]],
+        )
+        for seed in range(2)
+    ]
+    engine = dataclasses.replace(WITH_DOCUMENTS, note_picks=True)
+    mesh = make_mesh(MeshConfig(*sampling))
+    scheduler = Scheduler(
+        Engine(MIXED, engine, SAMPLING, (STOP,), mesh), Letters(), workers=4, tool_timeout_s=30.0
+    )
+    groups, _ = play(tasks, make=DocumentEpisode, scheduler=scheduler, model=MIXED)
+    scheduler.close()
+    config = dataclasses.replace(
+        PACK,
+        slots=480,
+        runs=40,
+        documents=DocumentsConfig(longest=LONGEST, shortest=1, page=ENGINE.page),
+    )
+    advantages = [[0.5 - t.index for t in group.trajectories] for group in groups]
+    shapes = picks.shapes(MIXED, config.slots)
+    batch = pack(groups, advantages, config, version=1, choices=shapes)[0]
+    mesh = make_mesh(MeshConfig(*training))
+    found = []
+    with jax.set_mesh(mesh):
+        for replay in (False, True):
+            model = jax.tree.map(jnp.copy, initial(MIXED))
+            model = jax.device_put(model, parameter_shardings(model, mesh))
+            update = make_update(LOSS, OPTIMIZER, 2, config.runs, replay)
+            found.append(jax.device_get(update(init_state(model, OPTIMIZER), batch)[1]))
+    compared, replayed = found
+    assert compared == replayed
+    assert compared["policy/picks_overlap"] == 1.0
+    assert compared["policy/mismatch_max"] < 1e-3
