@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention.blocks import aligned, sees
+from attention.blocks import sees
 from attention.layout import lay_out
 from attention.methods.nsa import NSA
 from attention.methods.window import Window
@@ -44,7 +45,8 @@ def with_documents() -> Tokens:
 @pytest.mark.parametrize("documents", [False, True])
 def test_a_block_by_order_is_the_one_that_the_query_sees(documents):
     where = with_documents() if documents else SHARED
-    layout = lay_out((SPARSE,), where, runs=14, documents=documents)
+    lay = functools.partial(lay_out, (SPARSE,), runs=14, documents=documents)
+    layout = jax.jit(lay)(where)
     blocks = layout.blocks[SPARSE.block]
     count = blocks.heads.shape[1]
     wanted = jnp.arange(-1, count)
@@ -70,10 +72,11 @@ def test_a_block_by_order_is_the_one_that_the_query_sees(documents):
 def test_a_tree_of_two_branches_finds_the_copies_of_each():
     """What is found for a completion's first block is its own copy, not the prompt's block."""
     where = pack([Piece(20, (7, 7))], 64)[0]
-    blocks = aligned(where, SPARSE.block, 3)
-    layout = lay_out((SPARSE,), where, runs=3)
+    layout = jax.jit(lambda where: lay_out((SPARSE,), where, runs=3))(where)
+    blocks = layout.blocks[SPARSE.block]
     wanted = jnp.broadcast_to(jnp.arange(3), (1, 3, 1, 3))
-    found = placed(layout, blocks, jnp.array([[19, 21, 28]]), wanted)[0, :, 0]
+    slots = jnp.array([[19, 21, 28]])
+    found = jax.jit(placed)(layout, blocks, slots, wanted)[0, :, 0]
     assert found[0].tolist() == [0, 1, 2]  # the prompt's last token sees the prompt's blocks
     # completions have copies from one block before the one in which they start
     assert found[1].tolist()[0] == found[2].tolist()[0] == 0

@@ -24,7 +24,7 @@ from tests.models.small import narrow_preset
 NSA = dict(name="nsa", block=8, length=4, stride=4, picks=4, initial=1, local=1, window=8)
 
 
-def settings_of(picks, steps=2, **rollout):
+def settings_of(picks, steps=2, attention=NSA, **rollout):
     settings = quickstart.get_config("smoke")
     settings.suites = ()
     settings.sft = None
@@ -38,7 +38,7 @@ def settings_of(picks, steps=2, **rollout):
     settings.train.pack.update(targets=96, drop_uninformative=False)
     settings.checkpoint.update(every=2)
     with settings.unlocked():
-        settings.model.attention = NSA
+        settings.model.attention = attention
         settings.rollout.update(picks=picks, **rollout)
     return settings
 
@@ -87,8 +87,8 @@ def test_a_run_that_replays_picks_is_resumed_and_replayed_bit_for_bit(tmp_path):
 
 
 def test_picks_that_cannot_be_noted_are_refused_in_one_line():
-    settings = settings_of("replay")
-    settings.model.attention = ("dense", dict(name="moba", block=8, picks=2))
+    moba = dict(name="moba", block=8, picks=2)
+    settings = settings_of("replay", attention=("dense", moba))
     with pytest.raises(
         ConfigError, match=r"no layer has attention whose picks can be noted \(nsa\)"
     ):

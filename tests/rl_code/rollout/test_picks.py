@@ -115,6 +115,7 @@ def test_a_trainer_that_chooses_alike_replays_the_same_bits():
         assert np.array_equal(one, other)
 
 
+@pytest.mark.long
 def test_replay_undoes_what_other_scores_of_blocks_do(monkeypatch):
     """The scores of the trainer's blocks are off, as those of other kernels may be."""
     choose = compressed.choose
