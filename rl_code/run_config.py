@@ -134,8 +134,6 @@ class RolloutConfig:
 
     def __post_init__(self):
         at_least(self, workers=1)
-        if self.picks not in (None, "compare", "replay"):
-            raise ValueError(f"picks={self.picks!r} must be 'compare', 'replay' or None")
 
 
 @dataclasses.dataclass(frozen=True)

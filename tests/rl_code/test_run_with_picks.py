@@ -97,7 +97,7 @@ def test_picks_that_cannot_be_noted_are_refused_in_one_line():
     settings.train.pack.prompt_slots = 256
     with pytest.raises(ConfigError, match="an update in two phases"):
         build(RunConfig, settings)
-    with pytest.raises(ValueError, match="picks='always' must be 'compare', 'replay' or None"):
+    with pytest.raises(ValueError, match="expected one of 'compare', 'replay' or None"):
         config_of("always")
 
 
