@@ -6,6 +6,7 @@ run i of one variant and run i of another are a pair, and so are their results o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -13,39 +14,43 @@ import numpy as np
 import rich.markup
 import rich.table
 
+from rl_code import lineage
 from rl_code.evaluation import suite
 from rl_code.evaluation.paired import PairedDifference, paired_difference
 from rl_code.evaluation.passk import Interval
 from rl_code.evaluation.suite import SuiteResult
+from rl_code.metrics import read_metrics
 
 
 def table(runs: Iterable[tuple[str, int, Path]]) -> rich.table.Table:
-    """One row for each variant after the first, suite, and kind of pair: pass@1 of the last
-    evaluation, minus that of the first variant.
+    """One row for each variant after the first, suite or training, and kind of pair: the difference
+    from the first variant.
 
-    runs: variant, seed and folder of each. Pairs are tasks (the mean over the seeds that both
-    have), which says how far the difference holds for other tasks, and seeds where there are two or
-    more, which says how far it holds for other random numbers.
+    runs: variant, seed and folder of each. ``differences`` says what the pairs are.
     """
     variants: dict[str, dict[int, Path]] = {}
     for variant, seed, workdir in runs:
         variants.setdefault(variant, {})[seed] = workdir
+    (base, first), *others = variants.items()
     view = rich.table.Table(
         caption=rich.markup.escape(
-            "pass@1 in points, minus that of the first variant: mean [95 % interval]"
+            f"Points minus those of {base}, mean [95 % interval]: pass@1 of the last evaluation, "
+            "and in training the share of solved episodes since the fork. Pairs of tasks: both "
+            "variants on one task, each the mean over its seeds. Pairs of seeds: the two runs of "
+            "one seed, each the mean over its tasks or episodes. Variance ratio: how many times "
+            "more pairs would be needed unpaired [95 % bootstrap interval over pairs]."
         ),
         caption_justify="left",
     )
-    for name in ("variant", "suite", "pairs"):
+    for name in ("variant", "of", "pairs"):
         view.add_column(name, overflow="fold")
     for name in ("paired", "unpaired", "variance ratio"):
         view.add_column(name, justify="right")
-    (_, first), *others = variants.items()
-    for variant, runs in others:
-        for name, kind, found in differences(first, runs):
-            ratio = f"{found.variance_ratio:.1f}"
+    for variant, second in others:
+        for name, kind, found in differences(first, second):
             pairs = f"{found.pairs} {kind}"
             points = _points(found.paired), _points(found.unpaired)
+            ratio = rich.markup.escape(_ratio(found.variance_ratio))
             view.add_row(rich.markup.escape(variant), name, pairs, *points, ratio)
     return view
 
@@ -53,7 +58,14 @@ def table(runs: Iterable[tuple[str, int, Path]]) -> rich.table.Table:
 def differences(
     first: Mapping[int, Path], second: Mapping[int, Path]
 ) -> list[tuple[str, str, PairedDifference]]:
-    """(suite, "tasks" or "seeds", difference) of two variants, by the seeds that both have."""
+    """(suite or "training", "tasks" or "seeds", difference) of two variants, by the seeds that both
+    have.
+
+    Pairs of tasks are the means over the seeds, which say how far the difference holds for other
+    tasks. Pairs of seeds are the means over tasks, or over the episodes of training since the fork.
+    They say how far the difference holds for other random numbers, and need two seeds or more.
+    Steps of training are no pairs: what a run learned in one step is still there in the next.
+    """
     seeds = [seed for seed in first if seed in second]
     found = []
     one = {seed: _last(first[seed]) for seed in seeds}
@@ -70,7 +82,21 @@ def differences(
             pairs = [of_run.mean(axis) for of_run in values if of_run.size]
             if len(pairs) == 2 and len(pairs[0]) > 1:
                 found.append((name, kind, paired_difference(*pairs)))
+    trained = [(_solved(first[seed]), _solved(second[seed])) for seed in seeds]
+    pairs = [pair for pair in trained if None not in pair]
+    if len(pairs) > 1:
+        found.append(("training", "seeds", paired_difference(*zip(*pairs, strict=True))))
     return found
+
+
+def _solved(workdir: Path) -> float | None:
+    """The share of the episodes that were solved in the steps since the fork; None where there is
+    no such step.
+    """
+    begin = max((fork.step for fork in lineage.read(workdir)), default=0)
+    rows = [row for row in read_metrics(workdir) if row["step"] >= begin]
+    found = [row["reward/solved"] for row in rows if "reward/solved" in row]
+    return float(np.mean(found)) if found else None
 
 
 def _last(workdir: Path) -> dict[str, SuiteResult]:
@@ -86,3 +112,8 @@ def _pass_rates(result: SuiteResult) -> list[float]:
 
 def _points(interval: Interval) -> str:
     return rich.markup.escape(suite.percent(interval, signed=True))
+
+
+def _ratio(interval: Interval) -> str:
+    mean, low, high = (f"{value:.1f}" for value in dataclasses.astuple(interval))
+    return f"{mean} [{low}, {high}]"

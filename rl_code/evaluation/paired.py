@@ -4,7 +4,9 @@ Two runs that start from one recorded step and draw the same random numbers diff
 changed. What made one seed or one task easy for both cancels in the difference. The paired interval
 is Student's t on the differences, the unpaired one is Welch's (1947), which takes the two samples
 for independent. The ratio of the two variances says how many times more runs the unpaired
-comparison would need for an interval as narrow.
+comparison would need for an interval as narrow. It is a ratio of estimates, which a few pairs leave
+wide open, so it has an interval too: the percentile bootstrap (Efron 1979), in which whole pairs
+are drawn again.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import scipy.stats
 
 from rl_code.evaluation.passk import LEVEL, Interval
 
+_RESAMPLES = 2_000
+
 
 @dataclasses.dataclass(frozen=True)
 class PairedDifference:
@@ -28,8 +32,8 @@ class PairedDifference:
     paired: Interval
     unpaired: Interval
     # Variance of the difference of independent samples over that of the paired one; infinite where
-    # all pairs differ by the same.
-    variance_ratio: float
+    # all pairs differ by the same. The interval is that of the bootstrap over pairs.
+    variance_ratio: Interval
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
@@ -55,12 +59,11 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Paired
     # Welch's degrees of freedom for two samples of one size.
     squares = apart[0] ** 2 + apart[1] ** 2
     freedom = (count - 1) * sum(apart) ** 2 / squares if squares else 1.0
-    ratio = sum(apart) / together if together else (math.inf if sum(apart) else 1.0)
     return PairedDifference(
         pairs=count,
         paired=_interval(mean, together, count - 1),
         unpaired=_interval(mean, sum(apart), freedom),
-        variance_ratio=float(ratio),
+        variance_ratio=_ratio_interval(one, other),
     )
 
 
@@ -72,3 +75,21 @@ def _interval(mean: float, variance: float, freedom: float) -> Interval:
         return Interval(mean, mean, mean)
     low, high = scipy.stats.t.interval(LEVEL, freedom, mean, math.sqrt(variance))
     return Interval(mean, float(low), float(high))
+
+
+def _ratio_interval(one: np.ndarray, other: np.ndarray) -> Interval:
+    """The variance ratio and its bootstrap interval; the same pairs give the same interval."""
+    drawn = np.random.default_rng(0).integers(0, one.size, (_RESAMPLES, one.size))
+    again = _ratios(one[drawn], other[drawn])
+    # The method "nearest" gives one of the values: between two that are infinite nothing can be
+    # interpolated.
+    low, high = np.quantile(again, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")
+    return Interval(float(_ratios(one, other)), float(low), float(high))
+
+
+def _ratios(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The variance ratio of samples along the last axis; 1 where nothing varies at all."""
+    apart = one.var(-1, ddof=1) + other.var(-1, ddof=1)
+    together = (other - one).var(-1, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(together > 0, apart / together, np.where(apart > 0, np.inf, 1.0))

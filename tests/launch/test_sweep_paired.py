@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from configs import quickstart
 from launch import sweep, sweep_fork, sweep_paired
-from rl_code import read_config
+from rl_code import lineage, read_config
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
@@ -105,14 +106,35 @@ def test_pairs_are_tasks_and_seeds_and_the_last_evaluation_counts(tmp_path):
     for difference in found.values():
         assert difference.paired.mean == pytest.approx(1 / 8, abs=0.05)
     tasks = found["tasks"]
-    assert tasks.variance_ratio > 5
+    assert tasks.variance_ratio.low > 5
     assert tasks.paired.high - tasks.paired.low < tasks.unpaired.high - tasks.unpaired.low
     view = sweep_paired.table(
         (variant, seed, folder) for variant, of in variants.items() for seed, folder in of.items()
     )
     assert view.row_count == 2
+    assert "Points minus those of base" in view.caption and "in training" in view.caption
     # one seed: tasks alone are pairs; other tasks are none
     alone = {variant: {0: runs[0]} for variant, runs in variants.items()}
     assert [kind for _, kind, _ in sweep_paired.differences(*alone.values())] == ["tasks"]
     save(tmp_path / "odd", "after", 60, [1, 2, 3])
     assert sweep_paired.differences(alone["base"], {0: tmp_path / "odd"}) == []
+
+
+def test_training_is_compared_from_the_fork_on(tmp_path):
+    variants = {"base": {}, "other": {}}
+    for seed in (0, 1, 2):
+        for variant, gain in (("base", 0.0), ("other", 0.125)):
+            folder = tmp_path / f"{variant}{seed}"
+            folder.mkdir()
+            rows = [
+                # steps before the fork are those of another run
+                {"step": step, "reward/solved": 0.25 * seed + gain if step >= 2 else 0.9}
+                for step in range(4)
+            ]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            lineage.write(folder, [lineage.Fork("base", 2, "", {}, [], False, [])])
+            variants[variant][seed] = folder
+    ((name, kind, found),) = sweep_paired.differences(*variants.values())
+    assert (name, kind, found.pairs) == ("training", "seeds", 3)
+    assert found.paired.low == found.paired.high == pytest.approx(0.125)
+    assert found.unpaired.high > 0.4
