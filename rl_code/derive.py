@@ -36,6 +36,9 @@ PROMPTS = 8
 # up.
 GRACE_S = 120.0
 
+# The most tokens of a document, where limits leave room for more.
+DOCUMENT = 1024
+
 # Dotted key -> what its value follows from where the config leaves it at None.
 WHY = {
     "asynchrony.max_staleness": "the least of asynchrony.mode",
@@ -57,6 +60,7 @@ WHY = {
     "train.pack.runs": "prompts and trajectories of a row, where layers choose blocks",
     "train.micro_batches": "train.pack.rows / mesh.data",
     "sft.optimizer.total_steps": "sft.steps",
+    "documents.longest": "whole pages within limits.tokens, at most 1024 tokens",
     "suites.sampling": "rollout.sampling",
     "suites.engine": "as rollout.engine, from the suite's limits and dtype",
 }
@@ -66,16 +70,18 @@ def settle(config: RunConfig) -> dict[str, Any]:
     """The sections of a config with every value that follows from others: by name, complete."""
     asynchrony = _asynchrony(config.asynchrony)
     block = block_of(config.model.known_methods())
-    rollout = _rollout(config, block)
+    documents = _documents(config.documents, config.limits, block or config.rollout.engine.page)
+    rollout = _rollout(config, documents, block)
     temperature = rollout.sampling.temperature or 1.0  # greedy: the policy itself is trained
-    documents = _documents(config.documents, rollout.engine)
     train = _train(config, rollout.engine, asynchrony.max_staleness, temperature, documents, block)
     return {
         "asynchrony": asynchrony,
         "rollout": rollout,
         "train": train,
         "sft": _sft(config.sft),
-        "suites": tuple(_suite(suite, config, rollout, block) for suite in config.suites),
+        "suites": tuple(
+            _suite(suite, config, rollout, documents, block) for suite in config.suites
+        ),
         "documents": documents,
     }
 
@@ -195,7 +201,9 @@ def _asynchrony(given: AsynchronyConfig) -> AsynchronyConfig:
     return dataclasses.replace(config, weights=weights)
 
 
-def _rollout(config: RunConfig, block: int | None) -> RolloutConfig:
+def _rollout(
+    config: RunConfig, documents: DocumentsConfig | None, block: int | None
+) -> RolloutConfig:
     played = [config.limits, *(suite.limits for suite in config.suites if suite.limits)]
     rollout = _filled(
         config.rollout,
@@ -207,7 +215,7 @@ def _rollout(config: RunConfig, block: int | None) -> RolloutConfig:
         config.limits,
         rollout.dtype,
         config.train.group_size,
-        config.documents,
+        documents,
         block,
         rollout.picks is not None,
     )
@@ -242,8 +250,12 @@ def _train(
     )
 
 
-def _documents(given: DocumentsConfig | None, shapes: EngineConfig) -> DocumentsConfig | None:
-    return None if given is None else dataclasses.replace(given, page=shapes.page)
+def _documents(given: DocumentsConfig | None, limits: Limits, page: int) -> DocumentsConfig | None:
+    """page: tokens of a page of the cache."""
+    if given is None:
+        return None
+    longest = max(1, min(DOCUMENT, limits.tokens) // page) * page
+    return _filled(dataclasses.replace(given, page=page), longest=longest)
 
 
 def _sft(given: SftConfig | None) -> SftConfig | None:
@@ -258,7 +270,11 @@ def _optimizer(given: OptimizerConfig, updates: int) -> OptimizerConfig:
 
 
 def _suite(
-    given: SuiteConfig, config: RunConfig, rollout: RolloutConfig, block: int | None
+    given: SuiteConfig,
+    config: RunConfig,
+    rollout: RolloutConfig,
+    documents: DocumentsConfig | None,
+    block: int | None,
 ) -> SuiteConfig:
     suite = _filled(given, sampling=rollout.sampling)
     if suite.engine is None and suite.limits is None and suite.dtype is None:
@@ -269,7 +285,7 @@ def _suite(
         suite.limits or config.limits,
         suite.dtype or rollout.dtype,
         config.train.group_size,
-        config.documents,
+        documents,
         block,
     )
     return dataclasses.replace(suite, engine=shapes)

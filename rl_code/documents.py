@@ -41,8 +41,8 @@ class DocumentsConfig:
 
     # The most tokens of one document, a multiple of rollout.engine.page. What is longer is split
     # into several documents, which do not see each other. RoPE positions of what stands outside of
-    # documents count from this number.
-    longest: int = 1024
+    # documents count from this number. None for a value that follows from the limits.
+    longest: int | None = None
     # Text of fewer tokens is no document: padding it to whole pages would cost more than its keys.
     shortest: int = 16
     # Whether answers of tools that call them documents (``Tool.documents``) are documents. False
@@ -53,7 +53,7 @@ class DocumentsConfig:
 
     def __post_init__(self):
         at_least(self, longest=1, shortest=1, page=1)
-        if self.shortest > self.longest:
+        if self.longest is not None and self.shortest > self.longest:
             raise ValueError(
                 f"shortest={self.shortest} must not exceed longest={self.longest}, the most tokens "
                 "of one document"

@@ -180,7 +180,10 @@ def test_a_part_that_is_off_is_none():
 
 
 def test_the_words_are_about_values_that_are_derived():
-    config = build(RunConfig, quickstart.get_config())
+    settings = quickstart.get_config()
+    with settings.unlocked():
+        settings.documents = {}
+    config = build(RunConfig, settings)
     for key in derive.WHY:
         if not key.startswith("suites."):
             assert lookup(config, key) is not None, key

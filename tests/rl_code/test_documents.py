@@ -156,6 +156,21 @@ def test_the_section_settles_pages_of_cache_and_batch():
 
 
 @pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({}, 288),  # limits.tokens, in whole pages
+        ({"limits__tokens": 300}, 288),
+        ({"limits__tokens": 5000}, 1024),
+        ({"model__attention": dict(name="moba", block=64, picks=3)}, 256),  # whose page is a block
+    ],
+)
+def test_the_longest_document_follows_from_the_limits(changes, longest):
+    config = small_run({}, **changes)
+    assert config.documents.longest == config.rollout.engine.longest_document == longest
+    assert small_run(dict(longest=64), **changes).documents.longest == 64
+
+
+@pytest.mark.parametrize(
     ("documents", "changes", "told"),
     [
         (
