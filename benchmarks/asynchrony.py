@@ -183,7 +183,14 @@ def _play(
     )
     pool = TaskPool(len(parts.tasks), flags.FLAGS.seed, None, None)
     counts = dict(steps=steps, next_step=0, tasks_per_step=GROUPS, group_size=SAMPLES, samples=0)
-    schedule = Schedule(asynchrony, store, pool, **counts, seed=flags.FLAGS.seed)
+    schedule = Schedule(
+        asynchrony,
+        store,
+        pool,
+        **counts,
+        first_group=lambda step: step * GROUPS,
+        seed=flags.FLAGS.seed,
+    )
     rows = NamedSharding(parts.mesh, P("data"))
     taken: dict[str, list[float]] = {
         name: [] for name in ("step", "sample", "update", "learner_idle", "actor_idle")

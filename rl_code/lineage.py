@@ -83,6 +83,12 @@ def config_at(workdir: Path, own: RunConfig, step: int) -> RunConfig:
     return own
 
 
+def configs(workdir: Path, own: RunConfig) -> list[RunConfig]:
+    """The configs that steps of the run in a workdir had, the first steps' first."""
+    before = [read_config.build(RunConfig, fork.config) for fork in read(workdir)]
+    return [*before, own]
+
+
 def by_config(
     workdir: Path, own: RunConfig, steps: Sequence[int]
 ) -> Iterator[tuple[RunConfig, list[int]]]:
@@ -101,3 +107,21 @@ def max_staleness(workdir: Path, own: RunConfig) -> int:
     """The greatest bound on staleness that a step of the run had."""
     bounds = [read_config.lookup(f.config, "asynchrony.max_staleness") for f in read(workdir)]
     return max([*bounds, own.asynchrony.max_staleness])
+
+
+def first_group(workdir: Path, own: RunConfig, step: int) -> int:
+    """The number of the first group that a step trains on.
+
+    Groups are numbered over the whole run. A fork with other ``train.tasks_per_step`` goes on
+    behind the numbers of the steps before it, so that it never uses the random numbers of one of
+    their groups for another task.
+
+    own: the config of the steps from the last fork before ``step`` on.
+    """
+    number = begin = 0
+    for fork in read(workdir):
+        if fork.step > step:
+            break
+        number += (fork.step - begin) * read_config.lookup(fork.config, "train.tasks_per_step")
+        begin = fork.step
+    return number + (step - begin) * own.train.tasks_per_step

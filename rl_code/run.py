@@ -251,6 +251,7 @@ class Run:
             steps=train.steps if steps is None else steps,
             next_step=next_step,
             tasks_per_step=train.tasks_per_step,
+            first_group=functools.partial(lineage.first_group, self.workdir, self.config),
             group_size=train.group_size,
             samples=train.screening.samples if train.screening else 0,
             seed=self.config.seed,

@@ -84,6 +84,7 @@ class Schedule:
       steps: how many steps the whole run has.
       next_step: the first step that is not planned yet.
       tasks_per_step: groups that a step trains on.
+      first_group: the number of the first group that a step trains on.
       group_size: episodes of a group.
       samples: episodes of a task when it is screened.
       seed: the seed of all random keys.
@@ -98,6 +99,7 @@ class Schedule:
         steps: int,
         next_step: int,
         tasks_per_step: int,
+        first_group: Callable[[int], int],
         group_size: int,
         samples: int,
         seed: int,
@@ -110,6 +112,7 @@ class Schedule:
             group_size,
             samples,
         )
+        self._first_group = first_group
         self._words = _words(jax.random.key(seed + 1))
         self._screening = jax.random.key(seed + 2)
 
@@ -147,8 +150,9 @@ class Schedule:
             )
             number += len(items)
         # Groups to train on are numbered over the whole run, whatever was screened: with the one
-        # key of the run, the number of the group fixes the random stream of its episodes.
-        first = step * self._tasks
+        # key of the run, the number of the group fixes the random stream of its episodes. So no two
+        # groups of a run may have one number, also where a fork has fewer tasks in a step.
+        first = self._first_group(step)
         self._announce(
             [
                 Item(

@@ -62,7 +62,15 @@ def make_schedule(
 ):
     config = make_asynchrony(mode, k, changes.pop("work", WORK))
     sizes = dict(tasks_per_step=PER_STEP, group_size=GROUP_SIZE, samples=3, seed=5) | changes
-    return Schedule(config, store, pool, steps=steps, next_step=next_step, **sizes)
+    return Schedule(
+        config,
+        store,
+        pool,
+        steps=steps,
+        next_step=next_step,
+        first_group=lambda step: step * sizes["tasks_per_step"],
+        **sizes,
+    )
 
 
 # --- The bound ------------------------------------------------------------------------------------

@@ -148,6 +148,24 @@ def test_a_fork_that_samples_anew_samples_what_the_run_sampled(parents, tmp_path
 
 
 @pytest.mark.long
+def test_a_fork_with_other_numbers_of_tasks_repeats_no_random_stream(parents, tmp_path):
+    """The words of an item's key and the number of its group are its random stream."""
+    config = make_config("one_step", 1)
+    workdir = parents("one_step")
+    for step, tasks, episodes in ((2, 1, 2), (4, 3, 4)):
+        train_section = dataclasses.replace(config.train, tasks_per_step=tasks, group_size=episodes)
+        config = dataclasses.replace(config, train=train_section)
+        make_fork(workdir, tmp_path / f"fork{step}", step, config)
+        workdir = tmp_path / f"fork{step}"
+        train(config, workdir)
+    store = GroupStore(workdir / STORE)
+    items = [item for step in range(STEPS) for item in store.items(step)]
+    assert [item.group for item in items] == list(range(9))  # 2, 2, 1, 1 and 3 groups
+    assert len({(item.seed, item.group) for item in items}) == len(items)
+    assert sameness(replayed(workdir, config=config)) == dict.fromkeys(range(STEPS), True)
+
+
+@pytest.mark.long
 def test_a_fork_of_a_fork_replays_each_part_with_its_own_config(parents, tmp_path):
     config = make_config("one_step", 1)
     other = changed(config)
