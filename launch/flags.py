@@ -15,7 +15,7 @@ import textwrap
 import threading
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -228,9 +228,12 @@ def use_virtual_devices(*meshes: MeshConfig) -> None:
     Must come before anything uses a device; changes nothing where there is an accelerator.
     """
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update(
-            "jax_num_cpu_devices", sum(max(mesh.data, 1) * mesh.tensor for mesh in meshes)
-        )
+        jax.config.update("jax_num_cpu_devices", devices_of(meshes))
+
+
+def devices_of(meshes: Iterable[MeshConfig]) -> int:
+    """How many devices meshes need together, where a size that is not said is 1."""
+    return sum(max(mesh.data, 1) * mesh.tensor for mesh in meshes)
 
 
 def console() -> rich.console.Console:

@@ -21,7 +21,7 @@ from absl import flags as absl_flags
 
 from launch import flags
 from launch.step import STEP
-from rl_code import read_config
+from rl_code import lineage, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.recording import kept_config
 from rl_code.recording.fork import fork
@@ -51,9 +51,10 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             "--workdir=runs/b"
         )
     run_config = read_config.build(RunConfig, config)
-    # The parent's updates may be repeated here, on its own mesh.
-    both = meshes(run_config, "learner"), meshes(kept_config.read(Path(parent)), "learner")
-    flags.use_virtual_devices(*max(both, key=lambda found: found[0].data * found[0].tensor))
+    # The parent's updates may be repeated here, on the meshes that they were made on.
+    configs = [run_config, *lineage.configs(Path(parent), kept_config.read(Path(parent)))]
+    used = [meshes(config, "learner") for config in configs]
+    flags.use_virtual_devices(*max(used, key=flags.devices_of))
     with StopRequest() as stop:
         made = fork(
             Path(parent),

@@ -20,6 +20,7 @@ the run. Exits with 1 when anything differs.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -28,6 +29,7 @@ from absl import flags as absl_flags
 
 from launch import flags
 from launch.step import STEP
+from models.sharding import MeshConfig
 from models.tokenizer import Tokenizer
 from rl_code import checkpoint, lineage, origin, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
@@ -75,8 +77,8 @@ def repeat_sampling(own: RunConfig, workdir: Path) -> bool:
         )
     samples = range(count) if SAMPLE.value is None else [SAMPLE.value]
     config = lineage.config_at(workdir, own, STEP.value)
-    # the learner's devices, on which weights may be made again, and those that sample
-    flags.use_virtual_devices(*max(meshes(config, found.role), meshes(config, "learner"), key=len))
+    # the devices that sample, and those on which weights may be made again
+    use_devices(workdir, own, meshes(config, found.role))
     tokenizer = origin.tokenizer_of(workdir)
     print(
         f"step {STEP.value}, group {found.item.number}: {found.record.group.task.id}, sampled by "
@@ -117,7 +119,7 @@ def tell(again: Again, tokenizer: Tokenizer, *, whole: bool) -> None:
 
 def repeat_training(run_config: RunConfig, workdir: Path) -> bool:
     """Trains again on the recorded groups; whether the store is sound and all weights are equal."""
-    flags.use_virtual_devices(*meshes(run_config, "learner"))
+    use_devices(workdir, run_config)
     with (
         Run(run_config, workdir, "learner") as run,
         jax.set_mesh(run.mesh),
@@ -153,6 +155,12 @@ def repeat_training(run_config: RunConfig, workdir: Path) -> bool:
             )
         print("replayed: equal, bit for bit" if equal else "replayed: not equal")
     return equal and not report.problems
+
+
+def use_devices(workdir: Path, own: RunConfig, *others: Sequence[MeshConfig]) -> None:
+    """Has as many devices as the learner had in any step of the run, or as other meshes need."""
+    learners = [meshes(config, "learner") for config in lineage.configs(workdir, own)]
+    flags.use_virtual_devices(*max([*learners, *others], key=flags.devices_of))
 
 
 if __name__ == "__main__":

@@ -27,17 +27,18 @@ CACHE = {
 def start(
     module: str,
     *arguments: object,
-    devices: int = 2,
+    devices: int | None = 2,
     quickly: bool = True,
     cache: Path | None = None,
     **popen,
 ) -> subprocess.Popen:
-    """``python -m module`` on so many virtual devices.
+    """``python -m module`` on so many virtual devices; None leaves their number to the program.
 
     quickly: compile as the tests do, instead of as users do. cache: a folder that keeps what was
     compiled. Output comes through one pipe unless ``popen`` says otherwise.
     """
-    flags = {"--xla_force_host_platform_device_count": devices} | (QUICKLY if quickly else {})
+    count = {} if devices is None else {"--xla_force_host_platform_device_count": devices}
+    flags = count | (QUICKLY if quickly else {})
     environment = os.environ | {
         "XLA_FLAGS": " ".join(f"{name}={value}" for name, value in flags.items()),
         "PYTHONPATH": str(ROOT),

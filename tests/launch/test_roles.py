@@ -1,8 +1,12 @@
-"""A learner and an actor on two hosts each, as the command line starts them."""
+"""A learner and an actor in processes of their own, on one host and on two each, as the command
+line starts them.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,3 +60,42 @@ def test_roles_of_two_processes_train_as_one_process_replays(tmp_path):
         f"{STEPS} of {STEPS} steps consumed" in replay.stdout
         and "replayed: equal, bit for bit" in replay.stdout
     )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["one_step", "in_flight"])
+def test_what_an_actor_in_a_process_of_its_own_sampled_is_sampled_again(tmp_path, mode):
+    run = tmp_path / "run"
+    settings = [
+        "--config=configs/faults.py:smoke",
+        f"--workdir={run}",
+        "--config.train.steps=4",
+        "--config.sft.steps=2",
+        f"--config.asynchrony.mode={mode}",
+        # the learner has more devices than the actor, whose weights it makes again
+        "--config.mesh.data=2",
+    ]
+    processes = [
+        programs.start("launch.train", *settings, *role, devices=None, cache=tmp_path / "compiled")
+        for role in (["--role=learner"], ["--role=actor", "--name=actor-0"])
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    # Weights of step 2 are in no storage and no checkpoint then, and are made again.
+    shutil.rmtree(run / "weights")
+    versions = set()
+    for step in (3, 1):
+        told = programs.run(
+            "launch.replay",
+            str(run),
+            f"--step={step}",
+            "--task=1",
+            devices=None,
+            cache=tmp_path / "compiled",
+        )
+        assert told.returncode == 0, told.stdout + told.stderr
+        assert "replayed: equal, token for token" in told.stdout
+        assert "sampled by actor-0" in told.stdout
+        versions |= set(re.search(r"with weights of versions \[(.*)\]", told.stdout)[1].split(", "))
+    assert versions & {"1", "2"}
