@@ -30,6 +30,7 @@ from rl_code.store.store import GroupStore
 from rl_code.types import Group
 from rl_code.workdir import STORE
 from tests.models.small import narrow_preset
+from tests.rl_code.repeatable import repeatable
 from tests.rl_code.rollout.test_actor import FakeScheduler, prompt_of
 from tests.rl_code.store.groups import out_of_shards
 from tests.rl_code.trajectories import with_context
@@ -94,10 +95,7 @@ def sameness(steps: list[Replayed]) -> dict[int, bool]:
 
 
 def deterministic(workdir: Path) -> list[dict]:
-    names = ("time/", "engine/", "actor/", "weights/", "tasks/", "record/")
-    return [
-        {k: v for k, v in row.items() if not k.startswith(names)} for row in read_metrics(workdir)
-    ]
+    return [repeatable(row) for row in read_metrics(workdir)]
 
 
 def change_token(workdir: Path, step: int) -> None:

@@ -23,6 +23,7 @@ from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.trajectory_log import read_trajectories
 from tests import programs
+from tests.rl_code.repeatable import repeatable
 
 KILLS = 10 if os.environ.get("RUN_SLOW") == "1" else 2
 STEPS = 4
@@ -75,15 +76,6 @@ def _state(workdir: Path):
     return restored
 
 
-def _deterministic(row: dict) -> dict:
-    """Without what depends on when it ran: groups that were there already are not sampled again."""
-    return {
-        name: value
-        for name, value in row.items()
-        if not name.startswith(("time/", "engine/", "actor/", "weights/", "record/"))
-    }
-
-
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_killed_and_restarted_equals_uninterrupted(tmp_path):
@@ -106,8 +98,8 @@ def test_killed_and_restarted_equals_uninterrupted(tmp_path):
     assert one.position == other.position
     for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    assert [_deterministic(row) for row in read_metrics(whole)] == [
-        _deterministic(row) for row in read_metrics(killed)
+    assert [repeatable(row) for row in read_metrics(whole)] == [
+        repeatable(row) for row in read_metrics(killed)
     ]
     for step in range(STEPS):
         assert _episodes(whole, step) == _episodes(killed, step)

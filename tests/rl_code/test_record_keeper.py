@@ -17,6 +17,7 @@ from rl_code.store import compaction as compaction_lib
 from rl_code.store.audit import check
 from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
+from tests.rl_code.repeatable import RECORD
 from tests.rl_code.store.test_compaction import fill
 
 
@@ -166,6 +167,7 @@ def test_metrics_say_what_the_record_takes(tmp_path):
         keeper.consumed(1)
         settle(keeper)
         found = keeper.metrics()
+        assert found.keys() == RECORD
         assert found["record/steps"] == 2 and found["record/files"] == 2
         assert found["record/mb"] * 1e6 / (2 * 3 * 2 * 32) == found["record/mb_per_mtokens"]
     # a process of the learner that does not write the store
