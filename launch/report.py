@@ -6,7 +6,8 @@
 
 With --search the page holds the trajectories with that text, found among all that are on record;
 the first of them are listed here too. The page is written into the workdir unless --out names a
-file: report.html, report_beside.html with --beside, or report_search.html with --search.
+file: report.html, report_beside.html with --beside, or report_search.html with --search. What the
+record of each run takes on the disk is printed too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rl_code.report import about
 from rl_code.report.page import write_report
 from rl_code.report.trajectories import haystack, search_all
 from rl_code.store.errors import StoreError
+from rl_code.workdir import STORE
 
 BESIDE = absl_flags.DEFINE_string("beside", None, "Workdir of a second run, shown beside it.")
 SEARCH = absl_flags.DEFINE_string("search", "", "Text that the shown trajectories hold.")
@@ -52,7 +54,11 @@ def main(argv: list[str]) -> None:
         path = write_report(runs, OUT.value or runs[0] / f"{name}.html", search=SEARCH.value)
     except (ValueError, StoreError) as error:  # a damaged file, which the message names
         sys.exit(str(error))
-    flags.console().print(f"Report: {path}", soft_wrap=True)
+    console = flags.console()
+    for run in runs:
+        for what, value in about.record(run / STORE):
+            console.print(f"{what} of {run}: {value}", soft_wrap=True, highlight=False)
+    console.print(f"Report: {path}", soft_wrap=True)
 
 
 def refuse(text: str) -> NoReturn:

@@ -31,13 +31,13 @@ def runs(folders: Sequence[Path], names: Sequence[str]) -> list[dict[str, Any]]:
     for folder, name in zip(folders, names, strict=True):
         starts = provenance.read(folder)
         forks = [fact for fork in lineage.read(folder) for fact in fork.facts()]
-        facts = forks + (list(starts[-1].items()) if starts else []) + _record(folder / STORE)
+        facts = forks + (list(starts[-1].items()) if starts else []) + record(folder / STORE)
         found.append({"name": name, "facts": facts, "starts": len(starts)})
     return found
 
 
-def _record(store: Path) -> list[tuple[str, str]]:
-    """What the record of a run takes on the disk."""
+def record(store: Path) -> list[tuple[str, str]]:
+    """What the record of a run takes on the disk, as (what, value); empty where there is none."""
     if not steps_lib.exists(store):
         return []
     try:

@@ -8,10 +8,12 @@ import json
 import os
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from launch import report
 from rl_code import provenance, trajectory_log, types
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.metric_writers import MetricLog
@@ -429,7 +431,9 @@ def test_evaluations_during_training_are_curves_with_intervals(tmp_path):
     assert "after − before, pass@1" in text and "step_1 − before" not in text
 
 
-def test_the_page_says_what_the_record_takes_and_what_was_removed(tmp_path):
+def test_page_and_command_say_what_the_record_takes_and_what_was_removed(
+    tmp_path, monkeypatch, capsys
+):
     _write_run(tmp_path, 6)
     store = GroupStore(tmp_path / STORE, "learner")
     compaction = Compaction(store.process, store.folder, 2)
@@ -439,3 +443,9 @@ def test_the_page_says_what_the_record_takes_and_what_was_removed(tmp_path):
     assert "MB per million" in text and "steps 4 to 5" in text
     assert "the steps before 4 were removed from the record" in text
     assert [source["step"] for source in data["trajectories"]["sources"]] == [4, 5]
+    for name, value in dict(WORKDIR=str(tmp_path), BESIDE=None, SEARCH="", OUT=None).items():
+        monkeypatch.setattr(report, name, SimpleNamespace(value=value))
+    report.main([""])
+    told = capsys.readouterr().out
+    assert f"record of {tmp_path}: " in told and "MB per million" in told
+    assert "; steps 4 to 5; the steps before 4 were removed" in told
