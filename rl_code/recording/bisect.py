@@ -165,9 +165,9 @@ def _update(there: dict[str, Any], here: dict[str, Any], step: int) -> Iterator[
     if there["weights"] == here["weights"]:
         return
     batches = there.get("batch"), here.get("batch")
-    words = f"equal groups, weights {there['weights']} there, {here['weights']} here"
+    words = f"weights {there['weights']} there, {here['weights']} here"
     if None in batches:
-        yield Parting(step, "batch or update", words)
+        yield Parting(step, "batch or update", f"equal groups; {words}")
     elif batches[0] != batches[1]:
         yield Parting(step, "batch", f"equal groups, another batch of them; {words}")
     else:
