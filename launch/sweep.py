@@ -358,10 +358,13 @@ def table(variants: Mapping[str, Sequence[Path]]) -> rich.table.Table:
     """A table with one row for each variant.
 
     For every suite it has pass@1 before and after training and the difference, as means over the
-    seeds. variants: the folders of each variant's runs.
+    seeds. Before is for a fork where it begins, if that was evaluated. variants: the folders of
+    each variant's runs.
     """
     evaluations = {
-        workdir: suite.load_all(workdir) for workdirs in variants.values() for workdir in workdirs
+        workdir: sweep_fork.evaluations(workdir)
+        for workdirs in variants.values()
+        for workdir in workdirs
     }
     names = list(
         dict.fromkeys(result.suite for results in evaluations.values() for result in results)

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from rl_code import derive, read_config
+from rl_code import derive, lineage, read_config
+from rl_code.evaluation import suite
+from rl_code.evaluation.suite import SuiteResult
 from rl_code.recording import kept_config
 from rl_code.run_config import RunConfig
 from rl_code.workdir import CONFIG_FILE
@@ -45,3 +47,13 @@ def fork(parent: Path, step: int | None, workdir: Path, changes: Sequence[str]) 
     command = [*FORK, str(parent), *at, f"--workdir={workdir}", *changes]
     if subprocess.run(command).returncode:
         raise ForkFailed(f"{workdir} could not be forked from {parent}; it says why above")
+
+
+def evaluations(workdir: Path) -> list[SuiteResult]:
+    """Results of suites of a run, by suite and then by step. Of a fork those before the step at
+    which it begins are left out, where that step was evaluated too.
+    """
+    begin = max((fork.step for fork in lineage.read(workdir)), default=0)
+    results = suite.load_all(workdir)
+    at_begin = {result.suite for result in results if result.step == begin}
+    return [result for result in results if result.step >= begin or result.suite not in at_begin]

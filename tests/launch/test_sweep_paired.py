@@ -120,6 +120,19 @@ def test_pairs_are_tasks_and_seeds_and_the_last_evaluation_counts(tmp_path):
     assert sweep_paired.differences(alone["base"], {0: tmp_path / "odd"}) == []
 
 
+def test_before_is_where_a_fork_begins_if_that_was_evaluated(tmp_path):
+    for label, step in (("before", 0), ("step_40", 40), ("after", 52)):
+        for name in ("held_out", "other") if step != 40 else ("held_out",):
+            save(tmp_path, label, step, [1, 2], suite=name)
+
+    def steps(name):
+        return [r.step for r in sweep_fork.evaluations(tmp_path) if r.suite == name]
+
+    assert steps("held_out") == [0, 40, 52]
+    lineage.write(tmp_path, [lineage.Fork("base", 40, "", {}, [], False, [])])
+    assert steps("held_out") == [40, 52] and steps("other") == [0, 52]
+
+
 def test_training_is_compared_from_the_fork_on(tmp_path):
     variants = {"base": {}, "other": {}}
     for seed in (0, 1, 2):
