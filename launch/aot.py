@@ -27,12 +27,13 @@ from pathlib import Path
 
 import jax
 import rich.table
-from absl import app, flags
+from absl import flags
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.results import save
-from launch.flags import console
+from launch import command
+from launch.command import console
 from launch.kernel_programs import WORKLOADS, Kernel, kernels
 from launch.targets import TARGETS, Target
 
@@ -85,14 +86,14 @@ class Row:
 
 def main(argv: Sequence[str]) -> None:
     if unknown := [name for name in FLAGS.kernels_of if name not in _WORKLOADS]:
-        sys.exit(f"--kernels_of={unknown[0]} must be one of {'; '.join(_WORKLOADS)}")
+        command.refuse(f"--kernels_of={unknown[0]} must be one of {'; '.join(_WORKLOADS)}")
     if FLAGS.worker:
         _work(TARGETS[FLAGS.worker], FLAGS.kernels_of)
         return
     if argv[1:] != ["kernels"]:
-        sys.exit("say what to compile: python -m launch.aot kernels")
+        command.refuse("say what to compile: python -m launch.aot kernels")
     if unknown := [name for name in FLAGS.targets if name not in TARGETS]:
-        sys.exit(f"--targets={','.join(unknown)} must be of {', '.join(TARGETS)}")
+        command.refuse(f"--targets={','.join(unknown)} must be of {', '.join(TARGETS)}")
     rows = []
     for name in FLAGS.targets:
         console().print(f"{name}: tracing and compiling", style="dim")
@@ -282,4 +283,4 @@ def _captured() -> Iterator[list[str]]:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main, arguments=True)

@@ -18,10 +18,11 @@ import signal
 import sys
 
 import jax
-from absl import app, flags, logging
+from absl import flags, logging
 
 from benchmarks import asynchrony, attention, engine, million, overlap, rl_step, swap
 from benchmarks.allocator import keep_memory
+from launch import command
 from launch.flags import use_virtual_devices
 from models.sharding import MeshConfig
 
@@ -52,7 +53,7 @@ flags.DEFINE_integer("seed", 0, "Of weights and tokens; of all but attention.")
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2 or argv[1] not in BENCHES:
-        sys.exit(
+        command.refuse(
             f"expected one of {', '.join(BENCHES)} after launch.bench, found "
             f"{' '.join(argv[1:]) or 'nothing'}"
         )
@@ -71,4 +72,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main, arguments=True)

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import jax
-from absl import app
 
+from launch import command
 from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
 from rl_code.recording.bisect import Comparison, compare
@@ -24,18 +24,13 @@ from rl_code.store.errors import StoreError
 
 def main(argv: list[str]) -> None:
     if len(argv) != 3:
-        print(
-            "name the workdirs of two runs, as in python -m launch.bisect runs/a runs/b",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+        command.refuse("name the workdirs of two runs, as in python -m launch.bisect runs/a runs/b")
     one, other = map(Path, argv[1:])
     jax.config.update("jax_platforms", "cpu")  # no device is needed
     try:
         found = compare(one, other)
     except ConfigError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+        command.refuse(str(error))
     except (StoreError, CheckpointError) as error:
         sys.exit(str(error))
     tell(one, other, found)
@@ -60,4 +55,4 @@ def tell(one: Path, other: Path, found: Comparison) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main, arguments=True)

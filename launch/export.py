@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Literal
 
 import jax
-from absl import app, flags, logging
+from absl import flags, logging
 
+from launch import command
 from launch.workdir import WORKDIR
 from models import huggingface
 from models.sharding import MeshConfig, make_mesh
@@ -106,7 +107,7 @@ def _step(text: str | None) -> int | Literal["best"] | None:
 def main(_: list[str]) -> None:
     given = flags.FLAGS
     if not WORKDIR.value or not given.out:
-        sys.exit("--workdir=<folder of a run> and --out=<folder to write> are both needed")
+        command.refuse("--workdir=<folder of a run> and --out=<folder to write> are both needed")
     logging.set_verbosity(logging.WARNING)  # Orbax tells of every file
     if given.coordinator or given.distributed:
         jax.distributed.initialize(given.coordinator, given.processes, given.process)
@@ -119,7 +120,9 @@ def main(_: list[str]) -> None:
             max_file_bytes=int(given.file_gb * 1e9),
             tensor=given.tensor,
         )
-    except (ConfigError, CheckpointError, ValueError) as error:
+    except ConfigError as error:
+        command.refuse(str(error))
+    except (CheckpointError, ValueError) as error:
         sys.exit(str(error))
     if jax.process_index() == 0:
         print(f"step {step} of {WORKDIR.value} is in {given.out} ({given.dtype})")
@@ -127,4 +130,4 @@ def main(_: list[str]) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main)
+    command.run(main)

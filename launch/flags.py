@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 
 import jax
 import ml_collections
-import rich.console
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from launch import usage
+from launch.command import console, wants_help
 from launch.workdir import WORKDIR
 from models.sharding import MeshConfig
 from rl_code import read_config
@@ -147,7 +147,7 @@ def run(
         sys.argv = [argument for argument in sys.argv if not _OFF.fullmatch(argument)]
         flag = flags.FLAGS["config"]
         flag.parser = _Complete(flag.parser, kind, off)
-    if {"--help", "-h", "-help"} & set(sys.argv[1:]):
+    if wants_help():
         usage.show(console(), kind)
         sys.exit(0)
     if runs:
@@ -234,11 +234,6 @@ def use_virtual_devices(*meshes: MeshConfig) -> None:
 def devices_of(meshes: Iterable[MeshConfig]) -> int:
     """How many devices meshes need together, where a size that is not said is 1."""
     return sum(max(mesh.data, 1) * mesh.tensor for mesh in meshes)
-
-
-def console() -> rich.console.Console:
-    """Where tables go: as wide as the terminal, or wide enough for them in a file or pipe."""
-    return rich.console.Console(width=None if sys.stdout.isatty() else 132)
 
 
 def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> list[str]:

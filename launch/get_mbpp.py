@@ -18,8 +18,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
+from launch import command
 from rl_code.files import write_atomically
 
 URL = (
@@ -95,4 +96,4 @@ def main(_: list[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string("file", None, "The published file, already downloaded.")
-    app.run(main)
+    command.run(main)

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 import rich.table
 import rich.text
-from absl import app
 from absl import flags as absl_flags
 
-from launch import flags
+from launch import command
+from launch.command import refuse
 from launch.workdir import WORKDIR
 from rl_code.report import about
 from rl_code.report.page import write_report
@@ -36,9 +35,7 @@ _LISTED = 20
 _AROUND = 40
 
 
-def main(argv: list[str]) -> None:
-    if argv[1:]:
-        refuse(f"{' '.join(argv[1:])!r} is not a flag; flags look like --workdir=runs/first")
+def main(_: list[str]) -> None:
     if not WORKDIR.value:
         refuse("--workdir=<folder of a run> is missing, for instance --workdir=runs/first")
     runs = [Path(folder) for folder in (WORKDIR.value, BESIDE.value) if folder]
@@ -54,17 +51,11 @@ def main(argv: list[str]) -> None:
         path = write_report(runs, OUT.value or runs[0] / f"{name}.html", search=SEARCH.value)
     except (ValueError, StoreError) as error:  # a damaged file, which the message names
         sys.exit(str(error))
-    console = flags.console()
+    console = command.console()
     for run in runs:
         for what, value in about.record(run / STORE):
             console.print(f"{what} of {run}: {value}", soft_wrap=True, highlight=False)
     console.print(f"Report: {path}", soft_wrap=True)
-
-
-def refuse(text: str) -> NoReturn:
-    """Ends the program as every other command does when its flags are wrong."""
-    print(text, file=sys.stderr)
-    sys.exit(2)
 
 
 def list_found(runs: list[Path], text: str) -> int:
@@ -85,7 +76,7 @@ def list_found(runs: list[Path], text: str) -> int:
                 table.add_row(source.run, source.label, task, number, reward, rich.text.Text(place))
     table.caption = f"{count} found" + (f", the first {_LISTED} shown" if count > _LISTED else "")
     if count:
-        flags.console().print(table)
+        command.console().print(table)
     return count
 
 
@@ -96,4 +87,4 @@ def around(haystack: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)

@@ -23,10 +23,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
+from absl import flags
 
 from attention.blocks import entries, in_place
-from launch.flags import console
+from launch import command
+from launch.command import console
 from pallas_kernels import tuned
 from pallas_kernels.choice import device
 from pallas_kernels.compressed import api as compressed
@@ -77,17 +78,17 @@ class Search:
 
 def main(argv: list[str]) -> None:
     if len(argv) != 2 or argv[1] not in KERNELS:
-        sys.exit(
+        command.refuse(
             f"say which kernel to tune, one of {', '.join(KERNELS)}: python -m launch.tune flash "
             "--file=..."
         )
     if not FLAGS.file:
-        sys.exit("--file=<file> is missing, for instance --file=runs/tuning.json")
+        command.refuse("--file=<file> is missing, for instance --file=runs/tuning.json")
     backend = jax.default_backend()
     if backend not in ("tpu", "gpu"):
-        sys.exit(f"jax runs on {backend}, where no kernel does: tune on a TPU or a GPU")
+        command.refuse(f"jax runs on {backend}, where no kernel does: tune on a TPU or a GPU")
     if len(FLAGS.shape) != 5 or not all(size.isdigit() and int(size) for size in FLAGS.shape):
-        sys.exit(
+        command.refuse(
             f"--shape={','.join(FLAGS.shape)} must be five positive numbers, as in "
             "--shape=1,8192,32,8,128"
         )
@@ -294,4 +295,4 @@ KERNELS = {"flash": _flash, "compressed": _compressed, "selected": _selected, "p
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main, arguments=True)

@@ -89,14 +89,18 @@ def comments(kind: type) -> dict[str, str]:
     return found
 
 
-def show(console: rich.console.Console, kind: type | None) -> None:
-    """Prints the help of the command that runs."""
+def show(console: rich.console.Console, kind: type | None, *, config: bool = True) -> None:
+    """Prints the help of the command that runs.
+
+    kind: the dataclass that its config fills, if its keys can be set. config: whether it takes one.
+    """
     main = sys.modules["__main__"]
     console.print(rich.markup.escape((main.__doc__ or "").strip()), highlight=False)
     table = rich.table.Table("flag", "default", "meaning", box=rich.box.SIMPLE)
-    for name, flag in _flags():
+    for name, flag in _flags(config):
         table.add_row(f"--{name}", _text(flag.default), rich.markup.escape(flag.help or ""))
-    console.print(table)
+    if table.rows:
+        console.print(table)
     if kind is None:
         return
     console.print(
@@ -111,13 +115,17 @@ def show(console: rich.console.Console, kind: type | None) -> None:
     console.print(table)
 
 
-def _flags() -> Iterator[tuple[str, flags.Flag]]:
-    """The flags that this repository defines, --config and --workdir first."""
+def _flags(config: bool) -> Iterator[tuple[str, flags.Flag]]:
+    """The flags that this repository defines, --config and --workdir first.
+
+    config: whether to name those that commands with a config share.
+    """
     ours = {
         flag.name: flag
         for module, defined in flags.FLAGS.flags_by_module_dict().items()
         if module.split(".")[0] in ("launch", "benchmarks", "experiments") or module == sys.argv[0]
         for flag in defined
+        if config or module != "launch.flags"
     }
     first = [name for name in ("config", "workdir") if name in ours]
     for name in [*first, *sorted(ours.keys() - set(first))]:

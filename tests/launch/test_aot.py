@@ -93,7 +93,7 @@ def test_a_wrong_command_line_is_refused(arguments, message):
     done = subprocess.run(
         [sys.executable, "-m", "launch.aot", *arguments], capture_output=True, text=True
     )
-    assert done.returncode == 1 and message in done.stderr
+    assert done.returncode == 2 and message in done.stderr
 
 
 def test_time_at_peak_is_the_slower_of_arithmetic_and_memory():

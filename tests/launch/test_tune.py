@@ -105,4 +105,4 @@ def test_a_wrong_command_line_is_refused(arguments, message):
     done = subprocess.run(
         [sys.executable, "-m", "launch.tune", *arguments], capture_output=True, text=True
     )
-    assert done.returncode == 1 and message in done.stderr
+    assert done.returncode == 2 and message in done.stderr
