@@ -146,6 +146,21 @@ def to_json(config: Any) -> str:
     return json.dumps(_keys_and_values(config), sort_keys=True, indent=2)
 
 
+def short(value: Any) -> Any:
+    """Plain values with names as a config file has them, so that flags can set them.
+
+    A name without settings is a word, and settings stand beside their name.
+    """
+    if isinstance(value, dict):
+        if set(value) == {"name", "settings"}:
+            settings = short(value["settings"])
+            return {"name": value["name"], **settings} if settings else value["name"]
+        return {key: short(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [short(inner) for inner in value]
+    return value
+
+
 def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
     """The dotted keys at which two configs differ, sorted, without the leading ``config.``.
 
@@ -239,9 +254,9 @@ def _value(config: Mapping[str, Any] | ml_collections.ConfigDict, name: str) -> 
 def _default(field: dataclasses.Field) -> Any:
     """A field's default as a config file would write it, or ``_MISSING`` if there is none."""
     if field.default is not dataclasses.MISSING:
-        return _keys_and_values(field.default)
+        return short(_keys_and_values(field.default))
     if field.default_factory is not dataclasses.MISSING:
-        return _keys_and_values(field.default_factory())
+        return short(_keys_and_values(field.default_factory()))
     return _MISSING
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import ml_collections
 import pytest
+from absl import flags
+from ml_collections import config_flags
 
 from attention.cache.paged import page_size
 from attention.methods.api import METHODS
@@ -192,12 +194,22 @@ def test_an_unknown_argument_is_refused(path):
 
 
 @every_config
-def test_every_override_of_a_sweep_is_a_key_of_the_config(path):
+def test_every_override_of_a_sweep_can_be_given_to_a_run_of_the_config(path):
     module = runpy.run_path(str(path))
     if "get_sweep" not in module:
         pytest.skip("no sweep")
     for argument in ([], ["smoke"]):
-        assert sweep.plan(module["get_config"](*argument), module["get_sweep"](*argument), Path())
+        config = module["get_config"](*argument)
+        runs = sweep.plan(config, module["get_sweep"](*argument), Path())
+        assert runs
+        for run in runs:
+            # as the command line of the run reads it
+            given, line = flags.FlagValues(), ["train", *run.flags()]
+            whole = read_config.complete(RunConfig, config)
+            config_flags.DEFINE_config_dict("config", whole, flag_values=given, sys_argv=line)
+            given(line)
+            made = read_config.build(RunConfig, given.config)
+            assert read_config.diff(made, run.config) == []
 
 
 def test_every_key_is_read():

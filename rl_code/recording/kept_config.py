@@ -30,7 +30,7 @@ def as_written(path: Path) -> dict[str, Any]:
     followers = [key for key in derive.WHY if _follows(stored, key)]
     for key in followers:
         _set(stored, key, None)
-    return _short(stored)
+    return read_config.short(stored)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -60,17 +60,3 @@ def _set(config: dict[str, Any], key: str, value: Any) -> None:
     for section in sections:
         config = config[section]
     config[name] = value
-
-
-def _short(value: Any) -> Any:
-    """Names without settings as words, and settings beside their name, so that flags can set
-    them.
-    """
-    if isinstance(value, dict):
-        if set(value) == {"name", "settings"}:
-            settings = _short(value["settings"])
-            return {"name": value["name"], **settings} if settings else value["name"]
-        return {key: _short(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_short(inner) for inner in value]
-    return value
