@@ -42,7 +42,7 @@ from rl_code.types import Trajectory
 START = "start"
 
 FLAGS = absl_flags.FLAGS
-absl_flags.DEFINE_string("suite", None, "Name of one of the config's suites.", required=True)
+absl_flags.DEFINE_string("suite", None, "Name of one of the config's suites.")
 absl_flags.DEFINE_bool("greedy", False, "One greedy sample per task.")
 absl_flags.DEFINE_string("against", None, f"Workdir of a run to compare with, or {START!r}.")
 
@@ -74,15 +74,14 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         console.print(compare.table([compare.compare(*results, k) for k in sorted(set(ks))]))
 
 
-def choose_suite(config: RunConfig, name: str, greedy: bool) -> SuiteConfig:
+def choose_suite(config: RunConfig, name: str | None, greedy: bool) -> SuiteConfig:
     """The suite of that name; greedy decoding makes it a suite of its own. Raises ConfigError for
-    an unknown name.
+    an unknown name and for none.
     """
     suites = {suite.name: suite for suite in config.suites}
     if name not in suites:
-        raise read_config.ConfigError(
-            f"--suite={name} is not one of the config's suites: {', '.join(suites)}"
-        )
+        given = f"--suite={name} is not" if name else "--suite=<name> is missing: name"
+        raise read_config.ConfigError(f"{given} one of the config's suites: {', '.join(suites)}")
     suite = suites[name]
     if not greedy:
         return suite

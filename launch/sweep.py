@@ -110,6 +110,10 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     path, colon, argument = config_flags.get_config_filename(FLAGS["config"]).partition(":")
     module = runpy.run_path(path)
     arguments = [argument] if argument else []
+    if STEP.value is not None and not FLAGS.fork:
+        raise read_config.ConfigError(
+            f"--step={STEP.value} says where a run is forked; name the run by --fork=<workdir>"
+        )
     if "get_sweep" not in module:
         raise read_config.ConfigError(f"{path} defines no get_sweep(), which says what to run")
     runs = plan(config, module["get_sweep"](*arguments), Path(workdir))
