@@ -57,6 +57,7 @@ _AROUND = 24
 
 
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
+    refuse_flags_of_the_other_way()
     run_config = read_config.build(RunConfig, config)
     folder = Path(workdir or flags.run_folder())
     check(folder, run_config)
@@ -65,6 +66,16 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     else:
         equal = repeat_sampling(run_config, folder)
     sys.exit(0 if equal else 1)
+
+
+def refuse_flags_of_the_other_way() -> None:
+    """Raises ConfigError for a flag that would have no effect."""
+    names, why = ("start", "end"), "bounds the training that is repeated without --step"
+    if STEP.value is None:
+        names, why = ("task", "sample"), "says what is sampled again of a step; name it by --step"
+    for flag in (absl_flags.FLAGS[name] for name in names):
+        if flag.present:
+            raise read_config.ConfigError(f"--{flag.name}={flag.value} {why}")
 
 
 def repeat_sampling(own: RunConfig, workdir: Path) -> bool:
