@@ -3,7 +3,7 @@
 Its folders are steps of the training loop. The files beside them, by subject:
 
     vocabulary             types.py  documents.py
-    what a process runs    train.py  act.py  sft.py  run.py  schedule.py  stop.py
+    what a process runs    train.py  act.py  sft.py  run.py  run_model.py  schedule.py  stop.py
     config                 run_config.py  read_config.py  named.py  derive.py  workdir.py
     what is written down   checkpoint.py  checkpoint_record.py  record_keeper.py  lineage.py
                            origin.py  provenance.py  trajectory_log.py

@@ -17,15 +17,13 @@ from jax.sharding import Mesh, NamedSharding
 from models import families
 from models.paged import model_cache
 from models.sharding import make_mesh, parameter_shardings, partition_spec
-from models.tokenizer import Tokenizer
-from models.transformer import ModelConfig, Transformer, abstract_model, cast
+from models.transformer import Transformer, abstract_model, cast
 from rl_code import lineage, trajectory_log
 from rl_code import origin as origin_lib
 from rl_code.attention_calls import log_attention
 from rl_code.environment.episode import Episode
 from rl_code.environment.parts import check_documents, encode, prompt_parts
 from rl_code.environment.protocols.api import find_protocol
-from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools, offered
@@ -38,7 +36,8 @@ from rl_code.rollout.engine import Engine, EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
-from rl_code.run_config import RunConfig, check_chooses, meshes
+from rl_code.run_config import RunConfig, meshes
+from rl_code.run_model import find_model_config, find_tokenizer
 from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
 from rl_code.tasks.api import find_source
@@ -87,8 +86,8 @@ class Run:
         self._tools = find_tools(config.tools)
         self.pool = SandboxPool(config.sandbox)
         try:
-            self.tokenizer = self._tokenizer()
-            self.model_config = self._model_config()
+            self.tokenizer = find_tokenizer(config, self.origin, workdir, self.demonstration)
+            self.model_config = find_model_config(config, self.origin, self.tokenizer)
             self._stop_ids(None)  # whether the protocol goes with the tokenizer
             log_attention(config, self.model_config)
         except BaseException:
@@ -151,43 +150,6 @@ class Run:
         if path == "tasks":
             return self.tasks
         return find_source(named, f"config.{path}").load(self.pool, self.workdir)
-
-    def _tokenizer(self) -> Tokenizer:
-        spec = self.config.tokenizer
-        # a run that trained its tokenizer hands it on with its weights
-        if spec.source == "file" or self.origin.workdir is not None:
-            return self.origin.tokenizer(spec.path, spec.chat_template)
-        if self.origin.files is not None:
-            raise ConfigError(
-                f"config.tokenizer.source = 'train': the weights at {self.origin.weights!r} have a "
-                "tokenizer; leave the section out"
-            )
-        if lineage.read(self.workdir):
-            # The tokenizer was trained before the fork, perhaps on other tasks or with another
-            # seed. The run keeps it, with the template of its family.
-            return origin_lib.tokenizer_of(self.workdir)
-        texts = (
-            "".join(segment.text for segment in self.demonstration(i)) for i in range(spec.texts)
-        )
-        special = Compact.SPECIAL_TOKENS
-        return Tokenizer.train(texts, spec.vocab_size, special, eos="<|eot|>", pad="<|pad|>")
-
-    def _model_config(self) -> ModelConfig:
-        spec = self.config.model
-        shape = spec.shape()
-        if self.origin.files is not None:
-            shape = self.origin.shape(spec.preset, shape)
-        if self.origin.files is None and self.config.tokenizer.source == "train":
-            shape = dataclasses.replace(shape, vocab_size=self.tokenizer.vocab_size)
-        elif self.tokenizer.vocab_size > shape.vocab_size:
-            raise ConfigError(
-                f"config.tokenizer.path = {self.config.tokenizer.path!r}: the tokenizer has "
-                f"{self.tokenizer.vocab_size} tokens, the model only {shape.vocab_size}"
-            )
-        methods = spec.methods() or shape.attention
-        self.origin.check_methods(methods, shape)
-        check_chooses(methods, self.config.rollout.picks)
-        return dataclasses.replace(shape, attention=methods, dtype=spec.dtype, remat=spec.remat)
 
     def init_model(self) -> Transformer:
         """The model a run starts from, laid out over the mesh: random, or the configured

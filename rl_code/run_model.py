@@ -1,0 +1,65 @@
+"""The tokenizer and the model's shape of a run: those of its weights, or of its config alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from models.tokenizer import Tokenizer
+from models.transformer import ModelConfig
+from rl_code import lineage
+from rl_code import origin as origin_lib
+from rl_code.environment.protocols.compact import Compact
+from rl_code.origin import Origin
+from rl_code.read_config import ConfigError
+from rl_code.run_config import RunConfig, check_chooses
+from rl_code.tasks.demonstrations import Segment
+
+
+def find_tokenizer(
+    config: RunConfig,
+    origin: Origin,
+    workdir: Path,
+    demonstration: Callable[[int], Sequence[Segment]],
+) -> Tokenizer:
+    """The tokenizer of a run: from a file, from where its weights come from, or a new one.
+
+    demonstration: the n-th demonstration of the run, for a tokenizer that is trained on their
+    texts. Raises ConfigError.
+    """
+    spec = config.tokenizer
+    # a run that trained its tokenizer hands it on with its weights
+    if spec.source == "file" or origin.workdir is not None:
+        return origin.tokenizer(spec.path, spec.chat_template)
+    if origin.files is not None:
+        raise ConfigError(
+            f"config.tokenizer.source = 'train': the weights at {origin.weights!r} have a "
+            "tokenizer; leave the section out"
+        )
+    if lineage.read(workdir):
+        # The tokenizer was trained before the fork, perhaps on other tasks or with another seed.
+        # The run keeps it, with the template of its family.
+        return origin_lib.tokenizer_of(workdir)
+    texts = ("".join(segment.text for segment in demonstration(i)) for i in range(spec.texts))
+    special = Compact.SPECIAL_TOKENS
+    return Tokenizer.train(texts, spec.vocab_size, special, eos="<|eot|>", pad="<|pad|>")
+
+
+def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -> ModelConfig:
+    """The shape of a run's model, with its methods of attention. Raises ConfigError."""
+    spec = config.model
+    shape = spec.shape()
+    if origin.files is not None:
+        shape = origin.shape(spec.preset, shape)
+    if origin.files is None and config.tokenizer.source == "train":
+        shape = dataclasses.replace(shape, vocab_size=tokenizer.vocab_size)
+    elif tokenizer.vocab_size > shape.vocab_size:
+        raise ConfigError(
+            f"config.tokenizer.path = {config.tokenizer.path!r}: the tokenizer has "
+            f"{tokenizer.vocab_size} tokens, the model only {shape.vocab_size}"
+        )
+    methods = spec.methods() or shape.attention
+    origin.check_methods(methods, shape)
+    check_chooses(methods, config.rollout.picks)
+    return dataclasses.replace(shape, attention=methods, dtype=spec.dtype, remat=spec.remat)
