@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
@@ -24,17 +20,11 @@ from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
 from rl_code.tasks.lookup import VALUES, Size, file_text, generate, one_wrong
 from rl_code.tasks.programs import SPLITS, evaluate, split_of
 from rl_code.types import Limits, Task
+from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
 
 LIMITS = Limits(turns=1, tokens=6000, turn_tokens=96, test_runs=3, command_s=5.0)
 SHORT = Size(tokens=300, files=6, matter=2, spacing=30)
 LONG = Size(tokens=4000, files=10, matter=2, spacing=50)
-
-_FINGERPRINT = """
-import hashlib
-from rl_code.tasks.lookup import Size, generate
-tasks = [generate(split, 7, i, Size(300, 6, 2, 30)) for split in ("train", "validation", "test") for i in range(5)]
-print(hashlib.sha256(repr(tasks).encode()).hexdigest())
-"""
 
 
 def documents(task: Task) -> list[str]:
@@ -68,17 +58,12 @@ def read(task: Task) -> dict[str, int]:
     return found
 
 
+def of_every_split() -> list[Task]:
+    return [generate(split, 7, i, SHORT) for split in SPLITS for i in range(5)]
+
+
 def test_the_same_arguments_give_the_same_task_in_every_process():
-    here = [generate(split, 7, i, SHORT) for split in SPLITS for i in range(5)]
-    path = os.pathsep.join(filter(None, sys.path))
-    out = subprocess.run(
-        [sys.executable, "-c", _FINGERPRINT],
-        env={**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert out.stdout.strip() == hashlib.sha256(repr(here).encode()).hexdigest()
+    assert made_elsewhere(of_every_split) == fingerprint(of_every_split())
 
 
 @settings(deadline=None, max_examples=30)
