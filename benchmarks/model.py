@@ -22,7 +22,8 @@ from models.transformer import ModelConfig, Transformer, abstract_model
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.update import OptimizerConfig
 from rl_code.named import Named
-from rl_code.rollout.engine import Engine, EngineConfig
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 

@@ -32,7 +32,8 @@ from rl_code.evaluation.suites import SuiteConfig
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.rewards.combine import find_signals
-from rl_code.rollout.engine import Engine, EngineConfig
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler

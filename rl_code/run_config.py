@@ -30,7 +30,7 @@ from rl_code.named import Named, find, make
 from rl_code.read_config import ConfigError, at_least, follows
 from rl_code.record_keeper import RecordConfig
 from rl_code.rewards.combine import RewardConfig, find_signals
-from rl_code.rollout.engine import EngineConfig
+from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.schedule import AsynchronyConfig
 from rl_code.step_metrics import METRICS, Metric

@@ -15,7 +15,8 @@ from attention.cache import gathered
 from attention.cache.tables import Runs
 
 if TYPE_CHECKING:
-    from rl_code.rollout.engine import Engine, EngineConfig
+    from rl_code.rollout.engine import Engine
+    from rl_code.rollout.engine_config import EngineConfig
     from rl_code.rollout.page_pool import PagePool
     from rl_code.rollout.spans import Span
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,140 +26,13 @@ from jax.sharding import PartitionSpec as P
 from attention.cache import paged
 from attention.cache.paged import PagedCache
 from attention.cache.tables import Runs, sequence_pages
-from attention.picks import choosing, compact, narrowest
+from attention.picks import choosing, compact
 from models.paged import decode_token, forward, gather_pages, model_cache, put_pages_back
 from models.sharding import per_shard, use_mesh
 from models.transformer import ModelConfig, Transformer
-from rl_code.read_config import follows
 from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
+from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineConfig:
-    """Shapes of the engine. Every number is per shard of the mesh axis ``data``.
-
-    In a run, the fields that are None follow from the limits of an episode (``rl_code.derive``).
-    """
-
-    # Rows that are decoded together, one episode in each.
-    slots: int = 32
-    # The most episodes that are open at once: decoding, waiting for a tool, or pre-empted.
-    episodes: int | None = None
-    # Tokens of a page. In a run whose layers choose blocks a page is a block, whatever stands here.
-    page: int = 32
-    # Pages of the cache.
-    pages: int | None = None
-    # MiB that the pages may take. If ``pages`` would take more, there are fewer pages, and episodes
-    # are pre-empted when they run out. None for no such limit.
-    pages_mb: float | None = None
-    # Rows of one prefill.
-    prefill_rows: int = 4
-    # Tokens of each row of one prefill. A longer prompt takes several.
-    prefill_tokens: int = 64
-    # Tokens of the longest prompt.
-    prompt_length: int | None = None
-    # Tokens of the longest trajectory, prompt included.
-    length: int | None = None
-    # The most tokens that a row samples in one dispatch.
-    decode_steps: int = 16
-    # The dtype of keys and values in the cache.
-    cache_dtype: str | None = None
-    # Where dense layers read their keys while they decode. "pages": a kernel reads them on their
-    # pages. "view": they are copied side by side once per dispatch, and rows that share a prefix
-    # read it together. None for what suits the device.
-    decode: Literal["pages", "view"] | None = None
-    # With decode "view": tokens after the shared prefix are copied in blocks of this many. Blocks
-    # that no row has reached cost nothing. A multiple of ``page``, to which a run
-    # rounds it up.
-    view_block: int = 128
-    # With decode "view": the most rows that read a shared prefix together.
-    tile: int = 8
-    # Rows of one prefill of short answers of tools, which would fill little of the usual shape; 0
-    # if answers have no shape of their own.
-    answer_rows: int = 0
-    # Tokens of each row of such a prefill; longer answers use the usual shape. 0 with answer_rows
-    # 0.
-    answer_tokens: int = 0
-    # The most tokens of a document, from which the positions of the tokens outside of documents
-    # count. None in a run without documents.
-    longest_document: int | None = follows("documents.longest", None)
-    # Whether it is noted which blocks layers of NSA choose for each sampled token.
-    note_picks: bool = follows("rollout.picks", False)
-
-    def __post_init__(self):
-        if self.prefill_rows < 2:
-            raise ValueError(
-                f"prefill_rows={self.prefill_rows} must be at least 2: a product with one row may "
-                "round differently"
-            )
-        if (self.answer_rows or self.answer_tokens) and min(
-            self.answer_rows, self.answer_tokens
-        ) < 2:
-            raise ValueError(
-                f"answer_rows={self.answer_rows} and answer_tokens={self.answer_tokens} must be at "
-                "least 2, or both 0"
-            )
-        if None not in (self.prompt_length, self.length) and not (
-            1 <= self.prompt_length <= self.length
-        ):
-            raise ValueError(
-                f"prompt_length={self.prompt_length} must be at least 1 and not exceed "
-                f"length={self.length}"
-            )
-        if min(self.page, self.prefill_tokens) < 1:
-            raise ValueError(
-                f"page={self.page} and prefill_tokens={self.prefill_tokens} must be at least 1"
-            )
-        if None not in (self.pages, self.length) and (
-            self.pages * self.page < self.length + self.page
-        ):
-            raise ValueError(
-                f"pages={self.pages} of {self.page} tokens must hold length={self.length} tokens "
-                "and one page more"
-            )
-        if self.pages_mb is not None and not self.pages_mb > 0:
-            raise ValueError(f"pages_mb={self.pages_mb} must be positive")
-        if self.view_block % self.page:
-            raise ValueError(f"view_block={self.view_block} must be a multiple of page={self.page}")
-        if min(self.slots, self.tile, self.decode_steps) < 1 or (
-            self.episodes is not None and self.episodes < self.slots
-        ):
-            raise ValueError(
-                f"slots={self.slots}, tile={self.tile} and decode_steps={self.decode_steps} must "
-                "be at least 1, and "
-                f"episodes={self.episodes} at least slots"
-            )
-
-    def within_memory(self, page_bytes: int) -> EngineConfig:
-        """With as many pages as ``pages_mb`` allows, where those are fewer.
-
-        page_bytes: of one page of all layers. Raises ValueError if one trajectory does not fit.
-        """
-        if self.pages_mb is None:
-            return self
-        pages = int(self.pages_mb * 2**20) // page_bytes
-        if pages * self.page < self.length + self.page:
-            raise ValueError(
-                f"pages_mb={self.pages_mb} holds {pages} pages of {page_bytes / 2**20:.2f} MiB; a "
-                f"trajectory of length={self.length} needs {self.table + 1}"
-            )
-        return dataclasses.replace(self, pages=min(self.pages, pages))
-
-    @property
-    def table(self) -> int:
-        """Pages of the longest trajectory."""
-        return -(-self.length // self.page)
-
-    @property
-    def prefix_table(self) -> int:
-        """Pages of the longest shared prefix."""
-        return max(1, (self.prompt_length - 1) // self.page)
-
-    @property
-    def noted_dtype(self) -> np.dtype | None:
-        """The dtype of the numbers of blocks that are noted; None if none are."""
-        return narrowest(self.table) if self.note_picks else None
 
 
 def _prefill(

@@ -14,7 +14,7 @@ import numpy as np
 from attention.cache.tables import Runs
 from pallas_kernels.tokens import TAIL
 from rl_code.documents import OUTSIDE, PADDING
-from rl_code.rollout.engine import EngineConfig
+from rl_code.rollout.engine_config import EngineConfig
 
 
 @dataclasses.dataclass

@@ -17,7 +17,7 @@ from rl_code import derive, read_config
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.optimizer import learning_rate
 from rl_code.read_config import ConfigError, build, lookup
-from rl_code.rollout.engine import EngineConfig
+from rl_code.rollout.engine_config import EngineConfig
 from rl_code.run_config import RunConfig
 from rl_code.types import Limits
 

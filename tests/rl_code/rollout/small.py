@@ -14,7 +14,8 @@ from flax import nnx
 
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
-from rl_code.rollout.engine import Engine, EngineConfig
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.types import Context, Reward, Trajectory

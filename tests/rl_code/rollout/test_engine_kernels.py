@@ -18,7 +18,8 @@ from models.transformer import abstract_model
 from pallas_kernels import choice
 from rl_code.attention_calls import log_attention
 from rl_code.read_config import build
-from rl_code.rollout.engine import Engine, EngineConfig
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.run_config import RunConfig
 from tests.models.small import small_config
