@@ -17,17 +17,13 @@ from rl_code.learner.batching import PackConfig
 from rl_code.learner.optimizer import OptimizerConfig
 from rl_code.read_config import ConfigError
 from rl_code.rollout.engine_config import EngineConfig
+from rl_code.run_sections import RolloutConfig, SftConfig, TrainConfig
 from rl_code.schedule import MODES, AsynchronyConfig
 from rl_code.types import Limits
 
 if TYPE_CHECKING:
     from rl_code.evaluation.suites import SuiteConfig
-    from rl_code.run_config import (
-        RolloutConfig,
-        RunConfig,
-        SftConfig,
-        TrainConfig,
-    )
+    from rl_code.run_config import RunConfig
 
 # Prompts that an engine keeps pages for, beside those of the episodes it has open.
 PROMPTS = 8

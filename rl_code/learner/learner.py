@@ -22,7 +22,7 @@ from rl_code.learner.batching import pack
 from rl_code.learner.two_phase import Prefilled, make_two_phase_logprobs, make_two_phase_update
 from rl_code.learner.two_phase_batching import pack_completions, pack_prompts
 from rl_code.learner.update import TrainState, make_token_logprobs, make_update
-from rl_code.run_config import TrainConfig
+from rl_code.run_sections import TrainConfig
 from rl_code.types import Group
 
 

@@ -1,0 +1,234 @@
+"""The sections of a run's config that belong to no other file."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from attention.methods.api import METHODS
+from attention.methods.method import Method
+from models.families import PRESETS
+from models.sharding import MeshConfig
+from models.transformer import ModelConfig
+from rl_code.learner.advantages import ADVANTAGES
+from rl_code.learner.batching import PackConfig
+from rl_code.learner.objective import LossConfig
+from rl_code.learner.update import OptimizerConfig
+from rl_code.metric_writers import WRITERS, WriterSettings
+from rl_code.named import Named, find, make
+from rl_code.read_config import ConfigError, at_least, follows
+from rl_code.rollout.engine_config import EngineConfig
+from rl_code.rollout.sampling import SamplingConfig
+from rl_code.step_metrics import METRICS, Metric
+from rl_code.tasks.demonstrations import DemonstrationConfig
+from rl_code.tasks.screening import ScreeningConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """The model that is trained."""
+
+    # The shape of the model: a key of models.families.PRESETS, or package.module:object. None where
+    # ``weights`` are given, whose files tell the shape.
+    preset: str | None = None
+    # Where the parameters come from: a Hugging Face folder, a .gguf file, or the workdir of another
+    # run, with @ and a step for a checkpoint other than the last (``rl_code.origin``). "" for
+    # random parameters.
+    weights: str = ""
+    # The dtype of the weights that are trained.
+    dtype: str = "float32"
+    # Whether activations are computed again in the backward pass, to save memory.
+    remat: bool = False
+    # The methods of attention: one name for all layers, or a tuple that is repeated until every
+    # layer has a method. On the command line: nsa, "{'name': 'nsa', 'block': 32}", or
+    # "('window', 'nsa')". None keeps the methods of the preset or of the weights.
+    attention: tuple[Named, ...] | Named | None = None
+
+    def shape(self) -> ModelConfig | None:
+        """The preset's shape; None without a preset. Raises ConfigError."""
+        return find(PRESETS, self.preset, "config.model.preset") if self.preset else None
+
+    def known_methods(self) -> tuple[Method, ...]:
+        """The methods of ``attention`` or of the preset; () where only ``weights`` tell them.
+
+        Raises ConfigError.
+        """
+        methods = self.methods()
+        shape = self.shape()
+        if methods is None and shape is not None:
+            return shape.attention
+        return methods or ()
+
+    def methods(self) -> tuple[Method, ...] | None:
+        """The methods of ``attention`` with their settings, or None. Raises ConfigError."""
+        if self.attention is None:
+            return None
+        path = "config.model.attention"
+        if isinstance(self.attention, Named):
+            return (make(METHODS, self.attention, path),)
+        return tuple(make(METHODS, one, f"{path}[{at}]") for at, one in enumerate(self.attention))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+    """The tokenizer. Without this section it is the one that belongs to the weights."""
+
+    # "file" reads the tokenizer from a file. "train" learns byte-level BPE from demonstrations,
+    # for a model with random parameters.
+    source: Literal["train", "file"] = "file"
+    # A tokenizer.json, its folder, or a .gguf file. "" for the tokenizer that belongs to
+    # ``model.weights``.
+    path: str = ""
+    # The chat template. "own": the template that came with the tokenizer, or that of the model's
+    # family if none came with it. "family": always that of the family. Anything else is the path
+    # of a jinja2 file.
+    chat_template: str = "own"
+    # With source "train": how many entries the vocabulary has.
+    vocab_size: int = 512
+    # With source "train": how many demonstrations the vocabulary is learned from.
+    texts: int = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """How episodes are sampled."""
+
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    # Threads that carry out tool calls and grade episodes. Each waits for one sandbox at a time.
+    workers: int = 4
+    # Seconds after which a tool that does not answer counts as a fault of this system, which ends
+    # the run. None for a value that follows from the limits. It must be more than the limits allow
+    # tools to take, or a model could end the run by waiting.
+    tool_timeout_s: float | None = None
+    # The dtype of the copy of the model that samples; None for ``model.dtype``.
+    dtype: str | None = None
+    # Devices of an actor.
+    mesh: MeshConfig = MeshConfig()
+    # Whether an actor in the learner's process samples on devices of its own, which come after the
+    # learner's in the list of devices. False: it samples on the learner's devices.
+    apart: bool = False
+    # Devices that prefill prompts, which come after all others in the list of devices. None to
+    # prefill on the devices that decode.
+    prefill_mesh: MeshConfig | None = None
+    # What is done with the blocks that layers of NSA chose for each token while it was sampled.
+    # "compare" notes them, and metrics tell how many of them the trainer would choose too. "replay"
+    # has the trainer attend to them instead of its own choice. None notes nothing.
+    picks: Literal["compare", "replay"] | None = None
+
+    def __post_init__(self):
+        at_least(self, workers=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SftConfig:
+    """Warm start: supervised training on demonstrations before reinforcement learning begins."""
+
+    # Updates of the warm start.
+    steps: int
+    optimizer: OptimizerConfig
+    # How many different demonstrations there are. Training goes through them again and again. Each
+    # is cut to ``slots`` tokens.
+    demonstrations: int = 60_000
+    # The source of the demonstrated tasks; None for the training tasks.
+    tasks: Named | None = None
+    demonstration: DemonstrationConfig = DemonstrationConfig()
+    # Rows of a batch.
+    rows: int = 32
+    # Tokens of a row.
+    slots: int = 160
+    # Parts of a batch whose gradients are computed one after another, to save memory.
+    micro_batches: int = 1
+    # Steps between checkpoints.
+    checkpoint_every: int = 50
+
+    def __post_init__(self):
+        at_least(
+            self,
+            steps=1,
+            demonstrations=1,
+            rows=1,
+            slots=2,
+            micro_batches=1,
+            checkpoint_every=1,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Reinforcement learning."""
+
+    # Steps of the whole run. The number may be raised on a run that has finished, which then goes
+    # on; see also ``OptimizerConfig.total_steps``.
+    steps: int
+    # Groups of a batch, each of another task.
+    tasks_per_step: int
+    # Episodes of a group: how often each task is played in a step.
+    group_size: int
+    optimizer: OptimizerConfig
+    # Updates made on each batch.
+    epochs: int = 1
+    # How advantages are computed from rewards: a member of learner.advantages.ADVANTAGES, with its
+    # settings.
+    advantage: Named = Named("grpo")
+    loss: LossConfig = LossConfig()
+    pack: PackConfig = PackConfig()
+    # Parts of a batch whose gradients are computed one after another, to save memory. None for
+    # parts that have one row for each device.
+    micro_batches: int | None = None
+    # What is done with the sampler's picks.
+    picks: str | None = follows("rollout.picks", None)
+    # With this section only tasks that the policy solves sometimes are trained on; None trains on
+    # all tasks.
+    screening: ScreeningConfig | None = None
+
+    def __post_init__(self):
+        at_least(self, steps=0, tasks_per_step=1, group_size=1, epochs=1, micro_batches=1)
+        make(ADVANTAGES, self.advantage, "config.train.advantage")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state of training is saved, and which checkpoints are kept."""
+
+    # Steps between checkpoints.
+    every: int = 20
+    # How many of the newest checkpoints are kept.
+    keep: int = 2
+    # The name of a metric, such as "reward/solved". The checkpoint with its highest value is kept
+    # as well and can be read as "best". With a metric of ``evaluate``, such as
+    # "eval/held_out/pass@1", there is a checkpoint of every step that is evaluated. None keeps only
+    # the newest.
+    best: str | None = None
+
+    def __post_init__(self):
+        at_least(self, every=1, keep=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricsConfig:
+    """Where the metrics of each step are written, and which extra metrics are computed."""
+
+    # Where metrics are written: keys of metric_writers.WRITERS, with their settings. "jsonl" must
+    # be among them, since the report and a continued run read its file.
+    writers: tuple[Named, ...] = (Named("jsonl"), Named("tensorboard"))
+    # Metrics beside the usual ones: keys of step_metrics.METRICS, or package.module:object, with
+    # their settings.
+    extra: tuple[Named, ...] = ()
+
+    def open_settings(self) -> tuple[WriterSettings, ...]:
+        """The writers with their settings. Raises ConfigError."""
+        if "jsonl" not in [writer.name for writer in self.writers]:
+            names = tuple(writer.name for writer in self.writers)
+            raise ConfigError(f"config.metrics.writers = {names}: 'jsonl' must be among them")
+        return tuple(
+            make(WRITERS, named, f"config.metrics.writers.{at}")
+            for at, named in enumerate(self.writers)
+        )
+
+    def extra_functions(self) -> tuple[Metric, ...]:
+        """The extra metrics with their settings. Raises ConfigError."""
+        return tuple(
+            make(METRICS, named, f"config.metrics.extra.{at}")
+            for at, named in enumerate(self.extra)
+        )
