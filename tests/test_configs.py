@@ -20,7 +20,7 @@ from attention.cache.paged import page_size
 from attention.methods.api import METHODS
 from configs import long_context, quickstart
 from experiments.recall.study import RecallExperiment
-from launch import sweep
+from launch import sweep_plan
 from rl_code import read_config
 from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError
@@ -200,7 +200,7 @@ def test_every_override_of_a_sweep_can_be_given_to_a_run_of_the_config(path):
         pytest.skip("no sweep")
     for argument in ([], ["smoke"]):
         config = module["get_config"](*argument)
-        runs = sweep.plan(config, module["get_sweep"](*argument), Path())
+        runs = sweep_plan.plan(config, module["get_sweep"](*argument), Path())
         assert runs
         for run in runs:
             # as the command line of the run reads it

@@ -18,7 +18,7 @@ import pytest
 import rich.console
 from matplotlib import figure
 
-from launch import sweep, sweep_figure
+from launch import sweep, sweep_figure, sweep_plan
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.read_config import ConfigError
 
@@ -38,7 +38,7 @@ class TinyConfig:
 
 @pytest.fixture(autouse=True)
 def tiny_config(monkeypatch):
-    monkeypatch.setattr(sweep, "RunConfig", TinyConfig)
+    monkeypatch.setattr(sweep_plan, "RunConfig", TinyConfig)
 
 
 def config() -> ml_collections.ConfigDict:
@@ -47,11 +47,11 @@ def config() -> ml_collections.ConfigDict:
     )
 
 
-def make_runs(workdir, sweep_of=None) -> list[sweep.SweepRun]:
+def make_runs(workdir, sweep_of=None) -> list[sweep_plan.SweepRun]:
     kinds_and_seeds = [
         {"loss.kind": kind, "seed": seed} for kind in ("grpo", "rloo") for seed in (0, 1)
     ]
-    return sweep.plan(config(), sweep_of or kinds_and_seeds, workdir)
+    return sweep_plan.plan(config(), sweep_of or kinds_and_seeds, workdir)
 
 
 # A stand-in for the trainer: counts its calls, obeys SIGTERM, fails where it is told to.
@@ -67,7 +67,7 @@ sys.exit(3 if "rloo" in workdir.name and (workdir.parent / "broken").exists() el
 """
 
 
-def calls(run: sweep.SweepRun) -> list[str]:
+def calls(run: sweep_plan.SweepRun) -> list[str]:
     path = run.workdir / "calls.txt"
     return path.read_text().splitlines() if path.exists() else []
 
@@ -79,7 +79,7 @@ def test_runs_are_named_by_their_overrides_and_grouped_without_the_seed(tmp_path
     ]
     assert [run.variant for run in runs] == ["kind=grpo", "kind=grpo", "kind=rloo", "kind=rloo"]
     assert runs[3].config == TinyConfig(1, 2, Loss("rloo", None))
-    assert sweep.describe({"a.kind": 1, "b.kind": 2, "c.x": 3}) == "a.kind=1,b.kind=2,x=3"
+    assert sweep_plan.describe({"a.kind": 1, "b.kind": 2, "c.x": 3}) == "a.kind=1,b.kind=2,x=3"
 
 
 def test_a_variant_may_have_a_name(tmp_path):
@@ -153,7 +153,7 @@ def test_a_run_finished_with_another_config_is_not_taken_for_this_one(tmp_path):
     changed = config()
     changed.steps = 9
     with pytest.raises(ConfigError, match="finished with another config; steps differ"):
-        sweep.plan(changed, [{"loss.kind": "grpo", "seed": 0}], tmp_path)[0].finished()
+        sweep_plan.plan(changed, [{"loss.kind": "grpo", "seed": 0}], tmp_path)[0].finished()
 
 
 def test_a_stop_reaches_the_runs_and_leaves_none_behind(tmp_path, monkeypatch):
@@ -179,7 +179,9 @@ def test_a_stop_reaches_the_runs_and_leaves_none_behind(tmp_path, monkeypatch):
     assert not any(run.finished() for run in runs)
 
 
-def write_results(run: sweep.SweepRun, before: int, after: int, rows: Sequence[dict] = ()) -> None:
+def write_results(
+    run: sweep_plan.SweepRun, before: int, after: int, rows: Sequence[dict] = ()
+) -> None:
     """A finished run with ``before`` and ``after`` of 4 tasks solved, and metrics."""
     run.workdir.mkdir(parents=True)
     for label, step, solved in (("before", 0, before), ("after", 2, after)):

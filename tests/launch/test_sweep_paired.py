@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from launch import sweep, sweep_fork, sweep_paired
+from launch import sweep, sweep_fork, sweep_paired, sweep_plan
 from rl_code import lineage, read_config
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.read_config import ConfigError
@@ -33,7 +33,7 @@ workdir = pathlib.Path(dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:])["
 
 def make_runs(workdir, overrides):
     settings = read_config.complete(RunConfig, quickstart.get_config("smoke"))
-    return sweep.plan(settings, overrides, workdir)
+    return sweep_plan.plan(settings, overrides, workdir)
 
 
 def test_every_run_is_forked_once_and_trained_with_its_own_config(tmp_path, monkeypatch):
