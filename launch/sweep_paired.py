@@ -38,7 +38,7 @@ def table(runs: Iterable[tuple[str, int, Path]]) -> rich.table.Table:
             "and in training the share of solved episodes since the fork. Pairs of tasks: both "
             "variants on one task, each the mean over its seeds. Pairs of seeds: the two runs of "
             "one seed, each the mean over its tasks or episodes. Variance ratio: how many times "
-            "more pairs would be needed unpaired [95 % bootstrap interval over pairs]."
+            "more pairs would be needed unpaired [95 % interval]."
         ),
         caption_justify="left",
     )
@@ -115,5 +115,6 @@ def _points(interval: Interval) -> str:
 
 
 def _ratio(interval: Interval) -> str:
-    mean, low, high = (f"{value:.1f}" for value in dataclasses.astuple(interval))
+    values = dataclasses.astuple(interval)
+    mean, low, high = (f"{value:.1f}" if value < 10 else f"{value:.0f}" for value in values)
     return f"{mean} [{low}, {high}]"

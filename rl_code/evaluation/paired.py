@@ -4,9 +4,12 @@ Two runs that start from one recorded step and draw the same random numbers diff
 changed. What made one seed or one task easy for both cancels in the difference. The paired interval
 is Student's t on the differences, the unpaired one is Welch's (1947), which takes the two samples
 for independent. The ratio of the two variances says how many times more runs the unpaired
-comparison would need for an interval as narrow. It is a ratio of estimates, which a few pairs leave
-wide open, so it has an interval too: the percentile bootstrap (Efron 1979), in which whole pairs
-are drawn again.
+comparison would need for an interval as narrow.
+
+That ratio is (1 + q) / 2, where q is the variance of the sums of the pairs over that of their
+differences. Sums and differences are independent if both samples are normal with one variance
+(Pitman 1939, Biometrika 31), so q over its true value has an F distribution. The ratio's interval
+follows from it, and says how little a few pairs tell.
 """
 
 from __future__ import annotations
@@ -20,8 +23,6 @@ import scipy.stats
 
 from rl_code.evaluation.passk import LEVEL, Interval
 
-_RESAMPLES = 2_000
-
 
 @dataclasses.dataclass(frozen=True)
 class PairedDifference:
@@ -32,7 +33,7 @@ class PairedDifference:
     paired: Interval
     unpaired: Interval
     # Variance of the difference of independent samples over that of the paired one; infinite where
-    # all pairs differ by the same. The interval is that of the bootstrap over pairs.
+    # all pairs differ by the same.
     variance_ratio: Interval
 
 
@@ -78,18 +79,14 @@ def _interval(mean: float, variance: float, freedom: float) -> Interval:
 
 
 def _ratio_interval(one: np.ndarray, other: np.ndarray) -> Interval:
-    """The variance ratio and its bootstrap interval; the same pairs give the same interval."""
-    drawn = np.random.default_rng(0).integers(0, one.size, (_RESAMPLES, one.size))
-    again = _ratios(one[drawn], other[drawn])
-    # The method "nearest" gives one of the values: between two that are infinite nothing can be
-    # interpolated.
-    low, high = np.quantile(again, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")
-    return Interval(float(_ratios(one, other)), float(low), float(high))
-
-
-def _ratios(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The variance ratio of samples along the last axis; 1 where nothing varies at all."""
-    apart = one.var(-1, ddof=1) + other.var(-1, ddof=1)
-    together = (other - one).var(-1, ddof=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(together > 0, apart / together, np.where(apart > 0, np.inf, 1.0))
+    """The variance ratio and its interval; 1 where nothing varies at all."""
+    sums = (one + other).var(ddof=1)
+    differences = (other - one).var(ddof=1)
+    if not differences:
+        ratio = math.inf if sums else 1.0
+        return Interval(ratio, ratio, ratio)
+    quotient = sums / differences
+    freedom = one.size - 1
+    most = scipy.stats.f.ppf((1 + LEVEL) / 2, freedom, freedom)
+    low, high = quotient / most, quotient * most
+    return Interval(*(float((1 + q) / 2) for q in (quotient, low, high)))

@@ -63,8 +63,7 @@ def test_intervals_cover_as_often_as_they_say_and_pairs_narrow_them():
         held += found.variance_ratio.low <= 10 <= found.variance_ratio.high
     assert 0.92 <= covered / 400 <= 0.98
     assert 7 < np.median(ratios) < 14  # (2 * 9 + 2) / 2 = 10
-    # a percentile bootstrap over as few as 12 pairs is a little too narrow
-    assert 0.85 <= held / 400 <= 0.98
+    assert 0.92 <= held / 400 <= 0.98
 
 
 def test_samples_that_do_not_vary_have_no_width():
