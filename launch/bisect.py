@@ -45,6 +45,9 @@ def tell(one: Path, other: Path, found: Comparison) -> None:
             f"{one} and {other} are equal in steps {steps.start} to {steps.stop - 1}, "
             f"{found.groups} groups; nothing but times was left out"
         )
+        for run, last in zip((one, other), found.last, strict=True):
+            if last >= steps.stop:
+                print(f"{run} goes on to step {last}, which the other one has not done")
     else:
         print(f"{one} (there) and {other} (here) part {found.parting}")
         print(f"equal before: {found.groups} groups")

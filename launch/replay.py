@@ -41,6 +41,7 @@ from rl_code.run_config import RunConfig, meshes
 from rl_code.stop import StopRequest
 from rl_code.store import audit
 from rl_code.store.errors import StoreError
+from rl_code.types import Turn
 from rl_code.weights.versions import WeightError
 from rl_code.workdir import STORE, check
 
@@ -118,7 +119,7 @@ def tell(again: Again, tokenizer: Tokenizer, *, whole: bool) -> None:
         return
     if whole:
         for turn in recorded.turns:
-            print(f"--- {turn.role}, tokens {turn.start} to {turn.end}\n{turn.text}")
+            print(shown(turn))
         print("---")
     answers = sum(len(turn.results) for turn in recorded.turns)
     print(
@@ -126,6 +127,16 @@ def tell(again: Again, tokenizer: Tokenizer, *, whole: bool) -> None:
         f"{int(recorded.sampled.sum())} were sampled with the same log-probabilities; {answers} "
         f"answers of tools; {recorded.status}, reward {recorded.reward.total:g}"
     )
+
+
+def shown(turn: Turn) -> str:
+    """A turn for people. What tools answered to the last message has no tokens, since the model
+    never read it, so their results are told.
+    """
+    if turn.end > turn.start:
+        return f"--- {turn.role}, tokens {turn.start} to {turn.end - 1}\n{turn.text}"
+    answers = [f"{result.name}: {result.content}" for result in turn.results]
+    return "\n".join([f"--- {turn.role}, not read by the model", *answers])
 
 
 def repeat_training(run_config: RunConfig, workdir: Path) -> bool:

@@ -48,6 +48,8 @@ class Comparison:
 
     # steps that both have on record, first and one past the last; empty if there is none
     steps: range
+    # the last step that each of them has on record
+    last: tuple[int, int]
     # groups that were compared and are equal
     groups: int = 0
     parting: Parting | None = None
@@ -67,7 +69,7 @@ def compare(one: Path, other: Path) -> Comparison:
             raise ConfigError(f"{run} has no finished step, so there is nothing to compare")
     first = max(steps[0] for steps in consumed)
     end = min(steps[-1] for steps in consumed) + 1
-    found = Comparison(range(first, max(first, end)))
+    found = Comparison(range(first, max(first, end)), (consumed[0][-1], consumed[1][-1]))
     found.parting = _warm_starts(one, other)
     with Progress("compared", len(found.steps)) as progress:
         for step in found.steps:
