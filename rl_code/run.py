@@ -104,6 +104,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
+        """Ends the sandboxes and worker threads."""
         for scheduler in self._schedulers.values():
             scheduler.close()
         self.pool.close()

@@ -15,6 +15,7 @@ _IN_WORDS = 3
 
 
 def by_suite(results: Sequence[SuiteResult]) -> list[list[SuiteResult]]:
+    """Those of one suite together, in their order."""
     names = dict.fromkeys(result.suite for result in results)
     return [[result for result in results if result.suite == name] for name in names]
 
@@ -169,6 +170,7 @@ def _cell(interval: Interval) -> dict[str, str]:
 
 
 def signed(interval: Interval) -> str:
+    """A difference of shares in percentage points, with its interval, as text."""
     mean, low, high = (
         f"{100 * value:+.1f}".replace("-", "−") for value in dataclasses.astuple(interval)
     )

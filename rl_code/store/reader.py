@@ -6,8 +6,8 @@ folder moved away as a whole, before any of its files is deleted. A step is ther
 least one of the two places at every moment. Where both are there, the shard is read: it comes from
 a process that was killed before it could delete the folder.
 
-``retention`` may delete old steps. What is gone is written down before it is deleted, and
-reading it raises an error that says so.
+Old steps are removed where ``record.keep`` says so. What is removed is written down before it is
+deleted, and reading it raises an error that says so.
 """
 
 from __future__ import annotations

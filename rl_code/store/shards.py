@@ -98,6 +98,7 @@ class Shard:
 
 
 def damaged(path: Path, how: str) -> StoreError:
+    """The error for a shard that cannot be read. how: in words."""
     return StoreError(f"{path} is damaged: {how}. Restore it: it is the only copy of its groups")
 
 
@@ -163,6 +164,7 @@ def _from_json(entry: Mapping[str, dict[str, Any]]) -> ShardStep:
 
 
 def shard_path(store: Path, first: int, last: int) -> Path:
+    """The file of a shard, which has steps from ``first`` to ``last``."""
     return store / SHARDS / f"{first:08}_{last:08}.arrayrecord"
 
 

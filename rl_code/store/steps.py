@@ -124,14 +124,17 @@ def steps(store: Path) -> list[int]:
 
 
 def step_folder(store: Path, step: int) -> Path:
+    """Where the files of a step lie until they are in a shard."""
     return store / STEPS / f"{step:08}"
 
 
 def group_path(store: Path, step: int, number: int) -> Path:
+    """The file of the group that was delivered for an item."""
     return step_folder(store, step) / f"group_{number:06}.record"
 
 
 def claim_path(store: Path, item: Item, turn: int) -> Path:
+    """The file of a claim on an item. turn: how many claims on it there were before."""
     return step_folder(store, item.step) / f"claim_{item.number:06}_{turn:03}.json"
 
 
@@ -189,10 +192,12 @@ def read_claim(path: Path) -> ProcessId | None:
 
 
 def part_path(store: Path, step: int, first: int) -> Path:
+    """The file of the part of a step's plan whose items are numbered from ``first`` on."""
     return step_folder(store, step) / f"plan_{first:06}.json"
 
 
 def part_bytes(items: Sequence[Item]) -> bytes:
+    """The content of such a file."""
     return seal([dataclasses.asdict(item) for item in items])
 
 

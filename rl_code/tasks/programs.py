@@ -39,6 +39,7 @@ def split_of(names: tuple[str, ...]) -> str:
 
 
 def names_of(program: Program) -> tuple[str, ...]:
+    """The names of a program's operations, in their order."""
     return tuple(step[0] for step in program if step)
 
 
