@@ -35,9 +35,10 @@ from attention.cache.pages import PageAllocator
 from attention.cache.storage import nbytes
 from attention.methods.nsa import NSA
 from benchmarks.results import hardware, save, scratch
+from models.model_config import ModelConfig
 from models.paged import document_encoder, forward, model_cache
 from models.tiered import TieredModel
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
 
 flags.DEFINE_integer(
     "tokens", 1_000_000, "Tokens of the history, a multiple of the block of 64.", lower_bound=64

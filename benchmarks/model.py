@@ -17,8 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.episodes import STOP_IDS, Letters
 from models.families import PRESETS
+from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
-from models.transformer import ModelConfig, Transformer, abstract_model
+from models.transformer import Transformer, abstract_model
 from rl_code.learner.objective import LossConfig
 from rl_code.learner.update import OptimizerConfig
 from rl_code.named import Named

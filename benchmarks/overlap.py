@@ -33,7 +33,7 @@ from benchmarks import model as bench_model
 from benchmarks.episodes import FixedEpisode, prompts
 from benchmarks.results import hardware, save
 from benchmarks.rl_step import PROMPTS, SAMPLES, WORKLOADS
-from models.transformer import ModelConfig
+from models.model_config import ModelConfig
 from rl_code.learner.advantages import GRPO, group_advantages
 from rl_code.learner.batching import PackConfig, pack
 from rl_code.learner.two_phase import make_two_phase_update, residual_bytes

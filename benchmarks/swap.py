@@ -32,8 +32,9 @@ from attention.cache.documents import assemble, document_pages, fingerprint_weig
 from attention.cache.pages import PageAllocator
 from attention.cache.tables import sequence_pages
 from benchmarks.results import hardware, save, scratch
+from models.model_config import ModelConfig
 from models.paged import document_encoder, forward, model_cache
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
 
 flags.DEFINE_integer("row", 16384, "Tokens of the documents and the question together.")
 flags.DEFINE_integer("documents", 16, "Documents, of equal length.", lower_bound=2)

@@ -23,9 +23,10 @@ from attention.cache.paged import PagedCache
 from attention.cache.tables import sequence_pages
 from launch.targets import Target
 from models.families import PRESETS
+from models.model_config import ModelConfig
 from models.paged import forward, model_cache
 from models.sharding import MeshConfig, abstract_mesh, use_mesh
-from models.transformer import ModelConfig, Transformer, abstract_model
+from models.transformer import Transformer, abstract_model
 from rl_code.read_config import build
 from rl_code.run_config import RunConfig
 from rl_code.traced import traced_programs

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 if TYPE_CHECKING:
-    from models.transformer import ModelConfig
+    from models.model_config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 
 from models import families, weights
 from models.gguf_file import open_gguf
-from models.transformer import ModelConfig, Transformer
+from models.model_config import ModelConfig
+from models.transformer import Transformer
 
 
 def read_config(path: str | Path) -> ModelConfig:

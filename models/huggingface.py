@@ -25,7 +25,9 @@ from safetensors.numpy import save_file
 
 from models import families, weights
 from models.families.parameters import Parameter
-from models.transformer import ModelConfig, RopeScaling, Transformer
+from models.functions import RopeScaling
+from models.model_config import ModelConfig
+from models.transformer import Transformer
 
 INDEX = "model.safetensors.index.json"
 

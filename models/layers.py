@@ -15,7 +15,7 @@ from flax import nnx
 from attention.methods.method import Parameter, Parameters
 
 if TYPE_CHECKING:
-    from models.transformer import ModelConfig
+    from models.model_config import ModelConfig
 
 
 def make_parameter(

@@ -27,8 +27,9 @@ from attention.cache.tables import Pages, Runs, sequence_pages
 from attention.methods.method import Keys, Method, Parameters
 from models.functions import rope
 from models.layers import Layers
+from models.model_config import ModelConfig
 from models.sharding import per_shard
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
 from pallas_kernels.tokens import Tokens
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from models import gguf_weights, huggingface
+from models.model_config import ModelConfig
 from models.tokenizer import Tokenizer
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
 
 
 def is_pretrained(path: Path) -> bool:

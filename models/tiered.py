@@ -21,8 +21,9 @@ from jaxtyping import Array, Float
 
 from attention.cache.tiers import TierConfig, TieredCache
 from models.functions import rope
+from models.model_config import ModelConfig
 from models.paged import new_keys
-from models.transformer import ModelConfig, Transformer, abstract_model
+from models.transformer import Transformer, abstract_model
 
 
 class TieredModel:

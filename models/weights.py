@@ -19,8 +19,9 @@ from jax.sharding import Mesh
 
 from models import families
 from models.families.parameters import Parameter
+from models.model_config import ModelConfig
 from models.sharding import parameter_shardings
-from models.transformer import ModelConfig, Transformer, abstract_model
+from models.transformer import Transformer, abstract_model
 
 
 class Source(Protocol):

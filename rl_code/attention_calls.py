@@ -5,8 +5,8 @@ from __future__ import annotations
 from absl import logging
 
 from attention.implementations import XLA, CallShape, Implementation, implementations
+from models.model_config import ModelConfig
 from models.sharding import MeshConfig
-from models.transformer import ModelConfig
 from pallas_kernels import choice
 from rl_code.run_config import RunConfig
 

@@ -28,9 +28,10 @@ from jax.sharding import Mesh
 from attention.methods.api import METHODS
 from attention.methods.method import Method
 from models import huggingface, pretrained
+from models.model_config import ModelConfig
 from models.sharding import parameter_shardings
 from models.tokenizer import Tokenizer
-from models.transformer import ModelConfig, Transformer, abstract_model
+from models.transformer import Transformer, abstract_model
 from rl_code import arrays, checkpoint
 from rl_code.read_config import ConfigError
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from models.model_config import ModelConfig
 from models.tokenizer import Tokenizer
-from models.transformer import ModelConfig
 from rl_code import lineage
 from rl_code import origin as origin_lib
 from rl_code.environment.protocols.compact import Compact

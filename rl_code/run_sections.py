@@ -8,8 +8,8 @@ from typing import Literal
 from attention.methods.api import METHODS
 from attention.methods.method import Method
 from models.families import PRESETS
+from models.model_config import ModelConfig
 from models.sharding import MeshConfig
-from models.transformer import ModelConfig
 from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
 from rl_code.learner.objective import LossConfig

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from models.model_config import ModelConfig
 from models.sharding import parameter_shardings, use_mesh
-from models.transformer import ModelConfig, Transformer, abstract_model
+from models.transformer import Transformer, abstract_model
 from rl_code.learner.batching import empty_batch
 from rl_code.learner.optimizer import make_optimizer
 from rl_code.learner.update import TrainState, make_update

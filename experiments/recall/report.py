@@ -13,7 +13,8 @@ from flax import nnx
 
 from benchmarks.flops import attention_trips, matmul_flops
 from experiments.recall.study import RecallExperiment, RecallResult, model_config, rows
-from models.transformer import ModelConfig, Transformer
+from models.model_config import ModelConfig
+from models.transformer import Transformer
 from rl_code.learner.update import supervised_loss
 
 

@@ -24,8 +24,9 @@ from jax.sharding import NamedSharding
 from attention.methods.api import METHODS
 from attention.methods.method import Method
 from experiments.recall.rows import RecallConfig, recall_rows
+from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
 from rl_code.checkpoint import Checkpoints
 from rl_code.files import write_atomically
 from rl_code.learner.batching import SupervisedBatch

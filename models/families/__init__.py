@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from models.families import compact, llama, qwen2, qwen3, qwen3_coder, smollm2
 from models.families.family import Family
-from models.transformer import ModelConfig
+from models.model_config import ModelConfig
 
 # Where several families share an architecture, the first is the one that files of it are read by.
 FAMILIES: dict[str, Family] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from models.families.parameters import Parameter
-from models.transformer import ModelConfig
+from models.model_config import ModelConfig
 
 # How a family writes a tool call. "json": ``<tool_call>`` blocks that hold ``{"name": ...,
 # "arguments": {...}}`` (Hermes). "tags": blocks that hold ``<function=name><parameter=key>value

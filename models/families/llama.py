@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from models.families.family import Family
 from models.families.parameters import llama_like
-from models.transformer import ModelConfig, RopeScaling
+from models.functions import RopeScaling
+from models.model_config import ModelConfig
 
 _TEMPLATE = r"""
 {%- macro turn(role, content) -%}

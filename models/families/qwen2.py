@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from models.families.family import Family
 from models.families.parameters import QKV_BIAS, llama_like
-from models.transformer import ModelConfig
+from models.model_config import ModelConfig
 
 _TEMPLATE = r"""
 {%- set system = messages[0].content if messages[0].role == "system" else "" -%}

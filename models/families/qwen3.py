@@ -6,7 +6,7 @@ import dataclasses
 
 from models.families import qwen2
 from models.families.parameters import QK_NORM, llama_like
-from models.transformer import ModelConfig
+from models.model_config import ModelConfig
 
 FAMILY = dataclasses.replace(
     qwen2.FAMILY,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from models.families import llama
-from models.transformer import ModelConfig
+from models.model_config import ModelConfig
 
 _TEMPLATE = r"""
 {%- if messages[0].role != "system" -%}

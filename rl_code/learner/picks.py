@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention.picks import Noted, choosing, narrowest
-from models.transformer import ModelConfig
+from models.model_config import ModelConfig
 from rl_code.learner.objective import Terms
 from rl_code.types import Batch, Context
 

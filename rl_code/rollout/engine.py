@@ -27,9 +27,10 @@ from attention.cache import paged
 from attention.cache.paged import PagedCache
 from attention.cache.tables import Runs, sequence_pages
 from attention.picks import choosing, compact
+from models.model_config import ModelConfig
 from models.paged import decode_token, forward, gather_pages, model_cache, put_pages_back
 from models.sharding import per_shard, use_mesh
-from models.transformer import ModelConfig, Transformer
+from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms

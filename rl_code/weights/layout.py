@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from models.model_config import ModelConfig
 from models.sharding import parameter_shardings
-from models.transformer import ModelConfig, Transformer, abstract_model, cast
+from models.transformer import Transformer, abstract_model, cast
 from rl_code import arrays
 from rl_code.arrays import any_mesh
 

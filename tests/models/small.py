@@ -9,7 +9,8 @@ from flax import nnx
 
 from attention.methods.method import Method
 from models.families import PRESETS
-from models.transformer import ModelConfig, Transformer
+from models.model_config import ModelConfig
+from models.transformer import Transformer
 
 VOCABULARY = 32
 

@@ -20,8 +20,10 @@ from safetensors.numpy import load_file, save_file
 
 from models import huggingface
 from models.families import PRESETS
+from models.functions import RopeScaling
+from models.model_config import ModelConfig
 from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
-from models.transformer import ModelConfig, RopeScaling, Transformer, abstract_model
+from models.transformer import Transformer, abstract_model
 from pallas_kernels.tokens import packed_rows
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from models.model_config import ModelConfig
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
-from models.transformer import ModelConfig, Transformer, abstract_model
+from models.transformer import Transformer, abstract_model
 from rl_code import arrays
 from rl_code.weights.layout import sampling_model
 from rl_code.weights.versions import WeightsConfig
