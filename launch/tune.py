@@ -47,6 +47,9 @@ flags.DEFINE_list(
     ["1", "8192", "32", "8", "128"],
     "Rows, tokens, query heads, key/value heads, head size.",
 )
+flags.DEFINE_integer(
+    "alike", 8, "Consecutive queries that choose the same blocks, for selected.", lower_bound=1
+)
 flags.DEFINE_integer("timings", 5, "Timed runs of each setting, of which the median counts.", 1)
 
 # The errors of a setting that cannot be compiled or does not fit the kernel.
@@ -62,6 +65,8 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int
+    # Consecutive queries that choose the same blocks.
+    alike: int = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +97,7 @@ def main(argv: list[str]) -> None:
             f"--shape={','.join(FLAGS.shape)} must be five positive numbers, as in "
             "--shape=1,8192,32,8,128"
         )
-    search = KERNELS[argv[1]](Shape(*map(int, FLAGS.shape)), backend, False)
+    search = KERNELS[argv[1]](Shape(*map(int, FLAGS.shape), alike=FLAGS.alike), backend, False)
     tune(search, Path(FLAGS.file), FLAGS.timings)
 
 
@@ -241,7 +246,10 @@ def _selected(shape: Shape, implementation: str, interpret: Any) -> Search:
     qkv = _inputs(shape, -(-shape.tokens // chosen.block) * chosen.block)
     order = jnp.broadcast_to(jnp.arange(qkv[1].shape[1], dtype=jnp.int32), qkv[1].shape[:2])
     count = order.shape[1] // chosen.block
-    ranks = jax.random.uniform(jax.random.key(1), (shape.rows, shape.tokens, shape.kv_heads, count))
+    # the more neighbours choose alike, the smaller are the unions of their blocks
+    drawn = (shape.rows, -(-shape.tokens // shape.alike), shape.kv_heads, count)
+    ranks = jax.random.uniform(jax.random.key(1), drawn)
+    ranks = jnp.repeat(ranks, shape.alike, axis=1)[:, : shape.tokens]
     ranks = jnp.where(
         jnp.arange(count) <= jnp.arange(shape.tokens)[:, None, None] // chosen.block, ranks, -1.0
     )

@@ -1,10 +1,14 @@
 """Attention over chosen blocks on TPU (Mosaic): a grid step is one tile of queries and the block
 that they chose.
 
+Forward, and for the gradient of queries, these kernels serve where neighbouring queries choose so
+differently that going through the unions of their blocks would take longer (``tpu_unions`` has the
+numbers). The gradients of keys and values are always computed here, in the order of blocks.
+
 The numbers of the tiles' blocks are prefetched into scalar memory, where the index maps read them.
 Keys are therefore fetched ahead, and only when the block changes. The tiles of a block follow each
 other. The gradients of the block's keys stay in VMEM from its first tile to its last, and are added
-in place to those of the chunks before. Blocks that nobody chose are not touched.
+in place to those of the turns before. Blocks that nobody chose are not touched.
 
 Scores are transposed: keys lie along sublanes and queries along lanes. The queries of a tile fill
 the lanes whatever the size of a block is.
@@ -28,6 +32,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.cost import Cost
 from pallas_kernels.flash.tpu import VMEM_LIMIT
+from pallas_kernels.selected import tpu_unions
 from pallas_kernels.selected.tuning import TuningConfig
 from pallas_kernels.tokens import MASKED
 
@@ -35,8 +40,10 @@ DTYPES = ("float32", "bfloat16")
 # The devices that the kernels are written for.
 TARGETS = ("v5e", "v5p", "v6e")
 ELSEWHERE = "no kernel for this TPU"
-# None: ``backward`` computes the gradients of keys and values too, chunk by chunk of the queries.
-BY_BLOCK = None
+# None: ``backward_kv`` adds to the gradients of keys and values in place.
+SPANS = None
+# Goes through the union of the blocks of neighbouring queries, instead of an index.
+UNIONS = tpu_unions
 # Numbers of tiles' blocks that fit the scalar memory beside what the compiler keeps there.
 MAX_TILES = 2**17
 LANES = 128
@@ -106,7 +113,7 @@ def forward(
     return out, lse[:, :, 0]
 
 
-def backward(
+def backward_q(
     rows,
     d_rows,
     sums,
@@ -116,55 +123,72 @@ def backward(
     k_order,
     block,
     starts,
+    *,
+    tuning: TuningConfig,
+    interpret=False,
+) -> jax.Array:
+    """The gradient of every tile's rows, float32 [E, L, R G, H].
+
+    d_rows [E, L, R G, H], the cotangents of the rows; sums float32 [E, L, 2, R G], lse and delta;
+    the rest as for ``forward``.
+    """
+    lists, tiles, width, head_dim = rows.shape
+    specs = _Specs(lists, k.shape)
+    return pl.pallas_call(
+        functools.partial(_backward_q_kernel, scale=head_dim**-0.5),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(lists, tiles),
+            in_specs=[*specs.rows(width, head_dim), *specs.keys()],
+            out_specs=specs.tile(width, head_dim),
+        ),
+        out_shape=jax.ShapeDtypeStruct(rows.shape, jnp.float32),
+        compiler_params=_params(),
+        interpret=interpret,
+        cost_estimate=_estimate(rows, k, products=3, moved=4),
+        name="selected_backward_q",
+    )(block, starts[:, -1], rows, d_rows, sums, order[:, :, None], k, v, k_order[..., None])
+
+
+def backward_kv(
+    rows,
+    d_rows,
+    sums,
+    order,
+    k,
+    v,
+    k_order,
+    block,
+    used,
     d_keys,
     *,
     tuning: TuningConfig,
     interpret=False,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """(dq of every tile float32 [E, L, R G, H], d_keys with what these tiles add).
+) -> list[jax.Array]:
+    """d_keys with what these tiles add.
 
-    d_rows [E, L, R G, H]; sums float32 [E, L, 2, R G], lse and delta; d_keys: two float32 [E, J,
-    size, H], of keys and of values; the rest as for ``forward``.
+    used: int32 [E], how many of a list's tiles are in use. d_keys: two float32 [E, J, size, H], of
+    keys and of values. The rest is as for ``backward_q``.
     """
     lists, tiles, width, head_dim = rows.shape
     specs = _Specs(lists, k.shape)
-    dq, *d_keys = pl.pallas_call(
-        functools.partial(_backward_kernel, scale=head_dim**-0.5),
+    return pl.pallas_call(
+        functools.partial(_backward_kv_kernel, scale=head_dim**-0.5),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(lists, tiles),
-            in_specs=[
-                specs.tile(width, head_dim),
-                specs.tile(width, head_dim),
-                specs.tile(2, width),
-                specs.tile(1, width),
-                *specs.keys(),
-                specs.sums(),
-                specs.sums(),
-            ],
-            out_specs=[specs.tile(width, head_dim), specs.sums(), specs.sums()],
+            in_specs=[*specs.rows(width, head_dim), *specs.keys(), specs.sums(), specs.sums()],
+            out_specs=[specs.sums(), specs.sums()],
         ),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (rows, *d_keys)],
-        # The two d_keys are arguments 9 and 10, counting the two prefetched ones, and become
-        # results 1 and 2: a block that no tile visits keeps its sums without being copied.
-        input_output_aliases={9: 1, 10: 2},
+        out_shape=[jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in d_keys],
+        # The two d_keys are arguments 9 and 10, counting the two prefetched ones: a block that no
+        # tile visits keeps its sums without being copied.
+        input_output_aliases={9: 0, 10: 1},
         compiler_params=_params(),
         interpret=interpret,
-        cost_estimate=_estimate(rows, k, products=5, moved=4),
-        name="selected_backward",
-    )(
-        block,
-        starts[:, -1],
-        rows,
-        d_rows,
-        sums,
-        order[:, :, None],
-        k,
-        v,
-        k_order[..., None],
-        *d_keys,
-    )
-    return dq, tuple(d_keys)
+        cost_estimate=_estimate(rows, k, products=4, moved=2),
+        name="selected_backward_kv",
+    )(block, used, rows, d_rows, sums, order[:, :, None], k, v, k_order[..., None], *d_keys)
 
 
 # --- Kernels --------------------------------------------------------------------------------------
@@ -183,8 +207,15 @@ def _forward_kernel(block, used, rows, order, k, v, k_order, out, lse, *, scale)
         lse[0, 0] = top + jnp.log(total)
 
 
-def _backward_kernel(
-    block, used, rows, d_rows, sums, order, k, v, k_order, dk_before, dv_before, dq, dk, dv,
+def _backward_q_kernel(block, used, rows, d_rows, sums, order, k, v, k_order, dq, *, scale):
+    @pl.when(pl.program_id(1) < used[pl.program_id(0)])
+    def _():
+        _, d_scores = _slopes(rows, d_rows, sums, order, k, v, k_order, scale)
+        dq[0, 0] = _dot(d_scores, k[0, 0, 0], 0, 0)
+
+
+def _backward_kv_kernel(
+    block, used, rows, d_rows, sums, order, k, v, k_order, dk_before, dv_before, dk, dv,
     *, scale
 ):  # fmt: skip
     row = pl.program_id(0)
@@ -193,7 +224,7 @@ def _backward_kernel(
     last = jnp.maximum(used[row] - 1, 0)
     now, before = (block[row, jnp.clip(x, 0, last)] for x in (tile, tile - 1))
 
-    # the first tile of a block: start from the sums of the chunks before
+    # the first tile of a block: start from the sums of the turns before
     @pl.when((tile == 0) | (now != before))
     def _():
         dk[...] = dk_before[...]
@@ -201,13 +232,17 @@ def _backward_kernel(
 
     @pl.when(tile < used[row])
     def _():
-        lse, delta = (sums[0, 0, i : i + 1] for i in range(2))
-        weights = jnp.exp(_scores(rows, order, k, k_order, scale) - lse)
-        d_weights = _dot(v[0, 0, 0], d_rows[0, 0], 1, 1)
-        d_scores = (weights * (d_weights - delta) * scale).astype(k.dtype)
-        dq[0, 0] = _dot(d_scores, k[0, 0, 0], 0, 0)
+        weights, d_scores = _slopes(rows, d_rows, sums, order, k, v, k_order, scale)
         dk[0, 0] += _dot(d_scores, rows[0, 0], 1, 0)
         dv[0, 0] += _dot(weights.astype(v.dtype), d_rows[0, 0], 1, 0)
+
+
+def _slopes(rows, d_rows, sums, order, k, v, k_order, scale):
+    """(weights, gradients of the scores in the keys' dtype), both transposed [size, R G]."""
+    lse, delta = (sums[0, 0, i : i + 1] for i in range(2))
+    weights = jnp.exp(_scores(rows, order, k, k_order, scale) - lse)
+    d_weights = _dot(v[0, 0, 0], d_rows[0, 0], 1, 1)
+    return weights, (weights * (d_weights - delta) * scale).astype(k.dtype)
 
 
 def _scores(rows, order, k, k_order, scale):
@@ -244,6 +279,11 @@ class _Specs:
         return pl.BlockSpec(
             (1, 1, rows, lanes), lambda e, l, block, used: (e, _tile(e, l, used), 0, 0)
         )
+
+    def rows(self, rows: int, head_dim: int) -> list[pl.BlockSpec]:
+        """A tile of rows, of their cotangents, of their sums and of their order."""
+        wide = self.tile(rows, head_dim)
+        return [wide, wide, self.tile(2, rows), self.tile(1, rows)]
 
     def keys(self) -> list[pl.BlockSpec]:
         """The chosen block of keys, of values and of their order [B, J, size, 1]."""

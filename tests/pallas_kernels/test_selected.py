@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from pallas_kernels.flash import reference as dense
-from pallas_kernels.selected import chunks, gpu, reference, tpu
+from pallas_kernels.selected import by_block, chunks, gpu, reference, tpu
 from pallas_kernels.selected.api import selected_attention
 from pallas_kernels.selected.tiles import spans, tiles
 from pallas_kernels.selected.tuning import TuningConfig
@@ -227,7 +227,7 @@ def test_every_tile_is_in_one_span_of_its_block_and_every_span_in_one_turn(most)
     begin = 0
     seen = []
     while begin < used:
-        query, mine, taken = chunks._turn(begin, cut_up, found.query, tiles=max(most, 7), spans=3)
+        query, mine, taken = by_block.turn(begin, cut_up, found.query, tiles=max(most, 7), spans=3)
         assert taken > 0
         for span in range(int(taken)):
             at = int(cut_up.first[begin + span] - cut_up.first[begin])
