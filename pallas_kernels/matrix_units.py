@@ -17,14 +17,19 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 # Bytes of a row of shared memory whose parts are permuted, so that columns have no bank conflicts.
 SWIZZLE = 128
+# Columns of tensor memory that pass through registers together. Head sizes are multiples of it.
+COLUMNS = 64
 # Kernels compute powers of 2 in place of powers of e: e^x = 2^(x LOG2_E).
 LOG2_E = math.log2(math.e)
 
 
-def tiles(shape: tuple[int, ...], dtype):
-    """A type of shared memory in the tiled and swizzled layout of matrix units and copy engine."""
-    width = SWIZZLE // jnp.dtype(dtype).itemsize
-    transforms = (plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(SWIZZLE))
+def tiles(shape: tuple[int, ...], dtype, swizzle: int = SWIZZLE):
+    """A type of shared memory in the tiled and swizzled layout of matrix units and copy engine.
+
+    swizzle: bytes of a row of a tile. Parts of a row can be used apart only in whole tiles.
+    """
+    width = swizzle // jnp.dtype(dtype).itemsize
+    transforms = (plgpu.TilingTransform((8, width)), plgpu.SwizzleTransform(swizzle))
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
@@ -74,7 +79,10 @@ class Wgmma:
         return pl.run_scoped(multiply, plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32))
 
     def shrink_and_add(self, acc, shrink, a, b):
-        """acc * shrink [rows] + a @ b; acc and a in registers, b a reference to shared memory."""
+        """The first running sum, times shrink [rows], with a @ b added.
+
+        a is in registers, b a reference to shared memory.
+        """
         return self.add(acc * spread(shrink, acc.shape, 0), a, b, 0)
 
     def zero(self, index: int):
@@ -122,10 +130,18 @@ class Tcgen05:
         return self._load(self.result)
 
     def shrink_and_add(self, acc, shrink, a, b):
-        """As for ``Wgmma``."""
+        """As for ``Wgmma``.
+
+        The sum passes through registers in parts: all of it would not fit them beside the scores.
+        """
         self._stage(a)
-        self._multiply(self.sums, self.staged, b, False)
-        return acc * spread(shrink, acc.shape, 0) + self._load(self.sums)
+        for first in range(0, self.lanes, COLUMNS):
+            part = self.sums.at[:, pl.ds(first, COLUMNS)]
+            found = self._load(part)
+            plgpu.async_store_tmem(part, found * spread(shrink, found.shape, 0))
+        plgpu.commit_tmem()
+        self._multiply(self._sum(0), self.staged, b, True)
+        return acc
 
     def zero(self, index: int):
         """As for ``Wgmma``. The sum is in tensor memory; the value that is returned and carried on

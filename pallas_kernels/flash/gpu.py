@@ -242,11 +242,12 @@ def _forward_kernel(
         start = (
             full((unit.tile,), MASKED / 2, column),
             full((unit.tile,), 0, column),
-            full((unit.tile, plan.lanes), 0, unit.layout),
+            unit.zero(0),
         )
         top, total, acc = consume(count, whole, filled, emptied, visit, start, plan.steps)
         nothing = total == 0.0
         divisor = jnp.where(nothing, 1.0, total)
+        acc = unit.value(acc, 0)
         # the last product has read the queries, so their buffer may hold the result
         q_own.at[wg][...] = (acc / spread(divisor, acc.shape, 0)).astype(q_own.dtype)
         # back from powers of 2 to powers of e
