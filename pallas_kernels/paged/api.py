@@ -33,6 +33,7 @@ from pallas_kernels.paged.lists import (
     TuningConfig,
     Turns,
     dense_work,
+    divided,
     heuristic,
     selected_work,
 )
@@ -89,7 +90,7 @@ def paged_attention(
     fit, and for a named implementation that cannot run.
     """
     _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled)
-    choice = (turns, implementation, tuning, interpret)
+    choice = (implementation, tuning, interpret)
     options = _options(q, k_pages, v_pages, tables.shape[1], None, window, *choice)
     rows = (tables, q_places, lengths, filled, firsts, turns)
     return _run(options, fallback, q, k_pages, v_pages, None, *rows)
@@ -124,7 +125,7 @@ def selected_paged_attention(
             f"{picks.shape=} must begin with {q.shape[:2]} and {k_pages.shape[1]} or {q.shape[2]}"
         )
     lists, pages = picks.shape[2:]
-    choice = (turns, implementation, tuning, interpret)
+    choice = (implementation, tuning, interpret)
     options = _options(q, k_pages, v_pages, pages, lists, None, *choice)
     rows = (tables, q_places, lengths, filled, firsts, turns)
     return _run(options, fallback, q, k_pages, v_pages, picks, *rows)
@@ -145,13 +146,13 @@ class _Options:
 
 
 def _options(
-    q, k_pages, v_pages, pages, lists, window, turns, implementation, tuning, interpret
+    q, k_pages, v_pages, pages, lists, window, implementation, tuning, interpret
 ) -> _Options:
     """The implementation that runs, with its settings. pages, lists: as for ``tune``."""
     implementation = choose(
         implementation,
         [*KERNELS],
-        lambda name: _obstacle(name, q, k_pages, v_pages, interpret, turns is not None),
+        lambda name: _obstacle(name, q, k_pages, v_pages, interpret),
         interpret,
     )
     if implementation != REFERENCE:
@@ -160,8 +161,9 @@ def _options(
         on = device(implementation)
         shape = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim, page=page)
         tuning = tuning or tuned(tune(on, q, k_pages, pages, lists), "paged", on, **shape)
-        if tuning.keys % page:
-            raise ValueError(f"keys={tuning.keys} of a step must be a multiple of {page=}")
+        whole = KERNELS[implementation].part(page)
+        if tuning.keys % whole:
+            raise ValueError(f"keys={tuning.keys} of a step must be a multiple of page={whole}")
     return _Options(implementation, window, tuning, interpret)
 
 
@@ -209,8 +211,12 @@ def forward(
 
     picks: None to attend to all pages.
     """
-    kv_heads, page = k_pages.shape[1:3]
+    kv_heads, stored = k_pages.shape[1:3]
     starts, table = (None, None) if turns is None else (turns.starts, turns.table)
+    page = KERNELS[implementation].part(stored)
+    if page < stored:
+        parts = stored // page
+        tables, picks, filled, starts = divided(parts, page, tables, picks, filled, starts)
     if picks is None:
         work = dense_work(tables, q_places, lengths, window, page, tuning, filled, firsts, starts)
         heads = kv_heads
@@ -280,16 +286,10 @@ def _check_shapes(q, k_pages, v_pages, tables, q_places, lengths, filled) -> Non
         raise ValueError(f"{filled.shape=} must be that of {tables.shape=}")
 
 
-def _obstacle(name: str, q, k_pages, v_pages, interpret, turned: bool = False) -> str | None:
-    """Why a kernel cannot run the input here, or None. turned: whether it has to rotate keys."""
+def _obstacle(name: str, q, k_pages, v_pages, interpret) -> str | None:
+    """Why a kernel cannot run the input here, or None."""
     found = backend_obstacle(name, (q, k_pages, v_pages), KERNELS[name].DTYPES, interpret)
-    found = found or KERNELS[name].obstacle(q.shape, k_pages.shape, device(name))
-    return found or (turned_obstacle(q.shape[3]) if turned else None)
-
-
-def turned_obstacle(head_dim: int) -> str | None:
-    """Why the kernels cannot rotate keys of a head size while they read them, or None."""
-    return None if head_dim == 128 else f"{head_dim=} must be 128 where keys are not kept rotated"
+    return found or KERNELS[name].obstacle(q.shape, k_pages.shape, device(name))
 
 
 def obstacle_on(

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, full, spread, tiles
+from pallas_kernels.matrix_units import KEY_UNITS, LOG2_E, SWIZZLE, full, spread, tiles
 from pallas_kernels.padding import pad
 from pallas_kernels.paged.lists import GPU_KEYS, TuningConfig, Work, columns
 from pallas_kernels.pipeline import barriers, fetch, specialise_warps, visits
@@ -48,19 +49,24 @@ def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) ->
     (page, head_dim) = pages_shape[2:]
     if head_dim not in HEAD_DIMS[on]:
         return f"{head_dim=} must be one of {HEAD_DIMS[on]}, the rows of a product"
-    return (
-        f"{page=} must be a multiple of 8 that divides {GPU_KEYS}"
-        if page % 8 or GPU_KEYS % page
-        else None
-    )
+    return f"{page=} must be a multiple of 8" if page % 8 else None
+
+
+def part(page: int) -> int:
+    """Tokens that a copy brings of a page: those of a page, or of a part where a step has fewer.
+
+    A page of 512 tokens, a block of MoBA, comes as four parts of 128, each like a page of its own.
+    """
+    return math.gcd(page, GPU_KEYS)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
     """What is static in a kernel."""
 
-    # Tokens of a page.
+    # Tokens of a page of the lists, and how many of these a page in memory has (``part``).
     page: int
+    parts: int
     # Pages of a step.
     width: int
     # As in ``Work``.
@@ -97,12 +103,15 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of q [U, K', R, H] to pages [pages, K, page, H], each split by itself.
 
+    work: of parts of pages (``part``, ``lists.divided``).
     turns: ``Turns.table``, which is read as float16: between -1 and 1 it is finer than bfloat16.
+
     Returns (out [splits, U, K', R, H], lse [splits, U, K', R]) in float32. The results of a query
     that sees nothing by ``work.bounds`` mean nothing.
     """
     (units, heads, rows, head_dim) = q.shape
-    (_, kv_heads, page, _) = k_pages.shape
+    (_, kv_heads, stored, _) = k_pages.shape
+    page = part(stored)
     unit = KEY_UNITS[tuning.matrix_unit]
     if tuning.keys != unit.keys:
         raise ValueError(
@@ -110,6 +119,7 @@ def forward(
         )
     plan = _Plan(
         page=page,
+        parts=stored // page,
         width=tuning.keys // page,
         splits=work.splits,
         pages=work.pages,
@@ -131,6 +141,9 @@ def forward(
     q = pad(q, plan.columns, axis=2)
     padded = q.shape[2]
     blocks = padded // plan.columns
+    # a key that is rotated is read and written in halves, which must be whole tiles
+    half = head_dim * k_pages.dtype.itemsize // 2
+    swizzle = min(SWIZZLE, half) if work.turned else SWIZZLE
     out, lse = plgpu.kernel(
         functools.partial(_kernel, plan=plan),
         kernel_name="selected_paged_attention" if work.numbered else "paged_attention",
@@ -141,8 +154,8 @@ def forward(
             jax.ShapeDtypeStruct((work.splits, units, heads, padded), jnp.float32),
         ],
         scratch_types=[
-            tiles((plan.columns, head_dim), q.dtype),
-            tiles((plan.steps, tuning.keys, head_dim), k_pages.dtype),
+            tiles((plan.columns, head_dim), q.dtype, swizzle),
+            tiles((plan.steps, tuning.keys, head_dim), k_pages.dtype, swizzle),
             tiles((plan.steps, tuning.keys, head_dim), v_pages.dtype),
             plgpu.SMEM((head_dim, plan.columns), jnp.float32),
             plgpu.SMEM((plan.columns,), jnp.float32),
@@ -218,7 +231,7 @@ def _kernel(lists, spans, bounds, q, k, v, *refs, plan: _Plan):
         # the barrier counts.
         found = [pages.page(step * plan.width + i) for i in range(plan.width)]
         found = [jnp.where(page < 0, ~page, page) for page in found]
-        copied = [x.at[page, kv_head] for x in (k, v) for page in found]
+        copied = [x.at[_place(page, kv_head, plan)] for x in (k, v) for page in found]
         if plan.turned:
             starts = [pages.start(step * plan.width + i) for i in range(plan.width)]
             copied += [turns.at[pl.ds(start, plan.page)] for start in starts]
@@ -261,6 +274,14 @@ def attend(unit, count, ring, visit, buffers, targets) -> None:
     for buffer, target in zip(buffers, targets, strict=True):
         plgpu.copy_smem_to_gmem(buffer, target)
     plgpu.wait_smem_to_gmem(0)
+
+
+def _place(page, kv_head, plan: _Plan) -> tuple:
+    """Where a page of the lists lies in memory [pages, K, page, H]."""
+    if plan.parts == 1:
+        return page, kv_head
+    stored = jax.lax.div(page, plan.parts)
+    return stored, kv_head, pl.ds(jax.lax.rem(page, plan.parts) * plan.page, plan.page)
 
 
 class _Pages:

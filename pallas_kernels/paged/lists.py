@@ -220,6 +220,28 @@ def selected_work(
     return Work(found, bounds, spans, tuning.splits, numbered=True, **kinds)
 
 
+def divided(parts: int, part: int, tables, picks, filled, starts):
+    """Tables, picks, filled and starts of pages that are cut into ``parts`` parts of ``part``
+    tokens, as if each part were a page: part i of page p is page p parts + i.
+
+    Their last axis becomes ``parts`` times as long. picks, filled and starts may be None.
+    """
+    at = jnp.arange(parts, dtype=jnp.int32)
+
+    def split(x, value):
+        return None if x is None else value(x[..., None]).reshape(*x.shape[:-1], -1)
+
+    def numbers(x):
+        return jnp.where(x < 0, -1, x * parts + at)
+
+    return (
+        split(tables, numbers),
+        split(picks, numbers),
+        split(filled, lambda x: jnp.clip(x - at * part, 0, part)),
+        split(starts, lambda x: x + at * part),
+    )
+
+
 def lookup(tables: jax.Array, index: jax.Array) -> jax.Array:
     """The entries of each row's table [B, P] at index [B, ...]; -1 for an index outside of it."""
     inside = (index >= 0) & (index < tables.shape[1])

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.flash.tpu import VMEM_LIMIT, dot, estimate
+from pallas_kernels.flash.tpu import LANES, VMEM_LIMIT, dot, estimate
 from pallas_kernels.padding import pad
 from pallas_kernels.paged.lists import TuningConfig, Work, cost
 from pallas_kernels.tokens import MASKED
@@ -53,6 +53,11 @@ def obstacle(q_shape: tuple[int, ...], pages_shape: tuple[int, ...], on: str) ->
     if rows > MAX_ROWS:
         return f"{rows} query rows share a key/value head, more than {MAX_ROWS}"
     return None
+
+
+def part(page: int) -> int:
+    """Tokens that a copy brings of a page: all of them."""
+    return page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,15 +331,24 @@ def _turn(pages: _Step, slot, k_two, turn_two, plan: _Plan) -> None:
             count = plan.page + TURN_ROWS
             rest = jax.lax.rem(pages.start(i), TURN_ROWS)
             turns = pltpu.roll(turn_two[slot, i], count - rest, 0)[: plan.page]
-            swapped = pltpu.roll(turns, half, 1)
+            swapped = _swapped(turns)
             # turns are (cos, sin): as factors of both halves of a key, and of the halves swapped
             cos = jnp.where(left, turns, swapped)
             sin = jnp.where(left, -swapped, turns)
             rows = pl.ds(i * plan.page, plan.page)
             for head in range(plan.heads):
                 keys = k_two[slot, head, rows].astype(jnp.float32)
-                turned = keys * cos + pltpu.roll(keys, half, 1) * sin
+                turned = keys * cos + _swapped(keys) * sin
                 k_two[slot, head, rows] = turned.astype(k_two.dtype)
+
+
+def _swapped(x):
+    """x [rows, H] with the halves of its lanes exchanged."""
+    half = x.shape[1] // 2
+    if x.shape[1] % LANES == 0:
+        return pltpu.roll(x, half, 1)
+    # a roll would go round all lanes of the registers, of which a row fills only a part
+    return jnp.concatenate([x[:, half:], x[:, :half]], axis=1)
 
 
 def _visit(

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.paged import reference
-from pallas_kernels.paged.api import paged_attention, selected_paged_attention
+from pallas_kernels.paged.api import obstacle_on, paged_attention, selected_paged_attention
 from pallas_kernels.paged.lists import (
     TuningConfig,
     Turns,
@@ -240,6 +240,9 @@ def test_tpu_in_bfloat16_is_no_worse_than_the_reference_in_bfloat16(x64):
         ("tcgen05", Case(heads=2, kv_heads=2, size=64, page=64, lists=2)),
         ("wgmma", Case(heads=3, kv_heads=1, queries=4, size=64, page=32, padded=True)),
         ("tcgen05", Case(heads=2, kv_heads=2, size=64, page=64, lists=2, padded=True)),
+        # a page of more tokens than a step has, in two parts of 128 and in three of 64
+        ("wgmma", Case(heads=4, kv_heads=2, size=64, page=256, pages=4, lists=4)),
+        ("tcgen05", Case(heads=3, kv_heads=1, size=64, page=192, pages=4, window=150, padded=True)),
     ],
     ids=str,
 )
@@ -396,7 +399,7 @@ def test_what_cannot_run_is_refused_with_its_values(case, options, message):
     ("case", "tuning", "message"),
     [
         (Case(size=32), {}, r"head_dim=32 must be one of \(64, 128\)"),
-        (Case(size=64, page=48), {}, "page=48 must be a multiple of 8 that divides 128"),
+        (Case(size=64, page=12), {}, "page=12 must be a multiple of 8"),
         (Case(size=64), {"keys": 64}, "keys=64 of a step must be 128 for wgmma"),
         (Case(size=64), {"steps": 0}, "steps=0 must be positive"),
     ],
@@ -520,6 +523,8 @@ PLACED = [
     Placed(queries=3, window=40),
     Placed(turned=False, lists=4),
     Placed(turned=False, queries=2),
+    Placed(size=64),
+    Placed(size=64, lists=2),
 ]
 
 
@@ -555,7 +560,12 @@ def test_gpu_rotates_keys_and_skips_empty_places(x64, case, unit):
     check_placed(case, jnp.bfloat16, **GPU | {"tuning": tuning})
 
 
-def test_keys_of_another_size_are_not_rotated_by_a_kernel(x64):
-    case = Placed(size=64)
-    with pytest.raises(ValueError, match="head_dim=64 must be 128 where keys are not kept"):
-        case.attend(*(x.astype(jnp.bfloat16) for x in case.inputs()), **GPU)
+@pytest.mark.parametrize("size", [64, 128, 96])
+def test_a_head_size_without_a_product_is_refused_by_its_device(size):
+    pages = (8, 2, 64, size)
+    found = {
+        on: obstacle_on(on, "gpu", "bfloat16", (1, 1, 4, size), pages) is None
+        for on in ("hopper", "blackwell")
+    }
+    assert found == {"hopper": size != 96, "blackwell": size == 128}
+    assert obstacle_on("tpu", "tpu", "bfloat16", (1, 1, 4, size), pages) is None
