@@ -14,6 +14,7 @@ bfloat16 on the CPU.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -32,7 +33,11 @@ from attention.methods.nsa import NSA
 from attention.methods.squid import GatedDocuments
 from attention.methods.window import Window
 from attention.selected import selected_attention
+from models.families import PRESETS
+from models.functions import rope
 from models.sharding import MeshConfig, make_mesh, use_mesh
+from pallas_kernels import choice
+from pallas_kernels.selected import api as kernels
 from pallas_kernels.tokens import TAIL, sequences
 
 # Largest relative errors of an output and of a gradient, by dtype.
@@ -136,7 +141,17 @@ def checks(sizes: Sizes) -> Iterator[Check]:
         yield _rows(name, method, sizes)
         yield _pages(f"{name}, prefill", method, sizes, queries=min(BLOCK, sizes.tokens // 2))
         yield _pages(f"{name}, decode", method, sizes, queries=1)
-    yield _chosen(sizes)
+    # pages of more tokens than a step of the kernel on GPU takes
+    large = 4 * BLOCK
+    moba = MoBA(block=large, picks=-(-sizes.tokens // large))
+    yield _pages("moba, decode from large pages", moba, sizes, queries=1, page=large)
+    for name in ("dense", "nsa"):
+        method = methods(sizes.tokens)[name]
+        title = f"{name}, decode, keys not rotated"
+        yield _pages(title, method, sizes, queries=1, rotated=False)
+    yield _chosen("some blocks, rows", sizes)
+    # where a kernel has two ways, the one that the heuristic does not take
+    yield _chosen("some blocks, rows, the other way", sizes, by_tile=False, gather_in_kernel=False)
 
 
 def _rows(name: str, method: Method, sizes: Sizes) -> Check:
@@ -177,10 +192,22 @@ def _rows(name: str, method: Method, sizes: Sizes) -> Check:
     return Check(f"{name}, rows", run, (q, *shapes))
 
 
-def _pages(name: str, method: Method, sizes: Sizes, queries: int) -> Check:
-    """The last tokens of two rows, written to pages and attending to them."""
+def _pages(
+    name: str,
+    method: Method,
+    sizes: Sizes,
+    queries: int,
+    page: int = BLOCK,
+    rotated: bool = True,
+) -> Check:
+    """The last tokens of two rows, written to pages and attending to them.
+
+    rotated: whether pages keep keys as they are after rotation.
+    """
     rows = 2
-    count = -(-sizes.tokens // BLOCK)
+    count = -(-sizes.tokens // page)
+    model = dataclasses.replace(PRESETS["qwen3-8b"], head_dim=sizes.head_dim)
+    turn = functools.partial(rope, config=model)
     layer = LayerShape(sizes.head_dim, sizes.heads, sizes.kv_heads, sizes.head_dim)
     given = method.parameters(layer)
     names = [*given]
@@ -200,27 +227,29 @@ def _pages(name: str, method: Method, sizes: Sizes, queries: int) -> Check:
             at: x * (x.size / x.shape[-1]) ** -0.5 for at, x in zip(names, rest, strict=False)
         }
         inputs = jax.nn.sigmoid(rest[-1]) if parts else None
-        cache = init_cache(
-            (method,), rows * count, sizes.kv_heads, sizes.head_dim, q.dtype, page=BLOCK
-        )
+        shape = (rows * count, sizes.kv_heads, sizes.head_dim, q.dtype)
+        cache = init_cache((method,), *shape, page=page, rotated=rotated)
         tables = jnp.arange(rows * count, dtype=jnp.int32).reshape(rows, count)[:, ::-1]
         lengths = jnp.array([sizes.tokens, sizes.tokens - 7], jnp.int32)
         slots = jnp.arange(sizes.tokens, dtype=jnp.int32)
         places = jnp.where(slots < lengths[:, None], slots, -1)
-        # keys are drawn as if they were rotated already
-        unturned = lambda k, positions: k  # noqa: E731
+        # keys are drawn as if they were rotated already, where pages keep them so
+        rotate = (lambda k, positions: k) if rotated else turn
         cache = write(
-            cache, 0, Tables.same(tables), places, keys, parameters=parameters, rotate=unturned
+            cache, 0, Tables.same(tables), places, keys, parameters=parameters, rotate=rotate
         )
-        pages = sequence_pages(tables, lengths, BLOCK)
+        pages = sequence_pages(tables, lengths, page)
         last = lengths[:, None] - queries + jnp.arange(queries, dtype=jnp.int32)
-        return (attend(cache, 0, q, pages.at(last)[0], pages, inputs=inputs, rotate=unturned),)
+        return (attend(cache, 0, q, pages.at(last)[0], pages, inputs=inputs, rotate=rotate),)
 
     return Check(name, run, tuple(shapes))
 
 
-def _chosen(sizes: Sizes) -> Check:
-    """Some blocks for each query, the same in every dtype: outputs and gradients."""
+def _chosen(name: str, sizes: Sizes, **changes: bool) -> Check:
+    """Some blocks for each query, the same in every dtype: outputs and gradients.
+
+    changes: of the sizes that the heuristic chooses.
+    """
     count = sizes.tokens // BLOCK
     slots = np.arange(sizes.tokens, dtype=np.int32)
     ranks = np.random.default_rng(1).random((1, sizes.tokens, sizes.kv_heads, count))
@@ -232,16 +261,23 @@ def _chosen(sizes: Sizes) -> Check:
     order = jnp.asarray(slots)[None]
     q, pair = _heads(sizes, sizes.tokens)
 
+    def attend(*qkv):
+        given = (*qkv, jnp.asarray(picks), order, order)
+        if not changes or (on := choice.here()) == "cpu":
+            return selected_attention(*given, size=BLOCK)
+        tuning = dataclasses.replace(kernels.heuristic(on), **changes)
+        return kernels.selected_attention(*given, size=BLOCK, tuning=tuning)
+
     def run(weight, *arrays):
         def total(*qkv):
-            out, _ = selected_attention(*qkv, jnp.asarray(picks), order, order, size=BLOCK)
+            out, _ = attend(*qkv)
             wide = jnp.promote_types(jnp.float32, out.dtype)
             return jnp.sum((out * weight).astype(wide)), out
 
         slopes, out = jax.grad(total, (0, 1, 2), has_aux=True)(*arrays)
         return out, *slopes
 
-    return Check("some blocks, rows", run, (q, q, *pair))
+    return Check(name, run, (q, q, *pair))
 
 
 def _heads(sizes: Sizes, tokens: int, rows: int = 1):

@@ -8,7 +8,8 @@ Needs the compilers: pip install -e .[aot]. The kernels are read from traced pro
 (``launch.kernel_programs``). Each target has a process of its own, because the GPU compiler keeps
 the first target it was given. The time is a lower bound that follows from the bytes of a kernel's
 arguments and results, and on TPU from its operations (``Kernel.flops``), and the device's peak
-rates; it is not measured.
+rates; it is not measured. "resident" is how many thread blocks a multiprocessor of a GPU holds at a
+time.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from launch.targets import TARGETS, Target
 
 INSTALL = "pip install -e .[aot]"
 ROOT = Path(__file__).resolve().parents[1]
+# Of a multiprocessor of Hopper and of Blackwell: bytes of shared memory, registers and threads.
+SHARED_PER_SM, REGISTERS_PER_SM, THREADS_PER_SM = 228 * 1024, 65536, 2048
 _ANSWER = "aot row: "
 _NAMES = "aot kernels: "
 _WORKLOADS = [workload.name for workload in WORKLOADS]
@@ -70,10 +73,28 @@ class Row:
     # Registers of a thread, and bytes of them that are spilled to memory. GPUs only.
     registers: int | None = None
     spilled: int | None = None
+    # Threads of a thread block. GPUs only.
+    threads: int | None = None
     # Bytes of HBM of arguments, results and temporaries.
     hbm: int | None = None
     # Operations that the kernel says it needs; None where it says nothing.
     flops: int | None = None
+
+    @property
+    def resident(self) -> int | None:
+        """Thread blocks that a multiprocessor holds at a time; None where that is not known.
+
+        Each block takes 1 KiB of shared memory more than it asks for, and a warp takes registers
+        in units of 256.
+        """
+        if self.threads is None or self.memory is None or self.registers is None:
+            return None
+        registers = -(-self.registers // 8) * 8 * self.threads
+        return min(
+            SHARED_PER_SM // (self.memory + 1024),
+            REGISTERS_PER_SM // registers,
+            THREADS_PER_SM // self.threads,
+        )
 
     @property
     def milliseconds(self) -> float | None:
@@ -154,6 +175,7 @@ def compile_all(target: Target, found: Sequence[Kernel]) -> Iterator[Row]:
             kernel.shapes,
             kernel.callers,
             "compiled",
+            threads=kernel.threads,
             flops=kernel.flops,
         )
         arguments = [
@@ -180,7 +202,7 @@ def table(rows: list[Row]) -> rich.table.Table:
     found.add_column("called by", overflow="fold")
     found.add_column("arguments", overflow="fold")
     found.add_column("compiler", overflow="fold")
-    for name in ("VMEM / shared", "registers", "spilled", "HBM MB", "ms at peak"):
+    for name in ("VMEM / shared", "registers", "spilled", "resident", "HBM MB", "ms at peak"):
         found.add_column(name, justify="right")
     for row in rows:
         found.add_row(
@@ -192,6 +214,7 @@ def table(rows: list[Row]) -> rich.table.Table:
             "" if row.memory is None else f"{row.memory / 1024:,.0f} KiB",
             "" if row.registers is None else str(row.registers),
             "" if row.spilled is None else f"{row.spilled} B",
+            "" if row.resident is None else str(row.resident),
             "" if row.hbm is None else f"{row.hbm / 1e6:,.0f}",
             "" if row.milliseconds is None else f"{row.milliseconds:.3f}",
         )

@@ -89,14 +89,24 @@ def _documents(name: str, **settings: Any) -> Workload:
     return dataclasses.replace(plain, name=f"{plain.name}, documents", changes=changes)
 
 
+def _paged(name: str, page: int) -> Workload:
+    """The same with other pages, and the method's own settings."""
+    plain = _large(name)
+    pages = {"page": page, "view_block": page, "pages": 4096 * 64 // page}
+    changes = {**plain.changes, **{f"rollout.engine.{name}": x for name, x in pages.items()}}
+    return dataclasses.replace(plain, name=f"{plain.name}, pages of {page}", changes=changes)
+
+
 WORKLOADS = (
     Workload("quickstart", "quickstart"),
-    Workload("smollm2_mbpp", "smollm2_mbpp"),
+    Workload("smollm2_mbpp", "smollm2_mbpp", unrotated=True),
     Workload("own_model", "own_model", preset="qwen3-8b"),
     _large("dense", unrotated=True),
     _large("window", window=512),
     _large("nsa", unrotated=True),
     _large("moba", block=64, picks=16),
+    # the paper's blocks of 512, which are pages of the cache too
+    _paged("moba", page=512),
     _large("squid"),
     _documents("dense"),
     _documents("nsa"),
@@ -118,6 +128,8 @@ class Kernel:
     arguments: tuple[jax.ShapeDtypeStruct, ...]
     # Operations of its products, which kernels for TPU say of themselves; None elsewhere.
     flops: int | None = None
+    # Threads of a thread block on GPU; None elsewhere.
+    threads: int | None = None
 
 
 def kernels(target: Target, workloads: tuple[Workload, ...] = WORKLOADS) -> list[Kernel]:
@@ -210,19 +222,26 @@ def _inside(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
 
 
 def _kernel(equation: JaxprEqn, caller: str) -> Kernel:
-    avals: list[Any] = [x.aval for x in equation.invars]
+    # an array that a kernel reads through several index maps is given several times, and lies in
+    # memory once
+    given = list(dict.fromkeys(equation.invars))
+    avals: list[Any] = [x.aval for x in given]
     arguments = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals)
     floats = [x for x in arguments if x.dtype.kind != "i"]
     shapes = dict.fromkeys(f"{_short(x)}[{','.join(map(str, x.shape))}]" for x in floats)
     name = str(equation.params.get("name") or equation.params["name_and_src_info"].name)
     cost = equation.params.get("cost_estimate")
     flops = None if cost is None else int(cost.flops)
-    function = functools.partial(_call, equation)
-    return Kernel(name, " ".join(shapes), (caller,), function, arguments, flops)
+    places = tuple(given.index(x) for x in equation.invars)
+    function = functools.partial(_call, equation, places)
+    meshes = equation.params.get("meshes")
+    # a "thread" of Mosaic GPU is a warpgroup
+    threads = None if meshes is None else (meshes[0].num_threads or 1) * 128
+    return Kernel(name, " ".join(shapes), (caller,), function, arguments, flops, threads)
 
 
-def _call(equation: JaxprEqn, *arguments: jax.Array) -> Any:
-    return equation.primitive.bind(*arguments, **equation.params)
+def _call(equation: JaxprEqn, places: tuple[int, ...], *arguments: jax.Array) -> Any:
+    return equation.primitive.bind(*(arguments[at] for at in places), **equation.params)
 
 
 def _short(x: jax.ShapeDtypeStruct) -> str:

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import pytest
 
 from launch import aot
-from launch.kernel_programs import WORKLOADS, calls, kernels
+from launch.kernel_programs import WORKLOADS, _kernel, calls, kernels
 from launch.targets import TARGETS
 from models.sharding import MeshConfig, abstract_mesh, use_mesh
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import cost, heuristic
+from pallas_kernels.selected.api import selected_attention
 from pallas_kernels.tokens import sequences
 
 
@@ -103,6 +104,45 @@ def test_time_at_peak_is_the_slower_of_arithmetic_and_memory():
     slower = dataclasses.replace(row, flops=int(3 * target.flops))
     assert slower.milliseconds == pytest.approx(3000)
     assert dataclasses.replace(row, hbm=None, answer="no").milliseconds is None
+
+
+@pytest.mark.parametrize(
+    ("memory", "registers", "threads", "resident"),
+    [
+        (117 * 1024, 185, 256, 1),  # shared memory for one
+        (60 * 1024, 185, 256, 1),  # registers for one
+        (60 * 1024, 126, 256, 2),
+        (0, 32, 128, 16),
+    ],
+)
+def test_a_multiprocessor_holds_what_its_scarcest_resource_allows(
+    memory, registers, threads, resident
+):
+    row = aot.Row("a", "gb200", "", (), "compiled", memory, registers, 0, threads)
+    assert row.resident == resident
+    assert dataclasses.replace(row, registers=None).resident is None
+
+
+def test_an_array_that_a_kernel_is_given_twice_is_one_argument():
+    """Its bytes count once, and the call that is compiled gets it in both places."""
+    q = jax.ShapeDtypeStruct((1, 64, 8, 128), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((1, 256, 1, 128), jnp.bfloat16)
+    picks = jnp.zeros((1, 64, 1, 4), jnp.int32)
+    orders = [jnp.zeros((1, length), jnp.int32) for length in (64, 256)]
+
+    def attend(q, k):
+        return selected_attention(q, k, k, picks, *orders, size=64)[0]
+
+    with use_mesh(abstract_mesh(MeshConfig(1, 1), TARGETS["v5e"].device)):
+        traced = jax.jit(attend).trace(q, k)
+        (equation,) = calls(traced.jaxpr.jaxpr)
+        kernel = _kernel(equation, "a: b")
+        again = jax.jit(kernel.function).trace(*kernel.arguments)
+    assert kernel.name == "selected_union_forward"
+    assert len(kernel.arguments) < len(equation.invars)
+    (same,) = calls(again.jaxpr.jaxpr)
+    given = [[(x.aval.shape, x.aval.dtype) for x in one.invars] for one in (same, equation)]
+    assert given[0] == given[1]
 
 
 def test_cost_counts_the_visible_pairs():
