@@ -4,7 +4,7 @@ What: a run of 40 steps with the advantages of GRPO. Then for each of six seeds 
   which train 12 steps more: one goes on with GRPO, the other with RLOO. Both forks of a seed draw
   the same tasks and the same random numbers, in training and in the evaluation.
 Command: python -m launch.train --config=configs/paired.py --workdir=runs/base, then
-  python -m launch.sweep --config=configs/paired.py --workdir=runs/paired --fork=runs/base
+  python -m launch.sweep --config=configs/paired.py --workdir=runs/paired --fork=runs/base --step=40
 Hardware: 2 CPU cores. Run time: see docs/results.md.
 Expected metric: the interval of the paired difference is narrower than that of the unpaired one.
 """

@@ -286,7 +286,7 @@ def _state_at(parent: Path, own: RunConfig, step: int, stop: StopRequest) -> Tra
     with Run(own, parent, "learner") as run, jax.set_mesh(run.mesh):
         if start == step == 0:
             return init_state(sft.initial_model(run), own.train.optimizer)
-        with Progress(f"from the checkpoint of step {start}", step - start) as progress:
+        with Progress(f"training again from step {start}", step - start) as progress:
             for done in replay(run, stop, start, step):
                 if not done.same:
                     raise StoreError(

@@ -83,7 +83,7 @@ class RecordedVersions:
         if not versions:
             return
         start = nearest(self._store, self.workdir, versions[0])
-        with Progress(f"weights of step {start} on", versions[-1] - start) as progress:
+        with Progress(f"training again from step {start}", versions[-1] - start) as progress:
             for done in replay(self._learner, stop, start, versions[-1]):
                 progress.update(done.step + 1 - start)
                 if done.step + 1 in versions:
