@@ -79,9 +79,14 @@ def choose_suite(config: RunConfig, name: str | None, greedy: bool) -> SuiteConf
     an unknown name and for none.
     """
     suites = {suite.name: suite for suite in config.suites}
+    if not name:
+        raise read_config.ConfigError(
+            f"--suite=<name> is missing: name one of the config's suites: {', '.join(suites)}"
+        )
     if name not in suites:
-        given = f"--suite={name} is not" if name else "--suite=<name> is missing: name"
-        raise read_config.ConfigError(f"{given} one of the config's suites: {', '.join(suites)}")
+        raise read_config.ConfigError(
+            f"--suite={name} is not one of the config's suites: {', '.join(suites)}"
+        )
     suite = suites[name]
     if not greedy:
         return suite

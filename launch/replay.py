@@ -71,12 +71,17 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 def refuse_flags_of_the_other_way() -> None:
     """Raises ConfigError for a flag that would have no effect."""
-    names, why = ("start", "end"), "bounds the training that is repeated without --step"
+    names = ("task", "sample") if STEP.value is None else ("start", "end")
+    flag = next((absl_flags.FLAGS[name] for name in names if absl_flags.FLAGS[name].present), None)
+    if flag is None:
+        return
     if STEP.value is None:
-        names, why = ("task", "sample"), "says what is sampled again of a step; name it by --step"
-    for flag in (absl_flags.FLAGS[name] for name in names):
-        if flag.present:
-            raise read_config.ConfigError(f"--{flag.name}={flag.value} {why}")
+        raise read_config.ConfigError(
+            f"--{flag.name}={flag.value} says what is sampled again of a step; name it by --step"
+        )
+    raise read_config.ConfigError(
+        f"--{flag.name}={flag.value} bounds the training that is repeated without --step"
+    )
 
 
 def repeat_sampling(own: RunConfig, workdir: Path) -> bool:
