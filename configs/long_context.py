@@ -13,7 +13,7 @@ Expected metric: held-out pass@1 of NSA, MoBA and squid near dense, window near 
   seconds per method. No run has been completed yet.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import ml_collections
 
@@ -28,11 +28,14 @@ METHODS = {
 }
 # Each file is a document.
 DOCUMENTS = dict(longest=448, answers=False)
-# Warm start: (tokens of the files, how many examples). Files grow by about a third at a time: a
-# model that goes from 100 to 200 tokens at once loses what it had learned about finding constants.
+# Warm start: (tasks, tokens of the files, constants to look up, tokens for each constant). Only the
+# digits of constants teach to look up, and they are few among the tokens of an answer, so the first
+# examples ask for many. Files grow by less than two times at once, so that what was learned about
+# short ones still finds some of the constants.
 CURRICULUM = (
-    *((60, 4000), (80, 4000), (100, 4000), (130, 3000), (170, 2500), (220, 2000)),
-    *((300, 1500), (400, 1200), (600, 800), (1000, 500), (2000, 200)),
+    *((8000, 25, 5, 5), (4000, 45, 8, 5), (3000, 80, 8, 10), (3000, 130, 8, 15)),
+    *((2000, 220, 8, 20), (1200, 400, 8, 30), (800, 700, 8, 40), (500, 1200, 6, 50)),
+    *((300, 2000, 4, 50),),
 )
 
 
@@ -62,7 +65,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             rows=2,
             slots=4352,
             checkpoint_every=100,
-            tasks=lookup(split="train", seed=1, first=CURRICULUM),
+            tasks=lookup(split="train", seed=1, first=stages(CURRICULUM)),
             demonstration=dict(p_right=1.0),
             optimizer=dict(
                 learning_rate=3e-3, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20
@@ -97,6 +100,12 @@ def lookup(**changes) -> dict:
     return dict(name="lookup", tokens=3600, files=10, matter=2, spacing=50) | changes
 
 
+def stages(curriculum: Iterable[tuple[int, int, int, int]]) -> tuple[dict, ...]:
+    """The stages of a curriculum by name."""
+    names = ("tasks", "tokens", "matter", "spacing")
+    return tuple(dict(zip(names, stage, strict=True)) for stage in curriculum)
+
+
 def shrink(config: ml_collections.ConfigDict) -> None:
     """A run of seconds: prompts of about 250 tokens, few steps."""
     for tasks in (config.tasks, config.sft.tasks, config.suites[0]["tasks"]):
@@ -104,7 +113,7 @@ def shrink(config: ml_collections.ConfigDict) -> None:
     config.limits.tokens = 512
     config.rollout.engine.update(slots=4, prefill_tokens=64)
     config.sft.update(steps=3, slots=512, demonstrations=50)
-    config.sft.tasks.first = ((60, 10),)
+    config.sft.tasks.first = stages([(10, 60, 4, 10)])
     config.train.update(steps=2, tasks_per_step=2, group_size=2)
     config.train.pack = dict(drop_uninformative=False)
     config.suites[0].update(count=2, samples=2)

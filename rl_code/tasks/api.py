@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -88,6 +90,20 @@ class Generated(Source):
 
 
 @dataclasses.dataclass(frozen=True)
+class Stage:
+    """Tasks of a curriculum of ``Lookup``: so many tasks, and what they have of their own."""
+
+    tasks: int
+    tokens: int
+    matter: int
+    spacing: int
+
+    def __post_init__(self) -> None:
+        if self.tasks < 1:
+            raise ValueError(f"tasks={self.tasks} must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
 class Lookup(Source):
     """An endless stream of functions whose constants stand in a few of many files, see
     ``lookup``.
@@ -99,42 +115,40 @@ class Lookup(Source):
     tokens: int
     # The most files; short tasks have fewer.
     files: int = 10
-    # How many of the files matter: each defines one of the constants that the function needs.
+    # How many constants the function needs. While there are enough files, each is defined in
+    # another file, and all other files do not matter.
     matter: int = 2
     # Tokens of a file for each constant that it defines; the rest are functions.
     spacing: int = 50
     # Another seed gives another stream of tasks.
     seed: int = 0
-    # A curriculum: pairs of (tokens, tasks). So many tasks at the start of the stream have so many
-    # tokens, pair by pair; those after them have ``tokens``.
-    first: tuple[tuple[int, int], ...] = ()
+    # A curriculum: the stages of tasks at the start of the stream, one after the other.
+    first: tuple[Stage, ...] = ()
 
     endless: ClassVar[bool] = True
     demonstrated: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_split(self.split)
-        for tokens in (self.tokens, *(tokens for tokens, _ in self.first)):
-            self._size(tokens)
+        self._sizes()
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        return Stream(self._task)
+        sizes = self._sizes()
+        ends = list(itertools.accumulate(stage.tasks for stage in self.first))
 
-    def _task(self, index: int) -> Task:
-        size = self._size(self._tokens(index))
-        return lookup.generate(self.split, self.seed, index, size)
+        def task(index: int) -> Task:
+            size = sizes[bisect.bisect_right(ends, index)]
+            return lookup.generate(self.split, self.seed, index, size)
 
-    def _tokens(self, index: int) -> int:
-        """How many tokens the files of a task take."""
-        end = 0
-        for tokens, tasks in self.first:
-            end += tasks
-            if index < end:
-                return tokens
-        return self.tokens
+        return Stream(task)
 
-    def _size(self, tokens: int) -> lookup.Size:
-        return lookup.Size(tokens, self.files, self.matter, self.spacing)
+    def _sizes(self) -> list[lookup.Size]:
+        """The sizes of the tasks of each stage, and of those after them."""
+        stages = [
+            lookup.Size(stage.tokens, self.files, stage.matter, stage.spacing)
+            for stage in self.first
+        ]
+        return [*stages, lookup.Size(self.tokens, self.files, self.matter, self.spacing)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,9 +3,9 @@ a few of them.
 
 Every file is a small module of constants and functions. Behind them stands the file to complete: a
 function of a few steps, with a constant for each step that is not filled in (``ba = ...``). Each of
-these constants is defined in another module, once. All other definitions are distractors of the
-same kind. The modules are text only: they do not lie in the sandbox, so a solution cannot import
-them.
+these constants is defined once, in another module than the others while there are enough modules.
+All other definitions are distractors of the same kind. The modules are text only: they do not lie
+in the sandbox, so a solution cannot import them.
 
 No test can be run, so feedback gives no constant away. The hidden tests fail for every other value
 of one constant. A policy that does not read the modules has to guess each one among
@@ -82,19 +82,25 @@ class Size:
     tokens: int
     # The most modules; there are fewer where each would have less than 40 tokens.
     files: int
-    # How many of the modules matter: each of these defines one constant of the function.
+    # How many constants the function needs. Each stands in another module; where there are fewer
+    # modules than constants, in each module as many as in the others, or one more.
     matter: int
     # Tokens of a module for each constant that it defines.
     spacing: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.matter <= self.files <= len(_MODULES):
-            raise ValueError(
-                f"matter={self.matter} must be at least 1 and at most files={self.files}, which "
-                f"must be at most {len(_MODULES)}"
-            )
+        if not 1 <= self.files <= len(_MODULES):
+            raise ValueError(f"files={self.files} must be at least 1 and at most {len(_MODULES)}")
         if self.spacing < 1 or self.tokens < 1:
             raise ValueError(f"tokens={self.tokens} and spacing={self.spacing} must be at least 1")
+        # each module has a constant for every so many tokens, and at least one
+        defined = max(self.files, self.tokens // self.spacing)
+        if not 1 <= self.matter <= defined:
+            raise ValueError(
+                f"matter={self.matter} must be at least 1 and at most {defined}, the constants "
+                f"that files={self.files} of together tokens={self.tokens} define with "
+                f"spacing={self.spacing}"
+            )
         # each module has at least one constant, and may begin with one more than its share
         most = self.spacing * (len(NAMES) - 2 * self.files)
         if self.tokens > most:
@@ -192,25 +198,29 @@ def _draw(rng: random.Random, split: str, steps: int) -> tuple[Program, tuple[Ca
     operations = rng.sample(STEPS, min(steps, MOST_KINDS))
     if steps > MOST_KINDS:
         operations = [o for o in operations if o != "count"]
-        operations += ["append"] * (steps - len(operations))
+    # What is appended after these stands in every result, so any case tells it from other values.
+    in_doubt = len(operations)
+    operations += ["append"] * (steps - in_doubt)
     if "count" in operations[:-1] or split_of(tuple(operations)) != split:
         return None
     program = tuple((operation, rng.choice(VALUES)) for operation in operations)
-    near = _inputs_near(program)
+    near = _inputs_near(program[:in_doubt])
     cases = []
     for _ in range(HIDDEN_CASES):
         # some inputs that come near a constant, which tell it from its neighbours, and some others
         values = rng.choices(near, k=4) + rng.choices(_INPUTS, k=2)
         rng.shuffle(values)
         cases.append(Case((values,), evaluate(program, values)))
-    if any(_passes(rival, cases) for rival in one_wrong(program)):
+    if any(_passes(rival, cases) for rival in one_wrong(program, in_doubt)):
         return None
     return program, tuple(cases)
 
 
-def one_wrong(program: Program) -> Iterator[Program]:
-    """The program with another value in place of one constant, for all constants and values."""
-    for i, (operation, k) in enumerate(program):
+def one_wrong(program: Program, first: int | None = None) -> Iterator[Program]:
+    """The program with another value in place of one constant, for all values and the ``first``
+    constants; None for all.
+    """
+    for i, (operation, k) in enumerate(program[:first]):
         for other in VALUES:
             if other != k:
                 yield (*program[:i], (operation, other), *program[i + 1 :])
@@ -240,17 +250,22 @@ def _modules(
     rng: random.Random, values: Sequence[int], size: Size
 ) -> tuple[list[_Module], tuple[str, ...]]:
     """The modules in the order of the prompt, and the names of the constants that have ``values``,
-    each of another module.
+    spread over the modules as evenly as can be.
     """
-    count = max(size.matter, min(size.files, size.tokens // _LEAST_FILE))
+    count = max(min(size.matter, size.files), min(size.files, size.tokens // _LEAST_FILE))
     free = rng.sample(NAMES, len(NAMES))
     modules = []
+    least = -(-size.matter // count)
     for word in rng.sample(_MODULES, count):
-        modules.append(_module(rng, f"{word}.py", size.tokens / count, size.spacing, free))
-    chosen = []
-    for at, value in zip(rng.sample(range(count), len(values)), values, strict=True):
+        path = f"{word}.py"
+        modules.append(_module(rng, path, size.tokens / count, size.spacing, least, free))
+    chosen: list[str] = []
+    # again and again through the modules in one order
+    places = itertools.cycle(rng.sample(range(count), count))
+    for value in values:
+        at = next(at for at in places if not modules[at].constants.keys() <= set(chosen))
         module = modules[at]
-        name = rng.choice(list(module.constants))
+        name = rng.choice([name for name in module.constants if name not in chosen])
         chosen.append(name)
         line = f"{name} = {module.constants[name]}\n"
         modules[at] = _Module(
@@ -261,15 +276,17 @@ def _modules(
     return modules, tuple(chosen)
 
 
-def _module(rng: random.Random, path: str, budget: float, spacing: int, free: list[str]) -> _Module:
-    """A module of about ``budget`` tokens: constants, one for ``spacing`` tokens, and between them
-    functions that use them. Takes the constants' names from ``free``.
+def _module(
+    rng: random.Random, path: str, budget: float, spacing: int, least: int, free: list[str]
+) -> _Module:
+    """A module of about ``budget`` tokens: constants, one for ``spacing`` tokens and not fewer than
+    ``least``, and between them functions that use them. Takes the constants' names from ``free``.
     """
     constants: dict[str, int] = {}
     parts: list[str] = []
     used = token_count(f"# {path}\n")
     functions: list[str] = []
-    while used < budget or not constants:
+    while used < budget or len(constants) < least:
         # a constant for every so many tokens
         if used >= spacing * len(constants):
             name = free.pop()

@@ -67,20 +67,23 @@ def test_the_same_arguments_give_the_same_task_in_every_process():
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(1, 6), st.integers(50, 900))
+@given(st.sampled_from(SPLITS), st.integers(0, 10**6), st.integers(1, 9), st.integers(50, 900))
 def test_what_the_modules_say_solves_a_task_and_nothing_else_does(split, index, matter, tokens):
-    task = generate(split, 0, index, Size(tokens, 6, matter, 30))
+    spacing = min(30, tokens // matter)
+    task = generate(split, 0, index, Size(tokens, 6, matter, spacing))
     (asked,) = task.files.values()
     assert asked in prompt(task) and not passes(task, asked)
     assert passes(task, task.reference[task.path])
-    # a reader finds every constant in the modules, each in another one
+    # a reader finds every constant in the modules, spread over them as evenly as can be
     known = read(task)
     filled = asked
-    places = set()
+    places = []
     for name in task.meta["names"]:
         filled = filled.replace(f"{name} = ...\n", f"{name} = {known[name]}\n")
-        places |= {i for i, text in enumerate(documents(task)) if f"\n{name} = " in text}
+        places += [i for i, text in enumerate(documents(task)) if f"\n{name} = " in text]
     assert filled == task.reference[task.path] and len(places) == matter
+    assert len(set(places)) == matter or matter > len(documents(task))
+    assert max(map(places.count, places)) <= -(-matter // len(documents(task))) + 1
     # any other value of one constant fails
     program = task.meta["program"]
     assert split_of(tuple(name for name, _ in program)) == split
@@ -161,30 +164,36 @@ def test_a_demonstration_is_one_message_that_is_right_or_mistakes_one_constant(p
     assert values <= {str(value) for value in read(task).values()}
 
 
+def stage(tasks: int, tokens: int, matter: int, spacing: int = 15) -> dict:
+    return dict(tasks=tasks, tokens=tokens, matter=matter, spacing=spacing)
+
+
 def test_the_first_tasks_of_a_curriculum_are_short():
-    settings = dict(split="train", tokens=400, files=8, first=((60, 3), (120, 2)))
+    settings = dict(split="train", tokens=400, files=8, first=(stage(3, 60, 4), stage(2, 120, 3)))
     tasks = find_source(Named("lookup", settings), "tasks").load(None, None)
     lengths = [lookup.token_count("".join(documents(tasks[i]))) for i in range(6)]
     for length, wanted in zip(lengths, (60, 60, 60, 120, 120, 400), strict=True):
         assert wanted <= length < wanted + 120
+    assert [len(tasks[i].meta["names"]) for i in range(6)] == [4, 4, 4, 3, 3, 2]
     plain = find_source(Named("lookup", settings | dict(first=())), "tasks").load(None, None)
     assert plain[5] == tasks[5] and plain[0] != tasks[0]
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "named, wrong",
     [
-        dict(split="dev"),
-        dict(matter=0),
-        dict(matter=11),
-        dict(files=99),
-        dict(spacing=0),
-        dict(tokens=10**6),
-        dict(first=((0, 10),)),
+        ("split", dict(split="dev")),
+        ("matter", dict(matter=0)),
+        ("matter", dict(matter=11)),
+        ("files", dict(files=99)),
+        ("spacing", dict(spacing=0)),
+        ("tokens", dict(tokens=10**6)),
+        ("tokens", dict(first=(stage(10, 0, 1),))),
+        ("tasks", dict(first=(stage(0, 100, 1),))),
+        ("matter", dict(first=(stage(10, 100, 11),))),
     ],
 )
-def test_a_wrong_setting_is_named_when_the_config_is_built(wrong):
+def test_a_wrong_setting_is_named_when_the_config_is_built(named, wrong):
     settings = dict(split="train", tokens=400) | wrong
-    (name,) = wrong
-    with pytest.raises(ConfigError, match="tokens" if name == "first" else name):
+    with pytest.raises(ConfigError, match=f"{named}="):
         find_source(Named("lookup", settings), "config.tasks")
