@@ -231,6 +231,25 @@ def test_the_first_difference_of_two_trajectories_is_told(kind):
     assert of_trajectories(there, longer).kind == (kind if kind != "reward" else "length")
 
 
+def test_what_the_model_chose_for_a_token_differs_before_the_token():
+    (item,) = make_items(0, 1)
+    plain = make_group(item).trajectories[1]
+    sampled = np.flatnonzero(plain.sampled)
+    blocks = np.arange(2 * len(sampled), dtype=np.uint8).reshape(-1, 1, 1, 2)
+    other = blocks.copy()
+    other[1, 0, 0] = 9, 8
+    there, here = (with_context(plain, choices={"blocks": x}) for x in (blocks, other))
+    assert of_trajectories(there, there) is None
+    # one of the two may have noted nothing
+    assert of_trajectories(there, plain) is None
+    found = of_trajectories(there, here)
+    assert (found.kind, found.place) == ("choice of blocks", sampled[1])
+    assert (found.there, found.here) == ([[[2, 3]]], [[[9, 8]]])
+    tokens = plain.tokens.copy()
+    tokens[sampled[1]] += 1
+    assert of_trajectories(there, with_context(here, tokens=tokens)).kind == "choice of blocks"
+
+
 @pytest.mark.long
 def test_a_fork_replays_what_it_shares_and_what_is_its_own(recordings, tmp_path):
     config = recordings.config("in_flight")
