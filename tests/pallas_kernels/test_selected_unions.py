@@ -55,6 +55,7 @@ def test_unions_equal_the_definition_in_values_and_gradients(
     check(heads, kv_heads, lists, size=8, blocks=4, length=length, batch=2, **SMALL)
 
 
+@pytest.mark.long
 def test_unions_in_bfloat16_are_no_worse_than_the_definition_in_bfloat16(x64, any_size):
     check(4, 1, 1, size=16, blocks=4, length=24, head_dim=32, dtype=jnp.bfloat16, **SMALL)
 
@@ -87,6 +88,7 @@ def test_a_chunk_with_large_unions_goes_by_the_index(x64, monkeypatch, any_size)
     assert {"selected_union_backward_q", "selected_backward_q", "selected_backward_kv"} < names
 
 
+@pytest.mark.long
 def test_an_empty_place_may_hold_anything_to_unions(any_size):
     picks = choose(1, 24, 1, 4, 3)
     q_order, k_order = orders(1, 24, 32)
