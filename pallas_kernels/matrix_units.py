@@ -116,6 +116,8 @@ class Tcgen05:
         if running:
             self.staged, self.sums = running
         self.lanes = lanes
+        # whole in the interpreter, which has no registers to save and was seen to hang on parts
+        self.columns = lanes if interpret else COLUMNS
 
     @staticmethod
     def scratch(columns: int, lanes: int, sums: int, dtype) -> list:
@@ -135,8 +137,8 @@ class Tcgen05:
         The sum passes through registers in parts: all of it would not fit them beside the scores.
         """
         self._stage(a)
-        for first in range(0, self.lanes, COLUMNS):
-            part = self.sums.at[:, pl.ds(first, COLUMNS)]
+        for first in range(0, self.lanes, self.columns):
+            part = self.sums.at[:, pl.ds(first, self.columns)]
             found = self._load(part)
             plgpu.async_store_tmem(part, found * spread(shrink, found.shape, 0))
         plgpu.commit_tmem()
