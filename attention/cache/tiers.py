@@ -183,9 +183,8 @@ class TieredCache:
         # ``compressed`` only gives the shape: every query's result is replaced in one of the parts
         out, chosen = compressed, {}
         for queries, blocks in self._parts(np.asarray(picks)):
-            # Blocks are put into slots in place. A part that still ran has been seen to read the
-            # blocks of the next part from them, so each part is waited for.
-            jax.block_until_ready(out)
+            # The blocks of the next part may be put into slots that this part still reads. They are
+            # donated, so jax waits for those who read them.
             self._bring(layer, blocks)
             chosen |= dict.fromkeys(blocks)
             parts = (q, compressed, picks, inputs, out, queries)
@@ -324,11 +323,12 @@ class TieredCache:
 
     def _rows(self, layer: int, places: np.ndarray) -> TierRows:
         # A table is sent again only when it has changed. Programs run asynchronously and may still
-        # read what they were given, so they get copies of arrays that change here.
+        # read what they were given, so they get copies of arrays that change here. ``jnp.array``
+        # makes none on CPU: it takes the memory of a numpy array where that is aligned to 64 bytes.
         if self._sent_slots[layer] is None:
-            self._sent_slots[layer] = jnp.array(self._slots[layer])
+            self._sent_slots[layer] = jnp.array(self._slots[layer].copy())
         if self._sent_documents is None:
-            self._sent_documents = jnp.array(self._documents)
+            self._sent_documents = jnp.array(self._documents.copy())
         return TierRows(
             self._sent_slots[layer], self._lengths.copy(), self._sent_documents, places.copy()
         )

@@ -155,6 +155,38 @@ def test_tiers_change_nothing_and_keep_to_their_budgets(tmp_path):
     )
 
 
+def test_a_table_that_changes_does_not_change_for_a_program_that_still_waits(tmp_path):
+    """On CPU a program reads numpy arrays where they lie if they are aligned to 64 bytes."""
+    small = tiered(tmp_path)
+    places = np.zeros((ROWS, CHUNK), np.int32)
+    size = ROWS * PAGES
+
+    def aligned():
+        raw = np.zeros(4 * size + 64, np.uint8)
+        first = -raw.ctypes.data % 64
+        return raw[first : first + 4 * size].view(np.int32).reshape(ROWS, PAGES)
+
+    @jax.jit
+    def slow(x):
+        return jax.lax.fori_loop(0, 20, lambda _, x: x @ x / 300, x)
+
+    @jax.jit
+    def read(x, *tables):
+        return [table + (0 * x[0, 0]).astype(jnp.int32) for table in tables]
+
+    x = jnp.ones((300, 300))
+    jax.block_until_ready(read(slow(x), *[np.zeros((ROWS, PAGES), np.int32)] * 2))
+    for _ in range(10):
+        small._slots[0], small._documents = aligned(), aligned()
+        small._sent_slots[0] = small._sent_documents = None
+        waiting = slow(x)
+        rows = small._rows(0, places)
+        found = read(waiting, rows.slots, rows.documents)
+        small._slots[0][:] = small._documents[:] = 7
+        assert not np.any(found)
+    small.close()
+
+
 @pytest.mark.parametrize("chunk", [6, CHUNK])
 @pytest.mark.quick(first=1)
 def test_a_chunk_whose_blocks_could_not_be_read_can_be_given_again(tmp_path, monkeypatch, chunk):
