@@ -248,8 +248,12 @@ def sees(
 
 
 def best_blocks(ranked: Float[Array, "B T P J"], picks: int) -> Int[Array, "B T P n"]:
-    """Numbers of the ``picks`` highest blocks, -1 for any at -inf; ties go to the lower number."""
+    """Numbers of the ``picks`` highest blocks, -1 for any at -inf; ties go to the lower number.
+
+    A block at NaN is among the highest: the query that should choose reads it, and shows it.
+    """
     count = min(picks, ranked.shape[-1])
+    ranked = jnp.where(jnp.isnan(ranked), jnp.inf, ranked)
     best, found = jax.lax.top_k(ranked, count)
     found = jnp.where(best == -jnp.inf, -1, found).astype(jnp.int32)
     return jnp.pad(found, ((0, 0),) * 3 + ((0, picks - count),), constant_values=-1)

@@ -31,9 +31,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels import choice
+from pallas_kernels.finite import cleaned, cotangents, guarded
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import visits
-from pallas_kernels.padding import pad, pad_tokens, without_padding
+from pallas_kernels.padding import pad, pad_tokens
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import MASKED, Tokens, sees, visible
 
@@ -154,8 +155,7 @@ def blockwise_attention(
 
     block: tokens of a block of queries and of keys.
     """
-    q = without_padding(q, q_tokens)
-    k, v = (without_padding(x, k_tokens) for x in (k, v))
+    q, k, v = guarded(q, k, v, q_tokens.segments > 0, k_tokens.segments > 0)
     return _blockwise(q, k, v, q_tokens, k_tokens, window, block)
 
 
@@ -205,19 +205,12 @@ def _forward(q, k, v, q_tokens, k_tokens, window, block):
     return (out, lse), (q, k, v, q_tokens, k_tokens, out, lse)
 
 
-def _backward(window, block, residuals, cotangents):
+def _backward(window, block, residuals, given):
     q, k, v, q_tokens, k_tokens, out, lse = residuals
-    d_out, d_lse = cotangents
-    # a query that sees nothing passes no gradient on, whatever its cotangent is, NaN included
-    blind = jnp.isneginf(lse)
-    d_out = jnp.where(blind[..., None], 0.0, d_out)
-    d_lse = jnp.where(blind, 0.0, d_lse)
+    q, k = (cleaned(x) for x in (q, k))
+    d_out, delta, lse = cotangents(out, lse, *given)
     wide = jnp.promote_types(jnp.float32, q.dtype)
     scale = q.shape[-1] ** -0.5
-    # The gradient of a score is weight * (d_out . v - delta). The lse of a query that sees nothing
-    # becomes +1e30 (-MASKED), so that all its weights are 0.
-    delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
-    lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
 
     # ``sums`` are dk and dv of all keys of the row, to which every query block adds
     def query_block(sums, xs, keys, k_t):
@@ -309,9 +302,12 @@ def _together(block: int, blocks: int) -> int:
 
 
 def _scores(q_t, k, mask):
-    """Scores [S, M] of k [S, H] and q_t [H, M], not scaled, with a mask [S, M] added, or None."""
+    """Scores [S, M] of k [S, H] and q_t [H, M], not scaled.
+
+    mask: [S, M] of 0 and MASKED, or None. A masked score is MASKED, even where it would be NaN.
+    """
     scores = jnp.matmul(k, q_t, preferred_element_type=jnp.promote_types(jnp.float32, q_t.dtype))
-    return scores if mask is None else scores + mask
+    return scores if mask is None else jnp.where(mask < 0, mask, scores)
 
 
 def _side_by_side(blocks, at, axis):

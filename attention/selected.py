@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.blockwise import DIRECT, XLA, check_heads
-from pallas_kernels.padding import zeros_unless
+from pallas_kernels.finite import cleaned, cotangents, guarded
 from pallas_kernels.selected import api as kernels
 from pallas_kernels.selected.tiles import (
     cut,
@@ -79,9 +79,8 @@ def selected_attention(
     def in_xla():
         if k.shape[1] <= DIRECT:
             return masked_attention(q, k, v, _mask(picks, q_order, k_order, size))
-        real = k_order < kernels.EMPTY
-        clean = (zeros_unless(x, real) for x in (k, v))
-        return _selected(q, *clean, picks, q_order, k_order, size)
+        found = guarded(q, k, v, None, k_order < kernels.EMPTY)
+        return _selected(*found, picks, q_order, k_order, size)
 
     if implementation == XLA:
         return in_xla()
@@ -138,17 +137,14 @@ def _forward(q, k, v, picks, q_order, k_order, size):
     return (out, lse), (q, k, v, picks, q_order, k_order, out, lse)
 
 
-def _backward(size, residuals, cotangents):
+def _backward(size, residuals, given):
     q, k, v, picks, q_order, k_order, out, lse = residuals
-    d_out, d_lse = cotangents
+    q, k = (cleaned(x) for x in (q, k))
+    d_out, delta, lse = cotangents(out, lse, *given)
     wide = jnp.promote_types(jnp.float32, q.dtype)
     lists = picks.shape[2]
     chunk_size = _chunk_size(q, picks)
     scale = q.shape[-1] ** -0.5
-    # The gradient of a score is weight * (d_out . v - delta). The lse of a query that sees nothing
-    # becomes +1e30 (-MASKED), so that all its weights are 0.
-    delta = jnp.sum(d_out.astype(wide) * out.astype(wide), axis=-1) - d_lse
-    lse = jnp.where(jnp.isfinite(lse), lse, -MASKED)
 
     # dk and dv are carried from chunk to chunk; dq of a chunk is complete with it
     def chunk(carry, xs):
@@ -226,9 +222,9 @@ def _scores(rows, k, q_order, k_order, block, query):
         * rows.shape[-1] ** -0.5
     )
     order = gather_order(q_order, query)
-    bias = jnp.where(k_order[block][:, None] <= order[..., None], 0.0, MASKED).astype(wide)
-    grouped = scores.reshape(*order.shape, -1, scores.shape[-1]) + bias[:, :, None]
-    return grouped.reshape(scores.shape)
+    seen = k_order[block][:, None] <= order[..., None]
+    grouped = scores.reshape(*order.shape, -1, scores.shape[-1])
+    return jnp.where(seen[:, :, None], grouped, MASKED).reshape(scores.shape)
 
 
 def _each_list(chunk, start, queries, keys):

@@ -23,16 +23,6 @@ def pad_tokens(tokens: Tokens, block: int) -> Tokens:
     return tokens.map(lambda x: pad(x, block))
 
 
-def without_padding(x: jax.Array, tokens: Tokens) -> jax.Array:
-    """x [B, T, N, H] with zeros in place of what padding holds, which may be anything.
-
-    A key that nobody sees has weight 0, but 0 times a value that is not finite is NaN, in the
-    output and in every gradient. A mask on scores does not help: the keys and values themselves
-    have to be finite. It is done once for each call, where XLA fuses it with what computes x.
-    """
-    return zeros_unless(x, tokens.segments > 0)
-
-
 def zeros_unless(x: jax.Array, real: jax.Array) -> jax.Array:
     """x [B, T, N, H] with zeros where real [B, T] is False."""
     return jnp.where(real[..., None, None], x, jnp.zeros((), x.dtype))

@@ -26,6 +26,7 @@ from attention.cache.pages import PageAllocator
 from attention.cache.storage import nbytes
 from attention.cache.tables import Pages, Tables
 from attention.methods.method import Keys, LayerPages, Method
+from pallas_kernels.finite import kept
 from pallas_kernels.tokens import TAIL, Tokens, sequences
 
 # A function of (token ids [1, T], who sees whom) that returns each layer's keys, not rotated, and
@@ -110,7 +111,9 @@ def _paged(
 ) -> tuple[LayerPages, ...]:
     """Keys and values of one row in the layout of pages."""
     layers = zip(methods, keys, strict=True)
-    return tuple(method.document_pages(layer, page) for method, layer in layers)
+    pages = tuple(method.document_pages(layer, page) for method, layer in layers)
+    # as new tokens are written to pages
+    return tuple({name: kept(*pair) for name, pair in layer.items()} for layer in pages)
 
 
 _paged = jax.jit(_paged, static_argnames=("methods", "page"))

@@ -29,6 +29,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.cache.paged import PagedCache
 from attention.cache.writer import put
 from attention.methods.method import Pair
+from pallas_kernels.finite import kept
 from pallas_kernels.tokens import MASKED
 
 
@@ -151,6 +152,7 @@ def write(
     places: the place of each row's token; at -1 nothing is written.
     """
     index = jnp.arange(places.shape[0])
+    new = kept(*new)  # as ``writer.put`` does
 
     def block(number: int, pair: Pair) -> Pair:
         size = pair[0].shape[2]

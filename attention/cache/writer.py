@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention.cache.tables import Runs, Tables
 from attention.methods.method import Pair, Rotate
+from pallas_kernels.finite import kept
 from pallas_kernels.paged.lists import lookup
 
 # A page past all others: a write to it is dropped.
@@ -80,7 +81,12 @@ class PageWriter:
 
 
 def put(pages: Pair, new: Pair, page: Int[Array, "B T"], offset: Int[Array, "B T"]) -> Pair:
-    """Pages with the values new [B, T, K, H] at (page, offset); NO_PAGE is not written."""
+    """Pages with the values new [B, T, K, H] at (page, offset); NO_PAGE is not written.
+
+    Where a value is not finite, its key is written as NaN and the value as zeros. Kernels that read
+    pages where they lie then need not look at values: see ``finite``.
+    """
+    new = kept(*new)
 
     def one(x: jax.Array, y: Float[Array, "B T K H"]) -> jax.Array:
         return x.at[page, :, offset].set(y.astype(x.dtype), mode="drop")

@@ -149,6 +149,8 @@ def pick_blocks(
 ) -> Int[Array, "B T N n"]:
     """``moba_picks`` by the mean of every block's keys, float32."""
     heads = blocks.heads
+    # a mean of infinities must not rank last: see ``best_blocks``
+    means = jnp.where(jnp.isfinite(means), means, jnp.nan)
 
     def step(xs):
         q, tokens, own_from = xs

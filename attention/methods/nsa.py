@@ -59,6 +59,7 @@ from attention.methods.method import (
 from attention.products import project
 from attention.selected import selected_attention
 from pallas_kernels.compressed.blocks import Selection
+from pallas_kernels.finite import cleaned, marked
 from pallas_kernels.tokens import Tokens
 
 
@@ -371,8 +372,11 @@ def compress(
     """
     parts = stretches(x, config.length, config.stride) + positions.astype(x.dtype)
     flat = parts.reshape(*parts.shape[:3], -1)
-    hidden = jax.nn.gelu(flat @ first.astype(x.dtype).reshape(-1, first.shape[-1]))
-    return hidden @ second.astype(x.dtype)
+    # A token that is not finite makes the results NaN of the stretches that have it. In their
+    # gradients 0 must not meet NaN, for they reach other tokens too.
+    bad = ~jnp.isfinite(flat).all(axis=-1)
+    hidden = jax.nn.gelu(cleaned(flat) @ first.astype(x.dtype).reshape(-1, first.shape[-1]))
+    return marked(hidden @ second.astype(x.dtype), bad)
 
 
 def nsa_attention(
@@ -404,7 +408,8 @@ def gated(compressed, selected, window, gates: Float[Array, "B T N 3"]) -> Float
     """The sum of the branches' results, [B, T, N, H] each, times their gates."""
     parts = zip(
         (compressed, selected, window),
-        jnp.split(gates.astype(window.dtype), 3, axis=-1),
+        jnp.split(cleaned(gates).astype(window.dtype), 3, axis=-1),
         strict=True,
     )
-    return sum(out * gate for out, gate in parts)
+    # the gradient of a branch is 0 where that of the sum is, even if the gate is NaN
+    return marked(sum(out * gate for out, gate in parts), ~jnp.isfinite(gates).all(axis=-1))

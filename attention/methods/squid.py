@@ -25,6 +25,7 @@ from attention.blockwise import dense_attention
 from attention.implementations import Call, CallShape, rows_calls
 from attention.methods.method import LayerShape, Method, Parameter
 from attention.products import project
+from pallas_kernels.finite import cleaned, marked
 from pallas_kernels.tokens import TAIL, Tokens
 
 
@@ -65,8 +66,8 @@ def gated_documents(
     in_tail = q_tokens.documents == TAIL
     in_document = k_tokens.documents > 0
     others, _ = dense_attention(q, k, v, _only(q_tokens, in_tail), _only(k_tokens, in_document))
-    first, second = jnp.split(gates.astype(own.dtype), 2, axis=-1)
-    return own * first + others * second
+    first, second = jnp.split(cleaned(gates).astype(own.dtype), 2, axis=-1)
+    return marked(own * first + others * second, ~jnp.isfinite(gates).all(axis=-1))
 
 
 def _without_documents(tokens: Tokens) -> Tokens:

@@ -29,10 +29,10 @@ import jax.numpy as jnp
 from pallas_kernels.choice import REFERENCE, choose, device
 from pallas_kernels.compressed import gpu, reference, tpu
 from pallas_kernels.compressed.blocks import Selection, TuningConfig, heuristic
+from pallas_kernels.finite import NOTHING, cleaned
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.api import obstacle as flash_obstacle
 from pallas_kernels.flash.api import obstacle_on as flash_obstacle_on
-from pallas_kernels.padding import without_padding
 from pallas_kernels.tokens import Tokens
 from pallas_kernels.tuned import tuned
 
@@ -87,8 +87,6 @@ def compressed_attention(
     q_tokens = dataclasses.replace(q_tokens, limits=own_from.astype(jnp.int32))
     k_tokens = dataclasses.replace(k_tokens, limits=k_starts.astype(jnp.int32))
     heads = dataclasses.replace(heads, limits=heads.order)
-    q = without_padding(q, q_tokens)
-    k, v = (without_padding(x, k_tokens) for x in (k, v))
 
     def obstacle(name: str) -> str | None:
         return flash_obstacle(name, q, k, v, interpret) or KERNELS[name].obstacle(
@@ -115,8 +113,10 @@ def compressed_attention(
         tuning=attention,
         interpret=interpret,
     )
-    # a choice has no gradient
-    arguments = (*jax.lax.stop_gradient((q, k, lse)), q_tokens, k_tokens, heads, shadows)
+    # A choice has no gradient. A query whose result is NaN takes blocks as if it saw no stretch, so
+    # that its picks are numbers of blocks all the same.
+    fixed = (cleaned(q), cleaned(k), jnp.where(jnp.isnan(lse), NOTHING, lse))
+    arguments = (*jax.lax.stop_gradient(fixed), q_tokens, k_tokens, heads, shadows)
     if not kernels:
         return out, lse, reference.select(*arguments, selection=selection, ahead=ahead)
     select = KERNELS[implementation].select

@@ -126,6 +126,8 @@ def paged_compressed_attention(
             return fallback()
         return reference.paged(q, k_pages, v_pages, table, last, real, first=first)
     options = dict(first=first, tuning=sizes(implementation), interpret=interpret)
+    # scores of an infinite query could be -inf, which looks like an entry that it does not see
+    q = jnp.where(jnp.isfinite(q), q, jnp.nan)
     return forward(implementation, q, k_pages, v_pages, table, last, real, **options)
 
 

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels.choice import (
     REFERENCE,
@@ -29,16 +28,13 @@ from pallas_kernels.choice import (
     dtype_obstacle,
     platform_obstacle,
 )
+from pallas_kernels.finite import cleaned, cotangents, guarded
 from pallas_kernels.flash import gpu, reference, tpu
 from pallas_kernels.flash.blocks import TuningConfig, heuristic
-from pallas_kernels.padding import without_padding
 from pallas_kernels.tokens import Tokens
 from pallas_kernels.tuned import tuned
 
 KERNELS = {"tpu": tpu, "gpu": gpu}
-# The log-sum-exp that the backward pass uses for a query that sees nothing: every weight,
-# exp(score - lse), is then 0.
-NOTHING = 1e30
 
 
 def flash_attention(
@@ -69,7 +65,8 @@ def flash_attention(
 
     Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] float32, or float64 from a float64
     reference), differentiable in q, k and v through both. A query that sees no key has out 0 and
-    lse -inf. Raises ValueError for shapes that do not fit, and for a named implementation that
+    lse -inf. Values that are not finite reach only those that see them (``finite``). Raises
+    ValueError for shapes that do not fit, and for a named implementation that
     cannot run.
     """
     _check_shapes(q, k, v, q_tokens, k_tokens)
@@ -78,10 +75,9 @@ def flash_attention(
     )
     if implementation == REFERENCE and fallback:
         return fallback()
-    q = without_padding(q, q_tokens)
-    k, v = (without_padding(x, k_tokens) for x in (k, v))
     if implementation == REFERENCE:
         return reference.attention(q, k, v, q_tokens, k_tokens, window=window)
+    q, k, v = guarded(q, k, v, q_tokens.segments > 0, k_tokens.segments > 0)
     tuning = tuning or _sizes(device(implementation), q.shape[2] // k.shape[2], q.shape[3])
     return _attention(
         q, k, v, q_tokens, k_tokens, _Options(implementation, window, tuning, interpret)
@@ -115,17 +111,10 @@ def _forward(q, k, v, q_tokens, k_tokens, options: _Options):
     return (out, lse), (q, k, v, q_tokens, k_tokens, out, lse)
 
 
-def _backward(options: _Options, residuals, cotangents):
+def _backward(options: _Options, residuals, given):
     q, k, v, q_tokens, k_tokens, out, lse = residuals
-    d_out, d_lse = cotangents
-    # not isfinite: a NaN must stay visible, and not count as a query that sees nothing
-    seen = ~jnp.isneginf(lse)
-    # a query that sees nothing passes no gradient on, whatever its cotangent is, NaN included
-    d_out = jnp.where(seen[..., None], d_out, jnp.zeros((), d_out.dtype))
-    delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
-    delta = jnp.where(seen, delta, 0.0)
-    lse = jnp.where(seen, lse, NOTHING)
-    arguments = (q, k, v, q_tokens, k_tokens, lse, delta, d_out)
+    d_out, delta, lse = cotangents(out, lse, *given)
+    arguments = (cleaned(q), cleaned(k), v, q_tokens, k_tokens, lse, delta, d_out)
     dk, dv = options.kernel("backward_kv")(*arguments)
     return options.kernel("backward_q")(*arguments), dk, dv, None, None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.finite import by_mask
 from pallas_kernels.tokens import Tokens, visible
 
 
@@ -22,10 +23,14 @@ def attention(
     Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] in float32 or wider); 0 and -inf where
     nothing is seen. Differentiable by JAX in both.
     """
+    return by_mask(_attention, q, k, v, visible(q_tokens, k_tokens, window)[:, None, None])
+
+
+def _attention(q, k, v, mask):
     wide = jnp.promote_types(jnp.float32, q.dtype)
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     scores = jnp.einsum("btnh,bsnh->bnts", q, k, preferred_element_type=wide, precision="highest")
-    mask = visible(q_tokens, k_tokens, window)[:, None]
+    mask = mask[:, 0]
     seen = mask.any(axis=-1)
     # a row that sees nothing keeps finite scores up to the last step, so that its gradient is 0 and
     # not NaN

@@ -133,7 +133,9 @@ def selected_paged_attention(
 
 def _run(options: _Options, fallback: Fallback, *arguments) -> tuple[jax.Array, jax.Array]:
     if options.implementation != REFERENCE:
-        return _attention(options, *arguments)
+        q, *rest = arguments
+        # scores of an infinite query could be -inf, which looks like a key that it does not see
+        return _attention(options, jnp.where(jnp.isfinite(q), q, jnp.nan), *rest)
     return fallback() if fallback else _plain(options, *arguments)
 
 

@@ -28,8 +28,8 @@ from pallas_kernels.choice import (
     dtype_obstacle,
     platform_obstacle,
 )
+from pallas_kernels.finite import cleaned, guarded
 from pallas_kernels.flash.api import check_rows
-from pallas_kernels.padding import zeros_unless
 from pallas_kernels.selected import chunks, gpu, reference, tpu
 from pallas_kernels.selected.tuning import TuningConfig, heuristic
 from pallas_kernels.tuned import tuned
@@ -87,9 +87,9 @@ def selected_attention(
     implementation = choose(implementation, [*KERNELS], obstacle, interpret)
     if implementation == REFERENCE and fallback:
         return fallback()
-    k, v = (zeros_unless(x, k_order < EMPTY) for x in (k, v))
     if implementation == REFERENCE:
         return reference.attention(q, k, v, picks, q_order, k_order, size=size)
+    q, k, v = guarded(q, k, v, None, k_order < EMPTY)
     options = _Options(implementation, size, sizes[implementation], interpret)
     return _attention(q, k, v, picks, q_order, k_order, options)
 
@@ -124,7 +124,9 @@ def _forward(q, k, v, picks, q_order, k_order, options: _Options):
 
 
 def _backward(options: _Options, residuals, cotangents):
-    return (*options.run(chunks.backward, *residuals, *cotangents), None, None, None)
+    q, k, *rest = residuals
+    arguments = (cleaned(q), cleaned(k), *rest, *cotangents)
+    return (*options.run(chunks.backward, *arguments), None, None, None)
 
 
 _attention.defvjp(_forward, _backward)

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.finite import cotangents
 from pallas_kernels.selected import unions
 from pallas_kernels.selected.by_block import backward_kv
 from pallas_kernels.selected.rows import chunks, indices, tile_rows, whole
@@ -110,13 +111,13 @@ def backward(
     tuning,
     interpret=False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(dq, dk, dv), from the arguments of ``forward``, its results and their cotangents."""
+    """(dq, dk, dv), from the arguments of ``forward``, its results and their cotangents.
+
+    q and k are finite, as v is: see ``finite``.
+    """
     keys = cut_keys(k, v, k_order, size)
-    # The lse of a query that sees nothing becomes +1e30 (-MASKED): all its weights, exp(score -
-    # lse), are then 0.
-    seen = jnp.isfinite(lse)
-    delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), axis=-1) - d_lse
-    sums = jnp.stack([jnp.where(seen, lse, -MASKED), jnp.where(seen, delta, 0.0)], axis=-1)
+    d_out, delta, lse = cotangents(out, lse, d_out, d_lse)
+    sums = jnp.stack([lse, delta], axis=-1)
 
     queries = (q, d_out.astype(q.dtype), sums, picks, q_order)
     options = dict(

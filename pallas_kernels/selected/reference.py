@@ -5,8 +5,12 @@ Every query's keys are copied side by side. Runs in float64 too.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
+
+from pallas_kernels.finite import by_mask
 
 
 def attention(
@@ -25,6 +29,14 @@ def attention(
     Returns (out [B, T, N, H] in v's dtype, lse [B, T, N] in float32 or wider); 0 and -inf where
     nothing is seen. Differentiable by JAX in both.
     """
+    chosen = jnp.any(picks[..., None] == jnp.arange(k.shape[1] // size), axis=-2)
+    mask = jnp.repeat(chosen, size, axis=-1) & (k_order[:, None] <= q_order[..., None])[:, :, None]
+    mask = mask.swapaxes(1, 2).reshape(q.shape[0], k.shape[2], -1, q.shape[1], k.shape[1])
+    attend = functools.partial(_attention, size=size)
+    return by_mask(attend, q, k, v, mask, picks, q_order, k_order)
+
+
+def _attention(q, k, v, _, picks, q_order, k_order, *, size: int):
     wide = jnp.promote_types(jnp.float32, q.dtype)
     groups = q.shape[2] // k.shape[2]
     picks = jnp.repeat(picks, q.shape[2] // picks.shape[2], axis=2)

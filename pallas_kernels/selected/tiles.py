@@ -168,9 +168,10 @@ def merge(
     lse = scatter(lse, tiles, groups, MASKED)
     # each pick's share of the softmax over the union, relative to the largest for the sake of exp
     best = jnp.max(lse, axis=1, keepdims=True)
-    share = jnp.where(lse > MASKED / 2, jnp.exp(lse - best), 0.0)
+    # a NaN must stay visible, and not count as a pick that sees nothing
+    share = jnp.where(lse <= MASKED / 2, 0.0, jnp.exp(lse - best))
     total = jnp.sum(share, axis=1)
-    seen = total > 0
+    seen = total != 0
     total = jnp.where(seen, total, 1.0)
     share = jnp.where(seen[:, None], share / total[:, None], 0.0)
     out = jnp.sum(share[..., None] * scatter(out, tiles, groups, 0.0), axis=1)

@@ -234,10 +234,6 @@ def padding_may_hold_anything(method: Method, kind: str) -> None:
 def tokens_not_seen_may_hold_large_values(method: Method, kind: str) -> None:
     """1e4 in the keys, values and hidden states of real tokens changes no bit of outputs and
     gradients of the tokens that do not see them: earlier ones, other sequences, other documents.
-
-    A NaN in a real token is another matter. It reaches all tokens whose scores lie in one block
-    with its own, because 0 times NaN is NaN, and it must not be hidden: the loss is then not finite
-    and the run stops.
     """
     where, how = masked_rows()[kind]
     segments, inside, order = (

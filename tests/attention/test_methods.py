@@ -20,7 +20,7 @@ from attention.methods.nsa import NSA
 from attention.methods.squid import GatedDocuments
 from attention.methods.window import Window
 from models.paged import model_cache
-from tests.attention import properties
+from tests.attention import not_finite, properties
 from tests.attention.cache.model import PAGE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +110,19 @@ def test_padding_may_hold_anything(name, kind):
 @pytest.mark.quick(first=1)
 def test_tokens_not_seen_may_hold_large_values(name, kind):
     properties.tokens_not_seen_may_hold_large_values(CASES[name][0], kind)
+
+
+@every_method
+@pytest.mark.parametrize("kind", ["future", *map(long, ("segment", "document"))])
+def test_values_that_are_not_finite_reach_only_those_who_see_them(name, kind):
+    not_finite.reaches_only_those_who_see_it(CASES[name][0], kind)
+
+
+@every_method
+@pytest.mark.parametrize("rotated, chunk", [(True, 4), (True, 20), (False, 4)])
+@pytest.mark.quick(first=3)
+def test_in_pages_too_they_reach_only_those_who_see_them(name, rotated, chunk):
+    not_finite.reaches_only_those_who_see_it_in_pages(CASES[name][0], rotated, chunk)
 
 
 @every_method

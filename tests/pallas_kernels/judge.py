@@ -105,3 +105,47 @@ def masked_places_may_hold_anything(function, arrays, real) -> None:
         for mask, one, other in zip(real, found_gradients, gradients, strict=True):
             np.testing.assert_array_equal(np.where(mask, one, 0), np.where(mask, other, 0))
             assert not np.any(np.where(mask, 0, one))
+
+
+def not_finite_reaches_only_those_who_see_it(function, arrays, sees, query: int, key: int) -> None:
+    """Values that are not finite in one query, one key or its value, or one cotangent, of row 0,
+    reach results and gradients of those that see them, as NaN, and change no bit of others.
+
+    function: of the arrays, q, k and v, to (out, lse) or (out, lse, picks). sees: bool [B, T, S].
+    query, key: the places of the tokens.
+    """
+    sees = np.asarray(sees)
+    spoiled = [np.zeros(x.shape[:2], bool) for x in (*arrays, arrays[0])]
+    for x, at in zip(spoiled, (query, key, key, query), strict=True):
+        x[0, at] = True
+
+    @jax.jit
+    def results(name, value):
+        def hold(index, x):
+            return jnp.where(spoiled[index][..., None, None] & (name == index), value, x)
+
+        out, pull, rest = jax.vjp(
+            lambda *x: ((found := function(*x))[0], found[1:]),
+            *(hold(i, x) for i, x in enumerate(arrays)),
+            has_aux=True,
+        )
+        return out, pull(hold(3, jnp.ones_like(out))), rest
+
+    for name in range(4):
+        # queries whose result is bad, and those with a bad result or cotangent
+        shown = spoiled[0] if name == 0 else sees[:, :, key] & (np.arange(len(sees)) == 0)[:, None]
+        bad = spoiled[0] if name in (0, 3) else shown
+        shown = shown & (name != 3)
+        seen = (sees & bad[..., None]).any(axis=1)
+        assert bad.any() and not bad.all() and seen.any() and not seen.all()
+        out, gradients, rest = results(name, 0.0)
+        for value in (np.nan, -np.inf):
+            found, found_gradients, found_rest = results(name, value)
+            assert np.isnan(np.asarray(found, np.float32)[shown]).all()
+            for one, other in zip((found, *found_rest), (out, *rest), strict=True):
+                np.testing.assert_array_equal(np.asarray(one)[~shown], np.asarray(other)[~shown])
+            marks = zip((bad, seen, seen), found_gradients, gradients, strict=True)
+            for mask, one, other in marks:
+                one = np.asarray(one)
+                assert np.isnan(one.astype(np.float32)[mask]).all()
+                np.testing.assert_array_equal(one[~mask], np.asarray(other)[~mask])

@@ -15,14 +15,19 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
 from attention import compressed
-from attention.blocks import Blocks, aligned, entries, in_place
+from attention.blocks import Blocks, aligned, entries, in_place, sees
 from pallas_kernels.compressed import reference
 from pallas_kernels.compressed.api import compressed_attention
 from pallas_kernels.compressed.blocks import Selection, TuningConfig
 from pallas_kernels.flash import blocks as flash
 from pallas_kernels.tokens import Tokens, sequences
 from tests.attention.rows import Piece, documents, normal, pack, relative
-from tests.pallas_kernels.judge import judge, masked_places_may_hold_anything, run
+from tests.pallas_kernels.judge import (
+    judge,
+    masked_places_may_hold_anything,
+    not_finite_reaches_only_those_who_see_it,
+    run,
+)
 
 SMALL = Selection(length=8, stride=4, block=16, picks=3, initial=1, local=1)
 TPU = {
@@ -222,6 +227,20 @@ def test_padding_and_incomplete_stretches_may_hold_anything(options):
     arrays = inputs(rows, SMALL, 2, 1, 16, dtype=dtype)
     real = [rows.tokens.segments > 0, *[stretched.tokens.segments > 0] * 2]
     masked_places_may_hold_anything(rows.attend(SMALL, **options), arrays, real)
+
+
+@pytest.mark.parametrize("options", [{"implementation": "reference"}, TPU, GPU])
+@pytest.mark.quick(first=1)
+def test_values_that_are_not_finite_reach_only_those_who_see_them(options):
+    rows = row("packed", SMALL)
+    stretched = entries(rows.blocks, SMALL.length, SMALL.stride)
+    dtype = jnp.bfloat16 if options is GPU else jnp.float32
+    arrays = inputs(rows, SMALL, 2, 1, 16, dtype=dtype)
+    seen = sees(rows.tokens, rows.blocks.own_from, stretched.tokens, stretched.starts)
+    key = int(np.asarray(seen)[0].sum(axis=0).argmax())
+    query = int(np.asarray(seen)[0].sum(axis=1).argmax())
+    function = rows.attend(SMALL, **options)
+    not_finite_reaches_only_those_who_see_it(function, arrays, seen, query, key)
 
 
 def test_what_comes_later_changes_no_bit_of_what_is_before():

@@ -20,7 +20,11 @@ from pallas_kernels.flash.blocks import TuningConfig, visits
 from pallas_kernels.padding import pad
 from pallas_kernels.tokens import Tokens, sequences, visible
 from tests.attention.rows import Piece, documents, normal, pack
-from tests.pallas_kernels.judge import judge, masked_places_may_hold_anything
+from tests.pallas_kernels.judge import (
+    judge,
+    masked_places_may_hold_anything,
+    not_finite_reaches_only_those_who_see_it,
+)
 
 PIECES = [Piece(9), Piece(20, (7, 1, 12)), Piece(5, (3,))]
 TPU = {
@@ -133,6 +137,17 @@ def test_padding_may_hold_anything(options):
     real = tokens.segments > 0
     arrays = inputs(tokens, tokens, heads=2, kv_heads=1, size=16, dtype=dtype)
     masked_places_may_hold_anything(function, arrays, [real] * 3)
+
+
+@pytest.mark.parametrize("options", [{"implementation": "reference"}, TPU, GPU])
+@pytest.mark.quick(first=1)
+def test_values_that_are_not_finite_reach_only_those_who_see_them(options):
+    tokens, _ = rows("packed")
+    function = functools.partial(flash_attention, q_tokens=tokens, k_tokens=tokens, **options)
+    dtype = jnp.bfloat16 if options is GPU else jnp.float32
+    arrays = inputs(tokens, tokens, heads=2, kv_heads=1, size=16, dtype=dtype)
+    # both in the middle of the second sequence
+    not_finite_reaches_only_those_who_see_it(function, arrays, visible(tokens, tokens), 20, 20)
 
 
 def test_tpu_does_not_read_blocks_that_are_not_seen():

@@ -14,6 +14,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.finite import kept
 from pallas_kernels.paged import reference
 from pallas_kernels.paged.api import obstacle_on, paged_attention, selected_paged_attention
 from pallas_kernels.paged.lists import (
@@ -318,6 +319,29 @@ def test_a_page_never_written_may_hold_anything(options, lists):
         found = results(q, *(jnp.where(jnp.isnan(x), poison, x) for x in pages))
         for one, other in zip(found, wanted, strict=True):
             assert np.isfinite(one).all() and np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("options", [{"implementation": "reference"}, TPU, GPU])
+@pytest.mark.quick(first=1)
+def test_values_that_are_not_finite_reach_only_those_who_see_them(options):
+    """The last of two new tokens is bad, in pages as ``finite.kept`` writes them."""
+    case = Case(queries=2, **({"size": 64} if options is GPU else {}))
+    q, k, v = case.inputs(jnp.bfloat16 if options is GPU else jnp.float32)
+    last = int(case.places[0, 1])
+    at = (case.tables[0, last // case.page], slice(None), last % case.page)
+
+    @jax.jit
+    def results(which, value):
+        pages = (x.at[at].set(jnp.where(which == i, value, x[at])) for i, x in enumerate((k, v)))
+        return case.attend(q, *kept(*pages), **options)
+
+    for which in range(2):
+        wanted = results(which, 0.0)
+        for value in (jnp.nan, jnp.inf, -jnp.inf):
+            for one, other in zip(results(which, value), wanted, strict=True):
+                assert np.isnan(np.asarray(one, np.float32)[0, 1]).all()
+                assert np.array_equal(one[0, 0], other[0, 0])
+                assert np.array_equal(one[1:], other[1:])
 
 
 def test_a_score_that_is_not_a_number_stays_one():

@@ -21,7 +21,11 @@ from pallas_kernels.selected.tiles import spans, tiles
 from pallas_kernels.selected.tuning import TuningConfig
 from pallas_kernels.tokens import sequences
 from tests.attention.rows import normal, relative
-from tests.pallas_kernels.judge import judge, masked_places_may_hold_anything
+from tests.pallas_kernels.judge import (
+    judge,
+    masked_places_may_hold_anything,
+    not_finite_reaches_only_those_who_see_it,
+)
 
 TPU = {
     "implementation": "tpu",
@@ -176,6 +180,23 @@ def test_an_empty_place_may_hold_anything(small_tiles, kind, heads):
     empty = k_order < np.iinfo(np.int32).max
     asking = np.arange(24)[None] != ALONE  # which sees nothing
     masked_places_may_hold_anything(function, arrays, [asking, empty, empty])
+
+
+@pytest.mark.parametrize("kind", ["reference", "tpu", "gpu"])
+@pytest.mark.quick(first=1)
+def test_values_that_are_not_finite_reach_only_those_who_see_them(small_tiles, kind):
+    options = {"tpu": TPU, "gpu": GPU, "reference": {"implementation": "reference"}}[kind]
+    size = 64 if kind == "gpu" else 8
+    picks = choose(1, 24, 1, 4, 3)
+    q_order, k_order = orders(1, 24, 4 * size)
+    dtype = jnp.bfloat16 if kind == "gpu" else jnp.float32
+    arrays = normal(0, (1, 24, 2, 16), *[(1, 4 * size, 1, 16)] * 2, dtype=dtype)
+    given = dict(picks=picks, q_order=q_order, k_order=k_order, size=size)
+    function = functools.partial(selected_attention, **given, **options)
+    sees = (picks[:, :, 0, :, None] == np.arange(4 * size) // size).any(axis=2)
+    sees &= k_order[:, None] <= q_order[..., None]
+    key, query = sees[0].sum(axis=0).argmax(), sees[0].sum(axis=1).argmax()
+    not_finite_reaches_only_those_who_see_it(function, arrays, sees, query, key)
 
 
 def test_tpu_does_not_read_blocks_that_were_not_chosen(small_tiles):
