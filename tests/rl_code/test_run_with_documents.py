@@ -9,9 +9,11 @@ import pytest
 
 from configs import quickstart
 from models.families import PRESETS
+from rl_code import read_config
 from rl_code.environment.protocols.compact import Compact
 from rl_code.metrics import read_metrics
 from rl_code.read_config import build
+from rl_code.recording.fork import fork
 from rl_code.recording.replay_training import replay
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
@@ -113,3 +115,27 @@ def test_a_run_with_documents_is_resumed_and_replayed_bit_for_bit(tmp_path):
         assert one == other and one
     with Run(make_config("dense", steps=4), parts, "learner") as run, jax.set_mesh(run.mesh):
         assert [step.same for step in replay(run, StopRequest())] == [True] * 4
+
+
+@pytest.mark.long
+def test_a_fork_may_begin_or_cease_to_have_documents(tmp_path):
+    settings = read_config.to_dict(make_config("dense", steps=4))
+    with_documents = build(RunConfig, settings)
+    without = build(RunConfig, settings | {"documents": None})
+    folders = [tmp_path / name for name in ("plain", "begun", "ceased")]
+    train(
+        dataclasses.replace(without, train=dataclasses.replace(without.train, steps=2)), folders[0]
+    )
+    for step, parent, workdir, config in (
+        (1, folders[0], folders[1], with_documents),
+        (3, folders[1], folders[2], without),
+    ):
+        fork(parent, workdir, step, config, StopRequest())
+        train(config, workdir)
+        steps = read_metrics(workdir)
+        assert len(steps) == 4
+        assert all(row["policy/mismatch_max"] < 1e-3 for row in steps)
+        has_documents = [row.get("engine/documents", 0) > 0 for row in steps]
+        assert has_documents[step:] == [config.documents is not None] * (4 - step)
+        with Run(config, workdir, "learner") as run, jax.set_mesh(run.mesh):
+            assert [step.same for step in replay(run, StopRequest())] == [True] * 4
