@@ -147,6 +147,7 @@ def test_weights_of_stretches_in_a_block():
     assert list(scores[3:8, 1]) == [1, 2, 2, 2, 1]
 
 
+@pytest.mark.long
 def test_a_query_that_sees_no_stretch_gets_nothing_from_it():
     tokens, blocks = single(7, SMALL)
     x = inputs(7)
@@ -233,6 +234,7 @@ def test_rows_already_in_place_are_aligned_where_they_are():
     assert relative(ours(x, phi, tokens, moved, SMALL), ours(x, phi, tokens, still, SMALL)) < 1e-6
 
 
+@pytest.mark.long  # documents of all methods are in test_methods.py
 def test_documents_do_not_see_each_other():
     tokens = documents([20, 33, 5], 12, block=16)
     blocks = in_place(tokens, 16)

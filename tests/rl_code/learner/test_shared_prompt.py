@@ -79,6 +79,7 @@ def test_layers_that_choose_blocks_must_be_told_how_many_runs_a_row_has(build):
         first_step(build.attending("moba-documents"), batch)
 
 
+@pytest.mark.long
 def test_projections_and_feed_forward_are_computed_for_each_prompt_once(build):
     """Their share of a step's operations falls with the tokens, to (P + sum R) / (G P + sum R)."""
     prompt, completion, size, groups = 192, 64, 8, 2

@@ -82,6 +82,7 @@ def test_every_order_and_bit_of_an_array_is_kept():
         assert back.flags.writeable
 
 
+@pytest.mark.long
 def test_there_is_no_limit_on_depth():
     deep = ()
     for _ in range(100_000):
