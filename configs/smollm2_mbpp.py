@@ -53,7 +53,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         # Of its 32 slots for decoding such a step would use two.
         config.rollout.engine = dict(slots=2, prefill_rows=2, prefill_tokens=128, decode_steps=8)
         # Ten tasks, on the asserts of their own.
-        config.tasks.update(split="prompt", differential=None)
+        config.tasks.split = "prompt"
+        config.tasks.differential = None
         config.suites = ()
     return config
 
