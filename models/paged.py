@@ -5,7 +5,6 @@ Dimensions: B rows, T tokens, D model.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -73,6 +72,13 @@ def _methods(config: ModelConfig) -> tuple[Method, ...]:
 _keys_values = jax.jit(lambda model, tokens, where: model.keys_values(tokens, where.order, where))
 
 
+# For a function of one layer: it is traced once for all layers that are alike. To trace every layer
+# takes longer than to read the compiled program from the compilation cache. With ``inline`` the
+# program is the same as if each layer had been traced. A call would not be: XLA leaves out some
+# roundings to bfloat16 within a layer, and could then not leave them out between two layers.
+_once_for_layers_alike = functools.partial(jax.jit, inline=True)
+
+
 def forward(
     model: Transformer,
     cache: PagedCache,
@@ -86,19 +92,23 @@ def forward(
     have been written. pages: the rows as they are with these tokens in them.
     """
     seen, positions = pages.at(places)
-    x = model.embed_tokens(tokens)
-    for index, (layer, parameters) in enumerate(model.unstacked()):
 
-        def attention(layer, y, index=index, parameters=parameters):
-            nonlocal cache
-            method = cache.methods[index]
-            q, new, inputs = new_keys(model, method, parameters, layer, y, positions, cache.rotated)
-            out, cache, _ = _write_and_attend(
-                model, cache, index, parameters, (q, new, inputs), places, seen, pages
-            )
+    # own: a cache of this layer alone
+    @_once_for_layers_alike
+    def run(layer, parameters, own, x, positions, places, seen, pages):
+        def attention(layer, y):
+            nonlocal own
+            found = new_keys(model, own.methods[0], parameters, layer, y, positions, own.rotated)
+            out, own, _ = _write_and_attend(model, own, parameters, found, places, seen, pages)
             return out
 
-        x = model.block(layer, x, attention)
+        return model.block(layer, x, attention), own
+
+    x = model.embed_tokens(tokens)
+    for index, (layer, parameters) in enumerate(model.unstacked()):
+        own = cache.of_layer(index)
+        x, own = run(layer, parameters, own, x, positions, places, seen, pages)
+        cache = cache.with_layer(index, own.layers[0])
     return model.finish(x), cache
 
 
@@ -130,6 +140,8 @@ def decode_token(
     """
     pages = None
     seen = None
+    if not gathers:
+        rows = None
     # only layers that are not gathered read these
     if len(gathers) < len(cache.methods):
         pages = sequence_pages(tables, places + 1, cache.page, runs)
@@ -138,35 +150,39 @@ def decode_token(
     positions = jnp.maximum(places, 0)[:, None]
     if runs is not None:
         positions = runs.positions(positions, cache.page)
+
+    # own: a cache of this layer alone. gather: its pages laid side by side; None if they are not.
+    @_once_for_layers_alike
+    def run(layer, parameters, own, gather, x, positions, places, rows, seen, pages):
+        (method,) = own.methods
+        picks = []
+
+        def attention(layer, y):
+            nonlocal own, gather, picks
+            q, new, inputs = new_keys(model, method, parameters, layer, y, positions, own.rotated)
+            if gather is not None:
+                # the new key goes into the gathered pages, before it is attended to
+                gather = gathered.write(gather, rows, places, tuple(x[:, 0] for x in new["main"]))
+                return gathered.attend(gather, rows, q[:, 0], places)[:, None]
+            out, own, picks = _write_and_attend(
+                *(model, own, parameters, (q, new, inputs), places[:, None], seen, pages),
+                note=note and method.noted_picks() is not None,
+            )
+            return out
+
+        x = model.block(layer, x, attention)
+        return x, own, gather, [x[:, 0] for x in picks]
+
     x = model.embed_tokens(tokens[:, None])
     gathers = dict(gathers)
     noted = []
     for index, (layer, parameters) in enumerate(layers or model.unstacked()):
-
-        def attention(layer, y, index=index, parameters=parameters):
-            nonlocal cache
-            method = cache.methods[index]
-            q, new, inputs = new_keys(model, method, parameters, layer, y, positions, cache.rotated)
-            if index in gathers:
-                # the new key goes into the gathered pages, before it is attended to
-                own = tuple(x[:, 0] for x in new["main"])
-                gathers[index] = gathered.write(gathers[index], rows, places, own)
-                return gathered.attend(gathers[index], rows, q[:, 0], places)[:, None]
-            out, cache, picks = _write_and_attend(
-                model,
-                cache,
-                index,
-                parameters,
-                (q, new, inputs),
-                places[:, None],
-                seen,
-                pages,
-                note=note and method.noted_picks() is not None,
-            )
-            noted.extend(x[:, 0] for x in picks)
-            return out
-
-        x = model.block(layer, x, attention)
+        held = (layer, parameters, cache.of_layer(index), gathers.get(index))
+        x, own, gather, picks = run(*held, x, positions, places, rows, seen, pages)
+        cache = cache.with_layer(index, own.layers[0])
+        if gather is not None:
+            gathers[index] = gather
+        noted += picks
     return model.finish(x)[:, 0], cache, gathers, noted
 
 
@@ -180,7 +196,6 @@ _PAGES = (None, "kv_heads")
 def _write_and_attend(
     model: Transformer,
     cache: PagedCache,
-    index: int,
     parameters: Parameters,
     found: tuple[jax.Array, Keys, jax.Array | None],
     places: Int[Array, "B T"],
@@ -193,15 +208,16 @@ def _write_and_attend(
 
     Under a mesh every device has its own heads: kernels cannot be cut by the compiler.
 
-    found: from ``new_keys``. places: of the new tokens. seen: these tokens, as attention sees them.
+    cache: of this layer alone. found: from ``new_keys``. places: of the new tokens. seen: these
+      tokens, as attention sees them.
     """
     q, new, inputs = found
-    method = cache.methods[index]
+    (method,) = cache.methods
     axes = {name: p.axes for name, p in method.parameters(model.config.layer_shape).items()}
 
     def own(layer, parameters, q, new, places, seen, pages, *extra):
-        # a cache of this layer alone, with the heads of this device
-        mine = dataclasses.replace(cache, layers=(layer,), methods=(method,))
+        # with the heads of this device
+        mine = cache.with_layer(0, layer)
         rotate = functools.partial(rope, config=model.config)
         # written before they are read, since a token sees itself and those of its chunk
         options = dict(parameters=parameters, rotate=rotate, runs=pages.runs)
@@ -220,8 +236,8 @@ def _write_and_attend(
         (_PAGES, axes, _HEADS, _KV_HEADS, (), (), (), *(_HEADS for _ in extra)),
         (_HEADS, _PAGES, _KV_HEADS),
     )
-    out, layer, picks = mapped(cache.layers[index], parameters, q, new, places, seen, pages, *extra)
-    return out, cache.with_layer(index, layer), picks
+    out, layer, picks = mapped(cache.layers[0], parameters, q, new, places, seen, pages, *extra)
+    return out, cache.with_layer(0, layer), picks
 
 
 def gather_pages(
@@ -235,8 +251,13 @@ def gather_pages(
 
     Arguments as for ``gathered.gather``.
     """
+
+    @_once_for_layers_alike
+    def gather(own, rows, reach, firsts):
+        return gathered.gather(own, 0, rows, block, reach, firsts)
+
     layers = [index for index, method in enumerate(cache.methods) if method.reads_all_pages]
-    return {index: gathered.gather(cache, index, rows, block, reach, firsts) for index in layers}
+    return {index: gather(cache.of_layer(index), rows, reach, firsts) for index in layers}
 
 
 def put_pages_back(
@@ -251,8 +272,14 @@ def put_pages_back(
 
     Arguments as for ``gathered.put_back``.
     """
-    for index, own in gathers.items():
-        cache = gathered.put_back(cache, index, own, rows, firsts, counts, steps)
+
+    @_once_for_layers_alike
+    def put_back(own, gather, rows, firsts, counts):
+        return gathered.put_back(own, 0, gather, rows, firsts, counts, steps)
+
+    for index, gather in gathers.items():
+        own = put_back(cache.of_layer(index), gather, rows, firsts, counts)
+        cache = cache.with_layer(index, own.layers[0])
     return cache
 
 

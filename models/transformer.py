@@ -173,6 +173,7 @@ class Transformer(nnx.Module):
             earlier = before.keys
             where, positions = _join((before.tokens, before.positions), (where, positions))
         layout = lay_out(methods, where, runs, asking, align=align, documents=documents)
+        alone = len(methods) == 1
 
         def step(x, xs):
             layers, of_methods, earlier, picks = xs
@@ -180,7 +181,7 @@ class Transformer(nnx.Module):
             shares = []
             for index, method in enumerate(methods):
                 # one step of the scan is a period; this is its layer number ``index``
-                layer = jax.tree.map(operator.itemgetter(index), layers)
+                layer = layers if alone else jax.tree.map(operator.itemgetter(index), layers)
                 parameters = of_methods[index]
                 given = None
                 if noted is not None and picks[index] is not None:
@@ -203,8 +204,12 @@ class Transformer(nnx.Module):
         if self.config.remat:
             step = jax.checkpoint(step)
         periods = self.config.periods
-        # [L, ...] -> [periods, layers of a period, ...]
-        layers = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), self.layers)
+        layers = self.layers
+        # With one layer in a period there is no axis for it, for which XLA on CPU would copy all
+        # weights, and the gradient of the scan would keep another copy.
+        if not alone:
+            # [L, ...] -> [periods, layers of a period, ...]
+            layers = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), layers)
         of_methods = [self.method_parameters(index, slice(None)) for index in range(len(methods))]
         x, (kept, shares) = jax.lax.scan(
             step, self.embed_tokens(tokens), (layers, of_methods, earlier, picks)

@@ -128,12 +128,15 @@ def _compiled(sharding: jax.sharding.Sharding) -> Callable[[dict[str, jax.Array]
 def _sums(x: Shaped[Array, " ..."]) -> UInt32[Array, " 2"]:
     """The two sums of one array."""
     bits = jax.lax.bitcast_convert_type(x, unsigned(x.dtype)).astype(jnp.uint32)
-    return jnp.stack(
-        [
-            jnp.sum(mix(bits + _positions(x.shape, mix)), dtype=jnp.uint32)
-            for mix in (_murmur, _lowbias)
-        ]
-    )
+    mixed = tuple(mix(bits + _positions(x.shape, mix)) for mix in (_murmur, _lowbias))
+    # One reduction makes both sums in one pass over the array. On CPU, XLA would write what each of
+    # two reductions adds up to memory first: 8 bytes for every element.
+    zeros = (jnp.uint32(0),) * len(mixed)
+    return jnp.stack(jax.lax.reduce(mixed, zeros, _add, tuple(range(x.ndim))))
+
+
+def _add(one: Sequence[jax.Array], other: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    return tuple(x + y for x, y in zip(one, other, strict=True))
 
 
 def _positions(shape: tuple[int, ...], mix: Callable[[jax.Array], jax.Array]) -> jax.Array:

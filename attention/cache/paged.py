@@ -47,6 +47,12 @@ class PagedCache:
         """Pages of every layer."""
         return self.layers[0]["main"][0].shape[0]
 
+    def of_layer(self, layer: int) -> PagedCache:
+        """A cache of one layer alone, which shares its pages."""
+        return dataclasses.replace(
+            self, layers=(self.layers[layer],), methods=(self.methods[layer],)
+        )
+
     def with_layer(self, layer: int, pages: LayerPages) -> PagedCache:
         """The cache with other pages of one layer."""
         layers = list(self.layers)

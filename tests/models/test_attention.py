@@ -178,3 +178,13 @@ def test_layers_must_come_in_whole_periods():
         ValueError, match="num_layers=4 must be a multiple of the 3 layers of attention"
     ):
         small_model((Dense(), Dense(), SPARSE))
+
+
+def test_a_forward_pass_copies_no_weights():
+    m = model("dense", embed_dim=64, mlp_dim=256)
+    where = sequences(jnp.array([4]), 4)
+    run = jax.jit(lambda m, tokens: m.hidden(tokens, where.order, where, align=16))
+    memory = run.lower(m, ids(0, 4)).compile().memory_analysis()
+    # of four layers; one at a time may be copied
+    weights = sum(x.nbytes for x in jax.tree.leaves(m.layers))
+    assert memory.temp_size_in_bytes < weights / 2
