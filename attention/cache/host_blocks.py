@@ -79,8 +79,8 @@ class HostBlocks:
     def forget(self, keys: set[Key]) -> None:
         """Drops blocks, in memory and on disk."""
         for key in keys:
-            if key in self._writes:
-                self._writes.pop(key).result()
+            if key in self._writes:  # whether it failed is of no interest any more
+                concurrent.futures.wait([self._writes.pop(key)])
             with self._lock:
                 self._bytes -= nbytes(self._host.pop(key, ()))
                 self._disk.drop(key)

@@ -55,8 +55,15 @@ class Records:
             number = self._free.pop()
         # Written without the lock: this record is in neither ``_free`` nor ``_at``, so no other
         # thread touches it until it is complete.
-        if (written := os.pwritev(self._file, parts, number * self._size)) != self._size:
-            raise OSError(f"{self._path}: {written} of {self._size} bytes of {key} were written")
+        try:
+            if (written := os.pwritev(self._file, parts, number * self._size)) != self._size:
+                raise OSError(
+                    f"{self._path}: {written} of {self._size} bytes of {key} were written"
+                )
+        except OSError:
+            with self._lock:
+                self._free.append(number)
+            raise
         with self._lock:
             self._at[key] = number, _checksum(parts)
 

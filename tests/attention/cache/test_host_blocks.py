@@ -4,6 +4,8 @@ lost.
 
 from __future__ import annotations
 
+import os
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -99,6 +101,26 @@ def test_a_write_takes_the_place_of_one_that_failed(tmp_path):
         blocks.read([(1,)])
     write(blocks, (1,), 2)
     assert np.array_equal(blocks.read([(1,)]), [block(2)])
+    blocks.close()
+
+
+def test_blocks_whose_write_failed_can_be_forgotten(tmp_path, monkeypatch):
+    blocks = HostBlocks(tmp_path, 0, workers=1)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwritev", full)
+        for number in range(3):
+            write(blocks, (number,), number)
+        with pytest.raises(OSError, match="No space left"):
+            blocks.read([(1,)])
+    blocks.forget({(0,), (1,), (2,)})
+    assert blocks.metrics()["host_bytes"] == 0
+    write(blocks, (3,), 3)
+    assert np.array_equal(blocks.read([(3,)]), [block(3)])
+    assert (tmp_path / "blocks").stat().st_size == SIZE  # the failed writes took no place
     blocks.close()
 
 
