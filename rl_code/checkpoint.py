@@ -275,23 +275,12 @@ class Parameters:
     arrays: dict[str, jax.Array]
 
 
-def load_parameters(
-    workdir: str | os.PathLike[str],
-    step: int | Literal["newest", "best"] | None = None,
-    shardings: Mapping[str, jax.sharding.Sharding] | None = None,
-) -> Parameters:
-    """Reads the model of one of a run's checkpoints; needs no config.
+def record_of(
+    workdir: str | os.PathLike[str], step: int | Literal["newest", "best"] | None = None
+) -> Record:
+    """The record of one of a run's checkpoints, which names its arrays; it reads no array.
 
-    Works while the run is writing. The warm start's checkpoints are in the workdir's folder
-    ``sft``, which is a workdir here.
-
-    Args:
-      step: of the checkpoint; None or "newest" for the newest that can be read, "best" for the one
-        with the highest score.
-      shardings: where each parameter goes, by name; the default device for those not named.
-
-    Raises:
-      CheckpointError: there is no such checkpoint, or it cannot be read.
+    Arguments and errors as for ``load_parameters``.
     """
     folder = Path(workdir) / "checkpoints"
     readable: dict[int, Record] = {}
@@ -311,7 +300,28 @@ def load_parameters(
         raise CheckpointError(
             f"no checkpoint of step={number} in {folder}; there are {steps(workdir)}"
         )
-    record = readable[max(readable) if number is None else number]
+    return readable[max(readable) if number is None else number]
+
+
+def load_parameters(
+    workdir: str | os.PathLike[str],
+    step: int | Literal["newest", "best"] | None = None,
+    shardings: Mapping[str, jax.sharding.Sharding] | None = None,
+) -> Parameters:
+    """Reads the model of one of a run's checkpoints; needs no config.
+
+    Works while the run is writing. The warm start's checkpoints are in the workdir's folder
+    ``sft``, which is a workdir here.
+
+    Args:
+      step: of the checkpoint; None or "newest" for the newest that can be read, "best" for the one
+        with the highest score.
+      shardings: where each parameter goes, by name; the default device for those not named.
+
+    Raises:
+      CheckpointError: there is no such checkpoint, or it cannot be read.
+    """
+    record = record_of(workdir, step)
     parameters = {
         name.removeprefix("model."): words
         for name, words in record.arrays.items()
@@ -321,6 +331,8 @@ def load_parameters(
         name: arrays.from_words(words, (shardings or {}).get(name))
         for name, words in parameters.items()
     }
+    # of the newest, an older one is read if it turns out to be damaged
+    number = None if step in (None, "newest") else record.step
     restored = load(workdir, {"model": abstract}, step=number, partial=True)
     return Parameters(restored.step, record.config, restored.state["model"])
 

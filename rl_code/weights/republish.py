@@ -4,9 +4,15 @@ A checksum finds a flipped bit on storage. Then no version can be read by a rout
 damaged file. The process that notices it writes a request. The learner has the newest bits in
 memory, and answers within seconds, even while it waits for groups:
 
-    weights/unreadable/v_00000012.json   the request, deleted once the version is there in full;
-                                         or, under "refused", why the learner cannot publish it
-    weights/.v_00000012.<id>             the version while its parts are written
+    weights/unreadable/v_00000012.json      the request, deleted once it is answered
+    weights/unreadable/v_00000012.refused   why the learner could not publish it; there only if the
+                                            last answer was this one
+    weights/.v_00000012.<id>                the version while its parts are written
+
+Actors and the learner may notice the damage at the same moment. Only one request for a version
+exists at a time: whoever comes second finds it and waits for the same answer. A request is never
+changed, so all processes of the learner see the same one, and each answers it once. The first
+process of the learner alone writes and deletes refusals, and deletes requests.
 
 The learner makes an older version from the newest one by going back through the stored changes: a
 change is an exclusive or, so it leads both ways. Each process of the learner writes its own parts
@@ -27,6 +33,7 @@ from typing import Any
 import jax
 from absl import logging
 
+from rl_code import files
 from rl_code.checksums import in_hex, part_sums
 from rl_code.weights import codec, version_records
 from rl_code.weights.version_records import STORAGE_ERRORS, VersionRecord, read_json, write_json
@@ -45,31 +52,39 @@ class UnreadableError(WeightError):
 
 
 def request(folder: Path, number: int, who: str, why: str) -> None:
-    """Asks the learner to publish a version once more, unless somebody already has."""
+    """Asks the learner to publish a version once more, unless somebody already has.
+
+    Raises OSError.
+    """
     path = _request_path(folder, number)
     path.parent.mkdir(exist_ok=True)
-    there = _read(path)
-    if there is None or "refused" in there:
-        content = {"id": secrets.token_hex(8), "who": who, "why": why}
-        write_json(path, content)
+    content = {"id": secrets.token_hex(8), "who": who, "why": why}
+    data = version_records.encode(content)
+    aside = path.with_name(f".{path.name}.{content['id']}{files.PARTIAL}")
+    with files.explain_full_disk(path):
+        if files.write_once(path, data, aside):
+            return
+        try:
+            read_json(path)
+        except WeightError as error:
+            # A request that is gone was answered just now. One that is damaged is replaced: nobody
+            # can answer it.
+            if not isinstance(error.__cause__, FileNotFoundError):
+                files.replace(path, data, aside)
 
 
 def await_answer(folder: Path, number: int, deadline: Deadline) -> str:
-    """Waits until a requested version was published again; returns why not, "" if it was."""
-    path = _request_path(folder, number)
-    refused = ""
+    """Waits until a requested version was published again; returns why not, "" if it was.
 
-    def answered() -> bool:
-        nonlocal refused
-        # By listing: a client of NFS may remember for long that a file was there.
-        if path.name not in os.listdir(path.parent):
-            return True
-        refused = (_read(path) or {}).get("refused", "")
-        return bool(refused)
-
-    if not deadline.wait(answered):
+    Raises OSError.
+    """
+    path, refusal = _request_path(folder, number), _refusal_path(folder, number)
+    # By listing: a client of NFS may remember for long that a file was there, or was not.
+    if not deadline.wait(lambda: path.name not in os.listdir(path.parent)):
         return f"the learner did not publish it again within {deadline.seconds:g} s"
-    return refused and f"the learner cannot publish it again: {refused}"
+    # A refusal is written before the request is deleted, so this second look finds it.
+    refused = _read(refusal) if refusal.name in os.listdir(path.parent) else None
+    return f"the learner cannot publish it again: {refused['refused']}" if refused else ""
 
 
 class Republisher:
@@ -141,7 +156,7 @@ class Republisher:
                 if number is None or newest is None or number > newest[0].number:
                     continue
                 asked = _read(_request_path(self._folder, number))
-                if asked is None or "refused" in asked or asked["id"] in self._answered:
+                if asked is None or asked["id"] in self._answered:
                     continue
                 self._answered.add(asked["id"])
                 self._submit(self._answer, number, asked, newest)
@@ -156,9 +171,9 @@ class Republisher:
         draft = self._folder / f".{version_records.data_folder(self._folder, number).name}"
         draft = draft.with_name(f"{draft.name}.{asked['id']}")
         deadline = Deadline(self._deadline_s)
-        path = _request_path(self._folder, number)
-        if not self._is_stored(number):
-            path.unlink(missing_ok=True)  # the version was deleted because newer ones are there
+        if not self._is_stored(number):  # deleted because newer ones are there
+            if jax.process_index() == 0:
+                self._close_request(number)
             return
         try:
             draft.mkdir(exist_ok=True)
@@ -172,7 +187,7 @@ class Republisher:
                     asked["who"],
                     asked["why"],
                 )
-                path.unlink(missing_ok=True)
+                self._close_request(number)
         except STORAGE_ERRORS as error:
             if jax.process_index() != 0:
                 logging.warning("cannot publish version %d again: %s", number, error)
@@ -181,9 +196,19 @@ class Republisher:
             reason = str(error) or type(error).__name__
             logging.error("%s cannot publish version %d again: %s", self._name, number, reason)
             try:
-                write_json(path, {**asked, "refused": reason})
+                self._close_request(number, {**asked, "refused": reason})
             except OSError as unwritten:
                 logging.warning("cannot refuse version %d: %s", number, unwritten)
+
+    def _close_request(self, number: int, refusal: Mapping[str, Any] | None = None) -> None:
+        """Deletes the request for a version; whoever waits for its answer goes on."""
+        # The refusal comes first: the answer is looked up as soon as the request is gone.
+        path = _refusal_path(self._folder, number)
+        if refusal is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_json(path, refusal)
+        _request_path(self._folder, number).unlink(missing_ok=True)
 
     def _write_parts(self, draft: Path, number: int, newest: Newest, deadline: Deadline) -> None:
         """The bits of this process's parts, and then a file with their sums, which says that they
@@ -308,9 +333,11 @@ class Republisher:
 
 
 def clear(folder: Path) -> None:
-    """When a learner starts: forgets the refusals of the one before it, which may know less."""
-    for path in (folder / UNREADABLE).glob("*"):
-        if "refused" in (_read(path) or {"refused": ""}):
+    """When a learner starts: forgets the refusals of the one before it, which may know less, and
+    requests that are damaged.
+    """
+    for path in (folder / UNREADABLE).glob("v_*"):  # not what actors are writing aside just now
+        if version_records.number_of(path.name) is None or _read(path) is None:
             path.unlink(missing_ok=True)
 
 
@@ -323,7 +350,7 @@ def _sums(x: codec.HostArray) -> list[int]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A request, None if there is none that can be read."""
+    """A request or a refusal, None if there is none that can be read."""
     try:
         return read_json(path)
     except WeightError:
@@ -332,6 +359,10 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _request_path(folder: Path, number: int) -> Path:
     return folder / UNREADABLE / version_records.record_path(folder, number).name
+
+
+def _refusal_path(folder: Path, number: int) -> Path:
+    return _request_path(folder, number).with_suffix(".refused")
 
 
 def _marker(draft: Path, process: int) -> Path:

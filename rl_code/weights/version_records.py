@@ -241,9 +241,16 @@ def delete_incomplete(folder: Path) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Writes a small file, with its CRC, atomically and to the disk."""
+    """Writes a small file, with its CRC, atomically and to the disk. One process or thread at a
+    time may write one path. Raises OSError.
+    """
+    files.write_atomically(path, encode(data))
+
+
+def encode(data: Any) -> bytes:
+    """The content of a file that ``read_json`` reads: JSON and its CRC."""
     text = json.dumps(data, sort_keys=True)
-    files.write_atomically(path, f"{text}\n{zlib.crc32(text.encode()):08x}\n".encode())
+    return f"{text}\n{zlib.crc32(text.encode()):08x}\n".encode()
 
 
 def read_json(path: Path) -> Any:

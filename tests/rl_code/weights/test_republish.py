@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import threading
 from pathlib import Path
 
 import jax
@@ -179,3 +180,72 @@ def test_other_bits_are_never_published_under_a_known_number(start, tmp_path):
     with pytest.raises(WeightError, match=r"made again, have checksum [0-9a-f]{16} instead of"):
         read(tmp_path, 2)
     assert jax.process_count() == 1
+
+
+def ask_at_once(folder: Path, number: int, askers: int = 4) -> list[dict[str, str]]:
+    """Several ask for a version at the same moment; the request that each finds afterwards."""
+    ready = threading.Barrier(askers)
+    path = folder / republish.UNREADABLE / version_records.record_path(folder, number).name
+
+    def ask(asker: int) -> dict[str, str]:
+        ready.wait(LONG_S)
+        republish.request(folder, number, f"actor-{asker}", "its checksum is wrong")
+        return version_records.read_json(path)
+
+    with concurrent.futures.ThreadPoolExecutor(askers) as pool:
+        return list(pool.map(ask, range(askers)))
+
+
+def assert_one_request(found: list[dict[str, str]], folder: Path, number: int) -> None:
+    """All found the same request, and nothing else was written for this version."""
+    assert found == [found[0]] * len(found)
+    assert found[0].keys() == {"id", "who", "why"}
+    name = version_records.record_path(folder, number).name
+    names = [path.name for path in (folder / republish.UNREADABLE).iterdir()]
+    assert [there for there in names if name in there] == [name]
+
+
+def test_several_that_ask_at_once_make_one_request(tmp_path):
+    for number in range(50):
+        assert_one_request(ask_at_once(tmp_path, number), tmp_path, number)
+
+
+def test_several_that_ask_again_after_a_refusal_make_one_request(start, tmp_path):
+    publisher = start(0, 1, 2, 3)
+    for number in (1, 2):  # from neither side can version 1 be made again
+        damage(tmp_path, number, "delta")
+    with pytest.raises(WeightError, match="the learner cannot publish it again"):
+        read(tmp_path, 1)
+    publisher.close()
+    folder = tmp_path / "weights"
+    assert_one_request(ask_at_once(folder, 1), folder, 1)
+
+
+def test_a_refusal_does_not_answer_a_later_request(start, tmp_path):
+    publisher = start(0, 1, 2)
+    damage(tmp_path, 2, "delta")
+    newest = publisher._previous
+    publisher._previous = newest[0], {}
+    with pytest.raises(WeightError, match="the learner cannot publish it again"):
+        read(tmp_path, 2)
+    publisher._previous = newest
+    read(tmp_path, 2)
+    assert not list((tmp_path / "weights" / republish.UNREADABLE).iterdir())
+
+
+def test_a_damaged_request_is_replaced(tmp_path):
+    (request,) = ask_at_once(tmp_path, 3, askers=1)
+    (path,) = (tmp_path / republish.UNREADABLE).iterdir()
+    path.write_bytes(path.read_bytes().replace(b"actor", b"bctor"))
+    (again,) = ask_at_once(tmp_path, 3, askers=1)
+    assert again["id"] != request["id"]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_learner_that_starts_leaves_alone_what_an_actor_is_writing(start, tmp_path):
+    folder = tmp_path / "weights" / republish.UNREADABLE
+    folder.mkdir(parents=True)
+    half = folder / ".v_00000007.json.0123456789abcdef.partial"
+    half.write_bytes(b'{"id"')
+    start(0)
+    assert list(folder.iterdir()) == [half]

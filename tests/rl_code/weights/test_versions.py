@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from rl_code import checksums as checksums_lib
 from rl_code.checksums import checksums, in_hex, part_sums, unsigned
 from rl_code.weights.versions import (
     TransferStats,
@@ -166,6 +167,12 @@ def test_another_model_is_named():
         version.check_kinds({"x": x, "y": jax.ShapeDtypeStruct((3,), jnp.bfloat16)})
     with pytest.raises(WeightError, match=r"y is float32\[3\] there and missing here"):
         version.check_kinds({"x": x})
+
+
+def test_a_checksum_takes_no_memory_beside_its_array():
+    x = jnp.zeros((64, 4096))
+    memory = jax.jit(checksums_lib._sums).lower(x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < x.nbytes / 100
 
 
 @pytest.mark.parametrize("dtype", ["bool", "complex64", ml_dtypes.int4])
