@@ -5,7 +5,8 @@
 It compares their records from the first step on: plans, sampled groups (tokens, log-probabilities,
 answers of tools, rewards), batches, and the weights after each update. It tells the first step,
 group, trajectory and token that differ, and how config, code, libraries and machine differ there.
-Exits with 1 when the runs part, with 0 when they are equal as far as both go.
+Exits with 1 when the runs part, with 0 when they are equal as far as both go. Steps that retention
+has removed from one of the records cannot be compared, and are named.
 """
 
 from __future__ import annotations
@@ -45,12 +46,18 @@ def tell(one: Path, other: Path, found: Comparison) -> None:
             f"{one} and {other} are equal in steps {steps.start} to {steps.stop - 1}, "
             f"{found.groups} groups; nothing but times was left out"
         )
-        for run, last in zip((one, other), found.last, strict=True):
-            if last >= steps.stop:
-                print(f"{run} goes on to step {last}, which the other one has not done")
+        for run, own in zip((one, other), found.records, strict=True):
+            if own.stop > steps.stop:
+                print(f"{run} goes on to step {own[-1]}, which the other one has not done")
     else:
         print(f"{one} (there) and {other} (here) part {found.parting}")
         print(f"equal before: {found.groups} groups")
+    for run, own in zip((one, other), found.records, strict=True):
+        if own.start < found.steps.start:
+            print(
+                f"{run} begins at step {own.start}, which is not on record in the other one; "
+                f"the steps before {found.steps.start} were not compared"
+            )
     if found.inputs:
         print("inputs that differ:", *found.inputs, sep="\n  ")
     else:

@@ -55,13 +55,12 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     configs = [run_config, *lineage.configs(Path(parent), kept_config.read(Path(parent)))]
     used = [meshes(config, "learner") for config in configs]
     flags.use_virtual_devices(*max(used, key=flags.devices_of))
-    with StopRequest() as stop:
+    with StopRequest():  # SIGTERM ends it as Ctrl-C does, and removes the draft
         made = fork(
             Path(parent),
             Path(workdir),
             STEP.value,
             run_config,
-            stop,
             other_bits=OTHER_BITS.value,
             resample=RESAMPLE.value,
         )

@@ -19,6 +19,7 @@ the run. Exits with 1 when anything differs.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,13 +35,15 @@ from models.tokenizer import Tokenizer
 from rl_code import checkpoint, lineage, origin, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.progress import Progress
-from rl_code.recording.replay_training import replay, same_bits
+from rl_code.recording.replay_training import on_record, replay, same_bits
 from rl_code.recording.replay_trajectories import Again, find, play_again
+from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
 from rl_code.stop import StopRequest
 from rl_code.store import audit
 from rl_code.store.errors import StoreError
+from rl_code.store.store import GroupStore
 from rl_code.types import Turn
 from rl_code.weights.versions import WeightError
 from rl_code.workdir import STORE, check
@@ -48,7 +51,9 @@ from rl_code.workdir import STORE, check
 START = absl_flags.DEFINE_integer(
     "start", 0, "First step: 0, or that of a checkpoint in the workdir.", 0
 )
-END = absl_flags.DEFINE_integer("end", None, "Step to stop before; the newest by default.")
+END = absl_flags.DEFINE_integer(
+    "end", None, "Step to stop before; all finished ones by default.", 1
+)
 TASK = absl_flags.DEFINE_string("task", "0", "With --step: number of the group, or id of its task.")
 SAMPLE = absl_flags.DEFINE_integer(
     "sample", None, "With --step: index of the trajectory in its group; all by default.", 0
@@ -102,8 +107,8 @@ def repeat_sampling(own: RunConfig, workdir: Path) -> bool:
         f"{found.record.actor} with weights of versions {list(found.record.versions)}"
     )
     equal = True
-    with StopRequest() as stop:
-        for again in play_again(config, workdir, found, samples, stop):
+    with StopRequest():  # SIGTERM ends it as Ctrl-C does
+        for again in play_again(config, workdir, found, samples):
             equal = equal and again.difference is None
             tell(again, tokenizer, whole=SAMPLE.value is not None)
     print("replayed: equal, token for token" if equal else "replayed: not equal")
@@ -146,11 +151,18 @@ def shown(turn: Turn) -> str:
 
 def repeat_training(run_config: RunConfig, workdir: Path) -> bool:
     """Trains again on the recorded groups; whether the store is sound and all weights are equal."""
+    consumed = GroupStore(workdir / STORE).consumed()
+    if not [step for step in consumed if START.value <= step < (END.value or math.inf)]:
+        end = "" if END.value is None else f" --end={END.value}"
+        raise read_config.ConfigError(
+            f"--start={START.value}{end}: no finished step of {workdir} lies there; "
+            f"{on_record(workdir)}"
+        )
     use_devices(workdir, run_config)
     with (
         Run(run_config, workdir, "learner") as run,
         jax.set_mesh(run.mesh),
-        StopRequest() as stop,
+        StopRequest(),
     ):
         bound = lineage.max_staleness(workdir, run_config)
         report = audit.check(run.workdir / STORE, bound)
@@ -166,18 +178,19 @@ def repeat_training(run_config: RunConfig, workdir: Path) -> bool:
         last = None
         differing = []
         with Progress("replay", (END.value or report.consumed) - START.value) as progress:
-            for step in replay(run, stop, START.value, END.value):
+            for step in replay(run, START.value, END.value):
                 last = step
                 differing += [] if step.same else [step]
                 progress.update(step.step + 1 - START.value)
         for step in differing[:5]:
             print(f"step {step.step}: weights {step.then} then, {step.now} now")
-        equal = last is not None and not differing
+        equal = not differing
         if last is not None and last.step + 1 in checkpoint.steps(workdir):
             stored = checkpoint.load(workdir, last.state, step=last.step + 1)
-            equal = equal and same_bits(stored.state, last.state)
+            same = same_bits(stored.state, last.state)
+            equal = equal and same
             print(
-                f"the checkpoint of step {last.step + 1} {'equals' if equal else 'differs from'} "
+                f"the checkpoint of step {last.step + 1} {'equals' if same else 'differs from'} "
                 "the replayed state"
             )
         print("replayed: equal, bit for bit" if equal else "replayed: not equal")
@@ -196,5 +209,5 @@ if __name__ == "__main__":
         kind=RunConfig,
         runs=True,
         needs_workdir=lambda: flags.run_folder() is None,
-        expected=(SandboxUnavailable, StoreError, WeightError),
+        expected=(SandboxUnavailable, StoreError, WeightError, RolloutTimeout),
     )

@@ -40,6 +40,8 @@ class Fork:
     other_bits: bool
     # What differs between the parent's last start and the program that forked it, in words.
     differing: list[str]
+    # Whether it was asked for that nothing be taken over which was sampled from the step on.
+    resample: bool = False
 
     def facts(self) -> list[tuple[str, str]]:
         """(what, value), for people."""
@@ -50,6 +52,8 @@ class Fork:
             ("forked from", f"{self.parent} at step {self.step}"),
             ("changed there", changes or "nothing"),
         ]
+        if self.resample:
+            found.append(("sampled anew", f"from step {self.step} on"))
         if self.other_bits:
             why = "; ".join(self.differing) or "nothing that is recorded differs"
             found.append(("bits change", f"at step {self.step}: {why}"))

@@ -55,8 +55,11 @@ def record(workdir: Path) -> None:
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, json.dumps(source_digests(), indent=0).encode())
-    with open(workdir / STARTS_FILE, "a") as file:
-        file.write(json.dumps(start) + "\n")
+    starts = workdir / STARTS_FILE
+    # a line that a crash cut short must not become one with this one
+    torn = starts.exists() and starts.read_bytes()[-1:] not in (b"", b"\n")
+    with open(starts, "a") as file:
+        file.write("\n" * torn + json.dumps(start) + "\n")
 
 
 def read(workdir: Path) -> list[dict[str, Any]]:

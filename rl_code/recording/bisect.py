@@ -46,10 +46,10 @@ class Parting:
 class Comparison:
     """What ``compare`` found."""
 
-    # steps that both have on record, first and one past the last; empty if there is none
+    # The finished steps that both have on record.
     steps: range
-    # the last step that each of them has on record
-    last: tuple[int, int]
+    # The finished steps that each of them has on record.
+    records: tuple[range, range]
     # groups that were compared and are equal
     groups: int = 0
     parting: Parting | None = None
@@ -60,23 +60,25 @@ class Comparison:
 def compare(one: Path, other: Path) -> Comparison:
     """Compares two runs up to where they part.
 
-    Raises ConfigError for a folder without a run, StoreError when storage fails.
+    Raises ConfigError for a folder without a run, and for two runs that have no finished step in
+    common; StoreError when storage fails.
     """
     stores = _open(one), _open(other)
-    consumed = [store.consumed() for store in stores]
-    for run, steps in zip((one, other), consumed, strict=True):
-        if not steps:
-            raise ConfigError(f"{run} has no finished step, so there is nothing to compare")
-    first = max(steps[0] for steps in consumed)
-    end = min(steps[-1] for steps in consumed) + 1
-    found = Comparison(range(first, max(first, end)), (consumed[0][-1], consumed[1][-1]))
+    there, here = (_finished(store) for store in stores)
+    steps = range(max(there.start, here.start), min(there.stop, here.stop))
+    if not steps:
+        raise ConfigError(
+            f"{one} has steps {_words(there)} on record and {other} has steps {_words(here)}: "
+            "there is no step in common to compare"
+        )
+    found = Comparison(steps, (there, here))
     found.parting = _warm_starts(one, other)
     with Progress("compared", len(found.steps)) as progress:
         for step in found.steps:
             if found.parting is not None:
                 break
             _compare_step(found, stores, step)
-            progress.update(step + 1 - first)
+            progress.update(step + 1 - steps.start)
     found.inputs = _inputs(one, other, stores, found.parting)
     return found
 
@@ -94,6 +96,20 @@ def _open(workdir: Path) -> GroupStore:
     if not steps_lib.exists(workdir / STORE):
         raise ConfigError(f"{workdir} holds no run: it has no {STORE}")
     return GroupStore(workdir / STORE)
+
+
+def _finished(store: GroupStore) -> range:
+    """The consumed steps of a run. Raises ConfigError if there is none."""
+    consumed = store.consumed()
+    if not consumed:
+        raise ConfigError(
+            f"{store.folder.parent} has no finished step, so there is nothing to compare"
+        )
+    return range(consumed[0], consumed[-1] + 1)
+
+
+def _words(steps: range) -> str:
+    return f"{steps[0]} to {steps[-1]}"
 
 
 # --- The records ----------------------------------------------------------------------------------

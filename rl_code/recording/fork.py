@@ -8,8 +8,9 @@ step on is taken over only if the change cannot have affected it (``fork_changes
   They are what the fork would sample, and in in_flight mode they could not be sampled again.
 - Anything else changed: nothing, since even the plan may be another one.
 
-The fork is made in a folder beside its workdir, which then gets its name in one step. So a fork
-that was killed has left nothing behind, and the same command makes it again.
+The fork is made in a folder beside its workdir, ``.<name>.fork``, which then gets its name in one
+step. A fork that is refused or stopped removes that folder. One that was killed leaves it, and the
+same command makes it again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ from rl_code.recording.recorded_versions import RecordedVersions, nearest
 from rl_code.recording.replay_training import replay
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.stop import StopRequest
 from rl_code.store.errors import StoreError
 from rl_code.store.sharing import Shared, link_tree, share
 from rl_code.store.store import GroupStore
@@ -74,7 +74,6 @@ def fork(
     workdir: Path,
     step: int | None,
     config: RunConfig,
-    stop: StopRequest,
     *,
     other_bits: bool = False,
     resample: bool = False,
@@ -96,7 +95,7 @@ def fork(
     step = _step(parent, step)
     before = lineage.config_at(parent, own, max(0, step - 1))
     fork_changes.check(before, config, step)
-    entry = _entry(parent, step, before, config, other_bits)
+    entry = _entry(parent, step, before, config, other_bits=other_bits, resample=resample)
     if workdir.exists() and any(workdir.iterdir()):
         return _made_before(workdir, entry, config)
     there = lineage.config_at(parent, own, step)
@@ -105,19 +104,23 @@ def fork(
     draft = workdir.with_name(f".{workdir.name}.fork")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    shared = share(parent / STORE, draft / STORE, step, reach, before.asynchrony.max_staleness)
-    shared.bytes += _share_rest(parent, draft, step, config)
-    write_atomically(draft / CONFIG_FILE, read_config.to_json(config).encode())
-    lineage.write(draft, [*(f for f in lineage.read(parent) if f.step < step), entry])
-    with Run(config, draft, "learner") as run:
-        _check_state(run, before)
-        position = fork_position.at_fork(parent, own, run, step, reach)
-        _share_state(parent, own, draft, step, config, position, stop)
-    _provide_version(parent, own, draft, step, config, stop)
-    os.sync()  # what the name stands for is on the disk before the name is
-    if workdir.exists():
-        workdir.rmdir()  # it is empty
-    draft.rename(workdir)
+    try:
+        shared = share(parent / STORE, draft / STORE, step, reach, before.asynchrony.max_staleness)
+        shared.bytes += _share_rest(parent, draft, step, config)
+        write_atomically(draft / CONFIG_FILE, read_config.to_json(config).encode())
+        lineage.write(draft, [*(f for f in lineage.read(parent) if f.step < step), entry])
+        with Run(config, draft, "learner") as run:
+            _check_state(run, before)
+            position = fork_position.at_fork(parent, own, run, step, reach)
+            _share_state(parent, own, draft, step, config, position)
+        _provide_version(parent, own, draft, step, config)
+        os.sync()  # what the name stands for is on the disk before the name is
+        if workdir.exists():
+            workdir.rmdir()  # it is empty
+        draft.rename(workdir)
+    except BaseException:  # Ctrl-C too: its links would keep what the parent deletes
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
     return Forked(entry, shared)
 
 
@@ -164,7 +167,7 @@ def _describe(run: Run, optimizer: Any) -> dict[str, str]:
         return arrays.describe(abstract_state(model, optimizer))
 
 
-def _entry(parent: Path, step: int, before: RunConfig, config: RunConfig, other_bits: bool) -> Fork:
+def _entry(parent: Path, step: int, before: RunConfig, config: RunConfig, **how: bool) -> Fork:
     changes = [
         [key, read_config.lookup(before, key), read_config.lookup(config, key)]
         for key in read_config.diff(before, config)
@@ -175,8 +178,8 @@ def _entry(parent: Path, step: int, before: RunConfig, config: RunConfig, other_
         time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config=read_config.to_dict(before),
         changes=changes,
-        other_bits=other_bits,
         differing=provenance.differing(provenance.last(parent), provenance.describe()),
+        **how,
     )
 
 
@@ -188,6 +191,13 @@ def _made_before(workdir: Path, entry: Fork, config: RunConfig) -> Forked:
         raise ConfigError(
             f"--workdir={workdir} holds another run already; name a folder that does not exist"
         )
+    for flag in ("other_bits", "resample"):
+        was, asked = getattr(there[-1], flag), getattr(entry, flag)
+        if was != asked:
+            raise ConfigError(
+                f"--workdir={workdir} holds a fork that was made {'with' if was else 'without'} "
+                f"--{flag}; name a folder that does not exist"
+            )
     return Forked(there[-1], Shared(), before=True)
 
 
@@ -256,7 +266,6 @@ def _share_state(
     step: int,
     config: RunConfig,
     position: dict[str, Any],
-    stop: StopRequest,
 ) -> None:
     """The parent's checkpoints up to the step, from which earlier versions can be made again, and
     that of the step itself, which is made where the parent has none.
@@ -274,20 +283,20 @@ def _share_state(
         whole = read_config.to_dict(config)
         _share_checkpoint(parent, draft, step, config=whole, position=position, **changes)
         return
-    state = _state_at(parent, own, step, stop)
+    state = _state_at(parent, own, step)
     keep = len(saved) + 1
     with Checkpoints(draft, config, keep=keep, may_change=_sections(config)) as checkpoints:
         checkpoints.save(step, state, position)
 
 
-def _state_at(parent: Path, own: RunConfig, step: int, stop: StopRequest) -> TrainState:
+def _state_at(parent: Path, own: RunConfig, step: int) -> TrainState:
     """The state before a step without a checkpoint, by training again from the one before it."""
     start = nearest(GroupStore(parent / STORE), parent, step)
     with Run(own, parent, "learner") as run, jax.set_mesh(run.mesh):
         if start == step == 0:
             return init_state(sft.initial_model(run), own.train.optimizer)
         with Progress(f"training again from step {start}", step - start) as progress:
-            for done in replay(run, stop, start, step):
+            for done in replay(run, start, step):
                 if not done.same:
                     raise StoreError(
                         f"step {done.step} of {parent} gives weights {done.now} here and gave "
@@ -301,7 +310,7 @@ def _state_at(parent: Path, own: RunConfig, step: int, stop: StopRequest) -> Tra
 
 
 def _provide_version(
-    parent: Path, own: RunConfig, draft: Path, step: int, config: RunConfig, stop: StopRequest
+    parent: Path, own: RunConfig, draft: Path, step: int, config: RunConfig
 ) -> None:
     """Stores the version before the fork's first where a group that is still to be sampled needs
     it.
@@ -312,7 +321,7 @@ def _provide_version(
     if _is_sampled(store, step):
         return
     with Run(own, parent, "learner") as run, jax.set_mesh(run.mesh):
-        models = RecordedVersions(run, run).get([step - 1], stop)
+        models = RecordedVersions(run, run).get([step - 1])
         publisher = StoredPublisher(draft, config.rollout.dtype, config.asynchrony.weights)
         publisher.publish(step - 1, models[step - 1])
         publisher.close()

@@ -55,7 +55,7 @@ def check(before: RunConfig, config: RunConfig, step: int) -> None:
         config.seed != before.seed
         and config.train.loss.kl_coef
         and config.sft is None
-        and not config.model.weights
+        and (not config.model.weights or config.model.change_methods)
     ):
         raise ConfigError(
             f"config.seed = {config.seed}: the random parameters that training began with are the "

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+from absl import logging
 
 from models.transformer import Transformer
 from rl_code import checkpoint, sft
@@ -14,11 +15,11 @@ from rl_code.learner.update import init_state
 from rl_code.progress import Progress
 from rl_code.recording.replay_training import on_record, replay
 from rl_code.run import Run
-from rl_code.stop import StopRequest
 from rl_code.store.errors import StoreError
 from rl_code.store.store import GroupStore
 from rl_code.weights import version_records
 from rl_code.weights.local import LocalWeights
+from rl_code.weights.republish import UnreadableError
 from rl_code.weights.stored_subscriber import StoredSubscriber
 from rl_code.weights.versions import Version
 from rl_code.workdir import STORE
@@ -29,9 +30,10 @@ _READ_S = 600.0  # in which a stored version must be read
 class RecordedVersions:
     """The sampling models of some versions.
 
-    A version is kept in storage for a while, and in a checkpoint. Any other version is made again:
-    training is repeated from the nearest checkpoint on the recorded groups, bit for bit. What is
-    got is compared with the checksum that the run wrote down.
+    A version is kept in storage for a while, and in a checkpoint. Any other version is made again,
+    and so is one that cannot be read from storage: training is repeated from the nearest checkpoint
+    on the recorded groups, bit for bit. What is got is compared with the checksum that the run
+    wrote down.
 
     Args:
       learner: the run as its learner, on whose mesh training is repeated.
@@ -43,7 +45,7 @@ class RecordedVersions:
         self._store = GroupStore(learner.workdir / STORE)
         self.workdir = learner.workdir
 
-    def get(self, wanted: Sequence[int], stop: StopRequest) -> dict[int, Transformer]:
+    def get(self, wanted: Sequence[int]) -> dict[int, Transformer]:
         """The models of these versions.
 
         Raises StoreError when one of them cannot be made any more, or comes out with other bits.
@@ -53,22 +55,27 @@ class RecordedVersions:
         saved = checkpoint.steps(self.workdir)
         to_make = []
         for version in sorted(wanted):
-            if version in stored:
-                subscriber = StoredSubscriber(
-                    self.workdir, self._sampler.sampling_model(), name="replay"
-                )
-                model = subscriber.read(version, _READ_S)
-                if model is not None:  # else it was deleted just now
-                    self._check(models.publish(version, model), "storage")
-                    continue
+            model = self._stored(version) if version in stored else None
+            if model is not None:
+                self._check(models.publish(version, model), "storage")
+                continue
             if version in saved or version == 0:
                 self._check(models.publish(version, self._saved(version)), "the checkpoint")
             else:
                 to_make.append(version)
-        self._make(to_make, models, stop)
+        self._make(to_make, models)
         return {
             version: models.wait(exactly=version, deadline_s=0.0)[1] for version in models.kept()
         }
+
+    def _stored(self, version: int) -> Transformer | None:
+        """A version that storage keeps; None if it was deleted just now or cannot be read."""
+        subscriber = StoredSubscriber(self.workdir, self._sampler.sampling_model(), name="replay")
+        try:
+            return subscriber.read(version, _READ_S)
+        except UnreadableError as error:
+            logging.warning("%s; it is read from a checkpoint or made again", error)
+            return None
 
     def _saved(self, version: int) -> Transformer:
         with jax.set_mesh(self._learner.mesh):
@@ -78,13 +85,13 @@ class RecordedVersions:
             state = init_state(model, self._learner.config.train.optimizer)
             return checkpoint.load(self.workdir, state, step=version).state.model
 
-    def _make(self, versions: Sequence[int], models: LocalWeights, stop: StopRequest) -> None:
+    def _make(self, versions: Sequence[int], models: LocalWeights) -> None:
         """Repeats training from the nearest checkpoint before the first of the versions."""
         if not versions:
             return
         start = nearest(self._store, self.workdir, versions[0])
         with Progress(f"training again from step {start}", versions[-1] - start) as progress:
-            for done in replay(self._learner, stop, start, versions[-1]):
+            for done in replay(self._learner, start, versions[-1]):
                 progress.update(done.step + 1 - start)
                 if done.step + 1 in versions:
                     made = models.publish(done.step + 1, done.state.model)

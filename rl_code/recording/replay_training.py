@@ -18,7 +18,6 @@ from rl_code.learner.learner import Learner
 from rl_code.learner.update import TrainState, init_state
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.stop import StopRequest
 from rl_code.store.errors import StoreError
 from rl_code.store.source import read_ahead
 from rl_code.store.store import GroupStore
@@ -45,9 +44,7 @@ class Replayed:
         return self.then == self.now
 
 
-def replay(
-    run: Run, stop: StopRequest, start: int = 0, end: int | None = None
-) -> Iterator[Replayed]:
+def replay(run: Run, start: int = 0, end: int | None = None) -> Iterator[Replayed]:
     """Trains again on every consumed step from ``start`` on, up to but not including ``end``.
 
     Steps before a fork are trained as the run that was forked trained them. Writes nothing.

@@ -18,7 +18,6 @@ from rl_code.recording.trajectory_difference import Difference
 from rl_code.rollout.again import sample_again, versions_of
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.stop import StopRequest
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
@@ -78,7 +77,6 @@ def play_again(
     workdir: Path,
     found: Recorded,
     samples: Sequence[int],
-    stop: StopRequest,
 ) -> Iterator[Again]:
     """Trajectories of a group, one after another.
 
@@ -94,7 +92,7 @@ def play_again(
             learner = stack.enter_context(Run(config, workdir, "learner"))
         stack.enter_context(jax.set_mesh(run.mesh))
         wanted = sorted({version for t in trajectories for version in versions_of(t)})
-        models = RecordedVersions(learner, run).get(wanted, stop)
+        models = RecordedVersions(learner, run).get(wanted)
         scheduler = run.scheduler(config.rollout.sampling)
         for recorded in trajectories:
             now = sample_again(

@@ -18,7 +18,7 @@ def test_a_turn_without_tokens_shows_what_its_tools_returned():
 
 
 def test_a_longer_run_is_said_to_go_on(capsys):
-    found = Comparison(range(40), (39, 51), groups=640)
+    found = Comparison(range(40), (range(40), range(52)), groups=640)
     bisect.tell(Path("a"), Path("b"), found)
     assert capsys.readouterr().out.splitlines() == [
         "a and b are equal in steps 0 to 39, 640 groups; nothing but times was left out",

@@ -23,7 +23,6 @@ from rl_code.read_config import build
 from rl_code.recording.replay_training import Replayed, replay
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.stop import StopRequest
 from rl_code.store import group_records
 from rl_code.store.steps import group_path
 from rl_code.store.store import GroupStore
@@ -86,7 +85,7 @@ def replayed(
         Run(config or make_config("one_step", 1), workdir, "learner") as run,
         jax.set_mesh(run.mesh),
     ):
-        return list(replay(run, StopRequest(), start, end))
+        return list(replay(run, start, end))
 
 
 def sameness(steps: list[Replayed]) -> dict[int, bool]:

@@ -20,7 +20,6 @@ from rl_code.read_config import build
 from rl_code.recording.replay_training import replay
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.stop import StopRequest
 from rl_code.store import audit
 from rl_code.store.store import GroupStore
 from rl_code.train import train
@@ -57,7 +56,7 @@ def test_a_run_keeps_its_bound_and_can_be_replayed(tmp_path, mode, bound, recomp
     report = audit.check(tmp_path / STORE, bound)
     assert report.problems == [] and report.consumed == STEPS and report.staleness_max <= bound
     with Run(config, tmp_path, "learner") as run, jax.set_mesh(run.mesh):
-        assert [step.same for step in replay(run, StopRequest())] == [True] * STEPS
+        assert [step.same for step in replay(run)] == [True] * STEPS
     rows = read_metrics(tmp_path)
     assert {age for row in rows for age in range(9) if row.get(f"staleness/{age}")} <= set(
         range(bound + 1)

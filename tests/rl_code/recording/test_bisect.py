@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from launch.bisect import tell
 from rl_code import provenance
 from rl_code.read_config import ConfigError
 from rl_code.recording.bisect import compare
-from rl_code.store.steps import group_path
+from rl_code.store.steps import group_path, step_folder
 from rl_code.train import train
 from rl_code.workdir import STORE
 from tests.rl_code.recorded_runs import STEPS, change_token, make_config
@@ -83,6 +84,33 @@ def test_a_changed_token_of_a_record_that_is_still_sound_is_found(recorded, copy
     assert "is another one than the group that was trained on; sample 0 at token 3: token " in (
         parting.words
     )
+
+
+def keep_steps(workdir: Path, kept: range) -> None:
+    """Leaves no other steps in a run's record."""
+    out_of_shards(workdir / STORE)
+    for step in set(range(STEPS)) - set(kept):
+        shutil.rmtree(step_folder(workdir / STORE, step))
+
+
+def test_runs_without_a_common_step_are_not_called_equal(recorded, copy, tmp_path):
+    late = shutil.copytree(copy, tmp_path / "late")
+    keep_steps(copy, range(2))
+    keep_steps(late, range(3, STEPS))
+    words = f"{copy} has steps 0 to 1 on record and {late} has steps 3 to 4"
+    with pytest.raises(ConfigError, match=words):
+        compare(copy, late)
+    with pytest.raises(ConfigError, match="there is no step in common"):
+        compare(late, copy)
+
+
+def test_a_comparison_says_which_steps_only_one_run_has(recorded, copy, capsys):
+    keep_steps(copy, range(3, STEPS))
+    found = compare(recorded, copy)
+    assert found.parting is None and found.steps == range(3, STEPS)
+    tell(recorded, copy, found)
+    told = capsys.readouterr().out
+    assert f"{recorded} begins at step 0, which is not on record in the other one" in told
 
 
 def test_a_folder_without_a_run_is_said(recorded, tmp_path):

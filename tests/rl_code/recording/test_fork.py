@@ -26,7 +26,6 @@ from rl_code.recording.replay_training import same_bits
 from rl_code.report import about
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.stop import StopRequest
 from rl_code.store import audit
 from rl_code.store.errors import ConsumedOtherwise
 from rl_code.store.store import GroupStore
@@ -74,7 +73,7 @@ def changed(config: RunConfig, **loss) -> RunConfig:
 
 
 def make_fork(parent: Path, workdir: Path, step: int, config: RunConfig, **how):
-    return fork(parent, workdir, step, config, StopRequest(), **how)
+    return fork(parent, workdir, step, config, **how)
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -196,22 +195,25 @@ def test_a_fork_of_a_run_without_its_oldest_steps_has_what_is_left(tmp_path):
 
 
 @pytest.mark.long
-def test_a_fork_that_was_killed_is_made_again(parents, tmp_path, monkeypatch):
+def test_a_fork_that_was_stopped_leaves_nothing_and_is_made_again(parents, tmp_path, monkeypatch):
     parent = parents("one_step")
     config = changed(make_config("one_step", 1))
     for name in ("share", "_share_rest", "_share_state", "_provide_version"):
 
-        def killed(*_, name=name):
+        def stopped(*_, name=name):
             raise KeyboardInterrupt(name)
 
         with monkeypatch.context() as patch:
-            patch.setattr(fork_lib, name, killed)
+            patch.setattr(fork_lib, name, stopped)
             with pytest.raises(KeyboardInterrupt, match=name):
                 make_fork(parent, tmp_path / "fork", 3, config)
-        assert not (tmp_path / "fork").exists()
+        assert list(tmp_path.iterdir()) == []
     made = make_fork(parent, tmp_path / "fork", 3, config)
     assert not made.before and [path.name for path in tmp_path.iterdir()] == ["fork"]
     assert make_fork(parent, tmp_path / "fork", 3, config).before
+    for how in ("other_bits", "resample"):
+        with pytest.raises(ConfigError, match=f"holds a fork that was made without --{how}"):
+            make_fork(parent, tmp_path / "fork", 3, config, **{how: True})
     train(config, tmp_path / "fork")
     assert audit.check(tmp_path / "fork" / STORE, 1).problems == []
 
@@ -221,6 +223,11 @@ def test_a_fork_that_was_killed_is_made_again(parents, tmp_path, monkeypatch):
     [
         ({"model.dtype": "bfloat16"}, 2, r"config\.model\.dtype cannot change in a fork"),
         ({"tokenizer.vocab_size": 310}, 2, r"config\.tokenizer\.vocab_size cannot change"),
+        (
+            {"train.optimizer.muon_learning_rate": 0.02},
+            2,
+            r"config\.train\.optimizer cannot change muon_learning_rate in a fork: the recorded",
+        ),
         ({"train.steps": 1}, 2, r"config\.train\.steps = 1: the fork begins at step 2"),
         ({}, 9, r"--step=9: .* has done 5 steps, and can be forked at 0 to 5"),
     ],
@@ -238,7 +245,7 @@ def test_what_a_fork_cannot_change_is_said_in_one_line(parents, tmp_path, keys, 
     with pytest.raises(ConfigError, match=words) as caught:
         make_fork(parents("one_step"), tmp_path / "fork", step, config)
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "fork").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import jax
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
+from launch import replay as replay_command
 from rl_code import checkpoint
 from rl_code import train as train_lib
 from rl_code.act import act
@@ -32,7 +35,8 @@ from rl_code.stop import Stopped
 from rl_code.store import audit
 from rl_code.store.claims import Claims
 from rl_code.store.errors import StoreError
-from rl_code.store.steps import group_path
+from rl_code.store.sealed import seal
+from rl_code.store.steps import group_path, step_folder
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.weights import version_records
@@ -98,6 +102,32 @@ def test_a_changed_token_shows_at_its_step(copy):
         "the group consumed is another one than the group that is there" in problem
         and "item (3, " in problem
     )
+
+
+def repeated(workdir, monkeypatch, **given) -> bool:
+    """What the command replay finds."""
+    monkeypatch.setattr(replay_command, "use_devices", lambda *_: None)
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.as_parsed(**given):
+        return replay_command.repeat_training(make_config("one_step", 1), workdir)
+
+
+def test_a_replay_of_no_step_is_refused(recorded, monkeypatch):
+    words = r"--start=4 --end=2: no finished step of .* lies there; on record are steps 0 to 4"
+    with pytest.raises(ConfigError, match=words):
+        repeated(recorded, monkeypatch, start="4", end="2")
+
+
+def test_a_checkpoint_is_compared_whatever_a_step_before_it_did(copy, monkeypatch, capsys):
+    out_of_shards(copy / STORE)
+    consumption = GroupStore(copy / STORE).consumption(1)
+    path = step_folder(copy / STORE, 1) / "consumed.json"
+    path.write_bytes(seal({**consumption, "weights": "0" * 16}))
+    assert not repeated(copy, monkeypatch)
+    told = capsys.readouterr().out
+    assert "step 1: weights 0000000000000000 then" in told
+    assert f"the checkpoint of step {STEPS} equals the replayed state" in told
+    assert "replayed: not equal" in told
 
 
 def test_a_damaged_group_is_an_error(copy):

@@ -20,7 +20,6 @@ from rl_code.recording.replay_trajectories import find, play_again
 from rl_code.recording.trajectory_difference import of_trajectories
 from rl_code.rollout.again import versions_of
 from rl_code.run_config import RunConfig
-from rl_code.stop import StopRequest
 from rl_code.store import group_records
 from rl_code.store.errors import StoreError
 from rl_code.store.steps import group_path
@@ -76,7 +75,7 @@ def recordings(tmp_path_factory) -> Recordings:
 
 def again(config: RunConfig, workdir: Path, step: int, number: int, samples) -> list:
     found = find(workdir, step, str(number))
-    return list(play_again(config, workdir, found, samples, StopRequest()))
+    return list(play_again(config, workdir, found, samples))
 
 
 @pytest.mark.long
@@ -105,6 +104,16 @@ def test_weights_that_are_kept_nowhere_are_made_again(recordings, tmp_path):
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(StoreError, match="is damaged"):
         again(config, workdir, 3, 0, [2])
+
+
+@pytest.mark.long
+def test_weights_that_cannot_be_read_are_made_again(recordings, tmp_path):
+    workdir = shutil.copytree(recordings.workdir("one_step"), tmp_path / "copy")
+    folder = workdir / version_records.FOLDER
+    assert version_records.numbers(folder)
+    for number in version_records.numbers(folder):
+        version_records.record_path(folder, number).write_text("damaged")
+    assert again(recordings.config("one_step"), workdir, 3, 0, [2])[0].difference is None
 
 
 def tamper(workdir: Path, step: int, number: int, sample: int, change) -> None:
@@ -257,7 +266,7 @@ def test_a_fork_replays_what_it_shares_and_what_is_its_own(recordings, tmp_path)
     changed = dataclasses.replace(
         config, train=dataclasses.replace(config.train, optimizer=optimizer)
     )
-    fork(recordings.workdir("in_flight"), tmp_path / "fork", 2, changed, StopRequest())
+    fork(recordings.workdir("in_flight"), tmp_path / "fork", 2, changed)
     train(changed, tmp_path / "fork")
     for step in (1, 3):
         found = again(changed, tmp_path / "fork", step, 0, range(4))
