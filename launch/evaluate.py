@@ -35,6 +35,7 @@ from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.progress import Progress
+from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
 from rl_code.types import Trajectory
@@ -128,4 +129,6 @@ def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer
 
 
 if __name__ == "__main__":
-    flags.run(main, kind=RunConfig, needs_workdir=False, expected=(SandboxUnavailable,))
+    flags.run(
+        main, kind=RunConfig, needs_workdir=False, expected=(SandboxUnavailable, RolloutTimeout)
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import platform
@@ -33,6 +34,7 @@ from rl_code import read_config
 from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
 from rl_code.recording import kept_config
+from rl_code.stop import Stopped
 from rl_code.tasks.records import TaskFileError
 from rl_code.workdir import CONFIG_FILE
 
@@ -65,7 +67,8 @@ COMMAND = "\n    python -m "
 # What ``run_folder`` says.
 _run_folder: str | None = None
 
-_OFF = re.compile(r"--?config\.([\w.]+)=None")
+# An override that switches a part of the config off.
+_OFF = re.compile(r"--?config\.[\w.]+=None")
 
 
 class _Complete(flags.ArgumentParser):
@@ -122,7 +125,14 @@ def run(
     other exception is a bug and keeps its traceback.
     """
 
+    switched_off: list[str] = []
+
     def guarded(_: Sequence[str]) -> int:
+        # Back to where whoever records the command, or passes it on, looks for it.
+        sys.argv += switched_off
+        # What was imported stays to the end. The collector need not look at it again, neither while
+        # the program runs nor when it exits.
+        gc.freeze()
         absl_logging.get_absl_handler().addFilter(_is_ours)
         use_compilation_cache()
         try:
@@ -135,16 +145,17 @@ def run(
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             return _give_up(str(error), 1)
-        except KeyboardInterrupt as error:
-            return _complain(
-                f"{str(error) or 'stopped'}; the same command continues from the last checkpoint",
-                130,
-            )
+        except Stopped as error:
+            return _complain(f"{error}; the same command continues from the last checkpoint", 130)
+        except KeyboardInterrupt:
+            return _complain("stopped; the same command goes on from what is on the disk", 130)
         return 0
 
     if kind is not None:
-        off = [found[1] for argument in sys.argv if (found := _OFF.fullmatch(argument))]
-        sys.argv = [argument for argument in sys.argv if not _OFF.fullmatch(argument)]
+        # The library reads overrides from sys.argv, and cannot read these.
+        switched_off = [argument for argument in sys.argv if _OFF.fullmatch(argument)]
+        sys.argv = [argument for argument in sys.argv if argument not in switched_off]
+        off = [argument.partition("config.")[2].partition("=")[0] for argument in switched_off]
         flag = flags.FLAGS["config"]
         flag.parser = _Complete(flag.parser, kind, off)
     if wants_help():
@@ -174,6 +185,16 @@ def _take_run() -> None:
         _refuse(f"{_run_folder} holds no run: it has no {CONFIG_FILE}")
     if not given:
         sys.argv.insert(1, f"--config={path}")
+
+
+def overrides() -> list[str]:
+    """The command line's overrides of the config, for another command. Raises ConfigError for one
+    whose value is an argument of its own.
+    """
+    found = [argument for argument in sys.argv[1:] if re.match(r"--?config\.", argument)]
+    if apart := [argument for argument in found if "=" not in argument]:
+        raise ConfigError(f"{apart[0]} is passed on to other commands: write {apart[0]}=<value>")
+    return found
 
 
 def written() -> set[str]:

@@ -18,6 +18,10 @@ in the workdir one folder per run, sweep.txt (the table, and the figure's number
 makes every run a fork of one run at one step. Runs of one seed then draw common random numbers and
 differ by their overrides alone. A second table has the paired differences from the first variant
 beside the unpaired ones, and how many times more runs the unpaired ones would need.
+
+With --run=<i> only run i of the sweep runs, without a table, as a task of a cluster's array does.
+With --jobs=0 nothing runs: the table and the figure are made of what has
+finished, and the other runs are named.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -53,13 +58,19 @@ from rl_code.workdir import CONFIG_FILE
 
 # The file in a run's folder with its output.
 LOG = "log.txt"
+# The exit code of a run whose config is wrong, or whose result would repeat itself.
+WRONG = 2
 # The command that runs one config.
 TRAIN = (sys.executable, "-m", "launch.train")
 
 FLAGS = absl_flags.FLAGS
 absl_flags.DEFINE_integer(
-    "jobs", 1, "Runs at the same time; above 1 each run's output goes to its log.txt.", 1
+    "jobs",
+    1,
+    "Runs at the same time; above 1 each run's output goes to its log.txt. 0 runs nothing.",
+    0,
 )
+absl_flags.DEFINE_integer("run", None, "Run this one alone, counted from 0, and make no table.", 0)
 absl_flags.DEFINE_string(
     "figure", None, "Another file that the figure is written to, beside sweep.png of the workdir."
 )
@@ -84,27 +95,53 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         raise read_config.ConfigError(f"{path} defines no get_sweep(), which says what to run")
     runs = plan(config, module["get_sweep"](*arguments), Path(workdir))
     panels = sweep_figure.parse(module["get_figure"](*arguments) if "get_figure" in module else ())
-    given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
+    given = flags.overrides()
     command = [*TRAIN, f"--config={path}{colon}{argument}", *given]
+    chosen = choose(runs, FLAGS.run, FLAGS.jobs)
+    failed: list[SweepRun] = []
     if FLAGS.fork:
+        parent = Path(FLAGS.fork)
         command = list(TRAIN)
-        given_keys = [flag.removeprefix("--config.").partition("=")[0] for flag in given]
+        given_keys = [flag.partition("config.")[2].partition("=")[0] for flag in given]
         for run in runs:
-            sweep_fork.check(Path(FLAGS.fork), run.config, [*run.overrides, *given_keys])
-        for run in runs:
-            changes = [*given, *run.flags()]
-            sweep_fork.fork(Path(FLAGS.fork), STEP.value, run.workdir, changes)
-    failed = []
+            sweep_fork.check(parent, run.config, [*run.overrides, *given_keys])
+        step = sweep_fork.common_step(parent, STEP.value, [run.workdir for run in runs])
+        for run in chosen:
+            if not sweep_fork.fork(parent, step, run.workdir, [*given, *run.flags()]):
+                failed.append(run)
     try:
-        failed = execute(runs, command, FLAGS.jobs, forked=bool(FLAGS.fork))
+        able = [run for run in chosen if run not in failed]
+        failed += execute(able, command, FLAGS.jobs, forked=bool(FLAGS.fork))
     finally:
-        done = [run for run in runs if run.finished()]
-        report(done, panels, Path(workdir), FLAGS.figure, paired=bool(FLAGS.fork))
+        if FLAGS.run is None:
+            base = runs[0].variant if FLAGS.fork else None
+            done = [run for run in runs if run.finished()]
+            report(done, panels, Path(workdir), FLAGS.figure, base=base)
+    if not FLAGS.jobs and (missing := [run.workdir.name for run in runs if not run.finished()]):
+        raise SweepError(
+            f"{len(missing)} of {len(runs)} runs have not finished: {', '.join(missing)}"
+        )
     if failed:
         logs = ", ".join(str(run.workdir) for run in failed)
         raise SweepError(
             f"{len(failed)} of {len(runs)} runs failed: {logs}; the same command tries them again"
         )
+
+
+def choose(runs: Sequence[SweepRun], index: int | None, jobs: int) -> list[SweepRun]:
+    """The runs of a sweep that this command runs: all, one, or with ``jobs`` = 0 none.
+
+    Raises ConfigError if there is no run of this index.
+    """
+    if index is None:
+        return list(runs) if jobs else []
+    if not jobs:
+        raise read_config.ConfigError(f"--run={index} and --jobs=0: leave one of the two out")
+    if index >= len(runs):
+        raise read_config.ConfigError(
+            f"--run={index}: the sweep has {len(runs)} runs, counted from 0"
+        )
+    return [runs[index]]
 
 
 # --- Running --------------------------------------------------------------------------------------
@@ -187,9 +224,10 @@ def record(run: SweepRun, exit_code: int, seconds: float) -> bool:
     else:
         log = run.workdir / LOG
         tail = log.read_text(errors="replace").splitlines()[-5:] if log.exists() else []
-        print(
-            "\n".join([f"{run.workdir.name} failed with exit code {exit_code}", *tail]), flush=True
-        )
+        words = f"{run.workdir.name} failed with exit code {exit_code}"
+        if exit_code == WRONG:
+            words += "; to start it again does not help before something is changed"
+        print("\n".join([words, *tail]), flush=True)
     return exit_code == 0
 
 
@@ -218,13 +256,13 @@ def report(
     workdir: Path,
     figure: str | None = None,
     *,
-    paired: bool = False,
+    base: str | None = None,
 ) -> None:
     """Prints the table of the finished runs and the numbers of the figure, writes both and the
     figure into the workdir.
 
-    figure: another file that the figure is written to, or None. paired: whether runs of one seed
-    draw common random numbers.
+    figure: another file that the figure is written to, or None. base: where runs of one seed draw
+    common random numbers, the variant from which paired differences are taken.
 
     Raises ConfigError for a metric that a run did not write.
     """
@@ -233,9 +271,13 @@ def report(
     variants: dict[str, list[Path]] = {}
     for run in runs:
         variants.setdefault(run.variant, []).append(run.workdir)
-    views = [table(variants), *(sweep_figure.table(panel, variants) for panel in panels)]
-    if paired:
-        views.append(sweep_paired.table([(r.variant, r.config.seed, r.workdir) for r in runs]))
+    views: list[Any] = [table(variants)]
+    views += (sweep_figure.table(panel, variants) for panel in panels)
+    if base in variants:
+        found = [(run.variant, run.config.seed, run.workdir) for run in runs]
+        views.append(sweep_paired.table(base, found))
+    elif base is not None:
+        views.append(f"no run of {base} has finished, so there are no paired differences from it")
     with open(workdir / "sweep.txt", "w") as file:
         for console in (flags.console(), rich.console.Console(file=file, width=160)):
             console.print(*views)
@@ -311,4 +353,4 @@ def _suite_cells(results: Sequence[Sequence[SuiteResult]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    flags.run(main, kind=RunConfig, expected=(SweepError, sweep_fork.ForkFailed))
+    flags.run(main, kind=RunConfig, expected=(SweepError,))

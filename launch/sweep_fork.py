@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from rl_code import derive, lineage, read_config
+from rl_code import checkpoint, derive, lineage, read_config
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.recording import kept_config
@@ -15,10 +15,6 @@ from rl_code.run_config import RunConfig
 from rl_code.workdir import CONFIG_FILE
 
 FORK = (sys.executable, "-m", "launch.fork")
-
-
-class ForkFailed(RuntimeError):
-    """A run could not be forked; the program that tried has said why."""
 
 
 def check(parent: Path, config: RunConfig, changed: Collection[str]) -> None:
@@ -35,18 +31,47 @@ def check(parent: Path, config: RunConfig, changed: Collection[str]) -> None:
         )
 
 
-def fork(parent: Path, step: int | None, workdir: Path, changes: Sequence[str]) -> None:
-    """Makes a workdir a fork, unless it is one.
+def common_step(parent: Path, step: int | None, workdirs: Sequence[Path]) -> int:
+    """The step at which all runs of a sweep are forked.
 
-    step: the first step of its own; None for the newest checkpoint's. changes: overrides of the
-    parent's config, as on a command line. Raises ForkFailed.
+    step: the one that was asked for. None for that of the forks which are there already, and if
+    there is none for the parent's newest checkpoint. Raises ConfigError where a workdir holds a run
+    that is no fork of the parent at this step: the runs would be no pairs.
+    """
+    there = {}
+    for workdir in workdirs:
+        if not (workdir / CONFIG_FILE).exists():
+            continue
+        forks = lineage.read(workdir)
+        if not forks or Path(forks[-1].parent).resolve() != parent.resolve():
+            raise read_config.ConfigError(
+                f"{workdir} holds a run that is no fork of {parent}; name another --workdir"
+            )
+        there[workdir] = forks[-1].step
+    if step is None:
+        step = next(iter(there.values()), max(checkpoint.steps(parent), default=0))
+    for workdir, begin in there.items():
+        if begin != step:
+            raise read_config.ConfigError(
+                f"{workdir} was forked at step {begin}, not at {step}; give --step={begin}, or "
+                "name another --workdir"
+            )
+    return step
+
+
+def fork(parent: Path, step: int, workdir: Path, changes: Sequence[str]) -> bool:
+    """Makes a workdir a fork, unless it is one. Whether it is one now; if not, the program that
+    tried has said why.
+
+    step: the first step of its own. changes: overrides of the parent's config, as on a command
+    line.
     """
     if (workdir / CONFIG_FILE).exists():
-        return
-    at = [] if step is None else [f"--step={step}"]
-    command = [*FORK, str(parent), *at, f"--workdir={workdir}", *changes]
-    if subprocess.run(command).returncode:
-        raise ForkFailed(f"{workdir} could not be forked from {parent}; it says why above")
+        return True
+    command = [*FORK, str(parent), f"--step={step}", f"--workdir={workdir}", *changes]
+    if code := subprocess.run(command).returncode:
+        print(f"{workdir.name} could not be forked from {parent}: exit code {code}", flush=True)
+    return not code
 
 
 def evaluations(workdir: Path) -> list[SuiteResult]:

@@ -22,16 +22,16 @@ from rl_code.evaluation.suite import SuiteResult
 from rl_code.metrics import read_metrics
 
 
-def table(runs: Iterable[tuple[str, int, Path]]) -> rich.table.Table:
-    """One row for each variant after the first, suite or training, and kind of pair: the difference
-    from the first variant.
+def table(base: str, runs: Iterable[tuple[str, int, Path]]) -> rich.table.Table:
+    """One row for each other variant, suite or training, and kind of pair: the difference from the
+    variant ``base``, which must have a run.
 
     runs: variant, seed and folder of each. ``differences`` says what the pairs are.
     """
     variants: dict[str, dict[int, Path]] = {}
     for variant, seed, workdir in runs:
         variants.setdefault(variant, {})[seed] = workdir
-    (base, first), *others = variants.items()
+    first = variants.pop(base)
     view = rich.table.Table(
         caption=rich.markup.escape(
             f"Points minus those of {base}, mean [95 % interval]: pass@1 of the last evaluation, "
@@ -46,7 +46,7 @@ def table(runs: Iterable[tuple[str, int, Path]]) -> rich.table.Table:
         view.add_column(name, overflow="fold")
     for name in ("paired", "unpaired", "variance ratio"):
         view.add_column(name, justify="right")
-    for variant, second in others:
+    for variant, second in variants.items():
         for name, kind, found in differences(first, second):
             pairs = f"{found.pairs} {kind}"
             points = _points(found.paired), _points(found.unpaired)

@@ -57,8 +57,8 @@ def plan(
     The folder is named after the run's overrides. If the variant has a name, it is named after the
     variant and the seed.
 
-    Raises ConfigError if an override is wrong, if a run is given twice, and if two variants have
-    the same name.
+    Raises ConfigError if there is no run, if an override is wrong, if a run is given twice, and if
+    two variants have the same name.
     """
     config = read_config.complete(RunConfig, config)
     runs: dict[Path, SweepRun] = {}
@@ -80,9 +80,13 @@ def plan(
         folder = workdir / (re.sub(r"[^\w.=,+-]+", "_", name) or "base")
         if folder in runs:
             raise read_config.ConfigError(f"get_sweep() gives {name or 'no overrides'} twice")
-        runs[folder] = SweepRun(
-            variant, overrides, read_config.build(RunConfig, changed(config, overrides)), folder
-        )
+        try:
+            built = read_config.build(RunConfig, changed(config, overrides))
+        except read_config.ConfigError as error:
+            raise read_config.ConfigError(f"the run {folder.name}: {error}") from error
+        runs[folder] = SweepRun(variant, overrides, built, folder)
+    if not runs:
+        raise read_config.ConfigError("get_sweep() gives no runs")
     return list(runs.values())
 
 

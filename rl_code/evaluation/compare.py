@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import rich.table
-import scipy.stats
+import scipy  # reads scipy.stats when it is first used, which takes most of a second
 
 from rl_code.evaluation.passk import Interval, mean_interval
 from rl_code.evaluation.suite import SuiteResult, percent

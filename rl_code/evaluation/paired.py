@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.stats
+import scipy  # reads scipy.stats when it is first used, which takes most of a second
 
 from rl_code.evaluation.passk import LEVEL, Interval
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.stats
+import scipy  # reads scipy.stats when it is first used, which takes most of a second
 from jaxtyping import Float64
 
 RESAMPLES = 10_000

@@ -25,6 +25,7 @@ import json, os, sys
 from launch import flags
 from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
+from rl_code.stop import Stopped
 
 def main(config, workdir):
     if config.steps == 100:
@@ -34,6 +35,8 @@ def main(config, workdir):
     if config.steps == 102:
         raise ValueError("a bug")
     if config.steps == 104:
+        raise Stopped("stopped after step 3 of 9")
+    if config.steps == 105:
         raise KeyboardInterrupt
     if config.steps == 103:
         raise OSError(28, "the disk is full", "metrics.jsonl")
@@ -73,7 +76,12 @@ ENDINGS = {
     "--config=c.py --workdir=w --config.steps=100": "config.steps = 100: expected less\nEXIT 2",
     "--config=c.py --workdir=w --config.steps=101": "no checkpoint can be read\nEXIT 1",
     "--config=c.py --workdir=w --config.steps=102": "RAISED ValueError",
-    "--config=c.py --workdir=w --config.steps=104": "continues from the last checkpoint\nEXIT 130",
+    "--config=c.py --workdir=w --config.steps=104": (
+        "stopped after step 3 of 9; the same command continues from the last checkpoint\nEXIT 130"
+    ),
+    "--config=c.py --workdir=w --config.steps=105": (
+        "stopped; the same command goes on from what is on the disk\nEXIT 130"
+    ),
     "--config=c.py --workdir=w --config.steps=103": "[Errno 28] the disk is full: 'metrics.jsonl'\nEXIT 1",
 }
 GOOD = "--config=c.py:smoke --workdir=w --config.loss.low=1 --config.loss.levels=(3,4)"

@@ -8,10 +8,12 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import ml_collections
 import pytest
@@ -21,6 +23,8 @@ from matplotlib import figure
 from launch import sweep, sweep_figure, sweep_plan
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.read_config import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,7 @@ def make_runs(workdir, sweep_of=None) -> list[sweep_plan.SweepRun]:
     kinds_and_seeds = [
         {"loss.kind": kind, "seed": seed} for kind in ("grpo", "rloo") for seed in (0, 1)
     ]
-    return sweep_plan.plan(config(), sweep_of or kinds_and_seeds, workdir)
+    return sweep_plan.plan(config(), kinds_and_seeds if sweep_of is None else sweep_of, workdir)
 
 
 # A stand-in for the trainer: counts its calls, obeys SIGTERM, fails where it is told to.
@@ -99,7 +103,8 @@ def test_a_variant_may_have_a_name(tmp_path):
     [
         ([{"loss.kidn": "grpo"}], r"config\.loss\.kidn, which the config does not have"),
         ([{"seed.x": 1}], r"config\.seed\.x, which the config does not have"),
-        ([{"steps": "many"}], r"config\.steps = 'many': expected int"),
+        ([{"steps": "many"}], r"the run steps=many: config\.steps = 'many': expected int"),
+        ([], "get_sweep\\(\\) gives no runs"),
         ([{"seed": 1}, {"seed": 1}], "seed=1 twice"),
         (
             [{"variant": "a", "steps": 1}, {"variant": "a", "steps": 3}],
@@ -129,6 +134,15 @@ def test_a_failed_run_is_repeated_and_a_finished_one_is_not(tmp_path, jobs):
     ]
 
 
+def test_a_run_that_would_fail_again_is_said_to(tmp_path, capsys):
+    run, *_ = make_runs(tmp_path)
+    for code, again in ((1, False), (2, True)):
+        assert not sweep.record(run, code, seconds=1.0)
+        told = capsys.readouterr().out
+        assert f"kind=grpo,seed=0 failed with exit code {code}" in told
+        assert ("does not help before something is changed" in told) == again
+
+
 def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(
     tmp_path, monkeypatch, capsys
 ):
@@ -154,6 +168,80 @@ def test_a_run_finished_with_another_config_is_not_taken_for_this_one(tmp_path):
     changed.steps = 9
     with pytest.raises(ConfigError, match="finished with another config; steps differ"):
         sweep_plan.plan(changed, [{"loss.kind": "grpo", "seed": 0}], tmp_path)[0].finished()
+
+
+# A sweep of the trainer above, as a command.
+COMMAND = """
+import sys
+from launch import flags, sweep
+from rl_code.run_config import RunConfig
+sweep.TRAIN = (sys.executable, "-c", sys.argv.pop(1))
+flags.run(sweep.main, kind=RunConfig, expected=(sweep.SweepError,))
+"""
+SWEPT = """
+from configs import quickstart
+def get_config(arg=""):
+    return quickstart.get_config("smoke")
+def get_sweep(arg=""):
+    return [{"variant": variant, "seed": 1} for variant in ("rloo", "grpo")]
+"""
+
+
+def command(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the command sweep does with two runs, rloo and grpo."""
+    (folder / "swept.py").write_text(SWEPT)
+    line = [f"--config={folder / 'swept.py'}", f"--workdir={folder}", *arguments]
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND, TRAINER, *line],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_overrides_of_a_sweep_are_those_of_its_runs(tmp_path):
+    done = command(tmp_path, "--config.sft=None", "--config.train.steps=3")
+    assert done.returncode == 0, done.stderr
+    (line,) = (tmp_path / "variant=grpo,seed=1" / "calls.txt").read_text().splitlines()
+    assert {"--config.sft=None", "--config.train.steps=3"} <= set(line.split())
+    done = command(tmp_path, "--config.train.steps", "3")
+    assert done.returncode == 2
+    assert "write --config.train.steps=<value>" in " ".join(done.stderr.split())
+
+
+def test_one_run_of_a_sweep_runs_alone_and_the_table_is_made_afterwards(tmp_path):
+    names = ("variant=rloo,seed=1", "variant=grpo,seed=1")
+    (tmp_path / "broken").touch()  # the run rloo fails
+    done = command(tmp_path, "--run=1")
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / name / "calls.txt").exists() for name in names] == [False, True]
+    assert not (tmp_path / "sweep.txt").exists()
+    assert command(tmp_path, "--run=0").returncode == 1
+    told = command(tmp_path, "--jobs=0")
+    assert told.returncode == 1
+    assert f"1 of 2 runs have not finished: {names[0]}" in " ".join(told.stderr.split())
+    table = (tmp_path / "sweep.txt").read_text()
+    assert "grpo" in table and "rloo" not in table
+    (tmp_path / "broken").unlink()
+    assert command(tmp_path, "--run=0").returncode == 0
+    assert command(tmp_path, "--jobs=0").returncode == 0
+    assert "rloo" in (tmp_path / "sweep.txt").read_text()
+    for name, calls_made in zip(names, (2, 1), strict=True):
+        assert len((tmp_path / name / "calls.txt").read_text().splitlines()) == calls_made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--run=2"], "--run=2: the sweep has 2 runs, counted from 0"),
+        (["--run=1", "--jobs=0"], "--run=1 and --jobs=0: leave one of the two out"),
+    ],
+)
+def test_a_run_that_is_not_there_is_refused(tmp_path, arguments, complaint):
+    done = command(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert complaint in " ".join(done.stderr.split())
 
 
 def test_a_stop_reaches_the_runs_and_leaves_none_behind(tmp_path, monkeypatch):

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from configs import quickstart
 from launch import sweep, sweep_fork, sweep_paired, sweep_plan
-from rl_code import lineage, read_config
+from rl_code import checkpoint_record, lineage, read_config
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
 from rl_code.workdir import CONFIG_FILE
 
+ROOT = Path(__file__).resolve().parents[2]
 FORKER = """
-import pathlib, sys
+import json, pathlib, sys
 workdir = pathlib.Path(dict(a.lstrip("-").split("=", 1) for a in sys.argv[2:])["workdir"])
 workdir.mkdir(parents=True)
+entry = dict(parent=sys.argv[1], step=int(sys.argv[2].removeprefix("--step=")), time="")
+entry |= dict(config={}, changes=[], other_bits=False, differing=[])
+(workdir / "fork.json").write_text(json.dumps([entry]))
+if "broken" in workdir.name:
+    sys.exit(5)
 (workdir / "config.json").write_text("{}")
 (workdir / "forked.txt").write_text(" ".join(sys.argv[1:]))
-sys.exit(5 if "broken" in workdir.name else 0)
 """
 TRAINER = """
 import pathlib, sys
@@ -42,7 +50,7 @@ def test_every_run_is_forked_once_and_trained_with_its_own_config(tmp_path, monk
     for _ in range(2):  # the second time they are there
         for run in runs:
             changes = ["--config.train.steps=60", *run.flags()]
-            sweep_fork.fork(tmp_path / "base", 40, run.workdir, changes)
+            assert sweep_fork.fork(tmp_path / "base", 40, run.workdir, changes)
     assert sweep.execute(runs, [sys.executable, "-c", TRAINER], 1, forked=True) == []
     for run, epochs in zip(runs, (1, 2), strict=True):
         assert (run.workdir / "forked.txt").read_text().split() == [
@@ -59,28 +67,84 @@ def test_every_run_is_forked_once_and_trained_with_its_own_config(tmp_path, monk
         ]
 
 
-def test_a_fork_that_fails_ends_the_sweep(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep_fork, "FORK", (sys.executable, "-c", FORKER))
-    (run,) = make_runs(tmp_path, [{"variant": "broken", "seed": 3}])
-    with pytest.raises(sweep_fork.ForkFailed, match=r"broken.* could not be forked from .*base"):
-        sweep_fork.fork(tmp_path / "base", None, run.workdir, [])
+@pytest.fixture
+def base(tmp_path):
+    """The folder of a run of the quickstart."""
+    folder = tmp_path / "base"
+    folder.mkdir()
+    config = read_config.build(RunConfig, quickstart.get_config("smoke"))
+    (folder / CONFIG_FILE).write_text(read_config.to_json(config))
+    return folder
 
 
-def test_a_parent_of_another_config_is_refused(tmp_path):
+COMMAND = """
+import sys
+from launch import flags, sweep, sweep_fork
+from rl_code.run_config import RunConfig
+sweep_fork.FORK = (sys.executable, "-c", sys.argv.pop(1))
+sweep.TRAIN = (sys.executable, "-c", sys.argv.pop(1))
+flags.run(sweep.main, kind=RunConfig, expected=(sweep.SweepError,))
+"""
+SWEPT = """
+from configs import quickstart
+def get_config(arg=""):
+    return quickstart.get_config("smoke")
+def get_sweep(arg=""):
+    return [{"variant": variant, "seed": 1} for variant in ("broken", "grpo", "rloo")]
+"""
+
+
+def test_a_sweep_whose_first_fork_fails_makes_and_trains_the_others(tmp_path, base):
+    (tmp_path / "swept.py").write_text(SWEPT)
+    line = [f"--config={tmp_path / 'swept.py'}", f"--workdir={tmp_path}", f"--fork={base}"]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, FORKER, TRAINER, *line],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "variant=broken,seed=1 could not be forked from" in done.stdout
+    assert "1 of 3 runs failed" in " ".join(done.stderr.split())
+    for variant in ("grpo", "rloo"):
+        assert (tmp_path / f"variant={variant},seed=1" / "trained.txt").exists()
+    # neither of the others stands in for the one from which differences are taken
+    assert "no run of broken has finished" in done.stdout
+
+
+def test_all_forks_of_a_sweep_begin_at_one_step_of_one_run(tmp_path):
+    base, other = tmp_path / "base", tmp_path / "other"
+    folders = [tmp_path / name for name in "abc"]
+    folders[0].mkdir()
+    for step in (20, 40):
+        folder = checkpoint_record.folder_of(base / "checkpoints", step)
+        folder.mkdir(parents=True)
+        (folder / checkpoint_record.RECORD).touch()
+    assert sweep_fork.common_step(base, None, folders) == 40
+    assert sweep_fork.common_step(base, 30, folders) == 30
+    (folders[0] / CONFIG_FILE).touch()
+    with pytest.raises(ConfigError, match=f"{folders[0]} holds a run that is no fork of {base}"):
+        sweep_fork.common_step(base, None, folders)
+    lineage.write(folders[0], [lineage.Fork(str(base), 20, "", {}, [], False, [])])
+    assert sweep_fork.common_step(base, None, folders) == 20
+    with pytest.raises(ConfigError, match="a was forked at step 20, not at 40; give --step=20"):
+        sweep_fork.common_step(base, 40, folders)
+    with pytest.raises(ConfigError, match=f"no fork of {other}"):
+        sweep_fork.common_step(other, 20, folders)
+
+
+def test_a_parent_of_another_config_is_refused(tmp_path, base):
     (run,) = make_runs(tmp_path, [{"train.epochs": 2}])
-    parent = tmp_path / "base"
-    parent.mkdir()
-    base = read_config.build(RunConfig, quickstart.get_config("smoke"))
-    (parent / CONFIG_FILE).write_text(read_config.to_json(base))
-    sweep_fork.check(parent, run.config, run.overrides)
+    sweep_fork.check(base, run.config, run.overrides)
     with pytest.raises(ConfigError, match=r"train\.epochs"):
-        sweep_fork.check(parent, run.config, [])
+        sweep_fork.check(base, run.config, [])
     settings = quickstart.get_config("smoke")
     settings.train.group_size = 2
     other = read_config.build(RunConfig, settings)
-    (parent / CONFIG_FILE).write_text(read_config.to_json(other))
+    (base / CONFIG_FILE).write_text(read_config.to_json(other))
     with pytest.raises(ConfigError, match=r"another config than the sweep's: .*train\.group_size"):
-        sweep_fork.check(parent, run.config, run.overrides)
+        sweep_fork.check(base, run.config, run.overrides)
 
 
 def save(workdir, label, step, rates, suite="held_out"):
@@ -109,7 +173,12 @@ def test_pairs_are_tasks_and_seeds_and_the_last_evaluation_counts(tmp_path):
     assert tasks.variance_ratio.low > 5
     assert tasks.paired.high - tasks.paired.low < tasks.unpaired.high - tasks.unpaired.low
     view = sweep_paired.table(
-        (variant, seed, folder) for variant, of in variants.items() for seed, folder in of.items()
+        "base",
+        [
+            (variant, seed, folder)
+            for variant, of in variants.items()
+            for seed, folder in of.items()
+        ],
     )
     assert view.row_count == 2
     assert "Points minus those of base" in view.caption and "in training" in view.caption
