@@ -91,8 +91,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     # the roles end with this program, however it is stopped
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     path = config_flags.get_config_filename(FLAGS["config"])
-    given = [argument for argument in sys.argv[1:] if argument.startswith("--config.")]
-    command = [f"--config={path}", *given, f"--workdir={workdir}"]
+    command = [f"--config={path}", *flags.overrides(), f"--workdir={workdir}"]
     folder = Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
     seed = random.randrange(1 << 32) if FLAGS.strike_seed is None else FLAGS.strike_seed
@@ -144,8 +143,8 @@ def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random
     victims = ["learner"] * -(-FLAGS.kills // 4) + ["actor"] * (FLAGS.kills - -(-FLAGS.kills // 4))
     faults = [("kill", victim) for victim in victims] + [("hang", "actor")] * FLAGS.hangs
     rng.shuffle(faults)
-    # No fault is planned for the last quarter, so that the run has not ended before the last fault.
-    steps = sorted(rng.uniform(-1.0, 0.75 * config.train.steps) for _ in faults)
+    # Faults are planned for the first half, so that the run has not ended before the last of them.
+    steps = sorted(rng.uniform(-1.0, config.train.steps / 2) for _ in faults)
     due: float | None = None  # when the next fault falls, once its step is reached
     try:
         while any(role.supervisor.poll() is None for role in roles):
@@ -159,7 +158,10 @@ def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random
                     raise FaultsError(f"{role.name} gave up; see {folder / role.name}.log")
             if len(log) < len(faults) and due is None and _consumed(folder) >= steps[len(log)]:
                 due = now + rng.uniform(0.0, FLAGS.delay_s)
-            if due is not None and now >= due:
+            # Steps may be much shorter than the delay: it ends when half of what was left is done.
+            if due is not None and (
+                now >= due or 2 * _consumed(folder) >= steps[len(log)] + config.train.steps
+            ):
                 what, kind = faults[len(log)]
                 alive = [role for role in roles if role.name.startswith(kind) and role.pid]
                 if alive and (
