@@ -39,6 +39,10 @@ def make_parameter(
     return nnx.Param(value.astype(dtype), logical_axes=axes)
 
 
+# How the model's names for methods' parameters begin; none of its other names begins so.
+_PLACE = "attention_"
+
+
 class Embedding(nnx.Module):
     """Token embeddings."""
 
@@ -114,4 +118,9 @@ class MethodLayers(nnx.Module):
 
 def place_name(index: int) -> str:
     """The model's name for the parameters of the method at a place of the repeating period."""
-    return f"attention_{index}"
+    return f"{_PLACE}{index}"
+
+
+def is_of_method(name: str) -> bool:
+    """Whether a parameter's dotted name in the model is that of a method's parameter."""
+    return name.startswith(_PLACE)

@@ -17,22 +17,26 @@ weights. Together with a checkpoint it has all that other runs need to start fro
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import jax
+from flax import nnx
 from jax.sharding import Mesh
 
 from attention.methods.api import METHODS
 from attention.methods.method import Method
 from models import huggingface, pretrained
+from models.layers import is_of_method, place_name
 from models.model_config import ModelConfig
 from models.sharding import parameter_shardings
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer, abstract_model
 from rl_code import arrays, checkpoint
+from rl_code.checkpoint_record import CheckpointError
 from rl_code.read_config import ConfigError
 
 # The folder of a workdir that holds the model's config, tokenizer and template.
@@ -45,6 +49,10 @@ _KEY = "config.model.weights"
 # Fields of ModelConfig that weights of a preset need not share with it. The vocabulary of a model
 # that was trained from scratch is as large as its tokenizer.
 _NOT_SHAPE = ("dtype", "param_dtype", "remat", "attention", "embed_std", "vocab_size")
+
+
+# By dotted names.
+Arrays = Mapping[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,31 +130,52 @@ class Origin:
             hint = "" if path else "; config.tokenizer.path may name another tokenizer"
             raise ConfigError(f"{place}: {error}{hint}") from error
 
-    def check_methods(self, methods: Sequence[Method], shape: ModelConfig) -> None:
+    def check_methods(
+        self, methods: Sequence[Method], shape: ModelConfig, change: bool = False
+    ) -> None:
         """Raises ConfigError for methods with parameters that the weights do not have.
 
-        shape: that of the weights, with the methods that they were trained with.
+        shape: that of the weights, with the methods that they were trained with. change:
+        ``config.model.change_methods``.
         """
-        if self.files is None:
+        if self.files is None or change:
             return
         sizes = shape.layer_shape
         known = {name for method in shape.attention for name in method.parameters(sizes)}
+        if self.workdir is not None:
+            # what a run keeps beside its checkpoints does not say what its methods were
+            try:
+                arrays_there = checkpoint.record_of(self.workdir, self.step).arrays
+            except CheckpointError as error:
+                raise ConfigError(f"{_KEY} = {self.weights!r}: {error}") from error
+            known |= {name.split(".")[-2] for name in arrays_there if name.startswith("model.")}
         for method in methods:
-            missing = sorted(method.parameters(sizes).keys() - known)
-            if missing:
+            unknown = sorted(method.parameters(sizes).keys() - known)
+            if unknown:
                 free = [name for name, kind in METHODS.items() if not kind().parameters(sizes)]
                 raise ConfigError(
                     f"config.model.attention: {type(method).__name__} has parameters of its own "
-                    f"({', '.join(missing)}), which the weights at {self.weights!r} lack; train "
-                    f"from random parameters, or use {', '.join(free)}, which have none"
+                    f"({', '.join(unknown)}), which the weights at {self.weights!r} lack; set "
+                    "config.model.change_methods=True to begin them, or use "
+                    f"{', '.join(free)}, which have none"
                 )
 
-    def load(self, config: ModelConfig, mesh: Mesh) -> Transformer:
-        """The parameters, sharded over ``mesh``. Raises ConfigError, or CheckpointError."""
+    def load(
+        self, config: ModelConfig, mesh: Mesh, change: bool = False, seed: int = 0
+    ) -> Transformer:
+        """The parameters, sharded over ``mesh``. Raises ConfigError, or CheckpointError.
+
+        change: ``config.model.change_methods``. seed: of what it begins at random.
+        """
+        changed = functools.partial(change_methods, config, mesh, seed) if change else None
         try:
             if self.workdir is not None:
-                return load_checkpoint(self.workdir, config, mesh, self.step)[0]
-            return pretrained.load(self.files, config, mesh)
+                return load_checkpoint(self.workdir, config, mesh, self.step, changed)[0]
+            if changed is None:
+                return pretrained.load(self.files, config, mesh)
+            dense = dataclasses.replace(config, attention=ModelConfig.attention)
+            found = arrays.flatten(pretrained.load(self.files, dense, mesh))
+            return arrays.rebuild(abstract_model(config), changed(found))
         except (ValueError, OSError) as error:
             raise ConfigError(f"{_KEY} = {self.weights!r}: {error}") from error
 
@@ -205,9 +234,15 @@ def tokenizer_of(workdir: Path) -> Tokenizer:
 
 
 def load_checkpoint(
-    workdir: Path, config: ModelConfig, mesh: Mesh, step: int | Literal["best"] | None
+    workdir: Path,
+    config: ModelConfig,
+    mesh: Mesh,
+    step: int | Literal["best"] | None,
+    changed: Callable[[Arrays], Arrays] | None = None,
 ) -> tuple[Transformer, int]:
     """The model of a run's checkpoint, sharded over ``mesh``, and the checkpoint's step.
+
+    changed: what to make of the checkpoint's parameters first.
 
     Raises:
       CheckpointError: there is no such checkpoint, or it cannot be read.
@@ -215,10 +250,9 @@ def load_checkpoint(
     """
     abstract = abstract_model(config)
     expected = arrays.describe(abstract)
-    shardings = dict(
-        zip(expected, jax.tree.leaves(parameter_shardings(abstract, mesh)), strict=True)
-    )
-    read = checkpoint.load_parameters(workdir, step, shardings)
+    read = checkpoint.load_parameters(workdir, step, _shardings(config, mesh))
+    if changed is not None:
+        read = dataclasses.replace(read, arrays=changed(read.arrays))
     found = arrays.describe(read.arrays)
     wrong = [
         f"{name}: expected {expected.get(name, 'nothing')}, found {found.get(name, 'nothing')}"
@@ -230,6 +264,46 @@ def load_checkpoint(
             f"step {read.step} of {workdir} does not fit the model: {'; '.join(sorted(wrong))}"
         )
     return arrays.rebuild(abstract, read.arrays), read.step
+
+
+def change_methods(config: ModelConfig, mesh: Mesh, seed: int, found: Arrays) -> Arrays:
+    """The parameters ``found`` for the methods of attention of ``config``.
+
+    Parameters that its methods have and ``found`` lacks begin: those that are ``like`` one of the
+    layer's own as a copy of it, the others as in a model with random parameters. Those of other
+    methods are left out. Arrays go by their dotted names, and are sharded over ``mesh``.
+    """
+    shardings = _shardings(config, mesh)
+    period = len(config.attention)
+    new: dict[str, jax.sharding.Sharding] = {}
+    copies: dict[str, tuple[str, int]] = {}  # of which parameter, and from which layer on
+    for index, method in enumerate(config.attention):
+        for short, parameter in method.parameters(config.layer_shape).items():
+            name = f"{place_name(index)}.{short}.value"
+            if name not in found:
+                new[name] = shardings[name]
+                if parameter.like is not None:
+                    copies[name] = f"layers.{parameter.like}.value", index
+
+    @functools.partial(jax.jit, out_shardings=new)
+    def first_values(found: Arrays) -> Arrays:
+        random = arrays.flatten(Transformer(config, nnx.Rngs(seed)))
+        copied = {
+            name: found[source][index::period].astype(random[name].dtype)
+            for name, (source, index) in copies.items()
+        }
+        return {name: random[name] for name in new} | copied
+
+    kept = {name: x for name, x in found.items() if name in shardings or not is_of_method(name)}
+    sources = {source: found[source] for source, _ in copies.values()}
+    return kept | first_values(sources)
+
+
+def _shardings(config: ModelConfig, mesh: Mesh) -> dict[str, jax.sharding.Sharding]:
+    """Where each parameter of a model goes, by its dotted name."""
+    abstract = abstract_model(config)
+    found = jax.tree.leaves(parameter_shardings(abstract, mesh))
+    return dict(zip(arrays.describe(abstract), found, strict=True))
 
 
 def keep(

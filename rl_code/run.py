@@ -163,7 +163,10 @@ class Run:
             shardings = parameter_shardings(abstract_model(self.model_config), self.mesh)
             make = functools.partial(Transformer, self.model_config)
             return jax.jit(lambda: make(nnx.Rngs(self.config.seed)), out_shardings=shardings)()
-        return self.origin.load(self.model_config, self.mesh)
+        config = self.config
+        return self.origin.load(
+            self.model_config, self.mesh, config.model.change_methods, config.seed
+        )
 
     def _keep_model(self) -> None:
         """Puts the model's config, tokenizer and template into the workdir."""

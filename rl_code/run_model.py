@@ -60,6 +60,6 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
             f"{tokenizer.vocab_size} tokens, the model only {shape.vocab_size}"
         )
     methods = spec.methods() or shape.attention
-    origin.check_methods(methods, shape)
+    origin.check_methods(methods, shape, spec.change_methods)
     check_chooses(methods, config.rollout.picks)
     return dataclasses.replace(shape, attention=methods, dtype=spec.dtype, remat=spec.remat)

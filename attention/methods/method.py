@@ -65,6 +65,9 @@ class Parameter:
     std: float | None
     # None for the dtype of the model's other parameters.
     dtype: str | None = None
+    # The parameter of the layer, "k" or "v", that this one begins as a copy of where a model that
+    # was trained without it takes the method up.
+    like: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import textwrap
 from pathlib import Path
 
+import jax
 import pytest
+from flax import nnx
 
 from attention.methods.api import METHODS
 from configs import quickstart, smollm2_mbpp
+from models.sharding import MeshConfig, make_mesh
 from models.tokenizer import Tokenizer
-from rl_code import origin
+from models.transformer import Transformer
+from rl_code import arrays, origin, sft
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.read_config import ConfigError, build
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
+from rl_code.stop import StopRequest
 from rl_code.tasks.records import TaskFileError
 
 
@@ -126,3 +132,70 @@ def test_a_method_with_parameters_needs_weights_that_have_them():
         with pytest.raises(ConfigError, match=parameter) as raised:
             found.check_methods((METHODS[name](),), shape)
         assert "use dense, window, moba, which have none" in str(raised.value)
+
+
+def test_a_method_with_parameters_starts_from_a_run_that_has_them(tmp_path):
+    settings = quickstart.get_config("smoke")
+    settings.model.attention = dict(name="nsa", length=8, stride=4, block=8)
+    settings.sft.update(steps=1, demonstrations=20)
+    config = build(RunConfig, settings)
+    with Run(config, tmp_path) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
+        trained = sft.warm_start(run, stop).model
+    found = origin.find(str(tmp_path / "sft"))
+    shape = found.shape(None, None)
+    methods = config.model.methods()
+    found.check_methods(methods, shape)
+    loaded = found.load(dataclasses.replace(shape, attention=methods), make_mesh(config.mesh))
+    for name, x in arrays.flatten(trained).items():
+        assert (x == arrays.flatten(loaded)[name]).all()
+
+
+@pytest.mark.parametrize("kind", ["files", "run"])
+def test_a_method_with_parameters_takes_over_a_model_without_them(kind, tmp_path):
+    if kind == "files":
+        found = origin.find(str(Path(__file__).parents[1] / "models" / "golden" / "llama_tied"))
+    else:
+        settings = quickstart.get_config("smoke")
+        settings.sft.update(steps=1, demonstrations=20)
+        with (
+            Run(build(RunConfig, settings), tmp_path) as run,
+            jax.set_mesh(run.mesh),
+            StopRequest() as stop,
+        ):
+            sft.warm_start(run, stop)
+        found = origin.find(str(tmp_path / "sft"))
+    shape = found.shape(None, None)
+    mesh = make_mesh(MeshConfig())
+    before = arrays.flatten(found.load(shape, mesh))
+    methods = (METHODS["dense"](), METHODS["nsa"]())
+    found.check_methods(methods, shape, change=True)
+    config = dataclasses.replace(shape, attention=methods)
+    model = found.load(config, mesh, change=True, seed=3)
+    taken = arrays.flatten(model)
+    assert all((taken[name] == x).all() for name, x in before.items())
+    # the second of every two layers has the method
+    for name in ("compressed_k", "compressed_v", "window_k", "window_v"):
+        own = before[f"layers.{name[-1]}.value"]
+        assert (taken[f"attention_1.{name}.value"] == own[1::2]).all()
+    drawn = arrays.flatten(Transformer(config, nnx.Rngs(3)))
+    new = [
+        name for name in taken.keys() - before.keys() if not name.endswith(("_k.value", "_v.value"))
+    ]
+    assert "attention_1.gates.value" in new and "attention_1.k_first.value" in new
+    assert all((taken[name] == drawn[name]).all() for name in new)
+
+
+def test_a_method_without_parameters_takes_over_a_model_that_has_some(tmp_path):
+    settings = quickstart.get_config("smoke")
+    settings.model.attention = dict(name="nsa", length=8, stride=4, block=8)
+    settings.sft.update(steps=1, demonstrations=20)
+    config = build(RunConfig, settings)
+    with Run(config, tmp_path) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
+        trained = arrays.flatten(sft.warm_start(run, stop).model)
+    found = origin.find(str(tmp_path / "sft"))
+    dense = dataclasses.replace(found.shape(None, None), attention=(METHODS["dense"](),))
+    mesh = make_mesh(config.mesh)
+    with pytest.raises(ConfigError, match=r"attention_0\.gates\.value: expected nothing"):
+        found.load(dense, mesh)
+    taken = arrays.flatten(found.load(dense, mesh, change=True))
+    assert all((trained[name] == x).all() for name, x in taken.items())

@@ -17,7 +17,6 @@ from rl_code.recording.fork import fork
 from rl_code.recording.replay_training import replay
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.stop import StopRequest
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.types import ToolCall
@@ -114,7 +113,7 @@ def test_a_run_with_documents_is_resumed_and_replayed_bit_for_bit(tmp_path):
         one, other = (arrays(store, step) for store in stores)
         assert one == other and one
     with Run(make_config("dense", steps=4), parts, "learner") as run, jax.set_mesh(run.mesh):
-        assert [step.same for step in replay(run, StopRequest())] == [True] * 4
+        assert [step.same for step in replay(run)] == [True] * 4
 
 
 @pytest.mark.long
@@ -130,7 +129,7 @@ def test_a_fork_may_begin_or_cease_to_have_documents(tmp_path):
         (1, folders[0], folders[1], with_documents),
         (3, folders[1], folders[2], without),
     ):
-        fork(parent, workdir, step, config, StopRequest())
+        fork(parent, workdir, step, config)
         train(config, workdir)
         steps = read_metrics(workdir)
         assert len(steps) == 4
@@ -138,4 +137,4 @@ def test_a_fork_may_begin_or_cease_to_have_documents(tmp_path):
         has_documents = [row.get("engine/documents", 0) > 0 for row in steps]
         assert has_documents[step:] == [config.documents is not None] * (4 - step)
         with Run(config, workdir, "learner") as run, jax.set_mesh(run.mesh):
-            assert [step.same for step in replay(run, StopRequest())] == [True] * 4
+            assert [step.same for step in replay(run)] == [True] * 4

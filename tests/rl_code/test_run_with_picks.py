@@ -15,7 +15,6 @@ from rl_code.recording.replay_training import replay
 from rl_code.recording.replay_trajectories import find, play_again
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
-from rl_code.stop import StopRequest
 from rl_code.store.store import GroupStore
 from rl_code.train import train
 from rl_code.workdir import STORE
@@ -77,10 +76,10 @@ def test_a_run_that_replays_picks_is_resumed_and_replayed_bit_for_bit(tmp_path):
         assert 0.5 < row["policy/picks_overlap"] <= 1.0
         assert 0.0 <= row["policy/picks_equal"] <= row["policy/picks_overlap"]
     with Run(config, parts, "learner") as run, jax.set_mesh(run.mesh):
-        assert [step.same for step in replay(run, StopRequest())] == [True] * 4
+        assert [step.same for step in replay(run)] == [True] * 4
     # a trajectory that is sampled again chooses the same blocks
     found = find(parts, 1, "0")
-    (again,) = play_again(kept_config.read(parts), parts, found, [1], StopRequest())
+    (again,) = play_again(kept_config.read(parts), parts, found, [1])
     assert again.difference is None
     (there,), (now,) = again.recorded.contexts, again.now.contexts
     assert np.array_equal(there.choices["blocks"], now.choices["blocks"])
