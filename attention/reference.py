@@ -59,11 +59,12 @@ def compress(
     second: Float[Array, "F H"],
     config: NSA,
 ) -> Float[Array, "E K H"]:
-    """The MLP of every whole stretch."""
+    """The mean of every whole stretch, and what the MLP adds to it."""
     outs = []
     for start in range(0, x.shape[0] - config.length + 1, config.stride):
-        part = x[start : start + config.length] + positions[:, None]
-        outs.append(jax.nn.gelu(jnp.einsum("lkh,lhf->kf", part, first)) @ second)
+        part = x[start : start + config.length]
+        hidden = jax.nn.gelu(jnp.einsum("lkh,lhf->kf", part + positions[:, None], first))
+        outs.append(jnp.mean(part, axis=0) + hidden @ second)
     return jnp.stack(outs) if outs else jnp.zeros((0, *x.shape[1:]), x.dtype)
 
 

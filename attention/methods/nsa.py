@@ -5,8 +5,8 @@ gated.
 
 Each branch has keys and values of its own.
 
-- Compressed: an MLP makes one key and one value of each stretch of ``length`` tokens. A stretch
-  starts every ``stride`` tokens.
+- Compressed: one key and one value of each stretch of ``length`` tokens, their mean and what an MLP
+  adds to it. A stretch starts every ``stride`` tokens.
 - Selected: the query attends to the best ``picks`` blocks of ``block`` tokens. The first and the
   latest blocks are always among them. The softmax over compressed keys ranks the others: a block's
   score sums it over the query heads of a group, and over the stretches that share tokens with the
@@ -14,6 +14,9 @@ Each branch has keys and values of its own.
 - Window: the query attends to the last ``window`` keys.
 
 Departures from the paper, where it is silent or ambiguous:
+- An MLP alone has to learn first that a compressed key stands for its keys; until then the choice
+  of blocks is random, and what is not chosen teaches nothing. So it begins as little more than a
+  mean (docs/results.md, "Agents on long prompts", has both).
 - A stretch belongs to the blocks by the tokens they share (equation 9 read with indices from 1).
 - Compressed keys are made of keys that are not rotated, and then rotated as the last token of their
   stretch. The compressed keys of a document, before rotation, do not depend on its place.
@@ -109,14 +112,15 @@ class NSA(Selection, Method):
             (embed, shape.num_kv_heads, head), ("embed", "kv_heads", "head_dim"), embed**-0.5
         )
         for name in ("compressed_k", "compressed_v", "window_k", "window_v"):
-            found[name] = keys
+            found[name] = dataclasses.replace(keys, like=name[-1])
         # the MLP: a position vector is added to each token of a stretch, then two matrices
         for name in ("k", "v"):
             found[f"{name}_positions"] = Parameter((length, head), (None, "head_dim"), 0.02)
             found[f"{name}_first"] = Parameter(
                 (length, head, head), (None, None, "head_dim"), (length * head) ** -0.5
             )
-            found[f"{name}_second"] = Parameter((head, head), (None, "head_dim"), head**-0.5)
+            # so small that a stretch begins as its mean
+            found[f"{name}_second"] = Parameter((head, head), (None, "head_dim"), 0.02)
         gates = (embed, shape.num_heads, 3)
         found["gates"] = Parameter(gates, ("embed", "heads", None), embed**-0.5)
         return found
@@ -366,17 +370,18 @@ def compress(
     second: Float[Array, "F H"],
     config: NSA,
 ) -> Float[Array, "B E K H"]:
-    """One key or value for each stretch: second . gelu(first . (x + positions)).
+    """One key or value for each stretch: mean(x) + second . gelu(first . (x + positions)).
 
-    This is equation 7 with an MLP for phi.
+    This is equation 7 with a mean and an MLP for phi.
     """
-    parts = stretches(x, config.length, config.stride) + positions.astype(x.dtype)
-    flat = parts.reshape(*parts.shape[:3], -1)
+    parts = stretches(x, config.length, config.stride)
     # A token that is not finite makes the results NaN of the stretches that have it. In their
     # gradients 0 must not meet NaN, for they reach other tokens too.
-    bad = ~jnp.isfinite(flat).all(axis=-1)
-    hidden = jax.nn.gelu(cleaned(flat) @ first.astype(x.dtype).reshape(-1, first.shape[-1]))
-    return marked(hidden @ second.astype(x.dtype), bad)
+    bad = ~jnp.isfinite(parts).all(axis=(-2, -1))
+    parts = cleaned(parts)
+    flat = (parts + positions.astype(x.dtype)).reshape(*parts.shape[:3], -1)
+    hidden = jax.nn.gelu(flat @ first.astype(x.dtype).reshape(-1, first.shape[-1]))
+    return marked(jnp.mean(parts, axis=-2) + hidden @ second.astype(x.dtype), bad)
 
 
 def nsa_attention(

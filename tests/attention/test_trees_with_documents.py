@@ -121,7 +121,7 @@ def stretches(method: NSA, c: Context) -> list[list[int]]:
 
 
 def compressed(method: NSA, c: Context) -> tuple[np.ndarray, np.ndarray]:
-    """phi of every stretch (equation 7), [E, K, H] each."""
+    """phi of every stretch (equation 7, with a mean), [E, K, H] each."""
 
     def phi(x: np.ndarray, name: str) -> np.ndarray:
         p = {part: c.parameters[f"{name}_{part}"] for part in ("positions", "first", "second")}
@@ -129,7 +129,8 @@ def compressed(method: NSA, c: Context) -> tuple[np.ndarray, np.ndarray]:
         for tokens in stretches(method, c):
             flat = (x[tokens] + p["positions"][:, None]).transpose(1, 0, 2).reshape(x.shape[1], -1)
             hidden = jax.nn.gelu(jnp.asarray(flat @ p["first"].reshape(flat.shape[1], -1)))
-            found = np.concatenate([found, (np.asarray(hidden) @ p["second"])[None]])
+            mean = x[tokens].mean(axis=0)
+            found = np.concatenate([found, (mean + np.asarray(hidden) @ p["second"])[None]])
         return found
 
     k, v = c.keys("compressed")
