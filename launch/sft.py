@@ -28,4 +28,4 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 
 if __name__ == "__main__":
-    flags.run(main, kind=RunConfig, expected=(SandboxUnavailable, FloatingPointError))
+    flags.run(main, kind=RunConfig, expected=(SandboxUnavailable,), lasting=(FloatingPointError,))

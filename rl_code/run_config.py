@@ -105,7 +105,7 @@ class RunConfig:
         tools = find_tools(self.tools, "config.tools")
         protocol = find_protocol(self.protocol, tools, "config.protocol")
         if self.sft is not None:
-            check_demonstrable(protocol, tools)
+            check_demonstrable(protocol, tools, self.demonstrated()[1].name)
         find_signals(self.reward, "config.reward")
         for at, suite in enumerate(self.suites):
             path = f"config.suites[{at}]"
@@ -115,6 +115,14 @@ class RunConfig:
                 raise ValueError(
                     f"suite {suite.name}: shortest=True sorts all tasks and count=0 plays all, and "
                     f"those of {suite.tasks.name!r} are endless"
+                )
+        sources = [("tasks", self.tasks)]
+        sources += [(f"suites[{at}].tasks", suite.tasks) for at, suite in enumerate(self.suites)]
+        for key, named in sources:
+            if find_source(named, f"config.{key}").has_drills():
+                raise ConfigError(
+                    f"config.{key}: stages with drill=True have no tests, so they can only stand "
+                    "in config.sft.tasks"
                 )
         names = [suite.name for suite in self.suites]
         if len(set(names)) < len(names):

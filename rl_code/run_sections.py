@@ -43,6 +43,10 @@ class ModelSpec:
     # layer has a method. On the command line: nsa, "{'name': 'nsa', 'block': 32}", or
     # "('window', 'nsa')". None keeps the methods of the preset or of the weights.
     attention: tuple[Named, ...] | Named | None = None
+    # Whether the methods of ``attention`` may have other parameters than those that ``weights``
+    # were trained with, as when NSA takes over a model of dense attention. What is new begins as a
+    # copy of the layer's own keys and values or at random from ``seed``, and has to be trained.
+    change_methods: bool = False
 
     def shape(self) -> ModelConfig | None:
         """The preset's shape; None without a preset. Raises ConfigError."""
@@ -137,6 +141,10 @@ class SftConfig:
     rows: int = 32
     # Tokens of a row.
     slots: int = 160
+    # Rows are halved, and their number is doubled, as often as the examples of a batch still fit,
+    # down to this many tokens: attention within short rows is cheap. Each shape is compiled once.
+    # None for rows of ``slots`` tokens always.
+    least_slots: int | None = None
     # Parts of a batch whose gradients are computed one after another, to save memory.
     micro_batches: int = 1
     # Steps between checkpoints.
@@ -152,6 +160,10 @@ class SftConfig:
             micro_batches=1,
             checkpoint_every=1,
         )
+        if self.least_slots is not None and not 2 <= self.least_slots <= self.slots:
+            raise ValueError(
+                f"least_slots={self.least_slots} must be at least 2 and at most slots={self.slots}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,9 +66,10 @@ class Demonstrations:
             yield self._example(position % self._count)
             position += 1
 
-    def batch(self, position: int, rows: int, slots: int) -> tuple[SupervisedBatch, int]:
+    def batch(self, position: int) -> tuple[SupervisedBatch, int]:
         """A packed batch of examples from ``position`` on, and the position after it."""
         documents = self._run.config.documents
+        rows, slots = self._shape(position)
         batch, taken = pack_supervised(
             self.after(position),
             rows=rows,
@@ -77,6 +78,25 @@ class Demonstrations:
             longest=0 if documents is None else documents.longest,
         )
         return batch, position + taken
+
+    def _shape(self, position: int) -> tuple[int, int]:
+        """Rows and slots of the batch from ``position`` on: as many slots as configured in all, in
+        the shortest rows that hold every example.
+        """
+        config = self._run.config.sft
+        rows, slots, least = config.rows, config.slots, config.least_slots
+        if least is None:
+            return rows, slots
+        total, longest = 0, 0
+        for example in self.after(position):
+            total += len(example.tokens)
+            longest = max(longest, len(example.tokens))
+            if total >= rows * slots:
+                break
+        while slots % 2 == 0 and slots // 2 >= max(longest, least):
+            rows *= 2
+            slots //= 2
+        return rows, slots
 
 
 def warm_start(run: Run, stop: StopRequest) -> TrainState:
@@ -112,7 +132,7 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
         ):
             for step in range(start, config.steps):
                 begin = time.perf_counter()
-                batch, position = demonstrations.batch(position, config.rows, config.slots)
+                batch, position = demonstrations.batch(position)
                 batch = jax.device_put(batch, run.rows_sharding)
                 state, metrics = update(state, batch)
                 metrics = jax.device_get(metrics)

@@ -45,12 +45,12 @@ FAMILY = dataclasses.replace(
         # embeddings let a query find a name by the name alone, wherever it stands.
         "tiny_reader": ModelConfig(
             vocab_size=704,
-            embed_dim=128,
-            mlp_dim=256,
-            num_layers=4,
-            num_heads=8,
+            embed_dim=64,
+            mlp_dim=128,
+            num_layers=3,
+            num_heads=4,
             num_kv_heads=2,
-            head_dim=32,
+            head_dim=64,
             rope_theta=1e6,
             norm_eps=1e-6,
             tied_embeddings=False,

@@ -41,6 +41,10 @@ class Source:
     # Whether ``demonstrations.demonstrate`` knows how to solve the tasks.
     demonstrated: ClassVar[bool] = False
 
+    def has_drills(self) -> bool:
+        """Whether some of the tasks have no tests: they can be demonstrated, but not played."""
+        return False
+
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         """The tasks in a fixed order, the same for the same settings.
 
@@ -97,6 +101,8 @@ class Stage:
     tokens: int
     matter: int
     spacing: int
+    # Whether the tasks are drills (``lookup.drill``), which only a warm start can use.
+    drill: bool = False
 
     def __post_init__(self) -> None:
         if self.tasks < 1:
@@ -132,20 +138,31 @@ class Lookup(Source):
         _check_split(self.split)
         self._sizes()
 
+    def has_drills(self) -> bool:
+        return any(stage.drill for stage in self.first)
+
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         sizes = self._sizes()
         ends = list(itertools.accumulate(stage.tasks for stage in self.first))
 
         def task(index: int) -> Task:
-            size = sizes[bisect.bisect_right(ends, index)]
-            return lookup.generate(self.split, self.seed, index, size)
+            stage = bisect.bisect_right(ends, index)
+            drill = stage < len(ends) and self.first[stage].drill
+            make = lookup.drill if drill else lookup.generate
+            return make(self.split, self.seed, index, sizes[stage])
 
         return Stream(task)
 
     def _sizes(self) -> list[lookup.Size]:
         """The sizes of the tasks of each stage, and of those after them."""
         stages = [
-            lookup.Size(stage.tokens, self.files, stage.matter, stage.spacing)
+            lookup.Size(
+                stage.tokens,
+                # a drill may ask for several constants of a module: few headings stand between them
+                lookup.most_files(stage.tokens, self.files) if stage.drill else self.files,
+                stage.matter,
+                stage.spacing,
+            )
             for stage in self.first
         ]
         return [*stages, lookup.Size(self.tokens, self.files, self.matter, self.spacing)]

@@ -55,8 +55,9 @@ class DemonstrationConfig:
 class Kind:
     """How the tasks of a source are attempted."""
 
-    # The text of ``Task.path`` that is an attempt.
-    text: Callable[[Task, Program], str]
+    # The call that makes an attempt, and the tool that it calls.
+    call: Callable[[Task, Program], ToolCall]
+    tool: str
     # A plausible mistake.
     wrong: Callable[[Task, random.Random], Program]
 
@@ -64,11 +65,20 @@ class Kind:
 # By the source of a task, ``task.meta["source"]``.
 KINDS = {
     "generated": Kind(
-        text=lambda task, attempt: source(attempt, OPERATIONS[task.meta["program"][0][0]].takes),
+        call=lambda task, attempt: ToolCall(
+            "write_file",
+            {
+                "path": task.path,
+                "content": source(attempt, OPERATIONS[task.meta["program"][0][0]].takes),
+            },
+        ),
+        tool="write_file",
         wrong=lambda task, rng: wrong_version(task.meta["program"], rng),
     ),
     "lookup": Kind(
-        text=lambda task, attempt: lookup.file_text(attempt, task.meta["names"]),
+        # an edit fits once: there is no second attempt, since there are no tests to run
+        call=lookup.fill_in,
+        tool="edit_file",
         wrong=lookup.wrong_lookup,
     ),
 }
@@ -85,9 +95,10 @@ class Segment:
     document: bool = False
 
 
-def check_demonstrable(protocol: Protocol, tools: Mapping[str, Tool]) -> None:
-    """Raises ValueError unless what demonstrations teach can be said in an episode."""
-    needed = ("write_file", "run_tests", "submit")
+def check_demonstrable(protocol: Protocol, tools: Mapping[str, Tool], source: str) -> None:
+    """Raises ValueError unless what demonstrations of a source teach can be said in an episode."""
+    attempt = KINDS[source].tool if source in KINDS else "write_file"
+    needed = (attempt, "run_tests", "submit")
     if not isinstance(protocol, Compact) or not set(needed) <= tools.keys():
         raise ValueError(
             f"demonstrations are written in the protocol 'compact' with {', '.join(needed)}, and "
@@ -102,7 +113,8 @@ def demonstrate(
     limits: Limits,
     documents: DocumentsConfig | None = None,
 ) -> list[Segment]:
-    """One episode of a task, prompt first; no attempt is made twice.
+    """One episode of a task, prompt first; no attempt is made twice. Or a drill, of which only the
+    values that are asked for are learned.
 
     documents: which parts of the texts are documents; None for none.
 
@@ -119,14 +131,15 @@ def demonstrate(
     if limits.turns < 1:
         raise ValueError(f"{limits.turns=} must be at least 1")
     segments = _given(prompt_parts(_PROTOCOL, task, _TOOLS, documents))
+    if "drill" in task.meta:
+        return [*segments, *_drill(task.meta["drill"])]
     tried = {task.meta["program"], task.meta["broken"]}
     turns = limits.turns
     # without a visible test a run tells nothing
     runs = limits.test_runs if len(task.visible_tests) else 0
     while True:
         attempt = _attempt(task, kind, rng, config, tried)
-        content = kind.text(task, attempt)
-        write = ToolCall("write_file", {"path": task.path, "content": content})
+        write = kind.call(task, attempt)
         if turns < 2 or runs < 1 or rng.random() >= config.p_test:
             return [*segments, _message(write, _SUBMIT)]
         turns = turns - 1
@@ -139,6 +152,17 @@ def demonstrate(
         segments += [_message(write, _TEST), *_given(answer)]
         if not failures or rng.random() < config.p_give_up:
             return [*segments, _message(_SUBMIT)]
+
+
+def _drill(asked: Sequence[tuple[str, int]]) -> list[Segment]:
+    """The message of a drill: a call that writes a file, with names that are given."""
+    write = ToolCall("write_file", {"path": "", "content": ""})
+    beginning = _PROTOCOL.message([write], _TOOLS).partition("\n")[0]
+    segments = []
+    for name, value in asked:
+        segments += [Segment(f"{beginning}\n{name} =", False), Segment(f" {value}", True)]
+        beginning = ""
+    return segments
 
 
 def _given(parts: Sequence[Part]) -> list[Segment]:

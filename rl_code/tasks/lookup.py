@@ -2,7 +2,8 @@
 a few of them.
 
 Every file is a small module of constants and functions. Behind them stands the file to complete: a
-function of a few steps, with a constant for each step that is not filled in (``ba = ...``). Each of
+function of a few steps, and below it a constant for each step that is not filled in (``ba = ...``).
+One edit fills them in, so an answer is short and says nothing but what was looked up. Each of
 these constants is defined once, in another module than the others while there are enough modules.
 All other definitions are distractors of the same kind. The modules are text only: they do not lie
 in the sandbox, so a solution cannot import them.
@@ -12,6 +13,9 @@ of one constant. A policy that does not read the modules has to guess each one a
 ``len(VALUES)``.
 
 In a run with documents each module is one.
+
+A drill teaches to look up, and nothing else: it gives names, and only their values are learned. So
+most of its gradient comes from look-ups, where a whole task has one for every forty tokens.
 
 The composition of a function, without regard to order and constants, belongs to exactly one split,
 as for ``generated``.
@@ -29,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rl_code.tasks.operations import expression
 from rl_code.tasks.programs import SPLITS, Program, evaluate, names_of, split_of
-from rl_code.types import Case, Task, Tests
+from rl_code.types import Case, Task, Tests, ToolCall
 
 # What a constant may be.
 VALUES = range(10, 100)
@@ -135,12 +139,11 @@ def generate(split: str, seed: int, index: int, size: Size) -> Task:
     values = [k for _, k in program]
     modules, names = _modules(rng, values, size)
     files = {PATH: file_text(program, names, filled=False)}
-    shown = [{"type": "document", "text": f"# {module.path}\n{module.text}"} for module in modules]
     asked = {"type": "text", "text": f"# {PATH}, to complete\n{files[PATH]}"}
     known = {name: k for module in modules for name, k in module.constants.items()}
     return Task(
         id=f"lookup/{split}/{seed}/{index}",
-        messages=({"role": "user", "content": (*shown, asked)},),
+        messages=({"role": "user", "content": (*_shown(modules), asked)},),
         files=files,
         path=PATH,
         entry_point="f",
@@ -161,11 +164,61 @@ def generate(split: str, seed: int, index: int, size: Size) -> Task:
     )
 
 
+def drill(split: str, seed: int, index: int, size: Size) -> Task:
+    """Drill ``index`` of a split's endless stream: ``matter`` of the constants that the modules
+    define are asked for, in another order. It has no tests, so it can only be demonstrated.
+
+    Raises ValueError for an unknown split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"{split=} must be one of {SPLITS}")
+    rng = random.Random(f"lookup/drill/{split}/{seed}/{index}")
+    values = [rng.choice(VALUES) for _ in range(size.matter)]
+    modules, names = _modules(rng, values, size)
+    asked = list(zip(names, values, strict=True))
+    rng.shuffle(asked)
+    return Task(
+        id=f"lookup/drill/{split}/{seed}/{index}",
+        messages=({"role": "user", "content": _shown(modules)},),
+        files={PATH: ""},
+        path=PATH,
+        entry_point="f",
+        visible_tests=Tests(),
+        hidden_tests=Tests(),
+        reference={PATH: ""},
+        meta={"source": "lookup", "split": split, "drill": tuple(asked)},
+    )
+
+
+def _shown(modules: Sequence[_Module]) -> tuple[dict[str, str], ...]:
+    """The modules as parts of a message."""
+    return tuple(
+        {"type": "document", "text": f"# {module.path}\n{module.text}"} for module in modules
+    )
+
+
 def file_text(program: Program, names: Sequence[str], *, filled: bool = True) -> str:
-    """The file that a task asks for. filled: with the constants' values, or ``...`` for each."""
-    pairs = zip(names, program, strict=True)
-    constants = "".join(f"{name} = {k if filled else '...'}\n" for name, (_, k) in pairs)
-    return constants + _function("f", names_of(program), names)
+    """The file that a task asks for: its function, and below it the constants.
+
+    filled: with the constants' values, or ``...`` for each.
+    """
+    values = [k if filled else "..." for _, k in program]
+    return _function("f", names_of(program), names) + constants_text(names, values)
+
+
+def constants_text(names: Sequence[str], values: Sequence[object]) -> str:
+    """The lines that define constants."""
+    return "".join(f"{name} = {value}\n" for name, value in zip(names, values, strict=True))
+
+
+def fill_in(task: Task, attempt: Program) -> ToolCall:
+    """The call that fills a program's constants in."""
+    names = task.meta["names"]
+    old, new = (
+        constants_text(names, values).removesuffix("\n")
+        for values in (["..."] * len(names), [k for _, k in attempt])
+    )
+    return ToolCall("edit_file", {"path": task.path, "old": old, "new": new})
 
 
 def _function(name: str, operations: Sequence[str], constants: Sequence[str]) -> str:
@@ -246,13 +299,18 @@ def _passes(program: Program, cases: Sequence[Case]) -> bool:
 # --- The modules ----------------------------------------------------------------------------------
 
 
+def most_files(tokens: int, files: int) -> int:
+    """How many of at most ``files`` modules fit into so many tokens without being too short."""
+    return max(1, min(files, tokens // _LEAST_FILE))
+
+
 def _modules(
     rng: random.Random, values: Sequence[int], size: Size
 ) -> tuple[list[_Module], tuple[str, ...]]:
     """The modules in the order of the prompt, and the names of the constants that have ``values``,
     spread over the modules as evenly as can be.
     """
-    count = max(min(size.matter, size.files), min(size.files, size.tokens // _LEAST_FILE))
+    count = max(min(size.matter, size.files), most_files(size.tokens, size.files))
     free = rng.sample(NAMES, len(NAMES))
     modules = []
     least = -(-size.matter // count)
@@ -308,4 +366,6 @@ def wrong_lookup(task: Task, rng: random.Random) -> Program:
     at = rng.randrange(len(program))
     operation, k = program[at]
     others = [value for value in task.meta["known"].values() if value != k]
+    # small modules may define no other value
+    others = others or [value for value in VALUES if value != k]
     return (*program[:at], (operation, rng.choice(others)), *program[at + 1 :])

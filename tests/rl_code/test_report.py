@@ -449,3 +449,12 @@ def test_page_and_command_say_what_the_record_takes_and_what_was_removed(
     told = capsys.readouterr().out
     assert f"record of {tmp_path}: " in told and "MB per million" in told
     assert "; steps 4 to 5; the steps before 4 were removed" in told
+
+
+def test_a_start_that_a_crash_cut_short_hides_no_later_one(tmp_path):
+    provenance.record(tmp_path)
+    path = tmp_path / provenance.STARTS_FILE
+    path.write_text(path.read_text()[:-20])
+    provenance.record(tmp_path)
+    (start,) = provenance.read(tmp_path)
+    assert start["code"] == provenance.describe()["code"]

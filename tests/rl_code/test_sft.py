@@ -14,12 +14,11 @@ from rl_code.sft import Demonstrations
 from rl_code.tasks.demonstrations import Segment
 
 
-def run_of(demonstration, alignment, documents=None):
+def run_of(demonstration, alignment, documents=None, slots=64, least_slots=None):
     """What a warm start asks of a run whose tokens are characters."""
+    sft = types.SimpleNamespace(demonstrations=3, rows=1, slots=slots, least_slots=least_slots)
     return types.SimpleNamespace(
-        config=types.SimpleNamespace(
-            sft=types.SimpleNamespace(demonstrations=3, slots=64), documents=documents
-        ),
+        config=types.SimpleNamespace(sft=sft, documents=documents),
         model_config=types.SimpleNamespace(alignment=alignment),
         tokenizer=types.SimpleNamespace(
             encode=lambda text: [ord(letter) for letter in text], pad_id=0
@@ -31,8 +30,8 @@ def run_of(demonstration, alignment, documents=None):
 @pytest.mark.parametrize("alignment", [1, 8])
 def test_demonstrations_start_where_the_models_blocks_of_keys_do(alignment):
     texts = ["ab" * 5, "c" * 21, "de" * 3]
-    run = run_of(lambda index: [Segment(texts[index], True)], alignment)
-    batch, position = Demonstrations(run).batch(0, rows=1, slots=40)
+    run = run_of(lambda index: [Segment(texts[index], True)], alignment, slots=40)
+    batch, position = Demonstrations(run).batch(0)
     segments = batch.where.segments[0]
     assert position == (3 if alignment == 1 else 2) and batch.align == alignment
     for segment, text in enumerate(texts[:position], start=1):
@@ -41,11 +40,35 @@ def test_demonstrations_start_where_the_models_blocks_of_keys_do(alignment):
         assert "".join(map(chr, batch.tokens[0, slots])) == text
 
 
+@pytest.mark.parametrize(
+    "lengths, least, shape",
+    [
+        ((5, 7, 6), None, (1, 64)),
+        ((5, 7, 6), 4, (8, 8)),
+        ((5, 7, 6), 16, (4, 16)),
+        ((5, 20, 6), 4, (2, 32)),
+        ((5, 40, 6), 4, (1, 64)),
+        ((60, 5, 5), 4, (1, 64)),
+    ],
+)
+def test_rows_are_as_short_as_the_examples_of_their_batch_allow(lengths, least, shape):
+    run = run_of(lambda i: [Segment("a" * lengths[i], True)], 1, least_slots=least)
+    demonstrations = Demonstrations(run)
+    position = 0
+    for _ in range(5):
+        batch, after = demonstrations.batch(position)
+        assert batch.tokens.shape == shape and after > position
+        # nothing is lost: every token of the examples that were taken is there
+        taken = [lengths[i % 3] for i in range(position, after)]
+        assert batch.mask.sum() == sum(taken)
+        position = after
+
+
 def test_demonstrations_hold_their_documents():
     documents = dataclasses.replace(DocumentsConfig(longest=16, shortest=2), page=8)
     parts = [Segment("see", False), Segment("a file", False, document=True), Segment("?", False)]
     run = run_of(lambda index: [*parts, Segment("ok", True)], 8, documents)
-    batch, position = Demonstrations(run).batch(0, rows=1, slots=64)
+    batch, position = Demonstrations(run).batch(0)
     assert position == 2 and batch.mask[0, :20].tolist() == [0] * 17 + [1, 1] + [0]
     assert batch.where.segments[0, :20].tolist() == [1] * 3 + [0] * 5 + [1] * 6 + [0] * 2 + [
         1

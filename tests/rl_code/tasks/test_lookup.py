@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs import long_context
 from models.tokenizer import Tokenizer
+from rl_code import read_config
 from rl_code.environment.parts import content_parts
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.tools.api import find_tools
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
+from rl_code.run_config import RunConfig
 from rl_code.tasks import lookup
 from rl_code.tasks.api import find_source
 from rl_code.tasks.demonstrations import DemonstrationConfig, demonstrate
-from rl_code.tasks.lookup import VALUES, Size, file_text, generate, one_wrong
+from rl_code.tasks.lookup import (
+    VALUES,
+    Size,
+    drill,
+    file_text,
+    generate,
+    most_files,
+    one_wrong,
+)
 from rl_code.tasks.programs import SPLITS, evaluate, split_of
 from rl_code.types import Limits, Task
 from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
@@ -42,7 +54,7 @@ def passes(task: Task, text: str) -> bool:
     try:
         exec(text, names)
         return all(names["f"](*case.args) == case.expected for case in task.hidden_tests.cases)
-    except TypeError:  # a constant is still ``...``
+    except (NameError, TypeError):  # a constant is missing, or still ``...``
         return False
 
 
@@ -89,6 +101,38 @@ def test_what_the_modules_say_solves_a_task_and_nothing_else_does(split, index, 
     assert split_of(tuple(name for name, _ in program)) == split
     for rival in random.Random(index).sample([*one_wrong(program)], 10):
         assert not passes(task, file_text(rival, task.meta["names"]))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(60, 700))
+def test_a_drill_gives_names_and_teaches_their_values_alone(index, matter, tokens):
+    task = drill("train", 0, index, Size(tokens, most_files(tokens, 6), matter, 5))
+    segments = demonstrate(task, random.Random(0), DemonstrationConfig(), LIMITS)
+    known = read(task)
+    taught = [s.text for s in segments if s.sampled]
+    asked = [
+        s.text.split("\n")[-1].removesuffix(" =")
+        for s, after in itertools.pairwise(segments)
+        if after.sampled
+    ]
+    assert [f" {known[name]}" for name in asked] == taught and len(set(asked)) == matter
+    # the message begins as one that writes the file does
+    answer = "".join(s.text for s in segments if not s.document).split("<|eot|>")[1]
+    assert answer.startswith("<|call|>write\n") and len(task.hidden_tests) == 0
+
+
+def test_drills_stand_in_a_warm_start_only():
+    stage = dict(tasks=2, tokens=60, matter=4, spacing=5, drill=True)
+    settings = dict(split="train", tokens=100, files=2, matter=1, spacing=5, first=(stage,))
+    source = find_source(Named("lookup", settings), "config.sft.tasks")
+    assert source.has_drills()
+    tasks = source.load(None, None)
+    assert ["drill" in tasks[i].meta for i in range(3)] == [True, True, False]
+    config = long_context.get_config("smoke")
+    read_config.build(RunConfig, config)
+    config.tasks.first = (stage,)
+    with pytest.raises(ConfigError, match=r"config.tasks: stages with drill=True have no tests"):
+        read_config.build(RunConfig, config)
 
 
 def test_who_reads_no_module_solves_next_to_nothing():
@@ -156,12 +200,21 @@ def test_a_demonstration_is_one_message_that_is_right_or_mistakes_one_constant(p
     config = DemonstrationConfig(p_right=p_right, p_test=1.0)
     segments = demonstrate(task, random.Random(0), config, LIMITS)
     assert [segment.sampled for segment in segments] == [False, True]
-    write, submit = Compact().parse(segments[-1].text.removesuffix("<|eot|>"), task, find_tools())
+    edit, submit = Compact().parse(segments[-1].text.removesuffix("<|eot|>"), task, find_tools())
     assert submit.name == "submit"
-    assert passes(task, write.arguments["content"]) == (p_right == 1.0)
+    edit = edit.arguments
+    assert edit["path"] == task.path and task.files[task.path].count(edit["old"]) == 1
+    edited = task.files[task.path].replace(edit["old"], edit["new"])
+    assert passes(task, edited) == (p_right == 1.0)
     # the mistake is a constant of another name
-    values = {line.split(" = ")[1] for line in write.arguments["content"].splitlines()[:2]}
+    values = {line.split(" = ")[1] for line in edit["new"].splitlines()}
     assert values <= {str(value) for value in read(task).values()}
+
+
+def test_a_mistake_can_be_made_where_the_modules_define_one_value():
+    task = generate("train", 0, 0, Size(tokens=10, files=1, matter=1, spacing=50))
+    wrong = lookup.wrong_lookup(task, random.Random(0))
+    assert len(set(task.meta["known"].values())) == 1 and wrong != task.meta["program"]
 
 
 def stage(tasks: int, tokens: int, matter: int, spacing: int = 15) -> dict:
