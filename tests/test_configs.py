@@ -113,7 +113,11 @@ def test_a_config_takes_every_method_of_attention(path):
     for argument in ("", "smoke"):
         given = load(path, argument)
         plain = read_config.build(RunConfig, given)
+        shape = plain.model.shape()
         for attention in ATTENTION:
+            if shape is not None and isinstance(attention, tuple):
+                # as many layers as repeat evenly
+                attention = ("window",) * (shape.num_layers % len(attention)) + attention
             config = with_attention(given, attention)
             methods = config.model.methods()
             engines = [config.rollout.engine, *(s.engine for s in config.suites if s.engine)]
@@ -164,7 +168,7 @@ def test_the_long_context_agent_takes_a_step(method, documents, tmp_path):
     given = long_context.get_config("smoke")
     # "squid" in METHODS is dense attention to documents; here it is the method with gates
     found = "squid" if method == "squid" else long_context.METHODS[method]
-    given.model.attention = (long_context.LOCAL, found)
+    given.model.attention = (long_context.LOCAL, long_context.LOCAL, found)
     given.documents = documents
     given.sft.update(steps=2)
     given.train.update(steps=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,11 @@ def test_nothing_that_a_run_is_made_of_imports_what_is_done_with_a_recorded_run(
         if name.startswith("rl_code.recording")
     ]
     assert pointing_up == []
+
+
+def test_a_run_starts_without_what_only_evaluations_need():
+    program = "import sys, launch.train; sys.exit('scipy.stats' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize("folder", ["rl_code", "rl_code/recording"])
