@@ -24,12 +24,14 @@ METHODS = {
     "dense": dict(name="dense"),
     "squid": dict(name="dense"),
     "window": dict(name="window", window=256),
-    "moba": dict(name="moba", block=32, picks=12),
+    "moba": dict(name="moba", block=16, picks=24),
     "nsa": dict(name="nsa", picks=8, initial=1, local=2, window=128) | SPARSE,
 }
 # Each file is a document, filled up to whole pages: these are small, since short files are many.
+# MoBA's pages are its blocks.
 DOCUMENTS = dict(longest=448, answers=False)
-PAGE, DOCUMENT_PAGE = 32, 8
+PAGE = 32
+PAGES = {"squid": 8, "moba": METHODS["moba"]["block"]}
 # The models that runs start from, by method.
 BASES = "runs/long_base"
 
@@ -42,7 +44,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
             f"configs/long_context.py:{arg}: expected nothing, smoke or one of {known}"
         )
     method = arg if arg in METHODS else "dense"
-    page = DOCUMENT_PAGE if method == "squid" else PAGE
     config = dict(
         seed=0,
         mesh=dict(data=2),
@@ -58,7 +59,13 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         limits=dict(turns=1, tokens=4352, turn_tokens=48, test_runs=0, command_s=5.0),
         reward=dict(signals=("tests", dict(name="malformed", weight=0.1))),
         rollout=dict(
-            engine=dict(slots=16, page=page, prefill_rows=2, prefill_tokens=512, decode_steps=16),
+            engine=dict(
+                slots=16,
+                page=PAGES.get(method, PAGE),
+                prefill_rows=2,
+                prefill_tokens=512,
+                decode_steps=16,
+            ),
         ),
         train=dict(
             steps=40,
@@ -115,7 +122,9 @@ def get_sweep(arg: str = "") -> Iterator[dict]:
                     "model.weights": "" if arg == "smoke" else base_of(variant),
                 }
                 if variant == "squid":
-                    overrides |= {"documents": DOCUMENTS, "rollout.engine.page": DOCUMENT_PAGE}
+                    overrides["documents"] = DOCUMENTS
+                if variant in PAGES:
+                    overrides["rollout.engine.page"] = PAGES[variant]
                 yield {"variant": variant} | overrides
 
 

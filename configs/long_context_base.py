@@ -3,7 +3,8 @@
 What: three warm starts, one after another. The first one, from random parameters and with dense
   attention, has prompts of 50 to 2,000 tokens: drills teach to look up, whole tasks to write the
   answer. The others are made for each method. In the second one, drills grow from 950 to 4,100
-  tokens; it forgets how to write answers, which the third one teaches again with whole tasks.
+  tokens; it forgets how to write answers, which the third one teaches again: whole tasks with
+  drills among them, at a lower rate.
 Command: python -m launch.sft --config=configs/long_context_base.py --workdir=runs/long_base/short
   for method in dense window moba nsa squid; do for stage in ${method}_drills $method; do
   python -m launch.sft --config=configs/long_context_base.py:$stage
@@ -51,7 +52,12 @@ LONG = (
 )
 
 
-TASKS = stages([(320, 320, 2, 40)])  # and then those of training
+# Whole tasks have one look-up for forty tokens. Drills among them keep what the second model has
+# learned.
+TASKS = (
+    *stages([(320, 320, 2, 40)]),
+    *(stages([(24, 3600, 70, 50)], drill=True) + stages([(44, 3600, 2, 50)])) * 4,
+)
 
 
 def get_config(arg: str = "") -> ml_collections.ConfigDict:
@@ -69,11 +75,11 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     if arg == "smoke":
         return config
     if not arg:
-        first, steps, total, weights = SHORT, 780, 1300, ""
+        first, steps, total, rate, weights = SHORT, 780, 1300, 2e-2, ""
     elif stage:
-        first, steps, total, weights = LONG, 400, 520, f"{BASES}/short/sft"
+        first, steps, total, rate, weights = LONG, 400, 520, 1e-2, f"{BASES}/short/sft"
     else:
-        first, steps, total, weights = TASKS, 130, 140, f"{BASES}/{method}_drills/sft"
+        first, steps, total, rate, weights = TASKS, 156, 160, 4e-3, f"{BASES}/{method}_drills/sft"
     config.model.weights = weights
     # NSA has parameters that the first model lacks
     config.model.change_methods = arg == "nsa_drills"
@@ -87,8 +93,8 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         tasks=lookup(split="train", seed=4 if arg in METHODS else 3 if arg else 1, first=first),
         demonstration=dict(p_right=1.0),
         optimizer=dict(
-            learning_rate=2e-3 if arg else 3e-3,
-            muon_learning_rate=1e-2 if arg else 2e-2,
+            learning_rate=rate / 10,
+            muon_learning_rate=rate,
             schedule="cosine",
             warmup_steps=5 if arg else 50,
             total_steps=total,
