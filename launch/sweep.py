@@ -20,12 +20,13 @@ differ by their overrides alone. A second table has the paired differences from 
 beside the unpaired ones, and how many times more runs the unpaired ones would need.
 
 With --run=<i> only run i of the sweep runs, without a table, as a task of a cluster's array does.
-With --jobs=0 nothing runs: the table and the figure are made of what has
-finished, and the other runs are named.
+With --jobs=0 nothing runs: the table and the figure are made of what has finished, and the other
+runs are named. Runs that failed stand in the table too, with their exit codes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import runpy
 import shutil
@@ -58,8 +59,12 @@ from rl_code.workdir import CONFIG_FILE
 
 # The file in a run's folder with its output.
 LOG = "log.txt"
+# The file in a run's folder which says that its last try failed, and with which exit code.
+FAILED = "sweep_failed.json"
 # The exit code of a run whose config is wrong, or whose result would repeat itself.
 WRONG = 2
+# The exit code of a run that was asked to stop.
+STOPPED = 130
 # The command that runs one config.
 TRAIN = (sys.executable, "-m", "launch.train")
 
@@ -83,6 +88,41 @@ class SweepError(RuntimeError):
     """Some runs failed; the message names them."""
 
 
+class WrongRuns(SweepError):
+    """All runs that failed would fail again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A run that ended with an error."""
+
+    run: SweepRun
+    exit_code: int
+
+
+class Interrupts:
+    """Counts Ctrl-C and SIGTERM instead of being interrupted by them, so that neither the end of
+    the runs nor the table of what has finished is cut short. A context manager for the main thread,
+    which puts the previous handlers back when it is left.
+    """
+
+    def __init__(self):
+        self.count = 0
+
+    def __enter__(self) -> Interrupts:
+        self._previous = {
+            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.count += 1
+
+
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     path, colon, argument = config_flags.get_config_filename(FLAGS["config"]).partition(":")
     module = runpy.run_path(path)
@@ -98,7 +138,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     given = flags.overrides()
     command = [*TRAIN, f"--config={path}{colon}{argument}", *given]
     chosen = choose(runs, FLAGS.run, FLAGS.jobs)
-    failed: list[SweepRun] = []
+    failed: list[Failure] = []
     if FLAGS.fork:
         parent = Path(FLAGS.fork)
         command = list(TRAIN)
@@ -107,25 +147,28 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             sweep_fork.check(parent, run.config, [*run.overrides, *given_keys])
         step = sweep_fork.common_step(parent, STEP.value, [run.workdir for run in runs])
         for run in chosen:
-            if not sweep_fork.fork(parent, step, run.workdir, [*given, *run.flags()]):
-                failed.append(run)
-    try:
-        able = [run for run in chosen if run not in failed]
-        failed += execute(able, command, FLAGS.jobs, forked=bool(FLAGS.fork))
-    finally:
-        if FLAGS.run is None:
-            base = runs[0].variant if FLAGS.fork else None
-            done = [run for run in runs if run.finished()]
-            report(done, panels, Path(workdir), FLAGS.figure, base=base)
-    if not FLAGS.jobs and (missing := [run.workdir.name for run in runs if not run.finished()]):
-        raise SweepError(
-            f"{len(missing)} of {len(runs)} runs have not finished: {', '.join(missing)}"
-        )
+            if code := sweep_fork.fork(parent, step, run.workdir, [*given, *run.flags()]):
+                failed.append(Failure(run, code))
+    unable = [failure.run for failure in failed]
+    with Interrupts() as interrupts:
+        try:
+            able = [run for run in chosen if run not in unable]
+            failed += execute(able, command, FLAGS.jobs, interrupts, forked=bool(FLAGS.fork))
+        finally:
+            missing = [run for run in runs if not run.finished()]
+            if FLAGS.run is None:
+                base = runs[0].variant if FLAGS.fork else None
+                done = [run for run in runs if run not in missing]
+                report(done, panels, Path(workdir), FLAGS.figure, base=base, missing=missing)
+    if not FLAGS.jobs and missing:
+        names = ", ".join(run.workdir.name for run in missing)
+        raise SweepError(f"{len(missing)} of {len(runs)} runs have not finished: {names}")
     if failed:
-        logs = ", ".join(str(run.workdir) for run in failed)
-        raise SweepError(
-            f"{len(failed)} of {len(runs)} runs failed: {logs}; the same command tries them again"
-        )
+        logs = ", ".join(str(failure.run.workdir) for failure in failed)
+        words = f"{len(failed)} of {len(runs)} runs failed: {logs}"
+        if all(failure.exit_code == WRONG for failure in failed):
+            raise WrongRuns(f"{words}; they would fail again before something is changed")
+        raise SweepError(f"{words}; the same command tries them again")
 
 
 def choose(runs: Sequence[SweepRun], index: int | None, jobs: int) -> list[SweepRun]:
@@ -148,37 +191,51 @@ def choose(runs: Sequence[SweepRun], index: int | None, jobs: int) -> list[Sweep
 
 
 def execute(
-    runs: Sequence[SweepRun], command: Sequence[str], jobs: int, *, forked: bool = False
-) -> list[SweepRun]:
+    runs: Sequence[SweepRun],
+    command: Sequence[str],
+    jobs: int,
+    interrupts: Interrupts,
+    *,
+    forked: bool = False,
+) -> list[Failure]:
     """Runs ``command`` once for each unfinished run, with the run's overrides.
 
     At most ``jobs`` run at the same time. Returns the runs that failed.
 
     forked: the folders of the runs hold their configs, overrides included.
 
-    A first Ctrl-C or SIGTERM is passed on to the runs, so that they end after their step. A second
-    one ends them at once.
+    A first interrupt is passed on to the runs, so that they end after their step, and a second one,
+    which ends them at once. Raises KeyboardInterrupt when all of them have ended.
     """
     waiting = [run for run in runs if not run.finished()]
     print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before", flush=True)
     active: dict[subprocess.Popen[bytes], tuple[SweepRun, float]] = {}
-    failed: list[SweepRun] = []
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    failed: list[Failure] = []
+    passed_on = 0
     try:
-        while waiting or active:
-            while waiting and len(active) < jobs:
+        while active or (waiting and not interrupts.count):
+            while waiting and len(active) < jobs and not interrupts.count:
                 run = waiting.pop(0)
                 take_over_warm_start(run, runs)
                 own = [f"--config={run.workdir / CONFIG_FILE}"] if forked else run.flags()
                 active[start(run, [*command, *own], to_log=jobs > 1)] = run, time.time()
+            if interrupts.count > passed_on:
+                passed_on = interrupts.count
+                for process in active:
+                    process.terminate()
             for process in [process for process in active if process.poll() is not None]:
                 run, started = active.pop(process)
-                if not record(run, process.returncode, time.time() - started):
-                    failed.append(run)
+                stopped = process.returncode == STOPPED and interrupts.count
+                if not stopped and not record(run, process.returncode, time.time() - started):
+                    failed.append(Failure(run, process.returncode))
             time.sleep(0.05)
     finally:
-        stop(list(active))
-        signal.signal(signal.SIGTERM, previous)
+        for process in active:  # only after an error
+            process.terminate()
+        for process in active:
+            process.wait()
+    if interrupts.count:
+        raise KeyboardInterrupt
     return failed
 
 
@@ -208,6 +265,7 @@ def start(run: SweepRun, command: Sequence[str], to_log: bool) -> subprocess.Pop
     A Ctrl-C in the terminal goes to the sweep's group only; ``stop`` passes it on.
     """
     run.workdir.mkdir(parents=True, exist_ok=True)
+    (run.workdir / FAILED).unlink(missing_ok=True)
     command = [*command, f"--workdir={run.workdir}"]
     print(f"starting {run.workdir.name}", flush=True)
     if not to_log:
@@ -222,6 +280,7 @@ def record(run: SweepRun, exit_code: int, seconds: float) -> bool:
         done = {"config": read_config.to_dict(run.config), "seconds": seconds}
         write_atomically(run.workdir / DONE, json.dumps(done).encode())
     else:
+        failure(run, exit_code)
         log = run.workdir / LOG
         tail = log.read_text(errors="replace").splitlines()[-5:] if log.exists() else []
         words = f"{run.workdir.name} failed with exit code {exit_code}"
@@ -231,20 +290,11 @@ def record(run: SweepRun, exit_code: int, seconds: float) -> bool:
     return exit_code == 0
 
 
-def stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Asks runs to stop after their step, and waits for them.
-
-    Another Ctrl-C while it waits asks them again, which makes them stop at once.
-    """
-    while any(process.poll() is None for process in processes):
-        for process in processes:
-            if process.poll() is None:
-                process.terminate()
-        try:
-            for process in processes:
-                process.wait()
-        except KeyboardInterrupt:
-            continue
+def failure(run: SweepRun, exit_code: int) -> Failure:
+    """Writes down that a run failed, for the table."""
+    run.workdir.mkdir(parents=True, exist_ok=True)
+    write_atomically(run.workdir / FAILED, json.dumps({"exit_code": exit_code}).encode())
+    return Failure(run, exit_code)
 
 
 # --- Comparing ------------------------------------------------------------------------------------
@@ -257,31 +307,33 @@ def report(
     figure: str | None = None,
     *,
     base: str | None = None,
+    missing: Sequence[SweepRun] = (),
 ) -> None:
     """Prints the table of the finished runs and the numbers of the figure, writes both and the
     figure into the workdir.
 
     figure: another file that the figure is written to, or None. base: where runs of one seed draw
-    common random numbers, the variant from which paired differences are taken.
+    common random numbers, the variant from which paired differences are taken. missing: the other
+    runs of the sweep, each of which has a row that says what became of it.
 
     Raises ConfigError for a metric that a run did not write.
     """
-    if not runs:
-        return
     variants: dict[str, list[Path]] = {}
     for run in runs:
         variants.setdefault(run.variant, []).append(run.workdir)
-    views: list[Any] = [table(variants)]
-    views += (sweep_figure.table(panel, variants) for panel in panels)
+    views: list[Any] = [table(variants)] if runs else []
+    views += [missing_table(missing)] if missing else []
+    if runs:
+        views += (sweep_figure.table(panel, variants) for panel in panels)
     if base in variants:
         found = [(run.variant, run.config.seed, run.workdir) for run in runs]
         views.append(sweep_paired.table(base, found))
-    elif base is not None:
+    elif base is not None and runs:
         views.append(f"no run of {base} has finished, so there are no paired differences from it")
     with open(workdir / "sweep.txt", "w") as file:
         for console in (flags.console(), rich.console.Console(file=file, width=160)):
             console.print(*views)
-    if panels:
+    if panels and runs:
         sweep_figure.draw(variants, panels, workdir / "sweep.png")
         print(f"Figure: {workdir / 'sweep.png'}")
         if figure:
@@ -330,6 +382,20 @@ def table(variants: Mapping[str, Sequence[Path]]) -> rich.table.Table:
     return view
 
 
+def missing_table(runs: Sequence[SweepRun]) -> rich.table.Table:
+    """A table of runs that have not finished, with what became of each."""
+    view = rich.table.Table(title="not finished", title_justify="left")
+    view.add_column("variant", overflow="fold")
+    view.add_column("seed", justify="right")
+    view.add_column("what became of it")
+    for run in runs:
+        what = "begun" if (run.workdir / CONFIG_FILE).exists() else "not begun"
+        if (path := run.workdir / FAILED).exists():
+            what = f"failed with exit code {json.loads(path.read_text())['exit_code']}"
+        view.add_row(rich.markup.escape(run.variant), str(run.config.seed), what)
+    return view
+
+
 def _suite_cells(results: Sequence[Sequence[SuiteResult]]) -> list[str]:
     """Three cells for one suite: pass@1 before training, after training, and the difference.
 
@@ -353,4 +419,4 @@ def _suite_cells(results: Sequence[Sequence[SuiteResult]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    flags.run(main, kind=RunConfig, expected=(SweepError,))
+    flags.run(main, kind=RunConfig, expected=(SweepError,), lasting=(WrongRuns,))

@@ -59,19 +59,19 @@ def common_step(parent: Path, step: int | None, workdirs: Sequence[Path]) -> int
     return step
 
 
-def fork(parent: Path, step: int, workdir: Path, changes: Sequence[str]) -> bool:
-    """Makes a workdir a fork, unless it is one. Whether it is one now; if not, the program that
-    tried has said why.
+def fork(parent: Path, step: int, workdir: Path, changes: Sequence[str]) -> int:
+    """Makes a workdir a fork, unless it is one. Returns 0, or the exit code of the program that
+    tried and has said why it could not.
 
     step: the first step of its own. changes: overrides of the parent's config, as on a command
     line.
     """
     if (workdir / CONFIG_FILE).exists():
-        return True
+        return 0
     command = [*FORK, str(parent), f"--step={step}", f"--workdir={workdir}", *changes]
     if code := subprocess.run(command).returncode:
         print(f"{workdir.name} could not be forked from {parent}: exit code {code}", flush=True)
-    return not code
+    return code
 
 
 def evaluations(workdir: Path) -> list[SuiteResult]:

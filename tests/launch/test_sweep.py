@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import ml_collections
 import pytest
@@ -23,8 +22,8 @@ from matplotlib import figure
 from launch import sweep, sweep_figure, sweep_plan
 from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.read_config import ConfigError
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests import sweeps
+from tests.sweeps import TRAINER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,17 +57,10 @@ def make_runs(workdir, sweep_of=None) -> list[sweep_plan.SweepRun]:
     return sweep_plan.plan(config(), kinds_and_seeds if sweep_of is None else sweep_of, workdir)
 
 
-# A stand-in for the trainer: counts its calls, obeys SIGTERM, fails where it is told to.
-TRAINER = """
-import pathlib, signal, sys, time
-workdir = pathlib.Path(dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:])["workdir"])
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
-with open(workdir / "calls.txt", "a") as file:
-    file.write(" ".join(sys.argv[1:]) + chr(10))
-if (workdir.parent / "slow").exists():
-    time.sleep(60)
-sys.exit(3 if "rloo" in workdir.name and (workdir.parent / "broken").exists() else 0)
-"""
+def execute(runs: Sequence[sweep_plan.SweepRun], command: Sequence[str], jobs: int) -> list[str]:
+    """Runs them; returns the variants of those that failed."""
+    with sweep.Interrupts() as interrupts:
+        return [failure.run.variant for failure in sweep.execute(runs, command, jobs, interrupts)]
 
 
 def calls(run: sweep_plan.SweepRun) -> list[str]:
@@ -121,11 +113,11 @@ def test_a_wrong_override_is_refused_before_anything_runs(tmp_path, overrides, c
 def test_a_failed_run_is_repeated_and_a_finished_one_is_not(tmp_path, jobs):
     runs = make_runs(tmp_path)
     command = [sys.executable, "-c", TRAINER, "--config=c.py"]
-    (tmp_path / "broken").touch()
-    assert [run.variant for run in sweep.execute(runs, command, jobs)] == ["kind=rloo"] * 2
+    (tmp_path / "broken").write_text("3")
+    assert execute(runs, command, jobs) == ["kind=rloo"] * 2
     assert [run.finished() for run in runs] == [True, True, False, False]
     (tmp_path / "broken").unlink()
-    assert sweep.execute(runs, command, jobs) == []
+    assert execute(runs, command, jobs) == []
     assert [len(calls(run)) for run in runs] == [1, 1, 2, 2]
     assert calls(runs[3])[0].split()[:3] == [
         "--config=c.py",
@@ -154,7 +146,7 @@ def test_a_run_takes_over_the_warm_start_of_a_finished_one_that_starts_alike(
         (run.workdir / "sft").mkdir()
         (run.workdir / "sft" / "weights").write_text(run.workdir.name)
     (tmp_path / "kind=rloo,seed=1" / "sft").mkdir(parents=True)  # has begun its own
-    sweep.execute(runs, command, jobs=1)
+    execute(runs, command, jobs=1)
     assert (runs[2].workdir / "sft" / "weights").read_text() == "kind=grpo,seed=0"
     assert list((runs[3].workdir / "sft").iterdir()) == []
     assert (
@@ -170,34 +162,9 @@ def test_a_run_finished_with_another_config_is_not_taken_for_this_one(tmp_path):
         sweep_plan.plan(changed, [{"loss.kind": "grpo", "seed": 0}], tmp_path)[0].finished()
 
 
-# A sweep of the trainer above, as a command.
-COMMAND = """
-import sys
-from launch import flags, sweep
-from rl_code.run_config import RunConfig
-sweep.TRAIN = (sys.executable, "-c", sys.argv.pop(1))
-flags.run(sweep.main, kind=RunConfig, expected=(sweep.SweepError,))
-"""
-SWEPT = """
-from configs import quickstart
-def get_config(arg=""):
-    return quickstart.get_config("smoke")
-def get_sweep(arg=""):
-    return [{"variant": variant, "seed": 1} for variant in ("rloo", "grpo")]
-"""
-
-
 def command(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
     """What the command sweep does with two runs, rloo and grpo."""
-    (folder / "swept.py").write_text(SWEPT)
-    line = [f"--config={folder / 'swept.py'}", f"--workdir={folder}", *arguments]
-    return subprocess.run(
-        [sys.executable, "-c", COMMAND, TRAINER, *line],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    return sweeps.run(folder, ("rloo", "grpo"), *arguments)
 
 
 def test_the_overrides_of_a_sweep_are_those_of_its_runs(tmp_path):
@@ -212,21 +179,23 @@ def test_the_overrides_of_a_sweep_are_those_of_its_runs(tmp_path):
 
 def test_one_run_of_a_sweep_runs_alone_and_the_table_is_made_afterwards(tmp_path):
     names = ("variant=rloo,seed=1", "variant=grpo,seed=1")
-    (tmp_path / "broken").touch()  # the run rloo fails
+    (tmp_path / "broken").write_text("2")  # the config of the run rloo is wrong
     done = command(tmp_path, "--run=1")
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / name / "calls.txt").exists() for name in names] == [False, True]
     assert not (tmp_path / "sweep.txt").exists()
-    assert command(tmp_path, "--run=0").returncode == 1
+    assert command(tmp_path, "--run=0").returncode == 2
     told = command(tmp_path, "--jobs=0")
     assert told.returncode == 1
     assert f"1 of 2 runs have not finished: {names[0]}" in " ".join(told.stderr.split())
-    table = (tmp_path / "sweep.txt").read_text()
-    assert "grpo" in table and "rloo" not in table
+    done, missing = (tmp_path / "sweep.txt").read_text().split("not finished")
+    assert "grpo" in done and "rloo" not in done
+    assert "rloo" in missing and "failed with exit code 2" in missing and "grpo" not in missing
     (tmp_path / "broken").unlink()
     assert command(tmp_path, "--run=0").returncode == 0
     assert command(tmp_path, "--jobs=0").returncode == 0
-    assert "rloo" in (tmp_path / "sweep.txt").read_text()
+    table = (tmp_path / "sweep.txt").read_text()
+    assert "rloo" in table and "not finished" not in table
     for name, calls_made in zip(names, (2, 1), strict=True):
         assert len((tmp_path / name / "calls.txt").read_text().splitlines()) == calls_made
 
@@ -242,6 +211,27 @@ def test_a_run_that_is_not_there_is_refused(tmp_path, arguments, complaint):
     done = command(tmp_path, *arguments)
     assert done.returncode == 2
     assert complaint in " ".join(done.stderr.split())
+
+
+def test_a_stopped_sweep_makes_its_table_however_often_it_is_asked(tmp_path):
+    """A terminal, a launcher and a supervisor may each send their own signal."""
+    variants = ("grpo", "rloo", "third")
+    folders = [tmp_path / f"variant={variant},seed=1" for variant in variants]
+    assert sweeps.run(tmp_path, variants[:1]).returncode == 0
+    (tmp_path / "slow").touch()
+    process = sweeps.start(tmp_path, variants, "--jobs=2")
+    while not all((folder / "calls.txt").exists() for folder in folders):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    (tmp_path / "sweep.txt").unlink()
+    while process.poll() is None and not (tmp_path / "sweep.txt").exists():
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    done, missing = (tmp_path / "sweep.txt").read_text().split("not finished")
+    assert "grpo" in done and "rloo" in missing and "third" in missing
+    assert "failed" not in missing
 
 
 def test_a_stop_reaches_the_runs_and_leaves_none_behind(tmp_path, monkeypatch):
@@ -262,7 +252,7 @@ def test_a_stop_reaches_the_runs_and_leaves_none_behind(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sweep, "start", start)
     with pytest.raises(KeyboardInterrupt):
-        sweep.execute(runs, [sys.executable, "-c", TRAINER], jobs=2)
+        execute(runs, [sys.executable, "-c", TRAINER], jobs=2)
     assert [process.returncode for process in started] == [130, 130]
     assert not any(run.finished() for run in runs)
 

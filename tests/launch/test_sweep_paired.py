@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +15,8 @@ from rl_code.evaluation.suite import SuiteResult, TaskResult
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
 from rl_code.workdir import CONFIG_FILE
+from tests import sweeps
 
-ROOT = Path(__file__).resolve().parents[2]
 FORKER = """
 import json, pathlib, sys
 workdir = pathlib.Path(dict(a.lstrip("-").split("=", 1) for a in sys.argv[2:])["workdir"])
@@ -31,11 +28,6 @@ if "broken" in workdir.name:
     sys.exit(5)
 (workdir / "config.json").write_text("{}")
 (workdir / "forked.txt").write_text(" ".join(sys.argv[1:]))
-"""
-TRAINER = """
-import pathlib, sys
-workdir = pathlib.Path(dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:])["workdir"])
-(workdir / "trained.txt").write_text(" ".join(sys.argv[1:]))
 """
 
 
@@ -50,8 +42,10 @@ def test_every_run_is_forked_once_and_trained_with_its_own_config(tmp_path, monk
     for _ in range(2):  # the second time they are there
         for run in runs:
             changes = ["--config.train.steps=60", *run.flags()]
-            assert sweep_fork.fork(tmp_path / "base", 40, run.workdir, changes)
-    assert sweep.execute(runs, [sys.executable, "-c", TRAINER], 1, forked=True) == []
+            assert sweep_fork.fork(tmp_path / "base", 40, run.workdir, changes) == 0
+    with sweep.Interrupts() as interrupts:
+        trainer = [sys.executable, "-c", sweeps.TRAINER]
+        assert sweep.execute(runs, trainer, 1, interrupts, forked=True) == []
     for run, epochs in zip(runs, (1, 2), strict=True):
         assert (run.workdir / "forked.txt").read_text().split() == [
             str(tmp_path / "base"),
@@ -60,7 +54,7 @@ def test_every_run_is_forked_once_and_trained_with_its_own_config(tmp_path, monk
             "--config.train.steps=60",
             f"--config.train.epochs={epochs}",
         ]
-        trained = (run.workdir / "trained.txt").read_text().split()
+        trained = (run.workdir / "calls.txt").read_text().split()
         assert trained == [
             f"--config={run.workdir / CONFIG_FILE}",
             f"--workdir={run.workdir}",
@@ -77,38 +71,14 @@ def base(tmp_path):
     return folder
 
 
-COMMAND = """
-import sys
-from launch import flags, sweep, sweep_fork
-from rl_code.run_config import RunConfig
-sweep_fork.FORK = (sys.executable, "-c", sys.argv.pop(1))
-sweep.TRAIN = (sys.executable, "-c", sys.argv.pop(1))
-flags.run(sweep.main, kind=RunConfig, expected=(sweep.SweepError,))
-"""
-SWEPT = """
-from configs import quickstart
-def get_config(arg=""):
-    return quickstart.get_config("smoke")
-def get_sweep(arg=""):
-    return [{"variant": variant, "seed": 1} for variant in ("broken", "grpo", "rloo")]
-"""
-
-
 def test_a_sweep_whose_first_fork_fails_makes_and_trains_the_others(tmp_path, base):
-    (tmp_path / "swept.py").write_text(SWEPT)
-    line = [f"--config={tmp_path / 'swept.py'}", f"--workdir={tmp_path}", f"--fork={base}"]
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, FORKER, TRAINER, *line],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    variants = ("broken", "grpo", "rloo")
+    done = sweeps.run(tmp_path, variants, f"--fork={base}", forker=FORKER)
     assert done.returncode == 1
     assert "variant=broken,seed=1 could not be forked from" in done.stdout
     assert "1 of 3 runs failed" in " ".join(done.stderr.split())
     for variant in ("grpo", "rloo"):
-        assert (tmp_path / f"variant={variant},seed=1" / "trained.txt").exists()
+        assert (tmp_path / f"variant={variant},seed=1" / "calls.txt").exists()
     # neither of the others stands in for the one from which differences are taken
     assert "no run of broken has finished" in done.stdout
 
