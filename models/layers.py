@@ -15,7 +15,7 @@ from flax import nnx
 from attention.methods.method import Parameter, Parameters
 
 if TYPE_CHECKING:
-    from models.model_config import ModelConfig
+    from models.model_config import ModelConfig, MoE
 
 
 def make_parameter(
@@ -53,21 +53,25 @@ class Embedding(nnx.Module):
 
 
 class Layers(nnx.Module):
-    """The parameters of all layers, stacked on axis 0.
+    """The parameters of layers that are alike, stacked on axis 0.
 
     Indexing every leaf by the number of a layer gives the parameters of that layer.
     """
 
-    def __init__(self, c: ModelConfig, rngs: nnx.Rngs):
-        layers = c.num_layers
+    def __init__(self, c: ModelConfig, rngs: nnx.Rngs, layers: int, moe: MoE | None):
+        """
+        layers: how many of the model's layers these are. moe: their experts; None for a dense
+        feed-forward part.
+        """
+        # says which feed-forward part a layer has; no parameter
+        self.moe = moe
         embed = c.embed_dim
-        mlp = c.mlp_dim
         head = c.head_dim
         # a matrix whose inputs have variance 1 gives outputs of variance 1
         std_in = embed**-0.5
         # the residual stream sums 2 results of each layer; so scaled, its variance does not grow
         # with the number of layers
-        std_out = (2 * layers) ** -0.5
+        std_out = (2 * c.num_layers) ** -0.5
 
         def parameter(shape, axes, std):
             return make_parameter(rngs, (layers, *shape), ("layers", *axes), std, c.param_dtype)
@@ -90,9 +94,25 @@ class Layers(nnx.Module):
             self.q_norm = parameter((head,), ("head_dim",), None)
             self.k_norm = parameter((head,), ("head_dim",), None)
         self.mlp_norm = parameter((embed,), ("embed",), None)
-        self.gate = parameter((embed, mlp), ("embed", "mlp"), std_in)
-        self.up = parameter((embed, mlp), ("embed", "mlp"), std_in)
-        self.down = parameter((mlp, embed), ("mlp", "embed"), std_out * mlp**-0.5)
+        # the dense part, or in its place the one that all tokens share
+        mlp = c.mlp_dim if moe is None else moe.shared * moe.mlp_dim
+        if mlp:
+            self.gate = parameter((embed, mlp), ("embed", "mlp"), std_in)
+            self.up = parameter((embed, mlp), ("embed", "mlp"), std_in)
+            self.down = parameter((mlp, embed), ("mlp", "embed"), std_out * mlp**-0.5)
+        if moe is None:
+            return
+        count = moe.experts
+        mlp = moe.mlp_dim
+        self.router = parameter((embed, count), ("embed", "experts"), std_in)
+        if moe.ranking_bias:
+            self.router_bias = parameter((count,), ("experts",), 0.0)
+        axes = ("experts", "embed", "mlp")
+        self.expert_gate = parameter((count, embed, mlp), axes, std_in)
+        self.expert_up = parameter((count, embed, mlp), axes, std_in)
+        self.expert_down = parameter(
+            (count, mlp, embed), ("experts", "mlp", "embed"), std_out * mlp**-0.5
+        )
 
 
 class MethodLayers(nnx.Module):

@@ -7,10 +7,74 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 from attention.methods.api import DEFAULT
 from attention.methods.method import LayerShape, Method
 from models.functions import RopeScaling
+
+
+@dataclasses.dataclass(frozen=True)
+class MoE:
+    """Mixture of experts in place of the feed-forward part (``models.moe``).
+
+    The defaults route as Qwen3-MoE does. DeepSeek-V3 has sigmoid scores, a ranking bias, groups, a
+    scale, a shared expert, and dense first layers.
+    """
+
+    # E, the experts of a layer.
+    experts: int
+    # How many of them compute a token.
+    active: int
+    # F of one expert.
+    mlp_dim: int
+    # What turns the router's logits into scores: "softmax" over all experts (Qwen3-MoE), or
+    # "sigmoid" of each (DeepSeek-V3).
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Whether the weights of a token's experts, which are their scores, are divided by their sum
+    # (Hugging Face's ``norm_topk_prob``).
+    normalise: bool = True
+    # The weights are multiplied by it.
+    scale: float = 1.0
+    # Whether each expert has a bias that is added to its score where experts are ranked, and
+    # nowhere else. It gets no gradient: ``train.balance_rate`` moves it.
+    ranking_bias: bool = False
+    # Experts are in so many groups of equal size, and a token's are all in ``active_groups`` of
+    # them: those with the greatest sum of two scores.
+    groups: int = 1
+    active_groups: int = 1
+    # Shared experts, which compute every token. They are one feed-forward part of size
+    # shared * mlp_dim; 0 for none.
+    shared: int = 0
+    # So many first layers have no experts, and a dense part of ``ModelConfig.mlp_dim``.
+    first_dense: int = 0
+
+    def __post_init__(self):
+        if self.scores not in ("softmax", "sigmoid"):
+            raise ValueError(f"scores={self.scores!r} must be 'softmax' or 'sigmoid'")
+        for name in ("experts", "active", "mlp_dim", "groups", "active_groups"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("shared", "first_dense"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        if self.experts % self.groups:
+            raise ValueError(f"experts={self.experts} must be a multiple of groups={self.groups}")
+        if self.active_groups > self.groups:
+            raise ValueError(
+                f"active_groups={self.active_groups} must be at most groups={self.groups}"
+            )
+        choice = self.experts // self.groups * self.active_groups
+        if self.active > choice:
+            raise ValueError(
+                f"active={self.active} must be at most the {choice} experts of "
+                f"active_groups={self.active_groups} groups"
+            )
+        if self.active_groups < self.groups and self.experts // self.groups < 2:
+            raise ValueError(
+                f"groups={self.groups} of experts={self.experts}: a group is ranked by its two "
+                "best experts, so it must have two"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +116,8 @@ class ModelConfig:
     attention: tuple[Method, ...] = DEFAULT
     # Standard deviation of initial embeddings.
     embed_std: float = 0.02
+    # Mixture of experts; None for a dense feed-forward part in every layer.
+    moe: MoE | None = None
 
     def __post_init__(self):
         if not self.attention or self.num_layers % len(self.attention):
@@ -65,11 +131,23 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
+        if self.moe is not None:
+            dense = self.moe.first_dense
+            if dense >= self.num_layers or dense % len(self.attention):
+                raise ValueError(
+                    f"moe.first_dense={dense} must be below num_layers={self.num_layers} and a "
+                    f"multiple of the {len(self.attention)} layers of attention={self.attention}"
+                )
 
     @property
     def periods(self) -> int:
         """How often ``attention`` repeats over the layers."""
         return self.num_layers // len(self.attention)
+
+    @property
+    def dense_layers(self) -> int:
+        """How many first layers have no experts in a model whose others have; else 0."""
+        return 0 if self.moe is None else self.moe.first_dense
 
     @property
     def alignment(self) -> int:

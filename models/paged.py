@@ -102,7 +102,7 @@ def forward(
             out, own, _ = _write_and_attend(model, own, parameters, found, places, seen, pages)
             return out
 
-        return model.block(layer, x, attention), own
+        return model.block(layer, x, attention, places >= 0)[0], own
 
     x = model.embed_tokens(tokens)
     for index, (layer, parameters) in enumerate(model.unstacked()):
@@ -170,7 +170,7 @@ def decode_token(
             )
             return out
 
-        x = model.block(layer, x, attention)
+        x, _ = model.block(layer, x, attention, places[:, None] >= 0)
         return x, own, gather, [x[:, 0] for x in picks]
 
     x = model.embed_tokens(tokens[:, None])

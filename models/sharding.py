@@ -34,6 +34,8 @@ RULES: dict[str, str | None] = {
     "kv_heads": "tensor",
     "head_dim": None,
     "mlp": "tensor",
+    # every device has a part of each expert's "mlp", not some of the experts
+    "experts": None,
 }
 
 
@@ -160,6 +162,19 @@ def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
         axis_names=free,
         check_vma=False,
     )
+
+
+def sum_parts(x: jax.Array, logical_axis: str) -> jax.Array:
+    """Inside a ``per_shard`` function: the sum of what the devices along a logical axis hold.
+
+    It completes a product whose contracted axis is cut. Elsewhere it returns x as it is.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axis = RULES[logical_axis]
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if kinds.get(axis) != AxisType.Manual or mesh.shape[axis] == 1:
+        return x
+    return jax.lax.psum(x, axis)
 
 
 def _is_axes(x: Any) -> bool:

@@ -67,7 +67,7 @@ class TieredModel:
         for index, (layer, parameters) in enumerate(self._layers):
             q, new, inputs = self._before(layer, parameters, x, places)
             out = self.cache.step(index, q, new, places, inputs, parameters)
-            x = self._after(layer, x, out)
+            x = self._after(layer, x, out, places)
         return _finish(self._model, x)
 
 
@@ -82,9 +82,12 @@ def _programs(config: ModelConfig) -> tuple[Callable, ...]:
         y = model.before_attention(layer, x)
         return new_keys(model, method, parameters, layer, y, places, rotated=True)
 
+    def after(layer, x, attended, places):
+        return model.after_attention(layer, x, attended, places >= 0)[0]
+
     return (
         jax.jit(before),
-        jax.jit(model.after_attention),
+        jax.jit(after),
         functools.partial(rope, config=config),
     )
 

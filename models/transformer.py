@@ -1,5 +1,5 @@
 """Decoder-only transformer of the Llama family as a plain pytree: RMSNorm, RoPE, grouped queries,
-SwiGLU.
+SwiGLU or a mixture of experts (``moe``).
 
 Options cover Llama, Qwen2 (bias on q, k, v), Qwen3 (RMSNorm on q and k) and SmolLM2 (tied
 embeddings).
@@ -26,7 +26,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from attention.layout import Before, Layout, lay_out
 from attention.methods.method import Keys, Method, Parameters
@@ -35,6 +35,7 @@ from attention.products import project
 from models.functions import rms_norm, rope, swiglu
 from models.layers import Embedding, Layers, MethodLayers, make_parameter, place_name
 from models.model_config import ModelConfig
+from models.moe import Routing, feed_forward
 from models.sharding import constrain, per_shard
 from pallas_kernels.tokens import Tokens
 
@@ -47,6 +48,16 @@ def _join(first: Any, second: Any) -> Any:
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), first, second)
 
 
+def _in_order(routed: list[Routing | None]) -> Routing | None:
+    """Routings of the layers of a period, stacked over periods, as one of all layers in order."""
+    if routed[0] is None:
+        return None
+    return jax.tree.map(
+        lambda *xs: jnp.stack(xs, axis=1).reshape(-1, *xs[0].shape[1:]) if len(xs) > 1 else xs[0],
+        *routed,
+    )
+
+
 class Transformer(nnx.Module):
     """The model.
 
@@ -57,7 +68,10 @@ class Transformer(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         self.embed = Embedding(config, rngs)
-        self.layers = Layers(config, rngs)
+        dense = config.dense_layers
+        if dense:
+            self.first_layers = Layers(config, rngs, dense, None)
+        self.layers = Layers(config, rngs, config.num_layers - dense, config.moe)
         for index, method in enumerate(config.attention):
             if parameters := method.parameters(config.layer_shape):
                 name = place_name(index)
@@ -92,8 +106,24 @@ class Transformer(nnx.Module):
           ``before`` a row.
         before: tokens that every row follows, with their keys; None for none.
         """
-        x, _, _ = self._scan(tokens, positions, where, runs, align, documents, before)
-        return self.finish(x)
+        return self.hidden_routed(tokens, positions, where, runs, before, align, documents)[0]
+
+    def hidden_routed(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        where: Tokens,
+        runs: int = 0,
+        before: Before | None = None,
+        align: int = 1,
+        documents: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Routing | None]:
+        """``hidden``, and where the tokens went in every layer with experts.
+
+        The routing has an axis of these layers in front; None for a model without experts.
+        """
+        x, _, _, routing = self._scan(tokens, positions, where, runs, align, documents, before)
+        return self.finish(x), routing
 
     def hidden_noted(
         self,
@@ -110,7 +140,9 @@ class Transformer(nnx.Module):
         layers would choose too, and the share of lists that are equal, means over layers and
         key/value heads; 0 where nothing was noted).
         """
-        x, _, found = self._scan(tokens, positions, where, runs, documents=documents, noted=noted)
+        x, _, found, _ = self._scan(
+            tokens, positions, where, runs, documents=documents, noted=noted
+        )
         # one entry [periods, B, M, K, 2] for each layer of a period that chooses
         shares = jnp.mean(jnp.stack(found), axis=(0, 1, 4))
         return self.finish(x), shares
@@ -124,7 +156,7 @@ class Transformer(nnx.Module):
         align: int = 1,
     ) -> list[Keys]:
         """``Before.keys`` of tokens that others will follow; arguments as for ``hidden``."""
-        _, kept, _ = self._scan(tokens, positions, where, runs, align, keep="given")
+        _, kept, _, _ = self._scan(tokens, positions, where, runs, align, keep="given")
         return kept
 
     def keys_values(
@@ -135,7 +167,7 @@ class Transformer(nnx.Module):
 
         Arguments as for ``hidden``. A row holds one sequence, from slot 0.
         """
-        _, kept, _ = self._scan(tokens, positions, where, align=0, keep="read")
+        _, kept, _, _ = self._scan(tokens, positions, where, align=0, keep="read")
         # the scan stacks by place in the period; unstacked, layers come in their order
         return tuple(
             jax.tree.map(operator.itemgetter(period), keys)
@@ -156,7 +188,7 @@ class Transformer(nnx.Module):
         noted: Noted | None = None,
     ):
         """Runs all layers: (hidden states of the last one, the keys that were to be kept, with
-        ``noted`` how the layers' choices agree with those).
+        ``noted`` how the layers' choices agree with those, the routing of the layers with experts).
 
         keep: "given" for the keys that are computed from hidden states, "read" for those that
         attention reads, None for none. Neither are rotated. They come as a list with an entry for
@@ -167,6 +199,7 @@ class Transformer(nnx.Module):
         picks = [None] * len(methods) if noted is None else noted.by_layer(methods)
         earlier: list[Keys | None] = [None] * len(methods)
         asking = None
+        real = where.segments > 0
         if before is not None:
             # the layout is that of all tokens, of which only the new ones, the last, attend
             asking = tokens.shape[1]
@@ -179,6 +212,7 @@ class Transformer(nnx.Module):
             layers, of_methods, earlier, picks = xs
             kept = []
             shares = []
+            routed = []
             for index, method in enumerate(methods):
                 # one step of the scan is a period; this is its layer number ``index``
                 layer = layers if alone else jax.tree.map(operator.itemgetter(index), layers)
@@ -198,23 +232,41 @@ class Transformer(nnx.Module):
                     given,
                     shares,
                 )
-                x = self.block(layer, x, attention)
-            return constrain(x, "batch", None, None), (kept if keep else None, shares)
+                x, routing = self.block(layer, x, attention, real)
+                routed.append(routing)
+            x = constrain(x, "batch", None, None)
+            return x, (kept if keep else None, shares, routed)
 
         if self.config.remat:
             step = jax.checkpoint(step)
-        periods = self.config.periods
-        layers = self.layers
-        # With one layer in a period there is no axis for it, for which XLA on CPU would copy all
-        # weights, and the gradient of the scan would keep another copy.
-        if not alone:
-            # [L, ...] -> [periods, layers of a period, ...]
-            layers = jax.tree.map(lambda y: y.reshape(periods, -1, *y.shape[1:]), layers)
         of_methods = [self.method_parameters(index, slice(None)) for index in range(len(methods))]
-        x, (kept, shares) = jax.lax.scan(
-            step, self.embed_tokens(tokens), (layers, of_methods, earlier, picks)
+        rest = (of_methods, earlier, picks)
+        x = self.embed_tokens(tokens)
+        found = []
+        for layers, part in self._stacks():
+            # With one layer in a period there is no axis for it, for which XLA on CPU would copy
+            # all weights, and the gradient of the scan would keep another copy.
+            if not alone:
+                # [L, ...] -> [periods, layers of a period, ...]
+                layers = jax.tree.map(lambda y: y.reshape(-1, len(methods), *y.shape[1:]), layers)
+            own = rest if part is None else jax.tree.map(operator.itemgetter(part), rest)
+            x, more = jax.lax.scan(step, x, (layers, *own))
+            found.append(more)
+        *_, routed = found[-1]
+        kept, shares = (
+            jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
+            if len(parts) > 1
+            else parts[0]
+            for parts in zip(*(more[:2] for more in found), strict=True)
         )
-        return x, kept, shares
+        return x, kept, shares, _in_order(routed)
+
+    def _stacks(self) -> list[tuple[Layers, slice | None]]:
+        """Layers that are alike, and which periods they are; None for all."""
+        if not self.config.dense_layers:
+            return [(self.layers, None)]
+        first = self.config.dense_layers // len(self.config.attention)
+        return [(self.first_layers, slice(first)), (self.layers, slice(first, None))]
 
     def method_parameters(self, index: int, period: Any) -> Parameters:
         """The parameters of the method at place ``index`` of the period.
@@ -230,13 +282,18 @@ class Transformer(nnx.Module):
         It is for code that goes through the layers one by one, not in a scan.
         """
         period = len(self.config.attention)
-        return [
-            (
-                jax.tree.map(operator.itemgetter(index), self.layers),
-                self.method_parameters(index % period, index // period),
+        dense = self.config.dense_layers
+        found = []
+        for index in range(self.config.num_layers):
+            layers = self.first_layers if index < dense else self.layers
+            at = index if index < dense else index - dense
+            found.append(
+                (
+                    jax.tree.map(operator.itemgetter(at), layers),
+                    self.method_parameters(index % period, index // period),
+                )
             )
-            for index in range(self.config.num_layers)
-        ]
+        return found
 
     def _attend(
         self,
@@ -337,21 +394,28 @@ class Transformer(nnx.Module):
         return rope(q, positions, c), rope(k, positions, c), v
 
     def block(
-        self, layer: Layers, x: Float[Array, "B T D"], attend: Attend
-    ) -> Float[Array, "B T D"]:
-        """One layer: attention and feed-forward with residuals.
+        self, layer: Layers, x: Float[Array, "B T D"], attend: Attend, real: Bool[Array, "B T"]
+    ) -> tuple[Float[Array, "B T D"], Routing | None]:
+        """One layer: attention and feed-forward with residuals. Returns also where the tokens went
+        if the layer has experts.
 
-        layer: the parameters of the layer, without the axis of layers.
+        layer: the parameters of the layer, without the axis of layers. real: which tokens are no
+        padding.
         """
-        return self.after_attention(layer, x, attend(layer, self.before_attention(layer, x)))
+        out = attend(layer, self.before_attention(layer, x))
+        return self.after_attention(layer, x, out, real)
 
     def before_attention(self, layer: Layers, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalised hidden states that attention gets: the first half of ``block``."""
         return rms_norm(x, layer.attention_norm[...], self.config.norm_eps)
 
     def after_attention(
-        self, layer: Layers, x: Float[Array, "B T D"], attended: Float[Array, "B T N H"]
-    ) -> Float[Array, "B T D"]:
+        self,
+        layer: Layers,
+        x: Float[Array, "B T D"],
+        attended: Float[Array, "B T N H"],
+        real: Bool[Array, "B T"],
+    ) -> tuple[Float[Array, "B T D"], Routing | None]:
         """The second half of ``block``: projection, residual, feed-forward and its residual.
 
         attended: the result of attention.
@@ -359,8 +423,11 @@ class Transformer(nnx.Module):
         dtype = self.config.dtype
         x = x + project(attended, layer.o[...].astype(dtype), contract=2)
         y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
+        if layer.moe is not None:
+            out, routing = feed_forward(layer, y, real)
+            return x + out, routing
         gate, up = (project(y, w[...].astype(dtype)) for w in (layer.gate, layer.up))
-        return x + project(swiglu(gate, up), layer.down[...].astype(dtype))
+        return x + project(swiglu(gate, up), layer.down[...].astype(dtype)), None
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalisation after the last layer."""

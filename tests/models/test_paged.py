@@ -22,9 +22,9 @@ def test_layers_that_are_alike_are_traced_once(decode, monkeypatch):
     traced = []
     block = Transformer.block
 
-    def noted(self, layer, x, attend):
+    def noted(self, layer, x, attend, real):
         traced.append(1)
-        return block(self, layer, x, attend)
+        return block(self, layer, x, attend, real)
 
     monkeypatch.setattr(Transformer, "block", noted)
     engine = dataclasses.replace(small.ENGINE, decode=decode)

@@ -1,0 +1,235 @@
+"""Mixture of experts: equal to a loop over tokens, whatever stands beside a token, on every mesh."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from attention.methods.dense import Dense
+from attention.methods.window import Window
+from models.layers import Layers
+from models.model_config import MoE
+from models.moe import feed_forward, tiled_product
+from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from pallas_kernels.tokens import packed_rows
+from tests.attention.rows import relative
+from tests.models.moe_reference import mixture
+from tests.models.small import VOCABULARY, small_config, small_model
+
+VARIANTS = {
+    "qwen3": MoE(experts=6, active=2, mlp_dim=12),
+    "unnormalised": MoE(experts=4, active=3, mlp_dim=8, normalise=False),
+    "deepseek": MoE(
+        experts=8,
+        active=3,
+        mlp_dim=8,
+        scores="sigmoid",
+        scale=2.5,
+        ranking_bias=True,
+        groups=4,
+        active_groups=2,
+        shared=2,
+    ),
+}
+ROWS, TOKENS = 3, 5
+
+
+@functools.cache
+def layer_of(name: str) -> Layers:
+    """One layer whose experts differ clearly, and whose bias changes the choice."""
+    layers = Layers(small_config(), nnx.Rngs(0), 1, VARIANTS[name])
+    layer = jax.tree.map(operator.itemgetter(0), layers)
+    layer.router[...] = 2.0 * layer.router[...]
+    if layer.moe.ranking_bias:
+        layer.router_bias[...] = 0.3 * jax.random.normal(jax.random.key(9), (8,))
+    return layer
+
+
+def rows(seed: int = 1) -> tuple[jax.Array, np.ndarray]:
+    """(hidden states, which are no padding)."""
+    y = jax.random.normal(jax.random.key(seed), (ROWS, TOKENS, 16))
+    lengths = np.array([TOKENS, 3, 0])
+    return y, np.arange(TOKENS) < lengths[:, None]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_layer_equals_a_loop_over_tokens_and_experts(name):
+    layer = layer_of(name)
+    y, real = rows()
+    weight = jax.random.normal(jax.random.key(2), y.shape)
+
+    def fast(layer, y):
+        out, routing = feed_forward(layer, y, jnp.asarray(real))
+        return jnp.sum(weight * out), (out, routing)
+
+    (_, (out, routing)), found = jax.jit(jax.value_and_grad(fast, argnums=(0, 1), has_aux=True))(
+        layer, y
+    )
+    wanted, pull = jax.vjp(lambda *x: mixture(*x, real), layer, y)
+    assert relative(out, wanted) < 1e-5
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(pull(weight)), strict=True):
+        assert np.allclose(a, b, rtol=1e-4, atol=1e-5)
+    counts = np.zeros((ROWS, layer.moe.experts))
+    for row, at in zip(*np.nonzero(real), strict=True):
+        counts[row, routing.experts[row, at]] += 1
+    assert np.array_equal(routing.counts, counts)
+    assert np.allclose(routing.shares.sum(axis=1), real.sum(axis=1), rtol=1e-5)
+    most = real.sum(axis=1) * np.log(layer.moe.experts)
+    assert np.all(routing.entropy <= most + 1e-5) and np.all(routing.entropy[:2] > 0)
+
+
+def test_a_bias_ranks_and_weighs_nothing():
+    layer = layer_of("deepseek")
+    y, real = rows()
+    out, routing = feed_forward(layer, y, jnp.asarray(real))
+    other = jax.tree.map(lambda x: x, layer)
+    # the same for all experts: no choice changes
+    other.router_bias[...] = layer.router_bias[...] + 5.0
+    assert np.array_equal(feed_forward(other, y, jnp.asarray(real))[0], out)
+    other.router_bias[...] = layer.router_bias[...].at[2:4].add(5.0)
+    _, moved = feed_forward(other, y, jnp.asarray(real))
+    assert np.all(np.any(moved.experts == 2, axis=-1)) and np.all(np.any(moved.experts == 3, -1))
+    assert not np.all(np.any(routing.experts == 2, axis=-1))
+
+
+def test_given_experts_are_taken_and_weighed_by_the_layers_own_scores():
+    layer = layer_of("qwen3")
+    y, real = rows()
+    run = jax.jit(feed_forward)
+    out, routing = run(layer, y, jnp.asarray(real))
+    again, _ = run(layer, y, jnp.asarray(real), routing.experts)
+    assert np.array_equal(again, out)
+    nothing, _ = run(layer, y, jnp.asarray(real), jnp.full_like(routing.experts, -1))
+    assert np.array_equal(nothing, out)
+    others = (routing.experts + 1) % layer.moe.experts
+    given, own = run(layer, y, jnp.asarray(real), others)
+    assert np.array_equal(own.experts, routing.experts)
+    assert not np.any(np.all(given == out, axis=-1)[real])
+    assert own.counts.sum() == routing.counts.sum()
+
+
+def test_padding_reaches_nobody_and_nobody_depends_on_who_stands_beside():
+    layer = layer_of("deepseek")
+    run = jax.jit(feed_forward)
+    y, real = rows()
+    out, routing = run(layer, y, jnp.asarray(real))
+    broken = jnp.where(real[..., None], y, jnp.nan)
+    again, counted = run(layer, broken, jnp.asarray(real))
+    assert np.array_equal(again[real], out[real])
+    assert np.array_equal(counted.counts, routing.counts)
+
+    def loss(layer, y):
+        return jnp.sum(jnp.where(real[..., None], feed_forward(layer, y, jnp.asarray(real))[0], 0))
+
+    names = ("router", "expert_gate", "expert_up", "expert_down")  # all see the shared expert
+    gradient = jax.jit(jax.grad(loss))(layer, broken)
+    assert all(np.all(np.isfinite(getattr(gradient, name)[...])) for name in names)
+    # other tokens take more or fewer of each expert's rows
+    for seed in range(2, 8):
+        others = rows(seed)[0].at[1, 2].set(y[1, 2])
+        crowd = jnp.asarray(np.random.default_rng(seed).random(real.shape) < 0.7).at[1, 2].set(True)
+        found, _ = run(layer, others, crowd)
+        assert np.array_equal(found[1, 2], out[1, 2])
+
+
+@pytest.mark.parametrize("sizes", [(0, 40, 0, 1), (17, 16, 15, 0), (0, 0, 0, 0), (5, 0, 0, 64)])
+def test_tiles_equal_the_ragged_product(sizes):
+    count = sum(sizes)
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (72, 8)).at[count:].set(0)
+    w = jax.random.normal(keys[1], (4, 8, 6))
+    weight = jax.random.normal(keys[2], (72, 6)).at[count:].set(0)
+    sizes = jnp.array(sizes)
+    found, pull = jax.vjp(lambda x, w: tiled_product(x, w, sizes), x, w)
+    wanted, pull_wanted = jax.vjp(lambda x, w: jax.lax.ragged_dot(x, w, sizes), x, w)
+    assert np.allclose(found[:count], wanted[:count], rtol=1e-5, atol=1e-5)
+    assert np.all(np.isfinite(found))
+    for a, b in zip(pull(weight), pull_wanted(weight), strict=True):
+        assert np.allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def logits(model, tokens, where):
+    hidden, routing = model.hidden_routed(tokens, where.order, where, align=0)
+    return model.logits(hidden), routing
+
+
+def whole_rows(lengths, longest=24):
+    order = jnp.broadcast_to(jnp.arange(longest), (len(lengths), longest))
+    segments = (order < jnp.array(lengths)[:, None]).astype(jnp.int32)
+    tokens = jax.random.randint(jax.random.key(3), order.shape, 0, VOCABULARY)
+    return tokens, packed_rows(segments, 0 * segments, order)
+
+
+def test_first_layers_may_be_dense_and_layers_keep_their_order():
+    moe = MoE(experts=4, active=2, mlp_dim=8, first_dense=2)
+    model = small_model((Dense(), Window(4)), moe=moe)
+    tokens, where = whole_rows([24, 10])
+    _, routing = jax.jit(logits)(model, tokens, where)
+    assert routing.counts.shape == (2, 2, 4)
+    assert np.array_equal(routing.counts.sum(axis=2), 2 * np.array([[24, 10]] * 2))
+    layers = [layer for layer, _ in model.unstacked()]
+    assert [layer.moe for layer in layers] == [None, None, moe, moe]
+    for number, layer in enumerate(layers):
+        stack, at = (model.first_layers, number) if number < 2 else (model.layers, number - 2)
+        assert np.array_equal(layer.q[...], stack.q[...][at])
+    # what the last layer chose follows from its own router alone
+    changed = jax.tree.map(lambda x: x, model)
+    changed.layers.router[...] = model.layers.router[...].at[1].multiply(-1.0)
+    _, other = jax.jit(logits)(changed, tokens, where)
+    assert np.array_equal(other.experts[0], routing.experts[0])
+    assert not np.array_equal(other.experts[1], routing.experts[1])
+
+
+def test_meshes_give_equal_losses_gradients_and_loads():
+    m = small_model((Dense(),), moe=VARIANTS["deepseek"], num_layers=2, remat=True)
+    tokens, where = whole_rows([24, 10, 0, 7])
+    results = []
+
+    def loss(m, tokens, where):
+        out, routing = logits(m, tokens, where)
+        logp = jnp.take_along_axis(jax.nn.log_softmax(out), tokens[..., None], axis=-1)[..., 0]
+        # shares carry a gradient too
+        balance = jnp.mean(jnp.square(routing.shares))
+        return jnp.mean(jnp.where(where.segments > 0, logp, 0)) + balance, routing.counts
+
+    for config in (MeshConfig(1, 1), MeshConfig(4, 2)):
+        mesh = make_mesh(config)
+        with jax.set_mesh(mesh):
+            placed = jax.device_put(m, parameter_shardings(m, mesh))
+            run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+            results.append(jax.device_get(run(placed, tokens, where)))
+            assert placed.layers.expert_up[...].sharding.spec[-1] == "tensor"
+    ((value, counts), gradient), ((other, other_counts), other_gradient) = results
+    assert abs(value - other) < 1e-6
+    assert np.array_equal(counts, other_counts)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(other_gradient), strict=True):
+        assert np.allclose(a, b, rtol=1e-3, atol=1e-5 * max(1.0, np.abs(b).max()))
+
+
+def test_a_model_without_experts_has_no_more_parameters_than_before():
+    names = {name for name in vars(small_model((Dense(),)).layers) if name[0] != "_"}
+    assert not any("expert" in name or "router" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(scores="tanh"), "scores='tanh' must be"),
+        (dict(active=0), "active=0 must be at least 1"),
+        (dict(groups=4), "experts=6 must be a multiple of groups=4"),
+        (dict(groups=2, active_groups=3), "active_groups=3 must be at most groups=2"),
+        (dict(groups=3, active=3), "active=3 must be at most the 2 experts"),
+        (dict(groups=6, active_groups=2), "ranked by its two best"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        MoE(**dict(experts=6, active=2, mlp_dim=4) | changes)
+    with pytest.raises(ValueError, match=r"moe\.first_dense=4 must be below num_layers=4"):
+        small_config(moe=MoE(experts=2, active=1, mlp_dim=4, first_dense=4))
