@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -82,6 +83,7 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         tied_embeddings=hf.get("tie_word_embeddings", False),  # the three architectures' default
         **family.options,
         rope_scaling=_rope_scaling(rope),
+        moe=None if family.experts is None else family.experts.read(need),
     )
 
 
@@ -123,6 +125,7 @@ def config_to_dict(config: ModelConfig, *, max_positions: int) -> dict[str, Any]
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": config.tied_embeddings,
         "torch_dtype": config.param_dtype,
+        **({} if config.moe is None else family.experts.write(config.moe)),
     }
 
 
@@ -185,8 +188,8 @@ def save(
     for index, (file_name, tensors) in enumerate(files.items()):
         writes = index % jax.process_count() == jax.process_index()
         arrays = {}
-        for name, parameter, variable, layer in tensors:
-            array = _gathered(variable.get_value(), layer, keep=writes)
+        for name, parameter, variable, at in tensors:
+            array = _gathered(variable.get_value(), at, keep=writes)
             if writes:
                 arrays[name] = parameter.to_stored(array).astype(dtype, copy=False)
         if writes:
@@ -202,7 +205,7 @@ def save(
 
 def _split(
     model: Transformer, itemsize: int, max_file_bytes: int
-) -> dict[str, list[tuple[str, Parameter, Any, int | None]]]:
+) -> dict[str, list[tuple[str, Parameter, Any, tuple[int, ...]]]]:
     """File name -> the tensors in it, as ``weights.stored_tensors`` gives them."""
     files: list[list] = [[]]
     size = 0
@@ -228,28 +231,29 @@ def _write_index(directory: Path, files: Mapping[str, list], itemsize: int) -> N
     write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def _elements(tensor: tuple[str, Parameter, Any, int | None]) -> int:
+def _elements(tensor: tuple[str, Parameter, Any, tuple[int, ...]]) -> int:
     """How many numbers a stored tensor holds."""
-    _, _, variable, layer = tensor
-    return variable.size // (1 if layer is None else variable.shape[0])
+    _, _, variable, at = tensor
+    return math.prod(variable.shape[len(at) :])
 
 
-def _gathered(array: jax.Array, layer: int | None, keep: bool) -> np.ndarray | None:
-    """One layer of a parameter (all of one outside the layers) on this host; None unless it is
-    kept here.
+def _gathered(array: jax.Array, at: tuple[int, ...], keep: bool) -> np.ndarray | None:
+    """The part of a parameter at this layer and expert, on this host; None unless it is kept here.
+
+    at: as ``weights.stored_tensors`` gives it.
     """
     if array.is_fully_addressable:
-        return np.asarray(array if layer is None else array[layer]) if keep else None
+        return np.asarray(array[at]) if keep else None
     # Shards are on other hosts. All hosts run this program, which gives each the whole tensor.
     everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
-    whole = _replicate(array, None if layer is None else jnp.int32(layer), everywhere)
+    whole = _replicate(array, tuple(map(jnp.int32, at)), everywhere)
     return np.asarray(whole.addressable_data(0)) if keep else None
 
 
 @functools.partial(jax.jit, static_argnames="sharding")
-def _replicate(array: jax.Array, index: jax.Array | None, sharding: NamedSharding) -> jax.Array:
-    """An array, or its part at ``index`` of axis 0, whole on every device."""
-    return jax.lax.with_sharding_constraint(array if index is None else array[index], sharding)
+def _replicate(array: jax.Array, at: tuple[jax.Array, ...], sharding: NamedSharding) -> jax.Array:
+    """The part of an array at these indices of its first axes, whole on every device."""
+    return jax.lax.with_sharding_constraint(array[at], sharding)
 
 
 def _wait_for_all(reached: str) -> None:

@@ -7,7 +7,7 @@ formats.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -45,10 +45,11 @@ def named_parameters(model: Transformer) -> dict[str, nnx.Variable]:
 
 def stored_tensors(
     model: Transformer, naming: str
-) -> Iterator[tuple[str, Parameter, nnx.Variable, int | None]]:
-    """(name, parameter, variable, layer) of each tensor that a checkpoint of the model holds.
+) -> Iterator[tuple[str, Parameter, nnx.Variable, tuple[int, ...]]]:
+    """(name, parameter, variable, at) of each tensor that a checkpoint of the model holds.
 
-    Tensors come in the order of the layers; layer is None for those outside of the layers. naming:
+    Tensors come in the order of the layers. at: where in the variable the tensor is: () for one
+    outside of the layers, (row,) for one of a layer, (row, expert) for one of an expert. naming:
     "huggingface" or "gguf". Raises ValueError for a model with parameters that these formats have
     no names for.
     """
@@ -58,18 +59,54 @@ def stored_tensors(
             f"{naming} checkpoints have no place for the parameters of attention="
             f"{', '.join(map(str, dict.fromkeys(extra)))}"
         )
-    parameters = families.of_config(model.config).parameters
+    family = families.of_config(model.config)
+    parameters = family.parameters
+    if naming == "gguf" and family.experts is not None:
+        raise ValueError(f"gguf checkpoints of {family.architecture} are not supported")
     variables = named_parameters(model)
-    layers = [path for path in variables if path.startswith("layers.")]
+    done = set()
     for path, variable in variables.items():
-        if path not in layers:
-            yield getattr(parameters[path], naming), parameters[path], variable, None
+        stack = _stack(path)
+        if stack is None:
+            yield getattr(parameters[path], naming), parameters[path], variable, ()
         # the first parameter of the layers stands for all of them: a checkpoint goes layer by layer
-        elif path == layers[0]:
-            for layer in range(model.config.num_layers):
-                for inner in layers:
-                    name = getattr(parameters[inner], naming).format(layer)
-                    yield name, parameters[inner], variables[inner], layer
+        elif stack not in done:
+            done.add(stack)
+            inner = [path for path in variables if _stack(path) == stack]
+            for row in range(variable.shape[0]):
+                for path in inner:
+                    yield from _of_layer(
+                        path, parameters[path], variables[path], row, model, naming
+                    )
+
+
+def _stack(path: str) -> str | None:
+    """The stack of layers that a parameter is in; None for one outside of the layers."""
+    name = path.split(".")[0]
+    return name if name in ("first_layers", "layers") else None
+
+
+def _layer(path: str, row: int, config: ModelConfig) -> int:
+    """The number of the layer whose parameter is at ``row`` of a stack."""
+    return row if _stack(path) == "first_layers" else config.dense_layers + row
+
+
+def _of_layer(
+    path: str,
+    parameter: Parameter,
+    variable: nnx.Variable,
+    row: int,
+    model: Transformer,
+    naming: str,
+) -> Iterator[tuple[str, Parameter, nnx.Variable, tuple[int, ...]]]:
+    """What ``stored_tensors`` has for one parameter of one layer."""
+    name = getattr(parameter, naming)
+    layer = _layer(path, row, model.config)
+    if not parameter.per_expert:
+        yield name.format(layer), parameter, variable, (row,)
+        return
+    for expert in range(variable.shape[1]):
+        yield name.format(layer, expert), parameter, variable, (row, expert)
 
 
 def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transformer:
@@ -92,7 +129,11 @@ def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transf
                 slice(*part.indices(size)) for part, size in zip(index, variable.shape, strict=True)
             )
             if index not in shards:
-                shards[index] = _read_part(source, naming, path, parameters[path], variable, index)
+                numbers = partial(_layer, path, config=config)
+                inside = numbers if _stack(path) else None
+                shards[index] = _read_part(
+                    source, naming, inside, parameters[path], variable, index
+                )
             return shards[index]
 
         return variable.replace(
@@ -107,34 +148,39 @@ def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transf
 def _read_part(
     source: Source,
     naming: str,
-    path: str,
+    layer_of: Callable[[int], int] | None,
     parameter: Parameter,
     variable: nnx.Variable,
     index: tuple[slice, ...],
 ) -> np.ndarray:
     """The part ``index`` of a parameter, in the parameter's dtype.
 
-    For a parameter of layers the first axis of the index is that of the layers, of which each is a
-    tensor of its own in the checkpoint.
+    layer_of: the number of the layer at each place of the first axis; None for a parameter outside
+    of the layers. Each layer, and with ``per_expert`` each expert of it, is a tensor of its own.
     """
     shape = variable.shape
     name = getattr(parameter, naming)
-    if not path.startswith("layers."):
+    if layer_of is None:
         return parameter.from_stored(partial(source.read, name), shape, index).astype(
             variable.dtype
         )
+    # the axes along which tensors are stacked
+    stacked = 2 if parameter.per_expert else 1
     out = np.empty([part.stop - part.start for part in index], variable.dtype)
-    for row, layer in enumerate(range(index[0].start, index[0].stop)):
-        out[row] = parameter.from_stored(
-            partial(source.read, name.format(layer)), shape[1:], index[1:]
+    for at in np.ndindex(out.shape[:stacked]):
+        row, *expert = (part.start + place for part, place in zip(index, at, strict=False))
+        out[at] = parameter.from_stored(
+            partial(source.read, name.format(layer_of(row), *expert)),
+            shape[stacked:],
+            index[stacked:],
         )
     return out
 
 
 def _check(source: Source, model: Transformer, naming: str) -> None:
     expected = {
-        name: parameter.stored_shape(variable.shape if layer is None else variable.shape[1:])
-        for name, parameter, variable, layer in stored_tensors(model, naming)
+        name: parameter.stored_shape(variable.shape[len(at) :])
+        for name, parameter, variable, at in stored_tensors(model, naming)
     }
     wrong = []
     for name in [*expected, *(name for name in source.shapes if name not in expected)]:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from models.families import compact, llama, qwen2, qwen3, qwen3_coder, smollm2
+from models.families import (
+    compact,
+    dots1,
+    llama,
+    qwen2,
+    qwen3,
+    qwen3_coder,
+    qwen3_moe,
+    smollm2,
+)
 from models.families.family import Family
 from models.model_config import ModelConfig
 
@@ -12,6 +21,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
     "qwen3_coder": qwen3_coder.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
+    "dots1": dots1.FAMILY,
     "smollm2": smollm2.FAMILY,
     "compact": compact.FAMILY,
 }
@@ -50,6 +61,8 @@ def of_config(config: ModelConfig) -> Family:
     for family in FAMILIES.values():
         if family.describes(config):
             return family
+    experts = "" if config.moe is None else f" and moe={config.moe}"
     raise ValueError(
-        f"no model family has qkv_bias={config.qkv_bias} together with qk_norm={config.qk_norm}"
+        f"no model family has qkv_bias={config.qkv_bias} together with "
+        f"qk_norm={config.qk_norm}{experts}"
     )

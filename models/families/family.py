@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from models.families.parameters import Parameter
-from models.model_config import ModelConfig
+from models.model_config import ModelConfig, MoE
 
 # How a family writes a tool call. "json": ``<tool_call>`` blocks that hold ``{"name": ...,
 # "arguments": {...}}`` (Hermes). "tags": blocks that hold ``<function=name><parameter=key>value
@@ -26,6 +26,32 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, None),
     "quantization_config": (None,),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """How a family's config.json describes its experts."""
+
+    # Field of MoE -> key of config.json that holds it.
+    keys: Mapping[str, str]
+    # Fields of MoE whose values follow from the architecture.
+    options: Mapping[str, Any]
+
+    def describes(self, moe: MoE) -> bool:
+        """Whether config.json can say all that is special about these experts."""
+        rest = {f.name: f.default for f in dataclasses.fields(moe) if f.name not in self.keys}
+        return all(getattr(moe, name) == value for name, value in (rest | self.options).items())
+
+    def read(self, need: Callable[[str], Any]) -> MoE:
+        """The experts of a config.json. need: the value of a key of it, or ValueError."""
+        found = {name: need(key) for name, key in self.keys.items()}
+        # some files say null for no shared expert
+        found = {name: 0 if value is None else value for name, value in found.items()}
+        return MoE(**found, **self.options)
+
+    def write(self, moe: MoE) -> dict[str, Any]:
+        """Their part of a config.json."""
+        return {key: getattr(moe, name) for name, key in self.keys.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +83,15 @@ class Family:
     declares_tools: bool = False
     # Whether GGUF files keep the rows of q and k in the order of interleaved RoPE pairs.
     interleaved_in_gguf: bool = False
+    # How config.json describes experts; None for a family without any.
+    experts: Experts | None = None
     # Keys of config.json and the only values of them that this model computes.
     harmless: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=lambda: HARMLESS)
 
     def describes(self, config: ModelConfig) -> bool:
         """Whether a model of this shape is of this architecture."""
+        if (config.moe is None) != (self.experts is None):
+            return False
+        if config.moe is not None and not self.experts.describes(config.moe):
+            return False
         return all(getattr(config, name) == value for name, value in self.options.items())

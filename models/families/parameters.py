@@ -18,20 +18,26 @@ import numpy as np
 class Parameter:
     """The names of a parameter in other formats, and the order of its axes there."""
 
-    # Name in a Hugging Face checkpoint; "{}" stands for the layer.
+    # Name in a Hugging Face checkpoint; the first "{}" stands for the layer, and another one for
+    # the expert where each expert has a tensor of its own.
     huggingface: str
-    # Name in a GGUF file; "{}" stands for the layer.
-    gguf: str
-    # For each axis of the stored tensor, the axes of the model's array (without layers) that it
-    # flattens.
+    # Name in a GGUF file; "{}" stands for the layer. None where such files are not read.
+    gguf: str | None
+    # For each axis of the stored tensor, the axes of the model's array (without layers and experts)
+    # that it flattens.
     stored: tuple[tuple[int, ...], ...]
 
+    @property
+    def per_expert(self) -> bool:
+        """Whether each expert has a tensor of its own."""
+        return self.huggingface.count("{}") == 2
+
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Shape of the stored tensor of one layer, whose array has ``shape``."""
+        """Shape of one stored tensor; ``shape``: of its array without layers and experts."""
         return tuple(math.prod(shape[axis] for axis in group) for group in self.stored)
 
     def to_stored(self, array: np.ndarray) -> np.ndarray:
-        """One layer's array as it is stored."""
+        """The array of one layer, or of one expert of it, as it is stored."""
         order = [axis for group in self.stored for axis in group]
         return np.ascontiguousarray(array.transpose(order).reshape(self.stored_shape(array.shape)))
 
@@ -41,7 +47,7 @@ class Parameter:
         shape: Sequence[int],
         index: Sequence[slice],
     ) -> np.ndarray:
-        """The part ``index`` of one layer's array of ``shape``.
+        """The part ``index`` of the array of ``shape`` of one layer, or of one expert of it.
 
         read: a function of one slice for each stored axis. It is asked for the smallest block of
         the stored tensor that holds the part.
@@ -103,7 +109,45 @@ QK_NORM = {
 }
 
 
+_MLP = ("layers.gate", "layers.up", "layers.down")
+# A router and its experts.
+EXPERTS = {
+    "layers.router": Parameter(_HF + "mlp.gate.weight", None, _LINEAR),
+    "layers.expert_gate": Parameter(_HF + "mlp.experts.{}.gate_proj.weight", None, _LINEAR),
+    "layers.expert_up": Parameter(_HF + "mlp.experts.{}.up_proj.weight", None, _LINEAR),
+    "layers.expert_down": Parameter(_HF + "mlp.experts.{}.down_proj.weight", None, _LINEAR),
+}
+# What DeepSeek-V3's experts have besides: a bias that ranks, and an expert that all tokens share.
+SHARED_EXPERT = {
+    "layers.router_bias": Parameter(_HF + "mlp.gate.e_score_correction_bias", None, _ROW),
+    "layers.gate": Parameter(_HF + "mlp.shared_experts.gate_proj.weight", None, _LINEAR),
+    "layers.up": Parameter(_HF + "mlp.shared_experts.up_proj.weight", None, _LINEAR),
+    "layers.down": Parameter(_HF + "mlp.shared_experts.down_proj.weight", None, _LINEAR),
+}
+
+
 def llama_like(*more: dict[str, Parameter]) -> dict[str, Parameter]:
     """The parameters of a decoder like Llama's. more: what its attention has besides."""
     attention = {path: parameter for part in more for path, parameter in part.items()}
     return _BEFORE | attention | _AFTER
+
+
+def with_experts(
+    dense: dict[str, Parameter], *experts: dict[str, Parameter]
+) -> dict[str, Parameter]:
+    """The parameters of a decoder whose layers have experts, and whose first layers may be dense.
+
+    dense: those of the same decoder without experts. experts: what the others have in place of the
+    dense feed-forward part.
+    """
+    found = {}
+    for path, parameter in dense.items():
+        if path.startswith("layers."):
+            found[f"first_{path}"] = parameter
+    for path, parameter in dense.items():
+        if path not in _MLP:
+            found[path] = parameter
+        if path == "layers.mlp_norm":
+            for part in experts:
+                found |= part
+    return found

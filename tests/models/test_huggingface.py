@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from models import huggingface
 from models.families import PRESETS
 from models.functions import RopeScaling
-from models.model_config import ModelConfig
+from models.model_config import ModelConfig, MoE
 from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer, abstract_model
 from pallas_kernels.tokens import packed_rows
@@ -45,6 +45,22 @@ VARIANTS = {
     "qwen2": {"qkv_bias": True, "tied_embeddings": True},
     "qwen3": {"qk_norm": True},
     "bfloat16": {"param_dtype": "bfloat16"},
+    "qwen3_moe": {"qk_norm": True, "moe": MoE(experts=4, active=2, mlp_dim=8, normalise=False)},
+    "dots1": {
+        "qk_norm": True,
+        "moe": MoE(
+            experts=6,
+            active=2,
+            mlp_dim=8,
+            scores="sigmoid",
+            scale=2.5,
+            ranking_bias=True,
+            groups=3,
+            active_groups=2,
+            shared=1,
+            first_dense=1,
+        ),
+    },
 }
 
 
@@ -113,6 +129,15 @@ def test_files_stay_below_their_limit_and_hold_every_tensor_once(tmp_path):
     assert sorted(held) == sorted(index["weight_map"])
     for path in tmp_path.glob("*.safetensors"):
         assert sum(array.nbytes for array in load_file(path).values()) <= 4000
+
+
+def test_experts_are_loaded_into_their_shards(tmp_path):
+    model = random_model(dataclasses.replace(CONFIG, **VARIANTS["dots1"]))
+    huggingface.save(tmp_path, model, max_positions=512)
+    mesh = make_mesh(MeshConfig(data=1, tensor=2))
+    loaded = huggingface.load(tmp_path, huggingface.read_config(tmp_path), mesh)
+    assert_same(loaded, model)
+    assert loaded.layers.expert_down[...].addressable_shards[1].data.shape == (2, 6, 4, 16)
 
 
 @pytest.mark.parametrize("mesh", [MeshConfig(data=1, tensor=2), MeshConfig(data=4, tensor=2)])
@@ -205,6 +230,9 @@ def test_every_preset_comes_back_from_its_config_file(name):
     ("change", "words"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
+        ({"model_type": "deepseek_v3"}, "model_type 'deepseek_v3' is not supported"),
+        ({"model_type": "qwen3_moe"}, "no 'num_experts'"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step=2"),
         ({"hidden_size": None}, "no 'hidden_size'"),
         ({"rope_theta": None}, "no 'rope_theta'"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),

@@ -1,0 +1,47 @@
+"""Qwen3-MoE: Qwen3 with experts in every layer, softmax routing, and no shared expert.
+
+Shapes are those of the published ``config.json`` of Qwen3-30B-A3B.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from models.families import qwen3
+from models.families.family import HARMLESS, Experts
+from models.families.parameters import EXPERTS, QK_NORM, llama_like, with_experts
+from models.model_config import ModelConfig, MoE
+
+FAMILY = dataclasses.replace(
+    qwen3.FAMILY,
+    presets={
+        "qwen3-30b-a3b": ModelConfig(
+            vocab_size=151_936,
+            embed_dim=2048,
+            mlp_dim=6144,
+            num_layers=48,
+            num_heads=32,
+            num_kv_heads=4,
+            head_dim=128,
+            rope_theta=1e6,
+            norm_eps=1e-6,
+            tied_embeddings=False,
+            qk_norm=True,
+            moe=MoE(experts=128, active=8, mlp_dim=768),
+        ),
+    },
+    architecture="qwen3_moe",
+    huggingface_class="Qwen3MoeForCausalLM",
+    parameters=with_experts(llama_like(QK_NORM), EXPERTS),
+    experts=Experts(
+        keys={
+            "experts": "num_experts",
+            "active": "num_experts_per_tok",
+            "mlp_dim": "moe_intermediate_size",
+            "normalise": "norm_topk_prob",
+        },
+        options={},
+    ),
+    # with other values some layers are dense
+    harmless={**HARMLESS, "decoder_sparse_step": (1, None), "mlp_only_layers": ([], None)},
+)
