@@ -59,13 +59,16 @@ def numbers(noted: UInt[Array, "*rest n"]) -> Int[Array, "*rest n"]:
 class Noted:
     """What a sampler chose for some queries of packed rows, in all layers that choose."""
 
-    # As ``compact`` makes them; none at all for a query of which nothing was noted.
-    picks: UInt[Array, "B M L K n"]
+    # Blocks as ``compact`` makes them; none at all for a query of which nothing was noted. None for
+    # a model without layers that choose blocks.
+    picks: UInt[Array, "B M L K n"] | None
     # The slots of the queries. No two queries of which something was noted have the same slot.
     sources: Int[Array, "B M"]
     # Whether layers attend to these blocks. False: they attend to their own choice, which is only
     # compared with these.
     replay: bool = dataclasses.field(metadata=dict(static=True))
+    # In the same way the experts of every layer that has any; None for a model without experts.
+    experts: UInt[Array, "B M L k"] | None = None
 
     def by_layer(self, methods: Sequence[Method]) -> list[jax.Array | None]:
         """For each method of a period its layers' picks [periods, B, M, K, n]; None for a method
@@ -73,6 +76,8 @@ class Noted:
         """
         choose = [method.noted_picks() for method in methods]
         per_period = sum(count is not None for count in choose)
+        if self.picks is None:
+            return [None] * len(choose)
         picks = jnp.moveaxis(self.picks, 2, 0)
         found: list[jax.Array | None] = []
         at = 0

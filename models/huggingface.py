@@ -83,7 +83,7 @@ def config_from_dict(hf: Mapping[str, Any]) -> ModelConfig:
         tied_embeddings=hf.get("tie_word_embeddings", False),  # the three architectures' default
         **family.options,
         rope_scaling=_rope_scaling(rope),
-        moe=None if family.experts is None else family.experts.read(need),
+        moe=None if family.experts is None else family.experts.read(hf, need),
     )
 
 

@@ -37,7 +37,7 @@ class MoE:
     # The weights are multiplied by it.
     scale: float = 1.0
     # Whether each expert has a bias that is added to its score where experts are ranked, and
-    # nowhere else. It gets no gradient: ``train.balance_rate`` moves it.
+    # nowhere else. It gets no gradient: ``balance_rate`` moves it.
     ranking_bias: bool = False
     # Experts are in so many groups of equal size, and a token's are all in ``active_groups`` of
     # them: those with the greatest sum of two scores.
@@ -48,8 +48,21 @@ class MoE:
     shared: int = 0
     # So many first layers have no experts, and a dense part of ``ModelConfig.mlp_dim``.
     first_dense: int = 0
+    # In training, the weight of the loss that evens out the load of experts; 0 for none.
+    balance_loss: float = 0.0
+    # In training, by how much an update moves each ranking bias to even out the load; 0 leaves the
+    # biases as they are. DeepSeek-V3 has 0.001.
+    balance_rate: float = 0.0
 
     def __post_init__(self):
+        for name in ("balance_loss", "balance_rate"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        if self.balance_rate and not self.ranking_bias:
+            raise ValueError(
+                f"balance_rate={self.balance_rate} moves the ranking bias of experts, and these "
+                "have none: set ranking_bias=True, or use balance_loss"
+            )
         if self.scores not in ("softmax", "sigmoid"):
             raise ValueError(f"scores={self.scores!r} must be 'softmax' or 'sigmoid'")
         for name in ("experts", "active", "mlp_dim", "groups", "active_groups"):

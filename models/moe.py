@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from attention.picks import agreement
 from attention.products import project
 from models.functions import swiglu
 from models.layers import Layers
@@ -41,6 +42,9 @@ class Routing:
     shares: Float[Array, "B E"]
     # In each row, the sum over tokens of the entropy of these shares, in nats; no gradient.
     entropy: Float[Array, " B"]
+    # Where a sampler noted its experts: of each noted token the share of them that the layer would
+    # choose too, and whether both are the same set.
+    agreement: Float[Array, "B M 2"] | None = None
 
 
 def feed_forward(
@@ -78,6 +82,30 @@ def feed_forward(
         gate, up = (project(y, w[...].astype(y.dtype)) for w in (layer.gate, layer.up))
         out = out + project(swiglu(gate, up), layer.down[...].astype(y.dtype))
     return out, routing
+
+
+def feed_forward_noted(
+    layer: Layers,
+    y: Float[Array, "B T D"],
+    real: Bool[Array, "B T"],
+    experts: Int[Array, "B M k"],
+    sources: Int[Array, "B M"],
+    replay: bool,
+) -> tuple[Float[Array, "B T D"], Routing]:
+    """``feed_forward`` where a sampler noted the experts of some tokens.
+
+    experts: those of the tokens at the slots ``sources``; -1 where nothing was noted. replay:
+    whether they are taken instead of the layer's own choice.
+    """
+    given = None
+    if replay:
+        nothing = jnp.full((*real.shape, layer.moe.active), -1, experts.dtype)
+        # past the last slot, where nothing is written
+        at = jnp.where(experts[..., 0] < 0, real.shape[1], sources)
+        given = nothing.at[jnp.arange(len(real))[:, None], at].set(experts, mode="drop")
+    out, routing = feed_forward(layer, y, real, given)
+    own = jnp.take_along_axis(routing.experts, sources[..., None], axis=1)
+    return out, dataclasses.replace(routing, agreement=agreement(own, experts))
 
 
 def _routed(moe: MoE, parameters, y, real, given=None):

@@ -124,10 +124,14 @@ def decode_token(
     runs: Runs | None = None,
     note: bool = False,
 ) -> tuple[
-    Float[Array, "B D"], PagedCache, dict[int, gathered.GatheredPages], list[Int[Array, "B K n"]]
+    Float[Array, "B D"],
+    PagedCache,
+    dict[int, gathered.GatheredPages],
+    tuple[list[Int[Array, "B K n"]], list[Int[Array, "B k"]]],
 ]:
     """Runs one token of every row: (final hidden states, the cache, the gathered pages, with
-    ``note`` the picks of every layer whose method has ``noted_picks``).
+    ``note`` the picks of every layer whose method has ``noted_picks`` and the experts of every
+    layer that has any).
 
     gathers: by layer, from ``gather_pages``, the pages that are laid side by side. These layers do
       not read the cache. Their new keys stay in the gathered pages until ``put_pages_back``.
@@ -170,20 +174,23 @@ def decode_token(
             )
             return out
 
-        x, _ = model.block(layer, x, attention, places[:, None] >= 0)
-        return x, own, gather, [x[:, 0] for x in picks]
+        x, routing = model.block(layer, x, attention, places[:, None] >= 0)
+        experts = [routing.experts[:, 0]] if note and routing is not None else []
+        return x, own, gather, [x[:, 0] for x in picks], experts
 
     x = model.embed_tokens(tokens[:, None])
     gathers = dict(gathers)
     noted = []
+    noted_experts = []
     for index, (layer, parameters) in enumerate(layers or model.unstacked()):
         held = (layer, parameters, cache.of_layer(index), gathers.get(index))
-        x, own, gather, picks = run(*held, x, positions, places, rows, seen, pages)
+        x, own, gather, picks, experts = run(*held, x, positions, places, rows, seen, pages)
         cache = cache.with_layer(index, own.layers[0])
         if gather is not None:
             gathers[index] = gather
         noted += picks
-    return model.finish(x)[:, 0], cache, gathers, noted
+        noted_experts += experts
+    return model.finish(x)[:, 0], cache, gathers, (noted, noted_experts)
 
 
 # The logical axes of heads [B, T, heads, H], and of what a layer keeps in pages. A row's pages are

@@ -30,12 +30,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention.layout import Before, Layout, lay_out
 from attention.methods.method import Keys, Method, Parameters
-from attention.picks import Noted, attend_noted
+from attention.picks import Noted, attend_noted, numbers
 from attention.products import project
 from models.functions import rms_norm, rope, swiglu
 from models.layers import Embedding, Layers, MethodLayers, make_parameter, place_name
 from models.model_config import ModelConfig
-from models.moe import Routing, feed_forward
+from models.moe import Routing, feed_forward, feed_forward_noted
 from models.sharding import constrain, per_shard
 from pallas_kernels.tokens import Tokens
 
@@ -133,19 +133,19 @@ class Transformer(nnx.Module):
         noted: Noted,
         runs: int = 0,
         documents: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "B M 2"]]:
-        """``hidden`` where a sampler noted what its layers chose.
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B M 2"] | None, Routing | None]:
+        """``hidden_routed`` where a sampler noted what its layers chose.
 
-        Returns (final hidden states; for each noted query the share of the sampler's picks that the
-        layers would choose too, and the share of lists that are equal, means over layers and
-        key/value heads; 0 where nothing was noted).
+        Returns (final hidden states; for each noted query the share of the sampler's blocks that
+        the layers would choose too, and the share of lists that are equal, means over layers and
+        key/value heads, 0 where nothing was noted; the routing). None where layers do not choose.
         """
-        x, _, found, _ = self._scan(
+        x, _, found, routing = self._scan(
             tokens, positions, where, runs, documents=documents, noted=noted
         )
         # one entry [periods, B, M, K, 2] for each layer of a period that chooses
-        shares = jnp.mean(jnp.stack(found), axis=(0, 1, 4))
-        return self.finish(x), shares
+        shares = jnp.mean(jnp.stack(found), axis=(0, 1, 4)) if found else None
+        return self.finish(x), shares, routing
 
     def prefill(
         self,
@@ -209,7 +209,7 @@ class Transformer(nnx.Module):
         alone = len(methods) == 1
 
         def step(x, xs):
-            layers, of_methods, earlier, picks = xs
+            layers, experts, of_methods, earlier, picks = xs
             kept = []
             shares = []
             routed = []
@@ -232,7 +232,10 @@ class Transformer(nnx.Module):
                     given,
                     shares,
                 )
-                x, routing = self.block(layer, x, attention, real)
+                given = None
+                if experts is not None:
+                    given = dataclasses.replace(noted, experts=experts[index])
+                x, routing = self.block(layer, x, attention, real, given)
                 routed.append(routing)
             x = constrain(x, "batch", None, None)
             return x, (kept if keep else None, shares, routed)
@@ -250,7 +253,12 @@ class Transformer(nnx.Module):
                 # [L, ...] -> [periods, layers of a period, ...]
                 layers = jax.tree.map(lambda y: y.reshape(-1, len(methods), *y.shape[1:]), layers)
             own = rest if part is None else jax.tree.map(operator.itemgetter(part), rest)
-            x, more = jax.lax.scan(step, x, (layers, *own))
+            experts = None
+            if noted is not None and noted.experts is not None and layers.moe is not None:
+                # [B, M, L, k] -> [periods, layers of a period, B, M, k]
+                experts = jnp.moveaxis(noted.experts, 2, 0)
+                experts = experts.reshape(-1, len(methods), *experts.shape[1:])
+            x, more = jax.lax.scan(step, x, (layers, experts, *own))
             found.append(more)
         *_, routed = found[-1]
         kept, shares = (
@@ -394,16 +402,21 @@ class Transformer(nnx.Module):
         return rope(q, positions, c), rope(k, positions, c), v
 
     def block(
-        self, layer: Layers, x: Float[Array, "B T D"], attend: Attend, real: Bool[Array, "B T"]
+        self,
+        layer: Layers,
+        x: Float[Array, "B T D"],
+        attend: Attend,
+        real: Bool[Array, "B T"],
+        noted: Noted | None = None,
     ) -> tuple[Float[Array, "B T D"], Routing | None]:
         """One layer: attention and feed-forward with residuals. Returns also where the tokens went
         if the layer has experts.
 
         layer: the parameters of the layer, without the axis of layers. real: which tokens are no
-        padding.
+        padding. noted: the experts that a sampler chose in this layer, [B, M, k].
         """
         out = attend(layer, self.before_attention(layer, x))
-        return self.after_attention(layer, x, out, real)
+        return self.after_attention(layer, x, out, real, noted)
 
     def before_attention(self, layer: Layers, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalised hidden states that attention gets: the first half of ``block``."""
@@ -415,6 +428,7 @@ class Transformer(nnx.Module):
         x: Float[Array, "B T D"],
         attended: Float[Array, "B T N H"],
         real: Bool[Array, "B T"],
+        noted: Noted | None = None,
     ) -> tuple[Float[Array, "B T D"], Routing | None]:
         """The second half of ``block``: projection, residual, feed-forward and its residual.
 
@@ -424,7 +438,13 @@ class Transformer(nnx.Module):
         x = x + project(attended, layer.o[...].astype(dtype), contract=2)
         y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
         if layer.moe is not None:
-            out, routing = feed_forward(layer, y, real)
+            if noted is None:
+                out, routing = feed_forward(layer, y, real)
+            else:
+                given = numbers(noted.experts)
+                out, routing = feed_forward_noted(
+                    layer, y, real, given, noted.sources, noted.replay
+                )
             return x + out, routing
         gate, up = (project(y, w[...].astype(dtype)) for w in (layer.gate, layer.up))
         return x + project(swiglu(gate, up), layer.down[...].astype(dtype)), None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from attention.methods.method import Method
 from attention.picks import choosing
 from models.families import PRESETS
+from models.model_config import MoE
 from models.sharding import MeshConfig
 from rl_code.derive import settle
 from rl_code.documents import DocumentsConfig
@@ -187,8 +188,8 @@ class RunConfig:
         if picks is None:
             return
         methods = self.model.known_methods()
-        if methods:  # else the weights tell them, and ``run`` asks them
-            check_chooses(methods, picks)
+        if methods and self.model.preset:  # else the weights tell it, and ``run`` asks them
+            check_chooses(methods, self.model.shape().moe, picks)
         if self.train.pack.prompt_slots:
             raise ConfigError(
                 f"config.rollout.picks = {picks!r}: an update in two phases "
@@ -218,13 +219,13 @@ class RunConfig:
                 )
 
 
-def check_chooses(methods: Sequence[Method], picks: str | None) -> None:
+def check_chooses(methods: Sequence[Method], moe: MoE | None, picks: str | None) -> None:
     """Raises ConfigError if picks are asked for and no layer's can be noted."""
-    if picks is not None and choosing(methods) is None:
+    if picks is not None and choosing(methods) is None and moe is None:
         names = ", ".join(dict.fromkeys(type(method).__name__ for method in methods))
         raise ConfigError(
             f"config.rollout.picks = {picks!r}: no layer has attention whose picks can be noted "
-            f"(nsa); the model's are {names}; set rollout.picks to None"
+            f"(nsa), and none has experts; the model's are {names}; set rollout.picks to None"
         )
 
 

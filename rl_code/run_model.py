@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from models.model_config import ModelConfig
+from models.model_config import ModelConfig, MoE
 from models.tokenizer import Tokenizer
 from rl_code import lineage
 from rl_code import origin as origin_lib
@@ -61,5 +61,28 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
         )
     methods = spec.methods() or shape.attention
     origin.check_methods(methods, shape, spec.change_methods)
-    check_chooses(methods, config.rollout.picks)
-    return dataclasses.replace(shape, attention=methods, dtype=spec.dtype, remat=spec.remat)
+    check_chooses(methods, shape.moe, config.rollout.picks)
+    moe = _balanced(config, shape.moe)
+    return dataclasses.replace(
+        shape, attention=methods, dtype=spec.dtype, remat=spec.remat, moe=moe
+    )
+
+
+def _balanced(config: RunConfig, moe: MoE | None) -> MoE | None:
+    """The experts as they are trained. Raises ConfigError."""
+    balance = dict(balance_loss=config.model.balance_loss, balance_rate=config.model.balance_rate)
+    if moe is None:
+        if any(balance.values()):
+            raise ConfigError(
+                f"config.model has {balance}, and the model has no experts; leave both at 0"
+            )
+        return None
+    if slots := config.train.pack.prompt_slots:
+        raise ConfigError(
+            f"config.train.pack.prompt_slots = {slots}: an update in two phases does not count "
+            "the experts of prompts; set it to 0 for a model with experts"
+        )
+    try:
+        return dataclasses.replace(moe, **balance)
+    except ValueError as error:
+        raise ConfigError(f"config.model: {error}") from error

@@ -47,6 +47,12 @@ class ModelSpec:
     # were trained with, as when NSA takes over a model of dense attention. What is new begins as a
     # copy of the layer's own keys and values or at random from ``seed``, and has to be trained.
     change_methods: bool = False
+    # For a model with experts, ``MoE.balance_loss``: the weight of the loss that evens out their
+    # load; 0 for none.
+    balance_loss: float = 0.0
+    # For a model whose experts have a ranking bias, ``MoE.balance_rate``: by how much each update
+    # moves it to even out the load; 0 for none.
+    balance_rate: float = 0.0
 
     def shape(self) -> ModelConfig | None:
         """The preset's shape; None without a preset. Raises ConfigError."""
@@ -115,9 +121,9 @@ class RolloutConfig:
     # Devices that prefill prompts, which come after all others in the list of devices. None to
     # prefill on the devices that decode.
     prefill_mesh: MeshConfig | None = None
-    # What is done with the blocks that layers of NSA chose for each token while it was sampled.
-    # "compare" notes them, and metrics tell how many of them the trainer would choose too. "replay"
-    # has the trainer attend to them instead of its own choice. None notes nothing.
+    # What is done with what layers chose for each token while it was sampled: blocks of NSA, and
+    # experts. "compare" notes it, and metrics tell how much of it the trainer would choose too.
+    # "replay" has the trainer take it instead of its own choice. None notes nothing.
     picks: Literal["compare", "replay"] | None = None
 
     def __post_init__(self):

@@ -211,8 +211,9 @@ class Context:
     )
     # What the model of the sampler chose when it predicted each sampled token, by name: unsigned
     # integers [sampled tokens, ...]. "blocks" [.., layers, key/value heads, picks] are the blocks
-    # that layers of NSA attended to; the greatest number of the dtype stands for none. None in a
-    # run that notes nothing (``rollout.picks``).
+    # that layers of NSA attended to; the greatest number of the dtype stands for none. "experts"
+    # [.., layers, experts of a token] are those that computed the token before it, the best first.
+    # None in a run that notes nothing (``rollout.picks``).
     choices: Mapping[str, np.ndarray] | None = dataclasses.field(
         default=None, metadata=ONLY_WHERE_SET
     )

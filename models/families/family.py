@@ -28,6 +28,10 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+# Fields of MoE that change no output, and that no file has.
+_ONLY_IN_TRAINING = ("balance_loss", "balance_rate")
+
+
 @dataclasses.dataclass(frozen=True)
 class Experts:
     """How a family's config.json describes its experts."""
@@ -36,15 +40,24 @@ class Experts:
     keys: Mapping[str, str]
     # Fields of MoE whose values follow from the architecture.
     options: Mapping[str, Any]
+    # Key -> the name that it has in some files.
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def describes(self, moe: MoE) -> bool:
         """Whether config.json can say all that is special about these experts."""
-        rest = {f.name: f.default for f in dataclasses.fields(moe) if f.name not in self.keys}
+        rest = {
+            f.name: f.default
+            for f in dataclasses.fields(moe)
+            if f.name not in self.keys and f.name not in _ONLY_IN_TRAINING
+        }
         return all(getattr(moe, name) == value for name, value in (rest | self.options).items())
 
-    def read(self, need: Callable[[str], Any]) -> MoE:
-        """The experts of a config.json. need: the value of a key of it, or ValueError."""
-        found = {name: need(key) for name, key in self.keys.items()}
+    def read(self, hf: Mapping[str, Any], need: Callable[[str], Any]) -> MoE:
+        """The experts of the config.json ``hf``. need: the value of a key of it, or ValueError."""
+        found = {}
+        for name, key in self.keys.items():
+            alias = self.aliases.get(key)
+            found[name] = hf[alias] if key not in hf and alias in hf else need(key)
         # some files say null for no shared expert
         found = {name: 0 if value is None else value for name, value in found.items()}
         return MoE(**found, **self.options)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from attention.layout import Before
 from attention.picks import Noted
+from models.moe import Routing
 from models.sharding import constrain
 from pallas_kernels.tokens import Tokens
 from rl_code.learner import picks
@@ -20,7 +21,7 @@ from rl_code.types import Batch
 class Model(Protocol):
     """What the learner needs of a model, a pytree of parameters."""
 
-    def hidden(
+    def hidden_routed(
         self,
         tokens: jax.Array,
         positions: jax.Array,
@@ -29,9 +30,9 @@ class Model(Protocol):
         before: Before | None = None,
         align: int = 1,
         documents: bool = False,
-    ) -> jax.Array:
-        """Int32 [B, T] each -> hidden states [B, T, D]; as
-        ``models.transformer.Transformer.hidden``.
+    ) -> tuple[jax.Array, Routing | None]:
+        """Int32 [B, T] each -> (hidden states [B, T, D], where tokens went); as
+        ``models.transformer.Transformer.hidden_routed``.
         """
 
     def hidden_noted(
@@ -42,7 +43,7 @@ class Model(Protocol):
         noted: Noted,
         runs: int = 0,
         documents: bool = False,
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array | None, Routing | None]:
         """As ``models.transformer.Transformer.hidden_noted``; only for batches with choices."""
 
     def logits(self, hidden: jax.Array) -> jax.Array:
@@ -104,16 +105,18 @@ def compared_logprobs(
     runs: int,
     before: Before | None,
     replay: bool,
-) -> tuple[Float[Array, "R M"], Float[Array, "R M"], Float[Array, "R M 2"] | None]:
-    """``batch_logprobs`` and, of a batch with choices, how those of the model agree with them."""
+) -> tuple[Float[Array, "R M"], Float[Array, "R M"], Float[Array, "R M 2"] | None, Routing | None]:
+    """``batch_logprobs``; of a batch with choices, how those of the model agree with them; and of a
+    model with experts, where the tokens went.
+    """
     rows = (batch.tokens, batch.positions, tokens_of(batch))
     documents = batch.documents is not None
     shares = None
     if batch.choices is None:
-        hidden = model.hidden(*rows, runs, before, documents=documents)
+        hidden, routing = model.hidden_routed(*rows, runs, before, documents=documents)
     else:
         noted = picks.noted(batch, replay)
-        hidden, shares = model.hidden_noted(*rows, noted, runs, documents=documents)
+        hidden, shares, routing = model.hidden_noted(*rows, noted, runs, documents=documents)
     hidden = jnp.take_along_axis(hidden, batch.sources[..., None], axis=1)
     logp, entropy = target_logprobs(model, hidden, batch.targets, temperature, entropy_gradient)
-    return logp, entropy, shares
+    return logp, entropy, shares, routing

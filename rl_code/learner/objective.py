@@ -113,14 +113,28 @@ class Denominators:
     tokens: jax.Array
     # Trajectories with at least one sampled token.
     trajectories: jax.Array
+    # Slots that hold a token, sampled or not.
+    slots: jax.Array
 
     @classmethod
-    def of(cls, mask: Tokens, lengths: Tokens) -> Denominators:
-        """Counted from the mask and the trajectories' lengths; at least 1 each."""
+    def of(
+        cls, mask: Tokens, lengths: Tokens, segments: Int[Array, "R S"] | None = None
+    ) -> Denominators:
+        """Counted from the mask and the trajectories' lengths; at least 1 each.
+
+        segments: of every slot, 0 for padding; None counts the sampled tokens alone as slots.
+        """
         tokens = jnp.sum(mask)
         # Each of a trajectory's n tokens adds 1 / n, so a trajectory adds 1, up to rounding.
         trajectories = jnp.sum(jnp.where(mask > 0.0, mask / lengths, 0.0))
-        return cls(jnp.maximum(tokens, 1.0), jnp.maximum(jnp.round(trajectories), 1.0))
+        tokens = jnp.maximum(tokens, 1.0)
+        slots = tokens if segments is None else real_slots(segments)
+        return cls(tokens, jnp.maximum(jnp.round(trajectories), 1.0), slots)
+
+
+def real_slots(segments: Int[Array, "R S"]) -> jax.Array:
+    """How many slots hold a token; at least 1."""
+    return jnp.maximum(jnp.sum((segments > 0).astype(jnp.float32)), 1.0)
 
 
 # KL(pi || ref) of one sampled token from d = log ref - log pi

@@ -17,29 +17,40 @@ import numpy as np
 
 from attention.picks import Noted, choosing, narrowest
 from models.model_config import ModelConfig
+from models.moe import Routing
 from rl_code.learner.objective import Terms
 from rl_code.types import Batch, Context
 
-# The name of NSA's picks in ``Context.choices`` and ``Batch.choices``.
+# The names of NSA's picks and of a token's experts in ``Context.choices`` and ``Batch.choices``.
 BLOCKS = "blocks"
+EXPERTS = "experts"
+# How the metrics of each begin.
+_METRICS = {BLOCKS: "policy/picks", EXPERTS: "policy/experts"}
 
 
 def shapes(model: ModelConfig, slots: int) -> dict[str, jax.ShapeDtypeStruct]:
     """What ``Batch.choices`` has for each target, in rows of so many slots.
 
-    Raises ValueError for a model without a layer whose picks can be noted.
+    Raises ValueError for a model without a layer whose choice can be noted.
     """
+    found = {}
+    if model.moe is not None:
+        shape = (model.num_layers - model.moe.first_dense, model.moe.active)
+        found[EXPERTS] = jax.ShapeDtypeStruct(shape, narrowest(model.moe.experts))
     most = choosing(model.attention)
     if most is None:
-        raise ValueError(
-            f"rollout.picks is for layers that choose blocks, as nsa does; the model has "
-            f"attention={model.attention}: set rollout.picks to None"
-        )
+        if not found:
+            raise ValueError(
+                f"rollout.picks is for layers that choose blocks, as nsa does, or experts; the "
+                f"model has attention={model.attention} and no experts: set rollout.picks to None"
+            )
+        return found
     layers = sum(method.noted_picks() is not None for method in model.attention) * model.periods
     sizes = [method.block_size() for method in model.attention if method.noted_picks()]
     # no context has more blocks than a row has slots for
     dtype = narrowest(slots // min(sizes) + 1)
-    return {BLOCKS: jax.ShapeDtypeStruct((layers, model.num_kv_heads, most), dtype)}
+    found[BLOCKS] = jax.ShapeDtypeStruct((layers, model.num_kv_heads, most), dtype)
+    return found
 
 
 def empty(
@@ -69,43 +80,57 @@ def write(batch: Batch, span: tuple[int, slice], context: Context, sources: np.n
         if found.shape != (len(sources), *there.shape[2:]):
             raise ValueError(
                 f"{name} of shape {found.shape} were noted for {len(sources)} sampled tokens; the "
-                f"model chooses {there.shape[2:]} for each (layers, key/value heads, picks)"
+                f"model chooses {there.shape[2:]} for each (layers, key/value heads of {BLOCKS}, "
+                "picks)"
             )
         # targets are written one after another, so all before these have their sources
         first = ~np.isin(sources, batch.sources[span[0], : span[1].start])
         none = np.iinfo(there.dtype).max
         found = np.where(found == np.iinfo(found.dtype).max, none, found).astype(there.dtype)
-        there[span] = np.where(first.reshape(-1, 1, 1, 1), found, none)
+        there[span] = np.where(first.reshape(-1, *(1,) * (found.ndim - 1)), found, none)
 
 
 def noted(batch: Batch, replay: bool) -> Noted:
     """What was noted for the targets of a batch that has choices."""
-    return Noted(batch.choices[BLOCKS], batch.sources, replay)
+    choices = batch.choices
+    return Noted(choices.get(BLOCKS), batch.sources, replay, choices.get(EXPERTS))
 
 
-def with_agreement(terms: Terms, batch: Batch, shares: jax.Array, tokens: jax.Array) -> Terms:
+def with_agreement(
+    terms: Terms,
+    batch: Batch,
+    shares: jax.Array | None,
+    routing: Routing | None,
+    tokens: jax.Array,
+) -> Terms:
     """The terms of a micro-batch with those that ``finished`` reads.
 
-    shares: [R, M, 2], from ``Transformer.hidden_noted``. tokens: the denominator of all means.
+    shares [R, M, 2] and routing are from ``Transformer.hidden_noted``. tokens: the denominator of
+    all means.
     """
-    picks = batch.choices[BLOCKS]
-    some = jnp.any(picks != jnp.iinfo(picks.dtype).max, axis=(2, 3, 4))
-    counted = batch.mask * some
-    sums = {
-        "noted": counted,
-        "policy/picks_overlap": counted * shares[..., 0],
-        "policy/picks_equal": counted * shares[..., 1],
-    }
+    if batch.choices is None:
+        return terms
+    sums = {}
+    agreements = {BLOCKS: shares}
+    if EXPERTS in batch.choices:
+        agreements[EXPERTS] = jnp.mean(routing.agreement, axis=0)
+    for name, noted in batch.choices.items():
+        some = jnp.any(noted != jnp.iinfo(noted.dtype).max, axis=tuple(range(2, noted.ndim)))
+        counted = batch.mask * some
+        sums[f"noted_{name}"] = counted
+        for at, kind in enumerate(("overlap", "equal")):
+            sums[f"{_METRICS[name]}_{kind}"] = counted * agreements[name][..., at]
     sums = {name: jnp.sum(x) / tokens for name, x in sums.items()}
     return dataclasses.replace(terms, means=terms.means | jax.lax.stop_gradient(sums))
 
 
 def finished(terms: Terms) -> Terms:
     """The terms of a whole batch: means over the queries of which something was noted."""
-    if "noted" not in terms.means:
-        return terms
     means = dict(terms.means)
-    noted = means.pop("noted")
-    for name in ("policy/picks_overlap", "policy/picks_equal"):
-        means[name] = means[name] / jnp.where(noted > 0.0, noted, 1.0)
+    for name, metric in _METRICS.items():
+        if f"noted_{name}" in means:
+            noted = means.pop(f"noted_{name}")
+            for kind in ("overlap", "equal"):
+                whole = means[f"{metric}_{kind}"]
+                means[f"{metric}_{kind}"] = whole / jnp.where(noted > 0.0, noted, 1.0)
     return dataclasses.replace(terms, means=means)

@@ -23,10 +23,17 @@ from jaxtyping import Array, Float
 
 from attention.layout import Before
 from models.sharding import constrain
-from rl_code.learner import picks
+from rl_code.learner import balance, picks
 from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.logprobs import Model, batch_logprobs, compared_logprobs, target_logprobs
-from rl_code.learner.objective import Denominators, LossConfig, Terms, policy_loss, policy_metrics
+from rl_code.learner.objective import (
+    Denominators,
+    LossConfig,
+    Terms,
+    policy_loss,
+    policy_metrics,
+    real_slots,
+)
 from rl_code.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from rl_code.types import Batch
 
@@ -117,15 +124,16 @@ def make_update(
     def update(
         state: TrainState, batch: Batch, prox: jax.Array | None = None, ref: jax.Array | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        total = Denominators.of(batch.mask, batch.lengths)
+        total = Denominators.of(batch.mask, batch.lengths, batch.segments)
         micro = split((batch, prox, ref), micro_batches)
 
         def share(model: Model, _: None, i: jax.Array) -> tuple[jax.Array, Terms]:
             return loss_share(loss, runs, total, model, take(micro, i), replay=replay)
 
         value, terms, grads, _ = accumulate(share, state.model, None, used(micro[0].mask))
-        metrics = policy_metrics(picks.finished(terms)) | counts(batch, total)
-        return apply(state, grads, value, optimizer, metrics)
+        terms, load = balance.finished(picks.finished(terms))
+        metrics = policy_metrics(terms) | counts(batch, total)
+        return apply(state, grads, value, optimizer, metrics, load)
 
     return jit_step(update)
 
@@ -144,7 +152,7 @@ def loss_share(
     micro: (Batch, prox, ref). total: counts of the whole batch. replay: as for ``batch_logprobs``.
     """
     batch, prox, ref = micro
-    logp, entropy, shares = compared_logprobs(
+    logp, entropy, shares, routing = compared_logprobs(
         model, batch, loss.temperature, loss.entropy_coef != 0.0, runs, before, replay
     )
     value, terms = policy_loss(
@@ -161,9 +169,8 @@ def loss_share(
         staleness=batch.staleness,
         denominators=total,
     )
-    if shares is not None:
-        terms = picks.with_agreement(terms, batch, shares, total.tokens)
-    return value, terms
+    terms = picks.with_agreement(terms, batch, shares, routing, total.tokens)
+    return balance.with_load(value, terms, model, routing, total.slots)
 
 
 def counts(batch: Batch, total: Denominators) -> dict[str, jax.Array]:
@@ -172,24 +179,31 @@ def counts(batch: Batch, total: Denominators) -> dict[str, jax.Array]:
 
 
 def supervised_loss(
-    model: Model, batch: SupervisedBatch, tokens: jax.Array | None = None
+    model: Model,
+    batch: SupervisedBatch,
+    tokens: jax.Array | None = None,
+    slots: jax.Array | None = None,
 ) -> tuple[jax.Array, Terms]:
     """Mean negative log-likelihood in nats of the tokens that the mask selects, each predicted from
     the slot before.
 
-    tokens: the denominator, the selected tokens of the whole batch; None counts those given. A
-    segment's first token is never predicted. Returns the loss and the metric policy/entropy.
+    tokens: the denominator, the selected tokens of the whole batch; None counts those given. slots:
+    all its tokens but padding, as ``Denominators.slots``. A segment's first token is never
+    predicted. Returns the loss, with that of experts added, and the metric policy/entropy.
 
     Raises:
       ValueError: a layer chooses blocks of a size of which ``batch.align`` is no multiple.
     """
-    hidden = model.hidden(batch.tokens, batch.positions, batch.where, align=batch.align)
+    hidden, routing = model.hidden_routed(
+        batch.tokens, batch.positions, batch.where, align=batch.align
+    )
     logp, entropy = target_logprobs(model, hidden[:, :-1], batch.tokens[:, 1:], 1.0)
     mask = _predicted(batch)
     tokens = jnp.maximum(jnp.sum(mask), 1.0) if tokens is None else tokens
-    return -jnp.sum(mask * logp) / tokens, Terms(
-        {"policy/entropy": jnp.sum(mask * entropy) / tokens}, {}
-    )
+    slots = real_slots(batch.where.segments) if slots is None else slots
+    loss = -jnp.sum(mask * logp) / tokens
+    terms = Terms({"policy/entropy": jnp.sum(mask * entropy) / tokens}, {})
+    return balance.with_load(loss, terms, model, routing, slots)
 
 
 def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[..., tuple]:
@@ -201,13 +215,16 @@ def make_sft_update(optimizer: OptimizerConfig, micro_batches: int) -> Callable[
         state: TrainState, batch: SupervisedBatch
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         tokens = jnp.maximum(jnp.sum(_predicted(batch)), 1.0)
+        slots = real_slots(batch.where.segments)
         micro = split(batch, micro_batches)
 
         def share(model: Model, _: None, i: jax.Array) -> tuple[jax.Array, Terms]:
-            return supervised_loss(model, take(micro, i), tokens)
+            return supervised_loss(model, take(micro, i), tokens, slots)
 
         value, terms, grads, _ = accumulate(share, state.model, None, used(micro.mask))
-        return apply(state, grads, value, optimizer, terms.means | {"train/tokens": tokens})
+        terms, load = balance.finished(terms)
+        metrics = terms.means | {"train/tokens": tokens}
+        return apply(state, grads, value, optimizer, metrics, load)
 
     return jit_step(update)
 
@@ -310,14 +327,18 @@ def apply(
     value: jax.Array,
     config: OptimizerConfig,
     metrics: dict[str, jax.Array],
+    load: jax.Array | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Makes one optimizer step, or none if the loss or the gradient is not finite. Returns the
     state, and the metrics with those of the step added.
+
+    load: of experts, from ``balance.finished``, which moves their ranking biases.
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     updates, opt_state = make_optimizer(config).update(grads, state.opt_state, float32(state.model))
-    new = TrainState(optax.apply_updates(state.model, updates), opt_state, state.step + 1)
+    model = balance.moved(optax.apply_updates(state.model, updates), load)
+    new = TrainState(model, opt_state, state.step + 1)
     # Chosen within the jitted step, so that the host need not wait for the loss.
     new = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
     metrics = metrics | {

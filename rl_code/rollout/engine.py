@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from attention.cache import paged
 from attention.cache.paged import PagedCache
 from attention.cache.tables import Runs, sequence_pages
-from attention.picks import choosing, compact
+from attention.picks import choosing, compact, narrowest
 from models.model_config import ModelConfig
 from models.paged import decode_token, forward, gather_pages, model_cache, put_pages_back
 from models.sharding import per_shard, use_mesh
@@ -58,8 +58,8 @@ def _decode(
     """Samples up to ``steps`` tokens for every active row. A row ends at a stop token, or when its
     budget is used.
 
-    view_block: tokens of a block of the view; 0 to read keys on their pages. noted_dtype: of picks
-    that are noted; None to note none.
+    view_block: tokens of a block of the view; 0 to read keys on their pages. noted_dtype: of blocks
+    that are noted; None to note nothing, experts neither.
     Returns (cache, tokens int32 [slots, steps], logprobs float32 [slots, steps], counts int32
     [slots], choices: what ``Context.choices`` has for each token [slots, steps, ...]).
     """
@@ -85,13 +85,16 @@ def _decode(
         step, (cache, views), tokens, active, counts, out_tokens, out_logprobs, choices = carry
         positions = inputs.places + counts
         places = jnp.where(active, positions, -1)
-        hidden, cache, views, picks = decode_token(
+        hidden, cache, views, (picks, experts) = decode_token(
             *(model, cache, views, inputs.rows, inputs.tables, tokens, places, layers, inputs.runs),
             note=noted_dtype is not None,
         )
         if picks:
             found = jnp.stack([compact(x, most, noted_dtype) for x in picks], axis=1)
-            choices = {"blocks": choices["blocks"].at[:, step].set(found)}
+            choices = choices | {"blocks": choices["blocks"].at[:, step].set(found)}
+        if experts:
+            found = jnp.stack(experts, axis=1).astype(choices["experts"].dtype)
+            choices = choices | {"experts": choices["experts"].at[:, step].set(found)}
         uniforms = token_uniforms(inputs.keys, inputs.groups, inputs.samples, positions)
         # Every device of the axis tensor samples from all logits. The compiler would cut the
         # running sums of the cumulative distribution with exchanges that all devices of the mesh
@@ -109,11 +112,15 @@ def _decode(
 
     num_rows = inputs.tokens.shape[0]
     most = choosing(cache.methods)
+    moe = model.config.moe
     choices = {}
-    if noted_dtype is not None:
+    if noted_dtype is not None and moe is not None:
+        shape = (num_rows, steps, model.config.num_layers - moe.first_dense, moe.active)
+        choices["experts"] = jnp.zeros(shape, narrowest(moe.experts))
+    if noted_dtype is not None and most is not None:
         layers_that_choose = sum(method.noted_picks() is not None for method in cache.methods)
         shape = (num_rows, steps, layers_that_choose, model.config.num_kv_heads, most)
-        choices = {"blocks": jnp.zeros(shape, noted_dtype)}
+        choices["blocks"] = jnp.zeros(shape, noted_dtype)
     start = (
         jnp.int32(0),
         (cache, views),

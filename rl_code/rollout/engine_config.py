@@ -60,7 +60,8 @@ class EngineConfig:
     # The most tokens of a document, from which the positions of the tokens outside of documents
     # count. None in a run without documents.
     longest_document: int | None = follows("documents.longest", None)
-    # Whether it is noted which blocks layers of NSA choose for each sampled token.
+    # Whether it is noted which blocks layers of NSA, and which experts, are chosen for each sampled
+    # token.
     note_picks: bool = follows("rollout.picks", False)
 
     def __post_init__(self):

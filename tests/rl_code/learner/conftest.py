@@ -176,6 +176,9 @@ class Toy:
         seen = jnp.einsum("BTS,BSD->BTD", mask, keys) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
         return self.norm * jnp.tanh((x + seen).astype(x.dtype) @ self.mix)
 
+    def hidden_routed(self, *arguments, **named):
+        return self.hidden(*arguments, **named), None
+
     def logits(self, hidden):
         return jnp.einsum("...D,VD->...V", hidden, self.table).astype(jnp.float32)
 

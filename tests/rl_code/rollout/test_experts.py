@@ -1,0 +1,87 @@
+"""A model with experts samples what its trainer computes, whatever else is in the batch; and the
+experts of sampled tokens travel with them and are replayed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import moe as models_moe
+from models.model_config import MoE
+from models.sharding import MeshConfig, make_mesh
+from rl_code.learner import picks
+from rl_code.learner.batching import PackConfig, pack
+from rl_code.learner.objective import LossConfig
+from rl_code.learner.optimizer import OptimizerConfig
+from rl_code.learner.update import init_state, make_update
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.scheduler import Scheduler
+from tests.rl_code.rollout.small import (
+    ENGINE,
+    MODEL,
+    SAMPLING,
+    STOP,
+    Letters,
+    assert_same,
+    initial,
+    play,
+    task_of,
+)
+
+EXPERTS = MoE(experts=4, active=2, mlp_dim=16, shared=1, first_dense=1)
+SPARSE = dataclasses.replace(MODEL, moe=EXPERTS)
+NOTING = dataclasses.replace(ENGINE, note_picks=True)
+PACK = PackConfig(rows=8, slots=192, targets=96, drop_uninformative=False, max_staleness=9)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, clip_norm=None)
+
+
+def updated(groups, replay: bool):
+    """The metrics of one update on groups."""
+    advantages = [[0.5 - t.index for t in group.trajectories] for group in groups]
+    shapes = picks.shapes(SPARSE, PACK.slots)
+    batch = pack(groups, advantages, PACK, version=1, choices=shapes)[0]
+    update = make_update(LossConfig(correction="none"), OPTIMIZER, 2, PACK.runs, replay)
+    state = init_state(jax.tree.map(jnp.copy, initial(SPARSE)), OPTIMIZER)
+    return jax.device_get(update(state, batch)[1])
+
+
+def test_experts_sample_what_the_trainer_computes_whatever_else_is_in_the_batch():
+    tasks = [task_of(seed) for seed in range(3)]
+    together, _ = play(tasks, engine=NOTING, model=SPARSE)
+    alone, _ = play(tasks[:1], engine=NOTING, model=SPARSE)
+    assert_same(alone, together[:1])
+    for a, b in zip(alone[0].trajectories, together[0].trajectories, strict=True):
+        noted = a.contexts[0].choices["experts"]
+        assert noted.dtype == np.uint8 and noted.shape == (a.contexts[0].sampled.sum(), 1, 2)
+        assert np.array_equal(noted, b.contexts[0].choices["experts"])
+    metrics = updated(together, replay=False)
+    assert metrics["policy/mismatch_max"] < 1e-3
+    assert metrics["policy/experts_overlap"] == metrics["policy/experts_equal"] == 1.0
+    assert 1.0 <= metrics["experts/busiest"] <= EXPERTS.experts / EXPERTS.active
+
+
+@pytest.mark.long
+def test_replay_undoes_what_another_choice_of_experts_does(monkeypatch):
+    """While decoding, the sampler ranks experts by other scores, as another precision may."""
+    choose = models_moe.choose_experts
+
+    def off(moe, scores, bias):
+        if scores.shape[1] == 1:  # prompts and answers come in chunks
+            scores = scores + 0.1 * jnp.array([1.0, -1.0, 1.0, -1.0])
+        return choose(moe, scores, bias)
+
+    monkeypatch.setattr(models_moe, "choose_experts", off)
+    engine = Engine(SPARSE, NOTING, SAMPLING, (STOP,), make_mesh(MeshConfig()))
+    scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
+    groups, _ = play([task_of(seed) for seed in range(2)], scheduler=scheduler, model=SPARSE)
+    scheduler.close()
+    monkeypatch.undo()
+    compared, replayed = (updated(groups, replay) for replay in (False, True))
+    assert compared["policy/experts_equal"] < compared["policy/experts_overlap"] < 1.0
+    assert compared["policy/mismatch_max"] > 1e-2
+    assert replayed["policy/mismatch_max"] < 1e-3
