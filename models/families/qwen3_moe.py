@@ -41,6 +41,8 @@ FAMILY = dataclasses.replace(
             "normalise": "norm_topk_prob",
         },
         options={},
+        # transformers 5 writes it so
+        aliases={"num_experts": "num_local_experts"},
     ),
     # with other values some layers are dense
     harmless={**HARMLESS, "decoder_sparse_step": (1, None), "mlp_only_layers": ([], None)},

@@ -27,9 +27,11 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    Dots1Config,
     LlamaConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -90,6 +92,36 @@ MODELS = {
         rope_parameters=PLAIN | {"rope_theta": 1e6},
         tie_word_embeddings=False,
     ),
+    "qwen3_moe": Qwen3MoeConfig(
+        **SMALL,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        rope_parameters=PLAIN,
+        tie_word_embeddings=False,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=12,
+        norm_topk_prob=True,
+    ),
+    # DeepSeek-V3's experts
+    "dots1": Dots1Config(
+        **SMALL | {"num_hidden_layers": 3},
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        rope_parameters=PLAIN,
+        tie_word_embeddings=False,
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=8,
+        n_shared_experts=2,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        first_k_dense_replace=1,
+    ),
 }
 SHARDED = {"qwen3_untied": 20_000}  # bytes per file
 
@@ -115,7 +147,12 @@ def make(name: str) -> None:
             elif parameter.ndim == 1:
                 parameter.copy_(0.5 * noise)
             else:
-                parameter.copy_(noise * parameter.shape[1] ** -0.5)
+                # of experts, which are stacked, the last axis is that of the inputs too
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                # above 0: where a ranked score is below, transformers departs from DeepSeek's code
+                buffer.copy_(0.2 + 0.2 * torch.rand_like(buffer).round(decimals=2))
     directory = GOLDEN / name
     shutil.rmtree(directory, ignore_errors=True)
     limit = {"max_shard_size": SHARDED[name]} if name in SHARDED else {}
