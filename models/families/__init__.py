@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from models.families import (
     compact,
+    compact_moe,
     dots1,
     llama,
     qwen2,
@@ -25,6 +26,7 @@ FAMILIES: dict[str, Family] = {
     "dots1": dots1.FAMILY,
     "smollm2": smollm2.FAMILY,
     "compact": compact.FAMILY,
+    "compact_moe": compact_moe.FAMILY,
 }
 
 # Every family's published shapes, by name.

@@ -33,8 +33,16 @@ def test_parameter_count_is_the_published_one(name):
 
 def test_models_to_train_on_a_laptop_are_small():
     own = set(PRESETS) - set(PUBLISHED)
-    assert own == {"tiny", "tiny_reader"}
-    assert all(parameter_count(PRESETS[name]) < 1_000_000 for name in own)
+    assert own == {"tiny", "tiny_reader", "tiny_moe"}
+    assert all(parameter_count(PRESETS[name]) < 1_000_000 for name in own - {"tiny_moe"})
+
+
+def test_experts_that_compute_a_token_are_as_many_parameters_as_the_dense_model():
+    dense, sparse = PRESETS["tiny"], PRESETS["tiny_moe"]
+    idle = sparse.moe.experts - sparse.moe.active
+    one = 3 * sparse.embed_dim * sparse.moe.mlp_dim * sparse.num_layers
+    more = sparse.num_layers * (sparse.embed_dim * sparse.moe.experts + 2 * sparse.head_dim)
+    assert parameter_count(sparse) - idle * one - more == parameter_count(dense)
 
 
 def test_a_familys_protocol_writes_calls_as_the_family_does():
