@@ -39,14 +39,14 @@ def model_cache(
     *,
     page: int | None = None,
     rotated: bool = True,
+    undone: int = 0,
 ) -> PagedCache:
     """An empty cache for a model; arguments as for ``init_cache``."""
     methods = _methods(config)
     heads = config.num_kv_heads
     size = config.head_dim
-    return init_cache(
-        methods, num_pages, heads, size, dtype or config.dtype, page=page, rotated=rotated
-    )
+    options = dict(page=page, rotated=rotated, undone=undone)
+    return init_cache(methods, num_pages, heads, size, dtype or config.dtype, **options)
 
 
 def document_encoder(
@@ -99,7 +99,9 @@ def forward(
         def attention(layer, y):
             nonlocal own
             found = new_keys(model, own.methods[0], parameters, layer, y, positions, own.rotated)
-            out, own, _ = _write_and_attend(model, own, parameters, found, places, seen, pages)
+            out, own, _ = _write_and_attend(
+                model, own, parameters, found, places, pages, seen, pages
+            )
             return out
 
         return model.block(layer, x, attention, places >= 0)[0], own
@@ -112,52 +114,62 @@ def forward(
     return model.finish(x), cache
 
 
-def decode_token(
+def decode_tokens(
     model: Transformer,
     cache: PagedCache,
     gathers: dict[int, gathered.GatheredPages],
     rows: gathered.SharedRows,
     tables: Int[Array, "B P"],
-    tokens: Int[Array, " B"],
-    places: Int[Array, " B"],
+    tokens: Int[Array, "B T"],
+    places: Int[Array, "B T"],
     layers: Sequence[tuple[Layers, Parameters]] | None = None,
     runs: Runs | None = None,
     note: bool = False,
 ) -> tuple[
-    Float[Array, "B D"],
+    Float[Array, "B T D"],
     PagedCache,
     dict[int, gathered.GatheredPages],
-    tuple[list[Int[Array, "B K n"]], list[Int[Array, "B k"]]],
+    tuple[list[Int[Array, "B T K n"]], list[Int[Array, "B T k"]]],
 ]:
-    """Runs one token of every row: (final hidden states, the cache, the gathered pages, with
+    """Runs the next tokens of every row: (final hidden states, the cache, the gathered pages, with
     ``note`` the picks of every layer whose method has ``noted_picks`` and the experts of every
     layer that has any).
+
+    All of a row's tokens are written first. Then each attends as if it were a row of its own, which
+    ends with it. What is computed for a token therefore does not depend on how many tokens of its
+    row come before or behind it in this call.
 
     gathers: by layer, from ``gather_pages``, the pages that are laid side by side. These layers do
       not read the cache. Their new keys stay in the gathered pages until ``put_pages_back``.
     rows: which pages were gathered for which rows.
     tables: all pages of the rows.
-    places: of the tokens; -1 for a row that has ended.
+    places: of the tokens, consecutive in a row, then -1 for none.
     layers: ``model.unstacked()``, for a caller that decodes several tokens, since unstacking may
       copy the parameters; None to unstack here.
     runs: what the rows' pages hold; None where no row has documents.
     """
     pages = None
+    written = None
     seen = None
     if not gathers:
         rows = None
     # only layers that are not gathered read these
     if len(gathers) < len(cache.methods):
-        pages = sequence_pages(tables, places + 1, cache.page, runs)
-        seen = pages.at(places[:, None])[0]
-    # a row that has ended computes something at position 0, which is not written
-    positions = jnp.maximum(places, 0)[:, None]
+        written = sequence_pages(tables, jnp.max(places, axis=1) + 1, cache.page, runs)
+        count = places.shape[1]
+        pages = written
+        if count > 1:
+            apart = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), (tables, runs))
+            pages = sequence_pages(apart[0], places.reshape(-1) + 1, cache.page, apart[1])
+        seen = pages.at(places.reshape(-1, 1))[0]
+    # where there is no token something is computed at position 0, which is not written
+    positions = jnp.maximum(places, 0)
     if runs is not None:
         positions = runs.positions(positions, cache.page)
 
     # own: a cache of this layer alone. gather: its pages laid side by side; None if they are not.
     @_once_for_layers_alike
-    def run(layer, parameters, own, gather, x, positions, places, rows, seen, pages):
+    def run(layer, parameters, own, gather, x, positions, places, rows, written, seen, pages):
         (method,) = own.methods
         picks = []
 
@@ -165,32 +177,34 @@ def decode_token(
             nonlocal own, gather, picks
             q, new, inputs = new_keys(model, method, parameters, layer, y, positions, own.rotated)
             if gather is not None:
-                # the new key goes into the gathered pages, before it is attended to
-                gather = gathered.write(gather, rows, places, tuple(x[:, 0] for x in new["main"]))
-                return gathered.attend(gather, rows, q[:, 0], places)[:, None]
+                # the new keys go into the gathered pages, before they are attended to
+                gather = gathered.write(gather, rows, places, new["main"])
+                return gathered.attend(gather, rows, q, places)
             out, own, picks = _write_and_attend(
-                *(model, own, parameters, (q, new, inputs), places[:, None], seen, pages),
+                *(model, own, parameters, (q, new, inputs), places, written, seen, pages),
                 note=note and method.noted_picks() is not None,
             )
             return out
 
-        x, routing = model.block(layer, x, attention, places[:, None] >= 0)
-        experts = [routing.experts[:, 0]] if note and routing is not None else []
-        return x, own, gather, [x[:, 0] for x in picks], experts
+        x, routing = model.block(layer, x, attention, places >= 0)
+        experts = [routing.experts] if note and routing is not None else []
+        return x, own, gather, picks, experts
 
-    x = model.embed_tokens(tokens[:, None])
+    x = model.embed_tokens(tokens)
     gathers = dict(gathers)
     noted = []
     noted_experts = []
     for index, (layer, parameters) in enumerate(layers or model.unstacked()):
         held = (layer, parameters, cache.of_layer(index), gathers.get(index))
-        x, own, gather, picks, experts = run(*held, x, positions, places, rows, seen, pages)
+        x, own, gather, picks, experts = run(
+            *held, x, positions, places, rows, written, seen, pages
+        )
         cache = cache.with_layer(index, own.layers[0])
         if gather is not None:
             gathers[index] = gather
         noted += picks
         noted_experts += experts
-    return model.finish(x)[:, 0], cache, gathers, (noted, noted_experts)
+    return model.finish(x), cache, gathers, (noted, noted_experts)
 
 
 # The logical axes of heads [B, T, heads, H], and of what a layer keeps in pages. A row's pages are
@@ -206,6 +220,7 @@ def _write_and_attend(
     parameters: Parameters,
     found: tuple[jax.Array, Keys, jax.Array | None],
     places: Int[Array, "B T"],
+    written: Pages,
     seen: Tokens,
     pages: Pages,
     note: bool = False,
@@ -215,35 +230,41 @@ def _write_and_attend(
 
     Under a mesh every device has its own heads: kernels cannot be cut by the compiler.
 
-    cache: of this layer alone. found: from ``new_keys``. places: of the new tokens. seen: these
-      tokens, as attention sees them.
+    cache: of this layer alone. found: from ``new_keys``. places: of the new tokens. written: the
+      rows' pages. seen: these tokens, as attention sees them, and pages: the pages that they see.
+      Both are of the same rows, or of rows of one token each.
     """
     q, new, inputs = found
     (method,) = cache.methods
     axes = {name: p.axes for name, p in method.parameters(model.config.layer_shape).items()}
 
-    def own(layer, parameters, q, new, places, seen, pages, *extra):
+    def own(layer, parameters, q, new, places, written, seen, pages, *extra):
         # with the heads of this device
         mine = cache.with_layer(0, layer)
         rotate = functools.partial(rope, config=model.config)
         # written before they are read, since a token sees itself and those of its chunk
-        options = dict(parameters=parameters, rotate=rotate, runs=pages.runs)
-        mine = write(mine, 0, pages.tables, places, new, **options)
+        options = dict(parameters=parameters, rotate=rotate, runs=written.runs)
+        mine = write(mine, 0, written.tables, places, new, **options)
+        q, *extra = (x.reshape(*seen.shape, *x.shape[2:]) for x in (q, *extra))
         (inputs,) = extra or (None,)
         rest = dict(inputs=inputs, rotate=rotate)
+        picks = []
         if note:
-            out, picks = attend_and_note(mine, 0, q, seen, pages, **rest)
-            return out, mine.layers[0], [picks]
-        return attend(mine, 0, q, seen, pages, **rest), mine.layers[0], []
+            out, *picks = attend_and_note(mine, 0, q, seen, pages, **rest)
+        else:
+            out = attend(mine, 0, q, seen, pages, **rest)
+        out, *picks = (x.reshape(*places.shape, *x.shape[2:]) for x in (out, *picks))
+        return out, mine.layers[0], picks
 
     # ``inputs`` is an argument only for a method that has any
     extra = () if inputs is None else (inputs,)
     mapped = per_shard(
         own,
-        (_PAGES, axes, _HEADS, _KV_HEADS, (), (), (), *(_HEADS for _ in extra)),
+        (_PAGES, axes, _HEADS, _KV_HEADS, (), (), (), (), *(_HEADS for _ in extra)),
         (_HEADS, _PAGES, _KV_HEADS),
     )
-    out, layer, picks = mapped(cache.layers[0], parameters, q, new, places, seen, pages, *extra)
+    rows = (places, written, seen, pages)
+    out, layer, picks = mapped(cache.layers[0], parameters, q, new, *rows, *extra)
     return out, cache.with_layer(0, layer), picks
 
 

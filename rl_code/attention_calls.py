@@ -54,7 +54,8 @@ def _shape(config: RunConfig, model: ModelConfig, mesh: MeshConfig) -> CallShape
         train_tokens=pack.slots + pack.prompt_slots,
         prefill_rows=engine.prefill_rows,
         prefill_tokens=engine.prefill_tokens,
-        decode_rows=engine.slots,
+        # a drafted token attends as a row of its own
+        decode_rows=engine.slots * (1 + engine.draft_tokens),
         page=engine.page,
         pages=-(-engine.length // engine.page),
     )

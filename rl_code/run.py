@@ -293,9 +293,8 @@ class Run:
         """
         model_config = dataclasses.replace(self.model_config, dtype=dtype, param_dtype=dtype)
         if config.pages_mb is not None:
-            make = functools.partial(
-                model_cache, model_config, 1, config.cache_dtype, page=config.page
-            )
+            sizes = dict(page=config.page, undone=config.undone)
+            make = functools.partial(model_cache, model_config, 1, config.cache_dtype, **sizes)
             leaves = jax.tree.leaves(jax.eval_shape(make))
             try:
                 config = config.within_memory(sum(x.size * x.dtype.itemsize for x in leaves))

@@ -133,7 +133,9 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
     engine/asked_tokens: tokens of prompts and answers over all episodes; engine/prefilled_tokens:
     those that were computed. engine/hits_*: shares of the context that were found in the cache.
     engine/document_hits: the share of the documents that had not to be encoded, with
-    engine/document_hit_tokens tokens. engine/*_per_s: tokens per second of wall clock.
+    engine/document_hit_tokens tokens. engine/drafted_tokens: tokens that were guessed and checked,
+    of which the share engine/draft_acceptance was right; engine/tokens_per_row_step: tokens that a
+    row gained in a decoding step. engine/*_per_s: tokens per second of wall clock.
     """
     if stats is None:
         return {}
@@ -145,8 +147,14 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
         "engine/document_hits": rollout.document_hit_rate,
         "engine/document_hit_tokens": float(rollout.document_tokens_found),
     }
+    drafts = {
+        "engine/drafted_tokens": float(rollout.drafted_tokens),
+        "engine/draft_acceptance": rollout.draft_acceptance,
+        "engine/tokens_per_row_step": rollout.tokens_per_row_step,
+    }
     return {
         **(documents if rollout.documents else {}),
+        **(drafts if rollout.drafted_tokens else {}),
         "engine/generated_tokens": float(rollout.sampled_tokens),
         "engine/asked_tokens": float(rollout.asked_tokens),
         "engine/prefilled_tokens": float(rollout.prefilled_tokens),

@@ -14,8 +14,8 @@ A row's own part lies in blocks of a fixed size. A block that no row has reached
 nor attended to. The parts are merged in a fixed order, in which a part without a visible key
 changes nothing. The numbers of a row therefore do not depend on how long the others are.
 
-Dimensions: B rows, M tiles, R rows of a tile, K key/value heads, G query heads of each, H head
-size, X places of a prefix, O of a block of a row's own part.
+Dimensions: B rows, T new tokens of a row, M tiles, R rows of a tile, K key/value heads, G query
+heads of each, H head size, X places of a prefix, O of a block of a row's own part.
 """
 
 from __future__ import annotations
@@ -145,18 +145,18 @@ def gather(
 
 
 def write(
-    gathered: GatheredPages, rows: SharedRows, places: Int[Array, " B"], new: Pair
+    gathered: GatheredPages, rows: SharedRows, places: Int[Array, "B T"], new: Pair
 ) -> GatheredPages:
-    """The gathered pages with the keys and values [B, K, H] of one new token for each row.
+    """The gathered pages with the keys and values [B, T, K, H] of new tokens.
 
-    places: the place of each row's token; at -1 nothing is written.
+    places: of the tokens; at -1 nothing is written.
     """
-    index = jnp.arange(places.shape[0])
+    index = jnp.arange(places.shape[0])[:, None]
     new = kept(*new)  # as ``writer.put`` does
 
     def block(number: int, pair: Pair) -> Pair:
         size = pair[0].shape[2]
-        at = places - rows.starts - number * size
+        at = places - rows.starts[:, None] - number * size
         # A token of another block must not be written. At ``size`` and above it is out of range and
         # dropped; a negative index would wrap around.
         at = jnp.where((places < 0) | (at < 0), size, at)
@@ -209,16 +209,22 @@ def put_back(
 
 
 def attend(
-    gathered: GatheredPages, rows: SharedRows, q: Float[Array, "B N H"], places: Int[Array, " B"]
-) -> Float[Array, "B N H"]:
-    """Dense attention of one query for each row to its prefix and to its own keys up to ``places``.
+    gathered: GatheredPages,
+    rows: SharedRows,
+    q: Float[Array, "B T N H"],
+    places: Int[Array, "B T"],
+) -> Float[Array, "B T N H"]:
+    """Dense attention of queries to their row's prefix and to its own keys up to ``places``.
 
     q: rotated.
     """
-    batch, _, size = q.shape
+    batch, count, num_heads, size = q.shape
     num_kv_heads = gathered.prefix[0].shape[1]
+    # a row's queries meet its keys in one product, and so do the heads of a group
+    q = q.reshape(batch, count, num_kv_heads, -1, size).swapaxes(1, 2)
     q = q.reshape(batch, num_kv_heads, -1, size) * jnp.asarray(size**-0.5, q.dtype)
-    last = jnp.maximum(places - rows.starts, 0)  # one key at least, for rows without a token
+    # one key at least, for queries without a token
+    last = jnp.maximum(places - rows.starts[:, None], 0)
     parts = _nothing(q)
     for number, pair in enumerate(gathered.own):
         block = pair[0].shape[2]
@@ -245,7 +251,8 @@ def attend(
 
     shared = jax.lax.fori_loop(0, rows.num_tiles[0], tile, _nothing(q))
     out, _, total = _merged(parts, shared)
-    return (out / total).reshape(batch, -1, size).astype(q.dtype)
+    out = (out / total).reshape(batch, num_kv_heads, count, -1, size).swapaxes(1, 2)
+    return out.reshape(batch, count, num_heads, size).astype(q.dtype)
 
 
 def _nothing(q):
@@ -257,13 +264,16 @@ def _nothing(q):
 def _attend_block(q, pair: Pair, last, real, parts):
     """``parts`` merged with attention to one block of the rows' own keys.
 
-    last: [B], the last place of the block that each row sees; negative if it sees none. real: see
-    ``SharedRows.in_own``.
+    last: [B, T], the last place of the block that each query sees; negative if it sees none. real:
+    see ``SharedRows.in_own``.
     """
 
     def reached():
-        seen = (jnp.arange(pair[0].shape[2]) <= last[:, None]) & real
-        return _merged(parts, _attention(q, *pair, seen[:, None, None]))
+        seen = jnp.arange(pair[0].shape[2]) <= last[..., None]
+        seen &= real if real is True else real[:, None]
+        # the queries of ``q`` are T times the heads of a group; one is broadcast
+        seen = seen if last.shape[1] == 1 else jnp.repeat(seen, q.shape[2] // last.shape[1], axis=1)
+        return _merged(parts, _attention(q, *pair, seen[:, None]))
 
     return jax.lax.cond(jnp.any(last >= 0), reached, lambda: parts)
 

@@ -80,10 +80,14 @@ def init_cache(
     *,
     page: int | None = None,
     rotated: bool = True,
+    undone: int = 0,
 ) -> PagedCache:
-    """A cache of zeros. methods: the method of every layer."""
+    """A cache of zeros.
+
+    methods: the method of every layer. undone: see ``PageShape``.
+    """
     page = page_size(methods, page)
-    shape = PageShape(num_pages, num_kv_heads, page, head_dim, dtype, rotated)
+    shape = PageShape(num_pages, num_kv_heads, page, head_dim, dtype, rotated, undone)
     layers = tuple(zeros(method.pages(shape)) for method in methods)
     return PagedCache(layers, tuple(methods), page, rotated)
 

@@ -92,6 +92,8 @@ class PageShape:
     dtype: Any
     # Whether keys are kept rotated by the positions of their places.
     rotated: bool
+    # The most tokens at the end of a row that may be taken back after they were written.
+    undone: int = 0
 
     def pair(self, length: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """The shape of (k, v) [pages, K, length, H], with ``length`` keys in a page."""

@@ -191,14 +191,15 @@ class NSA(Selection, Method):
           therefore lies with the last token of its stretch, not with the first.
         recent: [pages, K, length, H], the page's last ``length`` raw keys and values, not rotated.
           They are needed only until the last stretch that they are part of is complete. They lie in
-          a ring: the token at offset o of the page is at o modulo ``length``. A cache in tiers
-          gives the ring more room, up to the whole page.
+          a ring: the token at offset o of the page is at o modulo ``length``. The ring has more
+          room where tokens may be taken back (``PageShape.undone``), so that these overwrite no key
+          that is still needed. A cache in tiers gives it up to the whole page.
         """
         return {
             "main": shape.pair(shape.page),
             "window": shape.pair(shape.page),
             "compressed": shape.pair(shape.page // self.stride),
-            "recent": shape.pair(self.length),
+            "recent": shape.pair(min(self.length + shape.undone, shape.page)),
         }
 
     def rotated_when_written(self) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ CHARTS = (
     ("Tokens per step", False, r"(rollout|engine)/.*_tokens$"),
     ("Slots in use", True, r"(engine/occupancy|pack/(target_)?fill)$"),
     ("Context found in the cache", True, r"engine/(prefix_hit_rate|hits_|document_hits$)"),
+    ("Drafted tokens that were right", True, r"engine/draft_acceptance$"),
+    ("Tokens that a row gains per decoding step", False, r"engine/tokens_per_row_step$"),
     ("Idle, waiting for tools", True, r"time/(learner_idle|actor_idle|actor_waits)$"),
     ("Record, MB per million tokens", False, r"record/mb_per_mtokens$"),
     ("Bytes of weights per version", False, r"weights/.*_bytes$"),

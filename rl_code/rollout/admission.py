@@ -42,6 +42,8 @@ class Row(Span):
     versions: list[int] = dataclasses.field(default_factory=list)
     # ``Context.keys`` so far.
     keys: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    # The most tokens that its next dispatch may sample; None for as many as the engine can.
+    most: int | None = None
     # The parts of ``Context.choices`` so far, in the order in which tokens were sampled.
     choices: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
 

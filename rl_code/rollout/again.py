@@ -46,6 +46,14 @@ def sample_again(
             if not row.waiting and version not in (None, scheduler.version):
                 recompute = trajectory.contexts[0].keys is None
                 scheduler.load(models[version], version, recompute=recompute)
+            # How far a dispatch gets depends on what is drafted, which is not on record. So it ends
+            # where the record has other weights.
+            row.most = 1
+            most = scheduler.engine.config.dispatch_tokens
+            while row.most < most and version == _due(
+                trajectory, row.cached + row.most, len(row.tokens) + row.most
+            ):
+                row.most += 1
 
     first = _due(trajectory, 0, trajectory.prompt_length)
     scheduler.load(models[first], first)

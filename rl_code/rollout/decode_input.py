@@ -15,6 +15,7 @@ from attention.cache import gathered
 from attention.cache.tables import Runs
 
 if TYPE_CHECKING:
+    from rl_code.rollout.drafts import DraftTexts
     from rl_code.rollout.engine import Engine
     from rl_code.rollout.engine_config import EngineConfig
     from rl_code.rollout.page_pool import PagePool
@@ -47,6 +48,9 @@ class DecodeInput:
     rows: gathered.SharedRows
     # What the pages of ``tables`` hold; None in a run without documents.
     runs: Runs | None
+    # [slots, draft_room + length], what drafts are copied from (``drafts.DraftTexts``); None
+    # without drafts.
+    texts: jax.Array | None
 
 
 def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
@@ -66,6 +70,7 @@ def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
         keys=np.zeros((rows, 2), np.uint32),
         tables=ints(rows, config.table),
         runs=empty_runs(config, rows),
+        texts=ints(rows, config.draft_room + config.length) if config.draft_tokens else None,
         rows=gathered.SharedRows(
             own=ints(rows, config.table),
             starts=ints(rows, fill=0),
@@ -96,12 +101,13 @@ def decode_input(
     pool: PagePool,
     chosen: Sequence[Sequence[Span]],
     budgets: Sequence[Sequence[int]],
+    texts: DraftTexts,
 ) -> DecodeInput:
     """The arrays for one dispatch of the ``chosen`` rows of every shard.
 
     Each row must hold pages for what it may sample. It has the words of its random ``key``, and an
     ``episode`` with the other numbers that fix its random stream. budgets: the most tokens that
-    each row may sample.
+    each row may sample. texts: what drafts are copied from.
     """
     c = engine.config
     inputs = empty_input(c, engine.shards)
@@ -114,10 +120,12 @@ def decode_input(
             inputs.keys[at] = row.key
             inputs.tokens[at] = row.tokens[-1]
             inputs.places[at] = len(row.tokens) - 1
-            inputs.budgets[at] = min(budgets[shard][place], c.decode_steps)
+            inputs.budgets[at] = min(budgets[shard][place], c.dispatch_tokens)
             inputs.groups[at] = row.episode.group
             inputs.samples[at] = row.episode.index
             inputs.tables[at, : len(pages)] = pages
+            if inputs.texts is not None:
+                texts.put(row, inputs.texts[at])
             # The pages of the shared prefix go into a tile, which several rows read together. Those
             # behind it are the row's own, and ``starts`` is the place at which they begin.
             shared = pool.shared_pages(row)

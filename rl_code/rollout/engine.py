@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +25,16 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from attention.cache import paged
+from attention.cache.gathered import GatheredPages
 from attention.cache.paged import PagedCache
 from attention.cache.tables import Runs, sequence_pages
 from attention.picks import choosing, compact, narrowest
 from models.model_config import ModelConfig
-from models.paged import decode_token, forward, gather_pages, model_cache, put_pages_back
+from models.paged import decode_tokens, forward, gather_pages, model_cache, put_pages_back
 from models.sharding import per_shard, use_mesh
 from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
+from rl_code.rollout.drafts import NONE, propose
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_uniforms
 
@@ -49,19 +52,24 @@ def _decode(
     cache: PagedCache,
     inputs: DecodeInput,
     *,
-    steps,
+    config: EngineConfig,
     sampling,
     stop_ids,
     view_block,
-    noted_dtype,
 ):
-    """Samples up to ``steps`` tokens for every active row. A row ends at a stop token, or when its
-    budget is used.
+    """Samples tokens of every active row in up to ``decode_steps`` steps. A row ends at a stop
+    token, or when its budget is used.
 
-    view_block: tokens of a block of the view; 0 to read keys on their pages. noted_dtype: of blocks
-    that are noted; None to note nothing, experts neither.
-    Returns (cache, tokens int32 [slots, steps], logprobs float32 [slots, steps], counts int32
-    [slots], choices: what ``Context.choices`` has for each token [slots, steps, ...]).
+    With ``draft_tokens`` each step guesses the next tokens of a row, runs them together with its
+    last one, draws a token after each, and keeps those draws whose guesses before were right. Keys
+    of wrong guesses stay in the cache: nobody sees them before they are written over, since the
+    next step begins at the first of them.
+
+    view_block: tokens of a block of the view; 0 to read keys on their pages.
+    Returns (cache, tokens int32 [slots, dispatch_tokens], logprobs float32 [slots,
+    dispatch_tokens], counts int32 [slots], choices: what ``Context.choices`` has for each token
+    [slots, dispatch_tokens, ...], steps int32 [slots] in which each row gained tokens, drafted
+    int32 [slots]: tokens that were guessed).
     """
     views = {}
     layers = None
@@ -76,66 +84,147 @@ def _decode(
         )
         views = gather_pages(cache, inputs.rows, view_block, reach, inputs.places)
 
-    def cond(carry):
-        step = carry[0]
-        active = carry[3]
-        return (step < steps) & jnp.any(active)
+    num_rows = inputs.tokens.shape[0]
+    noted_dtype = config.noted_dtype
+    index = jnp.arange(1 + config.draft_tokens)
+    row = jnp.arange(num_rows)[:, None]
 
-    def body(carry):
-        step, (cache, views), tokens, active, counts, out_tokens, out_logprobs, choices = carry
-        positions = inputs.places + counts
-        places = jnp.where(active, positions, -1)
-        hidden, cache, views, (picks, experts) = decode_token(
-            *(model, cache, views, inputs.rows, inputs.tables, tokens, places, layers, inputs.runs),
+    def cond(carry):
+        return (carry.step < config.decode_steps) & jnp.any(carry.active)
+
+    def body(carry: _Decoding) -> _Decoding:
+        guesses = jnp.zeros((num_rows, 0), jnp.int32)
+        if config.draft_tokens:
+            ends = config.draft_room + inputs.places + carry.counts + 1
+            guess = functools.partial(
+                propose,
+                count=config.draft_tokens,
+                own=config.draft_room,
+                context="context" in config.draft_sources,
+            )
+            guesses = per_shard(guess, ((), ()), ())(carry.texts, ends)
+        # the last token of every row, and guesses at those behind it that it may still sample
+        tokens = jnp.concatenate([carry.tokens[:, None], jnp.maximum(guesses, 0)], axis=1)
+        left = inputs.budgets - carry.counts
+        real = carry.active[:, None] & (index < left[:, None])
+        real &= jnp.pad(guesses != NONE, ((0, 0), (1, 0)), constant_values=True)
+        positions = (inputs.places + carry.counts)[:, None] + index
+        places = jnp.where(real, positions, -1)
+        hidden, cache, views, (picks, experts) = decode_tokens(
+            *(model, *carry.held, inputs.rows, inputs.tables, tokens, places, layers, inputs.runs),
             note=noted_dtype is not None,
         )
-        if picks:
-            found = jnp.stack([compact(x, most, noted_dtype) for x in picks], axis=1)
-            choices = choices | {"blocks": choices["blocks"].at[:, step].set(found)}
-        if experts:
-            found = jnp.stack(experts, axis=1).astype(choices["experts"].dtype)
-            choices = choices | {"experts": choices["experts"].at[:, step].set(found)}
-        uniforms = token_uniforms(inputs.keys, inputs.groups, inputs.samples, positions)
+
+        def each(x):
+            """A value of each row for each of its tokens."""
+            return jnp.repeat(x, len(index), axis=0)
+
+        keys = (each(inputs.keys), each(inputs.groups), each(inputs.samples))
+        uniforms = token_uniforms(*keys, positions.reshape(-1))
         # Every device of the axis tensor samples from all logits. The compiler would cut the
         # running sums of the cumulative distribution with exchanges that all devices of the mesh
         # have to join, and the shards of ``data`` do not go through this loop together.
         draw = per_shard(functools.partial(sample, config=sampling), ((), ()), ((), ()))
-        sampled, logprobs = draw(model.logits(hidden), uniforms)
-        tokens = jnp.where(active, sampled, tokens)
-        counts = counts + active
-        out_tokens = out_tokens.at[:, step].set(jnp.where(active, sampled, 0))
-        out_logprobs = out_logprobs.at[:, step].set(jnp.where(active, logprobs, 0.0))
-        active = active & (counts < inputs.budgets)
+        drawn = draw(model.logits(hidden.reshape(num_rows * len(index), -1)), uniforms)
+        sampled, logprobs = (x.reshape(num_rows, -1) for x in drawn)
+        # A draw counts if the guesses before it were right and none of them ended the message.
+        right = sampled[:, :-1] == guesses
         if stop_ids:
-            active = active & ~stop_mask(sampled, stop_ids)
-        return step + 1, (cache, views), tokens, active, counts, out_tokens, out_logprobs, choices
+            right &= ~stop_mask(sampled[:, :-1], stop_ids)
+        right = jnp.pad(right, ((0, 0), (1, 0)), constant_values=True)
+        taken = real & (jnp.cumprod(right, axis=1) > 0)
+        gained = jnp.sum(taken, axis=1, dtype=jnp.int32)
+        last = jnp.take_along_axis(sampled, jnp.maximum(gained - 1, 0)[:, None], axis=1)[:, 0]
+        counts = carry.counts + gained
+        active = carry.active & (counts < inputs.budgets)
+        if stop_ids:
+            active = active & ~stop_mask(last, stop_ids)
 
-    num_rows = inputs.tokens.shape[0]
+        def append(out, x, first=carry.counts):
+            """``out`` with a value of each token that counts behind those of the steps before."""
+            if not config.draft_tokens:
+                keep = taken.reshape(num_rows, 1, *(1 for _ in x.shape[2:]))
+                return out.at[:, carry.step].set(jnp.where(keep, x, 0)[:, 0])
+            at = jnp.where(taken, first[:, None] + index, out.shape[1])
+            return out.at[row, at].set(x, mode="drop")
+
+        choices = carry.choices
+        if picks:
+            found = jnp.stack([compact(x, most, noted_dtype) for x in picks], axis=2)
+            choices = choices | {"blocks": append(choices["blocks"], found)}
+        if experts:
+            found = jnp.stack(experts, axis=2).astype(choices["experts"].dtype)
+            choices = choices | {"experts": append(choices["experts"], found)}
+        texts = carry.texts
+        if config.draft_tokens:
+            texts = append(texts, sampled, ends)
+        return _Decoding(
+            step=carry.step + 1,
+            held=(cache, views),
+            tokens=jnp.where(carry.active, last, carry.tokens),
+            active=active,
+            counts=counts,
+            out_tokens=append(carry.out_tokens, sampled),
+            out_logprobs=append(carry.out_logprobs, logprobs),
+            choices=choices,
+            texts=texts,
+            steps=carry.steps + carry.active,
+            drafted=carry.drafted + jnp.sum(real[:, 1:], axis=1, dtype=jnp.int32),
+        )
+
+    shape = (num_rows, config.dispatch_tokens)
     most = choosing(cache.methods)
     moe = model.config.moe
     choices = {}
     if noted_dtype is not None and moe is not None:
-        shape = (num_rows, steps, model.config.num_layers - moe.first_dense, moe.active)
-        choices["experts"] = jnp.zeros(shape, narrowest(moe.experts))
+        noted = (*shape, model.config.num_layers - moe.first_dense, moe.active)
+        choices["experts"] = jnp.zeros(noted, narrowest(moe.experts))
     if noted_dtype is not None and most is not None:
         layers_that_choose = sum(method.noted_picks() is not None for method in cache.methods)
-        shape = (num_rows, steps, layers_that_choose, model.config.num_kv_heads, most)
-        choices["blocks"] = jnp.zeros(shape, noted_dtype)
-    start = (
-        jnp.int32(0),
-        (cache, views),
-        inputs.tokens,
-        inputs.active,
-        jnp.zeros(num_rows, jnp.int32),
-        jnp.zeros((num_rows, steps), jnp.int32),
-        jnp.zeros((num_rows, steps), jnp.float32),
-        choices,
+        noted = (*shape, layers_that_choose, model.config.num_kv_heads, most)
+        choices["blocks"] = jnp.zeros(noted, noted_dtype)
+    nothing = jnp.zeros(num_rows, jnp.int32)
+    start = _Decoding(
+        step=jnp.int32(0),
+        held=(cache, views),
+        tokens=inputs.tokens,
+        active=inputs.active,
+        counts=nothing,
+        out_tokens=jnp.zeros(shape, jnp.int32),
+        out_logprobs=jnp.zeros(shape, jnp.float32),
+        choices=choices,
+        texts=inputs.texts,
+        steps=nothing,
+        drafted=nothing,
     )
-    _, (cache, views), _, _, counts, out_tokens, out_logprobs, choices = jax.lax.while_loop(
-        cond, body, start
+    end = jax.lax.while_loop(cond, body, start)
+    cache, views = end.held
+    cache = put_pages_back(
+        cache, views, inputs.rows, inputs.places, end.counts, config.dispatch_tokens
     )
-    cache = put_pages_back(cache, views, inputs.rows, inputs.places, counts, steps)
-    return cache, out_tokens, out_logprobs, counts, choices
+    results = (end.out_tokens, end.out_logprobs, end.counts, end.choices, end.steps, end.drafted)
+    return cache, *results
+
+
+class _Decoding(NamedTuple):
+    """What a dispatch of the decoder carries from step to step."""
+
+    step: jax.Array
+    # The cache, and the pages that are laid side by side.
+    held: tuple[PagedCache, dict[int, GatheredPages]]
+    # Of every row: the last token, whether it goes on, and how many tokens it has sampled.
+    tokens: jax.Array
+    active: jax.Array
+    counts: jax.Array
+    # What it has sampled.
+    out_tokens: jax.Array
+    out_logprobs: jax.Array
+    choices: dict[str, jax.Array]
+    # What drafts are copied from, with what it has sampled; None without drafts.
+    texts: jax.Array | None
+    # The steps in which it gained tokens, and the tokens that were guessed.
+    steps: jax.Array
+    drafted: jax.Array
 
 
 def _read_pages(cache: PagedCache, pages) -> list[jax.Array]:
@@ -207,13 +296,12 @@ class Engine:
         self._prefill = sharded(_prefill, "rddddd", (1,), self._pages)
         decode = functools.partial(
             _decode,
-            steps=config.decode_steps,
+            config=config,
             sampling=sampling,
             stop_ids=stop_ids,
             view_block=config.view_block if self.viewed else 0,
-            noted_dtype=config.noted_dtype,
         )
-        self._decode = sharded(decode, "rdd", (1,), (self._pages, *(on_host,) * 4))
+        self._decode = sharded(decode, "rdd", (1,), (self._pages, *(on_host,) * 6))
         self._copy = sharded(paged.copy_pages, "ddd", (0,), self._pages)
         self._read = sharded(_read_pages, "dd", (), on_host)
         self._write = sharded(_write_pages, "ddr", (0,), self._pages)
@@ -228,7 +316,8 @@ class Engine:
 
     def _zeros(self) -> PagedCache:
         c = self.config
-        return model_cache(self._model_config, self.shards * c.pages, c.cache_dtype, page=c.page)
+        sizes = dict(page=c.page, undone=c.undone)
+        return model_cache(self._model_config, self.shards * c.pages, c.cache_dtype, **sizes)
 
     def put(self, x: np.ndarray) -> jax.Array:
         """A host array [shards * n, ...] on the devices, rows split over ``data``."""
@@ -246,7 +335,7 @@ class Engine:
         return self._run(self._prefill, model, cache, *inputs)
 
     def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
-        """One dispatch of up to ``decode_steps`` tokens per active row. Donates the cache. See
+        """One dispatch of up to ``dispatch_tokens`` tokens per active row. Donates the cache. See
         ``_decode``.
         """
         return self._run(self._decode, model, cache, jax.tree.map(self.put, inputs))

@@ -37,7 +37,8 @@ class EngineConfig:
     prompt_length: int | None = None
     # Tokens of the longest trajectory, prompt included.
     length: int | None = None
-    # The most tokens that a row samples in one dispatch.
+    # Decoding steps of one dispatch, in each of which a row samples a token (more with
+    # ``draft_tokens``).
     decode_steps: int = 16
     # The dtype of keys and values in the cache.
     cache_dtype: str | None = None
@@ -57,6 +58,19 @@ class EngineConfig:
     # Tokens of each row of such a prefill; longer answers use the usual shape. 0 with answer_rows
     # 0.
     answer_tokens: int = 0
+    # Speculation: the most tokens of each row that are guessed in a decoding step and checked in
+    # the same pass of the model; 0 for none. A step then gains up to so many tokens and one more,
+    # and a dispatch up to ``decode_steps`` times as many. What is sampled never depends on the
+    # guesses: tokens and log-probabilities have the same bits whatever is guessed. Compared with
+    # draft_tokens=0 the program has other shapes, as with other ``slots``: log-probabilities may
+    # differ in their last bits, and a token only if its random number is that near to the border
+    # between two tokens.
+    draft_tokens: int = 0
+    # What guesses are copied from: "context", the episode's own tokens; "group", the other answers
+    # of its group; "task", earlier answers to the same task.
+    draft_sources: tuple[Literal["context", "group", "task"], ...] = ("context", "group", "task")
+    # The most tokens of other answers that a row's guesses are copied from.
+    draft_library: int = 1024
     # The most tokens of a document, from which the positions of the tokens outside of documents
     # count. None in a run without documents.
     longest_document: int | None = follows("documents.longest", None)
@@ -97,6 +111,16 @@ class EngineConfig:
             )
         if self.pages_mb is not None and not self.pages_mb > 0:
             raise ValueError(f"pages_mb={self.pages_mb} must be positive")
+        if self.draft_tokens < 0 or self.draft_library < 0:
+            raise ValueError(
+                f"draft_tokens={self.draft_tokens} and draft_library={self.draft_library} must be "
+                "at least 0"
+            )
+        if self.draft_tokens and not self.draft_sources:
+            raise ValueError(
+                f"draft_tokens={self.draft_tokens} needs draft_sources, some of context, group and "
+                "task"
+            )
         if self.view_block % self.page:
             raise ValueError(f"view_block={self.view_block} must be a multiple of page={self.page}")
         if min(self.slots, self.tile, self.decode_steps) < 1 or (
@@ -127,6 +151,23 @@ class EngineConfig:
     def table(self) -> int:
         """Pages of the longest trajectory."""
         return -(-self.length // self.page)
+
+    @property
+    def dispatch_tokens(self) -> int:
+        """The most tokens that a row samples in one dispatch."""
+        return self.decode_steps * (1 + self.draft_tokens)
+
+    @property
+    def undone(self) -> int:
+        """The most tokens whose keys are written and not kept: wrong guesses, and what a protocol's
+        rule on text cuts off. 0 without drafts.
+        """
+        return self.dispatch_tokens if self.draft_tokens else 0
+
+    @property
+    def draft_room(self) -> int:
+        """Places for other answers in the texts that guesses are copied from."""
+        return self.draft_library if {"group", "task"} & {*self.draft_sources} else 0
 
     @property
     def prefix_table(self) -> int:

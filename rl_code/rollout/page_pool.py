@@ -204,7 +204,7 @@ class PagePool:
         for one more dispatch, too. Raises OutOfPages.
         """
         cached = span.cached  # ``_open`` sets it to what it finds in the cache
-        length = len(span.tokens) + self._config.decode_steps
+        length = len(span.tokens) + self._config.dispatch_tokens
         # Keys that were saved are still those of the old weights. Others are computed with the
         # weights of now.
         if span.saved is None:
@@ -369,8 +369,8 @@ class PagePool:
         jax.block_until_ready(self._arrays)
 
     def decode(self, model: Transformer, inputs: DecodeInput) -> tuple[Any, ...]:
-        """One dispatch of the decoder: (tokens, logprobs, counts, choices) as the engine returns
-        them, on the host.
+        """One dispatch of the decoder: (tokens, logprobs, counts, choices, steps, drafted) as the
+        engine returns them, on the host.
         """
         self._arrays, *results = self.engine.decode(model, self._cache(), inputs)
         return jax.device_get(tuple(results))

@@ -31,6 +31,7 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.protocol import stop_length
 from rl_code.rollout.admission import Admission, OpenGroup, Row, with_choices, with_keys
 from rl_code.rollout.decode_input import decode_input
+from rl_code.rollout.drafts import DraftTexts
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.stats import RolloutStats
@@ -74,11 +75,12 @@ class Scheduler:
         self._prompt_pool = PagePool(prefiller) if prefiller else self._pool
         episodes = engine.shards * engine.config.episodes
         self._open = Admission(self._pool, self._prompt_pool, episodes)
+        self._texts = DraftTexts(engine.config)
         self._model: Transformer | None = None
         self._prompt_model: Transformer | None = None
         self.version: int | None = None
-        # Called with the open rows before each dispatch to the devices. It may load other weights,
-        # as is done to sample a trajectory again (``again``).
+        # Called with the open rows before each dispatch to the devices. It may load other weights
+        # and set ``Row.most``, as is done to sample a trajectory again (``again``).
         self.before_dispatch: Callable[[Sequence[Row]], None] = lambda rows: None
         self._reset()
 
@@ -269,6 +271,7 @@ class Scheduler:
             row.waiting = False
             if observation is None:
                 self._open.close(row)
+                self._texts.keep(row)
                 self._finishing[self._executor.submit(row.episode.finish)] = row
             else:
                 row.add(observation, row.kinds())
@@ -333,10 +336,10 @@ class Scheduler:
         chosen: list[list[Row]] = [[] for _ in range(self.engine.shards)]
         for row in list(self._open.rows):
             if row.ready and len(chosen[row.shard]) < self._config.slots:
-                steps = min(self._config.decode_steps, self._budget(row))
+                count = min(self._config.dispatch_tokens, self._budget(row))
                 # The cache has all tokens but the last. The dispatch writes that one and every
-                # token it samples but the last: ``steps`` tokens more.
-                if self._open.have_pages(row, len(row.tokens) - 1 + steps):
+                # token it samples but the last: ``count`` tokens more.
+                if self._open.have_pages(row, len(row.tokens) - 1 + count):
                     chosen[row.shard].append(row)
         if not any(chosen):
             return
@@ -346,11 +349,16 @@ class Scheduler:
             self._pool,
             chosen,
             [[self._budget(row) for row in rows] for rows in chosen],
+            self._texts,
         )
-        tokens, logprobs, counts, choices = self._pool.decode(self._model, inputs)
-        self._open.stats.decode_s += time.perf_counter() - start
-        self._open.stats.slot_steps += len(counts) * int(counts.max())
-        self._open.stats.row_steps += int(counts.sum())
+        results = self._pool.decode(self._model, inputs)
+        tokens, logprobs, counts, choices, steps, drafted = results
+        stats = self._open.stats
+        stats.decode_s += time.perf_counter() - start
+        stats.slot_steps += len(steps) * int(steps.max())
+        stats.row_steps += int(steps.sum())
+        stats.drafted_tokens += int(drafted.sum())
+        stats.accepted_tokens += int(counts.sum() - steps.sum())
         for place, row in self._places(chosen):
             count = counts[place]
             chosen_by_model = {name: x[place, :count] for name, x in choices.items()}
@@ -367,8 +375,9 @@ class Scheduler:
 
     @staticmethod
     def _budget(row: Row) -> int:
-        """Tokens that the row may still sample in its current message."""
-        return row.episode.budget - len(row.message)
+        """Tokens that the row may still sample in its current message, in its next dispatch."""
+        left = row.episode.budget - len(row.message)
+        return left if row.most is None else min(left, row.most)
 
     def _take(
         self,

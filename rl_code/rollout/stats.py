@@ -34,8 +34,11 @@ class RolloutStats:
     total_s: float = 0.0
     # Slots times the decoding steps that were run.
     slot_steps: int = 0
-    # Of these, the ones in which a row gained a token.
+    # Of these, the ones in which a row gained a token, or several with drafts.
     row_steps: int = 0
+    # Tokens that were guessed and checked, and those of them that were right.
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     # Times that a row or a prompt had to give up its pages to an older one.
     preempted: int = 0
     # Bytes of the most pages that were in use at once.
@@ -45,6 +48,16 @@ class RolloutStats:
     def occupancy(self) -> float:
         """Mean share of the slots that gained a token in a decoding step."""
         return self.row_steps / max(1, self.slot_steps)
+
+    @property
+    def draft_acceptance(self) -> float:
+        """Share of the drafted tokens that were right."""
+        return self.accepted_tokens / max(1, self.drafted_tokens)
+
+    @property
+    def tokens_per_row_step(self) -> float:
+        """Mean number of tokens that a row gains in a decoding step; 1 without drafts."""
+        return (self.row_steps + self.accepted_tokens) / max(1, self.row_steps)
 
     @property
     def asked_tokens(self) -> int:

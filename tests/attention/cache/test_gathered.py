@@ -92,8 +92,9 @@ def test_decoding_in_gathered_pages_equals_decoding_from_pages(tile):
             if place >= 0:
                 for x, new in zip(pages, (k, v), strict=True):
                     x[tables[row, place // PAGE], :, place % PAGE] = new[row]
-        seen = gathered.write(seen, rows, jnp.asarray(places), (k, v))
-        out = gathered.attend(seen, rows, q, jnp.asarray(places))
+        at = jnp.asarray(places)[:, None]
+        seen = gathered.write(seen, rows, at, (k[:, None], v[:, None]))
+        out = gathered.attend(seen, rows, q[:, None], at)[:, 0]
         expected = paged_attention(
             q[:, None],
             *map(jnp.asarray, pages),
@@ -114,18 +115,19 @@ def test_decoding_in_gathered_pages_equals_decoding_from_pages(tile):
 def test_a_rows_numbers_do_not_depend_on_the_other_rows():
     cache = _cache(2)
     rows, _, lengths = _rows(1, 2)
-    q = jax.random.normal(jax.random.key(3), (len(ROWS), HEADS, SIZE))
+    q = jax.random.normal(jax.random.key(3), (len(ROWS), 1, HEADS, SIZE))
     new = tuple(
-        jax.random.normal(jax.random.key(seed), (len(ROWS), KV_HEADS, SIZE)) for seed in (4, 5)
+        jax.random.normal(jax.random.key(seed), (len(ROWS), 1, KV_HEADS, SIZE)) for seed in (4, 5)
     )
 
     @jax.jit
     def attended(places):
         reach = jnp.max(places - rows.starts)  # blocks past the furthest row are not there
+        at = places[:, None]
         seen = gathered.write(
-            gathered.gather(cache, 0, rows, BLOCK, reach, jnp.asarray(lengths)), rows, places, new
+            gathered.gather(cache, 0, rows, BLOCK, reach, jnp.asarray(lengths)), rows, at, new
         )
-        return gathered.attend(seen, rows, q, places)
+        return gathered.attend(seen, rows, q, at)
 
     together = np.asarray(attended(jnp.asarray(lengths)))
     for row in range(len(ROWS)):

@@ -20,6 +20,8 @@ from tests.rl_code.rollout.small import (
     task_of,
 )
 
+# Sampled alone, a trajectory lacks the texts of its group, so that other drafts are right.
+DRAFTING = dataclasses.replace(ENGINE, decode_steps=2, draft_tokens=2)
 VERSIONS = 6
 KEY = (3, 7)
 
@@ -58,8 +60,17 @@ def record(engine, recompute: bool, seed: int) -> list:
         (dataclasses.replace(SCARCE, decode_steps=2), False),
         (dataclasses.replace(ENGINE, decode_steps=2, answer_rows=2, answer_tokens=4), False),
         (dataclasses.replace(ENGINE, decode_steps=2), True),
+        (DRAFTING, False),
+        (DRAFTING, True),
     ],
-    ids=["kept", "kept, scarce", "kept, answers apart", "computed again"],
+    ids=[
+        "kept",
+        "kept, scarce",
+        "kept, answers apart",
+        "computed again",
+        "kept, drafts",
+        "computed again, drafts",
+    ],
 )
 @pytest.mark.quick(first=1)
 def test_a_trajectory_of_several_versions_is_sampled_again_bit_for_bit(engine, recompute):

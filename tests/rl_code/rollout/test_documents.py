@@ -102,5 +102,5 @@ def test_an_empty_slot_computes_nothing_that_is_not_finite():
     cache = init_cache((Dense(),), config.pages, 1, 4, "float32", page=config.page)
     slots = config.slots
     seen = gathered.gather(cache, 0, rows, config.view_block, jnp.int32(0), jnp.zeros(slots, int))
-    out = gathered.attend(seen, rows, jnp.ones((slots, 2, 4)), jnp.full(slots, -1))
+    out = gathered.attend(seen, rows, jnp.ones((slots, 1, 2, 4)), jnp.full((slots, 1), -1))
     assert np.isfinite(out).all()

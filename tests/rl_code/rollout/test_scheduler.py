@@ -44,11 +44,11 @@ from tests.rl_code.rollout.small import (
 def test_sampler_log_probabilities_equal_the_trainers():
     groups, stats = play([task_of(seed) for seed in range(3)])
     trajectories = [t for group in groups for t in group.trajectories]
-    _assert_trained_alike(trajectories, MODEL)
+    assert_trained_alike(trajectories, MODEL)
     assert stats.sampled_tokens == sum(t.sampled.sum() for t in trajectories)
 
 
-def _assert_trained_alike(trajectories, config, model=None):
+def assert_trained_alike(trajectories, config, model=None):
     model = model or model_on(make_mesh(MeshConfig(data=1, tensor=1)), config)
     for row, t in zip(_trainer_logprobs(trajectories, model), trajectories, strict=True):
         predicted = row[np.arange(len(t.tokens) - 1), t.tokens[1:]]
@@ -118,7 +118,7 @@ def test_every_method_samples_what_the_trainer_computes_whatever_else_is_in_the_
         assert (a.tokens == b.tokens).all() and (a.logprobs == b.logprobs).all()
     assert stats.preempted
     assert_same(scarce, together)
-    _assert_trained_alike([t for group in together for t in group.trajectories], model)
+    assert_trained_alike([t for group in together for t in group.trajectories], model)
 
 
 def test_statistics_are_taken_without_a_program_on_the_cache(monkeypatch):
@@ -337,7 +337,7 @@ def test_a_prompt_that_waits_to_be_handed_over_is_computed_anew_with_new_weights
     _assert_all_free(handed_over)
     late = [episode.finish() for episode in episodes if set(episode.versions) == {1}]
     assert late
-    _assert_trained_alike(late, MODEL, jax.device_put(new, jax.devices()[0]))
+    assert_trained_alike(late, MODEL, jax.device_put(new, jax.devices()[0]))
 
 
 def test_a_new_group_shares_no_prompt_that_older_weights_computed():

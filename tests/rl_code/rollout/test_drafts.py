@@ -1,0 +1,199 @@
+"""Guesses at the next tokens change nothing but the number of steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention.methods.dense import Dense
+from models.sharding import MeshConfig, make_mesh
+from rl_code.rollout.admission import OpenGroup, Row
+from rl_code.rollout.drafts import NONE, DraftTexts, propose
+from rl_code.rollout.engine import Engine
+from rl_code.rollout.scheduler import Scheduler
+from tests.rl_code.rollout.small import (
+    ENGINE,
+    MODEL,
+    SAMPLING,
+    STOP,
+    Episode,
+    Letters,
+    Protocol,
+    assert_same,
+    make_scheduler,
+    play,
+    task_of,
+)
+from tests.rl_code.rollout.test_experts import EXPERTS
+from tests.rl_code.rollout.test_picks import MIXED
+from tests.rl_code.rollout.test_scheduler import METHODS, assert_trained_alike
+from tests.rl_code.rollout.with_documents import WITH_DOCUMENTS, DocumentEpisode, document
+from tests.rl_code.rollout.with_documents import task_of as task_of_documents
+
+DRAFTING = dataclasses.replace(ENGINE, draft_tokens=3, draft_library=400)
+TASKS = [task_of(seed) for seed in range(3)]
+
+
+def proposed(text, *, others=(), count=3, context=True):
+    """The guesses behind a row's tokens, where other texts stand before them."""
+    room = len(others)
+    texts = np.full((2, room + len(text) + 4), NONE, np.int32)
+    texts[0, : room + len(text)] = [*others, *text]
+    guess = propose(
+        jnp.asarray(texts),
+        jnp.asarray([room + len(text), room + 1]),
+        count=count,
+        own=room,
+        context=context,
+    )
+    assert (guess[1] == NONE).all()  # of a row without tokens
+    return guess[0].tolist()
+
+
+def test_a_guess_is_what_followed_the_longest_equal_end():
+    # 7 stood before 1, 2 and 9 before 3
+    assert proposed([7, 1, 2, 3, 4, 5, 9, 2, 3, 6, 8, 7, 1, 2]) == [3, 4, 5]
+    # of equally long ones, the newest
+    assert proposed([1, 2, 3, 5, 2, 3, 6, 4, 2, 3]) == [6, 4, 2]
+    # a text that repeats itself goes on
+    assert proposed([9, 1, 2, 1, 2], count=4) == [1, 2, 1, 2]
+    assert proposed([5, 5], count=2) == [5, 5]
+    assert proposed([1, 2, 3]) == [NONE] * 3
+    # other texts end where they end, and what agrees does not reach into them
+    assert proposed([3, 1, 2], others=[1, 2, 6, NONE]) == [6, NONE, NONE]
+    assert proposed([1, 2], others=[8, 9, 1, 2, 6, 4, NONE], context=False) == [6, 4, NONE]
+    assert proposed([4, 4], others=[8, NONE], context=False) == [NONE] * 3
+
+
+def test_texts_hold_the_groups_other_answers_and_earlier_ones_of_the_task():
+    config = dataclasses.replace(DRAFTING, draft_library=12)
+    texts = DraftTexts(config)
+    rows = [
+        Row(
+            tokens=[1, 2, *answer],
+            prompt=2,
+            episode=types.SimpleNamespace(task=types.SimpleNamespace(id=task)),
+        )
+        for task, answer in (("a", [3, 4]), ("a", [5, 6, 7]), ("a", []), ("b", [8]), ("a", [9] * 9))
+    ]
+    for group in (rows[:3], rows[3:4], rows[4:]):
+        for row in group:
+            row.group = OpenGroup(rows=group)
+
+    def of(row):
+        out = np.full(config.draft_room + config.length, NONE, np.int32)
+        texts.put(row, out)
+        own = out[config.draft_room :]
+        assert own[: len(row.tokens)].tolist() == row.tokens and (own[len(row.tokens) :] < 0).all()
+        return out[: config.draft_room].tolist()
+
+    # the end of the prompt is there too, so that the first token can be guessed
+    assert of(rows[0]) == [NONE] * 6 + [1, 2, 5, 6, 7, NONE]
+    assert of(rows[2]) == [NONE, 1, 2, 5, 6, 7, NONE, 1, 2, 3, 4, NONE]
+    rows[2].tokens += [11]  # seen when it is next asked for
+    assert of(rows[0]) == [NONE] * 2 + [1, 2, 11, NONE, 1, 2, 5, 6, 7, NONE]
+    assert of(rows[3]) == [NONE] * 12
+    texts.keep(rows[4])
+    assert of(rows[1]) == [9, 9, NONE, 1, 2, 11, NONE, 1, 2, 3, 4, NONE]
+    none = DraftTexts(dataclasses.replace(config, draft_sources=("context",)))
+    out = np.full(config.length, NONE, np.int32)
+    none.keep(rows[4])
+    none.put(rows[1], out)
+    assert out[:6].tolist() == [*rows[1].tokens, NONE]
+
+
+def assert_alike(these, those):
+    """The same tokens and choices; log-probabilities as of programs of other shapes."""
+    for a, b in zip(these, those, strict=True):
+        for x, y in zip(a.trajectories, b.trajectories, strict=True):
+            assert (x.tokens == y.tokens).all() and (x.versions == y.versions).all()
+            np.testing.assert_allclose(x.logprobs, y.logprobs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dense", "experts", *METHODS])
+@pytest.mark.quick(first=3)
+def test_every_method_samples_the_same_with_and_without_guesses(name):
+    attention, changes = METHODS.get(name, ((Dense(),), {}))
+    experts = EXPERTS if name == "experts" else None
+    model = dataclasses.replace(MODEL, attention=attention, moe=experts)
+    engine = dataclasses.replace(DRAFTING, **changes, note_picks=experts is not None)
+    without, stats = play(TASKS, engine=dataclasses.replace(engine, draft_tokens=0), model=model)
+    assert stats.drafted_tokens == 0 and stats.tokens_per_row_step == 1.0
+    # also when pages run out
+    engine = dataclasses.replace(engine, pages=72 // engine.page)
+    scheduler = make_scheduler(engine, model)
+    once, stats = play(TASKS, scheduler=scheduler, model=model)
+    again, known = play(TASKS, scheduler=scheduler, model=model)
+    scheduler.close()
+    assert stats.preempted and stats.accepted_tokens < 0.2 * stats.drafted_tokens
+    assert_alike(once, without)
+    # the bits do not depend on what was guessed: now the same answers are known
+    assert known.tokens_per_row_step > 1.5
+    assert_same(again, once)
+    for group, other in zip(once, without, strict=True):
+        for x, y in zip(group.trajectories, other.trajectories, strict=True):
+            (one,), (two,) = x.contexts, y.contexts
+            assert experts is None or np.array_equal(one.choices["experts"], two.choices["experts"])
+
+
+def test_a_message_that_a_rule_on_text_cuts_leaves_no_key_behind():
+    """What the dispatch had sampled behind the cut is written over, NSA's raw keys too."""
+    attention, changes = METHODS["nsa"]
+    model = dataclasses.replace(MODEL, attention=attention)
+    engine = dataclasses.replace(DRAFTING, **changes, pages=72 // 8)
+    groups, _ = play(
+        TASKS,
+        engine=engine,
+        model=model,
+        make=lambda *a: Episode(*a, protocol=Protocol(rule=True)),
+    )
+    trajectories = [t for group in groups for t in group.trajectories]
+    assert any(7 in t.tokens[t.prompt_length :] for t in trajectories)
+    assert_trained_alike(trajectories, model)
+
+
+@pytest.mark.long
+def test_documents_picks_and_meshes_give_the_same_with_and_without_guesses():
+    files = [document(seed, 3 + 5 * seed % 14) for seed in range(4)]
+    tasks = [
+        task_of_documents(
+            f"task{seed}",
+            [([5 + seed, 6], False), (files[seed], True), ([7, 8], False)],
+            [[(files[3], True)], [(files[seed + 1], True)]],
+        )
+        for seed in range(2)
+    ]
+    found = []
+    for drafts, mesh in ((0, MeshConfig(1, 1)), (2, MeshConfig(2, 2))):
+        engine = dataclasses.replace(WITH_DOCUMENTS, note_picks=True, draft_tokens=drafts)
+        scheduler = Scheduler(
+            Engine(MIXED, engine, SAMPLING, (STOP,), make_mesh(mesh)),
+            Letters(),
+            workers=4,
+            tool_timeout_s=30.0,
+        )
+        found.append(play(tasks, make=DocumentEpisode, scheduler=scheduler, model=MIXED))
+        scheduler.close()
+    (without, _), (with_guesses, stats) = found
+    assert stats.accepted_tokens
+    assert_alike(with_guesses, without)
+    for a, b in zip(with_guesses, without, strict=True):
+        for x, y in zip(a.trajectories, b.trajectories, strict=True):
+            (one,), (other,) = x.contexts, y.contexts
+            assert (one.choices["blocks"] == other.choices["blocks"]).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(draft_tokens=-1), "draft_tokens=-1 and draft_library=400 must be at least 0"),
+        (dict(draft_sources=()), "draft_tokens=3 needs draft_sources"),
+    ],
+)
+def test_what_cannot_be_guessed_from_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(DRAFTING, **changes)
