@@ -254,7 +254,7 @@ def use_virtual_devices(*meshes: MeshConfig) -> None:
 
 def devices_of(meshes: Iterable[MeshConfig]) -> int:
     """How many devices meshes need together, where a size that is not said is 1."""
-    return sum(max(mesh.data, 1) * mesh.tensor for mesh in meshes)
+    return sum(mesh.devices for mesh in meshes)
 
 
 def _parse(argv: Sequence[str], needs_workdir: bool | Callable[[], bool]) -> list[str]:

@@ -2,12 +2,18 @@
 
 Every parameter and every sharded activation names its logical axes. Only this table says over which
 devices they are split.
+
+The axes ``data`` and ``fsdp`` both split the rows of a batch. ``fsdp`` also splits parameters,
+gradients and optimizer moments, so that each device keeps a part of them (fully sharded data
+parallelism, ZeRO stage 3, 1910.02054). A layer computes with whole parameters, which
+``gathered`` makes just before and which are not kept.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,13 +28,16 @@ from jax.sharding import (
     PartitionSpec,
 )
 
-MESH_AXES = ("data", "tensor")
+MESH_AXES = ("data", "fsdp", "tensor")
+# The axes over which the rows of a batch are split.
+ROW_AXES = ("data", "fsdp")
 
-# Logical axis -> mesh axis. None is replicated.
-RULES: dict[str, str | None] = {
-    "batch": "data",
+# Logical axis -> mesh axis, or several. None is replicated.
+RULES: dict[str, str | tuple[str, ...] | None] = {
+    "batch": ROW_AXES,
     "layers": None,
-    "embed": None,
+    # Of parameters alone: activations have all of the model's width on every device.
+    "embed": "fsdp",
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -48,13 +57,32 @@ class MeshConfig:
     data: int = 1
     # Devices along the axis tensor, over which the matrices of a layer are split.
     tensor: int = 1
+    # Devices along the axis fsdp, over which rows are split as over data, and parameters, gradients
+    # and moments too. It must divide the model's width (``embed_dim``). For devices that learn.
+    # None for 1.
+    fsdp: int | None = None
 
     def __post_init__(self):
-        if self.data < 0 or self.tensor < 1:
+        if min(self.sizes) < 0 or min(self.sizes[1:]) < 1:
             raise ValueError(
-                f"data={self.data} must be at least 0 (all devices that are left) and "
-                f"tensor={self.tensor} at least 1"
+                f"data={self.data} must be at least 0 (all devices that are left), and "
+                f"fsdp={self.fsdp} and tensor={self.tensor} at least 1"
             )
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Devices along each of ``MESH_AXES``; the first is 0 where it is not known yet."""
+        return self.data, 1 if self.fsdp is None else self.fsdp, self.tensor
+
+    @property
+    def row_shards(self) -> int:
+        """Parts that the rows of a batch are cut into; 0 where ``data`` is not known yet."""
+        return math.prod(self.sizes[:2])
+
+    @property
+    def devices(self) -> int:
+        """Devices of the mesh, or the least that it needs where ``data`` is not known yet."""
+        return math.prod(max(size, 1) for size in self.sizes)
 
 
 MESHES = {
@@ -62,27 +90,27 @@ MESHES = {
     "data": MeshConfig(data=0, tensor=1),
     "cpu2": MeshConfig(data=2, tensor=1),
     "cpu8": MeshConfig(data=4, tensor=2),
+    "fsdp8": MeshConfig(data=1, tensor=1, fsdp=8),
     "host8": MeshConfig(data=1, tensor=8),
     "nvl72": MeshConfig(data=1, tensor=72),
 }
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Mesh with axes ``data`` and ``tensor``; raises ValueError when the devices do not suffice."""
+    """Mesh with the axes ``MESH_AXES``; raises ValueError when the devices do not suffice."""
     devices = list(jax.devices() if devices is None else devices)
-    data = config.data or len(devices) // config.tensor
-    needed = data * config.tensor
+    data, fsdp, tensor = config.sizes
+    sizes = (data or len(devices) // (fsdp * tensor), fsdp, tensor)
+    needed = math.prod(sizes)
     if not 0 < needed <= len(devices):
         raise ValueError(
-            f"a mesh of data={config.data} x tensor={config.tensor} does not fit on {len(devices)} "
-            "devices; "
+            f"a mesh of data={data} x fsdp={fsdp} x tensor={tensor} does not fit on "
+            f"{len(devices)} devices; "
             "on CPU set XLA_FLAGS=--xla_force_host_platform_device_count=N before the program "
             "starts"
         )
     auto = (AxisType.Auto,) * len(MESH_AXES)
-    return jax.make_mesh(
-        (data, config.tensor), MESH_AXES, axis_types=auto, devices=devices[:needed]
-    )
+    return jax.make_mesh(sizes, MESH_AXES, axis_types=auto, devices=devices[:needed])
 
 
 def abstract_mesh(config: MeshConfig, device: AbstractDevice) -> AbstractMesh:
@@ -91,8 +119,7 @@ def abstract_mesh(config: MeshConfig, device: AbstractDevice) -> AbstractMesh:
     config: with a number for ``data``. device: its platform decides which kernels they have.
     """
     auto = (AxisType.Auto,) * len(MESH_AXES)
-    sizes = (config.data, config.tensor)
-    return AbstractMesh(sizes, MESH_AXES, axis_types=auto, abstract_device=device)
+    return AbstractMesh(config.sizes, MESH_AXES, axis_types=auto, abstract_device=device)
 
 
 def use_mesh(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager:
@@ -102,21 +129,28 @@ def use_mesh(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager:
     return jax.set_mesh(mesh)
 
 
-def partition_spec(logical_axes: Sequence[str | None]) -> PartitionSpec:
+def partition_spec(logical_axes: Sequence[str | None], *, whole: bool = False) -> PartitionSpec:
     """PartitionSpec of an array whose dimensions have these logical axes; an axis without a rule is
     a KeyError.
+
+    whole: of a parameter that is not cut over ``fsdp``, as layers compute with it.
     """
-    return PartitionSpec(*(None if axis is None else RULES[axis] for axis in logical_axes))
+    entries = (None if axis is None else RULES[axis] for axis in logical_axes)
+    return PartitionSpec(*(None if whole and entry == "fsdp" else entry for entry in entries))
 
 
-def parameter_shardings(model: nnx.Module, mesh: Mesh | AbstractMesh) -> nnx.Module:
+def parameter_shardings(
+    model: nnx.Module, mesh: Mesh | AbstractMesh, *, whole: bool = False
+) -> nnx.Module:
     """The pytree of NamedShardings that belongs to a (concrete or abstract) model's parameters.
+
+    whole: for a copy that is not cut over ``fsdp``, to sample with.
 
     Raises ValueError naming the parameter when a dimension is not divisible by its mesh axis.
     """
 
     def sharding(path: tuple, param: nnx.Variable) -> nnx.Variable:
-        spec = partition_spec(param.get_metadata("logical_axes"))
+        spec = partition_spec(param.get_metadata("logical_axes"), whole=whole)
         for size, axis in zip(param.shape, spec, strict=True):
             if axis is not None and size % mesh.shape[axis]:
                 raise ValueError(
@@ -131,13 +165,62 @@ def parameter_shardings(model: nnx.Module, mesh: Mesh | AbstractMesh) -> nnx.Mod
     )
 
 
+def gathered(parameters: Any) -> Any:
+    """Parameters as a layer computes with them: whole along ``fsdp``, in a program under a mesh.
+
+    Gradients go the other way: they are added over the devices, and each keeps its part.
+
+    parameters: a pytree of nnx.Variable. One of a single layer has lost the first of its logical
+      axes.
+    """
+
+    def gather(parameter: nnx.Variable) -> nnx.Variable:
+        x = parameter[...]
+        axes = parameter.get_metadata("logical_axes")
+        return parameter.replace(gathered_array(x, axes[len(axes) - x.ndim :]))
+
+    if not cuts_parameters():
+        return parameters
+    return jax.tree.map(gather, parameters, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def gathered_array(x: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
+    """``gathered`` of one array with these logical axes."""
+    if not cuts_parameters():
+        return x
+    # The gradient of these two lines is the same two in the other order. Whole first: a sum over
+    # devices of which each keeps its part is a reduce-scatter. Cut at once, the compiler would
+    # exchange the activations instead, which are larger.
+    x = jax.lax.with_sharding_constraint(x, partition_spec(logical_axes))
+    return jax.lax.with_sharding_constraint(x, partition_spec(logical_axes, whole=True))
+
+
+def cuts_parameters() -> bool:
+    """Whether the current mesh cuts parameters over ``fsdp``, and leaves it to the compiler.
+
+    Inside a shard_map parameters are as they were handed to it.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if any(kind == AxisType.Manual for kind in mesh.axis_types):
+        return False
+    return mesh.shape.get("fsdp", 1) > 1
+
+
+def all_but_whole_parameters(primitive: Any, *_: Any, **__: Any) -> bool:
+    """A policy for ``jax.checkpoint``: the backward pass keeps everything but what ``gathered``
+    made, and gathers it again.
+    """
+    # Products read a parameter through a reshape and a conversion, which would keep it as well.
+    return primitive.name not in ("sharding_constraint", "reshape", "convert_element_type")
+
+
 def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
     """A function that every device runs on its own part of the arguments.
 
     It is for code that loops over rows or heads, and for kernels, which XLA cannot cut. Without a
     mesh (``jax.set_mesh``) it is the function itself. Inside another shard_map it cuts over those
     axes of the mesh that the other one has left to the compiler; the arguments are then the other
-    one's parts.
+    one's parts. Parameters come whole along ``fsdp``.
 
     in_axes, out_axes: the logical axes of arguments and results, as prefixes of their pytrees like
       the specs of ``jax.shard_map``.
@@ -148,8 +231,13 @@ def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
     if not free:
         return function
 
+    def still_free(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if isinstance(entry, tuple):
+            return tuple(name for name in entry if name in free) or None
+        return entry if entry in free else None
+
     def spec(axes: Sequence[str | None]) -> PartitionSpec:
-        return PartitionSpec(*(name if name in free else None for name in partition_spec(axes)))
+        return PartitionSpec(*(still_free(entry) for entry in partition_spec(axes, whole=True)))
 
     def specs(tree: Any) -> Any:
         return jax.tree.map(spec, tree, is_leaf=_is_axes)

@@ -36,7 +36,14 @@ from models.functions import rms_norm, rope, swiglu
 from models.layers import Embedding, Layers, MethodLayers, make_parameter, place_name
 from models.model_config import ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
-from models.sharding import constrain, per_shard
+from models.sharding import (
+    all_but_whole_parameters,
+    constrain,
+    cuts_parameters,
+    gathered,
+    gathered_array,
+    per_shard,
+)
 from pallas_kernels.tokens import Tokens
 
 # How a layer attends: (its parameters, normalised hidden states [B, T, D]) -> [B, T, N, H].
@@ -216,7 +223,12 @@ class Transformer(nnx.Module):
             for index, method in enumerate(methods):
                 # one step of the scan is a period; this is its layer number ``index``
                 layer = layers if alone else jax.tree.map(operator.itemgetter(index), layers)
-                parameters = of_methods[index]
+                layer = gathered(layer)
+                described = method.parameters(self.config.layer_shape)
+                parameters = {
+                    name: gathered_array(x, described[name].axes)
+                    for name, x in of_methods[index].items()
+                }
                 given = None
                 if noted is not None and picks[index] is not None:
                     given = dataclasses.replace(noted, picks=picks[index])
@@ -242,6 +254,9 @@ class Transformer(nnx.Module):
 
         if self.config.remat:
             step = jax.checkpoint(step)
+        elif cuts_parameters():
+            # else the whole parameters of all layers would wait for the backward pass
+            step = jax.checkpoint(step, policy=all_but_whole_parameters)
         of_methods = [self.method_parameters(index, slice(None)) for index in range(len(methods))]
         rest = (of_methods, earlier, picks)
         x = self.embed_tokens(tokens)
@@ -376,9 +391,8 @@ class Transformer(nnx.Module):
 
     def embed_tokens(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Embeddings in the compute dtype."""
-        return constrain(
-            self.embed.table[...][tokens].astype(self.config.dtype), "batch", None, None
-        )
+        table = gathered(self.embed.table)[...]
+        return constrain(table[tokens].astype(self.config.dtype), "batch", None, None)
 
     def qkv(
         self, layer: Layers, y: Float[Array, "B T D"], positions: Int[Array, "B T"] | None = None
@@ -451,14 +465,14 @@ class Transformer(nnx.Module):
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalisation after the last layer."""
-        return rms_norm(x, self.final_norm[...], self.config.norm_eps)
+        return rms_norm(x, gathered(self.final_norm)[...], self.config.norm_eps)
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Next-token logits in float32."""
         if self.config.tied_embeddings:
-            table = self.embed.table[...].astype(hidden.dtype)
+            table = gathered(self.embed.table)[...].astype(hidden.dtype)
             return jnp.einsum("...D,VD->...V", hidden, table, preferred_element_type=jnp.float32)
-        table = self.unembed[...].astype(hidden.dtype)
+        table = gathered(self.unembed)[...].astype(hidden.dtype)
         return jnp.einsum("...D,DV->...V", hidden, table, preferred_element_type=jnp.float32)
 
 

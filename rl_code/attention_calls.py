@@ -50,7 +50,7 @@ def _shape(config: RunConfig, model: ModelConfig, mesh: MeshConfig) -> CallShape
         num_heads=max(1, model.num_heads // mesh.tensor),
         num_kv_heads=max(1, model.num_kv_heads // mesh.tensor),
         head_dim=model.head_dim,
-        train_rows=max(1, pack.rows // max(1, mesh.data) // config.train.micro_batches),
+        train_rows=max(1, pack.rows // max(1, mesh.row_shards) // config.train.micro_batches),
         train_tokens=pack.slots + pack.prompt_slots,
         prefill_rows=engine.prefill_rows,
         prefill_tokens=engine.prefill_tokens,

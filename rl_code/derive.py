@@ -54,7 +54,7 @@ WHY = {
     "train.pack.slots": "limits, and train.group_size where groups share a row",
     "train.pack.targets": "limits, and train.group_size where groups share a row",
     "train.pack.runs": "prompts and trajectories of a row, where layers choose blocks",
-    "train.micro_batches": "train.pack.rows / mesh.data",
+    "train.micro_batches": "train.pack.rows / (mesh.data x mesh.fsdp)",
     "sft.optimizer.total_steps": "sft.steps",
     "documents.longest": "whole pages within limits.tokens, at most 1024 tokens",
     "suites.sampling": "rollout.sampling",
@@ -232,12 +232,12 @@ def _train(
     packing = pack(train.pack, limits, shapes.prompt_length, *groups, block)
     packing = dataclasses.replace(packing, max_staleness=max_staleness, documents=documents)
     loss = _filled(train.loss, constant_length=sampled_tokens(limits))
-    data = config.mesh.data
+    shards = config.mesh.row_shards
     return dataclasses.replace(
         _filled(
             train,
             # one row a device; where the number of devices is not known yet, all rows at once
-            micro_batches=packing.rows // data if data and packing.rows % data == 0 else 1,
+            micro_batches=packing.rows // shards if shards and packing.rows % shards == 0 else 1,
         ),
         loss=dataclasses.replace(loss, temperature=temperature),
         pack=packing,

@@ -92,6 +92,9 @@ def plan(run: Run) -> Plan:
         state = abstract_state(model, train.optimizer)
         programs = list(_update(run, state))
     sampling = run.sampling_model()
+    # as it lies on the devices that sample
+    whole = parameter_shardings(sampling, run.rollout_mesh, whole=True)
+    sampling = _laid_out(sampling, whole)
     engine = run.engine(
         config.rollout.sampling,
         config.rollout.engine,
@@ -159,7 +162,7 @@ def _memory(
     note = f"{train.micro_batches} micro-batches of {train.pack.rows // train.micro_batches} rows"
     yield Part("learner", "working memory: gradients, activations", update, note)
     dtypes = {run.config.rollout.dtype, run.model_config.dtype, run.model_config.param_dtype}
-    same = run.rollout_mesh == run.mesh and len(dtypes) == 1
+    same = run.rollout_mesh == run.mesh and len(dtypes) == 1 and run.mesh.shape["fsdp"] == 1
     copy = 0 if same else device_bytes(sampling)
     note = "the learner's" if same else f"a copy in {run.config.rollout.dtype}"
     yield Part("sampler", "weights", copy, note)

@@ -113,7 +113,8 @@ class RolloutConfig:
     tool_timeout_s: float | None = None
     # The dtype of the copy of the model that samples; None for ``model.dtype``.
     dtype: str | None = None
-    # Devices of an actor.
+    # Devices of an actor. Each of its shards of rows has the whole weights, so ``fsdp`` is for
+    # those that learn.
     mesh: MeshConfig = MeshConfig()
     # Whether an actor in the learner's process samples on devices of its own, which come after the
     # learner's in the list of devices. False: it samples on the learner's devices.
@@ -128,6 +129,12 @@ class RolloutConfig:
 
     def __post_init__(self):
         at_least(self, workers=1)
+        for name, mesh in (("mesh", self.mesh), ("prefill_mesh", self.prefill_mesh)):
+            if mesh is not None and mesh.fsdp not in (None, 1):
+                raise ValueError(
+                    f"{name}.fsdp={mesh.fsdp} must be 1: devices that only sample have the whole "
+                    f"weights; set {name}.data={mesh.row_shards} for as many rows"
+                )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,15 +32,18 @@ def traced_programs(
     same kernels. model: its dtype is that of training and sampling.
     """
     abstract = abstract_model(model)
-    laid_out = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        abstract,
-        parameter_shardings(abstract, mesh),
-    )
+
+    def laid_out(whole: bool) -> Transformer:
+        return jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            abstract,
+            parameter_shardings(abstract, mesh, whole=whole),
+        )
+
     engine = Engine(model, config.rollout.engine, config.rollout.sampling, (0,), mesh)
     with use_mesh(mesh):
-        update = _update(config, laid_out)
-    return {"update": update, **engine.traced(laid_out)}
+        update = _update(config, laid_out(whole=False))
+    return {"update": update, **engine.traced(laid_out(whole=True))}
 
 
 def _update(config: RunConfig, model: Transformer) -> jax.stages.Traced:

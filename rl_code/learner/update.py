@@ -1,7 +1,7 @@
 """The training steps: (state, batch) -> (state, metrics), each a jitted function that donates the
 state.
 
-A batch is cut into micro-batches of equal shape, each sharded over the mesh axis ``data``.
+A batch is cut into micro-batches of equal shape, each sharded over the mesh axes of rows.
 Micro-batches after the last one with a target are not computed, so a batch may be sized for the
 worst case. Gradients are added in float32, and losses are divided by counts of the whole batch, so
 neither the number of micro-batches nor the number of devices changes the update. Under a mesh, call

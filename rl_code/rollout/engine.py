@@ -1,10 +1,11 @@
 """Prefill and decode over a paged KV cache: jitted programs of fixed shape, for every attention
 method.
 
-Every program is a shard_map over the mesh axis ``data``. Each shard has pages of its own and loops
-on its own, so decoding needs no collective over that axis. Over the axis ``tensor`` pages and
-attention are cut by heads (``models.paged``), and the rest is left to the compiler. Which page
-holds what is decided on the host (``page_pool``, ``scheduler``).
+Every program is a shard_map over the mesh axes of rows, ``data`` and ``fsdp``. Each shard has pages
+of its own and loops on its own, so decoding needs no collective over these axes, and every shard
+has the whole weights. Over the axis ``tensor`` pages and attention are cut by heads
+(``models.paged``), and the rest is left to the compiler. Which page holds what is decided on the
+host (``page_pool``, ``scheduler``).
 
 The numbers of a row depend only on its own tokens. Every shape is fixed, no sum runs over more than
 one row, and random numbers are drawn per (group, index in the group, position). The same seed
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -31,7 +33,7 @@ from attention.cache.tables import Runs, sequence_pages
 from attention.picks import choosing, compact, narrowest
 from models.model_config import ModelConfig
 from models.paged import decode_tokens, forward, gather_pages, model_cache, put_pages_back
-from models.sharding import per_shard, use_mesh
+from models.sharding import ROW_AXES, per_shard, use_mesh
 from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
 from rl_code.rollout.drafts import NONE, propose
@@ -123,7 +125,7 @@ def _decode(
         uniforms = token_uniforms(*keys, positions.reshape(-1))
         # Every device of the axis tensor samples from all logits. The compiler would cut the
         # running sums of the cumulative distribution with exchanges that all devices of the mesh
-        # have to join, and the shards of ``data`` do not go through this loop together.
+        # have to join, and the shards of rows do not go through this loop together.
         draw = per_shard(functools.partial(sample, config=sampling), ((), ()), ((), ()))
         drawn = draw(model.logits(hidden.reshape(num_rows * len(index), -1)), uniforms)
         sampled, logprobs = (x.reshape(num_rows, -1) for x in drawn)
@@ -257,37 +259,37 @@ class Engine:
         mesh: Mesh | AbstractMesh,
     ):
         self.config, self.sampling, self.mesh = config, sampling, mesh
-        self.shards = mesh.shape["data"]
+        self.shards = math.prod(mesh.shape[name] for name in ROW_AXES)
         methods = model_config.attention * (model_config.num_layers // len(model_config.attention))
         if paged.page_size(methods, config.page) != config.page:
             raise ValueError(
                 f"page={config.page} must be the block of attention={model_config.attention}"
             )
         self._model_config = model_config
-        self._rows = NamedSharding(mesh, P("data"))
+        self._rows = NamedSharding(mesh, P(ROW_AXES))
         self._everywhere = NamedSharding(mesh, P())
         # pages are numbered within a shard of the rows, and every device has those of its own heads
-        self._pages = NamedSharding(mesh, P("data", "tensor"))
+        self._pages = NamedSharding(mesh, P(ROW_AXES, "tensor"))
         on_cpu = mesh.abstract_mesh.abstract_device.platform == "cpu"
         self.viewed = config.decode == "view" or (config.decode is None and on_cpu)
 
         # an axis of one device has nothing to cut, for the compiler or for ``per_shard``
-        manual = {"data"} | {name for name, size in mesh.shape.items() if size == 1}
+        manual = {*ROW_AXES} | {name for name, size in mesh.shape.items() if size == 1}
         # With several processes, each needs everything that comes to the host, so those results are
         # replicated. With one process, every device keeps its part.
         several = isinstance(mesh, Mesh) and not self._rows.is_fully_addressable
         on_host = self._everywhere if several else None
 
         def sharded(function, arguments: str, donate: tuple[int, ...], out):
-            """arguments: a letter each, "r" replicated (over data), "d" split over data. out:
+            """arguments: a letter each, "r" replicated, "d" split over the axes of rows. out:
             shardings of results, None for what the compiler chooses.
             """
-            in_specs = tuple(P() if kind == "r" else P("data") for kind in arguments)
+            in_specs = tuple(P() if kind == "r" else P(ROW_AXES) for kind in arguments)
             mapped = jax.shard_map(
                 function,
                 mesh=mesh,
                 in_specs=in_specs,
-                out_specs=P("data"),
+                out_specs=P(ROW_AXES),
                 axis_names=manual,
                 check_vma=False,
             )
@@ -320,7 +322,7 @@ class Engine:
         return model_cache(self._model_config, self.shards * c.pages, c.cache_dtype, **sizes)
 
     def put(self, x: np.ndarray) -> jax.Array:
-        """A host array [shards * n, ...] on the devices, rows split over ``data``."""
+        """A host array [shards * n, ...] on the devices, rows split over their axes."""
         return self._place(x, self._rows)
 
     def prefill(

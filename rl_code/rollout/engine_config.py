@@ -13,7 +13,8 @@ from rl_code.read_config import follows
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """Shapes of the engine. Every number is per shard of the mesh axis ``data``.
+    """Shapes of the engine. Every number is per shard of rows: there is one shard for each device
+    along the mesh axes ``data`` and ``fsdp``.
 
     In a run, the fields that are None follow from the limits of an episode (``rl_code.derive``).
     """

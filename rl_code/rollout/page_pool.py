@@ -72,9 +72,10 @@ class PagePool:
         self._weights += 1
 
     def place(self, model: Transformer) -> Transformer:
-        """A model on this engine's devices."""
-        with jax.set_mesh(self.engine.mesh):
-            return jax.device_put(model, parameter_shardings(model, self.engine.mesh))
+        """A model on this engine's devices. Each shard of rows has the whole weights."""
+        mesh = self.engine.mesh
+        with jax.set_mesh(mesh):
+            return jax.device_put(model, parameter_shardings(model, mesh, whole=True))
 
     def add_stats(self, stats: RolloutStats) -> RolloutStats:
         """The counts with those of this pool since the last call; from any thread."""

@@ -76,6 +76,8 @@ class Scheduler:
         episodes = engine.shards * engine.config.episodes
         self._open = Admission(self._pool, self._prompt_pool, episodes)
         self._texts = DraftTexts(engine.config)
+        # The model that was loaded, and what of it is on the devices that decode and that prefill.
+        self._given: Transformer | None = None
         self._model: Transformer | None = None
         self._prompt_model: Transformer | None = None
         self.version: int | None = None
@@ -96,10 +98,13 @@ class Scheduler:
         older weights. New groups share prompts only with groups that the same weights (the same
         object) prefilled.
         """
-        if self._model is not model:
-            self._model = model
+        if self._given is not model:
+            self._given = model
+            # weights that the learner cuts over ``fsdp``
+            cut = self.engine.mesh.shape["fsdp"] > 1
+            self._model = self._pool.place(model) if cut else model
             separate = self._prompt_pool is not self._pool
-            self._prompt_model = self._prompt_pool.place(model) if separate else model
+            self._prompt_model = self._prompt_pool.place(model) if separate else self._model
             self._open.new_weights(version, recompute=recompute)
         self.version = version
 

@@ -145,7 +145,7 @@ def test_meshes_give_equal_losses_and_gradients(pattern):
         logp = jax.nn.log_softmax(logits(m, tokens, where.order, where, runs=5))
         return jnp.mean(jnp.take_along_axis(logp, tokens[..., None], axis=-1))
 
-    for config in (MeshConfig(1, 1), MeshConfig(2, 1), MeshConfig(4, 2)):
+    for config in (MeshConfig(1, 1), MeshConfig(4, 2), MeshConfig(2, 2, fsdp=2)):
         mesh = make_mesh(config)
         with jax.set_mesh(mesh):
             placed = jax.device_put(m, parameter_shardings(m, mesh))

@@ -94,7 +94,7 @@ def write(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mesh", [MeshConfig(data=1, tensor=1), MeshConfig(data=2, tensor=2)])
+@pytest.mark.parametrize("mesh", [MeshConfig(data=1, tensor=1), MeshConfig(2, 2, fsdp=2)])
 def test_a_float_file_loads_bit_exact(kind, mesh, tmp_path):
     model = random_model(dataclasses.replace(CONFIG, **KINDS[kind]))
     write(tmp_path / "model.gguf", kind, model)

@@ -103,6 +103,10 @@ def test_a_suite_does_not_need_the_training_tasks(tmp_path):
             {"train.optimizer.learning_rate": -1e-3},
             "config.train.optimizer: learning_rate=-0.001 must be positive",
         ),
+        (
+            {"rollout.mesh": {"fsdp": 2}},
+            r"config.rollout: mesh.fsdp=2 must be 1: .*; set mesh.data=2 for as many rows",
+        ),
         ({"train.micro_batches": 3}, "train.pack.rows=16 must divide into train.micro_batches=3"),
     ],
 )

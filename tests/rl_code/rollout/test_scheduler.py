@@ -199,6 +199,58 @@ def test_prompts_prefilled_on_other_devices_give_the_same_samples():
         assert stats.prefix_hit_rate > 0.5
 
 
+CHOOSING = dict(block=4, picks=3)
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        (Dense(),),
+        (
+            Window(6),
+            MoBA(**CHOOSING),
+            NSA(**CHOOSING, length=4, stride=2, initial=1, local=1, window=4),
+            GatedDocuments(),
+        ),
+    ],
+    ids=["dense", "others"],
+)
+@pytest.mark.quick(first=1)
+def test_weights_cut_over_fsdp_sample_what_whole_weights_do(methods):
+    """A copy is made whole once for each version of the weights."""
+    config = dataclasses.replace(MODEL, num_layers=len(methods), attention=methods)
+    prompts = np.random.default_rng(0).integers(1, 40, (3, 14)).tolist()
+    tasks = [types.SimpleNamespace(id=f"task{i}", prompt=prompts[i]) for i in range(3)]
+    once = functools.partial(Episode, turns=1)
+
+    def played(where):
+        mesh = make_mesh(where)
+        scheduler = Scheduler(
+            Engine(config, ENGINE, SAMPLING, (STOP,), mesh),
+            Letters(),
+            workers=4,
+            tool_timeout_s=30.0,
+        )
+        model = model_on(mesh, config)
+        key = jax.random.key(7)
+        both = [
+            scheduler.rollout(model, tasks, once, group_size=2, version=1, key=key)
+            for _ in range(2)
+        ]
+        scheduler.close()
+        (groups, first), (_, again) = both
+        # prompts of the same weights are found again
+        assert again.prefilled_tokens < first.prefilled_tokens
+        return [t for group in groups for t in group.trajectories]
+
+    whole = played(MeshConfig(data=2, tensor=2))
+    cut = played(MeshConfig(data=1, tensor=2, fsdp=2))
+    assert any(len(set(t.tokens[t.sampled])) > 2 for t in cut)
+    for one, other in zip(cut, whole, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-5)
+
+
 def test_tasks_with_a_common_prefix_share_its_pages_under_the_same_weights_only():
     common = list(range(1, 13))
     tasks = [types.SimpleNamespace(id=f"task{i}", prompt=[*common, 20 + i, 3]) for i in range(3)]

@@ -32,9 +32,11 @@ DTYPE = "bfloat16"
 KEPT = WeightsConfig(full_every=3, keep=2, deadline_s=60.0)
 
 
-def mesh(data: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def mesh(
+    data: int = 1, tensor: int = 1, fsdp: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
     """Of the first devices, unless said."""
-    return make_mesh(MeshConfig(data, tensor), devices)
+    return make_mesh(MeshConfig(data, tensor, fsdp), devices)
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def serving(tmp_path_factory) -> Iterator[tuple[Path, Learner]]:
 
 def test_actors_of_any_layout_pull_what_another_process_serves(serving):
     workdir, learner = serving
-    layouts = [mesh(), mesh(1, 2), mesh(2, 4)]
+    layouts = [mesh(), mesh(2, 4), mesh(1, 2, fsdp=4)]
     actors = [actor(workdir, where, name=f"actor-{index}") for index, where in enumerate(layouts)]
     for version in (0, 1):
         assert learner.ask(f"serve {version}") == "served"

@@ -81,7 +81,7 @@ def test_it_does_not_depend_on_the_sharding(dtype):
     x = array_of(random_bits((8, 16, 3), dtype), dtype)
     expected = checksum(x)
     whole = mesh(2, 4)
-    apart = mesh(1, 2, jax.devices()[4:6])
+    apart = mesh(1, 2, devices=jax.devices()[4:6])
     for where, spec in (
         (whole, P()),
         (whole, P("tensor", "data")),
