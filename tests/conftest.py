@@ -40,6 +40,7 @@ LONG = (
     "test_kill.py",
     "test_faults.py",
     "test_roles.py",
+    "test_cluster_run.py",
     "test_shared_prompt.py",
     "test_scheduler.py",
     "test_nsa.py",

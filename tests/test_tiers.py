@@ -7,7 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # Whole runs, most in processes of their own; what they are made of has tests beside it.
-WHOLE_RUNS = {"test_faults.py", "test_kill.py", "test_roles.py", "test_run_with_documents.py"}
+WHOLE_RUNS = {
+    "test_cluster_run.py",
+    "test_faults.py",
+    "test_kill.py",
+    "test_roles.py",
+    "test_run_with_documents.py",
+}
 
 
 def marks(function: ast.FunctionDef) -> set[str]:
