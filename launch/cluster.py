@@ -31,59 +31,6 @@ from rl_code.run_config import RunConfig, meshes, refuse_sync
 ROOT = LAUNCH.parent
 FLAGS = absl_flags.FLAGS
 
-absl_flags.DEFINE_enum("engine", "slurm", ENGINES, "Which engine runs it.")
-absl_flags.DEFINE_enum("role", "all", list(ROLES), "What runs.")
-absl_flags.DEFINE_string("name", None, "Of the job; the workdir's and the role's unless given.")
-absl_flags.DEFINE_integer("hosts", 1, "Hosts of the learner; of one slice on TPUs.", 1)
-absl_flags.DEFINE_integer("actors", 1, "How many actors.", 1)
-absl_flags.DEFINE_integer(
-    "first_actor",
-    0,
-    "Number of the first actor; those that join a run have numbers of their own.",
-    0,
-)
-absl_flags.DEFINE_integer("actor_hosts", 1, "Hosts of each actor.", 1)
-absl_flags.DEFINE_integer("devices", 0, "Accelerators of a host; 0 for its processors.", 0)
-absl_flags.DEFINE_integer("cpus", 0, "Processors of a host; 0 for what the cluster gives.", 0)
-absl_flags.DEFINE_integer("memory_gb", 0, "Memory of a host; 0 for what the cluster gives.", 0)
-absl_flags.DEFINE_enum(
-    "network",
-    "none",
-    [name for name in networks() if name != "gpu"],
-    "What connects the hosts; docs/operations.md has the table.",
-)
-absl_flags.DEFINE_multi_string(
-    "network_value", [], "<name>=<value> that the network needs of this cluster; may be repeated."
-)
-absl_flags.DEFINE_string("time", "24:00:00", "Time limit of a SLURM job.")
-absl_flags.DEFINE_integer(
-    "grace_s", 120, "Seconds from the request to stop to the end: a step and a checkpoint.", 1
-)
-absl_flags.DEFINE_integer("retries", 3, "How often a job that failed comes back.", 0)
-absl_flags.DEFINE_integer("at_once", 0, "Runs of a sweep at the same time; 0 for all.", 0)
-absl_flags.DEFINE_multi_string(
-    "sbatch", [], "A further option of sbatch, as in --sbatch=--partition=gpu; may be repeated."
-)
-absl_flags.DEFINE_string(
-    "address_interface",
-    "",
-    "Network interface at whose address other roles reach a host; its first address unless given.",
-)
-absl_flags.DEFINE_string("python", None, "Python of the hosts; this one, or a pod's, unless given.")
-absl_flags.DEFINE_string(
-    "repository", None, "Folder of this repository on the hosts; its own, or /opt/rl-code in a pod."
-)
-absl_flags.DEFINE_string("image", "", "Container image of pods, which has the repository.")
-absl_flags.DEFINE_string("namespace", "default", "Of Kubernetes.")
-absl_flags.DEFINE_string("claim", "", "Claim of the volume that pods share.")
-absl_flags.DEFINE_string("mount", "/shared", "Where pods have that volume.")
-absl_flags.DEFINE_string(
-    "out", None, "Folder for what is rendered; <workdir>/cluster unless given."
-)
-absl_flags.DEFINE_bool(
-    "dry_run", False, "Print everything, and write it only if --out is given; submit nothing."
-)
-
 
 class SubmitError(RuntimeError):
     """The engine did not take the job; it has said why."""
@@ -207,5 +154,68 @@ def _name(words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
+def define_flags() -> None:
+    """Flags of this command alone: other modules have some of the same name."""
+    absl_flags.DEFINE_enum("engine", "slurm", ENGINES, "Which engine runs it.")
+    absl_flags.DEFINE_enum("role", "all", list(ROLES), "What runs.")
+    absl_flags.DEFINE_string("name", None, "Of the job; the workdir's and the role's unless given.")
+    absl_flags.DEFINE_integer("hosts", 1, "Hosts of the learner; of one slice on TPUs.", 1)
+    absl_flags.DEFINE_integer("actors", 1, "How many actors.", 1)
+    absl_flags.DEFINE_integer(
+        "first_actor",
+        0,
+        "Number of the first actor; those that join a run have numbers of their own.",
+        0,
+    )
+    absl_flags.DEFINE_integer("actor_hosts", 1, "Hosts of each actor.", 1)
+    absl_flags.DEFINE_integer("devices", 0, "Accelerators of a host; 0 for its processors.", 0)
+    absl_flags.DEFINE_integer("cpus", 0, "Processors of a host; 0 for what the cluster gives.", 0)
+    absl_flags.DEFINE_integer("memory_gb", 0, "Memory of a host; 0 for what the cluster gives.", 0)
+    absl_flags.DEFINE_enum(
+        "network",
+        "none",
+        [name for name in networks() if name != "gpu"],
+        "What connects the hosts; docs/operations.md has the table.",
+    )
+    absl_flags.DEFINE_multi_string(
+        "network_value",
+        [],
+        "<name>=<value> that the network needs of this cluster; may be repeated.",
+    )
+    absl_flags.DEFINE_string("time", "24:00:00", "Time limit of a SLURM job.")
+    absl_flags.DEFINE_integer(
+        "grace_s", 120, "Seconds from the request to stop to the end: a step and a checkpoint.", 1
+    )
+    absl_flags.DEFINE_integer("retries", 3, "How often a job that failed comes back.", 0)
+    absl_flags.DEFINE_integer("at_once", 0, "Runs of a sweep at the same time; 0 for all.", 0)
+    absl_flags.DEFINE_multi_string(
+        "sbatch", [], "A further option of sbatch, as in --sbatch=--partition=gpu; may be repeated."
+    )
+    absl_flags.DEFINE_string(
+        "address_interface",
+        "",
+        "Network interface at whose address other roles reach a host; the first unless given.",
+    )
+    absl_flags.DEFINE_string(
+        "python", None, "Python of the hosts; this one, or a pod's, unless given."
+    )
+    absl_flags.DEFINE_string(
+        "repository",
+        None,
+        "Folder of this repository on the hosts; its own, or /opt/rl-code in a pod.",
+    )
+    absl_flags.DEFINE_string("image", "", "Container image of pods, which has the repository.")
+    absl_flags.DEFINE_string("namespace", "default", "Of Kubernetes.")
+    absl_flags.DEFINE_string("claim", "", "Claim of the volume that pods share.")
+    absl_flags.DEFINE_string("mount", "/shared", "Where pods have that volume.")
+    absl_flags.DEFINE_string(
+        "out", None, "Folder for what is rendered; <workdir>/cluster unless given."
+    )
+    absl_flags.DEFINE_bool(
+        "dry_run", False, "Print everything, and write it only if --out is given; submit nothing."
+    )
+
+
 if __name__ == "__main__":
+    define_flags()
     flags.run(main, kind=RunConfig, expected=(SubmitError,))
