@@ -1,0 +1,93 @@
+"""Reads the text of a compiled program: its instructions, each as often as it runs.
+
+An instruction within a loop counts as often as the loop runs. XLA's own ``cost_analysis`` counts
+the body of a loop only once.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+# Parts of HLO text: the head of a computation, an instruction (its name, shape, operation, and the
+# rest of the line), the computations that an instruction calls, and how often a loop runs if that
+# is known.
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(?[\w\[\]{},:()*\s/=\"T]*?\)?) ([\w\-]+)\((.*)$"
+)
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    # The shape of its result, or of several in parentheses, as "bf16[2,128]{1,0}".
+    shape: str
+    operation: str
+    # Operands and attributes.
+    rest: str
+
+
+def total[K: Hashable](
+    hlo: str,
+    value: Callable[[Instruction, Mapping[str, str]], Mapping[K, float]],
+    unknown_trips: float | Sequence[float] = 1.0,
+) -> collections.Counter[K]:
+    """The sum over all instructions that run of what ``value`` says of them, by its keys.
+
+    hlo: the optimised HLO text (``compiled.as_text()``).
+    value: takes an instruction, and the shapes of those before it in its computation by their
+      names.
+    unknown_trips: for loops whose number of runs depends on data, how often they run on average.
+      Several numbers are for nested loops, the outermost first. The last number is for all loops
+      that are nested deeper.
+
+    Raises ValueError for a text that is not that of a compiled program.
+    """
+    computations, entry = _parse(hlo)
+    depths = [float(unknown_trips)] if isinstance(unknown_trips, int | float) else [*unknown_trips]
+
+    @functools.cache
+    def of(name: str, depth: int = 0) -> collections.Counter[K]:
+        shapes: dict[str, str] = {}
+        found: collections.Counter[K] = collections.Counter()
+        for line in computations.get(name, ()):
+            shapes[line.name] = line.shape
+            _add(found, value(line, shapes))
+            trips = _TRIPS.search(line.rest)
+            times, inside = 1.0, depth
+            if line.operation == "while":
+                times = float(trips[1]) if trips else depths[min(depth, len(depths) - 1)]
+                inside = depth if trips else depth + 1
+            for called in _CALLED.findall(line.rest):
+                _add(found, of(called, inside), times)
+        return found
+
+    return of(entry)
+
+
+def _add(sums: collections.Counter, more: Mapping, times: float = 1.0) -> None:
+    for key, number in more.items():
+        sums[key] += times * number
+
+
+def _parse(hlo: str) -> tuple[dict[str, list[Instruction]], str]:
+    """(the instructions of each computation by its name, the name of the entry computation)."""
+    computations: dict[str, list[Instruction]] = {}
+    entry, current = "", None
+    for line in hlo.splitlines():
+        if match := _COMPUTATION.match(line):
+            current = computations.setdefault(match[1], [])
+            entry = match[1] if line.startswith("ENTRY") else entry
+        elif current is not None and (match := _INSTRUCTION.match(line)):
+            current.append(Instruction(match[1], match[2], match[3], match[4]))
+    if not entry:
+        raise ValueError("no ENTRY computation: is this the text of a compiled program?")
+    return computations, entry
