@@ -36,9 +36,8 @@ from benchmarks.results import save
 from launch import command
 from launch.command import console
 from launch.kernel_programs import WORKLOADS, Kernel, kernels
-from launch.targets import TARGETS, Target
+from launch.targets import INSTALL, TARGETS, Target, is_installed
 
-INSTALL = "pip install -e .[aot]"
 ROOT = Path(__file__).resolve().parents[1]
 # Of a multiprocessor of Hopper and of Blackwell: bytes of shared memory, registers and threads.
 SHARED_PER_SM, REGISTERS_PER_SM, THREADS_PER_SM = 228 * 1024, 65536, 2048
@@ -127,13 +126,13 @@ def main(argv: Sequence[str]) -> None:
 def report(rows: list[Row]) -> dict:
     """What is written to --json: the rows, and the versions of the compilers."""
     packages = {name for target in TARGETS.values() for name in target.packages}
-    versions = {name: importlib.metadata.version(name) for name in packages if _installed(name)}
+    versions = {name: importlib.metadata.version(name) for name in packages if is_installed(name)}
     return {"compilers": versions, "rows": [dataclasses.asdict(row) for row in rows]}
 
 
 def in_own_process(target: Target, workloads: Sequence[str] = _WORKLOADS) -> list[Row]:
     """The rows of a target. What ended the process, or a missing compiler, has a row too."""
-    if missing := [name for name in target.packages if not _installed(name)]:
+    if missing := [name for name in target.packages if not is_installed(name)]:
         answer = f"{', '.join(missing)} not installed: {INSTALL}"
         return [Row("all kernels", target.name, "", (), answer)]
     command = [sys.executable, "-m", "launch.aot", f"--worker={target.name}"]
@@ -238,13 +237,6 @@ def summary(rows: list[Row]) -> rich.table.Table:
             str(sum(bool(row.spilled) for row in mine)) if registers else "",
         )
     return found
-
-
-def _installed(package: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
-        return False
 
 
 def _shorten(text: str, most: int = 300) -> str:

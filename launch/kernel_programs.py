@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -155,8 +155,6 @@ def kernels(target: Target, workloads: tuple[Workload, ...] = WORKLOADS) -> list
 
 def settings(workload: Workload) -> tuple[RunConfig, ModelConfig]:
     """(the config of a workload with its derived sizes, its model in bfloat16 with few layers)."""
-    module = importlib.import_module(f"configs.{workload.config}")
-    given = module.get_config().to_dict()
     changes = {
         "mesh": {"data": 1, "tensor": workload.tensor},
         "model.dtype": "bfloat16",
@@ -164,13 +162,7 @@ def settings(workload: Workload) -> tuple[RunConfig, ModelConfig]:
         **({} if workload.attention is None else {"model.attention": workload.attention}),
         **workload.changes,
     }
-    for key, value in changes.items():
-        *sections, last = key.split(".")
-        section = given
-        for name in sections:
-            section = section.setdefault(name, {})
-        section[last] = value
-    config = build(RunConfig, given)
+    config = changed(workload.config, changes)
     shape = PRESETS[workload.preset] if workload.preset else config.model.shape()
     methods = config.model.methods() or shape.attention
     return config, dataclasses.replace(
@@ -183,6 +175,18 @@ def settings(workload: Workload) -> tuple[RunConfig, ModelConfig]:
         embed_dim=min(shape.embed_dim, 1024),
         mlp_dim=min(shape.mlp_dim, 1024),
     )
+
+
+def changed(name: str, changes: Mapping[str, Any]) -> RunConfig:
+    """The config configs/<name>.py with other values for some dotted keys."""
+    given = importlib.import_module(f"configs.{name}").get_config().to_dict()
+    for key, value in changes.items():
+        *sections, last = key.split(".")
+        section = given
+        for part in sections:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return build(RunConfig, given)
 
 
 def _unrotated(config: RunConfig, model: ModelConfig, mesh: AbstractMesh) -> jax.stages.Traced:

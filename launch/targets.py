@@ -5,10 +5,15 @@ compilers ask.
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import math
 import shutil
 from typing import Any
 
 from jax.sharding import AbstractDevice
+
+# What installs the compilers.
+INSTALL = "pip install -e .[aot]"
 
 _GPU = """
 gpu_device_info {{
@@ -30,15 +35,29 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 15 }} device_descripti
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A device. flops: dense bfloat16 operations per second; bandwidth: bytes of HBM per second;
-    gpu: XLA's numbers.
-    """
+    """A device."""
 
     name: str
+    # Dense bfloat16 operations per second.
     flops: float
+    # Bytes of HBM per second.
     bandwidth: float
+    # Bytes of HBM.
+    memory: float
+    # Bytes per second that a device sends to others of its domain (NVLink, ICI), and how many
+    # devices a domain has.
+    link: float
+    domain: int
+    # Bytes per second that it sends to other domains.
+    network: float
+    # The smallest slice of TPUs that is compiled for.
     tpu_topology: str | None = None
+    # XLA's numbers for a GPU.
     gpu: dict[str, float] | None = None
+    # GPUs of one host.
+    host: int = 8
+    # Slices of TPUs by how many they have.
+    slices: dict[int, str] = dataclasses.field(default_factory=dict)
 
     @property
     def platform(self) -> str:
@@ -79,10 +98,21 @@ class Target:
         report = {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_RESOURCES": "1"}
         return {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"} | report
 
-    def topology(self, slices: str = "1x1x1") -> dict[str, Any]:
-        """Arguments of ``topologies.get_topology_desc``; slices: slices x hosts x GPUs."""
+    def topology(self, devices: int | None = None) -> dict[str, Any]:
+        """Arguments of ``topologies.get_topology_desc``.
+
+        devices: how many; None for the smallest slice of TPUs, or one GPU. Raises ValueError where
+        no slice of TPUs has so many.
+        """
         if self.tpu_topology:
-            return {"platform": "tpu", "topology_name": self.tpu_topology}
+            if devices is not None and devices not in self.slices:
+                known = ", ".join(map(str, self.slices))
+                raise ValueError(f"slices of {self.name} have {known} devices, not {devices}")
+            name = self.tpu_topology if devices is None else f"{self.name}:{self.slices[devices]}"
+            return {"platform": "tpu", "topology_name": name}
+        count = devices or 1
+        gpus = math.gcd(count, self.host)
+        slices = f"1x{count // gpus}x{gpus}"  # slices x hosts x GPUs
         text = _GPU.format(name=self.name, **self.gpu)
         return {
             "platform": "cuda",
@@ -104,15 +134,34 @@ _GB200 = {
     "capability": 10,
 }
 
-# Peak rates are the makers'.
+# Rates and sizes are the makers' (data sheets of H100, H200 and GB200 NVL72, Google Cloud's pages
+# on TPU v5e, v5p and v6e). NVLink and ICI: in one direction, all links of a device together.
+# Network: an adapter of 400 Gbit/s for each GPU; TPUs of one slice do not use it.
+_GBIT = 1e9 / 8
+_NVLINK4 = {"link": 450e9, "domain": 8, "network": 400 * _GBIT}
+_NVL72 = {"link": 900e9, "domain": 72, "network": 400 * _GBIT, "host": 4}
+_V5E = {"link": 1600 * _GBIT, "domain": 256, "network": 25 * _GBIT}
+_V5P = {"link": 4800 * _GBIT, "domain": 8960, "network": 50 * _GBIT}
+_V6E = {"link": 3584 * _GBIT, "domain": 256, "network": 50 * _GBIT}
+_FLAT = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+_CUBE = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 72: "4x6x3", 128: "4x4x8"}
+
 TARGETS = {
     target.name: target
     for target in (
-        Target("v5e", 197e12, 819e9, tpu_topology="v5e:2x2"),
-        Target("v5p", 459e12, 2765e9, tpu_topology="v5p:2x2x1"),
-        Target("v6e", 918e12, 1640e9, tpu_topology="v6e:2x2"),
-        Target("h100", 989e12, 3352e9, gpu=_H100),
-        Target("h200", 989e12, 4800e9, gpu=_H200),
-        Target("gb200", 2500e12, 7928e9, gpu=_GB200),
+        Target("v5e", 197e12, 819e9, 16e9, tpu_topology="v5e:2x2", slices=_FLAT, **_V5E),
+        Target("v5p", 459e12, 2765e9, 95e9, tpu_topology="v5p:2x2x1", slices=_CUBE, **_V5P),
+        Target("v6e", 918e12, 1640e9, 32e9, tpu_topology="v6e:2x2", slices=_FLAT, **_V6E),
+        Target("h100", 989e12, 3352e9, 85e9, gpu=_H100, **_NVLINK4),
+        Target("h200", 989e12, 4800e9, 151e9, gpu=_H200, **_NVLINK4),
+        Target("gb200", 2500e12, 7928e9, 198e9, gpu=_GB200, **_NVL72),
     )
 }
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package of Python is installed."""
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False

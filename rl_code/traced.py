@@ -24,9 +24,15 @@ from rl_code.run_config import RunConfig
 
 
 def traced_programs(
-    config: RunConfig, model: ModelConfig, mesh: Mesh | AbstractMesh
+    config: RunConfig,
+    model: ModelConfig,
+    mesh: Mesh | AbstractMesh,
+    *,
+    learns: bool = True,
+    samples: bool = True,
 ) -> dict[str, jax.stages.Traced]:
-    """The programs "update", "prefill" and "decode" of a run on one mesh.
+    """The programs of a run on one mesh: "update" where it learns, and those of the engine, such as
+    "prefill" and "decode", where it samples.
 
     config: with its derived sizes. An update in two phases is traced as one phase, which calls the
     same kernels. model: its dtype is that of training and sampling.
@@ -40,10 +46,14 @@ def traced_programs(
             parameter_shardings(abstract, mesh, whole=whole),
         )
 
-    engine = Engine(model, config.rollout.engine, config.rollout.sampling, (0,), mesh)
-    with use_mesh(mesh):
-        update = _update(config, laid_out(whole=False))
-    return {"update": update, **engine.traced(laid_out(whole=True))}
+    found = {}
+    if learns:
+        with use_mesh(mesh):
+            found["update"] = _update(config, laid_out(whole=False))
+    if samples:
+        engine = Engine(model, config.rollout.engine, config.rollout.sampling, (0,), mesh)
+        found |= engine.traced(laid_out(whole=True))
+    return found
 
 
 def _update(config: RunConfig, model: Transformer) -> jax.stages.Traced:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ import pytest
 
 from launch import aot
 from launch.kernel_programs import WORKLOADS, _kernel, calls, kernels
-from launch.targets import TARGETS
+from launch.targets import INSTALL, TARGETS, is_installed
 from models.sharding import MeshConfig, abstract_mesh, use_mesh
 from pallas_kernels.flash.api import flash_attention
 from pallas_kernels.flash.blocks import cost, heuristic
@@ -21,23 +20,16 @@ from pallas_kernels.selected.api import selected_attention
 from pallas_kernels.tokens import sequences
 
 
-def installed(name: str) -> bool:
-    try:
-        return bool(importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
 def test_a_missing_compiler_has_a_row_with_the_command_that_installs_it(monkeypatch):
-    monkeypatch.setattr(aot, "_installed", lambda package: False)
+    monkeypatch.setattr(aot, "is_installed", lambda package: False)
     for target in TARGETS.values():
         (row,) = aot.in_own_process(target)
         assert row.kernel == "all kernels" and row.target == target.name
-        assert row.answer.endswith(f"not installed: {aot.INSTALL}")
+        assert row.answer.endswith(f"not installed: {INSTALL}")
 
 
 def test_a_compiler_that_ends_its_process_has_a_row_too(monkeypatch):
-    monkeypatch.setattr(aot, "_installed", lambda package: True)
+    monkeypatch.setattr(aot, "is_installed", lambda package: True)
     broken = dataclasses.replace(TARGETS["v5e"], name="no such target")
     (row,) = aot.in_own_process(broken)
     assert row.answer.startswith("the compiler's process ended with code 1: ")
@@ -158,7 +150,7 @@ def test_cost_counts_the_visible_pairs():
     assert cost("forward", shape, (1, 24, 2, 16), 2, tuning).flops == 2 * 2 * 16 * 4 * (36 + 8 * 16)
 
 
-@pytest.mark.skipif(not installed("libtpu"), reason=f"libtpu is not installed: {aot.INSTALL}")
+@pytest.mark.skipif(not is_installed("libtpu"), reason=f"libtpu is not installed: {INSTALL}")
 def test_kernels_compile_for_tpu_v5e():
     rows = aot.in_own_process(TARGETS["v5e"], ["quickstart"])
     assert {row.answer for row in rows} == {"compiled"} and len(rows) >= 5
@@ -166,7 +158,7 @@ def test_kernels_compile_for_tpu_v5e():
 
 
 @pytest.mark.skipif(
-    not installed("jax-cuda13-plugin"), reason=f"jax-cuda13-plugin is not installed: {aot.INSTALL}"
+    not is_installed("jax-cuda13-plugin"), reason=f"jax-cuda13-plugin is not installed: {INSTALL}"
 )
 @pytest.mark.parametrize("name", ["h100", "gb200"])
 def test_kernels_compile_for_gpus(name):

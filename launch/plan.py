@@ -1,0 +1,167 @@
+"""Plans on which mesh a model is trained and sampled from: what fits, and how fast it can be.
+
+python -m launch.plan --model=qwen3-32b --chip=gb200 --devices=72 --tokens=1179648
+python -m launch.plan --model=qwen3-8b --chip=h100 --devices=8 --compile=1 --json=runs/plan.json
+
+Every mesh of --devices is looked at for the learner, and of --actor_devices for the actor, or those
+that --mesh and --actor_mesh name. Those that fit into memory are sorted by the least time that one
+step can take: the time of the slowest of compute, HBM, links and network, each at its peak rate. No
+program reaches these rates, so the table compares meshes and bounds what is possible; it predicts
+no speed.
+
+With --compile=n the best n meshes of each role are compiled ahead of time on this machine, a whole
+GRPO step and a decode step, and the compiled programs' own numbers stand in the table. It needs the
+compilers: pip install -e .[aot]. The column "from" says what was compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+from rich.markup import escape
+
+from attention.methods.api import DEFAULT
+from benchmarks.results import save
+from launch import command, plan_arithmetic, plan_compiled, plan_table
+from launch.command import console
+from launch.plan_arithmetic import Estimate, Job
+from launch.targets import INSTALL, TARGETS, is_installed
+from models.families import PRESETS
+from models.sharding import MeshConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+_ANSWER = "plan: "
+# Meshes of each role that the table shows.
+_SHOWN = 6
+
+FLAGS = flags.FLAGS
+
+
+def main(argv: Sequence[str]) -> None:
+    if FLAGS.model not in PRESETS:
+        command.refuse(f"--model={FLAGS.model} must be one of {', '.join(PRESETS)}")
+    if FLAGS.tokens % FLAGS.context:
+        command.refuse(f"--tokens={FLAGS.tokens} must be a multiple of --context={FLAGS.context}")
+    job = job_of_flags()
+    if FLAGS.worker:
+        done = plan_compiled.compiled(job, plan_table.from_json(json.loads(FLAGS.worker)))
+        print(_ANSWER + json.dumps(plan_table.to_json(done)), flush=True)
+        return
+    if FLAGS.compile and (missing := [x for x in job.target.packages if not is_installed(x)]):
+        command.refuse(f"--compile={FLAGS.compile}: {', '.join(missing)} not installed: {INSTALL}")
+    actors = FLAGS.actor_devices or FLAGS.devices
+    learners = chosen("mesh", FLAGS.devices) or plan_arithmetic.meshes(FLAGS.devices, fsdp=True)
+    samplers = chosen("actor_mesh", actors) or plan_arithmetic.meshes(actors, fsdp=False)
+    roles = {
+        "learner": plan_table.sorted_estimates(job, plan_arithmetic.learner, learners),
+        "actor": plan_table.sorted_estimates(job, plan_arithmetic.actor, samplers),
+    }
+    found: dict[str, list[Estimate]] = {}
+    for role, (fitting, others) in roles.items():
+        found[role] = [compile_apart(job, estimate) for estimate in fitting[: FLAGS.compile]]
+        found[role] += fitting[FLAGS.compile : max(_SHOWN, FLAGS.compile)]
+        console().print(plan_table.table(role, job, found[role]))
+        for reason, cut in others.items():
+            console().print(escape(f"{reason}: {', '.join(cut)}"), style="dim")
+    report(job, found)
+
+
+def job_of_flags() -> Job:
+    """What the flags ask for."""
+    model = dataclasses.replace(
+        PRESETS[FLAGS.model],
+        dtype="bfloat16",
+        param_dtype=FLAGS.param_dtype,
+        remat=True,
+        attention=DEFAULT,
+    )
+    return Job(FLAGS.model, model, TARGETS[FLAGS.chip], FLAGS.tokens, FLAGS.context, FLAGS.rows)
+
+
+def chosen(flag: str, devices: int) -> list[MeshConfig]:
+    """The meshes that a flag names."""
+    found = []
+    for text in FLAGS[flag].value:
+        try:
+            found.append(plan_table.named_mesh(text, devices))
+        except ValueError as error:
+            command.refuse(f"--{flag}={text} {error}")
+        if flag == "actor_mesh" and found[-1].fsdp is not None:
+            command.refuse(f"--{flag}={text}: fsdp is for devices that learn")
+    return found
+
+
+def compile_apart(job: Job, estimate: Estimate) -> Estimate:
+    """The estimate with the compiled program's numbers, from a process of its own: a compiler may
+    end it, and the GPU compiler keeps the first target that it was given.
+    """
+    console().print(f"compiling {estimate.role} on {plan_table.words(estimate.mesh)}", style="dim")
+    own = ("model", "chip", "tokens", "context", "rows", "param_dtype")
+    given = [f"--{name}={FLAGS[name].value}" for name in own]
+    worker = f"--worker={json.dumps(plan_table.to_json(estimate))}"
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.plan", *given, worker],
+        env=os.environ | job.target.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith(_ANSWER):
+            return plan_table.from_json(json.loads(line.removeprefix(_ANSWER)))
+    last = (done.stderr.strip() or "no message").splitlines()[-1]
+    return dataclasses.replace(estimate, source=f"arithmetic; not compiled: {last[:200]}")
+
+
+def report(job: Job, found: dict[str, list[Estimate]]) -> None:
+    """The transfer of weights between the best meshes; --json and --figure."""
+    seconds = None
+    if all(found.values()):
+        best = found["learner"][0].mesh, found["actor"][0].mesh
+        seconds = plan_arithmetic.transfer_seconds(job, *best)
+        learner, actor = map(plan_table.words, best)
+        words = f"new weights from {learner} to {actor}: at least {1e3 * seconds:,.1f} ms"
+        console().print(f"{words} (arithmetic)")
+    rows = {
+        role: [plan_table.to_json(x) | plan_table.derived(job, x) for x in own]
+        for role, own in found.items()
+    }
+    asked = {name: FLAGS[name].value for name in ("model", "chip", "tokens", "context", "rows")}
+    save({"asked": asked, "transfer_s": seconds, **rows})
+    if FLAGS.figure:
+        plan_table.draw(job, found, Path(FLAGS.figure))
+
+
+def define_flags() -> None:
+    """Flags of this command alone: other modules have some of the same name."""
+    flags.DEFINE_string("model", None, f"Of {', '.join(PRESETS)}.")
+    flags.DEFINE_enum("chip", "gb200", list(TARGETS), "The device.")
+    flags.DEFINE_integer("devices", 8, "Devices that learn.", 1)
+    flags.DEFINE_integer("actor_devices", None, "Devices that sample; by default as many.", 1)
+    flags.DEFINE_integer("tokens", 2**20, "Tokens that one step trains on.", 1)
+    flags.DEFINE_integer("context", 8192, "Tokens of a row.", 128)
+    flags.DEFINE_integer("rows", 64, "Rows that decode together on each shard of rows.", 2)
+    flags.DEFINE_enum(
+        "param_dtype", "float32", ["float32", "bfloat16"], "Of the learner's weights."
+    )
+    flags.DEFINE_integer("compile", 0, "Meshes of each role that are compiled ahead of time.", 0)
+    flags.DEFINE_multi_string(
+        "mesh", [], "Look at this mesh of the learner alone, as fsdp=9,tensor=8. May be repeated."
+    )
+    flags.DEFINE_multi_string("actor_mesh", [], "The same for the actor.")
+    flags.DEFINE_string("figure", None, "File for a figure of time and memory by mesh.")
+    flags.DEFINE_string(
+        "worker", None, "Compile this estimate (JSON) in this process and print it."
+    )
+
+
+if __name__ == "__main__":
+    define_flags()
+    command.run(main)

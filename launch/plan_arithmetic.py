@@ -1,0 +1,266 @@
+"""What a step of learning and a step of sampling take on a mesh, by arithmetic.
+
+Memory of weights, moments and gradients follows from the layout of the parameters
+(``models.sharding``) and is exact. Activations, bytes of HBM and collectives are counted as the
+programs are written: parameters that are cut over ``fsdp`` are gathered for each layer in the
+forward and the backward pass, activations of layers are computed again in the backward pass, and
+the results of attention and of the feed-forward part are summed over ``tensor``. The compiled
+program has the last word (``launch.plan_compiled``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import jax
+
+from benchmarks.collectives import Kind
+from launch.targets import Target
+from models.model_config import ModelConfig
+from models.sharding import MeshConfig, abstract_mesh, parameter_shardings
+from models.transformer import abstract_model
+from rl_code.dry_run import device_bytes
+
+# Moments of AdamW, in float32, and gradients, added in float32.
+_MOMENTS, _FLOAT32 = 2, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is planned for."""
+
+    # The model's name and its shape.
+    name: str
+    model: ModelConfig
+    target: Target
+    # Tokens that one step trains on, in rows of ``context`` tokens.
+    tokens: int
+    context: int
+    # Rows that decode together on each shard of rows, each half full on average.
+    rows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What one step of a role takes on one device of a mesh."""
+
+    role: str
+    mesh: MeshConfig
+    # Bytes by part.
+    memory: dict[str, float]
+    # Operations that the device does; those of them that are not done again; and those of them
+    # that are attention's, which kernels do not tell.
+    flops: float
+    useful: float
+    attention: float
+    # Bytes read from and written to HBM.
+    hbm: float
+    # Bytes that it sends, by kind of collective.
+    sent: dict[Kind, float]
+    # Tokens trained on or sampled by all devices.
+    tokens: float
+    # Which numbers come from the compiled program, in words.
+    source: str = "arithmetic"
+
+    @property
+    def total_bytes(self) -> float:
+        """Memory of all parts."""
+        return sum(self.memory.values())
+
+    def seconds(self, target: Target) -> dict[str, float]:
+        """The least time for each resource alone, at its peak rate."""
+        sent = {
+            leaves: sum(x for kind, x in self.sent.items() if kind.leaves_domain == leaves)
+            for leaves in (False, True)
+        }
+        return {
+            "compute": self.flops / target.flops,
+            "HBM": self.hbm / target.bandwidth,
+            "links": sent[False] / target.link,
+            "network": sent[True] / target.network,
+        }
+
+    def bound(self, target: Target) -> float:
+        """The least time of the step: that of the slowest resource, if all overlap."""
+        return max(self.seconds(target).values())
+
+    def mfu(self, target: Target) -> float:
+        """The highest model FLOPs utilisation that this bound allows."""
+        return self.useful / (self.bound(target) * target.flops)
+
+    def tokens_per_second(self, target: Target) -> float:
+        """Of one device, at the bound."""
+        return self.tokens / self.bound(target) / self.mesh.devices
+
+
+def meshes(devices: int, *, fsdp: bool) -> Iterator[MeshConfig]:
+    """Every mesh of so many devices; without fsdp those that sample."""
+    for tensor in _divisors(devices):
+        for parts in _divisors(devices // tensor) if fsdp else (1,):
+            data = devices // (tensor * parts)
+            yield MeshConfig(data, tensor, parts if parts > 1 else None)
+
+
+def learner(job: Job, mesh: MeshConfig) -> Estimate:
+    """A GRPO step. Raises ValueError where the model or the rows do not fit the mesh's axes."""
+    model = job.model
+    rows = job.tokens / job.context
+    if rows % mesh.row_shards:
+        raise ValueError(
+            f"{rows:g} rows of {job.context} tokens must divide by data x fsdp = {mesh.row_shards}"
+        )
+    micro = rows / mesh.row_shards
+    _, parts, tensor = mesh.sizes
+    cut, whole = (_parameters(job, mesh, gathered) for gathered in (False, True))
+    compute = jax.numpy.dtype(model.dtype).itemsize
+    size = jax.numpy.dtype(model.param_dtype).itemsize
+    elements, gathered = cut / size, whole / size
+    stream = job.context * model.embed_dim * compute
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    inner = 3 * _hidden(model) + heads
+    layer = 8 * stream + 2 * job.context * inner * compute / mesh.tensor
+    logits = 2 * _FLOAT32 * min(job.context, 1024) * model.vocab_size / mesh.tensor
+    at_once = gathered * compute / model.num_layers if parts > 1 else 0.0
+    memory = {
+        "weights": cut,
+        "moments": _MOMENTS * _FLOAT32 * elements,
+        "gradients": _FLOAT32 * elements,
+        "working": model.num_layers * stream + layer + logits + at_once,
+    }
+    forward, attention = _forward(job, mesh)
+    sent: dict[Kind, float] = {}
+    if mesh.tensor > 1:
+        # two sums in each pass over a layer: forward, forward again, backward
+        sums = 6 * model.num_layers * stream * micro
+        _add(sent, job, "all-reduce", mesh.tensor, mesh.tensor, 2 * sums)
+    if parts > 1:
+        span = parts * tensor
+        _add(sent, job, "all-gather", parts, span, 2 * micro * gathered * compute)
+        _add(sent, job, "reduce-scatter", parts, span, micro * gathered * _FLOAT32)
+    if mesh.data > 1:
+        _add(sent, job, "all-reduce", mesh.data, mesh.devices, 2 * elements * _FLOAT32)
+    return Estimate(
+        "learner",
+        mesh,
+        memory,
+        flops=4 * (forward + attention) * micro,
+        useful=3 * (forward + attention) * micro,
+        attention=4 * attention * micro,
+        # weights are read in three passes, gradients read and written once for each micro-batch,
+        # and the update reads and writes weights and moments
+        hbm=micro * (3 * gathered * compute + 2 * _FLOAT32 * elements + 6 * memory["working"])
+        + 2 * (memory["weights"] + memory["moments"]),
+        sent=sent,
+        tokens=job.tokens,
+    )
+
+
+def actor(job: Job, mesh: MeshConfig) -> Estimate:
+    """One token for every row. Raises ValueError where the model does not fit the mesh's axes."""
+    model = dataclasses.replace(job.model, param_dtype=job.model.dtype)
+    weights = _parameters(dataclasses.replace(job, model=model), mesh, whole=True)
+    size = jax.numpy.dtype(model.dtype).itemsize
+    key = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size / mesh.tensor
+    pages = job.rows * job.context * key
+    read = job.rows * job.context / 2 * key
+    elements = weights / size - _table(model) / mesh.tensor
+    # experts that no row needs are not read
+    experts, unused = _experts(model)
+    some = experts * (1 - unused**job.rows) / mesh.tensor
+    active = elements - experts * unused / mesh.tensor
+    heads = model.num_layers * model.num_heads * model.head_dim / mesh.tensor
+    attention = 4 * job.rows * job.context / 2 * heads
+    flops = 2 * job.rows * active + attention
+    touched = (elements - experts / mesh.tensor + some) * size
+    sent: dict[Kind, float] = {}
+    if mesh.tensor > 1:
+        sums = 2 * model.num_layers * job.rows * model.embed_dim * size
+        _add(sent, job, "all-reduce", mesh.tensor, mesh.tensor, 2 * sums)
+    logits = 2 * _FLOAT32 * job.rows * model.vocab_size
+    return Estimate(
+        "actor",
+        mesh,
+        {"weights": weights, "pages": pages, "working": logits},
+        flops=flops,
+        useful=flops,
+        attention=attention,
+        hbm=touched + read,
+        sent=sent,
+        tokens=job.rows * mesh.row_shards,
+    )
+
+
+def transfer_seconds(job: Job, learns: MeshConfig, samples: MeshConfig) -> float:
+    """The least time to give new weights, in the model's dtype, to all devices that sample.
+
+    Each device of the learner sends what it has of the weights to every replica, and each device of
+    the actor receives its part. They lie in one domain if one is large enough for both.
+    """
+    size = jax.numpy.dtype(job.model.dtype).itemsize
+    total = size * sum(leaf.size for leaf in jax.tree.leaves(abstract_model(job.model)))
+    together = learns.devices + samples.devices <= job.target.domain
+    rate = job.target.link if together else job.target.network
+    sends = total * samples.row_shards / learns.devices
+    return max(sends, total / samples.tensor) / rate
+
+
+def _parameters(job: Job, mesh: MeshConfig, whole: bool) -> float:
+    """Bytes of the parameters on one device."""
+    abstract = abstract_model(job.model)
+    layout = parameter_shardings(abstract, abstract_mesh(mesh, job.target.device), whole=whole)
+    laid_out = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, layout
+    )
+    return device_bytes(laid_out)
+
+
+def _forward(job: Job, mesh: MeshConfig) -> tuple[float, float]:
+    """Operations of the forward pass over one row on one device: (of matrices, of attention)."""
+    model = job.model
+    layout = dataclasses.replace(mesh, data=1, fsdp=None)
+    size = jax.numpy.dtype(model.param_dtype).itemsize
+    elements = _parameters(job, layout, whole=True) / size
+    experts, unused = _experts(model)
+    elements -= (_table(model) + experts * unused) / mesh.tensor
+    seen = job.context / 2
+    attention = 4 * job.context * seen * model.num_heads * model.head_dim
+    return 2 * job.context * elements, attention * model.num_layers / mesh.tensor
+
+
+def _table(model: ModelConfig) -> int:
+    """Elements of embeddings that are only looked up, which is no product."""
+    return 0 if model.tied_embeddings else model.vocab_size * model.embed_dim
+
+
+def _experts(model: ModelConfig) -> tuple[int, float]:
+    """(elements of all experts that are routed to, the part of them that a token does not need)."""
+    if model.moe is None:
+        return 0, 0.0
+    layers = model.num_layers - model.moe.first_dense
+    elements = 3 * model.embed_dim * model.moe.mlp_dim * model.moe.experts * layers
+    return elements, 1 - model.moe.active / model.moe.experts
+
+
+def _hidden(model: ModelConfig) -> int:
+    """Hidden size of what the feed-forward part of a layer computes for a token."""
+    if model.moe is None:
+        return model.mlp_dim
+    return model.moe.mlp_dim * (model.moe.active + model.moe.shared)
+
+
+def _add(
+    sent: dict[Kind, float], job: Job, operation: str, devices: int, span: int, size: float
+) -> None:
+    """Adds what a device sends in collectives over ``devices`` that lie within ``span``.
+
+    size: bytes of the whole result; twice that for a sum.
+    """
+    kind = Kind(operation, devices, span > job.target.domain)
+    sent[kind] = sent.get(kind, 0.0) + size * (devices - 1) / devices
+
+
+def _divisors(number: int) -> list[int]:
+    small = [x for x in range(1, math.isqrt(number) + 1) if number % x == 0]
+    return sorted({*small, *(number // x for x in small)})

@@ -1,0 +1,200 @@
+"""launch.plan: what its arithmetic says of meshes, beside what compiled programs say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import types
+
+import jax
+import pytest
+
+from benchmarks.collectives import Kind
+from launch import plan_arithmetic, plan_compiled, plan_table
+from launch.plan_arithmetic import Job
+from launch.targets import TARGETS
+from models.families import PRESETS
+from models.sharding import MeshConfig
+from tests.models.small import small_config
+
+SMALL = small_config(
+    vocab_size=512, embed_dim=128, mlp_dim=256, num_layers=6, num_heads=8, num_kv_heads=8,
+    head_dim=16, remat=True,
+)  # fmt: skip
+JOB = Job("small", SMALL, TARGETS["h100"], tokens=8 * 256, context=256, rows=4)
+LARGE = dataclasses.replace(
+    JOB, model=dataclasses.replace(PRESETS["qwen3-32b"], dtype="bfloat16"), tokens=2**20, context=8192
+)  # fmt: skip
+
+
+def test_every_mesh_of_the_devices_is_looked_at_once():
+    found = list(plan_arithmetic.meshes(8, fsdp=True))
+    assert len(set(found)) == len(found) == 10
+    assert all(mesh.devices == 8 for mesh in found)
+    assert all(mesh.fsdp is None for mesh in plan_arithmetic.meshes(8, fsdp=False))
+
+
+def test_parameters_and_moments_fall_with_the_devices_that_cut_them():
+    one = plan_arithmetic.learner(LARGE, MeshConfig())
+    eight = plan_arithmetic.learner(LARGE, MeshConfig(fsdp=8))
+    both = plan_arithmetic.learner(LARGE, MeshConfig(fsdp=4, tensor=2))
+    for part in ("weights", "moments", "gradients"):
+        assert eight.memory[part] == pytest.approx(one.memory[part] / 8, rel=1e-3)
+        assert both.memory[part] == pytest.approx(one.memory[part] / 8, rel=1e-3)
+    assert one.memory["moments"] == 2 * one.memory["weights"] == 2 * one.memory["gradients"]
+    # 32.8 billion parameters in float32
+    assert one.memory["weights"] == pytest.approx(4 * 32.76e9, rel=0.01)
+
+
+def test_the_work_of_a_step_is_the_same_on_every_mesh():
+    made = [
+        plan_arithmetic.learner(LARGE, mesh)
+        for mesh in plan_arithmetic.meshes(8, fsdp=True)
+    ]  # fmt: skip
+    for estimate in made:
+        assert estimate.flops * 8 == pytest.approx(made[0].flops * 8, rel=1e-3)
+    # six operations for each parameter and token, and attention's
+    useful = 8 * (made[0].useful - 0.75 * made[0].attention)
+    assert useful == pytest.approx(6 * 2**20 * (32.76e9 - 151_936 * 5120), rel=0.01)
+
+
+def test_of_experts_only_the_active_ones_compute():
+    shape = PRESETS["qwen3-30b-a3b"]
+    job = dataclasses.replace(LARGE, model=dataclasses.replace(shape, dtype="bfloat16"))
+    made = plan_arithmetic.learner(job, MeshConfig(fsdp=8))
+    assert 8 * made.memory["weights"] == pytest.approx(4 * 30.5e9, rel=0.01)
+    # 3.3 billion active parameters, of which embeddings are only looked up
+    active = 3.35e9 - shape.vocab_size * shape.embed_dim
+    useful = 8 * (made.useful - 0.75 * made.attention)
+    assert useful == pytest.approx(6 * 2**20 * active, rel=0.02)
+    few, many = (
+        plan_arithmetic.actor(dataclasses.replace(job, rows=rows, context=128), MeshConfig())
+        for rows in (2, 512)
+    )
+    # two rows read at most 16 of 128 experts, many rows read nearly all
+    assert few.hbm < 0.25 * few.memory["weights"] and many.hbm > 0.95 * many.memory["weights"]
+
+
+def test_what_leaves_the_domain_goes_through_the_network():
+    inside = plan_arithmetic.learner(LARGE, MeshConfig(data=2, tensor=4))
+    outside = plan_arithmetic.learner(LARGE, MeshConfig(data=2, tensor=8))
+    assert not any(kind.leaves_domain for kind in inside.sent)
+    assert {kind.operation: kind.leaves_domain for kind in outside.sent if kind.devices == 2} == {
+        "all-reduce": True
+    }
+    seconds = outside.seconds(TARGETS["h100"])
+    assert seconds["network"] > 0.0 and inside.seconds(TARGETS["h100"])["network"] == 0.0
+    assert outside.bound(TARGETS["h100"]) == max(seconds.values())
+
+
+def test_a_mesh_that_cannot_cut_the_model_or_the_rows_is_named_with_the_reason():
+    fitting, others = plan_table.sorted_estimates(
+        LARGE,
+        plan_arithmetic.learner,
+        [MeshConfig(tensor=3), MeshConfig(data=3), MeshConfig(), MeshConfig(fsdp=8, tensor=8)],
+    )
+    assert [x.mesh for x in fitting] == [MeshConfig(fsdp=8, tensor=8)]
+    assert {tuple(cut) for cut in others.values()} >= {("tensor 3",), ("data 3",)}
+    assert "151936 of the model does not divide by tensor" in others
+    assert "more than 78 GB on a device" in others
+
+
+def test_weights_go_over_links_within_a_domain_and_over_the_network_beyond():
+    small = dataclasses.replace(LARGE, target=TARGETS["gb200"])
+    within = plan_arithmetic.transfer_seconds(small, MeshConfig(fsdp=8), MeshConfig(tensor=8))
+    beyond = plan_arithmetic.transfer_seconds(small, MeshConfig(fsdp=64), MeshConfig(tensor=16))
+    size = 2 * 32.76e9
+    assert within == pytest.approx(size / 8 / 900e9, rel=0.01)
+    assert beyond == pytest.approx(size / 16 / 50e9, rel=0.01)
+
+
+def test_estimates_survive_json():
+    made = plan_arithmetic.learner(LARGE, MeshConfig(fsdp=4, tensor=2))
+    assert plan_table.from_json(json.loads(json.dumps(plan_table.to_json(made)))) == made
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Programs are compiled for the devices that are here."""
+
+    def topology(**_):
+        return types.SimpleNamespace(devices=jax.devices())
+
+    monkeypatch.setattr(plan_compiled.topologies, "get_topology_desc", topology)
+    settings = plan_compiled.settings
+
+    def changed(job, estimate):
+        config = settings(job, estimate)
+        engine = dataclasses.replace(config.rollout.engine, cache_dtype="float32")
+        return dataclasses.replace(
+            config, rollout=dataclasses.replace(config.rollout, engine=engine)
+        )
+
+    monkeypatch.setattr(plan_compiled, "settings", changed)
+
+
+@pytest.mark.long
+def test_the_compiled_step_does_about_the_work_that_arithmetic_says(here):
+    estimate = plan_arithmetic.learner(JOB, MeshConfig(data=2, tensor=2, fsdp=2))
+    found = plan_compiled.compiled(JOB, estimate)
+    assert found.source.startswith("compiled whole in ")
+    # Attention in XLA is counted as products here and by arithmetic too.
+    matrices = estimate.flops - estimate.attention
+    assert 0.8 * matrices < found.flops - found.attention < 1.6 * matrices
+    # sums over tensor, and parameters that are gathered and gradients that are summed
+    assert {kind.operation for kind in found.sent} >= {"all-reduce", "all-gather"}
+    assert found.memory["weights"] == estimate.memory["weights"]
+    assert found.memory["gradients, activations"] > estimate.memory["gradients"]
+
+
+@pytest.mark.long
+def test_the_compiled_decode_step_does_about_the_work_that_arithmetic_says(here):
+    estimate = plan_arithmetic.actor(JOB, MeshConfig(data=4, tensor=2))
+    found = plan_compiled.compiled(JOB, estimate)
+    assert found.source.startswith("compiled with 2 and 4 periods of layers")
+    matrices = estimate.flops - estimate.attention
+    assert 0.8 * matrices < found.flops - found.attention < 1.6 * matrices
+    assert {kind.operation for kind in found.sent} >= {"all-reduce"}
+
+
+def test_programs_of_few_layers_say_what_more_layers_take():
+    kind = Kind("all-reduce", 2, False)
+    few, more = {"flops": 10.0, kind: 4.0}, {"flops": 16.0, kind: 8.0}
+    assert plan_compiled.extrapolated([few, more], 4) == more
+    assert plan_compiled.extrapolated([few, more], 10) == {"flops": 34.0, kind: 20.0}
+
+
+def test_the_command_prints_both_tables_and_writes_numbers_and_figure(tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "launch.plan", "--model=qwen3-8b", "--chip=h100"),
+            *("--devices=8", f"--json={tmp_path}/plan.json", f"--figure={tmp_path}/plan.png"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "learner: one GRPO step of 1,048,576 tokens" in done.stdout
+    assert "new weights from" in done.stdout
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["learner"][0]["source"] == "arithmetic"
+    assert 0.0 < written["learner"][0]["mfu"] <= 1.0
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--model=gpt"], "--model=gpt must be one of "),
+        (["--model=qwen3-8b", "--mesh=tensor=3"], "--mesh=tensor=3 must be a mesh of 8 devices"),
+        (["--model=qwen3-8b", "--mesh=rows=8"], "--mesh=rows=8 must name sizes of data, "),
+        (["--model=qwen3-8b", "--tokens=1000"], "--tokens=1000 must be a multiple of"),
+    ],
+)
+def test_what_cannot_be_planned_is_named(flags, words):
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.plan", *flags], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and words in done.stderr
