@@ -160,10 +160,10 @@ class EngineConfig:
 
     @property
     def undone(self) -> int:
-        """The most tokens whose keys are written and not kept: wrong guesses, and what a protocol's
-        rule on text cuts off. 0 without drafts.
+        """The most tokens whose keys are written and not kept: what a protocol's rule on text cuts
+        off, and wrong guesses.
         """
-        return self.dispatch_tokens if self.draft_tokens else 0
+        return self.dispatch_tokens
 
     @property
     def draft_room(self) -> int:

@@ -486,6 +486,21 @@ def test_a_rule_on_text_cuts_the_message_at_the_token_that_triggers_it():
             assert whole[: len(first)] == first
 
 
+def test_what_a_rule_on_text_cuts_off_overwrites_no_key_that_is_still_needed():
+    """The ring of NSA's raw keys, of which the next compressed key is made."""
+    attention, changes = METHODS["nsa"]
+    model = dataclasses.replace(MODEL, attention=attention)
+    groups, _ = play(
+        [task_of(seed) for seed in range(6, 14)],
+        engine=dataclasses.replace(ENGINE, **changes, decode_steps=7),
+        model=model,
+        make=lambda *a: Episode(*a, protocol=Protocol(rule=True)),
+    )
+    trajectories = [t for group in groups for t in group.trajectories]
+    assert any(7 in t.tokens[t.prompt_length :] for t in trajectories)
+    assert_trained_alike(trajectories, model)
+
+
 def _first_message(trajectory, start: int) -> list[int]:
     end = start
     while end < len(trajectory.tokens) and trajectory.sampled[end]:
