@@ -23,11 +23,13 @@ from benchmarks.results import hardware, save
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import cast, parameter_count
 
-flags.DEFINE_list("batches", ["1", "8", "64"], "Rows decoded together, of engine.")
+flags.DEFINE_list("batches", ["1", "8", "64"], "Rows decoded together, of engine and speculation.")
 flags.DEFINE_integer(
     "prompt", 1024, "Tokens of a prompt whose sharing is measured, of engine.", lower_bound=2
 )
-flags.DEFINE_integer("completion", 64, "Tokens decoded a row, of engine.", lower_bound=1)
+flags.DEFINE_integer(
+    "completion", 64, "Tokens decoded a row, of engine and speculation.", lower_bound=1
+)
 
 GROUPS, SAMPLES = 8, 8
 

@@ -6,6 +6,7 @@ python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name
 python -m launch.bench async [--steps=5]
 python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile]
 python -m launch.bench engine [--batches=1,8,64 --prompt=1024]
+python -m launch.bench speculation [--batches=1,8,64 --drafts=4 --run=runs/quickstart]
 python -m launch.bench million --device=cpu [--tokens=1000000 --device_mib=64 ...]
 
 Each takes --json=<file> for its numbers. The benches themselves are in benchmarks/.
@@ -20,7 +21,16 @@ import sys
 import jax
 from absl import flags, logging
 
-from benchmarks import asynchrony, attention, engine, million, overlap, rl_step, swap
+from benchmarks import (
+    asynchrony,
+    attention,
+    engine,
+    million,
+    overlap,
+    rl_step,
+    speculation,
+    swap,
+)
 from benchmarks.allocator import keep_memory
 from launch import command
 from launch.flags import use_virtual_devices
@@ -34,9 +44,10 @@ BENCHES = {
     "async": asynchrony.main,
     "overlap": overlap.main,
     "engine": engine.main,
+    "speculation": speculation.main,
 }
 # Benches of a whole system, for which the CPU stands for a device per core.
-ON_ALL_CORES = ("rl_step", "async", "overlap", "engine")
+ON_ALL_CORES = ("rl_step", "async", "overlap", "engine", "speculation")
 
 # What to do where jax does not find the device.
 _HELP = {
@@ -46,7 +57,7 @@ _HELP = {
 
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
 flags.DEFINE_integer(
-    "repeats", 3, "Timed runs; of attention, swap, engine and async.", lower_bound=1
+    "repeats", 3, "Timed runs; of attention, swap, engine, speculation and async.", lower_bound=1
 )
 flags.DEFINE_integer("seed", 0, "Of weights and tokens; of all but attention.")
 
