@@ -240,7 +240,7 @@ def table(report: dict) -> rich.table.Table:
     """One line for each text, number of rows and number of guesses."""
     view = rich.table.Table(
         title=f"Guessing the next tokens, {report['model']} in {report['dtype']}; gains: median "
-        "[range] of rounds with and without in turns"
+        "\\[range] of rounds with and without in turns"
     )
     names = ("text", "rows", "guessed", "tokens/s", "with", "right", "tokens a step")
     for name in (*names, "decoding", "all", "trajectories that differ"):
