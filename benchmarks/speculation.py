@@ -8,7 +8,7 @@ Two texts of a model with random weights, by number of rows:
   probability of about 0.96, and else by any other place of the file, from which the quote goes on.
 - "does not repeat": the weights are random, so that no guess is right. It shows what guesses cost.
 
-With --run=<workdir> also the tasks of the run's first suite, played by its newest model: that of
+With --played=<workdir> also the tasks of the run's first suite, played by its newest model: that of
 ``launch.sft`` or ``launch.train``. Every round has other tasks.
 """
 
@@ -41,12 +41,12 @@ from rl_code.run import Run
 from rl_code.types import Group, Task, Tests
 
 flags.DEFINE_list("drafts", ["4"], "Tokens guessed at once, of speculation.")
-flags.DEFINE_integer("file", 256, "Tokens of the file that is quoted, of speculation.", 2)
-flags.DEFINE_string("run", None, "Workdir of a run whose tasks are played too, of speculation.")
+flags.DEFINE_integer("quoted", 256, "Tokens of the file that is quoted, of speculation.", 2)
+flags.DEFINE_string("played", None, "Workdir of a run whose tasks are played too, of speculation.")
 
 # How much likelier the next token of the file is than all others of it together.
 _ODDS = 25.0
-# Tasks of a round of --run.
+# Tasks of a round of --played.
 _TASKS = 16
 
 # Plays a round with so many guesses: (what was sampled, the counts, seconds).
@@ -61,8 +61,8 @@ def main() -> None:
     for batch in map(int, options.batches):
         for name in ("quotes a file", "does not repeat"):
             rows += random_text(name, config, batch, drafts)
-    if options.run:
-        rows += run_tasks(Path(options.run), drafts)
+    if options.played:
+        rows += run_tasks(Path(options.played), drafts)
     report = dict(hardware=hardware(), model=options.model, dtype=config.dtype, rows=rows)
     rich.console.Console(width=120).print(table(report))
     save(report)
@@ -73,9 +73,9 @@ def random_text(name: str, config: ModelConfig, batch: int, drafts: Sequence[int
     options = flags.FLAGS
     mesh = make_mesh(MeshConfig(data=min(batch, len(jax.devices())), tensor=1))
     rng = np.random.default_rng(options.seed)
-    file = rng.permutation(config.vocab_size)[: options.file]
+    file = rng.permutation(config.vocab_size)[: options.quoted]
     engine = bench_model.engine_config(
-        batch, batch, options.file, options.completion, mesh.size, config.dtype
+        batch, batch, options.quoted, options.completion, mesh.size, config.dtype
     )
     schedulers = {
         count: bench_model.make_scheduler(

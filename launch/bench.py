@@ -6,7 +6,7 @@ python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name
 python -m launch.bench async [--steps=5]
 python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile]
 python -m launch.bench engine [--batches=1,8,64 --prompt=1024]
-python -m launch.bench speculation [--batches=1,8,64 --drafts=4 --run=runs/quickstart]
+python -m launch.bench speculation [--batches=1,8,64 --drafts=4 --played=runs/quickstart]
 python -m launch.bench million --device=cpu [--tokens=1000000 --device_mib=64 ...]
 
 Each takes --json=<file> for its numbers. The benches themselves are in benchmarks/.
