@@ -80,7 +80,7 @@ class Checkpoints:
         self._first = jax.process_index() == 0
         self._lock = checkpoint_record.lock(self._folder / "lock") if self._first else None
         try:
-            checkpoint_record.check_config(self._folder, self._config, may_change)
+            checkpoint_record.check_config(self._folder, config, may_change)
         except read_config.ConfigError:
             self._unlock()
             raise

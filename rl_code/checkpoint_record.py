@@ -185,7 +185,7 @@ class KeepCommitted(PreservationPolicy):
         return [info.step not in deleted for info in checkpoints]
 
 
-def check_config(folder: Path, config: Mapping[str, Any], may_change: Collection[str]) -> None:
+def check_config(folder: Path, config: Any, may_change: Collection[str]) -> None:
     """Compares with the newest record that can be read."""
     for step in reversed(steps(folder)):
         try:

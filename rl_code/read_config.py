@@ -177,9 +177,10 @@ def diff(a: Any, b: Any, without: Collection[str] = ()) -> list[str]:
 def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] = ()) -> None:
     """Checks that the config of a run's folder is the one that is given now.
 
-    there, here: the folder's config and the one given now. may_change: keys and whole sections that
-    may differ. A key that one of them lacks and the other leaves at None is no difference: it is
-    newer than the folder, and None does without it.
+    there, here: the folder's config and the one given now, a dataclass. may_change: keys and whole
+    sections that may differ. A key that the folder lacks is newer than the folder. It is no
+    difference while it has its default here: the default of a new key must do what was done without
+    it. A key that is None where the other lacks it is no difference either.
 
     Raises:
       ConfigError: names every other key that differs, with both values.
@@ -191,7 +192,8 @@ def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] =
     changes = [
         f"{key} = {one!r} there, {other!r} here"
         for key, (one, other) in values.items()
-        if one is not None or other is not None
+        if (one is not None or other is not None)
+        and not (_find(there, key) is _MISSING and _has_default(here, key))
     ]
     if changes:
         raise ConfigError(
@@ -202,10 +204,30 @@ def check_same(there: Any, here: Any, folder: Any, may_change: Collection[str] =
 
 def lookup(config: Any, key: str) -> Any:
     """The value at a dotted key of a dataclass or nested mapping; None if there is no such key."""
+    value = _find(config, key)
+    return None if value is _MISSING else value
+
+
+def _find(config: Any, key: str) -> Any:
+    """The value at a dotted key, or ``_MISSING``."""
     value = to_dict(config)
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+        value = value.get(part, _MISSING) if isinstance(value, dict) else _MISSING
     return value
+
+
+def _has_default(config: Any, key: str) -> bool:
+    """Whether a key of a dataclass has the default of its field."""
+    *sections, name = key.split(".")
+    for section in sections:
+        config = getattr(config, section, None)
+    if not dataclasses.is_dataclass(config):
+        return False  # a section that is free, or off
+    for field in dataclasses.fields(config):
+        if field.name == name:
+            value = short(_keys_and_values(getattr(config, name)))
+            return not diff({name: _default(field)}, {name: value})
+    return False
 
 
 def _keys_and_values(config: Any) -> Any:

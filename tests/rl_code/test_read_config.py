@@ -195,3 +195,37 @@ def test_a_key_that_is_newer_than_a_folder_and_none_is_no_difference():
         read_config.ConfigError, match=r"rollout\.picks = None there, 'replay' here"
     ):
         read_config.check_same(there, here, "runs/a")
+
+
+@dataclasses.dataclass(frozen=True)
+class Newer:
+    """A section with keys that a folder of before does not have."""
+
+    old: int
+    rate: float = 0.0
+    parts: tuple[int, ...] = (1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """A config with such a section."""
+
+    section: Newer
+    whole: Newer = Newer(3)
+
+
+def test_a_key_that_is_newer_than_a_folder_and_has_its_default_is_no_difference():
+    there = {"section": {"old": 1}}
+    read_config.check_same(there, Holder(Newer(1)), "runs/a")
+    differs = {
+        r"section\.rate = None there, 0\.5 here": Holder(Newer(1, rate=0.5)),
+        r"section\.parts = None there, \[1\] here": Holder(Newer(1, parts=(1,))),
+        r"section\.old = 1 there, 2 here": Holder(Newer(2)),
+        r"whole = None there, \{'old': 4": Holder(Newer(1), whole=Newer(4)),
+    }
+    for message, here in differs.items():
+        with pytest.raises(read_config.ConfigError, match=message):
+            read_config.check_same(there, here, "runs/a")
+    # what the folder says is no default
+    with pytest.raises(read_config.ConfigError, match=r"section\.rate = 0\.5 there, 0\.0 here"):
+        read_config.check_same({"section": {"old": 1, "rate": 0.5}}, Holder(Newer(1)), "runs/a")
