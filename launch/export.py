@@ -15,6 +15,7 @@ model and one file's tensors at a time.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -55,7 +56,8 @@ def export(
     kept = origin.kept_by(workdir)
     if list(out.glob("*.safetensors*")):
         raise ConfigError(f"--out={out} already holds a model; name another folder")
-    config = huggingface.read_config(kept)
+    lora = origin.kept_adapters(kept)
+    config = dataclasses.replace(huggingface.read_config(kept), lora=lora)
     content = huggingface.read_json(kept / "config.json")
     if origin.ATTENTION in content:
         raise ConfigError(
@@ -64,6 +66,8 @@ def export(
         )
     mesh = make_mesh(MeshConfig(data=0, tensor=tensor))
     model, step = origin.load_checkpoint(workdir, config, mesh, step)
+    if lora is not None:
+        model = origin.merge(model, mesh)
     special = {key: value for key, value in content.items() if key.endswith("_token_id")}
     huggingface.save(
         out,

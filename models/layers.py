@@ -15,6 +15,7 @@ from flax import nnx
 from attention.methods.method import Parameter, Parameters
 
 if TYPE_CHECKING:
+    from models.lora import Adapters
     from models.model_config import ModelConfig, MoE
 
 
@@ -57,6 +58,9 @@ class Layers(nnx.Module):
 
     Indexing every leaf by the number of a layer gives the parameters of that layer.
     """
+
+    # Low-rank adapters of these layers (``lora.add_adapters``); None without any.
+    lora: Adapters | None = None
 
     def __init__(self, c: ModelConfig, rngs: nnx.Rngs, layers: int, moe: MoE | None):
         """

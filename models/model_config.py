@@ -12,6 +12,7 @@ from typing import Literal
 from attention.methods.api import DEFAULT
 from attention.methods.method import LayerShape, Method
 from models.functions import RopeScaling
+from models.lora import LoRA
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +132,8 @@ class ModelConfig:
     embed_std: float = 0.02
     # Mixture of experts; None for a dense feed-forward part in every layer.
     moe: MoE | None = None
+    # Low-rank adapters, which alone are trained; None to train all parameters.
+    lora: LoRA | None = None
 
     def __post_init__(self):
         if not self.attention or self.num_layers % len(self.attention):
@@ -145,6 +148,8 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
         if self.moe is not None:
+            if self.lora is not None:
+                self.lora.check_experts()
             dense = self.moe.first_dense
             if dense >= self.num_layers or dense % len(self.attention):
                 raise ValueError(

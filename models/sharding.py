@@ -45,6 +45,8 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "mlp": "tensor",
     # every device has a part of each expert's "mlp", not some of the experts
     "experts": None,
+    # the inner size of adapters, which is small
+    "rank": None,
 }
 
 

@@ -31,9 +31,9 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.layout import Before, Layout, lay_out
 from attention.methods.method import Keys, Method, Parameters
 from attention.picks import Noted, attend_noted, numbers
-from attention.products import project
 from models.functions import rms_norm, rope, swiglu
 from models.layers import Embedding, Layers, MethodLayers, make_parameter, place_name
+from models.lora import new_adapters, projected
 from models.model_config import ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
 from models.sharding import (
@@ -94,6 +94,10 @@ class Transformer(nnx.Module):
                 config.embed_dim**-0.5,
                 config.param_dtype,
             )
+        if config.lora is not None:
+            # last, so that the other parameters are those of the same seed without adapters
+            for name, adapters in new_adapters(self, config.lora, rngs).items():
+                getattr(self, name).lora = adapters
 
     def hidden(
         self,
@@ -402,7 +406,7 @@ class Transformer(nnx.Module):
         y: normalised hidden states. positions: q and k are rotated by them; None for no rotation.
         """
         c = self.config
-        q, k, v = (project(y, w[...].astype(c.dtype)) for w in (layer.q, layer.k, layer.v))
+        q, k, v = (projected(layer, name, y) for name in "qkv")
         if c.qkv_bias:
             q, k, v = (
                 x + b[...].astype(c.dtype)
@@ -448,8 +452,7 @@ class Transformer(nnx.Module):
 
         attended: the result of attention.
         """
-        dtype = self.config.dtype
-        x = x + project(attended, layer.o[...].astype(dtype), contract=2)
+        x = x + projected(layer, "o", attended, contract=2)
         y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
         if layer.moe is not None:
             if noted is None:
@@ -460,8 +463,8 @@ class Transformer(nnx.Module):
                     layer, y, real, given, noted.sources, noted.replay
                 )
             return x + out, routing
-        gate, up = (project(y, w[...].astype(dtype)) for w in (layer.gate, layer.up))
-        return x + project(swiglu(gate, up), layer.down[...].astype(dtype)), None
+        gate, up = (projected(layer, name, y) for name in ("gate", "up"))
+        return x + projected(layer, "down", swiglu(gate, up)), None
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalisation after the last layer."""

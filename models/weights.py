@@ -53,6 +53,10 @@ def stored_tensors(
     "huggingface" or "gguf". Raises ValueError for a model with parameters that these formats have
     no names for.
     """
+    if model.config.lora is not None:
+        raise ValueError(
+            f"{naming} checkpoints have no place for adapters: merge them (models.lora.merged)"
+        )
     methods = model.config.attention
     if extra := [m for m in methods if m.parameters(model.config.layer_shape)]:
         raise ValueError(

@@ -12,6 +12,9 @@
 A run writes the folder ``model`` into its workdir. It is like a Hugging Face folder without the
 weights. Together with a checkpoint it has all that other runs need to start from it, and all that
 ``launch.export`` needs to write a complete Hugging Face folder.
+
+A run with adapters (``models.lora``) begins them beside these weights. What starts from the
+checkpoint of such a run gets its weights with the adapters merged into them.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from attention.methods.api import METHODS
 from attention.methods.method import Method
 from models import huggingface, pretrained
 from models.layers import is_of_method, place_name
+from models.lora import LoRA, merged, new_adapters, trained, with_adapters
 from models.model_config import ModelConfig
 from models.sharding import parameter_shardings
 from models.tokenizer import Tokenizer
@@ -44,11 +48,13 @@ FOLDER = "model"
 GENERATION_FILE = "generation_config.json"
 # Key of that folder's config.json for methods of attention that Hugging Face has no words for.
 ATTENTION = "rl_code_attention"
+# Its key for the adapters that the checkpoints hold beside the model.
+LORA = "rl_code_lora"
 
 _KEY = "config.model.weights"
 # Fields of ModelConfig that weights of a preset need not share with it. The vocabulary of a model
 # that was trained from scratch is as large as its tokenizer.
-_NOT_SHAPE = ("dtype", "param_dtype", "remat", "attention", "embed_std", "vocab_size")
+_NOT_SHAPE = ("dtype", "param_dtype", "remat", "attention", "embed_std", "vocab_size", "lora")
 
 
 # By dotted names.
@@ -167,10 +173,18 @@ class Origin:
 
         change: ``config.model.change_methods``. seed: of what it begins at random.
         """
+        whole = dataclasses.replace(config, lora=None)
+        model = self._load(whole, mesh, change, seed)
+        return model if config.lora is None else _begin_adapters(model, config.lora, mesh, seed)
+
+    def _load(self, config: ModelConfig, mesh: Mesh, change: bool, seed: int) -> Transformer:
+        """``load`` for a model without adapters."""
         changed = functools.partial(change_methods, config, mesh, seed) if change else None
         try:
             if self.workdir is not None:
-                return load_checkpoint(self.workdir, config, mesh, self.step, changed)[0]
+                there = dataclasses.replace(config, lora=kept_adapters(self.files))
+                model, _ = load_checkpoint(self.workdir, there, mesh, self.step, changed)
+                return model if there.lora is None else merge(model, mesh)
             if changed is None:
                 return pretrained.load(self.files, config, mesh)
             dense = dataclasses.replace(config, attention=ModelConfig.attention)
@@ -226,6 +240,31 @@ def kept_by(workdir: Path) -> Path:
         if (folder / "config.json").is_file():
             return folder
     raise ConfigError(f"{workdir} is no workdir of a run: it has no {FOLDER}/config.json")
+
+
+def kept_adapters(folder: Path) -> LoRA | None:
+    """The adapters of a run that keeps this folder; None for a run without any.
+
+    Raises ValueError where the folder's config.json is broken.
+    """
+    content = huggingface.read_json(folder / "config.json").get(LORA)
+    return None if content is None else LoRA(**content | {"targets": tuple(content["targets"])})
+
+
+def merge(model: Transformer, mesh: Mesh) -> Transformer:
+    """A model sharded over ``mesh`` with its adapters merged (``models.lora.merged``)."""
+    plain = dataclasses.replace(model.config, lora=None)
+    shardings = parameter_shardings(abstract_model(plain), mesh)
+    return jax.jit(merged, out_shardings=shardings)(model)
+
+
+def _begin_adapters(model: Transformer, lora: LoRA, mesh: Mesh, seed: int) -> Transformer:
+    """A model sharded over ``mesh`` with new adapters, which compute nothing yet."""
+    abstract = abstract_model(dataclasses.replace(model.config, lora=lora))
+    shardings = trained(parameter_shardings(abstract, mesh))
+    plain = abstract_model(model.config)
+    make = jax.jit(lambda: new_adapters(plain, lora, nnx.Rngs(seed)), out_shardings=shardings)
+    return with_adapters(model, lora, make())
 
 
 def tokenizer_of(workdir: Path) -> Tokenizer:
@@ -334,10 +373,12 @@ def keep(
     if tokenizer.bos is not None:
         special["bos_token_id"] = tokenizer.token_id(tokenizer.bos)
     longest = origin.max_positions() or max_positions
-    dense = dataclasses.replace(config, attention=ModelConfig.attention)
+    dense = dataclasses.replace(config, attention=ModelConfig.attention, lora=None)
     content = huggingface.config_to_dict(dense, max_positions=longest) | special
     if set(config.attention) != set(dense.attention):
         content[ATTENTION] = repr(config.attention)
+    if config.lora is not None:
+        content[LORA] = dataclasses.asdict(config.lora)
     huggingface.write_json(folder / "config.json", content)
     before = origin.files / GENERATION_FILE if origin.files else None
     if before is not None and before.is_file():

@@ -165,6 +165,8 @@ class RunConfig:
         if self.documents is not None:
             self._check_documents(self.documents)
         self._check_picks()
+        if self.model.lora is not None:
+            self._check_adapters()
         if train.pack.prompt_slots and train.epochs > 1:
             raise ValueError(
                 f"train.pack.prompt_slots={train.pack.prompt_slots} means two phases, whose first "
@@ -196,6 +198,28 @@ class RunConfig:
                 f"(train.pack.prompt_slots={self.train.pack.prompt_slots}) cannot use picks; leave "
                 "one of the two out"
             )
+
+    def _check_adapters(self) -> None:
+        """Raises ConfigError for what trains parameters that are frozen beside adapters."""
+        if self.model.change_methods:
+            raise ConfigError(
+                "config.model.change_methods = True begins parameters that have to be trained, and "
+                "config.model.lora trains adapters alone: train the methods first, in a run of "
+                "their own"
+            )
+        if self.model.balance_rate:
+            raise ConfigError(
+                f"config.model.balance_rate = {self.model.balance_rate} moves biases of experts, "
+                "which config.model.lora freezes; set it to 0"
+            )
+        optimizers = {"train": self.train.optimizer, "sft": self.sft and self.sft.optimizer}
+        for name, optimizer in optimizers.items():
+            if optimizer is not None and optimizer.muon_learning_rate is not None:
+                raise ConfigError(
+                    f"config.{name}.optimizer.muon_learning_rate = "
+                    f"{optimizer.muon_learning_rate}: Muon is for whole matrices, not for the "
+                    "adapters of config.model.lora; set it to None"
+                )
 
     def _check_documents(self, documents: DocumentsConfig) -> None:
         """Raises ValueError where documents do not agree with other sections."""

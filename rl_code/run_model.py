@@ -63,9 +63,13 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     origin.check_methods(methods, shape, spec.change_methods)
     check_chooses(methods, shape.moe, config.rollout.picks)
     moe = _balanced(config, shape.moe)
-    return dataclasses.replace(
+    config = dataclasses.replace(
         shape, attention=methods, dtype=spec.dtype, remat=spec.remat, moe=moe
     )
+    try:
+        return dataclasses.replace(config, lora=spec.lora)
+    except ValueError as error:
+        raise ConfigError(f"config.model.lora: {error}") from error
 
 
 def _balanced(config: RunConfig, moe: MoE | None) -> MoE | None:

@@ -8,6 +8,7 @@ from typing import Literal
 from attention.methods.api import METHODS
 from attention.methods.method import Method
 from models.families import PRESETS
+from models.lora import LoRA
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig
 from rl_code.learner.advantages import ADVANTAGES
@@ -53,6 +54,9 @@ class ModelSpec:
     # For a model whose experts have a ranking bias, ``MoE.balance_rate``: by how much each update
     # moves it to even out the load; 0 for none.
     balance_rate: float = 0.0
+    # With this section only low-rank adapters of the model's matrices are trained; None trains all
+    # parameters.
+    lora: LoRA | None = None
 
     def shape(self) -> ModelConfig | None:
         """The preset's shape; None without a preset. Raises ConfigError."""

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from attention.layout import Before
+from models.lora import trained
 from models.sharding import constrain
 from rl_code.learner.logprobs import Model, batch_logprobs
 from rl_code.learner.objective import Denominators, LossConfig, policy_metrics
@@ -114,7 +115,8 @@ def make_two_phase_update(
         metrics["train/residual_mib"] = jnp.float32(residual_bytes(prefilled) / 2**20)
         backward = prefilled.backward
         backward.args_res = [float32(state.model)]
-        grads = jax.tree.map(jnp.add, grads, *backward(d_keys))
+        (of_prompts,) = backward(d_keys)
+        grads = jax.tree.map(jnp.add, grads, trained(of_prompts))
         return apply(state, grads, value, optimizer, metrics)
 
     return prefill, jit_step(update)

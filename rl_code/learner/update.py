@@ -6,6 +6,8 @@ Micro-batches after the last one with a target are not computed, so a batch may 
 worst case. Gradients are added in float32, and losses are divided by counts of the whole batch, so
 neither the number of micro-batches nor the number of devices changes the update. Under a mesh, call
 inside ``jax.set_mesh``.
+
+Of a model with adapters (``models.lora``) these alone have gradients and moments.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from attention.layout import Before
+from models.lora import trained, with_trained
 from models.sharding import constrain
 from rl_code.learner import balance, picks
 from rl_code.learner.batching import SupervisedBatch
@@ -45,6 +48,7 @@ class TrainState:
 
     # The parameters.
     model: Any
+    # Of those that are trained.
     opt_state: Any
     # int32 scalar, the number of updates made.
     step: jax.Array
@@ -75,7 +79,8 @@ def abstract_state(model: Model, config: OptimizerConfig) -> TrainState:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _init(model: Model, config: OptimizerConfig) -> tuple[Any, jax.Array]:
-    return _pin((make_optimizer(config).init(float32(model)), jnp.zeros((), jnp.int32)))
+    moments = make_optimizer(config).init(float32(trained(model)))
+    return _pin((moments, jnp.zeros((), jnp.int32)))
 
 
 def make_token_logprobs(
@@ -298,14 +303,19 @@ def accumulate(
     """Sums loss(model, part, i), its terms and its float32 gradients over the first ``count``
     micro-batches.
 
-    parts: what the loss is differentiated by beside the model, [micro_batches, ...]. The last
-    result holds the gradient with respect to each part.
+    Gradients are those of what is ``trained``. parts: what the loss is differentiated by beside it,
+    [micro_batches, ...]. The last result holds the gradient with respect to each part.
     """
-    gradient = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+
+    def of_trained(some: Any, part: Any, i: jax.Array) -> tuple[jax.Array, Terms]:
+        return loss(with_trained(model, some), part, i)
+
+    gradient = jax.value_and_grad(of_trained, argnums=(0, 1), has_aux=True)
+    changed = trained(model)
 
     def body(i: jax.Array, carry: tuple) -> tuple:
         value, terms, grads, part_grads = carry
-        (more, more_terms), (more_grads, one) = gradient(model, take(parts, i), i)
+        (more, more_terms), (more_grads, one) = gradient(changed, take(parts, i), i)
         part_grads = jax.tree.map(lambda whole, x: whole.at[i].set(x), part_grads, one)
         return (
             value + more,
@@ -316,7 +326,7 @@ def accumulate(
 
     shapes = jax.eval_shape(loss, model, take(parts, 0), jnp.int32(0))
     zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), (shapes, jax.eval_shape(float32, model), parts)
+        lambda x: jnp.zeros(x.shape, x.dtype), (shapes, jax.eval_shape(float32, changed), parts)
     )
     return jax.lax.fori_loop(0, count, body, (*zeros[0], *zeros[1:]))
 
@@ -336,9 +346,10 @@ def apply(
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
-    updates, opt_state = make_optimizer(config).update(grads, state.opt_state, float32(state.model))
-    model = balance.moved(optax.apply_updates(state.model, updates), load)
-    new = TrainState(model, opt_state, state.step + 1)
+    old = trained(state.model)
+    updates, opt_state = make_optimizer(config).update(grads, state.opt_state, float32(old))
+    model = with_trained(state.model, optax.apply_updates(old, updates))
+    new = TrainState(balance.moved(model, load), opt_state, state.step + 1)
     # Chosen within the jitted step, so that the host need not wait for the loss.
     new = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
     metrics = metrics | {

@@ -1,0 +1,49 @@
+"""A model with adapters samples what its trainer computes, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from models.lora import LoRA
+from rl_code.learner.batching import PackConfig, pack
+from rl_code.learner.objective import LossConfig
+from rl_code.learner.optimizer import OptimizerConfig
+from rl_code.learner.update import init_state, make_update
+from tests.rl_code.rollout import small
+from tests.rl_code.rollout.small import MODEL, assert_same, initial, play, task_of
+
+ADAPTED = dataclasses.replace(MODEL, lora=LoRA(rank=4, alpha=4.0))
+PACK = PackConfig(rows=8, slots=192, targets=96, drop_uninformative=False, max_staleness=9)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2, clip_norm=None)
+
+
+def moving(config):
+    """``small.initial``, with adapters that are not zero."""
+    model = jax.tree.map(jnp.copy, initial(config))
+    lora = model.layers.lora
+    for number, name in enumerate(sorted(x for x in vars(lora) if x.endswith("_b"))):
+        b = getattr(lora, name)
+        b[...] = 0.1 * jax.random.normal(jax.random.key(number), b.shape)
+    return model
+
+
+def test_adapters_sample_what_the_trainer_computes_whatever_else_is_in_the_batch(monkeypatch):
+    model = moving(ADAPTED)
+    plain, _ = play([task_of(0)], model=dataclasses.replace(ADAPTED, lora=None))
+    monkeypatch.setattr(small, "initial", lambda config: model)
+    tasks = [task_of(seed) for seed in range(3)]
+    together, _ = play(tasks, model=ADAPTED)
+    alone, _ = play(tasks[:1], model=ADAPTED)
+    assert_same(alone, together[:1])
+    assert any(
+        a.tokens.tolist() != b.tokens.tolist()
+        for a, b in zip(plain[0].trajectories, alone[0].trajectories, strict=True)
+    )
+    advantages = [[0.5 - t.index for t in group.trajectories] for group in together]
+    batch = pack(together, advantages, PACK, version=1)[0]
+    update = make_update(LossConfig(correction="none"), OPTIMIZER, 2, PACK.runs)
+    metrics = jax.device_get(update(init_state(model, OPTIMIZER), batch)[1])
+    assert metrics["policy/mismatch_max"] < 1e-3
