@@ -89,6 +89,13 @@ def _documents(name: str, **settings: Any) -> Workload:
     return dataclasses.replace(plain, name=f"{plain.name}, documents", changes=changes)
 
 
+def _experts(tensor: int) -> Workload:
+    """The same with a mixture of experts, each cut over some devices."""
+    plain = _large("dense")
+    name = f"30B-A3B, experts over {tensor}"
+    return dataclasses.replace(plain, name=name, preset="qwen3-30b-a3b", tensor=tensor)
+
+
 def _paged(name: str, page: int) -> Workload:
     """The same with other pages, and the method's own settings."""
     plain = _large(name)
@@ -110,6 +117,8 @@ WORKLOADS = (
     _large("squid"),
     _documents("dense"),
     _documents("nsa"),
+    _experts(tensor=1),
+    _experts(tensor=4),
 )
 
 
@@ -205,14 +214,20 @@ def _unrotated(config: RunConfig, model: ModelConfig, mesh: AbstractMesh) -> jax
         return jax.jit(step).trace(abstract_model(model), jax.eval_shape(new), tables, row, row)
 
 
-def calls(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """The kernel calls of a program, those inside of loops and other calls too."""
+def calls(jaxpr: Jaxpr, around: str = "") -> Iterator[JaxprEqn]:
+    """The kernel calls of a program, those inside of loops and other calls too.
+
+    around: the function that the program is, after which a kernel without a name is called.
+    """
     for equation in jaxpr.eqns:
         if equation.primitive.name in PRIMITIVES:
+            if equation.params.get("name", "") is None:
+                equation = equation.replace(params=equation.params | {"name": around})
             yield equation
             continue
+        inner = equation.params.get("name", around)
         for program in _inside(equation):
-            yield from calls(program.jaxpr if isinstance(program, ClosedJaxpr) else program)
+            yield from calls(program.jaxpr if isinstance(program, ClosedJaxpr) else program, inner)
 
 
 def _inside(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:

@@ -1,4 +1,4 @@
-"""Mixture of experts: which experts compute a token, and their grouped products.
+"""Mixture of experts: which experts compute a token, and their results.
 
 Routing is that of Qwen3-MoE (2505.09388; softmax, the k best) and of DeepSeek-V3 (2412.19437,
 equations 12 to 16; sigmoid, a bias that only ranks, groups, a scale). A token goes to all experts
@@ -26,7 +26,7 @@ from models.functions import swiglu
 from models.layers import Layers
 from models.model_config import MoE
 from models.sharding import per_shard, sum_parts
-from pallas_kernels import choice
+from pallas_kernels.grouped.api import grouped_product
 
 
 @jax.tree_util.register_dataclass
@@ -206,95 +206,3 @@ _permute.defvjp(
     lambda x, order, inverse: (x[order], inverse),
     lambda inverse, gradient: (gradient[inverse], None, None),
 )
-
-
-def grouped_product(
-    x: Float[Array, "P D"], w: Float[Array, "E D F"], sizes: Int[Array, " E"]
-) -> Float[Array, "P F"]:
-    """The product of rows with the matrix of their expert.
-
-    sizes: how many rows each expert has, from row 0 on. Rows behind the last expert's must be 0;
-    their result can be anything finite.
-
-    On CPU ``jax.lax.ragged_dot`` becomes one product of all rows with all matrices: at 8,192 rows
-    and 8 experts of 128 x 96 it takes 102 ms where ``tiled_product`` takes 10. With it, too, the
-    result of a row has the same bits wherever the row stands, which the engine promises: each tile
-    is a product of one fixed shape.
-    """
-    if choice.here() == "cpu":
-        return tiled_product(x, w, sizes)
-    return jax.lax.ragged_dot(x, w, sizes)
-
-
-@jax.custom_vjp
-def tiled_product(
-    x: Float[Array, "P D"], w: Float[Array, "E D F"], sizes: Int[Array, " E"]
-) -> Float[Array, "P F"]:
-    """``grouped_product`` by tiles: a loop over pieces of equal size, each with one matrix."""
-    return _tiled(x, w, sizes)
-
-
-def _tile(rows: int, experts: int) -> int:
-    """Rows of a tile: few where experts have few, since an expert's last tile is partly wasted."""
-    return 16 if rows < 64 * experts else 64
-
-
-def _tiles(rows: int, sizes: jax.Array):
-    """(rows of a tile, how many tiles there are, a function of a tile's number that says its
-    expert, its first row and the end of its expert's rows).
-    """
-    tile = _tile(rows, len(sizes))
-    ends = jnp.cumsum(sizes)
-    counts = -(-sizes // tile)
-    behind = jnp.cumsum(counts)
-
-    def where(index):
-        expert = jnp.searchsorted(behind, index, side="right")
-        number = index - (behind[expert] - counts[expert])
-        return expert, ends[expert] - sizes[expert] + number * tile, ends[expert]
-
-    return tile, behind[-1], where
-
-
-def _tiled(x, w, sizes):
-    tile, count, where = _tiles(len(x), sizes)
-    # the last tile may reach past the last row
-    padded = jnp.pad(x, ((0, tile), (0, 0)))
-
-    def step(index, out):
-        expert, first, _ = where(index)
-        rows = jax.lax.dynamic_slice_in_dim(padded, first, tile)
-        found = rows @ jax.lax.dynamic_index_in_dim(w, expert, keepdims=False)
-        # Rows of the next expert get a wrong result here. Its own first tile begins at the first of
-        # them and comes next, so it is overwritten.
-        return jax.lax.dynamic_update_slice_in_dim(out, found, first, 0)
-
-    out = jax.lax.fori_loop(0, count, step, jnp.zeros((len(padded), w.shape[2]), x.dtype))
-    return out[: len(x)]
-
-
-def _forward(x, w, sizes):
-    return _tiled(x, w, sizes), (x, w, sizes)
-
-
-def _backward(kept, gradient):
-    x, w, sizes = kept
-    tile, count, where = _tiles(len(x), sizes)
-    rows, gradients = (jnp.pad(y, ((0, tile), (0, 0))) for y in (x, gradient))
-
-    def step(index, total):
-        expert, first, end = where(index)
-        own = (first + jnp.arange(tile) < end)[:, None]
-        part = jax.lax.dynamic_slice_in_dim(rows, first, tile)
-        of_part = jnp.where(own, jax.lax.dynamic_slice_in_dim(gradients, first, tile), 0)
-        so_far = jax.lax.dynamic_index_in_dim(total, expert, keepdims=False)
-        so_far = so_far + (part.T @ of_part).astype(jnp.float32)
-        return jax.lax.dynamic_update_index_in_dim(total, so_far, expert, 0)
-
-    # added up in float32: an expert can have many tiles
-    of_w = jax.lax.fori_loop(0, count, step, jnp.zeros(w.shape, jnp.float32))
-    of_x = _tiled(gradient, jnp.swapaxes(w, 1, 2), sizes)
-    return of_x, of_w.astype(w.dtype), None
-
-
-tiled_product.defvjp(_forward, _backward)

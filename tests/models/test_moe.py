@@ -15,7 +15,7 @@ from attention.methods.dense import Dense
 from attention.methods.window import Window
 from models.layers import Layers
 from models.model_config import MoE
-from models.moe import feed_forward, tiled_product
+from models.moe import feed_forward
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from pallas_kernels.tokens import packed_rows
 from tests.attention.rows import relative
@@ -137,22 +137,6 @@ def test_padding_reaches_nobody_and_nobody_depends_on_who_stands_beside():
         crowd = jnp.asarray(np.random.default_rng(seed).random(real.shape) < 0.7).at[1, 2].set(True)
         found, _ = run(layer, others, crowd)
         assert np.array_equal(found[1, 2], out[1, 2])
-
-
-@pytest.mark.parametrize("sizes", [(0, 40, 0, 1), (17, 16, 15, 0), (0, 0, 0, 0), (5, 0, 0, 64)])
-def test_tiles_equal_the_ragged_product(sizes):
-    count = sum(sizes)
-    keys = jax.random.split(jax.random.key(0), 3)
-    x = jax.random.normal(keys[0], (72, 8)).at[count:].set(0)
-    w = jax.random.normal(keys[1], (4, 8, 6))
-    weight = jax.random.normal(keys[2], (72, 6)).at[count:].set(0)
-    sizes = jnp.array(sizes)
-    found, pull = jax.vjp(lambda x, w: tiled_product(x, w, sizes), x, w)
-    wanted, pull_wanted = jax.vjp(lambda x, w: jax.lax.ragged_dot(x, w, sizes), x, w)
-    assert np.allclose(found[:count], wanted[:count], rtol=1e-5, atol=1e-5)
-    assert np.all(np.isfinite(found))
-    for a, b in zip(pull(weight), pull_wanted(weight), strict=True):
-        assert np.allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def logits(model, tokens, where):
