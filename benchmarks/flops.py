@@ -1,6 +1,7 @@
 """Counts the floating-point operations of a compiled program's matrix products.
 
-On a GPU, a matrix product is a call of cuBLAS or a dot within a fusion.
+On a GPU, a matrix product is a call of cuBLAS or a dot within a fusion. Of kernels only the grouped
+products are counted, by the shapes of their arrays: compilers do not see inside of kernels.
 """
 
 from __future__ import annotations
@@ -20,10 +21,18 @@ from pallas_kernels.tokens import Tokens
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)[}\]]')
 _GEMM = re.compile(r'custom_call_target="__cublas\$')
+# A kernel of ``pallas_kernels.grouped``, the shapes of a kernel's operands, and a matrix of floats.
+_GROUPED = re.compile(
+    r'custom_call_target="(?:mosaic_gpu|tpu_custom_call).*op_name="[^"]*\bgrouped_(?:outer_)?product\b'
+)
+_OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?)\}, [a-z_]+=")
+_MATRIX = re.compile(r"\bb?f\d+\[(\d+),(\d+)\]")
 
 
 def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> float:
     """Floating-point operations of all matrix products of a program; a multiply-add counts 2.
+
+    A grouped product counts every row that it is given once, as if none were padding.
 
     Arguments as for ``hlo.total``.
     """
@@ -31,6 +40,8 @@ def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> floa
 
 
 def _products(line: Instruction, shapes: Mapping[str, str]) -> dict[str, float]:
+    if line.operation == "custom-call" and _GROUPED.search(line.rest):
+        return {"flops": _grouped(line)}
     cublas = line.operation == "custom-call" and _GEMM.search(line.rest)
     if line.operation != "dot" and not cublas:
         return {}
@@ -70,6 +81,17 @@ def _dot(kind: str, shapes: Mapping[str, str], rest: str) -> float:
         * math.prod(_sizes(_SHAPE.search(kind)[1]))
         * math.prod(sizes[i] for i in _sizes(contracted[1]))
     )
+
+
+def _grouped(line: Instruction) -> float:
+    """Operations of a grouped product, or of the outer product that is its gradient.
+
+    Two of its arrays are matrices, [P, D] and [P, F]: its rows and its result, or its two operands.
+    The third has a matrix for each group.
+    """
+    operands = _OPERANDS.search(line.rest)[1]
+    (rows, size), (_, columns) = (map(int, x) for x in _MATRIX.findall(f"{line.shape} {operands}"))
+    return 2.0 * rows * size * columns
 
 
 def _sizes(text: str) -> list[int]:

@@ -59,6 +59,31 @@ ENTRY %main (a: bf16[64,32], b: bf16[32,32]) -> bf16[64,32] {{
     assert matmul_flops(hlo) == ONCE
 
 
+GROUPED = """HloModule m
+
+ENTRY %main (x: bf16[64,32], w: bf16[4,32,16], y: bf16[64,16]) -> bf16[64,16] {
+  %x = bf16[64,32]{1,0} parameter(0)
+  %w = bf16[4,32,16]{2,1,0} parameter(1)
+  %y = bf16[64,16]{1,0} parameter(2)
+  %t = s32[5,4]{1,0} constant({...})
+  %out = bf16[4,32,16]{2,1,0} custom-call(%t, %x, %y), custom_call_target="mosaic_gpu_v2", \
+operand_layout_constraints={s32[5,4]{1,0}, bf16[64,32]{1,0}, bf16[64,16]{1,0}}, \
+api_version=API_VERSION_TYPED_FFI, metadata={op_name="jit(f)/grouped_outer_product/mpmd_map"}
+  %flash = bf16[64,32]{1,0} custom-call(%x, %x), custom_call_target="mosaic_gpu_v2", \
+operand_layout_constraints={bf16[64,32]{1,0}, bf16[64,32]{1,0}}, \
+metadata={op_name="jit(f)/flash_forward/mpmd_map"}
+  ROOT %gmm = bf16[64,16]{1,0:T(8,128)(2,1)} custom-call(%x, %w), \
+custom_call_target="tpu_custom_call", \
+operand_layout_constraints={bf16[64,32]{1,0}, bf16[4,32,16]{2,1,0}}, frontend_attributes={a={}}, \
+metadata={op_name="jit(f)/jvp(grouped_product)/jit(gmm)/pallas_call"}
+}
+"""
+
+
+def test_of_kernels_grouped_products_count_each_row_once():
+    assert matmul_flops(GROUPED) == 2 * (2 * 64 * 32 * 16)
+
+
 def test_other_text_is_refused():
     with pytest.raises(ValueError, match="no ENTRY computation"):
         matmul_flops("hello")
