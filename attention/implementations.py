@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from pallas_kernels import choice
@@ -74,9 +74,9 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """What one attention call of a model runs."""
+    """What one attention call of a model runs, or its experts."""
 
-    # The method and its settings.
+    # The method and its settings, or "experts".
     method: str
     # Layers of that method.
     layers: int
@@ -84,7 +84,7 @@ class Implementation:
     part: str
     # "train", "prefill" or "decode".
     phase: str
-    # "tpu" or "gpu", the kernel of that name, or "xla".
+    # "tpu", "gpu" or "cpu", the kernel of that name, or "xla".
     implementation: str
     # Why no kernel runs; "" where one does.
     reason: str
@@ -118,16 +118,24 @@ def implementations(
                 Implementation(str(method), layers, "all", phase, XLA, reason) for phase in PHASES
             ]
         for call in calls:
-            name, reason = _choose(call, platform, dtype)
+            name, reason = kernel_or_xla(flash.KERNELS, call.obstacle, platform, dtype)
             found.append(Implementation(str(method), layers, call.part, call.phase, name, reason))
     return found
 
 
-def _choose(call: Call, platform: str, dtype: str) -> tuple[str, str]:
-    """(the implementation, why it is not a kernel)."""
+def kernel_or_xla(
+    names: Iterable[str],
+    obstacle: Callable[[str, str, str], str | None],
+    platform: str,
+    dtype: str,
+) -> tuple[str, str]:
+    """(the first kernel of ``names`` that can run, or "xla"; why it is no kernel).
+
+    obstacle: as ``Call.obstacle``.
+    """
     reasons = {}
-    for name in flash.KERNELS:
-        reason = call.obstacle(platform, name, dtype)
+    for name in names:
+        reason = obstacle(platform, name, dtype)
         if reason is None:
             return name, ""
         reasons[name] = reason

@@ -115,8 +115,10 @@ def memory_table(found: Plan) -> rich.table.Table:
 
 
 def attention_table(found: Plan) -> rich.table.Table:
-    """Which implementation each attention call takes, and why where it is no kernel."""
-    table = rich.table.Table(box=rich.box.SIMPLE, title="attention", title_justify="left")
+    """Which implementation each attention call and the experts take, and why where it is no
+    kernel.
+    """
+    table = rich.table.Table(box=rich.box.SIMPLE, title="attention, experts", title_justify="left")
     for column in ("phase", "layers", "method", "call", "implementation", "why no kernel"):
         table.add_column(column)
     for call in found.attention:

@@ -1,13 +1,23 @@
-"""Which implementation each attention call of a run takes: the dry run prints it, a run logs it."""
+"""Which implementation each attention call of a run takes, and its experts: the dry run prints it,
+a run logs it.
+"""
 
 from __future__ import annotations
 
 from absl import logging
 
-from attention.implementations import XLA, CallShape, Implementation, implementations
+from attention.implementations import (
+    PHASES,
+    XLA,
+    CallShape,
+    Implementation,
+    implementations,
+    kernel_or_xla,
+)
 from models.model_config import ModelConfig
 from models.sharding import MeshConfig
 from pallas_kernels import choice
+from pallas_kernels.grouped import api as grouped
 from rl_code.run_config import RunConfig
 
 
@@ -31,16 +41,38 @@ def attention_calls(
     ]
 
 
+def expert_calls(
+    config: RunConfig, model: ModelConfig, platform: str | None = None
+) -> list[Implementation]:
+    """One row for the grouped products of training, prefill and decoding; none without experts.
+
+    Arguments as for ``attention_calls``.
+    """
+    if model.moe is None:
+        return []
+    platform = platform or choice.here()
+    found = []
+    for phase in PHASES:
+        dtype = model.dtype if phase == "train" else config.rollout.dtype
+        name, reason = kernel_or_xla(grouped.KERNELS, grouped.obstacle_on, platform, dtype)
+        layers = model.num_layers - model.moe.first_dense
+        found.append(Implementation("experts", layers, "products", phase, name, reason))
+    return found
+
+
 def log_attention(config: RunConfig, model: ModelConfig, platform: str | None = None) -> None:
-    """Logs what each attention call takes; on an accelerator, a call without a kernel as a warning.
+    """Logs what each attention call takes, and the experts; on an accelerator, one without a kernel
+    as a warning.
 
     Arguments as for ``attention_calls``.
     """
     accelerated = (platform or choice.here()) != "cpu"
-    for call in attention_calls(config, model, platform):
-        slow = accelerated and call.implementation == XLA
-        level = logging.WARNING if slow else logging.INFO
-        logging.log(level, "attention without a kernel: %s" if slow else "attention: %s", call)
+    calls = {"attention": attention_calls, "experts": expert_calls}
+    for what, of in calls.items():
+        for call in of(config, model, platform):
+            slow = accelerated and call.implementation == XLA
+            level = logging.WARNING if slow else logging.INFO
+            logging.log(level, f"{what} without a kernel: %s" if slow else f"{what}: %s", call)
 
 
 def _shape(config: RunConfig, model: ModelConfig, mesh: MeshConfig) -> CallShape:

@@ -19,7 +19,7 @@ import numpy as np
 from attention.implementations import Implementation
 from models.sharding import parameter_shardings
 from models.transformer import abstract_model
-from rl_code.attention_calls import attention_calls
+from rl_code.attention_calls import attention_calls, expert_calls
 from rl_code.derive import sampled_tokens
 from rl_code.learner import picks
 from rl_code.learner.batching import empty_batch
@@ -70,6 +70,7 @@ class Plan:
     batch_slots: int
     memory: tuple[Part, ...]
     programs: tuple[Program, ...]
+    # Of every attention call, and of the experts.
     attention: tuple[Implementation, ...]
 
     def device_bytes(self, where: str) -> int:
@@ -119,7 +120,10 @@ def plan(run: Run) -> Plan:
         batch_slots=rows * slots,
         memory=tuple(_memory(run, state, sampling, engine, programs)),
         programs=tuple(programs),
-        attention=tuple(attention_calls(config, run.model_config)),
+        attention=(
+            *attention_calls(config, run.model_config),
+            *expert_calls(config, run.model_config),
+        ),
     )
 
 

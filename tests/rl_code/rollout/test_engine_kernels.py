@@ -13,10 +13,11 @@ from attention.methods.api import METHODS
 from attention.methods.window import Window
 from configs import quickstart
 from launch.targets import TARGETS
+from models.model_config import MoE
 from models.sharding import MeshConfig, abstract_mesh, make_mesh, parameter_shardings, use_mesh
 from models.transformer import abstract_model
 from pallas_kernels import choice
-from rl_code.attention_calls import log_attention
+from rl_code.attention_calls import expert_calls, log_attention
 from rl_code.read_config import build
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
@@ -130,6 +131,19 @@ def test_a_call_without_a_kernel_on_an_accelerator_is_a_warning(caplog):
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert "attention without a kernel: " in caplog.text
     assert "the dtypes ['float32'] must be one of ('bfloat16',)" in caplog.text
+
+
+def test_experts_without_a_kernel_on_an_accelerator_are_a_warning(caplog):
+    config = build(RunConfig, quickstart.get_config("smoke"))
+    model = small_config(moe=MoE(experts=4, active=2, mlp_dim=8), dtype="float32")
+    assert expert_calls(config, small_config()) == []
+    for platform, implementation in {"cpu": "cpu", "tpu": "tpu", "hopper": "xla"}.items():
+        rows = expert_calls(config, model, platform)
+        assert [row.phase for row in rows] == ["train", "prefill", "decode"]
+        assert {row.implementation for row in rows} == {implementation}
+    log_attention(config, model, "hopper")
+    assert caplog.text.count("experts without a kernel: ") == 3
+    assert "the dtypes ['float32'] must be one of ('bfloat16', 'float16')" in caplog.text
 
 
 @pytest.mark.parametrize("top", [{}, {"top_k": 5, "top_p": 0.9}])
