@@ -2,6 +2,10 @@
 
     python -m launch.export --workdir=runs/first --out=exports/first [--step=120] [--dtype=bfloat16]
 
+The adapters of a run that trained them (``model.lora``) are merged into the weights. With --adapter
+they are written alone, in PEFT's format, and adapter_config.json names the model that they belong
+to: the run's ``model.weights``, or --base.
+
 Weights are stored as they are trained, in float32; --dtype=bfloat16 halves them. The folder gets
 config.json, safetensors (with an index where there are several), the tokenizer, its
 special tokens and chat template, and generation_config.json. The newest checkpoint is taken unless
@@ -26,9 +30,9 @@ from absl import flags, logging
 
 from launch import command
 from launch.workdir import WORKDIR
-from models import huggingface
+from models import huggingface, peft
 from models.sharding import MeshConfig, make_mesh
-from rl_code import origin
+from rl_code import checkpoint, origin
 from rl_code.checkpoint import CheckpointError
 from rl_code.read_config import ConfigError
 
@@ -41,22 +45,31 @@ def export(
     dtype: str = "float32",
     max_file_bytes: int = 5 * 10**9,
     tensor: int = 1,
+    adapter: bool = False,
+    base: str | None = None,
 ) -> int:
     """Writes a checkpoint of a run to ``out`` and returns its step.
 
     step: of the checkpoint, "best" for the one with the highest score, None for the newest.
-    dtype: of the stored weights. tensor: devices that share each layer.
+    dtype: of the stored weights. tensor: devices that share each layer. adapter: writes the
+    adapters alone. base: the model that they belong to; None for the run's ``model.weights``.
 
     Raises:
-      ConfigError: the workdir holds no run, ``out`` holds a model already, or the model attends in
-        ways that Hugging Face has no words for.
+      ConfigError: the workdir holds no run, ``out`` holds a model already, the model attends in
+        ways that Hugging Face has no words for, or it has no adapters to write.
       CheckpointError: the checkpoint cannot be read.
       ValueError: the checkpoint does not fit the model that the run keeps beside it.
     """
     kept = origin.kept_by(workdir)
+    if base is not None and not adapter:
+        raise ConfigError(f"--base={base} is for --adapter; leave one out, or give both")
     if list(out.glob("*.safetensors*")):
         raise ConfigError(f"--out={out} already holds a model; name another folder")
     lora = origin.kept_adapters(kept)
+    if adapter and lora is None:
+        raise ConfigError(
+            f"--adapter: {workdir} trained no adapters (config.model.lora); leave the flag out"
+        )
     config = dataclasses.replace(huggingface.read_config(kept), lora=lora)
     content = huggingface.read_json(kept / "config.json")
     if origin.ATTENTION in content:
@@ -66,6 +79,11 @@ def export(
         )
     mesh = make_mesh(MeshConfig(data=0, tensor=tensor))
     model, step = origin.load_checkpoint(workdir, config, mesh, step)
+    if adapter:
+        if base is None:
+            base = checkpoint.record_of(workdir, step).config["model"]["weights"] or None
+        peft.save(out, model, base=base, dtype=dtype)
+        return step
     if lora is not None:
         model = origin.merge(model, mesh)
     special = {key: value for key, value in content.items() if key.endswith("_token_id")}
@@ -91,6 +109,8 @@ def define_flags() -> None:
     flags.DEFINE_string("step", None, help_step)
     dtypes = ["float32", "bfloat16", "float16"]
     flags.DEFINE_enum("dtype", "float32", dtypes, "Of the stored weights.")
+    flags.DEFINE_bool("adapter", False, "Write the adapters alone, in PEFT's format.")
+    flags.DEFINE_string("base", None, "With --adapter, the model that PEFT is to load for them.")
     flags.DEFINE_float("file_gb", 5.0, "Largest size of one file of weights.", 1e-6)
     flags.DEFINE_integer("tensor", 1, "Devices that share each layer.", 1)
     flags.DEFINE_string("coordinator", None, "host:port of the first process.")
@@ -123,6 +143,8 @@ def main(_: list[str]) -> None:
             dtype=given.dtype,
             max_file_bytes=int(given.file_gb * 1e9),
             tensor=given.tensor,
+            adapter=given.adapter,
+            base=given.base,
         )
     except ConfigError as error:
         command.refuse(str(error))

@@ -38,7 +38,7 @@ from rl_code.rollout.multihost import Channel, LeadingEngine
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run_config import RunConfig, meshes
-from rl_code.run_model import find_model_config, find_tokenizer
+from rl_code.run_model import find_model_config, find_tokenizer, with_given_adapters
 from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
 from rl_code.tasks.api import find_source
@@ -155,18 +155,19 @@ class Run:
 
     def init_model(self) -> Transformer:
         """The model a run starts from, laid out over the mesh: random, or the configured
-        weights. What belongs to it goes into the workdir.
+        weights, with the configured adapters. What belongs to it goes into the workdir.
         """
         if jax.process_index() == 0 and self.role != "actor":
             self._keep_model()
+        config = self.config
         if self.origin.files is None:
             shardings = parameter_shardings(abstract_model(self.model_config), self.mesh)
             make = functools.partial(Transformer, self.model_config)
-            return jax.jit(lambda: make(nnx.Rngs(self.config.seed)), out_shardings=shardings)()
-        config = self.config
-        return self.origin.load(
-            self.model_config, self.mesh, config.model.change_methods, config.seed
-        )
+            model = jax.jit(lambda: make(nnx.Rngs(config.seed)), out_shardings=shardings)()
+        else:
+            change = config.model.change_methods
+            model = self.origin.load(self.model_config, self.mesh, change, config.seed)
+        return with_given_adapters(config, model, self.mesh)
 
     def _keep_model(self) -> None:
         """Puts the model's config, tokenizer and template into the workdir."""

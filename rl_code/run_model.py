@@ -6,14 +6,20 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jax.sharding import Mesh
+
+from models import peft
+from models.lora import with_trained
 from models.model_config import ModelConfig, MoE
 from models.tokenizer import Tokenizer
+from models.transformer import Transformer
 from rl_code import lineage
 from rl_code import origin as origin_lib
 from rl_code.environment.protocols.compact import Compact
 from rl_code.origin import Origin
 from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig, check_chooses
+from rl_code.run_sections import LoraConfig
 from rl_code.tasks.demonstrations import Segment
 
 
@@ -66,10 +72,20 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     config = dataclasses.replace(
         shape, attention=methods, dtype=spec.dtype, remat=spec.remat, moe=moe
     )
+    return config if spec.lora is None else _adapted(config, spec.lora)
+
+
+def _adapted(config: ModelConfig, spec: LoraConfig) -> ModelConfig:
+    """The shape with the adapters that are trained. Raises ConfigError."""
+    key = "config.model.lora"
     try:
-        return dataclasses.replace(config, lora=spec.lora)
-    except ValueError as error:
-        raise ConfigError(f"config.model.lora: {error}") from error
+        config = dataclasses.replace(config, lora=spec.adapters())
+        if spec.weights:
+            key = f"{key}.weights = {spec.weights!r}"
+            peft.check(spec.weights, config)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{key}: {error}") from error
+    return config
 
 
 def _balanced(config: RunConfig, moe: MoE | None) -> MoE | None:
@@ -90,3 +106,13 @@ def _balanced(config: RunConfig, moe: MoE | None) -> MoE | None:
         return dataclasses.replace(moe, **balance)
     except ValueError as error:
         raise ConfigError(f"config.model: {error}") from error
+
+
+def with_given_adapters(config: RunConfig, model: Transformer, mesh: Mesh) -> Transformer:
+    """The model with the adapters that ``model.lora.weights`` names, sharded over ``mesh``; as it
+    is where that names none.
+    """
+    lora = config.model.lora
+    if lora is None or not lora.weights:
+        return model
+    return with_trained(model, peft.load(lora.weights, model.config, mesh))

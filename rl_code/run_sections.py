@@ -26,6 +26,19 @@ from rl_code.tasks.screening import ScreeningConfig
 
 
 @dataclasses.dataclass(frozen=True)
+class LoraConfig(LoRA):
+    """Low-rank adapters, which alone are trained (``models.lora``)."""
+
+    # A folder in PEFT's format whose adapters training begins with. Its adapter_config.json must
+    # say the same as the keys beside this one. "" to begin with adapters that compute nothing.
+    weights: str = ""
+
+    def adapters(self) -> LoRA:
+        """What fixes the shapes of the adapters, and what they compute."""
+        return LoRA(self.rank, self.alpha, self.targets, self.rslora)
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelSpec:
     """The model that is trained."""
 
@@ -56,7 +69,7 @@ class ModelSpec:
     balance_rate: float = 0.0
     # With this section only low-rank adapters of the model's matrices are trained; None trains all
     # parameters.
-    lora: LoRA | None = None
+    lora: LoraConfig | None = None
 
     def shape(self) -> ModelConfig | None:
         """The preset's shape; None without a preset. Raises ConfigError."""
