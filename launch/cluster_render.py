@@ -120,7 +120,7 @@ def check(job: Job) -> None:
             raise ConfigError(f"--{name}={getattr(job, name)} must be at least {least}")
     if job.role not in ROLES:
         raise ConfigError(f"--role={job.role} is not one of {', '.join(ROLES)}")
-    if job.hosts > 1 and job.role in ("all", "sft", "sweep", "ray"):
+    if job.hosts > 1 and job.role in ("all", "sft", "sweep"):
         raise ConfigError(
             f"--hosts={job.hosts}: --role={job.role} runs each of its processes on one host; only "
             "a learner and actors span several"
@@ -243,6 +243,17 @@ def _sweep(job: Job) -> list[str]:
     return [job.python, "-m", "launch.sweep", *job.arguments]
 
 
+def _on_ray(job: Job) -> list[str]:
+    """The command that runs the roles on Ray's nodes; a kind of node has its role as a resource."""
+    devices = f",GPU={job.devices}" if job.devices else ""
+    return [
+        *(job.python, "-m", "launch.on_ray", "--address=auto", *job.arguments),
+        *(f"--hosts={job.hosts}", f"--actors={job.actors}", f"--actor_hosts={job.actor_hosts}"),
+        *(f"--learner_needs=learner=1{devices}", f"--actor_needs=actor=1{devices}"),
+        f"--grace_s={job.grace_s}",
+    ]
+
+
 def _slurm(job: Job) -> dict[str, str]:
     """Batch scripts and the script that submits them."""
     hosts = job.actor_hosts if job.role == "actors" else job.hosts
@@ -296,12 +307,12 @@ def _kubernetes(job: Job) -> dict[str, str]:
             "jobset.yaml": fill("kubernetes/jobset.yaml", values),
             "submit.sh": fill("kubernetes/submit.sh", values),
         }
-    role = ["bash", f"{job.repository}/launch/kubernetes/ray_role.sh"]
-    values["commands"] = [
-        ("learner", [*role, *train(job, "learner")]),
-        *(("actor", [*role, *train(job, "actor"), f"--name=actor-{i}"]) for i in range(job.actors)),
+    values["command"] = [
+        "bash",
+        f"{job.repository}/launch/kubernetes/ray_run.sh",
+        *_on_ray(job),
     ]
-    for word in values["commands"][0][1]:
+    for word in values["command"]:
         if shlex.quote(word) != word:
             raise ConfigError(
                 f"{word}: a job of Ray passes its words through a shell; write this into the config"
@@ -309,7 +320,7 @@ def _kubernetes(job: Job) -> dict[str, str]:
     values["manifest"] = "ray_cluster.yaml"
     return {
         "ray_cluster.yaml": fill("kubernetes/ray_cluster.yaml", values),
-        "ray_jobs.sh": fill("kubernetes/ray_jobs.sh", values),
+        "ray_job.sh": fill("kubernetes/ray_job.sh", values),
         "submit.sh": fill("kubernetes/submit.sh", values),
     }
 
@@ -332,7 +343,8 @@ class Pods:
 def _pods(job: Job) -> list[Pods]:
     """The kinds of pods of a role, the one first whose end is the end of all."""
     if job.role == "ray":
-        return [Pods("learner", []), Pods("actor", [], replicas=job.actors)]
+        actors = job.actors * job.actor_hosts
+        return [Pods("learner", [], replicas=job.hosts), Pods("actor", [], replicas=actors)]
     if job.role == "sweep":
         member = [
             "bash",

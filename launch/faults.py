@@ -7,10 +7,15 @@ and all its children, sandboxes included. It comes some seconds after a random s
 role or another is just starting. One kill in four strikes the learner. Between kills, actors are
 stopped (SIGSTOP) until others have taken over all that they held. When the run has ended, its store
 is audited and replayed: nothing may be lost, repeated or changed.
+
+With --ray_nodes=3 the roles run by launch.on_ray on a simulated cluster. Hangs then strike the
+learner too and last until the process is replaced, and --node_losses and --head_losses kill nodes
+with all that runs there, and the head.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -27,6 +32,7 @@ from absl import flags as absl_flags
 from ml_collections import config_flags
 
 from launch import flags
+from launch.fault_stages import OnRay, Stage, Supervised, descendants, environment
 from rl_code import read_config
 from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig, refuse_sync
@@ -34,13 +40,18 @@ from rl_code.store import audit
 from rl_code.store import steps as steps_lib
 from rl_code.store.store import GroupStore
 from rl_code.weights.waiting import Deadline
-from rl_code.workdir import STORE
+from rl_code.workdir import LEARNER, STORE
 
 ROOT = Path(__file__).resolve().parents[1]
 # Seconds within which others must have taken over what a hung actor held, even if they are just
 # starting.
 _TAKEOVER_S = 120.0
 FLAGS = absl_flags.FLAGS
+absl_flags.DEFINE_integer(
+    "ray_nodes", 0, "Nodes of a simulated Ray cluster that runs the roles; 0 for none.", 0
+)
+absl_flags.DEFINE_integer("node_losses", 0, "Nodes of it that are killed and replaced.", 0)
+absl_flags.DEFINE_integer("head_losses", 0, "How often its head is.", 0)
 absl_flags.DEFINE_integer("kills", 30, "How many.", 0)
 absl_flags.DEFINE_integer(
     "hangs", 3, "Actors that are stopped for a while, beside those that are killed.", 0
@@ -57,30 +68,6 @@ class FaultsError(RuntimeError):
     """The run did not end, or a check failed."""
 
 
-@dataclasses.dataclass
-class Role:
-    """One role under its supervisor. pid: of the process itself, 0 while there is none."""
-
-    name: str
-    supervisor: subprocess.Popen
-
-    @property
-    def pid(self) -> int:
-        """The supervisor's child that runs Python."""
-        path = Path(f"/proc/{self.supervisor.pid}/task/{self.supervisor.pid}/children")
-        try:
-            children = [int(pid) for pid in path.read_text().split()]
-        except OSError:
-            return 0
-        for pid in children:
-            try:
-                if b"launch.train" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return pid
-            except OSError:
-                continue
-        return 0
-
-
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = read_config.build(RunConfig, config)
     refuse_sync(run_config)
@@ -88,20 +75,26 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         raise read_config.ConfigError(
             f"--hangs={FLAGS.hangs} --actors={FLAGS.actors}: nobody could take over"
         )
+    if (FLAGS.node_losses or FLAGS.head_losses) and FLAGS.ray_nodes < 2:
+        raise read_config.ConfigError(
+            f"--ray_nodes={FLAGS.ray_nodes}: --node_losses and --head_losses need at least 2 nodes"
+        )
     # the roles end with this program, however it is stopped
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     path = config_flags.get_config_filename(FLAGS["config"])
-    command = [f"--config={path}", *flags.overrides(), f"--workdir={workdir}"]
-    folder = Path(workdir)
+    command = [f"--config={path}", *flags.overrides(), f"--workdir={Path(workdir).resolve()}"]
+    folder = Path(workdir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     seed = random.randrange(1 << 32) if FLAGS.strike_seed is None else FLAGS.strike_seed
     print(f"{FLAGS.kills} kills and {FLAGS.hangs} hangs, --strike_seed={seed}", flush=True)
     begin = time.monotonic()
-    log = play(run_config, command, folder, random.Random(seed))
+    with stage_of(command, folder) as stage:
+        log = play(run_config, stage, folder, random.Random(seed))
     report = audit.check(folder / STORE, run_config.asynchrony.max_staleness)
-    kills, hangs = (sum(fault["what"] == what for fault in log) for what in ("killed", "hung"))
+    struck = collections.Counter(fault["what"] for fault in log)
+    counts = ", ".join(f"{struck[what]} {what}" for what in wanted_faults())
     print(
-        f"{kills} kills and {hangs} hangs in {time.monotonic() - begin:.0f} s; {report.consumed} "
+        f"{counts} in {time.monotonic() - begin:.0f} s; {report.consumed} "
         "of "
         f"{run_config.train.steps} steps, {report.groups} groups each used once, "
         f"{report.takeovers} taken over, "
@@ -109,15 +102,16 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         f"{run_config.asynchrony.max_staleness})"
     )
     problems = list(report.problems)
-    if (kills, hangs) != (FLAGS.kills, FLAGS.hangs):
-        problems.append(
-            f"the run was over after {kills} of {FLAGS.kills} kills, {hangs} of {FLAGS.hangs} hangs"
-        )
+    problems += [
+        f"the run was over after {struck[what]} of {count} {what}"
+        for what, count in wanted_faults().items()
+        if struck[what] != count
+    ]
     problems += [f"nobody took over all from {fault['role']}" for fault in log if fault.get("left")]
     if report.consumed != run_config.train.steps:
         problems.append(f"{report.consumed} steps were consumed, not {run_config.train.steps}")
     replayed = subprocess.run(
-        [sys.executable, "-m", "launch.replay", *command], cwd=ROOT, env=_environment(folder)
+        [sys.executable, "-m", "launch.replay", *command], cwd=ROOT, env=environment(folder)
     )
     if replayed.returncode:
         problems.append("the replay differs")
@@ -133,125 +127,132 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     print("every check passed")
 
 
-def play(config: RunConfig, command: list[str], folder: Path, rng: random.Random) -> list[dict]:
-    """Runs the roles to the end of training and strikes meanwhile; returns what was done when."""
-    names = ["learner", *(f"actor-{i}" for i in range(FLAGS.actors))]
-    roles = [_start(name, command, folder) for name in names]
+def stage_of(command: list[str], folder: Path) -> Stage:
+    """Starts the roles."""
+    if FLAGS.ray_nodes:
+        return OnRay(folder, FLAGS.actors, command, FLAGS.ray_nodes)
+    return Supervised(folder, FLAGS.actors, command)
+
+
+def wanted_faults() -> dict[str, int]:
+    """What is to be struck, as the log calls it -> how often."""
+    found = {"killed": FLAGS.kills, "hung": FLAGS.hangs}
+    if FLAGS.ray_nodes:
+        found |= {"node lost": FLAGS.node_losses, "head lost": FLAGS.head_losses}
+    return found
+
+
+def planned(rng: random.Random) -> list[tuple[str, str]]:
+    """(what, kind of role) of every fault, in random order."""
+
+    def shared(count: int, learners: int) -> list[str]:
+        return ["learner"] * learners + ["actor"] * (count - learners)
+
+    faults = [("kill", role) for role in shared(FLAGS.kills, -(-FLAGS.kills // 4))]
+    # Without Ray nobody starts a learner again that hangs.
+    learners = -(-FLAGS.hangs // 4) if FLAGS.ray_nodes else 0
+    faults += [("hang", role) for role in shared(FLAGS.hangs, learners)]
+    faults += [("node", "")] * FLAGS.node_losses + [("head", "")] * FLAGS.head_losses
+    rng.shuffle(faults)
+    return faults
+
+
+def play(config: RunConfig, stage: Stage, folder: Path, rng: random.Random) -> list[dict]:
+    """Watches the roles to the end of training and strikes; returns what was done when."""
     log: list[dict] = []
     begin = time.monotonic()
     deadline = begin + 60 * FLAGS.minutes
-    victims = ["learner"] * -(-FLAGS.kills // 4) + ["actor"] * (FLAGS.kills - -(-FLAGS.kills // 4))
-    faults = [("kill", victim) for victim in victims] + [("hang", "actor")] * FLAGS.hangs
-    rng.shuffle(faults)
+    faults = planned(rng)
     # Faults are planned for the first half, so that the run has not ended before the last of them.
     steps = sorted(rng.uniform(-1.0, config.train.steps / 2) for _ in faults)
     due: float | None = None  # when the next fault falls, once its step is reached
-    try:
-        while any(role.supervisor.poll() is None for role in roles):
-            now = time.monotonic()
-            if now > deadline:
-                raise FaultsError(
-                    f"the run did not end within {FLAGS.minutes} minutes; see {folder}/*.log"
-                )
-            for role in roles:
-                if role.supervisor.poll() not in (None, 0):
-                    raise FaultsError(f"{role.name} gave up; see {folder / role.name}.log")
-            if len(log) < len(faults) and due is None and _consumed(folder) >= steps[len(log)]:
-                due = now + rng.uniform(0.0, FLAGS.delay_s)
-            # Steps may be much shorter than the delay: it ends when half of what was left is done.
-            if due is not None and (
-                now >= due or 2 * _consumed(folder) >= steps[len(log)] + config.train.steps
-            ):
-                what, kind = faults[len(log)]
-                alive = [role for role in roles if role.name.startswith(kind) and role.pid]
-                if alive and (
-                    fault := _kill(rng.choice(alive)) if what == "kill" else _hang(alive, folder)
-                ):
-                    log.append(fault | {"after_s": round(time.monotonic() - begin, 1)})
-                    done = f"{_consumed(folder)} of {config.train.steps} steps"
-                    print(f"{len(log)}/{len(faults)} {log[-1]}; {done}", flush=True)
-                    due = None
-            time.sleep(0.05)
-    finally:
-        for role in roles:
-            if role.supervisor.poll() is None:
-                os.killpg(role.supervisor.pid, signal.SIGKILL)
-                role.supervisor.wait()
+    while stage.running():
+        now = time.monotonic()
+        if now > deadline:
+            raise FaultsError(
+                f"the run did not end within {FLAGS.minutes} minutes; see the logs in {folder}"
+            )
+        if gone := stage.gave_up():
+            raise FaultsError(f"{gone} gave up; see the logs in {folder}")
+        stage.note_returns()
+        if len(log) < len(faults) and due is None and consumed(folder) >= steps[len(log)]:
+            due = now + rng.uniform(0.0, FLAGS.delay_s)
+        # Steps may be much shorter than the delay: it ends when half of what was left is done.
+        if due is not None and (
+            now >= due or 2 * consumed(folder) >= steps[len(log)] + config.train.steps
+        ):
+            fault = strike(stage, *faults[len(log)], folder, rng)
+            if fault is not None:
+                log.append(fault)
+                fault["after_s"] = round(time.monotonic() - begin, 1)
+                done = f"{consumed(folder)} of {config.train.steps} steps"
+                print(f"{len(log)}/{len(faults)} {fault}; {done}", flush=True)
+                due = None
+        time.sleep(0.05)
     return log
 
 
-def _start(name: str, command: list[str], folder: Path) -> Role:
-    role = ["--role=learner"] if name == "learner" else ["--role=actor", f"--name={name}"]
-    with open(folder / f"{name}.log", "ab") as log:
-        supervised = [
-            "bash",
-            "launch/supervise.sh",
-            sys.executable,
-            "-m",
-            "launch.train",
-            *role,
-            *command,
-        ]
-        environment = _environment(folder) | {"SUPERVISE_PAUSE_S": "0.2"}
-        started = subprocess.Popen(
-            supervised,
-            cwd=ROOT,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return Role(name, started)
+def strike(stage: Stage, what: str, kind: str, folder: Path, rng: random.Random) -> dict | None:
+    """One fault, as it goes into the log; None if nothing could be struck just now."""
+    if what == "node":
+        return stage.lose_node(rng)
+    if what == "head":
+        return stage.lose_head()
+    alive = [name for name in stage.names if name.startswith(kind) and stage.pid(name)]
+    if not alive:
+        return None
+    if what == "kill":
+        return _kill(stage, rng.choice(alive))
+    return _hang(stage, alive, folder)
 
 
-def _kill(role: Role) -> dict | None:
+def _kill(stage: Stage, name: str) -> dict | None:
     """Kills a role at once, with all that it has started; None if it has just ended."""
-    pid = role.pid
+    pid = stage.pid(name)
     if not pid:
         return None
-    for child in _descendants(pid):
-        try:
+    fault: dict = {"role": name, "what": "killed"}
+    stage.expect_return(name, pid, fault)
+    for child in descendants(pid):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    return {"role": role.name, "what": "killed"}
+    return fault
 
 
-def _hang(actors: list[Role], folder: Path) -> dict | None:
-    """Stops the actor that holds most until others have taken that over; None while nobody holds
-    anything.
+def _hang(stage: Stage, alive: list[str], folder: Path) -> dict | None:
+    """Stops the role that holds most until others have taken that over, and on Ray until it is
+    started again; None while no actor holds anything.
     """
-    held = {role.name: _held(folder, role.name) for role in actors}
-    victim = max(actors, key=lambda role: len(held[role.name]))
-    pid = victim.pid
+    holds = {name: held(folder, name) for name in alive}
+    victim = max(alive, key=lambda name: len(holds[name]))
+    pid = stage.pid(victim)
     # 0, of a process that has just ended, would be this program's own group
-    if not held[victim.name] or not pid:
+    if not pid or (victim != LEARNER and not holds[victim]):
         return None
+    fault: dict = {"role": victim, "what": "hung"}
     try:
         os.kill(pid, signal.SIGSTOP)
-        held = _held(folder, victim.name)
         begin = time.monotonic()
+        if stage.replaces_hung:
+            stage.expect_return(victim, pid, fault)
+        stopped_with = held(folder, victim)
         deadline = Deadline(_TAKEOVER_S)
-        deadline.wait(lambda: not held & _held(folder, victim.name))
-        left = held & _held(folder, victim.name)
+        deadline.wait(lambda: not stopped_with & held(folder, victim))
+        left = stopped_with & held(folder, victim)
     except ProcessLookupError:
         return None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-    if not held:  # it has just delivered
+        if not stage.replaces_hung:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    if victim != LEARNER and not stopped_with:  # it has just delivered
         return None
     seconds = round(time.monotonic() - begin, 1)
-    return {
-        "role": victim.name,
-        "what": "hung",
-        "held": len(held),
-        "left": len(left),
-        "seconds": seconds,
-    }
+    fault.update(held=len(stopped_with), left=len(left), seconds=seconds)
+    return fault
 
 
-def _held(folder: Path, actor: str) -> set[tuple[int, int]]:
+def held(folder: Path, actor: str) -> set[tuple[int, int]]:
     """The items that an actor has claimed and not delivered, by step and number."""
     if not steps_lib.exists(folder / STORE):
         return set()
@@ -268,40 +269,12 @@ def _held(folder: Path, actor: str) -> set[tuple[int, int]]:
     return found
 
 
-def _descendants(pid: int) -> list[int]:
-    """A process and all below it, itself first."""
-    found = [pid]
-    index = 0
-    while index < len(found):
-        path = Path(f"/proc/{found[index]}/task/{found[index]}/children")
-        try:
-            found += [int(child) for child in path.read_text().split()]
-        except OSError:
-            pass
-        index += 1
-    return found
-
-
-def _consumed(folder: Path) -> int:
+def consumed(folder: Path) -> int:
     """Steps whose groups are used up."""
     store = folder / STORE
     if not steps_lib.exists(store):
         return 0
     return len(GroupStore(store).consumed())
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """Restarts find what they compiled before."""
-    kept = {
-        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    flags_kept = [
-        flag
-        for flag in os.environ.get("XLA_FLAGS", "").split()
-        if "host_platform_device_count" not in flag
-    ]
-    return os.environ | kept | {"XLA_FLAGS": " ".join(flags_kept)}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ from rl_code.step_metrics import StepTimes, actor_metrics
 from rl_code.stop import Stopped, StopRequest
 from rl_code.store.errors import ConsumedOtherwise, StoreError
 from rl_code.store.group_records import GroupRecord
+from rl_code.store.heartbeat import Heartbeat
 from rl_code.store.store import GroupStore
 from rl_code.tasks.screening import TaskPool
 from rl_code.types import Group, Task, Trajectory
@@ -281,8 +283,20 @@ def _connected(
     publisher.publish(start, model)
     # The publisher closes before the source, whose actor may be waiting for weights: the wait then
     # ends with an error instead of at its deadline.
-    with source, contextlib.closing(publisher):
+    with _heartbeat(run, store), source, contextlib.closing(publisher):
         yield publisher, source
+
+
+def _heartbeat(run: Run, store: GroupStore) -> contextlib.AbstractContextManager[Any]:
+    """The learner's sign of life, for whoever starts it again when it hangs. A step may take any
+    time, so only a process that is stopped as a whole loses it.
+    """
+    if run.role != "learner" or not store.writes:
+        return contextlib.nullcontext()
+    work = run.config.asynchrony.work
+    return contextlib.closing(
+        Heartbeat(store.process, heartbeat_s=work.heartbeat_s, stall_s=math.inf)
+    )
 
 
 def _connect(

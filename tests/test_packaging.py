@@ -30,7 +30,7 @@ NOT_IMPORTED = {
     "scipy": "goes with jax",
     "ty": "a program",
 }
-OPTIONAL = ("aot", "cuda", "data", "tpu", "trackio", "wandb")
+OPTIONAL = ("aot", "cuda", "data", "ray", "tpu", "trackio", "wandb")
 
 
 def pins(path: Path) -> dict[str, str]:

@@ -63,7 +63,7 @@ def jobs(engine: str) -> list[Job]:
         if slices and role not in ("learner", "all"):
             continue
         values = VALUES[network] | (ON_PODS.get(network, {}) if engine == "kubernetes" else {})
-        several = 2 if role in SEVERAL else 1
+        several = 2 if role in (*SEVERAL, "ray") else 1
         found.append(
             dataclasses.replace(
                 base,
@@ -294,7 +294,11 @@ def test_a_manifest_has_only_what_its_schema_has(job, tmp_path):
     if job.role == "ray":
         found = manifests(files["ray_cluster.yaml"])["RayCluster"]
         assert check_ray_cluster(found) == []
-        templates = [group["template"] for group in found["spec"]["workerGroupSpecs"]]
+        groups = found["spec"]["workerGroupSpecs"]
+        templates = [group["template"] for group in groups]
+        (command,) = commands(files["ray_job.sh"])
+        assert {job.arguments[0], "--actors=3", "--learner_needs=learner=1,GPU=4"} <= set(command)
+        assert [group["replicas"] for group in groups] == [job.hosts, 3 * job.actor_hosts]
     else:
         kinds = manifests(files["jobset.yaml"])
         found = kinds["JobSet"]

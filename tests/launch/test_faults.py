@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,30 +15,41 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 16
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_killed_roles_lose_repeat_and_change_nothing(tmp_path):
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Compiled programs, which the runs of this file share."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+def strike(folder: Path, compiled: Path, steps: int, *faults: str) -> dict:
+    """Plays a run to its end with faults and checks it; what faults.json says of it."""
+    (folder / "compiled").symlink_to(compiled)
     command = [
         sys.executable,
         "-m",
         "launch.faults",
         "--config=configs/faults.py:smoke",
-        f"--workdir={tmp_path}",
+        f"--workdir={folder}",
+        "--config.sft=None",
+        f"--config.train.steps={steps}",
+        "--delay_s=2",
+        "--minutes=14",
+        *faults,
     ]
-    command += ["--config.sft=None", f"--config.train.steps={STEPS}"]
-    done = subprocess.run(
-        [*command, "--kills=2", "--hangs=1", "--delay_s=2", "--minutes=14"],
-        cwd=ROOT,
-        # compiled as users do: what is killed is to get somewhere
-        env=os.environ | {"XLA_FLAGS": ""},
-        capture_output=True,
-        text=True,
-    )
+    # compiled as users do: what is killed is to get somewhere
+    environment = os.environ | {"XLA_FLAGS": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "replayed: equal, bit for bit" in done.stdout and done.stdout.endswith(
         "every check passed\n"
     )
-    report = json.loads((tmp_path / "faults.json").read_text())
+    return json.loads((folder / "faults.json").read_text())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_killed_roles_lose_repeat_and_change_nothing(tmp_path, compiled):
+    report = strike(tmp_path, compiled, STEPS, "--kills=2", "--hangs=1")
     killed, hung = (
         [f for f in report["faults"] if f["what"] == what] for what in ("killed", "hung")
     )
@@ -46,3 +58,21 @@ def test_killed_roles_lose_repeat_and_change_nothing(tmp_path):
         len(hung) == 1 and hung[0]["held"] > 0 and report["audit"]["takeovers"] >= hung[0]["held"]
     )
     assert report["audit"]["consumed"] == STEPS and report["audit"]["staleness_max"] == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: .[ray]")
+def test_a_lost_node_of_a_ray_cluster_loses_repeats_and_changes_nothing(tmp_path, compiled):
+    faults = ("--ray_nodes=3", "--kills=2", "--hangs=0", "--node_losses=1")
+    report = strike(tmp_path, compiled, 8, *faults)
+    assert sorted(fault["what"] for fault in report["faults"]) == ["killed", "killed", "node lost"]
+    # each role that was struck has run again, unless it was done by then
+    assert any(fault.get("back_s") for fault in report["faults"])
+    assert report["audit"]["consumed"] == 8 and report["audit"]["staleness_max"] == 1
+    logs = tmp_path / "cluster" / "logs"
+    assert sorted(path.name for path in logs.iterdir()) == [
+        "actor-0.log",
+        "actor-1.log",
+        "learner.log",
+    ]

@@ -1,0 +1,150 @@
+"""What launch.on_ray decides without a cluster; tests/launch/test_faults.py runs it on one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from launch import on_ray
+from launch.ray_placing import Wanted, needs
+from launch.ray_role import RoleProcess, silence
+from launch.restarts import QUICK, Restarts
+from rl_code.read_config import ConfigError
+from rl_code.store.heartbeat import Observer
+from rl_code.store.processes import StoreProcess
+
+LONG_S = 60.0
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict", "count"),
+    [
+        ([(0, 5.0)], "done", 0),
+        ([(2, 500.0)], "lasts", 0),
+        ([(1, 5.0)] * (QUICK - 1), "again", QUICK - 1),
+        ([(1, 5.0)] * QUICK, "gave up", QUICK - 1),
+        # a kill, a long life and a request to stop from elsewhere are no signs of a lasting error
+        ([(-9, 5.0)] * 100, "again", 100),
+        ([(137, 5.0)] * 100, "again", 100),
+        ([(130, 5.0)] * 100, "again", 100),
+        ([(1, 5.0)] * (QUICK - 1) + [(1, 61.0)] + [(1, 5.0)] * (QUICK - 1), "again", 2 * QUICK - 1),
+    ],
+)
+def test_a_role_starts_again_unless_its_error_lasts(ends, verdict, count):
+    restarts = Restarts()
+    assert [restarts.after(*end) for end in ends][-1] == verdict
+    assert restarts.count == count
+
+
+def wanted(name: str = "actor-0", hosts: int = 1, **amounts: float) -> Wanted:
+    command = ["launch.train", "--role=actor"]
+    return Wanted(name, command, hosts, amounts or {"CPU": 1.0}, "store", "log", 5.0)
+
+
+def test_hosts_of_a_role_find_the_first_one():
+    assert wanted().commands("") == [["launch.train", "--role=actor"]]
+    together = ["--coordinator=10.0.0.7:99", "--processes=3"]
+    assert wanted(hosts=3).commands("10.0.0.7:99") == [
+        ["launch.train", "--role=actor", *together, f"--process={i}"] for i in range(3)
+    ]
+
+
+def test_needs_are_read_and_a_wrong_one_is_named():
+    assert needs("actor_needs", ["GPU=8", "actor=0.5"]) == {"GPU": 8.0, "actor": 0.5}
+    for word in ("GPU", "GPU=", "GPU=many", "=2", "CPU=0", "CPU=-1"):
+        with pytest.raises(ConfigError, match=f"--actor_needs={word}: expected <resource>"):
+            needs("actor_needs", [word])
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+def test_all_roles_fit_on_the_nodes_of_a_simulated_cluster_but_one(nodes):
+    roles = [wanted("learner", 2, CPU=2.0, GPU=1.0), wanted(CPU=1.0), wanted(CPU=1.0)]
+    node = on_ray.simulated_node(roles, nodes)
+    free = [dict(node) for _ in range(max(nodes - 1, 1))]
+    for role in roles:
+        for _ in range(role.hosts):
+            fitting = (one for one in free if all(one[x] >= n for x, n in role.needs.items()))
+            one = max(fitting, key=lambda one: one["CPU"])
+            for name, amount in role.needs.items():
+                one[name] -= amount
+
+
+def test_silence_is_that_of_the_process_itself(tmp_path):
+    (tmp_path / "processes").mkdir()
+    now = [0.0]
+    observer = Observer(tmp_path, clock=lambda: now[0])
+
+    def heard(pid: int = os.getpid()) -> float:
+        now[0] += 1.0
+        return silence(observer, tmp_path, "learner", pid)
+
+    assert heard() == 0.0  # it has not joined the store yet
+    process = StoreProcess(tmp_path, "learner")
+    assert [heard(), heard(), heard()] == [0.0, 1.0, 2.0]
+    assert heard(pid=1) == 0.0  # the heartbeat of an earlier start, under another number
+    process.beat(1)
+    assert [heard(), heard()] == [0.0, 1.0]
+    process.beat(2, left=True)
+    assert heard() == 0.0  # it is ending
+
+
+ROLE = """
+import os, signal, sys, time
+from pathlib import Path
+from rl_code.store.processes import StoreProcess
+
+what = sys.argv[1]
+print("said", what, sys.argv[2:], flush=True)
+if what == "fails":
+    os._exit(3)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(130))
+StoreProcess(Path("{store}"), "actor-0")
+Path("{store}/pid").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def role(tmp_path, monkeypatch):
+    """A process of Ray's, without Ray: what it runs joins the store and has one heartbeat."""
+    (tmp_path / "processes").mkdir()
+    (tmp_path / "a_role.py").write_text(ROLE.format(store=tmp_path))
+    root = Path(on_ray.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{root}")
+    return RoleProcess("actor-0", str(tmp_path), str(tmp_path / "logs" / "a.log"), 1.5)
+
+
+async def started(folder: Path) -> int:
+    while not (folder / "pid").exists() or not (folder / "pid").read_text():
+        await asyncio.sleep(0.01)
+    return int((folder / "pid").read_text())
+
+
+def test_the_end_of_a_role_has_its_code_and_its_last_lines(role):
+    end = asyncio.run(role.run(["a_role", "fails"], "127.0.0.9"))
+    assert end.code == 3 and end.hung_s == 0.0
+    assert end.last == "said fails ['--host=127.0.0.9']"
+
+
+def test_a_role_is_stopped_by_a_signal(role, tmp_path):
+    async def play() -> int:
+        run = asyncio.create_task(role.run(["a_role", "waits"], "127.0.0.9"))
+        await started(tmp_path)
+        await role.stop(signal.SIGTERM)
+        return (await asyncio.wait_for(run, LONG_S)).code
+
+    assert asyncio.run(play()) == 130
+
+
+def test_a_role_whose_heartbeat_stops_is_killed_even_if_it_cannot_answer(role, tmp_path):
+    async def play():
+        run = asyncio.create_task(role.run(["a_role", "waits"], "127.0.0.9"))
+        os.kill(await started(tmp_path), signal.SIGSTOP)
+        return await asyncio.wait_for(run, LONG_S)
+
+    end = asyncio.run(play())
+    assert end.code == -signal.SIGKILL and end.hung_s > 1.5
