@@ -92,6 +92,33 @@ class MoE:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The sizes of a model that must divide by the devices that share a layer."""
+
+    # As in ``ModelConfig``.
+    vocab_size: int
+    mlp_dim: int
+    num_heads: int
+    num_kv_heads: int
+    # ``MoE.mlp_dim``; None without experts.
+    expert_mlp_dim: int | None = None
+
+    @staticmethod
+    def of(config: ModelConfig) -> Sizes:
+        """Those of a model."""
+        names = ("vocab_size", "mlp_dim", "num_heads", "num_kv_heads")
+        own = {name: getattr(config, name) for name in names}
+        return Sizes(**own, expert_mlp_dim=None if config.moe is None else config.moe.mlp_dim)
+
+    def given_to(self, config: ModelConfig) -> ModelConfig:
+        """A model with these sizes and the other settings of ``config``."""
+        own = dataclasses.asdict(self)
+        expert = own.pop("expert_mlp_dim")
+        moe = config.moe and dataclasses.replace(config.moe, mlp_dim=expert)
+        return dataclasses.replace(config, **own, moe=moe)
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Everything that fixes parameter shapes and the forward pass."""
 
@@ -134,6 +161,9 @@ class ModelConfig:
     moe: MoE | None = None
     # Low-rank adapters, which alone are trained; None to train all parameters.
     lora: LoRA | None = None
+    # What the sizes were before they were padded (``models.padding``); None for a shape that is as
+    # its family has it.
+    unpadded: Sizes | None = None
 
     def __post_init__(self):
         if not self.attention or self.num_layers % len(self.attention):

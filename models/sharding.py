@@ -157,8 +157,7 @@ def parameter_shardings(
             if axis is not None and size % mesh.shape[axis]:
                 raise ValueError(
                     f"{jax.tree_util.keystr(path)} of shape {param.shape}: {size} must be "
-                    "divisible by "
-                    f"{axis}={mesh.shape[axis]}"
+                    f"divisible by {axis}={mesh.shape[axis]}; config.model.pad_for pads models"
                 )
         return param.replace(NamedSharding(mesh, spec))
 

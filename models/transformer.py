@@ -36,6 +36,7 @@ from models.layers import Embedding, Layers, MethodLayers, make_parameter, place
 from models.lora import new_adapters, projected
 from models.model_config import ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
+from models.padding import hide_padding, tied, tied_array
 from models.sharding import (
     all_but_whole_parameters,
     constrain,
@@ -227,12 +228,13 @@ class Transformer(nnx.Module):
             for index, method in enumerate(methods):
                 # one step of the scan is a period; this is its layer number ``index``
                 layer = layers if alone else jax.tree.map(operator.itemgetter(index), layers)
-                layer = gathered(layer)
+                layer = tied(self.config, gathered(layer))
                 described = method.parameters(self.config.layer_shape)
-                parameters = {
-                    name: gathered_array(x, described[name].axes)
-                    for name, x in of_methods[index].items()
-                }
+                parameters = {}
+                for name, array in of_methods[index].items():
+                    axes = described[name].axes
+                    array = gathered_array(array, axes)
+                    parameters[name] = tied_array(self.config, array, axes)
                 given = None
                 if noted is not None and picks[index] is not None:
                     given = dataclasses.replace(noted, picks=picks[index])
@@ -474,9 +476,12 @@ class Transformer(nnx.Module):
         """Next-token logits in float32."""
         if self.config.tied_embeddings:
             table = gathered(self.embed.table)[...].astype(hidden.dtype)
-            return jnp.einsum("...D,VD->...V", hidden, table, preferred_element_type=jnp.float32)
-        table = gathered(self.unembed)[...].astype(hidden.dtype)
-        return jnp.einsum("...D,DV->...V", hidden, table, preferred_element_type=jnp.float32)
+            spec = "...D,VD->...V"
+        else:
+            table = gathered(self.unembed)[...].astype(hidden.dtype)
+            spec = "...D,DV->...V"
+        logits = jnp.einsum(spec, hidden, table, preferred_element_type=jnp.float32)
+        return hide_padding(self.config, logits)
 
 
 def abstract_model(config: ModelConfig) -> Transformer:

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from models import families
 from models.families.parameters import Parameter
 from models.model_config import ModelConfig
+from models.padding import cut_config, read_padded
 from models.sharding import parameter_shardings
 from models.transformer import Transformer, abstract_model
 
@@ -116,28 +117,31 @@ def _of_layer(
 def load(source: Source, naming: str, config: ModelConfig, mesh: Mesh) -> Transformer:
     """A model with its parameters from ``source``, converted to ``config.param_dtype``.
 
-    The host holds one parameter at a time, and of it only the shards of this process. Before
-    anything is read, raises ValueError with the names of all tensors that are missing, have another
-    shape, or are not part of the model.
+    The host holds one parameter at a time, and of it only the shards of this process. A padded
+    model is read from the files of the model itself. Before anything is read, raises ValueError
+    with the names of all tensors that are missing, have another shape, or are not part of the
+    model.
     """
     model = abstract_model(config)
-    _check(source, model, naming)
+    stored = abstract_model(cut_config(config))
+    _check(source, stored, naming)
+    stored = named_parameters(stored)
     parameters = families.of_config(config).parameters
 
     def put(path: tuple, variable: nnx.Variable, sharding: nnx.Variable) -> nnx.Variable:
         path = _path(path)
         shards: dict[tuple, np.ndarray] = {}  # replicas are read once
+        numbers = partial(_layer, path, config=config) if _stack(path) else None
+        read_part = partial(_read_part, source, naming, numbers, parameters[path], stored[path])
+        axes = variable.get_metadata("logical_axes")
+        shapes = stored[path].shape, variable.shape
 
         def read(index: tuple[slice, ...]) -> np.ndarray:
             index = tuple(
                 slice(*part.indices(size)) for part, size in zip(index, variable.shape, strict=True)
             )
             if index not in shards:
-                numbers = partial(_layer, path, config=config)
-                inside = numbers if _stack(path) else None
-                shards[index] = _read_part(
-                    source, naming, inside, parameters[path], variable, index
-                )
+                shards[index] = read_padded(read_part, config, axes, *shapes, index)
             return shards[index]
 
         return variable.replace(

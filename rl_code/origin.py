@@ -28,7 +28,7 @@ from typing import Literal
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from attention.methods.api import METHODS
 from attention.methods.method import Method
@@ -36,11 +36,12 @@ from models import huggingface, pretrained
 from models.layers import is_of_method, place_name
 from models.lora import LoRA, merged, new_adapters, trained, with_adapters
 from models.model_config import ModelConfig
+from models.padding import cut, cut_config, pad, pad_config
 from models.sharding import parameter_shardings
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer, abstract_model
-from rl_code import arrays, checkpoint
-from rl_code.checkpoint_record import CheckpointError
+from rl_code import arrays, checkpoint, read_config
+from rl_code.checkpoint_record import CheckpointError, Record
 from rl_code.read_config import ConfigError
 
 # The folder of a workdir that holds the model's config, tokenizer and template.
@@ -179,7 +180,7 @@ class Origin:
 
     def _load(self, config: ModelConfig, mesh: Mesh, change: bool, seed: int) -> Transformer:
         """``load`` for a model without adapters."""
-        changed = functools.partial(change_methods, config, mesh, seed) if change else None
+        changed = functools.partial(change_methods, mesh, seed) if change else None
         try:
             if self.workdir is not None:
                 there = dataclasses.replace(config, lora=kept_adapters(self.files))
@@ -189,7 +190,7 @@ class Origin:
                 return pretrained.load(self.files, config, mesh)
             dense = dataclasses.replace(config, attention=ModelConfig.attention)
             found = arrays.flatten(pretrained.load(self.files, dense, mesh))
-            return arrays.rebuild(abstract_model(config), changed(found))
+            return arrays.rebuild(abstract_model(config), changed(config, found))
         except (ValueError, OSError) as error:
             raise ConfigError(f"{_KEY} = {self.weights!r}: {error}") from error
 
@@ -277,21 +278,30 @@ def load_checkpoint(
     config: ModelConfig,
     mesh: Mesh,
     step: int | Literal["best"] | None,
-    changed: Callable[[Arrays], Arrays] | None = None,
+    changed: Callable[[ModelConfig, Arrays], Arrays] | None = None,
 ) -> tuple[Transformer, int]:
     """The model of a run's checkpoint, sharded over ``mesh``, and the checkpoint's step.
 
-    changed: what to make of the checkpoint's parameters first.
+    changed: (a model's shape, the checkpoint's parameters) -> the parameters to take.
 
     Raises:
       CheckpointError: there is no such checkpoint, or it cannot be read.
       ValueError: it holds other parameters than a model of ``config``; names them all.
     """
-    abstract = abstract_model(config)
-    expected = arrays.describe(abstract)
-    read = checkpoint.load_parameters(workdir, step, _shardings(config, mesh))
+    there = stored_config(checkpoint.record_of(workdir, step), config)
+    try:
+        shardings = _shardings(there, mesh)
+    except ValueError:
+        if there == config:
+            raise
+        # padded for other meshes, so every device has to read all of it first
+        whole = NamedSharding(mesh, PartitionSpec())
+        shardings = dict.fromkeys(arrays.describe(abstract_model(there)), whole)
+    read = checkpoint.load_parameters(workdir, step, shardings)
     if changed is not None:
-        read = dataclasses.replace(read, arrays=changed(read.arrays))
+        read = dataclasses.replace(read, arrays=changed(there, read.arrays))
+    abstract = abstract_model(there)
+    expected = arrays.describe(abstract)
     found = arrays.describe(read.arrays)
     wrong = [
         f"{name}: expected {expected.get(name, 'nothing')}, found {found.get(name, 'nothing')}"
@@ -302,10 +312,29 @@ def load_checkpoint(
         raise ValueError(
             f"step {read.step} of {workdir} does not fit the model: {'; '.join(sorted(wrong))}"
         )
-    return arrays.rebuild(abstract, read.arrays), read.step
+    return _padded_as(config, arrays.rebuild(abstract, read.arrays), mesh), read.step
 
 
-def change_methods(config: ModelConfig, mesh: Mesh, seed: int, found: Arrays) -> Arrays:
+def stored_config(record: Record, config: ModelConfig) -> ModelConfig:
+    """The shape of a run's model as its checkpoint has it, which may be padded otherwise than
+    ``config``.
+    """
+    devices = read_config.lookup(record.config, "model.pad_for")
+    return cut_config(config) if devices is None else pad_config(cut_config(config), devices)
+
+
+def _padded_as(config: ModelConfig, model: Transformer, mesh: Mesh) -> Transformer:
+    """A model in the padding of ``config``, sharded over ``mesh``."""
+    if model.config == config:
+        return model
+    itself, wanted = abstract_model(cut_config(config)), abstract_model(config)
+    convert = jax.jit(
+        lambda x: pad(cut(x, itself), wanted), out_shardings=parameter_shardings(wanted, mesh)
+    )
+    return convert(model)
+
+
+def change_methods(mesh: Mesh, seed: int, config: ModelConfig, found: Arrays) -> Arrays:
     """The parameters ``found`` for the methods of attention of ``config``.
 
     Parameters that its methods have and ``found`` lacks begin: those that are ``like`` one of the
@@ -326,7 +355,8 @@ def change_methods(config: ModelConfig, mesh: Mesh, seed: int, found: Arrays) ->
 
     @functools.partial(jax.jit, out_shardings=new)
     def first_values(found: Arrays) -> Arrays:
-        random = arrays.flatten(Transformer(config, nnx.Rngs(seed)))
+        itself = Transformer(cut_config(config), nnx.Rngs(seed))
+        random = arrays.flatten(pad(itself, abstract_model(config)))
         copied = {
             name: found[source][index::period].astype(random[name].dtype)
             for name, (source, index) in copies.items()

@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import families
+from models.padding import cut_config, pad
 from models.paged import model_cache
 from models.sharding import make_mesh, parameter_shardings, partition_spec
 from models.transformer import Transformer, abstract_model, cast
@@ -161,9 +162,12 @@ class Run:
             self._keep_model()
         config = self.config
         if self.origin.files is None:
-            shardings = parameter_shardings(abstract_model(self.model_config), self.mesh)
-            make = functools.partial(Transformer, self.model_config)
-            model = jax.jit(lambda: make(nnx.Rngs(config.seed)), out_shardings=shardings)()
+            like = abstract_model(self.model_config)
+            make = functools.partial(Transformer, cut_config(self.model_config))
+            model = jax.jit(
+                lambda: pad(make(nnx.Rngs(config.seed)), like),
+                out_shardings=parameter_shardings(like, self.mesh),
+            )()
         else:
             change = config.model.change_methods
             model = self.origin.load(self.model_config, self.mesh, change, config.seed)
@@ -176,7 +180,7 @@ class Run:
         origin_lib.keep(
             self.workdir,
             self.origin,
-            self.model_config,
+            cut_config(self.model_config),
             self.tokenizer,
             # outside of documents positions count from the longest document
             max_positions=self.config.limits.tokens + (documents.longest if documents else 0),

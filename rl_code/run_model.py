@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from models import peft
 from models.lora import with_trained
 from models.model_config import ModelConfig, MoE
+from models.padding import pad_config
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code import lineage
@@ -69,10 +70,12 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     origin.check_methods(methods, shape, spec.change_methods)
     check_chooses(methods, shape.moe, config.rollout.picks)
     moe = _balanced(config, shape.moe)
-    config = dataclasses.replace(
+    shape = dataclasses.replace(
         shape, attention=methods, dtype=spec.dtype, remat=spec.remat, moe=moe
     )
-    return config if spec.lora is None else _adapted(config, spec.lora)
+    if spec.lora is not None:
+        shape = _adapted(shape, spec.lora)
+    return _padded(config, shape)
 
 
 def _adapted(config: ModelConfig, spec: LoraConfig) -> ModelConfig:
@@ -86,6 +89,32 @@ def _adapted(config: ModelConfig, spec: LoraConfig) -> ModelConfig:
     except (ValueError, OSError) as error:
         raise ConfigError(f"{key}: {error}") from error
     return config
+
+
+def _padded(config: RunConfig, shape: ModelConfig) -> ModelConfig:
+    """The shape that divides by the devices it was said to be for. Raises ConfigError."""
+    devices = config.model.pad_for
+    if devices is None:
+        return shape
+    found = pad_config(shape, devices)
+    if found is shape:
+        return shape
+    if shape.lora is not None:
+        raise ConfigError(
+            f"config.model.pad_for = {devices}: adapters (config.model.lora) are not padded; leave "
+            "one of the two out"
+        )
+    optimizers = {"train": config.train.optimizer}
+    if config.sft is not None:
+        optimizers["sft"] = config.sft.optimizer
+    for section, optimizer in optimizers.items():
+        if optimizer.muon_learning_rate is not None:
+            raise ConfigError(
+                f"config.{section}.optimizer.muon_learning_rate = {optimizer.muon_learning_rate}: "
+                f"Muon looks at whole matrices, which model.pad_for={devices} changes; use AdamW "
+                "alone (None)"
+            )
+    return found
 
 
 def _balanced(config: RunConfig, moe: MoE | None) -> MoE | None:

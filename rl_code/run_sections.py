@@ -70,6 +70,15 @@ class ModelSpec:
     # With this section only low-rank adapters of the model's matrices are trained; None trains all
     # parameters.
     lora: LoraConfig | None = None
+    # Heads, feed-forward size and vocabulary are padded until they divide by this number, without a
+    # change of what the model computes (``models.padding``). For meshes whose axis ``tensor`` does
+    # not divide them, such as 72 for 64 heads; it must be a multiple of that axis in every mesh of
+    # the run. Checkpoints and weights of the run are padded, exported files are not. None for the
+    # shape as it is.
+    pad_for: int | None = None
+
+    def __post_init__(self):
+        at_least(self, pad_for=1)
 
     def shape(self) -> ModelConfig | None:
         """The preset's shape; None without a preset. Raises ConfigError."""

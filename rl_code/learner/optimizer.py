@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -94,15 +95,15 @@ def decayed(model: Any) -> Any:
     return jax.tree_util.tree_map_with_path(touches, model)
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, norm: Callable[[Any], jax.Array] = optax.tree.norm
+) -> optax.GradientTransformation:
     """The optax chain of the config; its moments have the dtype of the parameters it is initialised
     with.
+
+    norm: of a gradient, by which it is clipped.
     """
-    clip = (
-        optax.identity()
-        if config.clip_norm is None
-        else optax.clip_by_global_norm(config.clip_norm)
-    )
+    clip = optax.identity() if config.clip_norm is None else _clip(config.clip_norm, norm)
     schedule = functools.partial(learning_rate, config)
     if config.muon_learning_rate is None:
         adam = dict(b1=config.b1, b2=config.b2, eps=config.eps)
@@ -119,6 +120,18 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         muon_weight_dimension_numbers=matrix_dimensions,
     )
     return optax.chain(clip, muon)
+
+
+def _clip(most: float, norm: Callable[[Any], jax.Array]) -> optax.GradientTransformation:
+    """As ``optax.clip_by_global_norm``, with a norm of one's own."""
+
+    def clipped(gradients: Any, _: Any = None) -> Any:
+        length = norm(gradients)
+        return jax.tree.map(
+            lambda x: jnp.where(length < most, x, x / length.astype(x.dtype) * most), gradients
+        )
+
+    return optax.stateless(clipped)
 
 
 def matrix_dimensions(model: Any) -> Any:

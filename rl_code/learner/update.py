@@ -25,6 +25,7 @@ from jaxtyping import Array, Float
 
 from attention.layout import Before
 from models.lora import trained, with_trained
+from models.padding import gradient_norm
 from models.sharding import constrain
 from rl_code.learner import balance, picks
 from rl_code.learner.batching import SupervisedBatch
@@ -344,10 +345,11 @@ def apply(
 
     load: of experts, from ``balance.finished``, which moves their ranking biases.
     """
-    norm = optax.tree.norm(grads)
+    norm = gradient_norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     old = trained(state.model)
-    updates, opt_state = make_optimizer(config).update(grads, state.opt_state, float32(old))
+    optimizer = make_optimizer(config, gradient_norm)
+    updates, opt_state = optimizer.update(grads, state.opt_state, float32(old))
     model = with_trained(state.model, optax.apply_updates(old, updates))
     new = TrainState(balance.moved(model, load), opt_state, state.step + 1)
     # Chosen within the jitted step, so that the host need not wait for the loss.

@@ -23,9 +23,10 @@ from launch.export import export
 from models import huggingface, pretrained
 from models.chat import render
 from models.families import FAMILIES
+from models.padding import pad, pad_config
 from models.sharding import MESHES, make_mesh
 from models.tokenizer import Tokenizer
-from models.transformer import Transformer
+from models.transformer import Transformer, abstract_model
 from rl_code import origin
 from rl_code.checkpoint import Checkpoints
 from rl_code.read_config import ConfigError, build
@@ -73,6 +74,22 @@ def workdir(tokenizer, tmp_path) -> Path:
     save(folder, 3, jax.tree.map(lambda x: -x, model))
     save(folder, 5, model)
     return folder
+
+
+def test_padding_is_dropped_and_other_padding_takes_its_place(tokenizer, tmp_path):
+    model = random_model(small_config(vocab_size=300, qk_norm=True, num_layers=2))
+    workdir = tmp_path / "run"
+    keep(workdir, model, tokenizer)
+    of_three, of_eight = (abstract_model(pad_config(model.config, n)) for n in (3, 8))
+    padded = jax.jit(lambda x: pad(x, of_three))(model)
+    with Checkpoints(workdir, {"model": {"pad_for": 3}}, keep=1) as checkpoints:
+        checkpoints.save(5, {"model": padded}, {})
+    export(workdir, tmp_path / "out")
+    exported = pretrained.load(tmp_path / "out", model.config, make_mesh(ONE))
+    assert_same(exported, model)
+    mesh = make_mesh(MESHES["host8"])
+    found, _ = origin.load_checkpoint(workdir, of_eight.config, mesh, None)
+    assert_same(found, jax.jit(lambda x: pad(x, of_eight))(model))
 
 
 def test_an_exported_model_is_the_trained_one_bit_for_bit(workdir, tokenizer, tmp_path):

@@ -22,6 +22,7 @@ from models import huggingface
 from models.families import PRESETS
 from models.functions import RopeScaling
 from models.model_config import ModelConfig, MoE
+from models.padding import pad, pad_config
 from models.sharding import MESHES, MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer, abstract_model
 from pallas_kernels.tokens import packed_rows
@@ -158,6 +159,17 @@ def test_a_sharded_load_is_the_whole_model_laid_out_by_the_table(mesh, tmp_path)
         (path / "model.safetensors").read_bytes() for path in (tmp_path, tmp_path / "again")
     )
     assert first == second
+
+
+def test_a_padded_model_is_read_from_the_files_of_the_model_itself(tmp_path):
+    """Four heads on three devices."""
+    model = random_model(dataclasses.replace(CONFIG, qkv_bias=True))
+    huggingface.save(tmp_path, model, max_positions=512)
+    config = pad_config(huggingface.read_config(tmp_path), 3)
+    assert (config.num_heads, config.num_kv_heads) == (6, 3)
+    loaded = huggingface.load(tmp_path, config, make_mesh(MeshConfig(data=1, tensor=3)))
+    like = abstract_model(config)
+    assert_same(loaded, jax.jit(lambda x: pad(x, like))(model))
 
 
 def test_loading_converts_to_the_dtype_asked_for(one):

@@ -19,7 +19,9 @@ from attention.methods.moba import MoBA
 from attention.methods.nsa import NSA
 from attention.methods.squid import GatedDocuments
 from attention.methods.window import Window
-from models.sharding import MeshConfig, make_mesh
+from models.padding import pad, pad_config
+from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from models.transformer import abstract_model
 from pallas_kernels.tokens import packed_rows
 from rl_code.metrics import CompilationCounter
 from rl_code.rollout.engine import Engine
@@ -30,10 +32,12 @@ from tests.rl_code.rollout.small import (
     SAMPLING,
     SCARCE,
     STOP,
+    VOCAB,
     Episode,
     Letters,
     Protocol,
     assert_same,
+    initial,
     make_scheduler,
     model_on,
     play,
@@ -247,6 +251,42 @@ def test_weights_cut_over_fsdp_sample_what_whole_weights_do(methods):
     cut = played(MeshConfig(data=1, tensor=2, fsdp=2))
     assert any(len(set(t.tokens[t.sampled])) > 2 for t in cut)
     for one, other in zip(cut, whole, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "methods", [(Dense(),), (Window(6), MoBA(**CHOOSING))], ids=["dense", "chosen"]
+)
+@pytest.mark.quick(first=1)
+def test_padded_heads_sample_what_the_model_itself_does(methods):
+    """Six query heads and two key/value heads on four devices, which share every layer."""
+    odd = dict(num_heads=6, mlp_dim=30, vocab_size=VOCAB + 1)
+    config = dataclasses.replace(MODEL, num_layers=len(methods), attention=methods, **odd)
+    padded = pad_config(config, 4)
+    itself = initial(config)
+    like = abstract_model(padded)
+
+    def played(model, where):
+        mesh = make_mesh(where)
+        engine = Engine(model.config, ENGINE, SAMPLING, (STOP,), mesh)
+        scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
+        model = jax.device_put(model, parameter_shardings(model, mesh))
+        tasks = [task_of(seed) for seed in range(3)]
+        once = functools.partial(Episode, turns=2)
+        groups, _ = scheduler.rollout(
+            model, tasks, once, group_size=2, version=1, key=jax.random.key(7)
+        )
+        scheduler.close()
+        return [t for group in groups for t in group.trajectories]
+
+    larger = jax.jit(lambda x: pad(x, like))(itself)
+    shared, alone = (
+        played(model, MeshConfig(data=1, tensor=devices))
+        for model, devices in ((larger, 4), (itself, 1))
+    )
+    assert any(len(set(t.tokens[t.sampled])) > 2 for t in alone)
+    for one, other in zip(shared, alone, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-5)
 
