@@ -1,6 +1,7 @@
 """What the parts cost: speed as ratios of contenders measured side by side in one run, and memory.
 
 python -m launch.bench attention --device=cpu [--lengths=2048,4096 --heads=16 ...]
+python -m launch.bench grouped --device=gpu [--pairs=65536 --experts=128 --matrix=2048,768]
 python -m launch.bench swap --device=cpu [--row=16384 --documents=16 --question=64 ...]
 python -m launch.bench rl_step --workload=W1|W2 [--steps=5 --warmup=2 --tag=name]
 python -m launch.bench async [--steps=5]
@@ -25,6 +26,7 @@ from benchmarks import (
     asynchrony,
     attention,
     engine,
+    grouped,
     million,
     overlap,
     rl_step,
@@ -38,6 +40,7 @@ from models.sharding import MeshConfig
 
 BENCHES = {
     "attention": attention.main,
+    "grouped": grouped.main,
     "swap": swap.main,
     "million": million.main,
     "rl_step": rl_step.main,
@@ -57,9 +60,12 @@ _HELP = {
 
 flags.DEFINE_enum("device", "cpu", ["cpu", "gpu", "tpu"], "Where to run.")
 flags.DEFINE_integer(
-    "repeats", 3, "Timed runs; of attention, swap, engine, speculation and async.", lower_bound=1
+    "repeats",
+    3,
+    "Timed runs; of attention, grouped, swap, engine, speculation and async.",
+    lower_bound=1,
 )
-flags.DEFINE_integer("seed", 0, "Of weights and tokens; of all but attention.")
+flags.DEFINE_integer("seed", 0, "Of weights and tokens; of all but attention and grouped.")
 
 
 def main(argv: list[str]) -> None:
