@@ -26,14 +26,16 @@ class Stage:
     Args:
       folder: the run's workdir, an absolute path.
       actors: how many.
+      variables: the environment of what is started.
     """
 
     # Whether a role that hangs is found and started again.
     replaces_hung = False
 
-    def __init__(self, folder: Path, actors: int):
+    def __init__(self, folder: Path, actors: int, variables: dict[str, str]):
         self.names = ["learner", *(f"actor-{i}" for i in range(actors))]
         self.folder = folder
+        self._variables = variables
         self._returns: list[tuple[str, int, float, dict]] = []
         self._started: dict[str, subprocess.Popen] = {}
 
@@ -92,7 +94,7 @@ class Stage:
             self._started[name] = subprocess.Popen(
                 ["bash", "launch/supervise.sh", sys.executable, "-m", *command],
                 cwd=ROOT,
-                env=environment(self.folder) | {"SUPERVISE_PAUSE_S": "0.2"},
+                env=self._variables | {"SUPERVISE_PAUSE_S": "0.2"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -102,8 +104,10 @@ class Stage:
 class Supervised(Stage):
     """Each role under launch/supervise.sh, on this machine."""
 
-    def __init__(self, folder: Path, actors: int, command: Sequence[str]):
-        super().__init__(folder, actors)
+    def __init__(
+        self, folder: Path, actors: int, variables: dict[str, str], command: Sequence[str]
+    ):
+        super().__init__(folder, actors, variables)
         for name in self.names:
             role = ["--role=learner"] if name == "learner" else ["--role=actor", f"--name={name}"]
             self._start(name, ["launch.train", *role, *command])
@@ -117,11 +121,18 @@ class OnRay(Stage):
 
     replaces_hung = True
 
-    def __init__(self, folder: Path, actors: int, command: Sequence[str], nodes: int):
-        super().__init__(folder, actors)
+    def __init__(
+        self,
+        folder: Path,
+        actors: int,
+        variables: dict[str, str],
+        command: Sequence[str],
+        nodes: int,
+    ):
+        super().__init__(folder, actors, variables)
         self._nodes = nodes
         # Nodes have the environment of who starts them.
-        os.environ.update(environment(folder))
+        os.environ.update(variables)
         # All roles fit on all nodes but one.
         each = -(-(1 + actors) // max(nodes - 1, 1))
         self._cluster = SimulatedCluster(nodes, {"CPU": each})
@@ -198,12 +209,23 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Restarts find what they compiled before."""
+def environment(folder: Path, storage_ms: float = 0.0) -> dict[str, str]:
+    """Restarts find what they compiled before.
+
+    storage_ms: mean delay of an operation on the folders of the run that roles share.
+    """
     kept = {
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
+    if storage_ms:
+        path = [str(ROOT / "launch" / "slow_storage"), os.environ.get("PYTHONPATH", "")]
+        slow = (folder / name for name in ("store", "weights", "checkpoints"))
+        kept |= {
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "SLOW_STORAGE": os.pathsep.join(map(str, slow)),
+            "SLOW_STORAGE_MS": str(storage_ms),
+        }
     flags_kept = [
         flag
         for flag in os.environ.get("XLA_FLAGS", "").split()

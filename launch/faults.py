@@ -10,7 +10,7 @@ is audited and replayed: nothing may be lost, repeated or changed.
 
 With --ray_nodes=3 the roles run by launch.on_ray on a simulated cluster. Hangs then strike the
 learner too and last until the process is replaced, and --node_losses and --head_losses kill nodes
-with all that runs there, and the head.
+with all that runs there, and the head. --storage_ms makes the storage slow all the time.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ absl_flags.DEFINE_integer(
 )
 absl_flags.DEFINE_integer("node_losses", 0, "Nodes of it that are killed and replaced.", 0)
 absl_flags.DEFINE_integer("head_losses", 0, "How often its head is.", 0)
+absl_flags.DEFINE_float(
+    "storage_ms",
+    0.0,
+    "Mean delay of an operation on what roles share; one in 500 takes a hundred times as long.",
+    0.0,
+)
 absl_flags.DEFINE_integer("kills", 30, "How many.", 0)
 absl_flags.DEFINE_integer(
     "hangs", 3, "Actors that are stopped for a while, beside those that are killed.", 0
@@ -129,9 +135,10 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
 
 def stage_of(command: list[str], folder: Path) -> Stage:
     """Starts the roles."""
+    variables = environment(folder, FLAGS.storage_ms)
     if FLAGS.ray_nodes:
-        return OnRay(folder, FLAGS.actors, command, FLAGS.ray_nodes)
-    return Supervised(folder, FLAGS.actors, command)
+        return OnRay(folder, FLAGS.actors, variables, command, FLAGS.ray_nodes)
+    return Supervised(folder, FLAGS.actors, variables, command)
 
 
 def wanted_faults() -> dict[str, int]:

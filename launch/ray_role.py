@@ -61,7 +61,7 @@ class RoleProcess:
       name: the role's name in the store; "" for a process that has no heartbeat there.
       store: folder of the run's store.
       log: file to which standard output and standard error are appended.
-      hang_s: seconds without a change of its heartbeat after which the process is killed.
+      hang_s: seconds without a sign of life after which the process is killed.
     """
 
     def __init__(self, name: str, store: str, log: str, hang_s: float):
@@ -118,18 +118,25 @@ class RoleProcess:
             return f"{address}:{free.getsockname()[1]}"
 
     async def _kill_when_hung(self, pid: int) -> float:
-        """Kills the process when its heartbeat has been silent for too long; returns how long."""
+        """Kills the process when it has been silent for too long; returns how long.
+
+        Silent is one whose heartbeat stands still, and while it has none, one that does not run.
+        """
         # One look counts half of the bound at most, so a node that was suspended itself does not
         # kill its role when it wakes up.
         observer = Observer(self._store, longest_gap_s=self._hang_s / 2)
-        while self._name:
+        ran_ns, idle_s = -1, 0.0
+        while True:
             await asyncio.sleep(_LOOK_S)
+            before_ns, ran_ns = ran_ns, cpu_ns(pid)
+            idle_s = idle_s + _LOOK_S if ran_ns == before_ns != -1 else 0.0
             # Storage that hangs must not keep this process from being stopped.
             silent_s = await asyncio.to_thread(silence, observer, self._store, self._name, pid)
+            if silent_s is None:
+                silent_s = idle_s
             if silent_s > self._hang_s:
                 os.killpg(pid, signal.SIGKILL)
                 return silent_s
-        return 0.0
 
     def _last(self, start: int) -> str:
         """The last lines that were written behind the first ``start`` bytes of the log."""
@@ -138,8 +145,9 @@ class RoleProcess:
             return log.read().decode(errors="replace").strip()
 
 
-def silence(observer: Observer, store: Path, name: str, pid: int) -> float:
-    """For how many seconds the heartbeat of a process is seen not to change; 0 while it has none.
+def silence(observer: Observer, store: Path, name: str, pid: int) -> float | None:
+    """For how many seconds the heartbeat of a process is seen not to change; None while it has
+    none.
 
     pid: of the process, so that another start of its name is not taken for it.
     """
@@ -148,11 +156,23 @@ def silence(observer: Observer, store: Path, name: str, pid: int) -> float:
         newest = ProcessId(name, max(incarnations(folder), default=-1))
         path = folder / f"{newest.incarnation}.json"
         if unseal(path.read_bytes(), path)["pid"] != pid:
-            return 0.0
+            return None
         seen = observer.look(newest)
     except (OSError, StoreError):
-        return 0.0
-    return 0.0 if seen.gone else seen.silent_s
+        return None
+    return None if seen.gone else seen.silent_s
+
+
+def cpu_ns(pid: int) -> int:
+    """For how long the threads of a process have run, in ns; -1 where nobody can say.
+
+    A process that waits and looks again now and then has run a little; one that is stopped has not.
+    """
+    try:
+        paths = Path(f"/proc/{pid}/task").glob("*/schedstat")
+        return sum(int(path.read_text().split()[0]) for path in paths)
+    except (OSError, ValueError):  # a thread has just ended
+        return -1
 
 
 def node_address() -> str:

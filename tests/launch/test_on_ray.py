@@ -78,18 +78,18 @@ def test_silence_is_that_of_the_process_itself(tmp_path):
     now = [0.0]
     observer = Observer(tmp_path, clock=lambda: now[0])
 
-    def heard(pid: int = os.getpid()) -> float:
+    def heard(pid: int = os.getpid()) -> float | None:
         now[0] += 1.0
         return silence(observer, tmp_path, "learner", pid)
 
-    assert heard() == 0.0  # it has not joined the store yet
+    assert heard() is None  # it has not joined the store yet
     process = StoreProcess(tmp_path, "learner")
     assert [heard(), heard(), heard()] == [0.0, 1.0, 2.0]
-    assert heard(pid=1) == 0.0  # the heartbeat of an earlier start, under another number
+    assert heard(pid=1) is None  # the heartbeat of an earlier start, under another number
     process.beat(1)
     assert [heard(), heard()] == [0.0, 1.0]
     process.beat(2, left=True)
-    assert heard() == 0.0  # it is ending
+    assert heard() is None  # it is ending
 
 
 ROLE = """
@@ -102,15 +102,17 @@ print("said", what, sys.argv[2:], flush=True)
 if what == "fails":
     os._exit(3)
 signal.signal(signal.SIGTERM, lambda *_: os._exit(130))
-StoreProcess(Path("{store}"), "actor-0")
+if what == "joins":
+    StoreProcess(Path("{store}"), "actor-0")
 Path("{store}/pid").write_text(str(os.getpid()))
-time.sleep(600)
+while True:
+    time.sleep(0.01)
 """
 
 
 @pytest.fixture
 def role(tmp_path, monkeypatch):
-    """A process of Ray's, without Ray: what it runs joins the store and has one heartbeat."""
+    """A process of Ray's, without Ray: what it runs may join the store, with one heartbeat."""
     (tmp_path / "processes").mkdir()
     (tmp_path / "a_role.py").write_text(ROLE.format(store=tmp_path))
     root = Path(on_ray.__file__).parents[1]
@@ -132,7 +134,7 @@ def test_the_end_of_a_role_has_its_code_and_its_last_lines(role):
 
 def test_a_role_is_stopped_by_a_signal(role, tmp_path):
     async def play() -> int:
-        run = asyncio.create_task(role.run(["a_role", "waits"], "127.0.0.9"))
+        run = asyncio.create_task(role.run(["a_role", "joins"], "127.0.0.9"))
         await started(tmp_path)
         await role.stop(signal.SIGTERM)
         return (await asyncio.wait_for(run, LONG_S)).code
@@ -140,11 +142,26 @@ def test_a_role_is_stopped_by_a_signal(role, tmp_path):
     assert asyncio.run(play()) == 130
 
 
-def test_a_role_whose_heartbeat_stops_is_killed_even_if_it_cannot_answer(role, tmp_path):
+@pytest.mark.parametrize("what", ["starts", "joins"])
+def test_a_role_that_is_stopped_is_killed_whether_it_has_a_heartbeat_yet_or_not(
+    role, tmp_path, what
+):
     async def play():
-        run = asyncio.create_task(role.run(["a_role", "waits"], "127.0.0.9"))
+        run = asyncio.create_task(role.run(["a_role", what], "127.0.0.9"))
         os.kill(await started(tmp_path), signal.SIGSTOP)
         return await asyncio.wait_for(run, LONG_S)
 
     end = asyncio.run(play())
     assert end.code == -signal.SIGKILL and end.hung_s > 1.5
+
+
+def test_a_role_that_has_no_heartbeat_but_runs_is_left_alone(role, tmp_path):
+    async def play():
+        run = asyncio.create_task(role.run(["a_role", "starts"], "127.0.0.9"))
+        await started(tmp_path)
+        await asyncio.sleep(4.0)  # more than twice the bound
+        assert not run.done()
+        await role.stop(signal.SIGTERM)
+        return await asyncio.wait_for(run, LONG_S)
+
+    assert asyncio.run(play()).code == 130
