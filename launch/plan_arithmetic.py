@@ -2,10 +2,11 @@
 
 Memory of weights, moments and gradients follows from the layout of the parameters
 (``models.sharding``) and is exact. Activations, bytes of HBM and collectives are counted as the
-programs are written: parameters that are cut over ``fsdp`` are gathered for each layer in the
-forward and the backward pass, activations of layers are computed again in the backward pass, and
-the results of attention and of the feed-forward part are summed over ``tensor``. The compiled
-program has the last word (``launch.plan_compiled``).
+programs are written: heads and sizes that do not divide by ``tensor`` are padded, parameters that
+are cut over ``fsdp`` are gathered for each layer in the forward and the backward pass, activations
+of layers are computed again in the backward pass, and the results of attention and of the
+feed-forward part are summed over ``tensor``. The compiled program has the last word
+(``launch.plan_compiled``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import jax
 from benchmarks.collectives import Kind
 from launch.targets import Target
 from models.model_config import ModelConfig
+from models.padding import pad_config
 from models.sharding import MeshConfig, abstract_mesh, parameter_shardings
 from models.transformer import abstract_model
 from rl_code.dry_run import device_bytes
@@ -105,6 +107,7 @@ def meshes(devices: int, *, fsdp: bool) -> Iterator[MeshConfig]:
 
 def learner(job: Job, mesh: MeshConfig) -> Estimate:
     """A GRPO step. Raises ValueError where the model or the rows do not fit the mesh's axes."""
+    itself, job = job, padded(job, mesh)
     model = job.model
     rows = job.tokens / job.context
     if rows % mesh.row_shards:
@@ -146,7 +149,7 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
         mesh,
         memory,
         flops=4 * (forward + attention) * micro,
-        useful=3 * (forward + attention) * micro,
+        useful=3 * sum(_forward(itself, MeshConfig())) / tensor * micro,
         attention=4 * attention * micro,
         # weights are read in three passes, gradients read and written once for each micro-batch,
         # and the update reads and writes weights and moments
@@ -159,8 +162,9 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
 
 def actor(job: Job, mesh: MeshConfig) -> Estimate:
     """One token for every row. Raises ValueError where the model does not fit the mesh's axes."""
-    model = dataclasses.replace(job.model, param_dtype=job.model.dtype)
-    weights = _parameters(dataclasses.replace(job, model=model), mesh, whole=True)
+    itself, job = _sampling(job), padded(_sampling(job), mesh)
+    model = job.model
+    weights = _parameters(job, mesh, whole=True)
     size = jax.numpy.dtype(model.dtype).itemsize
     key = 2 * model.num_layers * model.num_kv_heads * model.head_dim * size / mesh.tensor
     pages = job.rows * job.context * key
@@ -169,10 +173,7 @@ def actor(job: Job, mesh: MeshConfig) -> Estimate:
     # experts that no row needs are not read
     experts, unused = _experts(model)
     some = experts * (1 - unused**job.rows) / mesh.tensor
-    active = elements - experts * unused / mesh.tensor
-    heads = model.num_layers * model.num_heads * model.head_dim / mesh.tensor
-    attention = 4 * job.rows * job.context / 2 * heads
-    flops = 2 * job.rows * active + attention
+    products, attention = _decode(job, mesh)
     touched = (elements - experts / mesh.tensor + some) * size
     sent: dict[Kind, float] = {}
     if mesh.tensor > 1:
@@ -183,8 +184,8 @@ def actor(job: Job, mesh: MeshConfig) -> Estimate:
         "actor",
         mesh,
         {"weights": weights, "pages": pages, "working": logits},
-        flops=flops,
-        useful=flops,
+        flops=products + attention,
+        useful=sum(_decode(itself, MeshConfig())) / mesh.tensor,
         attention=attention,
         hbm=touched + read,
         sent=sent,
@@ -204,6 +205,18 @@ def transfer_seconds(job: Job, learns: MeshConfig, samples: MeshConfig) -> float
     rate = job.target.link if together else job.target.network
     sends = total * samples.row_shards / learns.devices
     return max(sends, total / samples.tensor) / rate
+
+
+def padded(job: Job, mesh: MeshConfig) -> Job:
+    """The job with its model padded for the axis ``tensor`` of a mesh (``models.padding``)."""
+    return dataclasses.replace(job, model=pad_config(job.model, mesh.tensor))
+
+
+def _sampling(job: Job) -> Job:
+    """The job with weights in the dtype of its products."""
+    return dataclasses.replace(
+        job, model=dataclasses.replace(job.model, param_dtype=job.model.dtype)
+    )
 
 
 def _parameters(job: Job, mesh: MeshConfig, whole: bool) -> float:
@@ -227,6 +240,17 @@ def _forward(job: Job, mesh: MeshConfig) -> tuple[float, float]:
     seen = job.context / 2
     attention = 4 * job.context * seen * model.num_heads * model.head_dim
     return 2 * job.context * elements, attention * model.num_layers / mesh.tensor
+
+
+def _decode(job: Job, mesh: MeshConfig) -> tuple[float, float]:
+    """Operations of one token for every row, on one device: (of matrices, of attention)."""
+    model = job.model
+    size = jax.numpy.dtype(model.param_dtype).itemsize
+    experts, unused = _experts(model)
+    rest = (_table(model) + experts * unused) / mesh.tensor
+    active = _parameters(job, mesh, whole=True) / size - rest
+    heads = model.num_layers * model.num_heads * model.head_dim / mesh.tensor
+    return 2 * job.rows * active, 4 * job.rows * job.context / 2 * heads
 
 
 def _table(model: ModelConfig) -> int:

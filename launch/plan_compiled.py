@@ -18,7 +18,7 @@ from jax.experimental import topologies
 from benchmarks.collectives import Kind, sent_bytes
 from benchmarks.flops import matmul_flops
 from launch.kernel_programs import changed
-from launch.plan_arithmetic import Estimate, Job
+from launch.plan_arithmetic import Estimate, Job, padded
 from models.model_config import ModelConfig
 from models.sharding import make_mesh
 from rl_code.run_config import RunConfig
@@ -32,6 +32,7 @@ _STEPS = 16
 
 def compiled(job: Job, estimate: Estimate) -> Estimate:
     """The estimate with what the compiled program says in place of what it says itself."""
+    job = padded(job, estimate.mesh)
     if estimate.role == "learner":
         return _learner(job, estimate)
     return _actor(job, estimate)

@@ -91,14 +91,25 @@ def test_what_leaves_the_domain_goes_through_the_network():
 
 def test_a_mesh_that_cannot_cut_the_model_or_the_rows_is_named_with_the_reason():
     fitting, others = plan_table.sorted_estimates(
-        LARGE,
+        dataclasses.replace(LARGE, tokens=144 * LARGE.context),
         plan_arithmetic.learner,
-        [MeshConfig(tensor=3), MeshConfig(data=3), MeshConfig(), MeshConfig(fsdp=8, tensor=8)],
+        [MeshConfig(fsdp=9), MeshConfig(data=5), MeshConfig(), MeshConfig(fsdp=8, tensor=8)],
     )
     assert [x.mesh for x in fitting] == [MeshConfig(fsdp=8, tensor=8)]
-    assert {tuple(cut) for cut in others.values()} >= {("tensor 3",), ("data 3",)}
-    assert "151936 of the model does not divide by tensor" in others
+    assert {tuple(cut) for cut in others.values()} >= {("fsdp 9",), ("data 5",)}
+    assert "5120 of the model does not divide by fsdp" in others
     assert "more than 78 GB on a device" in others
+
+
+@pytest.mark.parametrize("estimate", [plan_arithmetic.learner, plan_arithmetic.actor])
+def test_a_padded_model_does_more_work_of_which_no_more_is_of_use(estimate):
+    """64 heads become 72; of both on eight devices, nothing is padded."""
+    eight, all_devices = (estimate(LARGE, MeshConfig(tensor=n)) for n in (8, 72))
+    assert 8 * eight.useful == pytest.approx(72 * all_devices.useful)
+    ratio = eight.useful / eight.flops
+    assert 0.8 * ratio < all_devices.useful / all_devices.flops < 0.95 * ratio
+    # key/value heads stand on every device; with them 2 % more weights
+    assert 72 * all_devices.memory["weights"] > 8 * eight.memory["weights"]
 
 
 def test_weights_go_over_links_within_a_domain_and_over_the_network_beyond():
