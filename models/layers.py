@@ -15,6 +15,7 @@ from flax import nnx
 from attention.methods.method import Parameter, Parameters
 
 if TYPE_CHECKING:
+    from models.adapter_rows import AdapterRows
     from models.lora import Adapters
     from models.model_config import ModelConfig, MoE
 
@@ -59,8 +60,8 @@ class Layers(nnx.Module):
     Indexing every leaf by the number of a layer gives the parameters of that layer.
     """
 
-    # Low-rank adapters of these layers (``lora.add_adapters``); None without any.
-    lora: Adapters | None = None
+    # Low-rank adapters of these layers, or several for the rows of a batch; None without any.
+    lora: Adapters | AdapterRows | None = None
 
     def __init__(self, c: ModelConfig, rngs: nnx.Rngs, layers: int, moe: MoE | None):
         """

@@ -93,6 +93,7 @@ class Adapters(nnx.Module):
 
     def __init__(self, lora: LoRA, layers: Layers, rngs: nnx.Rngs):
         self.scale = lora.scale
+        self.rank = lora.rank
         for target in lora.targets:
             name = TARGETS[target]
             matrix = getattr(layers, name)

@@ -47,6 +47,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "experts": None,
     # the inner size of adapters, which is small
     "rank": None,
+    "adapters": None,
 }
 
 

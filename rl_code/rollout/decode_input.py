@@ -51,6 +51,9 @@ class DecodeInput:
     # [slots, draft_room + length], what drafts are copied from (``drafts.DraftTexts``); None
     # without drafts.
     texts: jax.Array | None
+    # Which adapter of a model that has several (``models.adapter_rows``) computes the row; -1 for
+    # none. Rows may share pages only if they have the same one. None for a model without several.
+    adapters: jax.Array | None = None
 
 
 def empty_input(config: EngineConfig, shards: int) -> DecodeInput:

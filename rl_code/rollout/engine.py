@@ -31,6 +31,7 @@ from attention.cache.gathered import GatheredPages
 from attention.cache.paged import PagedCache
 from attention.cache.tables import Runs, sequence_pages
 from attention.picks import choosing, compact, narrowest
+from models.adapter_rows import for_rows
 from models.model_config import ModelConfig
 from models.paged import decode_tokens, forward, gather_pages, model_cache, put_pages_back
 from models.sharding import ROW_AXES, per_shard, use_mesh
@@ -42,9 +43,10 @@ from rl_code.rollout.sampling import SamplingConfig, sample, stop_mask, token_un
 
 
 def _prefill(
-    model: Transformer, cache: PagedCache, tables, tokens, places, runs: Runs | None
+    model: Transformer, cache: PagedCache, tables, tokens, places, runs: Runs | None, adapters
 ) -> PagedCache:
     """Writes the keys and values of ``tokens`` [R, T] at ``places`` [R, T]; -1 is padding."""
+    model = for_rows(model, adapters)
     pages = sequence_pages(tables, jnp.max(places, axis=1) + 1, cache.page, runs)
     return forward(model, cache, tokens, places, pages)[1]
 
@@ -73,6 +75,7 @@ def _decode(
     [slots, dispatch_tokens, ...], steps int32 [slots] in which each row gained tokens, drafted
     int32 [slots]: tokens that were guessed).
     """
+    model = for_rows(model, inputs.adapters)
     views = {}
     layers = None
     if view_block:
@@ -295,7 +298,7 @@ class Engine:
             )
             return jax.jit(mapped, donate_argnums=donate, out_shardings=out)
 
-        self._prefill = sharded(_prefill, "rddddd", (1,), self._pages)
+        self._prefill = sharded(_prefill, "rdddddd", (1,), self._pages)
         decode = functools.partial(
             _decode,
             config=config,
@@ -326,14 +329,21 @@ class Engine:
         return self._place(x, self._rows)
 
     def prefill(
-        self, model: Transformer, cache: PagedCache, tables, tokens, places, runs: Runs | None
+        self,
+        model: Transformer,
+        cache: PagedCache,
+        tables,
+        tokens,
+        places,
+        runs: Runs | None,
+        adapters: np.ndarray | None = None,
     ) -> PagedCache:
         """One prefill of shards * prefill_rows rows, or answer_rows; pages are numbered within the
         shard.
 
-        Donates the cache.
+        Donates the cache. adapters: as ``DecodeInput.adapters``, of these rows.
         """
-        inputs = jax.tree.map(self.put, (tables, tokens, places, runs))
+        inputs = jax.tree.map(self.put, (tables, tokens, places, runs, adapters))
         return self._run(self._prefill, model, cache, *inputs)
 
     def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
@@ -380,7 +390,9 @@ class Engine:
             for size in (c.table, c.prefill_tokens)
         )
         return {
-            "prefill": self._run(self._prefill.trace, model, cache, table, chunk, chunk, runs),
+            "prefill": self._run(
+                self._prefill.trace, model, cache, table, chunk, chunk, runs, None
+            ),
             "decode": self._run(self._decode.trace, model, cache, inputs),
         }
 

@@ -22,7 +22,6 @@ import jax
 from absl import logging
 
 from attention.cache.paged import PagedCache
-from attention.cache.tables import Runs
 from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput
 from rl_code.rollout.engine import Engine
@@ -115,10 +114,18 @@ class LeadingEngine(Engine):
         return super().init()
 
     def prefill(
-        self, model: Transformer, cache: PagedCache, tables, tokens, places, runs: Runs | None
+        self,
+        model: Transformer,
+        cache: PagedCache,
+        tables,
+        tokens,
+        places,
+        runs: Runs | None,
+        adapters: np.ndarray | None = None,
     ) -> PagedCache:
-        self._channel.tell("prefill", tables, tokens, places, runs)
-        return super().prefill(model, cache, tables, tokens, places, runs)
+        inputs = (tables, tokens, places, runs, adapters)
+        self._channel.tell("prefill", *inputs)
+        return super().prefill(model, cache, *inputs)
 
     def decode(self, model: Transformer, cache: PagedCache, inputs: DecodeInput):
         self._channel.tell("decode", inputs)

@@ -110,6 +110,7 @@ def test_adapters_that_are_not_there_are_refused(workdir, adapted, tmp_path):
         export(plain, tmp_path / "out", adapter=True)
 
 
+@pytest.mark.long
 def test_a_run_begins_with_exported_adapters(tmp_path, monkeypatch):
     monkeypatch.setitem(PRESETS, "tiny", narrow_preset())
     settings = settings_of(None, 1, attention=None)

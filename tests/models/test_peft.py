@@ -33,6 +33,7 @@ def load(directory: Path, name: str, mesh):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick(first=1)
 def test_logits_are_those_of_peft_and_an_export_has_its_tensors(name, tmp_path):
     model = load(ADAPTERS / name, name, make_mesh(MESHES["one"]))
     tokens = np.load(GOLDEN / name / "logits.npz")["tokens"]

@@ -75,6 +75,7 @@ def test_gradients_are_those_of_merged_matrices_and_the_rest_is_frozen(build, mo
     assert_same_bits(with_trained(state.model, trained(model)), model)
 
 
+@pytest.mark.long
 def test_updates_on_a_mesh_are_those_of_one_device(build, model, alone):
     mesh = make_mesh(MeshConfig(data=2, tensor=2, fsdp=2))
     state = state_on(model, mesh)

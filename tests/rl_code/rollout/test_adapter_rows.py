@@ -1,0 +1,140 @@
+"""Rows of one batch with adapters of their own: each comes out as it does without the others, and
+as from a model that has its adapter alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.adapter_rows import for_rows, with_several
+from models.lora import LoRA, new_adapters, with_adapters
+from models.sharding import MeshConfig, make_mesh
+from models.transformer import Transformer
+from pallas_kernels.tokens import sequences
+from rl_code.rollout.decode_input import empty_input
+from rl_code.rollout.engine import Engine
+from tests.rl_code.rollout.small import ENGINE, MODEL, SAMPLING, VOCAB, initial
+
+# of different ranks, targets and factors
+LORAS = (
+    LoRA(rank=3, alpha=4.0),
+    LoRA(rank=2, alpha=3.0, targets=("q_proj", "o_proj", "up_proj"), rslora=True),
+)
+# the adapter of each row
+ROWS = np.array([1, -1, 0], np.int32)
+PROMPT = 7
+STEPS = 10
+
+
+def random_adapters(model: Transformer, lora: LoRA):
+    def draw(path, x):
+        key = jax.random.key(zlib.crc32(jax.tree_util.keystr(path).encode()) + lora.rank)
+        return 0.15 * jax.random.normal(key, x.shape)
+
+    return jax.tree.map_with_path(draw, new_adapters(model, lora, nnx.Rngs(0)))
+
+
+@pytest.fixture(scope="module")
+def adapters():
+    return [random_adapters(initial(MODEL), lora) for lora in LORAS]
+
+
+@pytest.fixture(scope="module")
+def several(adapters):
+    return with_several(initial(MODEL), adapters)
+
+
+@functools.cache
+def engine_of(decode: str, tensor: int) -> Engine:
+    config = dataclasses.replace(ENGINE, decode=decode, decode_steps=STEPS // 2, prefill_rows=3)
+    return Engine(MODEL, config, SAMPLING, (), make_mesh(MeshConfig(1, tensor)))
+
+
+def sampled(model, rows: np.ndarray | None, active, *, tensor: int = 1, decode="view"):
+    """(tokens, logprobs) [rows, STEPS] that the engine samples behind random prompts, two dispatches
+    of it. Rows that are not active are left out.
+    """
+    engine = engine_of(decode, tensor)
+    config = engine.config
+    prompts = np.random.default_rng(5).integers(1, VOCAB, (3, PROMPT)).astype(np.int32)
+    pages = np.arange(3 * 5, dtype=np.int32).reshape(3, 5)  # 20 tokens each
+    tables = np.full((3, config.table), -1, np.int32)
+    tables[:, :5] = pages
+    cache = engine.init()
+    places = np.broadcast_to(np.arange(PROMPT - 1, dtype=np.int32), (3, PROMPT - 1))
+    places = np.where(np.asarray(active)[:, None], places, -1)
+    for part in (slice(0, 4), slice(4, PROMPT - 1)):
+        chunk = np.pad(prompts[:, part], ((0, 0), (0, 4)))[:, :4]
+        at = np.pad(places[:, part], ((0, 0), (0, 4)), constant_values=-1)[:, :4]
+        cache = engine.prefill(model, cache, tables, chunk, at, None, rows)
+    last, length = prompts[:, -1], PROMPT - 1
+    found = []
+    for _ in range(2):
+        inputs = empty_input(config, 1)
+        inputs.active[:] = active
+        inputs.tokens[:], inputs.places[:], inputs.budgets[:] = last, length, STEPS // 2
+        inputs.samples[:] = range(3)
+        inputs.tables[:] = inputs.rows.own[:] = tables
+        inputs = dataclasses.replace(inputs, adapters=rows)
+        cache, tokens, logprobs, *_ = engine.decode(model, cache, inputs)
+        found.append((np.asarray(tokens), np.asarray(logprobs)))
+        last, length = found[-1][0][:, -1], length + STEPS // 2
+    tokens, logprobs = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
+    return tokens[list(active)], logprobs[list(active)]
+
+
+@pytest.mark.parametrize("decode", ["view", "pages"])
+@pytest.mark.quick(first=1)
+def test_rows_with_other_adapters_beside_them_come_out_as_alone(adapters, several, decode):
+    together = sampled(several, ROWS, [True] * 3, decode=decode)
+    plain = initial(MODEL)
+    for row, number in enumerate(ROWS):
+        active = [row == other for other in range(3)]
+        alone = sampled(several, ROWS, active, decode=decode)
+        own = plain if number < 0 else with_adapters(plain, LORAS[number], adapters[number])
+        separate = sampled(own, None, active, decode=decode)
+        for x, y, z in zip(together, alone, separate, strict=True):
+            assert np.array_equal(x[row], y[0])
+            np.testing.assert_allclose(x[row], z[0], rtol=1e-4, atol=1e-4)
+    # all three adapters matter
+    same = sampled(several, np.full(3, -1, np.int32), [True] * 3, decode=decode)
+    assert [np.array_equal(x, y) for x, y in zip(together[0], same[0], strict=True)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.long
+def test_rows_have_their_adapters_on_a_mesh(several):
+    one, two = (sampled(several, ROWS, [True] * 3, tensor=tensor) for tensor in (1, 2))
+    for x, y in zip(one, two, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
+def test_a_broken_adapter_reaches_no_other_row(adapters):
+    broken = jax.tree.map(lambda x: x * np.nan, adapters[0])
+    model = with_several(initial(MODEL), [broken, adapters[1]])
+    tokens = np.ones((2, 5), np.int32)
+    places = np.broadcast_to(np.arange(5), (2, 5))
+    where = sequences(np.full(2, 5), 5)
+    for rows, broken in (([0, 1], [True, False]), ([-1, -1], [False, False])):
+        hidden = for_rows(model, np.array(rows)).hidden(tokens, places, where)
+        assert [bool(np.isnan(x).any()) for x in hidden] == broken
+
+
+def test_several_adapters_need_to_know_their_rows(adapters, several):
+    tokens = np.ones((2, 5), np.int32)
+    with pytest.raises(ValueError, match="say by for_rows which row has which"):
+        several.hidden(tokens, tokens, sequences(np.full(2, 5), 5))
+    adapted = with_adapters(initial(MODEL), LORAS[0], adapters[0])
+    with pytest.raises(ValueError, match="of the model must be None, and the 1 adapters"):
+        with_several(adapted, adapters[:1])
+    assert for_rows(adapted, None) is adapted
