@@ -19,9 +19,11 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
 
 from attention.cache.paged import PagedCache
+from attention.cache.tables import Runs
 from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput
 from rl_code.rollout.engine import Engine
