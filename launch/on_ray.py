@@ -25,7 +25,7 @@ from absl import flags as absl_flags
 from ml_collections import config_flags
 
 from launch import flags
-from launch.ray_placing import Placed, RayError, Wanted, connected, needs, reserved
+from launch.ray_placing import Placed, RayError, Wanted, connected, needs, reserve
 from launch.ray_simulated import SimulatedCluster
 from launch.restarts import Restarts
 from rl_code import read_config
@@ -38,6 +38,7 @@ from rl_code.workdir import LEARNER, STORE
 FLAGS = absl_flags.FLAGS
 LOGS = "cluster/logs"  # in the workdir
 _POLL_S = 0.5
+_ALL_LOST_S = 30.0
 # Actors see for themselves that the last step is consumed.
 _ACTORS_END_S = 60.0
 
@@ -69,7 +70,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         stack.enter_context(connected(address))
         stop = stack.enter_context(StopRequest())
         with stop.deferred():
-            roles = stack.enter_context(reserved(wanted, stop))
+            roles = reserve(wanted, stop)
             if roles:
                 Run(roles, stop, Path(str(workdir)), run_config.train.steps).to_the_end()
     if stop.requested:
@@ -131,6 +132,7 @@ class Run:
         self._said = 0.0
         self._end_by: float | None = None  # once they are asked to end
         self._error: RuntimeError | None = None
+        self._answered = time.monotonic()  # when a role was there last
 
     def to_the_end(self) -> None:
         """Starts the roles, and starts them again, until the learner has ended and actors too.
@@ -150,6 +152,7 @@ class Run:
                 self._end_by = time.monotonic() + _ACTORS_END_S
             if self._end_by is not None and time.monotonic() > self._end_by:
                 self._kill_what_is_left()
+            self._check_cluster()
             self._say_status()
             time.sleep(_POLL_S)
         if self._error is not None:
@@ -191,6 +194,19 @@ class Run:
             self._error = error
         else:
             say(f"{error}; the others go on without it")
+
+    def _check_cluster(self) -> None:
+        """Raises RayError when all roles have been lost for a while. Another head may answer at the
+        address of one that was lost, and it knows nothing of this run.
+        """
+        now = time.monotonic()
+        if any(role.there for role in self._running):
+            self._answered = now
+        elif self._running and now > self._answered + _ALL_LOST_S:
+            raise RayError(
+                f"all roles have been lost for {_ALL_LOST_S:g} s; the same command reserves places "
+                "for them anew"
+            )
 
     @property
     def _stopping(self) -> bool:

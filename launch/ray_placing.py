@@ -88,32 +88,31 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-@contextlib.contextmanager
-def reserved(wanted: Sequence[Wanted], stop: StopRequest) -> Iterator[list[Placed]]:
+def reserve(wanted: Sequence[Wanted], stop: StopRequest) -> list[Placed]:
     """The roles in places of their own, [] if it was stopped before all of them had one.
 
     All places are reserved at once, so no actor waits on a node for a learner that does not fit.
+    They are free again when this process ends.
     """
     import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group
 
     bundles = [dict(role.needs) for role in wanted for _ in range(role.hosts)]
     group = placement_group(bundles, strategy="SPREAD")
-    try:
-        said = time.monotonic()
-        while not stop.requested and not group.wait(1):
-            if time.monotonic() > said + _SAY_S:
-                said = time.monotonic()
-                there = {name: ray.cluster_resources().get(name, 0) for b in bundles for name in b}
-                print(f"waiting for nodes: the roles need {bundles}, there is {there}", flush=True)
-        first = 0
-        roles = []
-        for role in wanted if not stop.requested else ():
-            roles.append(Placed(role, group, first))
-            first += role.hosts
-        yield roles
-    finally:
-        remove_placement_group(group)
+    said = time.monotonic()
+    while not group.wait(1):
+        if stop.requested:
+            return []
+        if time.monotonic() > said + _SAY_S:
+            said = time.monotonic()
+            there = {name: ray.cluster_resources().get(name, 0) for b in bundles for name in b}
+            print(f"waiting for nodes: the roles need {bundles}, there is {there}", flush=True)
+    roles = []
+    first = 0
+    for role in wanted:
+        roles.append(Placed(role, group, first))
+        first += role.hosts
+    return roles
 
 
 class Placed:
