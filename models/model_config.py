@@ -153,6 +153,9 @@ class ModelConfig:
     param_dtype: str = "float32"
     # Whether activations are computed again in the backward pass, to save memory.
     remat: bool = False
+    # Whether activations between the products of a layer are cut over the mesh axis ``tensor`` by
+    # tokens (sequence parallelism, 2205.05198).
+    sequence_parallel: bool = False
     # The methods of the first layers, repeated until all layers have one.
     attention: tuple[Method, ...] = DEFAULT
     # Standard deviation of initial embeddings.

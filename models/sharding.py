@@ -38,6 +38,8 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "layers": None,
     # Of parameters alone: activations have all of the model's width on every device.
     "embed": "fsdp",
+    # Of activations between the products of a layer, with ``ModelConfig.sequence_parallel``.
+    "tokens": "tensor",
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -281,3 +283,12 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
     if mesh.empty or any(kind == AxisType.Manual for kind in mesh.axis_types):
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(logical_axes))
+
+
+def cut_tokens(x: jax.Array) -> jax.Array:
+    """Hidden states [B, T, D] of which each device along ``tensor`` has some of the tokens.
+
+    Where the tokens do not divide by the devices, each has all of them.
+    """
+    size = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
+    return constrain(x, "batch", None if x.shape[1] % size else "tokens", None)

@@ -40,6 +40,7 @@ from models.padding import hide_padding, tied, tied_array
 from models.sharding import (
     all_but_whole_parameters,
     constrain,
+    cut_tokens,
     cuts_parameters,
     gathered,
     gathered_array,
@@ -255,7 +256,8 @@ class Transformer(nnx.Module):
                     given = dataclasses.replace(noted, experts=experts[index])
                 x, routing = self.block(layer, x, attention, real, given)
                 routed.append(routing)
-            x = constrain(x, "batch", None, None)
+            if not self.config.sequence_parallel:
+                x = constrain(x, "batch", None, None)
             return x, (kept if keep else None, shares, routed)
 
         if self.config.remat:
@@ -265,7 +267,7 @@ class Transformer(nnx.Module):
             step = jax.checkpoint(step, policy=all_but_whole_parameters)
         of_methods = [self.method_parameters(index, slice(None)) for index in range(len(methods))]
         rest = (of_methods, earlier, picks)
-        x = self.embed_tokens(tokens)
+        x = self._between(self.embed_tokens(tokens))
         found = []
         for layers, part in self._stacks():
             # With one layer in a period there is no axis for it, for which XLA on CPU would copy
@@ -440,7 +442,7 @@ class Transformer(nnx.Module):
 
     def before_attention(self, layer: Layers, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalised hidden states that attention gets: the first half of ``block``."""
-        return rms_norm(x, layer.attention_norm[...], self.config.norm_eps)
+        return self._within(rms_norm(x, layer.attention_norm[...], self.config.norm_eps))
 
     def after_attention(
         self,
@@ -454,8 +456,8 @@ class Transformer(nnx.Module):
 
         attended: the result of attention.
         """
-        x = x + projected(layer, "o", attended, contract=2)
-        y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
+        x = x + self._between(projected(layer, "o", attended, contract=2))
+        y = self._within(rms_norm(x, layer.mlp_norm[...], self.config.norm_eps))
         if layer.moe is not None:
             if noted is None:
                 out, routing = feed_forward(layer, y, real)
@@ -464,13 +466,21 @@ class Transformer(nnx.Module):
                 out, routing = feed_forward_noted(
                     layer, y, real, given, noted.sources, noted.replay
                 )
-            return x + out, routing
+            return x + self._between(out), routing
         gate, up = (projected(layer, name, y) for name in ("gate", "up"))
-        return x + projected(layer, "down", swiglu(gate, up)), None
+        return x + self._between(projected(layer, "down", swiglu(gate, up))), None
+
+    def _between(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Hidden states as they lie between the products of a layer."""
+        return cut_tokens(x) if self.config.sequence_parallel else x
+
+    def _within(self, y: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Hidden states as the products of a layer read them."""
+        return constrain(y, "batch", None, None) if self.config.sequence_parallel else y
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalisation after the last layer."""
-        return rms_norm(x, gathered(self.final_norm)[...], self.config.norm_eps)
+        return self._within(rms_norm(x, gathered(self.final_norm)[...], self.config.norm_eps))
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Next-token logits in float32."""

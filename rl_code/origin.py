@@ -55,7 +55,16 @@ LORA = "rl_code_lora"
 _KEY = "config.model.weights"
 # Fields of ModelConfig that weights of a preset need not share with it. The vocabulary of a model
 # that was trained from scratch is as large as its tokenizer.
-_NOT_SHAPE = ("dtype", "param_dtype", "remat", "attention", "embed_std", "vocab_size", "lora")
+_NOT_SHAPE = (
+    "dtype",
+    "param_dtype",
+    "remat",
+    "sequence_parallel",
+    "attention",
+    "embed_std",
+    "vocab_size",
+    "lora",
+)
 
 
 # By dotted names.

@@ -71,7 +71,12 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
     check_chooses(methods, shape.moe, config.rollout.picks)
     moe = _balanced(config, shape.moe)
     shape = dataclasses.replace(
-        shape, attention=methods, dtype=spec.dtype, remat=spec.remat, moe=moe
+        shape,
+        attention=methods,
+        dtype=spec.dtype,
+        remat=spec.remat,
+        sequence_parallel=spec.sequence_parallel,
+        moe=moe,
     )
     if spec.lora is not None:
         shape = _adapted(shape, spec.lora)

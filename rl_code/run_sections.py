@@ -53,6 +53,10 @@ class ModelSpec:
     dtype: str = "float32"
     # Whether activations are computed again in the backward pass, to save memory.
     remat: bool = False
+    # Whether the learner's activations between the products of a layer are cut over the mesh axis
+    # ``tensor`` by tokens (sequence parallelism, 2205.05198): each device keeps fewer of them, and
+    # sums become as large a scatter and a gather.
+    sequence_parallel: bool = False
     # The methods of attention: one name for all layers, or a tuple that is repeated until every
     # layer has a method. On the command line: nsa, "{'name': 'nsa', 'block': 32}", or
     # "('window', 'nsa')". None keeps the methods of the preset or of the weights.

@@ -17,14 +17,14 @@ _FIXED = {
     "sft": "the warm start was made before the fork",
 }
 # Keys of those sections that it can.
-_FREE = ("model.remat",)
+_FREE = ("model.remat", "model.sequence_parallel")
 # Keys that change nothing that is recorded.
 _HARMLESS = tuple(key for key in MAY_CHANGE if not key.startswith("train."))
 # Keys of what the learner does with groups: they change the weights of later versions, and neither
 # plans nor groups that earlier versions sampled.
 _LEARNING = (
     *_HARMLESS,
-    "model.remat",
+    *_FREE,
     "train.steps",
     "train.optimizer",
     "train.epochs",
