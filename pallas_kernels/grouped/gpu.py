@@ -89,7 +89,9 @@ def product(
         scratch_types=[
             tiles((plan.steps, plan.rows, plan.contracted), dtype),
             tiles((plan.steps, *matrix), dtype),
-            *_scratch(plan, dtype, copies=2),
+            tiles((unit.compute, unit.tile, plan.columns), dtype),
+            plgpu.SMEM((unit.compute, unit.tile, COLUMNS), dtype),
+            *_scratch(plan, copies=2),
         ],
         grid=(len(listed), pl.cdiv(wide, plan.columns)),
         grid_names=("block", "column"),
@@ -124,7 +126,8 @@ def outer_product(
         scratch_types=[
             tiles((unit.compute, plan.steps, plan.contracted, unit.tile), dtype),
             tiles((plan.steps, plan.contracted, plan.columns), dtype),
-            *_scratch(plan, dtype, copies=unit.compute + 1),
+            tiles((unit.compute, unit.tile, plan.columns), dtype),
+            *_scratch(plan, copies=unit.compute + 1),
         ],
         grid=(len(sizes), pl.cdiv(shape[1], plan.rows), pl.cdiv(shape[2], plan.columns)),
         grid_names=("group", "block", "column"),
@@ -137,7 +140,7 @@ def outer_product(
 
 
 def _product_kernel(
-    listed, x, w, out, x_ring, w_ring, staged, filled, emptied, *refs, plan: _Plan, count: int
+    listed, x, w, out, x_ring, w_ring, whole, part, filled, emptied, *refs, plan: _Plan, count: int
 ):
     block, column, wg = (jax.lax.axis_index(name) for name in ("block", "column", "wg"))
     unit = UNITS[plan.unit]
@@ -153,23 +156,25 @@ def _product_kernel(
         return x_ring.at[slot, own], matrix.transpose((1, 0)) if plan.transposed else matrix
 
     def compute():
-        _sum(plan, steps, operands, filled, emptied, refs, staged.at[wg])
-        # Copies have fixed sizes, so any number of rows is written by powers of 2.
+        columns = _sum(plan, steps, operands, filled, emptied, refs)
         start = wg * unit.tile
-        own = jnp.clip(low - start, 0, unit.tile)
-        left = jnp.clip(high - start, 0, unit.tile) - own
-        size = unit.tile
-        while size:
-            some = left & size
+        above = jnp.clip(low - start, 0, unit.tile)
+        own = jnp.clip(high - start, 0, unit.tile) - above
+        rows = first + start
 
-            @pl.when(some != 0)
-            def _(own=own, size=size):
-                rows = out.at[pl.ds(first + start + own, size), across]
-                plgpu.copy_smem_to_gmem(staged.at[wg, pl.ds(own, size)], rows)
+        @pl.when(own == unit.tile)
+        def _():
+            _store(plan, columns, whole.at[wg], out.at[pl.ds(rows, unit.tile), across])
 
-            own = own + some
-            size //= 2
-        plgpu.wait_smem_to_gmem(0)
+        @pl.when((own > 0) & (own < unit.tile))
+        def _():
+            for at in range(0, plan.columns, COLUMNS):
+                # the columns before have been read
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                part[wg] = columns(at).astype(part.dtype)
+                plgpu.commit_smem()
+                _store_rows(part.at[wg], out, above, own, rows, column * plan.columns + at)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     def sources(step):
         along = pl.ds(step * plan.contracted, plan.contracted)
@@ -182,7 +187,7 @@ def _product_kernel(
     )
 
 
-def _outer_kernel(table, x, y, out, x_ring, y_ring, staged, filled, emptied, *refs, plan: _Plan):
+def _outer_kernel(table, x, y, out, x_ring, y_ring, whole, filled, emptied, *refs, plan: _Plan):
     group, block, column, wg = (
         jax.lax.axis_index(name) for name in ("group", "block", "column", "wg")
     )
@@ -212,10 +217,9 @@ def _outer_kernel(table, x, y, out, x_ring, y_ring, staged, filled, emptied, *re
                 # the matrix unit sees what was stored only after this fence
                 plgpu.commit_smem()
 
-        _sum(plan, steps, operands, filled, emptied, refs, staged.at[wg], clear)
+        columns = _sum(plan, steps, operands, filled, emptied, refs, clear)
         rows = pl.ds(block * plan.rows + wg * unit.tile, unit.tile)
-        plgpu.copy_smem_to_gmem(staged.at[wg], out.at[group, rows, across])
-        plgpu.wait_smem_to_gmem(0)
+        _store(plan, columns, whole.at[wg], out.at[group, rows, across])
 
     def sources(step):
         rows = pl.ds(first + step * plan.contracted, plan.contracted)
@@ -238,10 +242,10 @@ def _sum(
     filled,
     emptied,
     refs: tuple,
-    result,
     prepare: Callable = lambda step, slot: None,
-) -> None:
-    """Writes the sum of the products of all steps to ``result`` [unit.tile, columns].
+) -> Callable:
+    """The sum of the products of all steps [unit.tile, columns], as a function from a column to it
+    and the ``COLUMNS`` - 1 next to it, in float32.
 
     operands: from a slot to what is multiplied in it. refs: what the matrix unit needs besides.
     prepare: is called before each product.
@@ -273,7 +277,7 @@ def _sum(
         def _():
             plgpu.barrier_arrive(emptied.at[at(steps - 1)])
 
-        result[...] = found.astype(result.dtype)
+        return found
 
     def on_blackwell(acc, done):
         @pl.when(steps == 0)
@@ -289,18 +293,49 @@ def _sum(
 
         plgpu.tcgen05_commit_arrive(done)
         plgpu.barrier_wait(done)
-        for first in range(0, plan.columns, COLUMNS):
-            across = pl.ds(first, COLUMNS)
-            found = plgpu.async_load_tmem(acc.at[:, across], layout=plgpu.Layout.TCGEN05)
-            plgpu.wait_load_tmem()
-            result.at[:, across][...] = found.astype(result.dtype)
 
-    if plan.unit == "wgmma":
-        pl.run_scoped(on_hopper, plgpu.ACC((UNITS[plan.unit].tile, plan.columns), jnp.float32))
-    else:
-        on_blackwell(*refs)
+        def columns(first: int):
+            part = acc.at[:, pl.ds(first, COLUMNS)]
+            found = plgpu.async_load_tmem(part, layout=plgpu.Layout.TCGEN05)
+            plgpu.wait_load_tmem()
+            return found
+
+        return columns
+
+    if plan.unit == "tcgen05":
+        return on_blackwell(*refs)
+    tile = UNITS[plan.unit].tile
+    found = pl.run_scoped(on_hopper, plgpu.ACC((tile, plan.columns), jnp.float32))
+    return lambda first: found[:, first : first + COLUMNS]
+
+
+def _store(plan: _Plan, columns: Callable, whole, out) -> None:
+    """Writes all rows of a sum to ``out``, through shared memory without bank conflicts."""
+    for first in range(0, plan.columns, COLUMNS):
+        whole.at[:, pl.ds(first, COLUMNS)][...] = columns(first).astype(whole.dtype)
     # the copy engine sees what was stored only after this fence
     plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(whole, out)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+
+def _store_rows(part, out, above, count, rows, column) -> None:
+    """Writes ``count`` rows of part [unit.tile, COLUMNS], below the first ``above``, to ``out``.
+
+    Copies have fixed sizes, so any number of rows is written by powers of 2. Parts of tiles of 8
+    rows cannot be copied, so part has none, and there are bank conflicts.
+    """
+    size = part.shape[0] // 2
+    while size:
+        some = count & size
+
+        @pl.when(some != 0)
+        def _(above=above, size=size):
+            place = out.at[pl.ds(rows + above, size), pl.ds(column, COLUMNS)]
+            plgpu.copy_smem_to_gmem(part.at[pl.ds(above, size)], place)
+
+        above = above + some
+        size //= 2
 
 
 # --- How the work is cut --------------------------------------------------------------------------
@@ -316,18 +351,15 @@ def _launch(unit, interpret: Any) -> dict:
     }
 
 
-def _scratch(plan: _Plan, dtype, copies: int) -> list:
-    """A block of the result in shared memory, the barriers of a ring that ``copies`` fill, and what
-    the matrix unit needs.
-    """
+def _scratch(plan: _Plan, copies: int) -> list:
+    """The barriers of a ring that ``copies`` fill, and what the matrix unit needs."""
     unit = UNITS[plan.unit]
-    staged = plgpu.SMEM((unit.compute, unit.tile, plan.columns), dtype)
     filled = plgpu.Barrier(num_arrivals=copies, num_barriers=plan.steps)
     if plan.unit == "wgmma":
-        return [staged, filled, plgpu.Barrier(num_arrivals=unit.compute, num_barriers=plan.steps)]
+        return [filled, plgpu.Barrier(num_arrivals=unit.compute, num_barriers=plan.steps)]
     emptied = plgpu.Barrier(num_barriers=plan.steps, orders_tensor_core=True)
     sums = plgpu.TMEM((unit.tile, plan.columns), jnp.float32)
-    return [staged, filled, emptied, sums, plgpu.Barrier(orders_tensor_core=True)]
+    return [filled, emptied, sums, plgpu.Barrier(orders_tensor_core=True)]
 
 
 def _blocks(sizes: jax.Array, rows: int, height: int) -> jax.Array:
