@@ -171,12 +171,11 @@ class Run:
         end = role.ended()
         if end is None:
             return
-        restarts = self._restarts[role.name]
-        verdict = restarts.after(end.code, end.seconds)
-        if verdict == "done" or self._stopping:
+        if end.code == 0 or self._stopping:
             say(f"{role.name} has ended with exit code {end.code}")
             self._running.remove(role)
             return
+        verdict = self._restarts[role.name].after(end.code, end.seconds)
         why = f"exit code {end.code} after {end.seconds:.0f} s"
         if end.hung_s:
             why = f"no heartbeat for {end.hung_s:.0f} s, killed"
