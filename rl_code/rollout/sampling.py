@@ -122,6 +122,6 @@ def _last_positive(x: Float[Array, "B N"]) -> Int[Array, " B"]:
     return x.shape[-1] - 1 - jnp.argmax(jnp.flip(x > 0, axis=-1), axis=-1)
 
 
-def stop_mask(tokens: Int[Array, " B"], stop_ids: tuple[int, ...]) -> Bool[Array, " B"]:
+def stop_mask(tokens: Int[Array, "*B"], stop_ids: tuple[int, ...]) -> Bool[Array, "*B"]:
     """True where a token ends the assistant's message."""
-    return jnp.any(tokens[:, None] == jnp.asarray(stop_ids, jnp.int32)[None], axis=-1)
+    return jnp.any(tokens[..., None] == jnp.asarray(stop_ids, jnp.int32), axis=-1)

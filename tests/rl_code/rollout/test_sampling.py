@@ -76,6 +76,9 @@ def test_random_numbers_depend_on_the_sequence_and_not_on_its_row():
 
 def test_stop_tokens_are_recognised():
     assert stop_mask(jnp.array([1, 7, 9]), (7, 9)).tolist() == [False, True, True]
+    # guesses of a row, and no guesses at all
+    assert stop_mask(jnp.array([[1, 7], [9, 2]]), (7, 9)).tolist() == [[False, True], [True, False]]
+    assert stop_mask(jnp.zeros((2, 0), int), (7, 9, 11)).shape == (2, 0)
 
 
 @pytest.mark.parametrize(
