@@ -15,9 +15,11 @@ and write a checkpoint. The same command goes on, on this cluster or another one
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import ml_collections
@@ -37,8 +39,6 @@ from rl_code.workdir import LEARNER, STORE
 
 FLAGS = absl_flags.FLAGS
 LOGS = "cluster/logs"  # in the workdir
-_POLL_S = 0.5
-_ALL_LOST_S = 30.0
 # Actors see for themselves that the last step is consumed.
 _ACTORS_END_S = 60.0
 
@@ -72,7 +72,8 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         with stop.deferred():
             roles = reserve(wanted, stop)
             if roles:
-                Run(roles, stop, Path(str(workdir)), run_config.train.steps).to_the_end()
+                patience = Patience(FLAGS.grace_s, FLAGS.pause_s, FLAGS.status_s)
+                Run(roles, stop, patience, Path(str(workdir)), run_config.train.steps).to_the_end()
     if stop.requested:
         raise Stopped("the roles have stopped")
 
@@ -121,11 +122,35 @@ def simulated_node(wanted: list[Wanted], nodes: int) -> dict[str, float]:
     return {name: float(-(-amount // enough)) for name, amount in found.items()}
 
 
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """Seconds of what a run waits for."""
+
+    # From the request to stop to the end.
+    grace_s: float
+    # Before a role is started again.
+    pause_s: float
+    # Between two lines of progress.
+    status_s: float
+    # Between two looks at the roles.
+    poll_s: float = 0.5
+    # With all roles lost, before the run gives the cluster up.
+    all_lost_s: float = 30.0
+
+
 class Run:
     """The roles of a run from their start to the end of all of them."""
 
-    def __init__(self, roles: list[Placed], stop: StopRequest, workdir: Path, steps: int):
-        self._roles, self._stop, self._workdir, self._steps = roles, stop, workdir, steps
+    def __init__(
+        self,
+        roles: Sequence[Placed],
+        stop: StopRequest,
+        patience: Patience,
+        workdir: Path,
+        steps: int,
+    ):
+        self._roles, self._stop, self._patience = roles, stop, patience
+        self._workdir, self._steps = workdir, steps
         self._restarts = {role.name: Restarts() for role in roles}
         self._running = list(roles)
         self._again: dict[str, float] = {}  # role -> when it is started again
@@ -145,7 +170,7 @@ class Run:
             for role in list(self._running):
                 self._look_after(role)
             if self._end_by is None and (self._stop.requested or self._error):
-                self._end_by = time.monotonic() + FLAGS.grace_s
+                self._end_by = time.monotonic() + self._patience.grace_s
                 for role in self._running:
                     role.signal(signal.SIGTERM)
             elif self._end_by is None and all(role.name != LEARNER for role in self._running):
@@ -154,7 +179,7 @@ class Run:
                 self._kill_what_is_left()
             self._check_cluster()
             self._say_status()
-            time.sleep(_POLL_S)
+            time.sleep(self._patience.poll_s)
         if self._error is not None:
             raise self._error
 
@@ -183,7 +208,7 @@ class Run:
             why = f"lost: {end.last}"
         if verdict == "again":
             say(f"{role.name}: {why}; it starts again")
-            self._again[role.name] = time.monotonic() + FLAGS.pause_s
+            self._again[role.name] = time.monotonic() + self._patience.pause_s
             return
         self._running.remove(role)
         error = (Lasting if verdict == "lasts" else GaveUp)(
@@ -201,10 +226,10 @@ class Run:
         now = time.monotonic()
         if any(role.there for role in self._running):
             self._answered = now
-        elif self._running and now > self._answered + _ALL_LOST_S:
+        elif self._running and now > self._answered + self._patience.all_lost_s:
             raise RayError(
-                f"all roles have been lost for {_ALL_LOST_S:g} s; the same command reserves places "
-                "for them anew"
+                f"all roles have been lost for {self._patience.all_lost_s:g} s; the same command "
+                "reserves places for them anew"
             )
 
     @property
@@ -219,7 +244,7 @@ class Run:
 
     def _say_status(self) -> None:
         now = time.monotonic()
-        if now < self._said + FLAGS.status_s:
+        if now < self._said + self._patience.status_s:
             return
         self._said = now
         store = self._workdir / STORE

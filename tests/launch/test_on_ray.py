@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from launch import on_ray
-from launch.ray_placing import Wanted, needs
+from launch.ray_placing import RayError, RoleEnd, Wanted, needs
 from launch.ray_role import RoleProcess, silence
 from launch.restarts import QUICK, Restarts
 from rl_code.read_config import ConfigError
@@ -90,6 +91,81 @@ def test_silence_is_that_of_the_process_itself(tmp_path):
     assert [heard(), heard()] == [0.0, 1.0]
     process.beat(2, left=True)
     assert heard() is None  # it is ending
+
+
+class Scripted:
+    """A role whose ends are given. An end is an exit code; None: it runs until a signal comes."""
+
+    def __init__(self, name: str, *ends: int | None, there: bool = True):
+        self.name, self.there = name, there
+        self.signals: list[int] = []
+        self.starts = 0
+        self._ends = list(ends)
+
+    def start(self) -> None:
+        self.starts += 1
+
+    def moved(self) -> str:
+        return ""
+
+    def ended(self) -> RoleEnd | None:
+        if self._ends[0] is not None:
+            return RoleEnd(self._ends.pop(0), 1.0, "its last words", lost=not self.there)
+        return RoleEnd(130, 1.0, "") if self.signals else None
+
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+class Asked:
+    """A request to stop that has come, or has not."""
+
+    def __init__(self, requested: bool = False):
+        self.requested = requested
+
+
+def play(tmp_path: Path, *roles: Scripted, stop: bool = False) -> None:
+    patience = on_ray.Patience(5.0, 0.0, 100.0, poll_s=0.001, all_lost_s=0.1)
+    on_ray.Run(roles, Asked(stop), patience, tmp_path, steps=3).to_the_end()
+
+
+def test_a_run_ends_with_its_learner_and_starts_again_what_dies(tmp_path):
+    learner, actor = Scripted("learner", -9, 1, 0), Scripted("actor-0", -9, 0)
+    play(tmp_path, learner, actor)
+    assert (learner.starts, actor.starts) == (3, 2) and not learner.signals + actor.signals
+
+
+def test_an_actor_that_gives_up_is_left_out_but_the_last_one_and_the_learner_end_the_run(tmp_path):
+    learner, first = Scripted("learner", None), Scripted("actor-0", 2)
+    with pytest.raises(on_ray.Lasting, match=r"actor-0 has given up: exit code 2.*its last words"):
+        play(tmp_path, learner, first)
+    assert learner.signals == [signal.SIGTERM]  # it writes a checkpoint
+    learner = Scripted("learner", *[1] * QUICK)
+    actors = Scripted("actor-0", None), Scripted("actor-1", 2)
+    with pytest.raises(on_ray.GaveUp, match="learner has given up: exit code 1"):
+        play(tmp_path, learner, *actors)
+    assert actors[0].signals == [signal.SIGTERM] and actors[1].signals == []
+
+
+def test_a_request_to_stop_is_passed_on_and_waited_for(tmp_path):
+    roles = [Scripted("learner", None), Scripted("actor-0", None)]
+    play(tmp_path, *roles, stop=True)
+    assert [role.signals for role in roles] == [[signal.SIGTERM]] * 2
+
+
+def test_a_run_gives_a_cluster_up_that_has_lost_all_of_its_roles(tmp_path):
+    lost = [Scripted("learner", 137, None, there=False), Scripted("actor-0", 137, there=False)]
+    with pytest.raises(RayError, match="all roles have been lost for"):
+        play(tmp_path, *lost)
+    # one that is only waiting for a node keeps the run
+    learner = Scripted("learner", None)
+    stopped = Scripted("actor-0", 137, there=False)
+    asked = Asked()
+    patience = on_ray.Patience(5.0, 0.0, 100.0, poll_s=0.1, all_lost_s=0.1)
+    run = on_ray.Run([learner, stopped], asked, patience, tmp_path, steps=3)
+    threading.Timer(0.5, lambda: setattr(asked, "requested", True)).start()
+    run.to_the_end()
+    assert stopped.starts == 1
 
 
 ROLE = """
