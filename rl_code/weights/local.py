@@ -1,4 +1,7 @@
-"""Weights within one process: from the learner's devices and dtype to the actor's."""
+"""Weights within one process: from the learner's devices and dtype to the actor's.
+
+Arrays that do not change, as beside adapters, are moved once, and all kept versions share them.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +58,12 @@ class LocalWeights:
             if known := self._kept.get(version):
                 refuse_other(known[0], made, "this process")
                 return made
-        moved = {
-            name: jax.device_put(x, self._targets[name].sharding) for name, x in copies.items()
-        }
+            newest = self._kept.get(max(self._kept, default=version))
+        names, there = list(copies), {}
+        if newest is not None:
+            names, there = made.differing(newest[0]), arrays.flatten(newest[1])
+        new = {name: jax.device_put(copies[name], self._targets[name].sharding) for name in names}
+        moved = {name: new[name] if name in new else there[name] for name in copies}
         check(made, moved, "the learner's devices")
         with self._changed:
             self._kept[version] = made, arrays.rebuild(self._abstract, moved), time.monotonic()
@@ -65,7 +71,7 @@ class LocalWeights:
                 number: self._kept[number] for number in sorted(self._kept)[-self._keep :]
             }
             seconds = time.perf_counter() - begin
-            length = sum(x.nbytes for x in moved.values())
+            length = sum(x.nbytes for x in new.values())
             self.published = TransferStats(
                 "publish", version, seconds, live_bytes=length, live_s=seconds
             )

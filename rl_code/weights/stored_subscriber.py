@@ -137,9 +137,7 @@ class StoredSubscriber:
         )[0]:
             return None
         # Changes cannot be applied to arrays whose memory was given away.
-        held = self._held
-        if held is not None and any(x.is_deleted() for x in held[1].values()):
-            held = None
+        held = self.held
         failures: list[str] = []
         record, routes = self._routes(number, held and held[0], deadline, failures)
         # The first process chooses the next route, and all try it together. A process that lacks
@@ -168,6 +166,13 @@ class StoredSubscriber:
         raise UnreadableError(
             f"version {number} cannot be read from {self.folder}: {'; '.join(failures)}"
         )
+
+    @property
+    def held(self) -> tuple[Version, dict[str, jax.Array]] | None:
+        """The version that was read last, and its arrays, while they are there."""
+        if self._held is not None and any(x.is_deleted() for x in self._held[1].values()):
+            return None
+        return self._held
 
     def hold(self, version: Version, named: dict[str, jax.Array]) -> Transformer:
         """The model of these arrays, to which the next changes will be applied."""

@@ -130,9 +130,10 @@ class TransferSubscriber:
             self._connections.clear()
             failure = str(error) or type(error).__name__
         if all(fine for (fine,) in agree(deadline.left() + GRACE_S, doing, pulled is not None)):
-            version, parts = pulled
+            version, parts, held = pulled
             named = {
-                name: assemble(target, parts[name]) for name, target in self._stored.targets.items()
+                name: assemble(target, parts[name]) if name in parts else held[name]
+                for name, target in self._stored.targets.items()
             }
             try:
                 check(version, named, "the learner's devices")
@@ -177,16 +178,22 @@ class TransferSubscriber:
 
     def _fetch(
         self, offers: list[dict[str, Any]], deadline: Deadline
-    ) -> tuple[Version, dict[str, dict[Box, jax.Array]]]:
+    ) -> tuple[Version, dict[str, dict[Box, jax.Array]], dict[str, jax.Array]]:
         """The version and, by name, the parts that this process's devices want, each on one of its
-        devices.
+        devices. Arrays that are the same in the version that is held are not pulled: they are the
+        last result, by name.
         """
         version = Version.from_json(offers[0]["version"])
         version.check_kinds(self._stored.targets)
+        targets, same = self._stored.targets, {}
+        if (held := self._stored.held) is not None:
+            new = version.differing(held[0])
+            same = {name: x for name, x in held[1].items() if name not in new}
+            targets = {name: targets[name] for name in new}
         # By process of the learner: (name, the part that is wanted here, the piece of it which that
         # process has, the device to which the piece goes).
         wants: dict[int, list[tuple[str, Box, Box, jax.Device]]] = {}
-        for name, target in self._stored.targets.items():
+        for name, target in targets.items():
             for box, devices in wanted_parts(target).items():
                 for process, offer in enumerate(offers):
                     pieces = (overlap(box, box_of(own)) for own in offer["boxes"][name])
@@ -201,11 +208,11 @@ class TransferSubscriber:
             itertools.chain(*wants.values()), arrived, strict=True
         ):
             grouped.setdefault((name, box), {})[piece] = array
-        targets = self._stored.targets.items()
-        return version, {
+        parts = {
             name: {box: join(box, grouped[name, box]) for box in wanted_parts(target)}
-            for name, target in targets
+            for name, target in targets.items()
         }
+        return version, parts, same
 
     def _pull_pieces(
         self,

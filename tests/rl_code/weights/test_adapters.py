@@ -1,0 +1,77 @@
+"""Versions of weights that differ in their adapters alone: only these move, and all of a version is
+checked all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.lora import LoRA, trained, with_trained
+from models.sharding import parameter_shardings
+from models.transformer import Transformer, cast
+from rl_code.weights.layout import sampling_model
+from rl_code.weights.local import LocalWeights
+from rl_code.weights.stored_publisher import StoredPublisher
+from rl_code.weights.stored_subscriber import StoredSubscriber
+from rl_code.weights.transfer_publisher import TransferPublisher
+from rl_code.weights.transfer_subscriber import TransferSubscriber
+from tests.rl_code.weights.small import CONFIG, DTYPE, KEPT, mesh
+
+ADAPTED = dataclasses.replace(CONFIG, mlp_dim=512, lora=LoRA(rank=2))
+WANTED = sampling_model(ADAPTED, DTYPE, mesh())
+
+
+@pytest.fixture(scope="module")
+def models() -> list[Transformer]:
+    """The first versions of the learner's model, on two devices."""
+    first = jax.jit(lambda: Transformer(ADAPTED, nnx.Rngs(0)))()
+    first = jax.device_put(first, parameter_shardings(first, mesh(1, 2)))
+    versions = [jax.tree.map(lambda x, n=n: x + 0.1 * n, trained(first)) for n in range(3)]
+    return [with_trained(first, part) for part in versions]
+
+
+def bytes_of(tree) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(tree))
+
+
+def assert_same(found: Transformer, model: Transformer) -> None:
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(cast(model, DTYPE)), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def test_within_a_process_versions_share_what_is_frozen(models):
+    local = LocalWeights(WANTED, keep=2)
+    adapters = bytes_of(trained(cast(models[0], DTYPE)))
+    for number, model in enumerate(models):
+        local.publish(number, model)
+        whole = bytes_of(cast(model, DTYPE))
+        assert local.published.live_bytes == (adapters if number else whole)
+    assert 8 * adapters < whole
+    kept = [local.wait(exactly=number, deadline_s=1.0)[1] for number in (1, 2)]
+    for found, model in zip(kept, models[1:], strict=True):
+        assert_same(found, model)
+    assert kept[0].layers.down[...] is kept[1].layers.down[...]
+
+
+def test_between_processes_only_adapters_travel(models, tmp_path):
+    stored = StoredPublisher(tmp_path, DTYPE, KEPT)
+    live = TransferPublisher(stored, host="127.0.0.1")
+    reader = StoredSubscriber(tmp_path, WANTED, name="actor-1")
+    follower = TransferSubscriber(reader, host="127.0.0.1", pull_s=30.0)
+    adapters = bytes_of(trained(cast(models[0], DTYPE)))
+    for number, model in enumerate(models):
+        live.publish(number, model)
+        assert_same(follower.wait(exactly=number, deadline_s=30.0)[1], model)
+        whole = bytes_of(cast(model, DTYPE))
+        assert follower.fetched.live_bytes == (adapters if number else whole)
+    # what storage keeps of a version is its change
+    live.close()
+    assert_same(
+        StoredSubscriber(tmp_path, WANTED, name="late").wait(exactly=2, deadline_s=9.0)[1],
+        models[2],
+    )
