@@ -11,10 +11,10 @@ the other one, copied and filled up with zeros (``pad``, and back by ``cut``). T
 - hidden units of zeros are 0, since SwiGLU of 0 is 0;
 - logits of tokens that do not exist are replaced (``hide_padding``).
 
-Gradients keep it so (``tied``): copies of a key/value head each get the sum of the copies'
+Gradients have to keep it so (``tied``): copies of a key/value head each get the sum of the copies'
 gradients, and heads of zeros get none. Hidden units and tokens of zeros get none by themselves. The
-norm of a gradient counts copies once (``gradient_norm``). So an optimizer that treats every number
-alike, such as AdamW, changes a padded model as it changes the model itself.
+norm of a gradient counts copies once (``gradient_norm``). Then an optimizer that treats every
+number alike, such as AdamW, changes a padded model as it changes the model itself.
 
 Dimensions: N query heads, K key/value heads, G = N / K.
 """
@@ -22,7 +22,6 @@ Dimensions: N query heads, K key/value heads, G = N / K.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -249,44 +248,31 @@ def read_padded(
     return found
 
 
-def tied(config: ModelConfig, parameters: Any) -> Any:
-    """Parameters as they are. Their gradients are those that keep the padding what it is.
+def tied(gradients: Any) -> Any:
+    """The gradients that keep the padding what it is, from those of a padded model's parameters.
 
-    config: of the model. parameters: a pytree of nnx.Variable of one layer, which may have lost the
-      first of their logical axes.
+    Each copy of a key/value head gets the sum of what the copies have, and heads of zeros get 0.
+
+    gradients: a model, whose config says how it is padded; any other pytree stays as it is.
     """
+    config = getattr(gradients, "config", None)
+    if config is None or config.unpadded is None:
+        return gradients
+    before = dict(heads=config.unpadded.num_heads, kv_heads=config.unpadded.num_kv_heads)
 
     def tie(variable: nnx.Variable) -> nnx.Variable:
         x = variable[...]
-        axes = variable.get_metadata("logical_axes")
-        return variable.replace(tied_array(config, x, axes[len(axes) - x.ndim :]))
+        for at, name in enumerate(variable.get_metadata("logical_axes")):
+            axis = axis_of(config, name, before.get(name, x.shape[at]), x.shape[at])
+            if isinstance(axis, KeyHeads):
+                x = axis.pad(axis.add(x, at), at)
+            elif isinstance(axis, QueryHeads):
+                # no head stands twice, and to choose needs no exchange between devices
+                real = axis.pad(np.ones(axis.keys.size * axis.group, bool), 0)
+                x = jnp.where(real.reshape(-1, *(1,) * (x.ndim - at - 1)), x, 0)
+        return variable.replace(x)
 
-    if config.unpadded is None:
-        return parameters
-    return jax.tree.map(tie, parameters, is_leaf=_is_variable)
-
-
-def tied_array(config: ModelConfig, x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
-    """``tied`` of one array with these logical axes."""
-    if config.unpadded is None:
-        return x
-    before = dict(heads=config.unpadded.num_heads, kv_heads=config.unpadded.num_kv_heads)
-    for at, name in enumerate(axes):
-        axis = axis_of(config, name, before.get(name, x.shape[at]), x.shape[at])
-        if axis is not None:
-            x = _tie(axis, at, x)
-    return x
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _tie(axis: Axis, at: int, x: jax.Array) -> jax.Array:
-    return x
-
-
-_tie.defvjp(
-    lambda axis, at, x: (x, None),
-    lambda axis, at, _, gradient: (axis.pad(axis.add(gradient, at), at),),
-)
+    return jax.tree.map(tie, gradients, is_leaf=_is_variable)
 
 
 def hide_padding(config: ModelConfig, logits: Float[Array, "... V"]) -> Float[Array, "... V"]:

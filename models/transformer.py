@@ -36,7 +36,7 @@ from models.layers import Embedding, Layers, MethodLayers, make_parameter, place
 from models.lora import new_adapters, projected
 from models.model_config import ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
-from models.padding import hide_padding, tied, tied_array
+from models.padding import hide_padding
 from models.sharding import (
     all_but_whole_parameters,
     constrain,
@@ -229,13 +229,12 @@ class Transformer(nnx.Module):
             for index, method in enumerate(methods):
                 # one step of the scan is a period; this is its layer number ``index``
                 layer = layers if alone else jax.tree.map(operator.itemgetter(index), layers)
-                layer = tied(self.config, gathered(layer))
+                layer = gathered(layer)
                 described = method.parameters(self.config.layer_shape)
-                parameters = {}
-                for name, array in of_methods[index].items():
-                    axes = described[name].axes
-                    array = gathered_array(array, axes)
-                    parameters[name] = tied_array(self.config, array, axes)
+                parameters = {
+                    name: gathered_array(x, described[name].axes)
+                    for name, x in of_methods[index].items()
+                }
                 given = None
                 if noted is not None and picks[index] is not None:
                     given = dataclasses.replace(noted, picks=picks[index])

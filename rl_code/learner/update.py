@@ -25,7 +25,7 @@ from jaxtyping import Array, Float
 
 from attention.layout import Before
 from models.lora import trained, with_trained
-from models.padding import gradient_norm
+from models.padding import gradient_norm, tied
 from models.sharding import constrain
 from rl_code.learner import balance, picks
 from rl_code.learner.batching import SupervisedBatch
@@ -345,6 +345,7 @@ def apply(
 
     load: of experts, from ``balance.finished``, which moves their ranking biases.
     """
+    grads = tied(grads)
     norm = gradient_norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     old = trained(state.model)
