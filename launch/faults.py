@@ -244,7 +244,12 @@ def _hang(stage: Stage, alive: list[str], folder: Path) -> dict | None:
             stage.expect_return(victim, pid, fault)
         stopped_with = held(folder, victim)
         deadline = Deadline(_TAKEOVER_S)
-        deadline.wait(lambda: not stopped_with & held(folder, victim))
+
+        def taken_over() -> bool:
+            stage.note_returns()  # of those that were struck before
+            return not stopped_with & held(folder, victim)
+
+        deadline.wait(taken_over)
         left = stopped_with & held(folder, victim)
     except ProcessLookupError:
         return None
