@@ -10,8 +10,8 @@ Command: python -m launch.sft --config=configs/long_context_base.py --workdir=ru
   python -m launch.sft --config=configs/long_context_base.py:$stage
   --workdir=runs/long_base/$stage; done; done
 Hardware: 2 CPU cores. Run time: see docs/results.md.
-Expected metric: a loss near 0.1 on whole tasks at the end of sft/metrics.jsonl; MoBA and a window
-  have not been run so
+Expected metric: a loss near 0.1 on whole tasks at the end of sft/metrics.jsonl. How well a model
+  looks things up at full length differs from one processor to another
 """
 
 from collections.abc import Iterable
