@@ -31,7 +31,7 @@ from benchmarks import model as bench_model
 from benchmarks.episodes import FixedEpisode
 from benchmarks.results import hardware, save
 from models.model_config import ModelConfig
-from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer, abstract_model, cast
 from rl_code import checkpoint, sft
 from rl_code.recording import kept_config
@@ -159,11 +159,7 @@ def newest(run: Run, workdir: Path) -> Transformer:
     """The model of the newest checkpoint of a run, or that of its warm start."""
     if not checkpoint.steps(workdir):
         return sft.initial_model(run)
-    model = abstract_model(run.model_config)
-    shardings = parameter_shardings(model, run.mesh)
-    model = jax.tree.map(
-        lambda x, y: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=y), model, shardings
-    )
+    model = abstract_model(run.model_config, run.mesh)
     return checkpoint.load(workdir, {"model": model}, step=None, partial=True).state["model"]
 
 

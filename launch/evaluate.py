@@ -26,7 +26,6 @@ from ml_collections import config_flags
 
 from launch import flags
 from launch.step import STEP
-from models.sharding import parameter_shardings
 from models.transformer import Transformer, abstract_model
 from rl_code import checkpoint, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
@@ -114,12 +113,7 @@ def evaluate(run: Run, suite: SuiteConfig, source: str, step: int | None) -> Sui
 
 def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer, str, int]:
     """Model, label and step of a checkpoint. Raises ConfigError when the workdir has none."""
-    model = abstract_model(run.model_config)
-    model = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        model,
-        parameter_shardings(model, run.mesh),
-    )
+    model = abstract_model(run.model_config, run.mesh)
     restored = checkpoint.load(workdir, {"model": model}, step=step, partial=True)
     if restored is None:
         raise read_config.ConfigError(

@@ -21,7 +21,7 @@ from benchmarks.collectives import Kind
 from launch.targets import Target
 from models.model_config import ModelConfig
 from models.padding import pad_config
-from models.sharding import MeshConfig, abstract_mesh, parameter_shardings
+from models.sharding import MeshConfig, abstract_mesh
 from models.transformer import abstract_model
 from rl_code.dry_run import device_bytes
 
@@ -221,12 +221,8 @@ def _sampling(job: Job) -> Job:
 
 def _parameters(job: Job, mesh: MeshConfig, whole: bool) -> float:
     """Bytes of the parameters on one device."""
-    abstract = abstract_model(job.model)
-    layout = parameter_shardings(abstract, abstract_mesh(mesh, job.target.device), whole=whole)
-    laid_out = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, layout
-    )
-    return device_bytes(laid_out)
+    devices = abstract_mesh(mesh, job.target.device)
+    return device_bytes(abstract_model(job.model, devices, whole=whole))
 
 
 def _forward(job: Job, mesh: MeshConfig) -> tuple[float, float]:

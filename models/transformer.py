@@ -26,6 +26,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from attention.layout import Before, Layout, lay_out
@@ -44,6 +45,7 @@ from models.sharding import (
     cuts_parameters,
     gathered,
     gathered_array,
+    parameter_shardings,
     per_shard,
 )
 from pallas_kernels.tokens import Tokens
@@ -493,9 +495,21 @@ class Transformer(nnx.Module):
         return hide_padding(self.config, logits)
 
 
-def abstract_model(config: ModelConfig) -> Transformer:
-    """The model with shapes and dtypes in place of arrays."""
-    return jax.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
+def abstract_model(
+    config: ModelConfig, mesh: Mesh | AbstractMesh | None = None, *, whole: bool = False
+) -> Transformer:
+    """The model with shapes and dtypes in place of arrays; with a mesh also with their shardings.
+
+    whole: as for ``parameter_shardings``. Raises ValueError as that.
+    """
+    model = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
+    if mesh is None:
+        return model
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        model,
+        parameter_shardings(model, mesh, whole=whole),
+    )
 
 
 def parameter_count(config: ModelConfig) -> int:

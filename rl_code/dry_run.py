@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from attention.implementations import Implementation
-from models.sharding import parameter_shardings
 from models.transformer import abstract_model
 from rl_code.attention_calls import attention_calls, expert_calls
 from rl_code.derive import sampled_tokens
@@ -87,15 +86,12 @@ def plan(run: Run) -> Plan:
     """Compiles the programs of a run and adds up what they take."""
     config = run.config
     train = config.train
-    abstract = abstract_model(run.model_config)
-    model = _laid_out(abstract, parameter_shardings(abstract, run.mesh))
+    model = abstract_model(run.model_config, run.mesh)
     with jax.set_mesh(run.mesh):
         state = abstract_state(model, train.optimizer)
         programs = list(_update(run, state))
-    sampling = run.sampling_model()
     # as it lies on the devices that sample
-    whole = parameter_shardings(sampling, run.rollout_mesh, whole=True)
-    sampling = _laid_out(sampling, whole)
+    sampling = abstract_model(run.sampling_model().config, run.rollout_mesh, whole=True)
     engine = run.engine(
         config.rollout.sampling,
         config.rollout.engine,
@@ -111,7 +107,7 @@ def plan(run: Run) -> Plan:
     rows, slots = train.pack.rows, train.pack.slots + train.pack.prompt_slots
     trajectories = train.tasks_per_step * train.group_size
     return Plan(
-        parameters=sum(leaf.size for leaf in jax.tree.leaves(abstract)),
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(model)),
         learners=run.mesh.size,
         samplers=run.rollout_mesh.size,
         shared=shared,
@@ -184,12 +180,6 @@ def device_bytes(tree: Any) -> int:
         return math.prod(shape) * leaf.dtype.itemsize
 
     return sum(of(leaf) for leaf in jax.tree.leaves(tree))
-
-
-def _laid_out(abstract: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings
-    )
 
 
 def _abstract(arrays: Any, sharding: jax.sharding.Sharding) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from models.model_config import ModelConfig
-from models.sharding import parameter_shardings, use_mesh
+from models.sharding import use_mesh
 from models.transformer import Transformer, abstract_model
 from rl_code.learner.batching import empty_batch
 from rl_code.learner.optimizer import make_optimizer
@@ -37,22 +37,13 @@ def traced_programs(
     config: with its derived sizes. An update in two phases is traced as one phase, which calls the
     same kernels. model: its dtype is that of training and sampling.
     """
-    abstract = abstract_model(model)
-
-    def laid_out(whole: bool) -> Transformer:
-        return jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            abstract,
-            parameter_shardings(abstract, mesh, whole=whole),
-        )
-
     found = {}
     if learns:
         with use_mesh(mesh):
-            found["update"] = _update(config, laid_out(whole=False))
+            found["update"] = _update(config, abstract_model(model, mesh))
     if samples:
         engine = Engine(model, config.rollout.engine, config.rollout.sampling, (0,), mesh)
-        found |= engine.traced(laid_out(whole=True))
+        found |= engine.traced(abstract_model(model, mesh, whole=True))
     return found
 
 

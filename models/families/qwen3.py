@@ -8,34 +8,26 @@ from models.families import qwen2
 from models.families.parameters import QK_NORM, llama_like
 from models.model_config import ModelConfig
 
+SHAPE_8B = ModelConfig(
+    vocab_size=151_936,
+    embed_dim=4096,
+    mlp_dim=12_288,
+    num_layers=36,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rope_theta=1e6,
+    norm_eps=1e-6,
+    tied_embeddings=False,
+    qk_norm=True,
+)
+
 FAMILY = dataclasses.replace(
     qwen2.FAMILY,
     presets={
-        "qwen3-8b": ModelConfig(
-            vocab_size=151_936,
-            embed_dim=4096,
-            mlp_dim=12_288,
-            num_layers=36,
-            num_heads=32,
-            num_kv_heads=8,
-            head_dim=128,
-            rope_theta=1e6,
-            norm_eps=1e-6,
-            tied_embeddings=False,
-            qk_norm=True,
-        ),
-        "qwen3-32b": ModelConfig(
-            vocab_size=151_936,
-            embed_dim=5120,
-            mlp_dim=25_600,
-            num_layers=64,
-            num_heads=64,
-            num_kv_heads=8,
-            head_dim=128,
-            rope_theta=1e6,
-            norm_eps=1e-6,
-            tied_embeddings=False,
-            qk_norm=True,
+        "qwen3-8b": SHAPE_8B,
+        "qwen3-32b": dataclasses.replace(
+            SHAPE_8B, embed_dim=5120, mlp_dim=25_600, num_layers=64, num_heads=64
         ),
     },
     architecture="qwen3",

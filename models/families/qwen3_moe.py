@@ -10,23 +10,17 @@ import dataclasses
 from models.families import qwen3
 from models.families.family import HARMLESS, Experts
 from models.families.parameters import EXPERTS, QK_NORM, llama_like, with_experts
-from models.model_config import ModelConfig, MoE
+from models.model_config import MoE
 
 FAMILY = dataclasses.replace(
     qwen3.FAMILY,
     presets={
-        "qwen3-30b-a3b": ModelConfig(
-            vocab_size=151_936,
+        "qwen3-30b-a3b": dataclasses.replace(
+            qwen3.SHAPE_8B,
             embed_dim=2048,
             mlp_dim=6144,
             num_layers=48,
-            num_heads=32,
             num_kv_heads=4,
-            head_dim=128,
-            rope_theta=1e6,
-            norm_eps=1e-6,
-            tied_embeddings=False,
-            qk_norm=True,
             moe=MoE(experts=128, active=8, mlp_dim=768),
         ),
     },

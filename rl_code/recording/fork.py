@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 
-from models.sharding import parameter_shardings
 from models.transformer import abstract_model
 from rl_code import (
     arrays,
@@ -157,12 +156,7 @@ def _check_state(run: Run, before: RunConfig) -> None:
 
 def _describe(run: Run, optimizer: Any) -> dict[str, str]:
     """Names, dtypes and shapes of the state of training."""
-    model = abstract_model(run.model_config)
-    model = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        model,
-        parameter_shardings(model, run.mesh),
-    )
+    model = abstract_model(run.model_config, run.mesh)
     with jax.set_mesh(run.mesh):
         return arrays.describe(abstract_state(model, optimizer))
 

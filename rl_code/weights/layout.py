@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from models.model_config import ModelConfig
-from models.sharding import parameter_shardings
 from models.transformer import Transformer, abstract_model, cast
 from rl_code import arrays
 from rl_code.arrays import any_mesh
@@ -25,11 +24,7 @@ def sampling_model(config: ModelConfig, dtype: str, mesh: Mesh) -> Transformer:
     """The abstract model that a subscriber asks for: parameters and computation in ``dtype``,
     sharded over ``mesh``.
     """
-    model = abstract_model(dataclasses.replace(config, dtype=dtype, param_dtype=dtype))
-    shardings = parameter_shardings(model, mesh)
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), model, shardings
-    )
+    return abstract_model(dataclasses.replace(config, dtype=dtype, param_dtype=dtype), mesh)
 
 
 @any_mesh()

@@ -113,16 +113,10 @@ def test_checkpoints_go_from_and_to_meshes_with_fsdp(build, tmp_path, saved, res
 
 def compiled_update(config: MeshConfig):
     """The compiled update of a model whose parameters outweigh its activations, and its state."""
-    model = abstract_model(
-        small_config(embed_dim=128, mlp_dim=512, num_layers=12, vocab_size=256, remat=True)
-    )
+    shape = dict(embed_dim=128, mlp_dim=512, num_layers=12, vocab_size=256, remat=True)
     mesh = make_mesh(config)
     with jax.set_mesh(mesh):
-        model = jax.tree.map(
-            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-            model,
-            parameter_shardings(model, mesh),
-        )
+        model = abstract_model(small_config(**shape), mesh)
         state = abstract_state(model, OPTIMIZER)
         batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, np.asarray(x).dtype, sharding=rows_of(mesh)),

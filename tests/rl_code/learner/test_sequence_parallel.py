@@ -64,15 +64,11 @@ def test_updates_are_those_of_one_device(name, build):
 def kept_bytes(sequence_parallel: bool) -> int:
     """Temporary memory of an update of many thin layers over long rows on eight devices."""
     shape = dict(embed_dim=64, num_layers=24, num_heads=8, num_kv_heads=8, remat=True)
-    model = abstract_model(small_config(**shape, sequence_parallel=sequence_parallel))
     mesh = make_mesh(MeshConfig(data=1, tensor=8))
     pack_config = PackConfig(1, 2048, 64, 0, False)
     with jax.set_mesh(mesh):
-        model = jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-            model,
-            parameter_shardings(model, mesh),
-        )
+        config = small_config(**shape, sequence_parallel=sequence_parallel)
+        model = abstract_model(config, mesh)
         state = abstract_state(model, OPTIMIZER)
         batch = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, np.asarray(x).dtype),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import pytest
 from jax.sharding import AbstractDevice
 
@@ -14,7 +13,7 @@ from attention.methods.window import Window
 from configs import quickstart
 from launch.targets import TARGETS
 from models.model_config import MoE
-from models.sharding import MeshConfig, abstract_mesh, make_mesh, parameter_shardings, use_mesh
+from models.sharding import MeshConfig, abstract_mesh, make_mesh, use_mesh
 from models.transformer import abstract_model
 from pallas_kernels import choice
 from rl_code.attention_calls import expert_calls, log_attention
@@ -66,12 +65,7 @@ def programs(name: str, data: int, tensor: int, device: AbstractDevice) -> dict[
     mesh = abstract_mesh(MeshConfig(data, tensor), device)
     config = model_config(name)
     engine = Engine(config, ENGINE, SamplingConfig(), (0,), mesh)
-    model = abstract_model(config)
-    model = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        model,
-        parameter_shardings(model, mesh),
-    )
+    model = abstract_model(config, mesh)
     platform = {"gpu": "cuda"}.get(device.platform, device.platform)
     traced = engine.traced(model)
     with use_mesh(mesh):

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from models.model_config import ModelConfig
-from models.sharding import MeshConfig, make_mesh, parameter_shardings
+from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer, abstract_model
 from rl_code import arrays
 from rl_code.weights.layout import sampling_model
@@ -53,14 +53,8 @@ def numbers(version: int) -> dict[str, np.ndarray]:
 
 def model_of(version: int, where: Mesh) -> Transformer:
     """The learner's float32 model of a version."""
-    abstract = abstract_model(CONFIG)
-    targets = arrays.targets(
-        jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-            abstract,
-            parameter_shardings(abstract, where),
-        )
-    )
+    abstract = abstract_model(CONFIG, where)
+    targets = arrays.targets(abstract)
     made = {
         name: jax.make_array_from_callback(
             x.shape, targets[name].sharding, lambda index, x=x: x[index]
