@@ -109,9 +109,9 @@ class Layers(nnx.Module):
             return
         count = moe.experts
         mlp = moe.mlp_dim
-        self.router = parameter((embed, count), ("embed", "experts"), std_in)
+        self.router = parameter((embed, count), ("embed", "scores"), std_in)
         if moe.ranking_bias:
-            self.router_bias = parameter((count,), ("experts",), 0.0)
+            self.router_bias = parameter((count,), ("scores",), 0.0)
         axes = ("experts", "embed", "mlp")
         self.expert_gate = parameter((count, embed, mlp), axes, std_in)
         self.expert_up = parameter((count, embed, mlp), axes, std_in)

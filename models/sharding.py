@@ -3,10 +3,11 @@
 Every parameter and every sharded activation names its logical axes. Only this table says over which
 devices they are split.
 
-The axes ``data`` and ``fsdp`` both split the rows of a batch. ``fsdp`` also splits parameters,
-gradients and optimizer moments, so that each device keeps a part of them (fully sharded data
-parallelism, ZeRO stage 3, 1910.02054). A layer computes with whole parameters, which
-``gathered`` makes just before and which are not kept.
+The axes ``data``, ``fsdp`` and ``expert`` split the rows of a batch. ``fsdp`` also splits
+parameters, gradients and optimizer moments, so that each device keeps a part of them (fully sharded
+data parallelism, ZeRO stage 3, 1910.02054). A layer computes with whole parameters, which
+``gathered`` makes just before and which are not kept. ``expert`` also splits the experts of a layer
+(expert parallelism, GShard, 2006.16668); all other parameters are the same on its devices.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from jax.sharding import (
     PartitionSpec,
 )
 
-MESH_AXES = ("data", "fsdp", "tensor")
+MESH_AXES = ("data", "fsdp", "expert", "tensor")
 # The axes over which the rows of a batch are split.
-ROW_AXES = ("data", "fsdp")
+ROW_AXES = ("data", "fsdp", "expert")
 
 # Logical axis -> mesh axis, or several. None is replicated.
 RULES: dict[str, str | tuple[str, ...] | None] = {
@@ -45,8 +46,9 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "kv_heads": "tensor",
     "head_dim": None,
     "mlp": "tensor",
-    # every device has a part of each expert's "mlp", not some of the experts
-    "experts": None,
+    "experts": "expert",
+    # of a router, which scores all experts
+    "scores": None,
     # the inner size of adapters, which is small
     "rank": None,
     "adapters": None,
@@ -66,23 +68,28 @@ class MeshConfig:
     # and moments too. It must divide the model's width (``embed_dim``). For devices that learn.
     # None for 1.
     fsdp: int | None = None
+    # Devices along the axis expert, over which rows are split as over data, and the experts of each
+    # layer too: their number must divide by it. None for 1.
+    expert: int | None = None
 
     def __post_init__(self):
         if min(self.sizes) < 0 or min(self.sizes[1:]) < 1:
             raise ValueError(
                 f"data={self.data} must be at least 0 (all devices that are left), and "
-                f"fsdp={self.fsdp} and tensor={self.tensor} at least 1"
+                f"fsdp={self.fsdp}, expert={self.expert} and tensor={self.tensor} at least 1"
             )
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> tuple[int, ...]:
         """Devices along each of ``MESH_AXES``; the first is 0 where it is not known yet."""
-        return self.data, 1 if self.fsdp is None else self.fsdp, self.tensor
+        found = (getattr(self, name) for name in MESH_AXES)
+        return tuple(1 if size is None else size for size in found)
 
     @property
     def row_shards(self) -> int:
         """Parts that the rows of a batch are cut into; 0 where ``data`` is not known yet."""
-        return math.prod(self.sizes[:2])
+        sizes = zip(MESH_AXES, self.sizes, strict=True)
+        return math.prod(size for name, size in sizes if name in ROW_AXES)
 
     @property
     def devices(self) -> int:
@@ -104,13 +111,13 @@ MESHES = {
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Mesh with the axes ``MESH_AXES``; raises ValueError when the devices do not suffice."""
     devices = list(jax.devices() if devices is None else devices)
-    data, fsdp, tensor = config.sizes
-    sizes = (data or len(devices) // (fsdp * tensor), fsdp, tensor)
+    data, *others = config.sizes
+    sizes = (data or len(devices) // math.prod(others), *others)
     needed = math.prod(sizes)
     if not 0 < needed <= len(devices):
+        axes = " x ".join(f"{x}={n}" for x, n in zip(MESH_AXES, config.sizes, strict=True))
         raise ValueError(
-            f"a mesh of data={data} x fsdp={fsdp} x tensor={tensor} does not fit on "
-            f"{len(devices)} devices; "
+            f"a mesh of {axes} does not fit on {len(devices)} devices; "
             "on CPU set XLA_FLAGS=--xla_force_host_platform_device_count=N before the program "
             "starts"
         )
@@ -157,10 +164,12 @@ def parameter_shardings(
     def sharding(path: tuple, param: nnx.Variable) -> nnx.Variable:
         spec = partition_spec(param.get_metadata("logical_axes"), whole=whole)
         for size, axis in zip(param.shape, spec, strict=True):
-            if axis is not None and size % mesh.shape[axis]:
+            names = axis if isinstance(axis, tuple) else (axis,)
+            devices = math.prod(mesh.shape[name] for name in names if name is not None)
+            if size % devices:
                 raise ValueError(
                     f"{jax.tree_util.keystr(path)} of shape {param.shape}: {size} must be "
-                    f"divisible by {axis}={mesh.shape[axis]}; config.model.pad_for pads models"
+                    f"divisible by {' x '.join(names)}={devices}; config.model.pad_for pads models"
                 )
         return param.replace(NamedSharding(mesh, spec))
 

@@ -54,7 +54,7 @@ WHY = {
     "train.pack.slots": "limits, and train.group_size where groups share a row",
     "train.pack.targets": "limits, and train.group_size where groups share a row",
     "train.pack.runs": "prompts and trajectories of a row, where layers choose blocks",
-    "train.micro_batches": "train.pack.rows / (mesh.data x mesh.fsdp)",
+    "train.micro_batches": "train.pack.rows / (mesh.data x mesh.fsdp x mesh.expert)",
     "sft.optimizer.total_steps": "sft.steps",
     "documents.longest": "whole pages within limits.tokens, at most 1024 tokens",
     "suites.sampling": "rollout.sampling",

@@ -144,10 +144,9 @@ def matrix_dimensions(model: Any) -> Any:
         if "vocab" in axes or "embed" not in axes or len(axes) < 3:
             return None
         embed = (axes.index("embed"),)
-        # each expert has a matrix of its own; only of a router are experts what a product makes
+        # each expert has a matrix of its own
         stacked = ("layers", "embed", "experts")
         others = tuple(i for i, name in enumerate(axes) if name not in stacked)
-        others = others or (axes.index("experts"),)
         reads_embed = embed < others
         return optax.contrib.MuonDimensionNumbers(
             *((embed, others) if reads_embed else (others, embed))
