@@ -45,10 +45,12 @@ MESHES = {
     "data 2 x expert 2 x tensor 2": MeshConfig(data=2, expert=2, tensor=2),
     "fsdp 2 x expert 2 x tensor 2": MeshConfig(fsdp=2, expert=2, tensor=2),
 }
-CASES = [("expert 8", "qwen3"), ("fsdp 2 x expert 2 x tensor 2", "deepseek")] + [
+CASES = (
+    ("expert 8", "qwen3"),
+    ("fsdp 2 x expert 2 x tensor 2", "deepseek"),
     ("expert 8", "deepseek"),
     ("data 2 x expert 2 x tensor 2", "qwen3"),
-]
+)
 
 
 def first_step_on(mesh, model, batch):
