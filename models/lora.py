@@ -25,6 +25,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from attention.products import project
+from models.quantised import product
 
 if TYPE_CHECKING:
     from models.layers import Layers
@@ -133,7 +134,7 @@ def projected(
 
     name: of the matrix, such as "q". contract: how many last axes of y it contracts.
     """
-    out = project(y, getattr(layer, name)[...].astype(y.dtype), contract)
+    out = product(layer, name, y, contract)
     added = None if layer.lora is None else layer.lora.added(name, y, contract)
     return out if added is None else out + added
 

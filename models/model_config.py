@@ -13,6 +13,7 @@ from attention.methods.api import DEFAULT
 from attention.methods.method import LayerShape, Method
 from models.functions import RopeScaling
 from models.lora import LoRA
+from models.quantised import Kind, check_kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +165,9 @@ class ModelConfig:
     moe: MoE | None = None
     # Low-rank adapters, which alone are trained; None to train all parameters.
     lora: LoRA | None = None
+    # The 8-bit numbers as which a model that only samples keeps the matrices of its layers
+    # (``models.quantised``); None for matrices in ``param_dtype``.
+    quantised: Kind | None = None
     # What the sizes were before they were padded (``models.padding``); None for a shape that is as
     # its family has it.
     unpadded: Sizes | None = None
@@ -178,6 +182,7 @@ class ModelConfig:
             raise ValueError(
                 f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}"
             )
+        check_kind(self.quantised)
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE rotates pairs")
         if self.moe is not None:

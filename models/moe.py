@@ -25,8 +25,8 @@ from attention.products import project
 from models.functions import swiglu
 from models.layers import Layers
 from models.model_config import MoE
+from models.quantised import MATRICES, expert_product, product, scale_name
 from models.sharding import per_shard, sum_parts
-from pallas_kernels.grouped.api import grouped_product
 
 
 @jax.tree_util.register_dataclass
@@ -62,9 +62,9 @@ def feed_forward(
     for the others the result is that of the shared expert alone. given: experts to take in place of
     the layer's own choice, such as a sampler's; -1 in a token's first place for none.
     """
-    names = ["router", "expert_gate", "expert_up", "expert_down"]
-    if layer.moe.ranking_bias:
-        names.append("router_bias")
+    matrices = [name for name in MATRICES if name.startswith("expert_")]
+    names = ["router", "router_bias", *matrices, *map(scale_name, matrices)]
+    names = [name for name in names if hasattr(layer, name)]
     parameters = {name: getattr(layer, name)[...] for name in names}
     # the axis of layers is gone
     axes = {name: getattr(layer, name).get_metadata("logical_axes")[1:] for name in names}
@@ -79,8 +79,8 @@ def feed_forward(
     )
     out, routing = routed(y, real, parameters, *extra)
     if layer.moe.shared:
-        gate, up = (project(y, w[...].astype(y.dtype)) for w in (layer.gate, layer.up))
-        out = out + project(swiglu(gate, up), layer.down[...].astype(y.dtype))
+        gate, up = (product(layer, name, y) for name in ("gate", "up"))
+        out = out + product(layer, "down", swiglu(gate, up))
     return out, routing
 
 
@@ -184,11 +184,11 @@ def _experts(moe: MoE, parameters, y, experts, weights):
     sizes = jnp.bincount(pairs, length=moe.experts + 1)[: moe.experts].astype(jnp.int32)
     x = _permute(jnp.repeat(flat, moe.active, axis=0), order, places)
     real = (jnp.arange(len(pairs)) < jnp.sum(sizes))[:, None]
+    of_rows = pairs[order]
     gate, up = (
-        grouped_product(x, parameters[name].astype(y.dtype), sizes)
-        for name in ("expert_gate", "expert_up")
+        expert_product(parameters, name, x, sizes, of_rows) for name in ("expert_gate", "expert_up")
     )
-    out = grouped_product(swiglu(gate, up), parameters["expert_down"].astype(y.dtype), sizes)
+    out = expert_product(parameters, "expert_down", swiglu(gate, up), sizes, of_rows)
     out = jnp.where(real, out, 0)
     # Each token's results stand side by side in the order of its experts, so their sum does not
     # depend on the tokens beside it.

@@ -34,10 +34,11 @@ from attention.methods.method import Keys, Method, Parameters
 from attention.picks import Noted, attend_noted, numbers
 from models.functions import rms_norm, rope, swiglu
 from models.layers import Embedding, Layers, MethodLayers, make_parameter, place_name
-from models.lora import new_adapters, projected
+from models.lora import STACKS, new_adapters, projected
 from models.model_config import ModelConfig
 from models.moe import Routing, feed_forward, feed_forward_noted
 from models.padding import hide_padding
+from models.quantised import Kind, put_quantised, take_quantised
 from models.sharding import (
     all_but_whole_parameters,
     constrain,
@@ -102,6 +103,10 @@ class Transformer(nnx.Module):
             # last, so that the other parameters are those of the same seed without adapters
             for name, adapters in new_adapters(self, config.lora, rngs).items():
                 getattr(self, name).lora = adapters
+        if config.quantised is not None:
+            for name in _stacks_of(self):
+                layers = getattr(self, name)
+                put_quantised(layers, take_quantised(layers, config.quantised))
 
     def hidden(
         self,
@@ -517,13 +522,34 @@ def parameter_count(config: ModelConfig) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(abstract_model(config)))
 
 
-def cast(model: Transformer, dtype: str) -> Transformer:
+def cast(model: Transformer, dtype: str, quantised: Kind | None = None) -> Transformer:
     """A copy whose parameters and computation are in ``dtype``, for sampling.
 
     Arrays that are in it already are shared, not copied.
+
+    quantised: the 8-bit numbers as which matrices are kept (``models.quantised``), made from the
+    model's own; None for none. Raises ValueError for a model that is quantised already, unless it
+    is what is asked for.
     """
-    if model.config.dtype == dtype and model.config.param_dtype == dtype:
+    config = dataclasses.replace(model.config, dtype=dtype, param_dtype=dtype, quantised=quantised)
+    if model.config == config:
         return model
-    copy = jax.tree.map(lambda x: x.astype(dtype), model)
-    copy.config = dataclasses.replace(model.config, dtype=dtype, param_dtype=dtype)
+    if model.config.quantised is not None:
+        raise ValueError(
+            f"the model's matrices are {model.config.quantised} already; {dtype=} and "
+            f"{quantised=} are made from a model that is not quantised"
+        )
+    copy = jax.tree.map(lambda x: x, model)
+    taken = {}
+    if quantised is not None:
+        taken = {name: take_quantised(getattr(copy, name), quantised) for name in _stacks_of(copy)}
+    copy = jax.tree.map(lambda x: x.astype(dtype), copy)
+    for name, variables in taken.items():
+        put_quantised(getattr(copy, name), variables)
+    copy.config = config
     return copy
+
+
+def _stacks_of(model: Transformer) -> list[str]:
+    """The names of the model's stacks of layers."""
+    return [name for name in STACKS if hasattr(model, name)]

@@ -162,9 +162,12 @@ def _memory(
     note = f"{train.micro_batches} micro-batches of {train.pack.rows // train.micro_batches} rows"
     yield Part("learner", "working memory: gradients, activations", update, note)
     dtypes = {run.config.rollout.dtype, run.model_config.dtype, run.model_config.param_dtype}
+    quantised = run.config.rollout.weights
     same = run.rollout_mesh == run.mesh and len(dtypes) == 1 and run.mesh.shape["fsdp"] == 1
+    same = same and quantised is None
     copy = 0 if same else device_bytes(sampling)
-    note = "the learner's" if same else f"a copy in {run.config.rollout.dtype}"
+    form = run.config.rollout.dtype + (f", matrices in {quantised}" if quantised else "")
+    note = "the learner's" if same else f"a copy in {form}"
     yield Part("sampler", "weights", copy, note)
     note = f"{engine.pages} pages of {engine.page} tokens in {engine.cache_dtype}"
     yield Part("sampler", "pages", device_bytes(sampler.cache_shape()), note)

@@ -198,8 +198,14 @@ class Run:
         return demonstrate(self._demonstrated[index], rng, kind, limits, documents)
 
     def sampler(self, model: Transformer, dtype: str | None = None) -> Transformer:
-        """The copy of a model that samples, in the rollout's dtype unless another is given."""
-        model = cast(model, dtype or self.config.rollout.dtype)
+        """The copy of a model that samples: in the rollout's dtype and with its quantised matrices,
+        or in another dtype with none.
+        """
+        rollout = self.config.rollout
+        if dtype is None:
+            model = cast(model, rollout.dtype, rollout.weights)
+        else:
+            model = cast(model, dtype)
         if self.rollout_mesh == self.mesh:
             return model
         with jax.set_mesh(self.rollout_mesh):
@@ -207,7 +213,8 @@ class Run:
 
     def sampling_model(self) -> Transformer:
         """The abstract model that actors of this process sample with."""
-        return sampling_model(self.model_config, self.config.rollout.dtype, self.rollout_mesh)
+        rollout = self.config.rollout
+        return sampling_model(self.model_config, rollout.dtype, self.rollout_mesh, rollout.weights)
 
     def schedule(
         self, store: GroupStore, pool: TaskPool, next_step: int, steps: int | None = None

@@ -10,6 +10,7 @@ from attention.methods.method import Method
 from models.families import PRESETS
 from models.lora import LoRA
 from models.model_config import ModelConfig
+from models.quantised import Kind
 from models.sharding import MeshConfig
 from rl_code.learner.advantages import ADVANTAGES
 from rl_code.learner.batching import PackConfig
@@ -143,6 +144,12 @@ class RolloutConfig:
     tool_timeout_s: float | None = None
     # The dtype of the copy of the model that samples; None for ``model.dtype``.
     dtype: str | None = None
+    # The matrices of layers in that copy: "int8" or "fp8" numbers with a scale for each output,
+    # quantised anew from every version (``models.quantised``). The trainer keeps whole weights, so
+    # the sampler is another policy by choice: ``policy/mismatch_*`` says by how much, and
+    # ``train.loss`` has corrections for it. Versions are published so, and sampling them again
+    # gives the same tokens. None for matrices in ``dtype``.
+    weights: Kind | None = None
     # Devices of an actor. Each of its shards of rows has the whole weights, so ``fsdp`` is for
     # those that learn.
     mesh: MeshConfig = MeshConfig()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -304,9 +305,12 @@ def _connect(
 ) -> tuple[Publisher, GroupSource]:
     """How weights leave the learner, and how groups reach it."""
     config = run.config.asynchrony
+    rollout = run.config.rollout
+    publish_stored = functools.partial(
+        StoredPublisher, run.workdir, rollout.dtype, config.weights, quantised=rollout.weights
+    )
     if run.role == "learner":
-        stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
-        return TransferPublisher(stored, host=host), FromOtherProcesses(
+        return TransferPublisher(publish_stored(), host=host), FromOtherProcesses(
             store, config.work.deadline_s, stop
         )
     local = LocalWeights(run.sampling_model(), keep=config.weights.keep)
@@ -315,9 +319,8 @@ def _connect(
         return local, InLearnerThread(
             store, make_actor(run, actor_store, local), config.work.deadline_s
         )
-    stored = StoredPublisher(run.workdir, run.config.rollout.dtype, config.weights)
     weights = LocalAndStoredWeights(
-        local, stored, StoredSubscriber(run.workdir, run.sampling_model(), name=ACTOR)
+        local, publish_stored(), StoredSubscriber(run.workdir, run.sampling_model(), name=ACTOR)
     )
     return weights, InActorThread(
         store, make_actor(run, actor_store, weights), config.work.deadline_s, stop

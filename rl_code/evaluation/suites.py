@@ -42,7 +42,8 @@ class SuiteConfig:
     # Shapes of an engine of the suite's own; None for the engine of training, or for one that
     # follows from the suite's limits and dtype where it sets them.
     engine: EngineConfig | None = None
-    # The dtype of the copy of the model that samples; None for ``rollout.dtype``.
+    # The dtype of the copy of the model that samples, whose matrices are not quantised; None for
+    # ``rollout.dtype`` and ``rollout.weights``.
     dtype: str | None = None
 
     def __post_init__(self) -> None:

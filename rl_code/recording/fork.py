@@ -316,7 +316,10 @@ def _provide_version(
         return
     with Run(own, parent, "learner") as run, jax.set_mesh(run.mesh):
         models = RecordedVersions(run, run).get([step - 1])
-        publisher = StoredPublisher(draft, config.rollout.dtype, config.asynchrony.weights)
+        rollout = config.rollout
+        publisher = StoredPublisher(
+            draft, rollout.dtype, config.asynchrony.weights, quantised=rollout.weights
+        )
         publisher.publish(step - 1, models[step - 1])
         publisher.close()
 

@@ -80,7 +80,8 @@ def replay(run: Run, start: int = 0, end: int | None = None) -> Iterator[Replaye
                 items = [item.number for item in store.items(step) if item.kind == "train"]
                 with jax.set_mesh(part.mesh):
                     state, _ = learn(state, [by_number[number] for number in items], step)
-                    weights = in_dtype(state.model, config.rollout.dtype)
+                    rollout = config.rollout
+                    weights = in_dtype(state.model, rollout.dtype, rollout.weights)
                     now = Version.of(step + 1, weights).checksum
                 yield Replayed(step, store.consumption(step)["weights"], now, state)
 

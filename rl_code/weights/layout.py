@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from models.model_config import ModelConfig
+from models.quantised import Kind
 from models.transformer import Transformer, abstract_model, cast
 from rl_code import arrays
 from rl_code.arrays import any_mesh
@@ -20,31 +21,35 @@ from rl_code.arrays import any_mesh
 Box = tuple[tuple[int, int], ...]
 
 
-def sampling_model(config: ModelConfig, dtype: str, mesh: Mesh) -> Transformer:
-    """The abstract model that a subscriber asks for: parameters and computation in ``dtype``,
-    sharded over ``mesh``.
+def sampling_model(
+    config: ModelConfig, dtype: str, mesh: Mesh, quantised: Kind | None = None
+) -> Transformer:
+    """The abstract model that a subscriber asks for, sharded over ``mesh``: what
+    ``models.transformer.cast`` makes with the same arguments.
     """
-    return abstract_model(dataclasses.replace(config, dtype=dtype, param_dtype=dtype), mesh)
+    own = dict(dtype=dtype, param_dtype=dtype, quantised=quantised)
+    return abstract_model(dataclasses.replace(config, **own), mesh)
 
 
 @any_mesh()
-def in_dtype(model: Transformer, dtype: str) -> dict[str, jax.Array]:
-    """The parameters by name in ``dtype``; those that were in it already are the model's own."""
-    return arrays.flatten(cast(model, dtype))
+def in_dtype(model: Transformer, dtype: str, quantised: Kind | None = None) -> dict[str, jax.Array]:
+    """The parameters by name as ``models.transformer.cast`` makes them; those that were so already
+    are the model's own.
+    """
+    return arrays.flatten(cast(model, dtype, quantised))
 
 
 @any_mesh()
-def detached(model: Transformer, dtype: str) -> dict[str, jax.Array]:
-    """Copies of the parameters by name, in ``dtype``. They share no memory with the model, which
-    may be donated afterwards.
+def detached(model: Transformer, dtype: str, quantised: Kind | None = None) -> dict[str, jax.Array]:
+    """Copies of ``in_dtype``. They share no memory with the model, which may be donated afterwards.
 
     ``device_put(may_alias=False)`` does not ensure that: when an array goes from one device to a
     sharding over several, the first device keeps its part without a copy.
     """
     own = arrays.flatten(model)
     return {
-        name: x.copy() if x.dtype == own[name].dtype else x
-        for name, x in in_dtype(model, dtype).items()
+        name: x.copy() if name in own and x.dtype == own[name].dtype else x
+        for name, x in in_dtype(model, dtype, quantised).items()
     }
 
 

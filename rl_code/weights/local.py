@@ -50,7 +50,8 @@ class LocalWeights:
         afterwards.
         """
         begin = time.perf_counter()
-        copies = detached(model, self._abstract.config.dtype)
+        wanted = self._abstract.config
+        copies = detached(model, wanted.dtype, wanted.quantised)
         made = Version.of(version, copies)
         # The lock is not held while arrays move between devices, so that waiting threads can look
         # for other versions meanwhile.

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import jax
 
+from models.quantised import Kind
 from models.transformer import Transformer
 from rl_code.weights import codec, republish, version_records
 from rl_code.weights.layout import in_dtype
@@ -40,7 +41,7 @@ class StoredPublisher:
 
     Args:
       workdir: the run's folder.
-      dtype: the dtype in which the actors sample.
+      dtype, quantised: how the actors have the weights, as for ``models.transformer.cast``.
       name: the name of this learner in the errors of waiting actors.
     """
 
@@ -50,10 +51,11 @@ class StoredPublisher:
         dtype: str,
         config: WeightsConfig,
         *,
+        quantised: Kind | None = None,
         name: str = "learner",
     ):
         self.folder = Path(workdir).absolute() / version_records.FOLDER
-        self.dtype, self.config, self.name = dtype, config, name
+        self.dtype, self.quantised, self.config, self.name = dtype, quantised, config, name
         self._previous: tuple[Version, dict[str, codec.HostArray]] | None = None
         self._pending: tuple[int, concurrent.futures.Future[TransferStats]] | None = None
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "weights")
@@ -69,7 +71,7 @@ class StoredPublisher:
     def publish(self, version: int, model: Transformer) -> Version:
         """As ``Publisher.publish``; the files are written in the background."""
         begin = time.perf_counter()
-        named = in_dtype(model, self.dtype)
+        named = in_dtype(model, self.dtype, self.quantised)
         made = Version.of(version, named)
         self.write(made, named, begin)
         return made

@@ -63,7 +63,7 @@ class TransferPublisher:
     def publish(self, version: int, model: Transformer) -> Version:
         """As ``Publisher.publish``."""
         begin = time.perf_counter()
-        named = detached(model, self._stored.dtype)
+        named = detached(model, self._stored.dtype, self._stored.quantised)
         made = Version.of(version, named)
         self._stored.write(made, named, begin)
         parts = {name: dict(own_parts(x)) for name, x in named.items()}
