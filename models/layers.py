@@ -107,16 +107,17 @@ class Layers(nnx.Module):
             self.down = parameter((mlp, embed), ("mlp", "embed"), std_out * mlp**-0.5)
         if moe is None:
             return
-        count = moe.experts
         mlp = moe.mlp_dim
-        self.router = parameter((embed, count), ("embed", "scores"), std_in)
+        self.router = parameter((embed, moe.experts), ("embed", "scores"), std_in)
         if moe.ranking_bias:
-            self.router_bias = parameter((count,), ("scores",), 0.0)
-        axes = ("experts", "embed", "mlp")
+            self.router_bias = parameter((moe.experts,), ("scores",), 0.0)
+        count = moe.slots or moe.experts
+        experts, hidden = ("folded_experts", None) if moe.fold else ("experts", "mlp")
+        axes = (experts, "embed", hidden)
         self.expert_gate = parameter((count, embed, mlp), axes, std_in)
         self.expert_up = parameter((count, embed, mlp), axes, std_in)
         self.expert_down = parameter(
-            (count, mlp, embed), ("experts", "mlp", "embed"), std_out * mlp**-0.5
+            (count, mlp, embed), (experts, hidden, "embed"), std_out * mlp**-0.5
         )
 
 

@@ -55,8 +55,21 @@ class MoE:
     # In training, by how much an update moves each ranking bias to even out the load; 0 leaves the
     # biases as they are. DeepSeek-V3 has 0.001.
     balance_rate: float = 0.0
+    # Where experts are cut over devices, a device has room for so many times the mean of what comes
+    # to a device. What is more comes in further rounds, so no result depends on it.
+    buffer: float = 2.0
+    # Whether whole experts are cut over the mesh axes ``expert`` and ``tensor`` together, and not
+    # over ``expert``, and each one's ``mlp_dim`` over ``tensor``.
+    fold: bool = False
+    # Matrices that are kept for each layer, of which those behind the first ``experts`` are zeros
+    # and compute nothing (``models.padding``). None for as many as there are experts.
+    slots: int | None = None
 
     def __post_init__(self):
+        if not 0.0 < self.buffer < math.inf:
+            raise ValueError(f"buffer={self.buffer} must be more than 0")
+        if self.slots is not None and self.slots < self.experts:
+            raise ValueError(f"slots={self.slots} must be at least experts={self.experts}")
         for name in ("balance_loss", "balance_rate"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")

@@ -22,11 +22,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from attention.picks import agreement
 from attention.products import project
+from models.expert_parallel import Way, room, through_experts
 from models.functions import swiglu
 from models.layers import Layers
 from models.model_config import MoE
 from models.quantised import MATRICES, expert_product, product, scale_name
-from models.sharding import per_shard, sum_parts
+from models.sharding import constrain, per_shard, shared_by, sum_parts
 
 
 @jax.tree_util.register_dataclass
@@ -55,8 +56,8 @@ def feed_forward(
 ) -> tuple[Float[Array, "B T D"], Routing]:
     """The experts of a layer, and the shared one if there is any.
 
-    Under a mesh every device routes its own rows, and has a part of the feed-forward size of each
-    expert.
+    Under a mesh every device routes its own rows, and has some of the experts, and a part of their
+    feed-forward size. With ``MoE.fold`` it has whole experts, and its own tokens of the rows.
 
     layer: one layer's parameters. y: normalised hidden states. real: which tokens are no padding;
     for the others the result is that of the shared expert alone. given: experts to take in place of
@@ -68,17 +69,20 @@ def feed_forward(
     parameters = {name: getattr(layer, name)[...] for name in names}
     # the axis of layers is gone
     axes = {name: getattr(layer, name).get_metadata("logical_axes")[1:] for name in names}
-    # in a shard every device holds whole matrices but for "mlp"
-    axes = {name: tuple(x if x == "mlp" else None for x in own) for name, own in axes.items()}
     rows = ("batch",)
+    tensor = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
+    cut = layer.moe.fold and real.shape[1] % tensor == 0
+    tokens = ("batch", "tokens") if cut else rows
     extra = () if given is None else (given,)
     routed = per_shard(
-        lambda y, real, parameters, *extra: _routed(layer.moe, parameters, y, real, *extra),
-        (rows, rows, axes, *(rows for _ in extra)),
-        (rows, rows),
+        lambda y, real, parameters, *extra: _routed(layer.moe, cut, parameters, y, real, *extra),
+        (tokens, tokens, axes, *(tokens for _ in extra)),
+        (tokens, Routing(experts=tokens, counts=rows, shares=rows, entropy=rows)),
     )
     out, routing = routed(y, real, parameters, *extra)
     if layer.moe.shared:
+        # with sequence parallelism and ``MoE.fold`` its tokens are cut
+        y = constrain(y, "batch", None, None) if layer.moe.fold else y
         gate, up = (product(layer, name, y) for name in ("gate", "up"))
         out = out + product(layer, "down", swiglu(gate, up))
     return out, routing
@@ -108,16 +112,23 @@ def feed_forward_noted(
     return out, dataclasses.replace(routing, agreement=agreement(own, experts))
 
 
-def _routed(moe: MoE, parameters, y, real, given=None):
-    """``feed_forward`` without the shared expert, on one device's rows."""
+def _routed(moe: MoE, cut: bool, parameters, y, real, given=None):
+    """``feed_forward`` without the shared expert, on one device's rows.
+
+    cut: whether the device has only some of the tokens of these rows.
+    """
     # what padding holds must reach nobody, not even as 0 times NaN
     y = jnp.where(real[..., None], y, 0)
     scores = router_scores(moe, parameters["router"], y)
     own = choose_experts(moe, scores, parameters.get("router_bias"))
     experts = own if given is None else jnp.where(given[..., :1] < 0, own, given)
     weights = expert_weights(moe, scores, experts)
-    out = _experts(moe, parameters, y, jnp.where(real[..., None], experts, moe.experts), weights)
-    out = sum_parts(out, "mlp")
+    chosen = jnp.where(real[..., None], experts, moe.experts)
+    if moe.fold:
+        computed = _experts if cut else _of_own_tokens
+        out = computed(moe, parameters, y, chosen, weights)
+    else:
+        out = sum_parts(_experts(moe, parameters, y, chosen, weights), "mlp")
     some = real[..., None].astype(jnp.float32)
     shares = scores / jnp.sum(scores, axis=-1, keepdims=True)
     # only a metric; scores of 0 are left out
@@ -125,12 +136,14 @@ def _routed(moe: MoE, parameters, y, real, given=None):
     entropy = -jnp.sum(held * jnp.log(jnp.where(held > 0.0, held, 1.0)), axis=-1)
     rows = jnp.arange(real.shape[0])[:, None, None]
     counts = jnp.zeros((real.shape[0], moe.experts), jnp.float32)
-    return out, Routing(
-        experts=own,
-        counts=counts.at[rows, experts].add(jnp.broadcast_to(some, experts.shape)),
-        shares=jnp.sum(jnp.where(some > 0.0, shares, 0.0), axis=1),
-        entropy=jnp.sum(jnp.where(real, entropy, 0.0), axis=1),
+    sums = (
+        counts.at[rows, experts].add(jnp.broadcast_to(some, experts.shape)),
+        jnp.sum(jnp.where(some > 0.0, shares, 0.0), axis=1),
+        jnp.sum(jnp.where(real, entropy, 0.0), axis=1),
     )
+    if cut:
+        sums = (sum_parts(x, "tokens") for x in sums)
+    return out, Routing(own, *sums)
 
 
 def router_scores(
@@ -171,6 +184,27 @@ def expert_weights(
     return weights * moe.scale
 
 
+def _of_own_tokens(moe: MoE, parameters, y, experts, weights):
+    """``_experts`` where all devices along ``tensor`` have the same tokens: each sends some of them
+    to their experts.
+    """
+    axes = shared_by("tokens")
+    devices = jax.lax.axis_size(axes) if axes else 1
+    count = y.shape[0] * y.shape[1]
+    each = -(-count // devices)
+
+    def own(x, fill):
+        x = x.reshape(1, count, -1)
+        x = jnp.pad(x, ((0, 0), (0, each * devices - count), (0, 0)), constant_values=fill)
+        first = each * jax.lax.axis_index(axes) if axes else 0
+        return jax.lax.dynamic_slice_in_dim(x, first, each, axis=1)
+
+    out = _experts(moe, parameters, own(y, 0), own(experts, moe.experts), own(weights, 0))
+    if axes:
+        out = jax.lax.all_gather(out, axes, axis=1, tiled=True)
+    return out[:, :count].reshape(y.shape)
+
+
 def _experts(moe: MoE, parameters, y, experts, weights):
     """Weighted sum of the results of a token's experts.
 
@@ -181,19 +215,36 @@ def _experts(moe: MoE, parameters, y, experts, weights):
     # Pairs are sorted by expert, so that each expert has one stretch; those of padding come last.
     order = jnp.argsort(pairs, stable=True)
     places = jnp.zeros_like(order).at[order].set(jnp.arange(len(order)), unique_indices=True)
+    # with their scales where they are quantised
+    matrices = {name: x for name, x in parameters.items() if name.startswith("expert_")}
+    axes = shared_by("folded_experts" if moe.fold else "experts")
+    devices = jax.lax.axis_size(axes) if axes else 1
+    # of those that no token chooses nothing is computed
+    slots = devices * len(matrices["expert_up"])
     sizes = jnp.bincount(pairs, length=moe.experts + 1)[: moe.experts].astype(jnp.int32)
+    sizes = jnp.pad(sizes, (0, slots - moe.experts))
     x = _permute(jnp.repeat(flat, moe.active, axis=0), order, places)
-    real = (jnp.arange(len(pairs)) < jnp.sum(sizes))[:, None]
-    of_rows = pairs[order]
-    gate, up = (
-        expert_product(parameters, name, x, sizes, of_rows) for name in ("expert_gate", "expert_up")
-    )
-    out = expert_product(parameters, "expert_down", swiglu(gate, up), sizes, of_rows)
-    out = jnp.where(real, out, 0)
+    if axes:
+        most = devices * len(flat) * min(moe.active, slots // devices)
+        way = Way(axes, room(len(pairs), most, moe.buffer))
+        out = through_experts(_products, matrices, x, sizes, way)
+    else:
+        out = _products(matrices, x, sizes)
     # Each token's results stand side by side in the order of its experts, so their sum does not
     # depend on the tokens beside it.
     out = _permute(out, places, order).reshape(*experts.shape, -1).astype(jnp.float32)
     return jnp.sum(out * weights[..., None], axis=-2).astype(y.dtype)
+
+
+def _products(matrices, x, sizes):
+    """The results of rows that are sorted by expert, 0 behind the last expert's."""
+    rows = jnp.arange(len(x))
+    experts = jnp.searchsorted(jnp.cumsum(sizes), rows, side="right")
+    gate, up = (
+        expert_product(matrices, name, x, sizes, experts) for name in ("expert_gate", "expert_up")
+    )
+    out = expert_product(matrices, "expert_down", swiglu(gate, up), sizes, experts)
+    return jnp.where((rows < jnp.sum(sizes))[:, None], out, 0)
 
 
 @jax.custom_vjp

@@ -47,6 +47,8 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "head_dim": None,
     "mlp": "tensor",
     "experts": "expert",
+    # The same with ``MoE.fold``: whole experts are on each device.
+    "folded_experts": ("expert", "tensor"),
     # of a router, which scores all experts
     "scores": None,
     # the inner size of adapters, which is small
@@ -270,12 +272,21 @@ def sum_parts(x: jax.Array, logical_axis: str) -> jax.Array:
 
     It completes a product whose contracted axis is cut. Elsewhere it returns x as it is.
     """
+    axes = shared_by(logical_axis)
+    return jax.lax.psum(x, axes) if axes else x
+
+
+def shared_by(logical_axis: str) -> tuple[str, ...]:
+    """Inside a ``per_shard`` function: the mesh axes, of more than one device, over which a logical
+    axis is cut. Elsewhere, and where it is whole, none.
+    """
     mesh = jax.sharding.get_abstract_mesh()
-    axis = RULES[logical_axis]
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    if kinds.get(axis) != AxisType.Manual or mesh.shape[axis] == 1:
-        return x
-    return jax.lax.psum(x, axis)
+    entry = RULES[logical_axis]
+    names = entry if isinstance(entry, tuple) else (entry,)
+    return tuple(
+        name for name in names if kinds.get(name) == AxisType.Manual and mesh.shape[name] > 1
+    )
 
 
 def _is_axes(x: Any) -> bool:

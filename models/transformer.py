@@ -463,7 +463,9 @@ class Transformer(nnx.Module):
         attended: the result of attention.
         """
         x = x + self._between(projected(layer, "o", attended, contract=2))
-        y = self._within(rms_norm(x, layer.mlp_norm[...], self.config.norm_eps))
+        y = rms_norm(x, layer.mlp_norm[...], self.config.norm_eps)
+        if layer.moe is None or not layer.moe.fold:
+            y = self._within(y)
         if layer.moe is not None:
             if noted is None:
                 out, routing = feed_forward(layer, y, real)

@@ -29,7 +29,7 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 
 
 # Fields of MoE that change no output, and that no file has.
-_ONLY_IN_TRAINING = ("balance_loss", "balance_rate")
+_NOT_IN_FILES = ("balance_loss", "balance_rate", "buffer", "fold")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Experts:
         rest = {
             f.name: f.default
             for f in dataclasses.fields(moe)
-            if f.name not in self.keys and f.name not in _ONLY_IN_TRAINING
+            if f.name not in self.keys and f.name not in _NOT_IN_FILES
         }
         return all(getattr(moe, name) == value for name, value in (rest | self.options).items())
 

@@ -1,6 +1,8 @@
-"""Experts that are cut over the mesh axis ``expert``: the same updates as on one device."""
+"""Experts that are cut over devices: the same updates as on one device."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import numpy as np
@@ -40,17 +42,16 @@ EXPERTS = {
         balance_rate=0.1,
     ),
 }
-MESHES = {
-    "expert 8": MeshConfig(expert=8),
-    "data 2 x expert 2 x tensor 2": MeshConfig(data=2, expert=2, tensor=2),
-    "fsdp 2 x expert 2 x tensor 2": MeshConfig(fsdp=2, expert=2, tensor=2),
+EXPERT = MeshConfig(expert=8)
+WITH_DATA = MeshConfig(data=2, expert=2, tensor=2)
+WITH_FSDP = MeshConfig(fsdp=2, expert=2, tensor=2)
+CASES = {
+    "expert 8": (EXPERT, "qwen3", {}),
+    "fsdp 2 x expert 2 x tensor 2, folded": (WITH_FSDP, "deepseek", dict(fold=True)),
+    "data 2 x expert 2 x tensor 2": (WITH_DATA, "deepseek", {}),
+    "data 2 x expert 2 x tensor 2, folded": (WITH_DATA, "qwen3", dict(fold=True)),
+    "fsdp 2 x expert 2 x tensor 2": (WITH_FSDP, "qwen3", {}),
 }
-CASES = (
-    ("expert 8", "qwen3"),
-    ("fsdp 2 x expert 2 x tensor 2", "deepseek"),
-    ("expert 8", "deepseek"),
-    ("data 2 x expert 2 x tensor 2", "qwen3"),
-)
 
 
 def first_step_on(mesh, model, batch):
@@ -67,15 +68,18 @@ def first_step_on(mesh, model, batch):
     return optax.tree.get(state.opt_state, "mu"), metrics, state
 
 
-@pytest.mark.parametrize("mesh, experts", CASES)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.quick(first=2)
-def test_updates_are_those_of_one_device(build, mesh, experts):
-    model = build.model(moe=EXPERTS[experts])
+def test_updates_are_those_of_one_device(build, case):
+    config, name, options = CASES[case]
+    own = EXPERTS[name]
     batch = pack(build.groups(SIZES, seed=1), advantages_of(SIZES), PACK, version=0)[0]
-    gradient, metrics, alone = first_step(model, batch)
-    found, found_metrics, state = first_step_on(make_mesh(MESHES[mesh]), model, batch)
+    gradient, metrics, alone = first_step(build.model(moe=own), batch)
+    cut = build.model(moe=dataclasses.replace(own, **options), sequence_parallel=bool(options))
+    found, found_metrics, state = first_step_on(make_mesh(config), cut, batch)
     assert_close(found, gradient)
     assert_close(found_metrics, metrics)
     assert_close(state.model, alone.model, rtol=1e-4)
-    up = state.model.layers.expert_up[...]
-    assert up.addressable_shards[0].data.shape[1] == 8 // MESHES[mesh].expert
+    devices = config.expert * (config.tensor if options else 1)
+    part = state.model.layers.expert_up[...].addressable_shards[0].data
+    assert part.shape[1] == own.experts // devices
