@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -180,6 +180,29 @@ def parameter_shardings(
     )
 
 
+def shard_specs(model: Any, names: Collection[str]) -> Any:
+    """How a model's parameters come into a ``jax.shard_map`` over these axes of the mesh: as layers
+    compute with them, whole along ``fsdp``.
+    """
+
+    def spec(parameter: nnx.Variable) -> nnx.Variable:
+        entries = partition_spec(parameter.get_metadata("logical_axes"), whole=True)
+        return parameter.replace(_only(entries, names))
+
+    return jax.tree.map(spec, model, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def _only(spec: PartitionSpec, names: Collection[str]) -> PartitionSpec:
+    """The spec as far as it cuts over these axes of the mesh."""
+
+    def of(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        if isinstance(entry, tuple):
+            return tuple(name for name in entry if name in names) or None
+        return entry if entry in names else None
+
+    return PartitionSpec(*map(of, spec))
+
+
 def gathered(parameters: Any) -> Any:
     """Parameters as a layer computes with them: whole along ``fsdp``, in a program under a mesh.
 
@@ -246,13 +269,8 @@ def per_shard(function: Callable, in_axes: Any, out_axes: Any) -> Callable:
     if not free:
         return function
 
-    def still_free(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        if isinstance(entry, tuple):
-            return tuple(name for name in entry if name in free) or None
-        return entry if entry in free else None
-
     def spec(axes: Sequence[str | None]) -> PartitionSpec:
-        return PartitionSpec(*(still_free(entry) for entry in partition_spec(axes, whole=True)))
+        return _only(partition_spec(axes, whole=True), free)
 
     def specs(tree: Any) -> Any:
         return jax.tree.map(spec, tree, is_leaf=_is_axes)

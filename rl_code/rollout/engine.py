@@ -1,11 +1,12 @@
 """Prefill and decode over a paged KV cache: jitted programs of fixed shape, for every attention
 method.
 
-Every program is a shard_map over the mesh axes of rows, ``data`` and ``fsdp``. Each shard has pages
-of its own and loops on its own, so decoding needs no collective over these axes, and every shard
-has the whole weights. Over the axis ``tensor`` pages and attention are cut by heads
-(``models.paged``), and the rest is left to the compiler. Which page holds what is decided on the
-host (``page_pool``, ``scheduler``).
+Every program is a shard_map over the mesh axes of rows, ``data``, ``fsdp`` and ``expert``. Each
+shard has pages of its own and the whole weights. It loops on its own, so decoding needs no
+collective over these axes. An exception is ``expert`` in a model with experts: its shards have some
+of the experts each, exchange tokens at every step, and leave the loop together. Over the axis
+``tensor`` pages and attention are cut by heads (``models.paged``), and the rest is left to the
+compiler. Which page holds what is decided on the host (``page_pool``, ``scheduler``).
 
 The numbers of a row depend only on its own tokens. Every shape is fixed, no sum runs over more than
 one row, and random numbers are drawn per (group, index in the group, position). The same seed
@@ -34,7 +35,7 @@ from attention.picks import choosing, compact, narrowest
 from models.adapter_rows import for_rows
 from models.model_config import ModelConfig
 from models.paged import decode_tokens, forward, gather_pages, model_cache, put_pages_back
-from models.sharding import ROW_AXES, per_shard, use_mesh
+from models.sharding import ROW_AXES, per_shard, shard_specs, shared_by, use_mesh
 from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
 from rl_code.rollout.drafts import NONE, propose
@@ -94,8 +95,15 @@ def _decode(
     index = jnp.arange(1 + config.draft_tokens)
     row = jnp.arange(num_rows)[:, None]
 
+    # with whom this shard exchanges tokens at every step
+    together = () if model.config.moe is None else shared_by("experts")
+
+    def goes_on(active):
+        some = jnp.any(active)
+        return jax.lax.pmax(some.astype(jnp.int32), together) > 0 if together else some
+
     def cond(carry):
-        return (carry.step < config.decode_steps) & jnp.any(carry.active)
+        return (carry.step < config.decode_steps) & carry.goes_on
 
     def body(carry: _Decoding) -> _Decoding:
         guesses = jnp.zeros((num_rows, 0), jnp.int32)
@@ -168,6 +176,7 @@ def _decode(
             held=(cache, views),
             tokens=jnp.where(carry.active, last, carry.tokens),
             active=active,
+            goes_on=goes_on(active),
             counts=counts,
             out_tokens=append(carry.out_tokens, sampled),
             out_logprobs=append(carry.out_logprobs, logprobs),
@@ -194,6 +203,7 @@ def _decode(
         held=(cache, views),
         tokens=inputs.tokens,
         active=inputs.active,
+        goes_on=goes_on(inputs.active),
         counts=nothing,
         out_tokens=jnp.zeros(shape, jnp.int32),
         out_logprobs=jnp.zeros(shape, jnp.float32),
@@ -221,6 +231,8 @@ class _Decoding(NamedTuple):
     tokens: jax.Array
     active: jax.Array
     counts: jax.Array
+    # Whether any row goes on, here or in a shard that tokens are exchanged with.
+    goes_on: jax.Array
     # What it has sampled.
     out_tokens: jax.Array
     out_logprobs: jax.Array
@@ -284,21 +296,28 @@ class Engine:
         on_host = self._everywhere if several else None
 
         def sharded(function, arguments: str, donate: tuple[int, ...], out):
-            """arguments: a letter each, "r" replicated, "d" split over the axes of rows. out:
-            shardings of results, None for what the compiler chooses.
+            """arguments: a letter each, "m" the model, "r" replicated, "d" split over the axes of
+            rows. out: shardings of results, None for what the compiler chooses.
             """
-            in_specs = tuple(P() if kind == "r" else P(ROW_AXES) for kind in arguments)
-            mapped = jax.shard_map(
-                function,
-                mesh=mesh,
-                in_specs=in_specs,
-                out_specs=P(ROW_AXES),
-                axis_names=manual,
-                check_vma=False,
-            )
-            return jax.jit(mapped, donate_argnums=donate, out_shardings=out)
 
-        self._prefill = sharded(_prefill, "rdddddd", (1,), self._pages)
+            def program(*given):
+                specs = {"r": P(), "d": P(ROW_AXES)}
+                mapped = jax.shard_map(
+                    function,
+                    mesh=mesh,
+                    in_specs=tuple(
+                        shard_specs(x, manual) if kind == "m" else specs[kind]
+                        for kind, x in zip(arguments, given, strict=True)
+                    ),
+                    out_specs=P(ROW_AXES),
+                    axis_names=manual,
+                    check_vma=False,
+                )
+                return mapped(*given)
+
+            return jax.jit(program, donate_argnums=donate, out_shardings=out)
+
+        self._prefill = sharded(_prefill, "mdddddd", (1,), self._pages)
         decode = functools.partial(
             _decode,
             config=config,
@@ -306,7 +325,7 @@ class Engine:
             stop_ids=stop_ids,
             view_block=config.view_block if self.viewed else 0,
         )
-        self._decode = sharded(decode, "rdd", (1,), (self._pages, *(on_host,) * 6))
+        self._decode = sharded(decode, "mdd", (1,), (self._pages, *(on_host,) * 6))
         self._copy = sharded(paged.copy_pages, "ddd", (0,), self._pages)
         self._read = sharded(_read_pages, "dd", (), on_host)
         self._write = sharded(_write_pages, "ddr", (0,), self._pages)

@@ -5,6 +5,7 @@ experts of sampled tokens travel with them and are replayed.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from tests.rl_code.rollout.small import (
     Letters,
     assert_same,
     initial,
+    model_on,
     play,
     task_of,
 )
@@ -63,6 +65,42 @@ def test_experts_sample_what_the_trainer_computes_whatever_else_is_in_the_batch(
     assert metrics["policy/mismatch_max"] < 1e-3
     assert metrics["policy/experts_overlap"] == metrics["policy/experts_equal"] == 1.0
     assert 1.0 <= metrics["experts/busiest"] <= EXPERTS.experts / EXPERTS.active
+
+
+def played_on(config, moe=EXPERTS):
+    """What five groups sample on a mesh, and the program that decodes them."""
+    mesh = make_mesh(config)
+    cut = dataclasses.replace(SPARSE, moe=moe)
+    engine = Engine(cut, NOTING, SAMPLING, (STOP,), mesh)
+    scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=30.0)
+    groups, _ = play([task_of(seed) for seed in range(5)], scheduler=scheduler, model=cut)
+    scheduler.close()
+    return groups, engine.compiled(model_on(mesh, cut))["decode"].as_text()
+
+
+@pytest.mark.parametrize(
+    "config, fold",
+    [
+        (MeshConfig(expert=4), False),
+        (MeshConfig(data=2, expert=2, tensor=2), False),
+        (MeshConfig(data=2, expert=2, tensor=2), True),
+    ],
+    ids=["expert 4", "data 2 x expert 2 x tensor 2", "data 2 x expert 2 x tensor 2, folded"],
+)
+@pytest.mark.quick(first=1)
+def test_experts_on_several_devices_sample_the_same_bits(config, fold):
+    """The same as without the axis expert: an axis tensor alone changes the order of sums."""
+    moe = dataclasses.replace(EXPERTS, fold=fold)
+    found, program = played_on(config, moe)
+    alone, _ = played_on(MeshConfig(tensor=config.tensor), moe)
+    assert_same(found, alone)
+    for group, wanted in zip(found, alone, strict=True):
+        for a, b in zip(group.trajectories, wanted.trajectories, strict=True):
+            experts = (x.contexts[0].choices["experts"] for x in (a, b))
+            assert np.array_equal(*experts)
+    # each device has its experts, and none gathers those of the others
+    shapes = set(re.findall(r"\b(\d),32,(?:16|8)\]", program))
+    assert str(4 // config.expert // (config.tensor if fold else 1)) in shapes and "4" not in shapes
 
 
 @pytest.mark.long
