@@ -114,21 +114,28 @@ class Sizes:
     mlp_dim: int
     num_heads: int
     num_kv_heads: int
-    # ``MoE.mlp_dim``; None without experts.
+    # ``MoE.mlp_dim`` and the matrices that are kept for each layer; None without experts.
     expert_mlp_dim: int | None = None
+    experts: int | None = None
 
     @staticmethod
     def of(config: ModelConfig) -> Sizes:
         """Those of a model."""
         names = ("vocab_size", "mlp_dim", "num_heads", "num_kv_heads")
         own = {name: getattr(config, name) for name in names}
-        return Sizes(**own, expert_mlp_dim=None if config.moe is None else config.moe.mlp_dim)
+        moe = config.moe
+        if moe is None:
+            return Sizes(**own)
+        return Sizes(**own, expert_mlp_dim=moe.mlp_dim, experts=moe.slots or moe.experts)
 
     def given_to(self, config: ModelConfig) -> ModelConfig:
         """A model with these sizes and the other settings of ``config``."""
         own = dataclasses.asdict(self)
-        expert = own.pop("expert_mlp_dim")
-        moe = config.moe and dataclasses.replace(config.moe, mlp_dim=expert)
+        expert, slots = own.pop("expert_mlp_dim"), own.pop("experts")
+        moe = config.moe
+        if moe is not None:
+            slots = None if slots == moe.experts else slots
+            moe = dataclasses.replace(moe, mlp_dim=expert, slots=slots)
         return dataclasses.replace(config, **own, moe=moe)
 
 

@@ -1,5 +1,5 @@
-"""Models whose heads, feed-forward size and vocabulary do not divide by the devices that share a
-layer, padded so that they do. What they compute stays the same.
+"""Models whose heads, feed-forward size, vocabulary or experts do not divide by the devices that
+share a layer, padded so that they do. What they compute stays the same.
 
 A model of 64 query heads that share 8 key/value heads has 72 of each on 72 devices: every key/value
 head stands 8 times, each time with one of its 8 query heads, and the last 8 are zeros.
@@ -9,12 +9,13 @@ the other one, copied and filled up with zeros (``pad``, and back by ``cut``). T
 
 - heads of zeros have results, and the matrix after attention multiplies them by 0;
 - hidden units of zeros are 0, since SwiGLU of 0 is 0;
-- logits of tokens that do not exist are replaced (``hide_padding``).
+- logits of tokens that do not exist are replaced (``hide_padding``);
+- experts of zeros are never chosen, since the router has no scores for them (``MoE.slots``).
 
 Gradients have to keep it so (``tied``): copies of a key/value head each get the sum of the copies'
-gradients, and heads of zeros get none. Hidden units and tokens of zeros get none by themselves. The
-norm of a gradient counts copies once (``gradient_norm``). Then an optimizer that treats every
-number alike, such as AdamW, changes a padded model as it changes the model itself.
+gradients, and heads of zeros get none. Hidden units, tokens and experts of zeros get none by
+themselves. The norm of a gradient counts copies once (``gradient_norm``). Then an optimizer that
+treats every number alike, such as AdamW, changes a padded model as it changes the model itself.
 
 Dimensions: N query heads, K key/value heads, G = N / K.
 """
@@ -116,18 +117,19 @@ class QueryHeads:
     add = cut
 
 
-def pad_config(config: ModelConfig, devices: int) -> ModelConfig:
-    """The shape of a model whose heads, feed-forward size and vocabulary divide by ``devices``.
+def pad_config(config: ModelConfig, devices: int, expert_devices: int = 1) -> ModelConfig:
+    """The shape of a model whose heads, feed-forward size and vocabulary divide by ``devices``, and
+    whose experts, if it has any, divide by ``expert_devices``.
 
     Of all ways to divide the heads one with the fewest, of both kinds together, is taken. Where a
     layer chooses blocks for all query heads of a key/value head together, these stay together, and
     whole groups of zeros are added. A shape that divides already is returned as it is.
 
     Raises:
-      ValueError: ``devices`` is less than 1, or the shape is padded already.
+      ValueError: one of the two is less than 1, or the shape is padded already.
     """
-    if devices < 1:
-        raise ValueError(f"{devices=} must be at least 1")
+    if min(devices, expert_devices) < 1:
+        raise ValueError(f"{devices=} must be at least 1, and {expert_devices=} too")
     if config.unpadded is not None:
         raise ValueError(f"the shape is padded already, from {config.unpadded}")
     heads, kv_heads = _padded_heads(config, devices)
@@ -139,6 +141,7 @@ def pad_config(config: ModelConfig, devices: int) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         expert_mlp_dim=None if moe is None else _up(moe.mlp_dim, devices),
+        experts=None if moe is None else _up(moe.slots or moe.experts, expert_devices),
     )
     return config if sizes == own else dataclasses.replace(sizes.given_to(config), unpadded=own)
 

@@ -169,9 +169,10 @@ def parameter_shardings(
             names = axis if isinstance(axis, tuple) else (axis,)
             devices = math.prod(mesh.shape[name] for name in names if name is not None)
             if size % devices:
+                key = "pad_experts_for" if "expert" in names else "pad_for"
                 raise ValueError(
                     f"{jax.tree_util.keystr(path)} of shape {param.shape}: {size} must be "
-                    f"divisible by {' x '.join(names)}={devices}; config.model.pad_for pads models"
+                    f"divisible by {' x '.join(names)}={devices}; config.model.{key} pads models"
                 )
         return param.replace(NamedSharding(mesh, spec))
 

@@ -110,7 +110,8 @@ def _of_layer(
     if not parameter.per_expert:
         yield name.format(layer), parameter, variable, (row,)
         return
-    for expert in range(variable.shape[1]):
+    # those that are padding behind them are in no checkpoint
+    for expert in range(model.config.moe.experts):
         yield name.format(layer, expert), parameter, variable, (row, expert)
 
 

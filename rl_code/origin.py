@@ -328,8 +328,9 @@ def stored_config(record: Record, config: ModelConfig) -> ModelConfig:
     """The shape of a run's model as its checkpoint has it, which may be padded otherwise than
     ``config``.
     """
-    devices = read_config.lookup(record.config, "model.pad_for")
-    return cut_config(config) if devices is None else pad_config(cut_config(config), devices)
+    keys = ("model.pad_for", "model.pad_experts_for")
+    devices = (read_config.lookup(record.config, key) or 1 for key in keys)
+    return pad_config(cut_config(config), *devices)
 
 
 def _padded_as(config: ModelConfig, model: Transformer, mesh: Mesh) -> Transformer:

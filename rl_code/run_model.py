@@ -98,17 +98,20 @@ def _adapted(config: ModelConfig, spec: LoraConfig) -> ModelConfig:
 
 def _padded(config: RunConfig, shape: ModelConfig) -> ModelConfig:
     """The shape that divides by the devices it was said to be for. Raises ConfigError."""
-    devices = config.model.pad_for
-    if devices is None:
-        return shape
-    found = pad_config(shape, devices)
+    devices = config.model.pad_for or 1
+    expert_devices = config.model.pad_experts_for or 1
+    found = pad_config(shape, devices, expert_devices)
     if found is shape:
         return shape
     if shape.lora is not None:
+        name = "pad_for" if devices > 1 else "pad_experts_for"
         raise ConfigError(
-            f"config.model.pad_for = {devices}: adapters (config.model.lora) are not padded; leave "
-            "one of the two out"
+            f"config.model.{name} = {getattr(config.model, name)}: adapters (config.model.lora) "
+            "are not padded; leave one of the two out"
         )
+    # each expert's matrix stays what it is
+    if pad_config(shape, devices) is shape:
+        return found
     optimizers = {"train": config.train.optimizer}
     if config.sft is not None:
         optimizers["sft"] = config.sft.optimizer
@@ -124,12 +127,19 @@ def _padded(config: RunConfig, shape: ModelConfig) -> ModelConfig:
 
 def _balanced(config: RunConfig, moe: MoE | None) -> MoE | None:
     """The experts as they are trained. Raises ConfigError."""
-    balance = dict(balance_loss=config.model.balance_loss, balance_rate=config.model.balance_rate)
+    spec = config.model
+    balance = dict(balance_loss=spec.balance_loss, balance_rate=spec.balance_rate)
     if moe is None:
         if any(balance.values()):
             raise ConfigError(
                 f"config.model has {balance}, and the model has no experts; leave both at 0"
             )
+        for name in ("fold_experts", "pad_experts_for"):
+            if getattr(spec, name):
+                raise ConfigError(
+                    f"config.model.{name} = {getattr(spec, name)}: the model has no experts; leave "
+                    "it out"
+                )
         return None
     if slots := config.train.pack.prompt_slots:
         raise ConfigError(
@@ -137,7 +147,9 @@ def _balanced(config: RunConfig, moe: MoE | None) -> MoE | None:
             "the experts of prompts; set it to 0 for a model with experts"
         )
     try:
-        return dataclasses.replace(moe, **balance)
+        return dataclasses.replace(
+            moe, **balance, fold=spec.fold_experts, buffer=spec.expert_buffer
+        )
     except ValueError as error:
         raise ConfigError(f"config.model: {error}") from error
 

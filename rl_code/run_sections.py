@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from attention.methods.api import METHODS
@@ -81,9 +82,24 @@ class ModelSpec:
     # the run. Checkpoints and weights of the run are padded, exported files are not. None for the
     # shape as it is.
     pad_for: int | None = None
+    # For a model with experts, whether whole experts are cut over the mesh axes ``expert`` and
+    # ``tensor`` together. False cuts them over ``expert``, and each one's feed-forward size over
+    # ``tensor``. With True the tokens of a row are cut over ``tensor`` before they go to their
+    # experts, so no token is sent twice; ``sequence_parallel`` has them cut already.
+    fold_experts: bool = False
+    # Where experts are cut over devices, a device has room for so many times the mean of the tokens
+    # that come to a device. What is more comes in further rounds: this changes memory and time, and
+    # no result.
+    expert_buffer: float = 2.0
+    # The experts of each layer are padded until their number divides by this one, as 128 experts to
+    # 144 for 72 devices, without a change of what the model computes. It must be a multiple of
+    # the devices over which experts are cut, in every mesh of the run. None for no padding.
+    pad_experts_for: int | None = None
 
     def __post_init__(self):
-        at_least(self, pad_for=1)
+        at_least(self, pad_for=1, pad_experts_for=1)
+        if not 0.0 < self.expert_buffer < math.inf:
+            raise ValueError(f"expert_buffer={self.expert_buffer} must be more than 0")
 
     def shape(self) -> ModelConfig | None:
         """The preset's shape; None without a preset. Raises ConfigError."""

@@ -29,7 +29,7 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 
 
 # Fields of MoE that change no output, and that no file has.
-_NOT_IN_FILES = ("balance_loss", "balance_rate", "buffer", "fold")
+_NOT_IN_FILES = ("balance_loss", "balance_rate", "buffer", "fold", "slots")
 
 
 @dataclasses.dataclass(frozen=True)

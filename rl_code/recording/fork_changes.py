@@ -17,7 +17,12 @@ _FIXED = {
     "sft": "the warm start was made before the fork",
 }
 # Keys of those sections that it can.
-_FREE = ("model.remat", "model.sequence_parallel")
+_FREE = (
+    "model.remat",
+    "model.sequence_parallel",
+    "model.fold_experts",
+    "model.expert_buffer",
+)
 # Keys that change nothing that is recorded.
 _HARMLESS = tuple(key for key in MAY_CHANGE if not key.startswith("train."))
 # Keys of what the learner does with groups: they change the weights of later versions, and neither

@@ -172,6 +172,22 @@ def test_a_padded_model_is_read_from_the_files_of_the_model_itself(tmp_path):
     assert_same(loaded, jax.jit(lambda x: pad(x, like))(model))
 
 
+def test_experts_of_zeros_are_neither_in_files_nor_expected_there(tmp_path):
+    """Four experts on three devices."""
+    moe = MoE(experts=4, active=2, mlp_dim=8)
+    model = random_model(dataclasses.replace(CONFIG, qk_norm=True, moe=moe))
+    huggingface.save(tmp_path / "itself", model, max_positions=512)
+    config = pad_config(model.config, 1, 3)
+    loaded = huggingface.load(tmp_path / "itself", config, make_mesh(MeshConfig(expert=3)))
+    assert loaded.layers.expert_up[...].addressable_shards[0].data.shape[1] == 2
+    like = abstract_model(config)
+    assert_same(loaded, jax.jit(lambda x: pad(x, like))(model))
+    huggingface.save(tmp_path / "padded", loaded, max_positions=512)
+    for name in ("model.safetensors", "config.json"):
+        one, other = (tmp_path / folder / name for folder in ("itself", "padded"))
+        assert one.read_bytes() == other.read_bytes()
+
+
 def test_loading_converts_to_the_dtype_asked_for(one):
     directory = GOLDEN / "qwen2_tied"
     config = huggingface.read_config(directory)

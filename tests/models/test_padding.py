@@ -26,17 +26,18 @@ from tests.models.small import small_config
 # Six query heads share two key/value heads: on four devices each of these stands twice.
 ODD = dict(num_layers=2, num_heads=6, num_kv_heads=2, mlp_dim=22, vocab_size=30, qkv_bias=True)
 DEVICES = 4
+EXPERT_DEVICES = 3
 NEAR = NSA(length=4, stride=2, block=8, picks=3, initial=1, local=1, window=10)
 SHAPES = {
     "dense": ODD | dict(attention=(Dense(), GatedDocuments()), qk_norm=True),
     "moba": ODD | dict(attention=(Window(7), MoBA(block=8, picks=2)), tied_embeddings=False),
     "nsa": ODD | dict(attention=(NEAR,)),
-    "experts": ODD | dict(moe=MoE(experts=4, active=2, mlp_dim=10, shared=1, first_dense=1)),
+    "experts": ODD | dict(moe=MoE(experts=5, active=2, mlp_dim=10, shared=1, first_dense=1)),
 }
 
 
 def padded_config(name: str) -> ModelConfig:
-    return pad_config(small_config(**SHAPES[name]), DEVICES)
+    return pad_config(small_config(**SHAPES[name]), DEVICES, EXPERT_DEVICES)
 
 
 def model_of(config: ModelConfig) -> Transformer:
@@ -109,6 +110,7 @@ def test_padding_and_cutting_gives_the_same_bits(name):
     for variable in jax.tree.leaves(larger, is_leaf=lambda x: isinstance(x, nnx.Variable)):
         for size, axis in zip(variable.shape, variable.get_metadata("logical_axes"), strict=True):
             assert axis not in ("heads", "kv_heads", "mlp", "vocab") or size % DEVICES == 0
+            assert axis != "experts" or size % EXPERT_DEVICES == 0
 
 
 def test_every_part_of_a_padded_parameter_can_be_read_alone():
@@ -147,8 +149,18 @@ def test_heads_are_divided_with_the_fewest_zeros(name, devices, heads):
     config = pad_config(PRESETS[name], devices)
     assert (config.num_heads, config.num_kv_heads) == heads
     assert cut_config(config) == PRESETS[name]
-    for size in dataclasses.astuple(Sizes.of(config)):
-        assert size is None or size % devices == 0
+    sizes = dataclasses.asdict(Sizes.of(config))
+    assert sizes.pop("experts") == (None if config.moe is None else 128)
+    assert all(size is None or size % devices == 0 for size in sizes.values())
+
+
+def test_experts_are_filled_up_with_those_that_nobody_chooses():
+    config = pad_config(PRESETS["qwen3-30b-a3b"], 8, 72)
+    assert config.moe.slots == 144 and config.moe.experts == 128
+    assert (config.num_heads, config.num_kv_heads) == (32, 8)
+    assert cut_config(config) == PRESETS["qwen3-30b-a3b"]
+    layers = abstract_model(config).layers
+    assert layers.expert_up.shape[1] == 144 and layers.router.shape[2] == 128
 
 
 def test_what_cannot_be_padded_is_refused():

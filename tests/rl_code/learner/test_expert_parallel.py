@@ -11,7 +11,9 @@ import pytest
 from jax.sharding import NamedSharding
 
 from models.model_config import MoE
+from models.padding import cut, pad, pad_config
 from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
+from models.transformer import abstract_model
 from rl_code.learner.batching import pack
 from rl_code.learner.update import init_state
 from tests.rl_code.learner.steps import (
@@ -28,7 +30,8 @@ from tests.rl_code.learner.steps import (
 
 SIZES = (3, 5, 2, 4, 3, 4, 1, 5)
 EXPERTS = {
-    "qwen3": MoE(experts=8, active=2, mlp_dim=8, balance_loss=0.1),
+    # not as many as there are devices
+    "qwen3": MoE(experts=6, active=2, mlp_dim=8, balance_loss=0.1),
     "deepseek": MoE(
         experts=8,
         active=2,
@@ -75,11 +78,14 @@ def test_updates_are_those_of_one_device(build, case):
     own = EXPERTS[name]
     batch = pack(build.groups(SIZES, seed=1), advantages_of(SIZES), PACK, version=0)[0]
     gradient, metrics, alone = first_step(build.model(moe=own), batch)
-    cut = build.model(moe=dataclasses.replace(own, **options), sequence_parallel=bool(options))
-    found, found_metrics, state = first_step_on(make_mesh(config), cut, batch)
+    model = build.model(moe=dataclasses.replace(own, **options), sequence_parallel=bool(options))
+    devices = config.expert * (config.tensor if options else 1)
+    like, itself = (abstract_model(x) for x in (pad_config(model.config, 1, devices), model.config))
+    larger = jax.jit(lambda x: pad(x, like))(model)
+    found, found_metrics, state = first_step_on(make_mesh(config), larger, batch)
+    found, changed = (cut(x, itself) for x in jax.device_get((found, state.model)))
     assert_close(found, gradient)
     assert_close(found_metrics, metrics)
-    assert_close(state.model, alone.model, rtol=1e-4)
-    devices = config.expert * (config.tensor if options else 1)
+    assert_close(changed, alone.model, rtol=1e-4)
     part = state.model.layers.expert_up[...].addressable_shards[0].data
-    assert part.shape[1] == own.experts // devices
+    assert part.shape[1] == -(-own.experts // devices)
