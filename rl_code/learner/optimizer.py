@@ -45,6 +45,9 @@ class OptimizerConfig:
     # The largest global norm of the gradient; a longer gradient is scaled down to it. None clips
     # nothing.
     clip_norm: float | None = 1.0
+    # Whether the moments wait in pinned memory of the host between updates, each of which brings
+    # them to the device layer by layer (``learner.offload``).
+    offload: bool = False
 
     def __post_init__(self):
         if self.schedule not in ("constant", "cosine", "linear"):

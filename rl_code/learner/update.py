@@ -27,7 +27,7 @@ from attention.layout import Before
 from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
 from models.sharding import constrain
-from rl_code.learner import balance, picks
+from rl_code.learner import balance, offload, picks
 from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.logprobs import Model, batch_logprobs, compared_logprobs, target_logprobs
 from rl_code.learner.objective import (
@@ -62,7 +62,11 @@ def init_state(model: Model, config: OptimizerConfig) -> TrainState:
     The first update donates the state, and ``model`` with it. Keep a copy if it is needed later.
     """
     state = TrainState(model, *_init(model, config))
-    return jax.device_put(state, jax.tree.map(lambda x: x.sharding, state))
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    if config.offload:
+        moments = offload.host_shardings(state.opt_state)
+        shardings = dataclasses.replace(shardings, opt_state=moments)
+    return jax.device_put(state, shardings)
 
 
 def abstract_state(model: Model, config: OptimizerConfig) -> TrainState:
@@ -75,6 +79,12 @@ def abstract_state(model: Model, config: OptimizerConfig) -> TrainState:
         lowered.out_info,
         lowered.compile().output_shardings,
     )
+    if config.offload:
+        opt_state = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            opt_state,
+            offload.host_shardings(opt_state),
+        )
     return TrainState(model, opt_state, step)
 
 
@@ -349,12 +359,25 @@ def apply(
     norm = gradient_norm(grads)
     finite = jnp.isfinite(value) & jnp.isfinite(norm)
     old = trained(state.model)
-    optimizer = make_optimizer(config, gradient_norm)
-    updates, opt_state = optimizer.update(grads, state.opt_state, float32(old))
-    model = with_trained(state.model, optax.apply_updates(old, updates))
-    new = TrainState(balance.moved(model, load), opt_state, state.step + 1)
-    # Chosen within the jitted step, so that the host need not wait for the loss.
-    new = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
+    # What is not finite is refused within the jitted step, so that the host need not wait for the
+    # loss.
+    if offload.is_offloaded(state.opt_state):
+        optimizer = make_optimizer(config, lambda _: norm)
+        part, moments = offload.update_by_layers(optimizer, grads, state.opt_state, old, finite)
+        model = with_trained(state.model, part)
+        # only the biases of experts are not chosen yet
+        moved = jax.tree.map(
+            lambda after, before: after if after is before else jnp.where(finite, after, before),
+            balance.moved(model, load),
+            model,
+        )
+        new = TrainState(moved, moments, state.step + finite)
+    else:
+        optimizer = make_optimizer(config, gradient_norm)
+        updates, opt_state = optimizer.update(grads, state.opt_state, float32(old))
+        model = with_trained(state.model, optax.apply_updates(old, updates))
+        new = TrainState(balance.moved(model, load), opt_state, state.step + 1)
+        new = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
     metrics = metrics | {
         "train/loss": value,
         "train/grad_norm": norm,
