@@ -174,6 +174,9 @@ class ModelConfig:
     param_dtype: str = "float32"
     # Whether activations are computed again in the backward pass, to save memory.
     remat: bool = False
+    # Whether the hidden states before each layer, which ``remat`` keeps, wait in pinned memory of
+    # the host for the backward pass.
+    offload_activations: bool = False
     # Whether activations between the products of a layer are cut over the mesh axis ``tensor`` by
     # tokens (sequence parallelism, 2205.05198).
     sequence_parallel: bool = False

@@ -26,6 +26,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Bool, Float, Int
 
@@ -50,6 +51,15 @@ from models.sharding import (
     per_shard,
 )
 from pallas_kernels.tokens import Tokens
+
+# The hidden states before a layer, and the policy by which they wait in the host's memory.
+_BEFORE_LAYER = "before_layer"
+_TO_HOST = jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=[_BEFORE_LAYER],
+    offload_src="device",
+    offload_dst="pinned_host",
+)
 
 # How a layer attends: (its parameters, normalised hidden states [B, T, D]) -> [B, T, N, H].
 Attend = Callable[["Layers", jax.Array], jax.Array]
@@ -229,6 +239,8 @@ class Transformer(nnx.Module):
         alone = len(methods) == 1
 
         def step(x, xs):
+            if self.config.offload_activations:
+                x = checkpoint_name(x, _BEFORE_LAYER)
             layers, experts, of_methods, earlier, picks = xs
             kept = []
             shares = []
@@ -267,7 +279,8 @@ class Transformer(nnx.Module):
             return x, (kept if keep else None, shares, routed)
 
         if self.config.remat:
-            step = jax.checkpoint(step)
+            policy = _TO_HOST if self.config.offload_activations else None
+            step = jax.checkpoint(step, policy=policy)
         elif cuts_parameters():
             # else the whole parameters of all layers would wait for the backward pass
             step = jax.checkpoint(step, policy=all_but_whole_parameters)

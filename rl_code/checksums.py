@@ -105,6 +105,7 @@ def _compiled_one(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.
     """The sums of one array, uint32 [2], with a copy on every device."""
 
     def sums(x: jax.Array) -> jax.Array:
+        x = jax.device_put(x, jax.memory.Space.Device)  # moments may be in the host's
         if x.dtype == jnp.bool:
             x = x.astype(jnp.uint8)
         elif x.dtype.itemsize == 8:  # as pairs of words

@@ -154,7 +154,12 @@ def _memory(
     train = run.config.train
     engine = sampler.config
     yield Part("learner", "weights", device_bytes(state.model), run.model_config.param_dtype)
-    yield Part("learner", "optimizer", device_bytes(state.opt_state), "moments in float32")
+    moments = device_bytes(state.opt_state)
+    if train.optimizer.offload:
+        note = f"{moments / 2**20:,.1f} MiB of moments in float32 in the host's memory"
+        yield Part("learner", "optimizer", 0, note)
+    else:
+        yield Part("learner", "optimizer", moments, "moments in float32")
     if train.loss.kl_coef:
         yield Part("learner", "reference weights", device_bytes(state.model), "for kl_coef")
     temporary = {program.name: program.temporary_bytes for program in programs}

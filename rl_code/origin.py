@@ -59,11 +59,13 @@ _NOT_SHAPE = (
     "dtype",
     "param_dtype",
     "remat",
+    "offload_activations",
     "sequence_parallel",
     "attention",
     "embed_std",
     "vocab_size",
     "lora",
+    "quantised",
 )
 
 

@@ -30,6 +30,7 @@ from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.api import find_tools, offered
 from rl_code.evaluation.suite import SuiteResult, from_groups
 from rl_code.evaluation.suites import SuiteConfig
+from rl_code.learner import offload
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.rewards.combine import find_signals
@@ -81,6 +82,8 @@ class Run:
         )
         self.mesh = made[0]
         self.rollout_mesh = made[-1]
+        if role != "actor":
+            self._check_offload()
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
         # Names in the config are looked up before sandboxes are started.
         self._signals = find_signals(config.reward)
@@ -109,6 +112,21 @@ class Run:
         for scheduler in self._schedulers.values():
             scheduler.close()
         self.pool.close()
+
+    def _check_offload(self) -> None:
+        key = self.config.offloaded()
+        if key is None:
+            return
+        device = self.mesh.devices.flat[0]
+        if not offload.has_host_memory(device):
+            raise ConfigError(
+                f"config.{key} = True: {device.device_kind} has no memory of the kind "
+                f"{offload.KIND!r}; set it to False"
+            )
+        if device.platform == "cpu":
+            logging.warning(
+                "config.%s = True saves nothing on CPU, whose memory is the host's", key
+            )
 
     def _check_several_processes(self) -> None:
         if self.role == "all":

@@ -167,6 +167,11 @@ class RunConfig:
         self._check_picks()
         if self.model.lora is not None:
             self._check_adapters()
+        if train.pack.prompt_slots and self.model.offload_activations:
+            raise ValueError(
+                f"train.pack.prompt_slots={train.pack.prompt_slots} means two phases, between "
+                "which activations are kept on the device: set model.offload_activations=False"
+            )
         if train.pack.prompt_slots and train.epochs > 1:
             raise ValueError(
                 f"train.pack.prompt_slots={train.pack.prompt_slots} means two phases, whose first "
@@ -183,6 +188,16 @@ class RunConfig:
                 f"train.pack.rows={train.pack.rows} must divide into "
                 f"train.micro_batches={train.micro_batches}"
             )
+
+    def offloaded(self) -> str | None:
+        """The first key, dotted, by which a learner's arrays wait in the host's memory; None for no
+        such key.
+        """
+        optimizers = {"train": self.train.optimizer, "sft": self.sft and self.sft.optimizer}
+        for name, optimizer in optimizers.items():
+            if optimizer is not None and optimizer.offload:
+                return f"{name}.optimizer.offload"
+        return "model.offload_activations" if self.model.offload_activations else None
 
     def _check_picks(self) -> None:
         """Raises ConfigError where nothing can be noted or replayed."""

@@ -75,6 +75,7 @@ def find_model_config(config: RunConfig, origin: Origin, tokenizer: Tokenizer) -
         attention=methods,
         dtype=spec.dtype,
         remat=spec.remat,
+        offload_activations=spec.offload_activations,
         sequence_parallel=spec.sequence_parallel,
         moe=moe,
     )

@@ -55,6 +55,9 @@ class ModelSpec:
     dtype: str = "float32"
     # Whether activations are computed again in the backward pass, to save memory.
     remat: bool = False
+    # With ``remat``, whether the hidden states before each layer wait in pinned memory of the host
+    # for the backward pass.
+    offload_activations: bool = False
     # Whether the learner's activations between the products of a layer are cut over the mesh axis
     # ``tensor`` by tokens (sequence parallelism, 2205.05198): each device keeps fewer of them, and
     # sums become as large a scatter and a gather.
@@ -100,6 +103,10 @@ class ModelSpec:
         at_least(self, pad_for=1, pad_experts_for=1)
         if not 0.0 < self.expert_buffer < math.inf:
             raise ValueError(f"expert_buffer={self.expert_buffer} must be more than 0")
+        if self.offload_activations and not self.remat:
+            raise ValueError(
+                "offload_activations=True moves what remat keeps to the host: set remat=True"
+            )
 
     def shape(self) -> ModelConfig | None:
         """The preset's shape; None without a preset. Raises ConfigError."""

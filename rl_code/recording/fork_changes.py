@@ -19,6 +19,7 @@ _FIXED = {
 # Keys of those sections that it can.
 _FREE = (
     "model.remat",
+    "model.offload_activations",
     "model.sequence_parallel",
     "model.fold_experts",
     "model.expert_buffer",

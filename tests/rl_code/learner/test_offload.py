@@ -13,7 +13,11 @@ from flax import nnx
 
 from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh
-from rl_code.learner.update import init_state
+from models.transformer import abstract_model
+from pallas_kernels.tokens import sequences
+from rl_code import checkpoint
+from rl_code.checkpoint import Checkpoints
+from rl_code.learner.update import abstract_state, init_state
 from rl_code.metrics import CompilationCounter
 from tests.rl_code.learner.steps import LOSS, OPTIMIZER, update_for
 from tests.rl_code.learner.test_fsdp import assert_same_bits, packed, placed, rows_of
@@ -29,6 +33,12 @@ def kinds(opt_state) -> set[str]:
     leaves = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     moments = [x for x in leaves if isinstance(x, nnx.Variable)]
     return {x.sharding.memory_kind for x in jax.tree.leaves(moments)}
+
+
+def loss(model):
+    tokens = np.arange(16)[None]
+    where = sequences(np.array([16]), 16)
+    return model.logits(model.hidden(tokens, where.order, where)).sum()
 
 
 def updated(model, mesh, batch, optimizer):
@@ -64,3 +74,33 @@ def test_updates_with_moments_on_the_host_have_the_same_bits(build, optimizer, c
     assert kinds(found.opt_state) == {"pinned_host"}
     assert_same_bits(found, wanted)
     assert same == metrics
+
+
+def test_a_checkpoint_has_the_moments_and_brings_them_back_to_the_host(build, tmp_path):
+    optimizer = dataclasses.replace(ADAMW, offload=True)
+    mesh = make_mesh(MESH)
+    state, _ = updated(build.model(), mesh, packed(build), optimizer)
+    with jax.set_mesh(mesh):
+        with Checkpoints(tmp_path, {}, keep=1) as checkpoints:
+            checkpoints.save(2, state, {})
+        fresh = abstract_state(abstract_model(build.model().config, mesh), optimizer)
+        restored = checkpoint.load(tmp_path, fresh).state
+        # or to the device, for a run that does not offload
+        plain = abstract_state(abstract_model(build.model().config, mesh), ADAMW)
+        moved = checkpoint.load(tmp_path, plain).state
+    for found, kind in ((restored, "pinned_host"), (moved, "device")):
+        assert_same_bits(found, state)
+        assert kinds(found.opt_state) == {kind}
+
+
+def test_hidden_states_that_wait_on_the_host_give_the_same_update(build):
+    mesh = make_mesh(MESH)
+    wanted, metrics = updated(build.model(remat=True), mesh, packed(build), ADAMW)
+    model = build.model(remat=True, offload_activations=True)
+    found, same = updated(model, mesh, packed(build), ADAMW)
+    assert_same_bits(found, wanted)
+    assert same == metrics
+    # what the layers get is all that is named, and goes to the host once for the scan of layers
+    text = str(jax.make_jaxpr(jax.grad(loss))(model))
+    assert text.count("name=before_layer") == 1 and "<host>" in text
+    assert "<host>" not in str(jax.make_jaxpr(jax.grad(loss))(build.model(remat=True)))
