@@ -80,9 +80,12 @@ def job_of_flags() -> Job:
         dtype="bfloat16",
         param_dtype=FLAGS.param_dtype,
         remat=True,
+        offload_activations="activations" in FLAGS.offload,
         attention=DEFAULT,
     )
-    return Job(FLAGS.model, model, TARGETS[FLAGS.chip], FLAGS.tokens, FLAGS.context, FLAGS.rows)
+    sizes = (FLAGS.tokens, FLAGS.context, FLAGS.rows)
+    moments = "optimizer" in FLAGS.offload
+    return Job(FLAGS.model, model, TARGETS[FLAGS.chip], *sizes, offload_moments=moments)
 
 
 def chosen(flag: str, devices: int) -> list[MeshConfig]:
@@ -105,6 +108,7 @@ def compile_apart(job: Job, estimate: Estimate) -> Estimate:
     console().print(f"compiling {estimate.role} on {plan_table.words(estimate.mesh)}", style="dim")
     own = ("model", "chip", "tokens", "context", "rows", "param_dtype")
     given = [f"--{name}={FLAGS[name].value}" for name in own]
+    given += [f"--offload={name}" for name in FLAGS.offload]
     worker = f"--worker={json.dumps(plan_table.to_json(estimate))}"
     done = subprocess.run(
         [sys.executable, "-m", "launch.plan", *given, worker],
@@ -133,7 +137,8 @@ def report(job: Job, found: dict[str, list[Estimate]]) -> None:
         role: [plan_table.to_json(x) | plan_table.derived(job, x) for x in own]
         for role, own in found.items()
     }
-    asked = {name: FLAGS[name].value for name in ("model", "chip", "tokens", "context", "rows")}
+    own = ("model", "chip", "tokens", "context", "rows", "offload")
+    asked = {name: FLAGS[name].value for name in own}
     save({"asked": asked, "transfer_s": seconds, **rows})
     if FLAGS.figure:
         plan_table.draw(job, found, Path(FLAGS.figure))
@@ -150,6 +155,12 @@ def define_flags() -> None:
     flags.DEFINE_integer("rows", 64, "Rows that decode together on each shard of rows.", 2)
     flags.DEFINE_enum(
         "param_dtype", "float32", ["float32", "bfloat16"], "Of the learner's weights."
+    )
+    flags.DEFINE_multi_enum(
+        "offload",
+        [],
+        ["optimizer", "activations"],
+        "What of the learner waits in the host's memory. May be repeated.",
     )
     flags.DEFINE_integer("compile", 0, "Meshes of each role that are compiled ahead of time.", 0)
     flags.DEFINE_multi_string(

@@ -42,6 +42,8 @@ class Job:
     context: int
     # Rows that decode together on each shard of rows, each half full on average.
     rows: int
+    # Whether the learner's moments wait in the host's memory.
+    offload_moments: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Estimate:
     sent: dict[Kind, float]
     # Tokens trained on or sampled by all devices.
     tokens: float
+    # Bytes of the host's memory that arrays of the device wait in, by part.
+    host: dict[str, float] = dataclasses.field(default_factory=dict)
     # Which numbers come from the compiled program, in words.
     source: str = "arithmetic"
 
@@ -115,7 +119,7 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
             f"{rows:g} rows of {job.context} tokens must divide by data x fsdp = {mesh.row_shards}"
         )
     micro = rows / mesh.row_shards
-    _, parts, tensor = mesh.sizes
+    parts, tensor = mesh.fsdp or 1, mesh.tensor
     cut, whole = (_parameters(job, mesh, gathered) for gathered in (False, True))
     compute = jax.numpy.dtype(model.dtype).itemsize
     size = jax.numpy.dtype(model.param_dtype).itemsize
@@ -126,12 +130,18 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
     layer = 8 * stream + 2 * job.context * inner * compute / mesh.tensor
     logits = 2 * _FLOAT32 * min(job.context, 1024) * model.vocab_size / mesh.tensor
     at_once = gathered * compute / model.num_layers if parts > 1 else 0.0
+    moments = _MOMENTS * _FLOAT32 * elements
+    kept = model.num_layers * stream
+    # of moments that wait on the host, those of a layer at a time are on the device
     memory = {
         "weights": cut,
-        "moments": _MOMENTS * _FLOAT32 * elements,
+        "moments": moments / model.num_layers if job.offload_moments else moments,
         "gradients": _FLOAT32 * elements,
-        "working": model.num_layers * stream + layer + logits + at_once,
+        "working": (0 if model.offload_activations else kept) + layer + logits + at_once,
     }
+    host = {"moments": moments} if job.offload_moments else {}
+    if model.offload_activations:
+        host["hidden states"] = kept
     forward, attention = _forward(job, mesh)
     sent: dict[Kind, float] = {}
     if mesh.tensor > 1:
@@ -154,9 +164,10 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
         # weights are read in three passes, gradients read and written once for each micro-batch,
         # and the update reads and writes weights and moments
         hbm=micro * (3 * gathered * compute + 2 * _FLOAT32 * elements + 6 * memory["working"])
-        + 2 * (memory["weights"] + memory["moments"]),
+        + 2 * (memory["weights"] + moments),
         sent=sent,
         tokens=job.tokens,
+        host=host,
     )
 
 

@@ -45,9 +45,16 @@ def _learner(job: Job, estimate: Estimate) -> Estimate:
     text = program.as_text()
     stats = program.memory_analysis()
     kept = {name: x for name, x in estimate.memory.items() if name in ("weights", "moments")}
+    if job.offload_moments:
+        del kept["moments"]  # the program's own, as its gradients and activations
+    host = {
+        "arguments": stats.host_argument_size_in_bytes,
+        "program": stats.host_temp_size_in_bytes,
+    }
     return dataclasses.replace(
         estimate,
         memory=kept | {"gradients, activations": stats.temp_size_in_bytes},
+        host={name: size for name, size in host.items() if size},
         flops=matmul_flops(text, [micro, 1]) + estimate.attention,
         sent=sent_bytes(text, job.target.domain, [micro, 1]),
         source=f"compiled whole in {seconds:.0f} s",
@@ -117,6 +124,7 @@ def settings(job: Job, estimate: Estimate) -> RunConfig:
         "train.pack.targets": job.context // 2,
         "train.pack.runs": 12,
         "train.optimizer.muon_learning_rate": None,
+        "train.optimizer.offload": job.offload_moments,
         "train.micro_batches": max(1, rows // shards),
     }
     return changed("quickstart", changes)

@@ -81,11 +81,12 @@ def table(role: str, job: Job, estimates: Sequence[Estimate]) -> rich.table.Tabl
     found.add_column("from", overflow="fold")
     for estimate in estimates:
         parts = {"all": estimate.total_bytes, **estimate.memory}
+        host = {f"of the host: {name}": size for name, size in estimate.host.items()}
         sent = {_kind_words(kind): size for kind, size in estimate.sent.items()}
         times = estimate.seconds(target)
         found.add_row(
             words(estimate.mesh),
-            "\n".join(f"{name} {size / 1e9:,.2f}" for name, size in parts.items()),
+            "\n".join(f"{name} {size / 1e9:,.2f}" for name, size in (parts | host).items()),
             f"{estimate.flops / 1e12:,.2f}",
             "\n".join(f"{name} {size / 1e9:,.3f}" for name, size in sent.items()) or "nothing",
             "\n".join(f"{name} {1e3 * time:,.2f}" for name, time in times.items()),

@@ -121,6 +121,19 @@ def test_weights_go_over_links_within_a_domain_and_over_the_network_beyond():
     assert beyond == pytest.approx(size / 16 / 50e9, rel=0.01)
 
 
+def test_what_waits_on_the_host_is_counted_apart():
+    mesh = MeshConfig(fsdp=4, tensor=2)
+    model = dataclasses.replace(LARGE.model, remat=True)
+    plain = plan_arithmetic.learner(dataclasses.replace(LARGE, model=model), mesh)
+    model = dataclasses.replace(model, offload_activations=True)
+    job = dataclasses.replace(LARGE, model=model, offload_moments=True)
+    made = plan_arithmetic.learner(job, mesh)
+    assert plain.host == {} and made.host["moments"] == plain.memory["moments"]
+    kept = made.host["hidden states"]
+    assert kept > 0 and plain.memory["working"] - made.memory["working"] == pytest.approx(kept)
+    assert made.total_bytes < plain.total_bytes - 0.9 * sum(made.host.values())
+
+
 def test_estimates_survive_json():
     made = plan_arithmetic.learner(LARGE, MeshConfig(fsdp=4, tensor=2))
     assert plan_table.from_json(json.loads(json.dumps(plan_table.to_json(made)))) == made

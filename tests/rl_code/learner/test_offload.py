@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from configs import quickstart
 from models.model_config import MoE
 from models.sharding import MeshConfig, make_mesh
 from models.transformer import abstract_model
 from pallas_kernels.tokens import sequences
 from rl_code import checkpoint
 from rl_code.checkpoint import Checkpoints
+from rl_code.learner import offload
 from rl_code.learner.update import abstract_state, init_state
 from rl_code.metrics import CompilationCounter
+from rl_code.read_config import ConfigError, build
+from rl_code.run import Run
+from rl_code.run_config import RunConfig
 from tests.rl_code.learner.steps import LOSS, OPTIMIZER, update_for
 from tests.rl_code.learner.test_fsdp import assert_same_bits, packed, placed, rows_of
 
@@ -104,3 +109,22 @@ def test_hidden_states_that_wait_on_the_host_give_the_same_update(build):
     text = str(jax.make_jaxpr(jax.grad(loss))(model))
     assert text.count("name=before_layer") == 1 and "<host>" in text
     assert "<host>" not in str(jax.make_jaxpr(jax.grad(loss))(build.model(remat=True)))
+
+
+def test_what_cannot_be_offloaded_is_refused_in_one_line(tmp_path, monkeypatch):
+    settings = quickstart.get_config("smoke")
+    settings.train.optimizer.offload = True
+    config = build(RunConfig, settings)
+    monkeypatch.setattr(offload, "has_host_memory", lambda device: False)
+    message = r"config\.train\.optimizer\.offload = True: .* no memory of the kind 'pinned_host'"
+    with pytest.raises(ConfigError, match=message):
+        Run(config, tmp_path)
+    with settings.unlocked():
+        settings.model.offload_activations = True
+    with pytest.raises(ConfigError, match="moves what remat keeps to the host: set remat=True"):
+        build(RunConfig, settings)
+    settings.train.pack.prompt_slots = 64
+    with settings.unlocked():
+        settings.model.remat = True
+    with pytest.raises(ConfigError, match=r"set model\.offload_activations=False"):
+        build(RunConfig, settings)
