@@ -25,11 +25,20 @@ from tests.rl_code.test_run_with_picks import settings_of
 EXPERTS = MoE(experts=4, active=2, mlp_dim=16, scores="sigmoid", ranking_bias=True)
 
 
-def config_of(steps: int, **model) -> RunConfig:
+# Learned on two devices and sampled on three others, with six places for the four experts.
+DEVICES = {
+    "model": {"pad_experts_for": 6},
+    "mesh": {"expert": 2},
+    "rollout": {"apart": True, "mesh": {"expert": 3}},
+}
+
+
+def config_of(steps: int, devices: dict | None = None, **model) -> RunConfig:
     settings = settings_of("replay", steps, attention=None, dtype="bfloat16")
     settings.checkpoint.update(every=1)
     with settings.unlocked():
         settings.model.update(model)
+        settings.update(devices or {})
     return build(RunConfig, settings)
 
 
@@ -40,12 +49,13 @@ def _small(monkeypatch):
 
 
 @pytest.mark.long
-def test_a_run_with_experts_is_resumed_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("devices", [None, DEVICES], ids=["one device", "expert 2 and 3"])
+def test_a_run_with_experts_is_resumed_bit_for_bit(tmp_path, devices):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     balance = dict(balance_loss=0.01, balance_rate=0.001)
-    train(config_of(2, **balance), whole)
-    train(config_of(1, **balance), parts)
-    train(config_of(2, **balance), parts)
+    train(config_of(2, devices, **balance), whole)
+    train(config_of(1, devices, **balance), parts)
+    train(config_of(2, devices, **balance), parts)
     stores = [GroupStore(folder / STORE) for folder in (whole, parts)]
     for step in range(2):
         one, other = (store.consumption(step)["weights"] for store in stores)
