@@ -21,6 +21,8 @@ _COUNTED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]
 _NAMED = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 _AXIS = re.compile(r"'(\w+)'=(\d+)")
 _PART = re.compile(r"'(\w+)'(?::\((\d+)\)(\d+))?")
+# The first operand of an instruction.
+_FIRST = re.compile(r"[^%)]*%([\w.\-]+)")
 _PAIRS = re.compile(r"\{(\d+),(\d+)\}")
 
 # By kind: bytes that one device of n sends for each byte of its result, with a ring or a direct
@@ -52,19 +54,24 @@ def sent_bytes(
 ) -> dict[Kind, float]:
     """Bytes that each device sends while a program runs once, by kind of collective.
 
+    Of a ragged all-to-all no more rows are counted than a device has to send.
+
     hlo: the optimised HLO text of a program that is cut over several devices.
     domain: device i is in domain i // domain. unknown_trips: as for ``hlo.total``.
 
     Raises ValueError for a collective whose devices are written in a way that is not known.
     """
 
-    def value(line: Instruction, _: Mapping[str, str]) -> dict[Kind, float]:
+    def value(line: Instruction, shapes: Mapping[str, str]) -> dict[Kind, float]:
         operation = line.operation.removesuffix("-start")
         if operation not in _SENT:
             return {}
         groups = device_groups(line)
         kind = Kind(operation, groups.shape[1], bool(np.any(np.ptp(groups // domain, axis=1))))
-        return {kind: _SENT[operation](groups.shape[1]) * _result_bytes(line)}
+        size = _result_bytes(line)
+        if operation == "ragged-all-to-all" and (rows := _FIRST.match(line.rest)):
+            size = min(size, _array_bytes(shapes[rows[1]]))
+        return {kind: _SENT[operation](groups.shape[1]) * size}
 
     found = hlo_text.total(hlo, value, unknown_trips)
     return {kind: size for kind, size in sorted(found.items()) if size}
@@ -122,6 +129,12 @@ def _result_bytes(line: Instruction) -> float:
         shapes = [x for x in shapes if x[1] or x[0] not in ("u32", "s32")]
         shapes = shapes[len(shapes) // 2 :]
     return sum(math.prod(_numbers(sizes)) * _bytes(dtype) for dtype, sizes in shapes)
+
+
+def _array_bytes(shape: str) -> float:
+    """Bytes of an array of a shape such as "bf16[2,128]{1,0}"."""
+    dtype, sizes = _SHAPE.findall(shape)[0]
+    return math.prod(_numbers(sizes)) * _bytes(dtype)
 
 
 def _bytes(dtype: str) -> float:

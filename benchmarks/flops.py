@@ -6,6 +6,7 @@ products are counted, by the shapes of their arrays: compilers do not see inside
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import statistics
@@ -29,19 +30,23 @@ _OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?)\}, [a-z_]+=")
 _MATRIX = re.compile(r"\bb?f\d+\[(\d+),(\d+)\]")
 
 
-def matmul_flops(hlo: str, unknown_trips: float | Sequence[float] = 1.0) -> float:
+def matmul_flops(
+    hlo: str, unknown_trips: float | Sequence[float] = 1.0, filled: float = 1.0
+) -> float:
     """Floating-point operations of all matrix products of a program; a multiply-add counts 2.
 
     A grouped product counts every row that it is given once, as if none were padding.
 
-    Arguments as for ``hlo.total``.
+    filled: which part of the rows of grouped products is no padding. Other arguments as for
+    ``hlo.total``.
     """
-    return hlo_text.total(hlo, _products, unknown_trips)["flops"]
+    products = functools.partial(_products, filled=filled)
+    return hlo_text.total(hlo, products, unknown_trips)["flops"]
 
 
-def _products(line: Instruction, shapes: Mapping[str, str]) -> dict[str, float]:
+def _products(line: Instruction, shapes: Mapping[str, str], filled: float) -> dict[str, float]:
     if line.operation == "custom-call" and _GROUPED.search(line.rest):
-        return {"flops": _grouped(line)}
+        return {"flops": filled * _grouped(line)}
     cublas = line.operation == "custom-call" and _GEMM.search(line.rest)
     if line.operation != "dot" and not cublas:
         return {}

@@ -57,8 +57,13 @@ def main(argv: Sequence[str]) -> None:
     if FLAGS.compile and (missing := [x for x in job.target.packages if not is_installed(x)]):
         command.refuse(f"--compile={FLAGS.compile}: {', '.join(missing)} not installed: {INSTALL}")
     actors = FLAGS.actor_devices or FLAGS.devices
-    learners = chosen("mesh", FLAGS.devices) or plan_arithmetic.meshes(FLAGS.devices, fsdp=True)
-    samplers = chosen("actor_mesh", actors) or plan_arithmetic.meshes(actors, fsdp=False)
+    experts = job.model.moe is not None
+    learners = chosen("mesh", FLAGS.devices) or plan_arithmetic.meshes(
+        FLAGS.devices, fsdp=True, experts=experts
+    )
+    samplers = chosen("actor_mesh", actors) or plan_arithmetic.meshes(
+        actors, fsdp=False, experts=experts
+    )
     roles = {
         "learner": plan_table.sorted_estimates(job, plan_arithmetic.learner, learners),
         "actor": plan_table.sorted_estimates(job, plan_arithmetic.actor, samplers),
@@ -83,6 +88,11 @@ def job_of_flags() -> Job:
         offload_activations="activations" in FLAGS.offload,
         attention=DEFAULT,
     )
+    if FLAGS.fold_experts:
+        if model.moe is None:
+            command.refuse(f"--fold_experts: {FLAGS.model} has no experts")
+        moe = dataclasses.replace(model.moe, fold=True)
+        model = dataclasses.replace(model, moe=moe, sequence_parallel=True)
     sizes = (FLAGS.tokens, FLAGS.context, FLAGS.rows)
     moments = "optimizer" in FLAGS.offload
     return Job(FLAGS.model, model, TARGETS[FLAGS.chip], *sizes, offload_moments=moments)
@@ -106,7 +116,7 @@ def compile_apart(job: Job, estimate: Estimate) -> Estimate:
     end it, and the GPU compiler keeps the first target that it was given.
     """
     console().print(f"compiling {estimate.role} on {plan_table.words(estimate.mesh)}", style="dim")
-    own = ("model", "chip", "tokens", "context", "rows", "param_dtype")
+    own = ("model", "chip", "tokens", "context", "rows", "param_dtype", "fold_experts")
     given = [f"--{name}={FLAGS[name].value}" for name in own]
     given += [f"--offload={name}" for name in FLAGS.offload]
     worker = f"--worker={json.dumps(plan_table.to_json(estimate))}"
@@ -137,7 +147,7 @@ def report(job: Job, found: dict[str, list[Estimate]]) -> None:
         role: [plan_table.to_json(x) | plan_table.derived(job, x) for x in own]
         for role, own in found.items()
     }
-    own = ("model", "chip", "tokens", "context", "rows", "offload")
+    own = ("model", "chip", "tokens", "context", "rows", "fold_experts", "offload")
     asked = {name: FLAGS[name].value for name in own}
     save({"asked": asked, "transfer_s": seconds, **rows})
     if FLAGS.figure:
@@ -161,6 +171,12 @@ def define_flags() -> None:
         [],
         ["optimizer", "activations"],
         "What of the learner waits in the host's memory. May be repeated.",
+    )
+    flags.DEFINE_bool(
+        "fold_experts",
+        False,
+        "Cut whole experts over expert and tensor together, and activations by tokens "
+        "(model.fold_experts, model.sequence_parallel).",
     )
     flags.DEFINE_integer("compile", 0, "Meshes of each role that are compiled ahead of time.", 0)
     flags.DEFINE_multi_string(

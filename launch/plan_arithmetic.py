@@ -5,8 +5,8 @@ Memory of weights, moments and gradients follows from the layout of the paramete
 programs are written: heads and sizes that do not divide by ``tensor`` are padded, parameters that
 are cut over ``fsdp`` are gathered for each layer in the forward and the backward pass, activations
 of layers are computed again in the backward pass, and the results of attention and of the
-feed-forward part are summed over ``tensor``. The compiled program has the last word
-(``launch.plan_compiled``).
+feed-forward part are summed over ``tensor``. Tokens travel to experts that are cut over ``expert``,
+as many to each device. The compiled program has the last word (``launch.plan_compiled``).
 """
 
 from __future__ import annotations
@@ -101,12 +101,21 @@ class Estimate:
         return self.tokens / self.bound(target) / self.mesh.devices
 
 
-def meshes(devices: int, *, fsdp: bool) -> Iterator[MeshConfig]:
-    """Every mesh of so many devices; without fsdp those that sample."""
+def meshes(devices: int, *, fsdp: bool, experts: bool = False) -> Iterator[MeshConfig]:
+    """Every mesh of so many devices; without fsdp those that sample.
+
+    experts: whether the model has some, which the axis expert is for.
+    """
     for tensor in _divisors(devices):
         for parts in _divisors(devices // tensor) if fsdp else (1,):
-            data = devices // (tensor * parts)
-            yield MeshConfig(data, tensor, parts if parts > 1 else None)
+            left = devices // (tensor * parts)
+            for expert in _divisors(left) if experts else (1,):
+                yield MeshConfig(
+                    left // expert,
+                    tensor,
+                    parts if parts > 1 else None,
+                    expert=expert if expert > 1 else None,
+                )
 
 
 def learner(job: Job, mesh: MeshConfig) -> Estimate:
@@ -116,10 +125,11 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
     rows = job.tokens / job.context
     if rows % mesh.row_shards:
         raise ValueError(
-            f"{rows:g} rows of {job.context} tokens must divide by data x fsdp = {mesh.row_shards}"
+            f"{rows:g} rows of {job.context} tokens must divide by data x fsdp x expert = "
+            f"{mesh.row_shards}"
         )
     micro = rows / mesh.row_shards
-    parts, tensor = mesh.fsdp or 1, mesh.tensor
+    parts, expert, tensor = mesh.fsdp or 1, mesh.expert or 1, mesh.tensor
     cut, whole = (_parameters(job, mesh, gathered) for gathered in (False, True))
     compute = jax.numpy.dtype(model.dtype).itemsize
     size = jax.numpy.dtype(model.param_dtype).itemsize
@@ -128,6 +138,10 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     inner = 3 * _hidden(model) + heads
     layer = 8 * stream + 2 * job.context * inner * compute / mesh.tensor
+    # rows that a device sends, and room for those that it gets, of which it keeps the results
+    travels = pairs(job, mesh) * model.embed_dim * compute
+    if travels:
+        layer += 2 * (1 + model.moe.buffer) * travels
     logits = 2 * _FLOAT32 * min(job.context, 1024) * model.vocab_size / mesh.tensor
     at_once = gathered * compute / model.num_layers if parts > 1 else 0.0
     moments = _MOMENTS * _FLOAT32 * elements
@@ -144,16 +158,27 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
         host["hidden states"] = kept
     forward, attention = _forward(job, mesh)
     sent: dict[Kind, float] = {}
-    if mesh.tensor > 1:
+    whole_experts = _expert_layers(model) if folded(model) else 0
+    if tensor > 1:
         # two sums in each pass over a layer: forward, forward again, backward
-        sums = 6 * model.num_layers * stream * micro
-        _add(sent, job, "all-reduce", mesh.tensor, mesh.tensor, 2 * sums)
+        sums = 3 * (2 * model.num_layers - whole_experts) * stream * micro
+        _add(sent, job, "all-reduce", tensor, tensor, 2 * sums)
+        # in place of the second one the tokens of the other devices
+        _add(sent, job, "all-gather", tensor, tensor, 3 * whole_experts * stream * micro)
+    if travels:
+        # there and back in each pass, and their gradients
+        devices = expert_devices(model, mesh)
+        size = 6 * _expert_layers(model) * travels * micro
+        _add(sent, job, "ragged-all-to-all", devices, expert * tensor, size)
     if parts > 1:
-        span = parts * tensor
+        span = parts * expert * tensor
         _add(sent, job, "all-gather", parts, span, 2 * micro * gathered * compute)
         _add(sent, job, "reduce-scatter", parts, span, micro * gathered * _FLOAT32)
-    if mesh.data > 1:
-        _add(sent, job, "all-reduce", mesh.data, mesh.devices, 2 * elements * _FLOAT32)
+    # all but experts are the same along ``expert``
+    experts = _experts(model)[0] / (parts * expert * tensor)
+    for copies, part in ((mesh.data * expert, elements - experts), (mesh.data, experts)):
+        if copies > 1:
+            _add(sent, job, "all-reduce", copies, mesh.devices, 2 * part * _FLOAT32)
     return Estimate(
         "learner",
         mesh,
@@ -181,15 +206,26 @@ def actor(job: Job, mesh: MeshConfig) -> Estimate:
     pages = job.rows * job.context * key
     read = job.rows * job.context / 2 * key
     elements = weights / size - _table(model) / mesh.tensor
-    # experts that no row needs are not read
-    experts, unused = _experts(model)
-    some = experts * (1 - unused**job.rows) / mesh.tensor
+    # experts that no row of those that share them needs are not read
+    expert = mesh.expert or 1
+    kept, computing = (x / (mesh.tensor * expert) for x in _experts(model))
+    needed = 0.0
+    if model.moe is not None:
+        unused = 1 - model.moe.active / model.moe.experts
+        needed = computing / (1 - unused) * (1 - unused ** (job.rows * expert))
     products, attention = _decode(job, mesh)
-    touched = (elements - experts / mesh.tensor + some) * size
+    touched = (elements - kept + needed) * size
     sent: dict[Kind, float] = {}
+    stream = job.rows * model.embed_dim * size
     if mesh.tensor > 1:
-        sums = 2 * model.num_layers * job.rows * model.embed_dim * size
+        whole_experts = _expert_layers(model) if folded(model) else 0
+        sums = (2 * model.num_layers - whole_experts) * stream
         _add(sent, job, "all-reduce", mesh.tensor, mesh.tensor, 2 * sums)
+        _add(sent, job, "all-gather", mesh.tensor, mesh.tensor, whole_experts * stream)
+    if travels := pairs(job, mesh) / job.context * stream:
+        devices = expert_devices(model, mesh)
+        size_sent = 2 * _expert_layers(model) * travels
+        _add(sent, job, "ragged-all-to-all", devices, expert * mesh.tensor, size_sent)
     logits = 2 * _FLOAT32 * job.rows * model.vocab_size
     return Estimate(
         "actor",
@@ -212,15 +248,43 @@ def transfer_seconds(job: Job, learns: MeshConfig, samples: MeshConfig) -> float
     """
     size = jax.numpy.dtype(job.model.dtype).itemsize
     total = size * sum(leaf.size for leaf in jax.tree.leaves(abstract_model(job.model)))
+    experts = size * _experts(job.model)[0]
+    expert = samples.expert or 1
     together = learns.devices + samples.devices <= job.target.domain
     rate = job.target.link if together else job.target.network
-    sends = total * samples.row_shards / learns.devices
-    return max(sends, total / samples.tensor) / rate
+    # experts are once on all devices along ``expert``, everything else on each of them
+    sends = (total - experts + experts / expert) * samples.row_shards / learns.devices
+    receives = (total - experts + experts / expert) / samples.tensor
+    return max(sends, receives) / rate
 
 
 def padded(job: Job, mesh: MeshConfig) -> Job:
-    """The job with its model padded for the axis ``tensor`` of a mesh (``models.padding``)."""
-    return dataclasses.replace(job, model=pad_config(job.model, mesh.tensor))
+    """The job with its model padded for the axes ``tensor`` and ``expert`` of a mesh
+    (``models.padding``).
+    """
+    devices = expert_devices(job.model, mesh)
+    return dataclasses.replace(job, model=pad_config(job.model, mesh.tensor, devices))
+
+
+def folded(model: ModelConfig) -> bool:
+    """Whether whole experts are cut over ``expert`` and ``tensor`` together."""
+    return model.moe is not None and model.moe.fold
+
+
+def expert_devices(model: ModelConfig, mesh: MeshConfig) -> int:
+    """Over how many devices whole experts are cut."""
+    if model.moe is None:
+        return 1
+    return (mesh.expert or 1) * (mesh.tensor if folded(model) else 1)
+
+
+def pairs(job: Job, mesh: MeshConfig) -> float:
+    """Pairs of a token of one row and one of its experts that a device sends; 0 where experts are
+    not cut over devices.
+    """
+    if expert_devices(job.model, mesh) == 1:
+        return 0.0
+    return job.context * job.model.moe.active / (mesh.tensor if folded(job.model) else 1)
 
 
 def _sampling(job: Job) -> Job:
@@ -239,11 +303,12 @@ def _parameters(job: Job, mesh: MeshConfig, whole: bool) -> float:
 def _forward(job: Job, mesh: MeshConfig) -> tuple[float, float]:
     """Operations of the forward pass over one row on one device: (of matrices, of attention)."""
     model = job.model
-    layout = dataclasses.replace(mesh, data=1, fsdp=None)
+    # a device computes as many pairs as it has, though of other rows
+    layout = dataclasses.replace(mesh, data=1, fsdp=None, expert=None)
     size = jax.numpy.dtype(model.param_dtype).itemsize
     elements = _parameters(job, layout, whole=True) / size
-    experts, unused = _experts(model)
-    elements -= (_table(model) + experts * unused) / mesh.tensor
+    kept, computing = _experts(model)
+    elements -= (_table(model) + kept - computing) / mesh.tensor
     seen = job.context / 2
     attention = 4 * job.context * seen * model.num_heads * model.head_dim
     return 2 * job.context * elements, attention * model.num_layers / mesh.tensor
@@ -253,9 +318,10 @@ def _decode(job: Job, mesh: MeshConfig) -> tuple[float, float]:
     """Operations of one token for every row, on one device: (of matrices, of attention)."""
     model = job.model
     size = jax.numpy.dtype(model.param_dtype).itemsize
-    experts, unused = _experts(model)
-    rest = (_table(model) + experts * unused) / mesh.tensor
-    active = _parameters(job, mesh, whole=True) / size - rest
+    kept, computing = _experts(model)
+    layout = dataclasses.replace(mesh, data=1, expert=None)
+    rest = (_table(model) + kept - computing) / mesh.tensor
+    active = _parameters(job, layout, whole=True) / size - rest
     heads = model.num_layers * model.num_heads * model.head_dim / mesh.tensor
     return 2 * job.rows * active, 4 * job.rows * job.context / 2 * heads
 
@@ -265,13 +331,18 @@ def _table(model: ModelConfig) -> int:
     return 0 if model.tied_embeddings else model.vocab_size * model.embed_dim
 
 
-def _experts(model: ModelConfig) -> tuple[int, float]:
-    """(elements of all experts that are routed to, the part of them that a token does not need)."""
+def _experts(model: ModelConfig) -> tuple[int, int]:
+    """Elements of all experts that are routed to, with their padding, and of a token's experts."""
     if model.moe is None:
-        return 0, 0.0
-    layers = model.num_layers - model.moe.first_dense
-    elements = 3 * model.embed_dim * model.moe.mlp_dim * model.moe.experts * layers
-    return elements, 1 - model.moe.active / model.moe.experts
+        return 0, 0
+    moe = model.moe
+    of_one = 3 * model.embed_dim * moe.mlp_dim * _expert_layers(model)
+    return of_one * (moe.slots or moe.experts), of_one * moe.active
+
+
+def _expert_layers(model: ModelConfig) -> int:
+    """Layers that have experts."""
+    return 0 if model.moe is None else model.num_layers - model.moe.first_dense
 
 
 def _hidden(model: ModelConfig) -> int:
@@ -288,6 +359,8 @@ def _add(
 
     size: bytes of the whole result; twice that for a sum.
     """
+    if not size:
+        return
     kind = Kind(operation, devices, span > job.target.domain)
     sent[kind] = sent.get(kind, 0.0) + size * (devices - 1) / devices
 

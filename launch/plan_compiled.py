@@ -18,7 +18,8 @@ from jax.experimental import topologies
 from benchmarks.collectives import Kind, sent_bytes
 from benchmarks.flops import matmul_flops
 from launch.kernel_programs import changed
-from launch.plan_arithmetic import Estimate, Job, padded
+from launch.plan_arithmetic import Estimate, Job, expert_devices, padded
+from models.expert_parallel import room
 from models.model_config import ModelConfig
 from models.sharding import make_mesh
 from rl_code.run_config import RunConfig
@@ -43,6 +44,8 @@ def _learner(job: Job, estimate: Estimate) -> Estimate:
     micro = config.train.micro_batches
     program, seconds = _compile(job, estimate, config, job.model, "update")
     text = program.as_text()
+    # further rounds of exchange are not made where every device gets as many tokens
+    trips, filled = _exchange(job, estimate, job.context, [micro, 1])
     stats = program.memory_analysis()
     kept = {name: x for name, x in estimate.memory.items() if name in ("weights", "moments")}
     if job.offload_moments:
@@ -55,8 +58,8 @@ def _learner(job: Job, estimate: Estimate) -> Estimate:
         estimate,
         memory=kept | {"gradients, activations": stats.temp_size_in_bytes},
         host={name: size for name, size in host.items() if size},
-        flops=matmul_flops(text, [micro, 1]) + estimate.attention,
-        sent=sent_bytes(text, job.target.domain, [micro, 1]),
+        flops=matmul_flops(text, trips, filled) + estimate.attention,
+        sent=sent_bytes(text, job.target.domain, trips),
         source=f"compiled whole in {seconds:.0f} s",
     )
 
@@ -66,7 +69,7 @@ def _actor(job: Job, estimate: Estimate) -> Estimate:
     found = []
     spent = 0.0
     # the loop over tokens ends early where all rows have ended
-    trips = [_STEPS, 1]
+    trips, filled = _exchange(job, estimate, job.rows, [_STEPS, 1])
     for periods in _FEW:
         layers = periods * len(job.model.attention)
         model = dataclasses.replace(job.model, num_layers=layers, param_dtype=job.model.dtype)
@@ -75,7 +78,7 @@ def _actor(job: Job, estimate: Estimate) -> Estimate:
         sent = sent_bytes(text, job.target.domain, trips)
         found.append(
             {
-                "flops": matmul_flops(text, trips) / _STEPS,
+                "flops": matmul_flops(text, trips, filled) / _STEPS,
                 "working": program.memory_analysis().temp_size_in_bytes,
                 **{kind: size / _STEPS for kind, size in sent.items()},
             }
@@ -89,6 +92,23 @@ def _actor(job: Job, estimate: Estimate) -> Estimate:
         sent={kind: size for kind, size in numbers.items() if isinstance(kind, Kind)},
         source=f"compiled with {_FEW[0]} and {_FEW[1]} periods of layers in {spent:.0f} s",
     )
+
+
+def _exchange(
+    job: Job, estimate: Estimate, tokens: int, trips: list[int]
+) -> tuple[list[int], float]:
+    """(How often loops run, which part of the rows that come to experts is no padding).
+
+    tokens: that a shard of rows has at a time. trips: without exchange.
+    """
+    devices = expert_devices(job.model, estimate.mesh)
+    if devices == 1:
+        return trips, 1.0
+    moe = job.model.moe
+    own = -(-tokens // estimate.mesh.tensor) if moe.fold else tokens
+    slots = (moe.slots or moe.experts) // devices
+    most = devices * own * min(moe.active, slots)
+    return [*trips[:-1], 0], own * moe.active / room(own * moe.active, most, moe.buffer)
 
 
 def extrapolated(found: list[Mapping[Any, float]], periods: int) -> dict[Any, float]:

@@ -64,6 +64,19 @@ def test_a_permutation_counts_what_each_device_sends():
     assert list(found.values()) == [X.nbytes / 8]
 
 
+def test_a_ragged_exchange_counts_what_there_is_to_send_and_not_the_room_for_more():
+    text = """HloModule m
+
+ENTRY %main (x: bf16[4,8], into: bf16[16,8], n: s32[2]) -> bf16[16,8] {
+  %x = bf16[4,8]{1,0} parameter(0)
+  %into = bf16[16,8]{1,0} parameter(1)
+  %n = s32[2]{0} parameter(2)
+  ROOT %out = bf16[16,8]{1,0} ragged-all-to-all(%x, %into, %n, %n, %n, /*index=5*/%n), replica_groups={{0,1}}
+}
+"""
+    assert sent_bytes(text, 8) == {Kind("ragged-all-to-all", 2, False): 4 * 8 * 2 / 2}
+
+
 @pytest.mark.parametrize(
     "text, expected",
     [

@@ -82,6 +82,7 @@ metadata={op_name="jit(f)/jvp(grouped_product)/jit(gmm)/pallas_call"}
 
 def test_of_kernels_grouped_products_count_each_row_once():
     assert matmul_flops(GROUPED) == 2 * (2 * 64 * 32 * 16)
+    assert matmul_flops(GROUPED, filled=0.25) == 2 * 64 * 32 * 16 / 2
 
 
 def test_other_text_is_refused():

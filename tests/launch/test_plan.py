@@ -34,6 +34,9 @@ def test_every_mesh_of_the_devices_is_looked_at_once():
     assert len(set(found)) == len(found) == 10
     assert all(mesh.devices == 8 for mesh in found)
     assert all(mesh.fsdp is None for mesh in plan_arithmetic.meshes(8, fsdp=False))
+    found = list(plan_arithmetic.meshes(8, fsdp=True, experts=True))
+    assert len(set(found)) == len(found) == 20
+    assert all(mesh.devices == 8 for mesh in found)
 
 
 def test_parameters_and_moments_fall_with_the_devices_that_cut_them():
@@ -75,6 +78,35 @@ def test_of_experts_only_the_active_ones_compute():
     )
     # two rows read at most 16 of 128 experts, many rows read nearly all
     assert few.hbm < 0.25 * few.memory["weights"] and many.hbm > 0.95 * many.memory["weights"]
+
+
+def test_experts_lie_on_some_devices_and_tokens_travel_to_them():
+    shape = dataclasses.replace(PRESETS["qwen3-30b-a3b"], dtype="bfloat16")
+    job = dataclasses.replace(LARGE, model=shape, tokens=144 * 8192)
+    one, data, eight = (
+        plan_arithmetic.learner(job, mesh)
+        for mesh in (MeshConfig(), MeshConfig(data=8), MeshConfig(expert=8))
+    )
+    experts = 4 * 3 * 2048 * 768 * 128 * 48
+    assert eight.memory["weights"] == one.memory["weights"] - experts * 7 / 8
+    assert eight.flops == data.flops and eight.useful == data.useful
+    # eight pairs of each token, there and back in three passes over 48 layers, in two bytes
+    exchange = Kind("ragged-all-to-all", 8, False)
+    assert eight.sent[exchange] == 7 / 8 * 18 * 8192 * 8 * 48 * 6 * 2048 * 2
+    # only what is not cut is summed
+    kind = Kind("all-reduce", 8, False)
+    assert eight.sent[kind] == data.sent[kind] - 7 / 8 * 2 * experts
+    fold = dataclasses.replace(shape, moe=dataclasses.replace(shape.moe, fold=True))
+    mesh = MeshConfig(expert=9, tensor=8)
+    folded = plan_arithmetic.learner(dataclasses.replace(job, model=fold), mesh)
+    unfolded = plan_arithmetic.learner(job, dataclasses.replace(mesh, expert=8, data=9))
+    # a token is sent by one device of eight
+    assert folded.sent[Kind("ragged-all-to-all", 72, True)] == pytest.approx(
+        71 / 72 * 16 * 8192 * 48 * 6 * 2048 * 2
+    )
+    assert plan_arithmetic.padded(dataclasses.replace(job, model=fold), mesh).model.moe.slots == 144
+    # two experts for each device, or the 64th part of all
+    assert folded.memory["weights"] == unfolded.memory["weights"]
 
 
 def test_what_leaves_the_domain_goes_through_the_network():
