@@ -75,16 +75,18 @@ class Blocks:
         return self.tokens.map(lambda x: x[:, :: self.size])
 
 
-def in_place(tokens: Tokens, size: int) -> Blocks:
+def in_place(tokens: Tokens, size: int, parts: int = 1) -> Blocks:
     """Blocks of rows whose runs start at multiples of ``size``, in slots and in order.
 
-    The rows are filled up to whole blocks with empty places.
+    The rows are filled up with empty places, to ``parts`` times the same number of whole blocks.
     """
-    padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % size))))
+    padded = tokens.map(lambda x: jnp.pad(x, ((0, 0), (0, -x.shape[1] % (size * parts)))))
     return Blocks(padded, None, None, jnp.full(tokens.shape, _MOST), size, causal=True)
 
 
-def aligned(tokens: Tokens, size: int, runs: int, documents: bool = False) -> Blocks:
+def aligned(
+    tokens: Tokens, size: int, runs: int, documents: bool = False, parts: int = 1
+) -> Blocks:
     """Blocks of packed rows.
 
     runs: most runs of one segment and branch in a row. Runs on branch 0 must start at an order that
@@ -93,10 +95,12 @@ def aligned(tokens: Tokens, size: int, runs: int, documents: bool = False) -> Bl
     documents: whether runs may be cut by documents. A document and what follows one must start at
       an order that is a multiple of ``size``, and the orders that all runs reach over, added up,
       must be no more than the slots of a row.
+    parts: the number of blocks is a multiple of it.
     """
     # A run of n tokens takes at most its tokens, two blocks of copies, and what fills up its last
     # block: less than n + 3 size places.
     count = -(-tokens.shape[1] // size) * size + 3 * size * runs
+    count += -count % (size * parts)
     if documents:
         # Every further run starts at another of the multiples of ``size`` that the runs reach over.
         # The places above hold them: these multiples cut what a run reaches over, no more.

@@ -7,15 +7,19 @@ size.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jaxtyping import Array, Bool, Float, Int
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from attention.blocks import Blocks, aligned, in_place
 from attention.blockwise import SHORT, blockwise_or_kernel
 from attention.methods.method import Keys, Method, Pair
+from attention.ring import Ring
+from attention.selected import selected_attention
 from pallas_kernels import choice
 from pallas_kernels.softmax import masked_attention
 from pallas_kernels.tokens import Tokens, visible
@@ -24,7 +28,12 @@ from pallas_kernels.tokens import Tokens, visible
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Rows of tokens as the layers see them. The first axis of every array is that of the rows."""
+    """Rows of tokens as the layers see them. The first axis of every array is that of the rows.
+
+    Where the tokens of rows are cut over devices (``ring``), a device has its own part of the
+    queries, and of keys those branches that its method names (``Method.cut_keys``). Everything else
+    here is of whole rows.
+    """
 
     # The tokens of the keys, [B, S].
     tokens: Tokens
@@ -39,6 +48,21 @@ class Layout:
     prepared: tuple[Any, ...]
     # The different methods of the model's layers.
     methods: tuple[Method, ...] = dataclasses.field(metadata=dict(static=True))
+    # The devices over which the tokens of rows are cut; None where every device has whole rows.
+    ring: Ring | None = dataclasses.field(default=None, metadata=dict(static=True))
+
+    def cut(self, ring: Ring | None) -> Layout:
+        """The layout with this device's part of the queries, from inside a ``shard_map``."""
+        if ring is None:
+            return self
+        queries, own_from = jax.tree.map(
+            ring.mine, (self.queries, {size: x.own_from for size, x in self.blocks.items()})
+        )
+        blocks = {
+            size: dataclasses.replace(found, own_from=own_from[size], causal=False)
+            for size, found in self.blocks.items()
+        }
+        return dataclasses.replace(self, queries=queries, blocks=blocks, ring=ring)
 
     def prepared_for(self, method: Method) -> Any:
         """What ``Method.prepare`` gave for a method."""
@@ -47,10 +71,77 @@ class Layout:
     def attend(
         self, q: Float[Array, "B T N H"], keys: Pair, window: int | None = None
     ) -> Float[Array, "B T N H"]:
-        """Attention to every key that a token may see, perhaps in a window."""
+        """Attention to every key that a token may see, perhaps in a window.
+
+        keys: of whole rows, or this device's part of them.
+        """
         if self.masks:
             return masked_attention(q, *keys, self.masks[window or 0])[0]
-        return blockwise_or_kernel(q, *keys, self.queries, self.tokens, window)[0]
+        return self.attend_as(q, keys, self.queries, self.tokens, window)[0]
+
+    def attend_as(
+        self,
+        q: Float[Array, "B T N H"],
+        keys: Pair,
+        queries: Tokens,
+        tokens: Tokens,
+        window: int | None = None,
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+        """(out, lse) of attention in which other tokens say who sees whom.
+
+        queries: in place of ``self.queries``. tokens: those of keys, of whole rows.
+        """
+        if self.ring is None or keys[0].shape[1] == tokens.shape[1]:
+            return blockwise_or_kernel(q, *keys, queries, tokens, window)
+        part = functools.partial(_attend_part, self.ring, window)
+        return self.ring.attend(part, q, *keys, (queries, tokens))
+
+    def attend_chosen(
+        self, q: Float[Array, "B T N H"], keys: Pair, picks: Int[Array, "B T P n"], size: int
+    ) -> Float[Array, "B T N H"]:
+        """Attention to chosen blocks.
+
+        keys: in their places, from ``place``. picks: numbers of blocks of ``size`` places of whole
+        rows, -1 for none.
+        """
+        orders = self.queries.order, self.blocks[size].order
+        if self.ring is None:
+            return selected_attention(q, *keys, picks, *orders, size=size)[0]
+        part = functools.partial(_attend_part_of_chosen, self.ring, size)
+        return self.ring.attend(part, q, *keys, (picks, *orders))[0]
+
+    def place(self, size: int, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B S *rest"]:
+        """Keys or values in the places of blocks of ``size``: of whole rows, or those of them that
+        this device has.
+        """
+        blocks = self.blocks[size]
+        if self.ring is None:
+            return blocks.place(x)
+        slots = blocks.slots
+        if slots is None:
+            slots = jnp.broadcast_to(jnp.arange(blocks.tokens.shape[1]), blocks.tokens.shape)
+        slots = jnp.where(blocks.tokens.segments > 0, slots, -1)
+        return self.ring.take(x, self.ring.mine(slots))
+
+    def mine(self, x: Shaped[Array, "B S *rest"]) -> Shaped[Array, "B S *rest"]:
+        """The part of an array of whole rows that this device has."""
+        return x if self.ring is None else self.ring.mine(x)
+
+    def whole(self, x: Shaped[Array, "B S *rest"]) -> Shaped[Array, "B S *rest"]:
+        """The parts of all devices side by side."""
+        return x if self.ring is None else self.ring.whole(x)
+
+
+def _attend_part(ring: Ring, window, q, k, v, number, queries: Tokens, tokens: Tokens):
+    tokens = tokens.map(lambda x: ring.part(x, number))
+    return blockwise_or_kernel(q, k, v, queries, tokens, window)
+
+
+def _attend_part_of_chosen(ring: Ring, size: int, q, k, v, number, picks, q_order, k_order):
+    count = k.shape[1] // size
+    picks = picks - number * count
+    picks = jnp.where((picks >= 0) & (picks < count), picks, -1)
+    return selected_attention(q, k, v, picks, q_order, ring.part(k_order, number), size=size)
 
 
 def lay_out(
@@ -61,6 +152,7 @@ def lay_out(
     *,
     align: int = 1,
     documents: bool = False,
+    parts: int = 1,
 ) -> Layout:
     """The layout of rows for layers of these methods.
 
@@ -74,15 +166,24 @@ def lay_out(
       document is a multiple. It must be a multiple of the blocks' size. 0, a multiple of every
       number, for rows that hold one sequence from slot 0.
     documents: with ``runs``, whether documents may cut the runs (see ``aligned``).
+    parts: over how many devices the tokens of a row will be cut (``Layout.cut``), equally.
 
     Raises:
       ValueError: a method chooses blocks, ``runs`` is less than 1, and ``align`` is not a multiple
-      of the blocks' size.
+      of the blocks' size; or the tokens of a row do not divide by ``parts``; or ``queries`` is
+      given with ``parts``.
     """
+    if tokens.shape[1] % parts:
+        raise ValueError(
+            f"rows of {tokens.shape[1]} tokens cannot be cut over context={parts} devices: their "
+            f"number must be a multiple of it"
+        )
+    if parts > 1 and queries is not None:
+        raise ValueError(f"context={parts} cannot cut rows that follow others (prompt_slots)")
     methods = tuple(dict.fromkeys(methods))
     asking = tokens if queries is None else tokens.map(lambda x: x[:, -queries:])
     # an accelerator has a kernel for short rows too, which keeps no scores in memory
-    short = choice.here() == "cpu" and tokens.shape[1] <= SHORT
+    short = choice.here() == "cpu" and tokens.shape[1] <= SHORT and parts == 1
     windows = sorted({window or 0 for method in methods for window in method.windows()})
     masks = {window: visible(asking, tokens, window or None) for window in windows if short}
     sizes = sorted({method.block_size() for method in methods if method.block_size()})
@@ -94,7 +195,10 @@ def lay_out(
         )
 
     def cut(size: int) -> Blocks:
-        found = in_place(tokens, size) if runs < 1 else aligned(tokens, size, runs, documents)
+        if runs < 1:
+            found = in_place(tokens, size, parts)
+        else:
+            found = aligned(tokens, size, runs, documents, parts)
         if queries is None:
             return found
         # the queries do not lie in the places from the first one on

@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int, UInt
 from attention.blocks import Blocks
 from attention.layout import Layout
 from attention.methods.method import Keys, Method
+from attention.ring import Ring
 
 _MOST = jnp.iinfo(jnp.int32).max
 
@@ -96,22 +97,34 @@ def attend_noted(
     picks: UInt[Array, "B M K n"],
     sources: Int[Array, "B M"],
     replay: bool,
+    ring: Ring | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B M K 2"]]:
     """``Method.attend`` of a layer whose sampler noted its picks, and how the two choices agree.
+
+    layout: of whole rows. ring: the devices over which the tokens of rows are cut; q and the keys
+    are then this device's part, and the picks those of whole rows.
 
     Returns (the result; for each list of a noted query the share of its picks that the layer's own
     choice has too, and whether both are the same set, 1 or 0). Both are 0 where nothing was noted.
     """
-    found, own = method.choose(q, keys, layout)
+    cut = layout.cut(ring)
+    found, own = method.choose(q, keys, cut)
     blocks = layout.blocks[method.block_size()]
     given = placed(layout, blocks, sources, numbers(picks))
-    mine = jnp.take_along_axis(own, sources[..., None, None], axis=1)
+    count = own.shape[1]
+    first = 0 if ring is None else jax.lax.axis_index(ring.axis) * count
+    at = sources - first
+    here = (at >= 0) & (at < count)
+    mine = jnp.take_along_axis(own, jnp.clip(at, 0, count - 1)[..., None, None], axis=1)
+    shares = jnp.where(here[..., None, None], agreement(mine, given), 0.0)
+    if ring is not None:
+        shares = jax.lax.psum(shares, ring.axis)
     if replay:
         # past the last slot, where nothing is written
-        nothing = jnp.all(given < 0, axis=(2, 3))
-        at = jnp.where(nothing, own.shape[1], sources)
+        nothing = jnp.all(given < 0, axis=(2, 3)) | ~here
+        at = jnp.where(nothing, count, at)
         own = own.at[jnp.arange(own.shape[0])[:, None], at].set(given, mode="drop")
-    return method.attend_chosen_blocks(q, keys, layout, inputs, found, own), agreement(mine, given)
+    return method.attend_chosen_blocks(q, keys, cut, inputs, found, own), shares
 
 
 def agreement(own: Int[Array, "B M K n"], given: Int[Array, "B M K n"]) -> Float[Array, "B M K 2"]:

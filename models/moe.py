@@ -27,7 +27,7 @@ from models.functions import swiglu
 from models.layers import Layers
 from models.model_config import MoE
 from models.quantised import MATRICES, expert_product, product, scale_name
-from models.sharding import constrain, per_shard, shared_by, sum_parts
+from models.sharding import constrain, cut_over, cuts_tokens, per_shard, shared_by, sum_parts
 
 
 @jax.tree_util.register_dataclass
@@ -70,19 +70,21 @@ def feed_forward(
     # the axis of layers is gone
     axes = {name: getattr(layer, name).get_metadata("logical_axes")[1:] for name in names}
     rows = ("batch",)
-    tensor = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
-    cut = layer.moe.fold and real.shape[1] % tensor == 0
-    tokens = ("batch", "tokens") if cut else rows
+    cut = layer.moe.fold and cuts_tokens(real.shape[1])
+    tokens = ("batch", "tokens" if cut else "slots")
+    spread = cut_over(tokens[1])
     extra = () if given is None else (given,)
     routed = per_shard(
-        lambda y, real, parameters, *extra: _routed(layer.moe, cut, parameters, y, real, *extra),
+        lambda y, real, parameters, *extra: _routed(
+            layer.moe, cut, spread, parameters, y, real, *extra
+        ),
         (tokens, tokens, axes, *(tokens for _ in extra)),
         (tokens, Routing(experts=tokens, counts=rows, shares=rows, entropy=rows)),
     )
     out, routing = routed(y, real, parameters, *extra)
     if layer.moe.shared:
         # with sequence parallelism and ``MoE.fold`` its tokens are cut
-        y = constrain(y, "batch", None, None) if layer.moe.fold else y
+        y = constrain(y, "batch", "slots", None) if layer.moe.fold else y
         gate, up = (product(layer, name, y) for name in ("gate", "up"))
         out = out + product(layer, "down", swiglu(gate, up))
     return out, routing
@@ -112,10 +114,11 @@ def feed_forward_noted(
     return out, dataclasses.replace(routing, agreement=agreement(own, experts))
 
 
-def _routed(moe: MoE, cut: bool, parameters, y, real, given=None):
-    """``feed_forward`` without the shared expert, on one device's rows.
+def _routed(moe: MoE, cut: bool, spread: tuple[str, ...], parameters, y, real, given=None):
+    """``feed_forward`` without the shared expert, on one device's tokens.
 
-    cut: whether the device has only some of the tokens of these rows.
+    cut: whether devices along ``tensor`` have different tokens. spread: the mesh axes over which
+    the tokens of a row are cut.
     """
     # what padding holds must reach nobody, not even as 0 times NaN
     y = jnp.where(real[..., None], y, 0)
@@ -141,9 +144,8 @@ def _routed(moe: MoE, cut: bool, parameters, y, real, given=None):
         jnp.sum(jnp.where(some > 0.0, shares, 0.0), axis=1),
         jnp.sum(jnp.where(real, entropy, 0.0), axis=1),
     )
-    if cut:
-        sums = (sum_parts(x, "tokens") for x in sums)
-    return out, Routing(own, *sums)
+    # of whole rows
+    return out, Routing(own, *(jax.lax.psum(x, spread) if spread else x for x in sums))
 
 
 def router_scores(
@@ -188,7 +190,7 @@ def _of_own_tokens(moe: MoE, parameters, y, experts, weights):
     """``_experts`` where all devices along ``tensor`` have the same tokens: each sends some of them
     to their experts.
     """
-    axes = shared_by("tokens")
+    axes = shared_by("mlp")
     devices = jax.lax.axis_size(axes) if axes else 1
     count = y.shape[0] * y.shape[1]
     each = -(-count // devices)

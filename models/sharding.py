@@ -8,6 +8,10 @@ parameters, gradients and optimizer moments, so that each device keeps a part of
 data parallelism, ZeRO stage 3, 1910.02054). A layer computes with whole parameters, which
 ``gathered`` makes just before and which are not kept. ``expert`` also splits the experts of a layer
 (expert parallelism, GShard, 2006.16668); all other parameters are the same on its devices.
+
+``context`` cuts the tokens of long rows. Every device computes the hidden states of its own slots;
+attention alone reads keys of the others (``attention.ring``). Devices that sample take it for
+another axis of rows.
 """
 
 from __future__ import annotations
@@ -29,9 +33,11 @@ from jax.sharding import (
     PartitionSpec,
 )
 
-MESH_AXES = ("data", "fsdp", "expert", "tensor")
+MESH_AXES = ("data", "fsdp", "context", "expert", "tensor")
 # The axes over which the rows of a batch are split.
 ROW_AXES = ("data", "fsdp", "expert")
+# The axes over which the rows of a sampler are split.
+SAMPLER_AXES = ("data", "fsdp", "context", "expert")
 
 # Logical axis -> mesh axis, or several. None is replicated.
 RULES: dict[str, str | tuple[str, ...] | None] = {
@@ -39,8 +45,10 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "layers": None,
     # Of parameters alone: activations have all of the model's width on every device.
     "embed": "fsdp",
+    # Of activations: the tokens of a row.
+    "slots": "context",
     # Of activations between the products of a layer, with ``ModelConfig.sequence_parallel``.
-    "tokens": "tensor",
+    "tokens": ("context", "tensor"),
     "vocab": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -73,12 +81,16 @@ class MeshConfig:
     # Devices along the axis expert, over which rows are split as over data, and the experts of each
     # layer too: their number must divide by it. None for 1.
     expert: int | None = None
+    # Devices along the axis context, over which the tokens of a row are split. It must divide the
+    # slots of a row. For devices that learn. None for 1.
+    context: int | None = None
 
     def __post_init__(self):
         if min(self.sizes) < 0 or min(self.sizes[1:]) < 1:
             raise ValueError(
                 f"data={self.data} must be at least 0 (all devices that are left), and "
-                f"fsdp={self.fsdp}, expert={self.expert} and tensor={self.tensor} at least 1"
+                f"fsdp={self.fsdp}, expert={self.expert}, context={self.context} and "
+                f"tensor={self.tensor} at least 1"
             )
 
     @property
@@ -308,6 +320,17 @@ def shared_by(logical_axis: str) -> tuple[str, ...]:
     )
 
 
+def cut_over(logical_axis: str) -> tuple[str, ...]:
+    """The mesh axes, of more than one device, over which ``per_shard`` would cut a logical axis."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    entry = RULES[logical_axis]
+    names = entry if isinstance(entry, tuple) else (entry,)
+    return tuple(
+        x for x in names if x in kinds and kinds[x] != AxisType.Manual and mesh.shape[x] > 1
+    )
+
+
 def _is_axes(x: Any) -> bool:
     """Whether x is the logical axes of one array, and not a tuple of several."""
     return isinstance(x, tuple) and all(axis is None or isinstance(axis, str) for axis in x)
@@ -327,7 +350,20 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
 def cut_tokens(x: jax.Array) -> jax.Array:
     """Hidden states [B, T, D] of which each device along ``tensor`` has some of the tokens.
 
-    Where the tokens do not divide by the devices, each has all of them.
+    Where the tokens do not divide by the devices, each has all those of its part of the context.
     """
-    size = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
-    return constrain(x, "batch", None if x.shape[1] % size else "tokens", None)
+    return constrain(x, "batch", "tokens" if cuts_tokens(x.shape[1]) else "slots", None)
+
+
+def cuts_tokens(count: int) -> bool:
+    """Whether so many tokens of a row divide by the devices along ``context`` and ``tensor``."""
+    shape = jax.sharding.get_abstract_mesh().shape
+    return count % (context_size() * shape.get("tensor", 1)) == 0
+
+
+def context_size() -> int:
+    """Devices over which the current mesh cuts the tokens of rows; 1 inside a shard_map."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if any(kind == AxisType.Manual for kind in mesh.axis_types):
+        return 1
+    return mesh.shape.get("context", 1)

@@ -33,6 +33,7 @@ from jaxtyping import Array, Bool, Float, Int
 from attention.layout import Before, Layout, lay_out
 from attention.methods.method import Keys, Method, Parameters
 from attention.picks import Noted, attend_noted, numbers
+from attention.ring import Ring
 from models.functions import rms_norm, rope, swiglu
 from models.layers import Embedding, Layers, MethodLayers, make_parameter, place_name
 from models.lora import STACKS, new_adapters, projected
@@ -43,6 +44,7 @@ from models.quantised import Kind, put_quantised, take_quantised
 from models.sharding import (
     all_but_whole_parameters,
     constrain,
+    context_size,
     cut_tokens,
     cuts_parameters,
     gathered,
@@ -68,6 +70,12 @@ Attend = Callable[["Layers", jax.Array], jax.Array]
 def _join(first: Any, second: Any) -> Any:
     """Joins two pytrees of arrays along tokens: [B, P, ...] before [B, T, ...]."""
     return jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), first, second)
+
+
+def _ring() -> Ring | None:
+    """The devices over which the current mesh cuts the tokens of rows, for ``Layout.cut``."""
+    size = context_size()
+    return Ring("context", size) if size > 1 else None
 
 
 def _in_order(routed: list[Routing | None]) -> Routing | None:
@@ -235,7 +243,9 @@ class Transformer(nnx.Module):
             asking = tokens.shape[1]
             earlier = before.keys
             where, positions = _join((before.tokens, before.positions), (where, positions))
-        layout = lay_out(methods, where, runs, asking, align=align, documents=documents)
+        layout = lay_out(
+            methods, where, runs, asking, align=align, documents=documents, parts=context_size()
+        )
         alone = len(methods) == 1
 
         def step(x, xs):
@@ -275,7 +285,7 @@ class Transformer(nnx.Module):
                 x, routing = self.block(layer, x, attention, real, given)
                 routed.append(routing)
             if not self.config.sequence_parallel:
-                x = constrain(x, "batch", None, None)
+                x = constrain(x, "batch", "slots", None)
             return x, (kept if keep else None, shares, routed)
 
         if self.config.remat:
@@ -371,7 +381,7 @@ class Transformer(nnx.Module):
         if earlier is not None:
             given = _join(earlier, given)
         # derived keys may be made from several tokens, so those before the rows must be there
-        keys = {**given, **method.derived_keys(parameters, given, layout)}
+        keys = {**given, **self._derived_keys(method, parameters, given, layout)}
         at = method.positions(positions, layout)
         kept.append(given if keep == "given" else {name: keys[name] for name in at})
         # rotation comes last: what was kept above is not rotated
@@ -380,8 +390,12 @@ class Transformer(nnx.Module):
             k, v = keys[name]
             turned[name] = rope(k, places, self.config), v
         inputs = method.head_inputs(parameters, y)
+        queries = ("batch", "slots", "heads", None)
         heads = ("batch", None, "heads", None)
+        own = method.cut_keys()
+        read = {name: queries if name in own else heads for name in turned}
         rows = ("batch",)
+        ring = _ring()
         # ``inputs`` is an argument only for a method that has any
         extra = () if inputs is None else (inputs,)
         # the queries are the last of the tokens
@@ -389,20 +403,40 @@ class Transformer(nnx.Module):
         if noted is not None:
             by_noted = per_shard(
                 lambda q, keys, layout, picks, sources, *extra: attend_noted(
-                    method, q, keys, layout, *(extra or (None,)), picks, sources, noted.replay
+                    method, q, keys, layout, *(extra or (None,)), picks, sources, noted.replay, ring
                 ),
-                (heads, heads, rows, heads, rows, *(heads for _ in extra)),
-                (heads, heads),
+                (queries, read, rows, heads, rows, *(queries for _ in extra)),
+                (queries, heads),
             )
             out, agreement = by_noted(q, turned, layout, noted.picks, noted.sources, *extra)
             shares.append(agreement)
             return out
         mapped = per_shard(
-            lambda q, keys, layout, *extra: method.attend(q, keys, layout, *(extra or (None,))),
-            (heads, heads, rows, *(heads for _ in extra)),
-            heads,
+            lambda q, keys, layout, *extra: method.attend(
+                q, keys, layout.cut(ring), *(extra or (None,))
+            ),
+            (queries, read, rows, *(queries for _ in extra)),
+            queries,
         )
         return mapped(q, turned, layout, *extra)
+
+    def _derived_keys(
+        self, method: Method, parameters: Parameters, given: Keys, layout: Layout
+    ) -> Keys:
+        """``Method.derived_keys``, where the tokens of rows are cut by every device of its part."""
+        ring = _ring()
+        if ring is None or not method.cut_keys():
+            return method.derived_keys(parameters, given, layout)
+        keys = ("batch", "slots", "heads", None)
+        described = method.parameters(self.config.layer_shape)
+        mapped = per_shard(
+            lambda parameters, given, layout: method.derived_keys(
+                parameters, given, layout.cut(ring)
+            ),
+            ({name: described[name].axes for name in parameters}, keys, ("batch",)),
+            keys,
+        )
+        return mapped(parameters, given, layout)
 
     def new_keys(
         self, method: Method, parameters: Parameters, layer: Layers, y: Float[Array, "B T D"]
@@ -419,7 +453,7 @@ class Transformer(nnx.Module):
     def embed_tokens(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Embeddings in the compute dtype."""
         table = gathered(self.embed.table)[...]
-        return constrain(table[tokens].astype(self.config.dtype), "batch", None, None)
+        return constrain(table[tokens].astype(self.config.dtype), "batch", "slots", None)
 
     def qkv(
         self, layer: Layers, y: Float[Array, "B T D"], positions: Int[Array, "B T"] | None = None
@@ -497,7 +531,7 @@ class Transformer(nnx.Module):
 
     def _within(self, y: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Hidden states as the products of a layer read them."""
-        return constrain(y, "batch", None, None) if self.config.sequence_parallel else y
+        return constrain(y, "batch", "slots", None) if self.config.sequence_parallel else y
 
     def finish(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The normalisation after the last layer."""

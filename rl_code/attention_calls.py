@@ -83,7 +83,8 @@ def _shape(config: RunConfig, model: ModelConfig, mesh: MeshConfig) -> CallShape
         num_kv_heads=max(1, model.num_kv_heads // mesh.tensor),
         head_dim=model.head_dim,
         train_rows=max(1, pack.rows // max(1, mesh.row_shards) // config.train.micro_batches),
-        train_tokens=pack.slots + pack.prompt_slots,
+        # of a device: attention goes through the keys of one after another
+        train_tokens=(pack.slots + pack.prompt_slots) // (mesh.context or 1),
         prefill_rows=engine.prefill_rows,
         prefill_tokens=engine.prefill_tokens,
         # a drafted token attends as a row of its own

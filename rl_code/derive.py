@@ -51,8 +51,8 @@ WHY = {
     "train.optimizer.total_steps": "train.steps x train.epochs",
     "train.loss.constant_length": "the most tokens a trajectory can sample",
     "train.pack.rows": "a row for each group, or for each trajectory",
-    "train.pack.slots": "limits, and train.group_size where groups share a row",
-    "train.pack.targets": "limits, and train.group_size where groups share a row",
+    "train.pack.slots": "limits, train.group_size where groups share a row, and mesh.context",
+    "train.pack.targets": "limits, train.group_size where groups share a row, and mesh.context",
     "train.pack.runs": "prompts and trajectories of a row, where layers choose blocks",
     "train.micro_batches": "train.pack.rows / (mesh.data x mesh.fsdp x mesh.expert)",
     "sft.optimizer.total_steps": "sft.steps",
@@ -160,10 +160,12 @@ def pack(
     tasks: int,
     group_size: int,
     block: int | None = None,
+    parts: int = 1,
 ) -> PackConfig:
     """A batch's shapes, with room for the worst case; the update skips what is empty.
 
-    prompt: tokens of the longest prompt. tasks: groups of a step. block: of ``block_of``.
+    prompt: tokens of the longest prompt. tasks: groups of a step. block: of ``block_of``. parts:
+    devices over which the slots and the targets of a row are cut.
     """
     sampled = sampled_tokens(limits)
     # The most tokens that can follow a prompt. With several turns that is all the shortest prompt
@@ -188,6 +190,8 @@ def pack(
         # An aligned run takes up to three blocks more than its tokens, so there are no more runs
         # than this needs: a prompt, and what each trajectory adds to it.
         given = dataclasses.replace(given, runs=prompts + together)
+    for name in ("slots", "targets"):
+        shapes[name] += -shapes[name] % parts
     return _filled(given, **shapes)
 
 
@@ -229,7 +233,8 @@ def _train(
     train = config.train
     groups = train.tasks_per_step, train.group_size
     limits = config.limits
-    packing = pack(train.pack, limits, shapes.prompt_length, *groups, block)
+    parts = config.mesh.context or 1
+    packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts)
     packing = dataclasses.replace(packing, max_staleness=max_staleness, documents=documents)
     loss = _filled(train.loss, constant_length=sampled_tokens(limits))
     shards = config.mesh.row_shards

@@ -165,6 +165,8 @@ class RunConfig:
         if self.documents is not None:
             self._check_documents(self.documents)
         self._check_picks()
+        if self.mesh.context not in (None, 1):
+            self._check_context(self.mesh.context)
         if self.model.lora is not None:
             self._check_adapters()
         if train.pack.prompt_slots and self.model.offload_activations:
@@ -198,6 +200,23 @@ class RunConfig:
             if optimizer is not None and optimizer.offload:
                 return f"{name}.optimizer.offload"
         return "model.offload_activations" if self.model.offload_activations else None
+
+    def _check_context(self, parts: int) -> None:
+        """Raises ValueError where rows cannot be cut over the axis context."""
+        rows = {"train.pack.slots": self.train.pack.slots}
+        if self.sft is not None:
+            rows["sft.slots"] = self.sft.slots
+        for name, slots in rows.items():
+            if slots % parts:
+                raise ValueError(
+                    f"{name}={slots} must be a multiple of mesh.context={parts}, over which the "
+                    "tokens of a row are cut"
+                )
+        if self.train.pack.prompt_slots:
+            raise ValueError(
+                f"train.pack.prompt_slots={self.train.pack.prompt_slots} means two phases, whose "
+                f"rows mesh.context={parts} cannot cut: leave one of the two out"
+            )
 
     def _check_picks(self) -> None:
         """Raises ConfigError where nothing can be noted or replayed."""

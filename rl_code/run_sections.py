@@ -195,6 +195,11 @@ class RolloutConfig:
                     f"{name}.fsdp={mesh.fsdp} must be 1: devices that only sample have the whole "
                     f"weights; set {name}.data={mesh.row_shards} for as many rows"
                 )
+            if mesh is not None and mesh.context not in (None, 1):
+                raise ValueError(
+                    f"{name}.context={mesh.context} must be 1: devices that only sample have whole "
+                    f"rows; set {name}.data={mesh.row_shards * mesh.context} for as many rows"
+                )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,7 +93,8 @@ class Demonstrations:
             longest = max(longest, len(example.tokens))
             if total >= rows * slots:
                 break
-        while slots % 2 == 0 and slots // 2 >= max(longest, least):
+        parts = self._run.config.mesh.context or 1
+        while slots % (2 * parts) == 0 and slots // 2 >= max(longest, least):
             rows *= 2
             slots //= 2
         return rows, slots

@@ -17,6 +17,9 @@ class Dense(Method):
 
     reads_all_pages = True
 
+    def cut_keys(self):
+        return ("main",)
+
     def windows(self):
         return (None,)
 

@@ -124,6 +124,13 @@ class Method:
         """
         return None
 
+    def cut_keys(self) -> tuple[str, ...]:
+        """The branches of keys of which ``attend`` reads no more than the device's own part, where
+        the tokens of rows are cut over devices. It reads them through the layout
+        (``Layout.attend``, ``place``, ``attend_chosen``). Of other branches it gets whole rows.
+        """
+        return ()
+
     def noted_picks(self) -> int | None:
         """The most blocks that a query chooses by each key/value head, where the choice can be
         noted and replayed (``attention.picks``); None where it cannot.
@@ -156,7 +163,10 @@ class Method:
         return {}
 
     def derived_keys(self, parameters: Parameters, keys: Keys, layout: Layout) -> Keys:
-        """Keys and values that are computed from the other keys of whole rows, not rotated."""
+        """Keys and values that are computed from the other keys of whole rows, not rotated.
+
+        With ``cut_keys``, where the tokens of rows are cut, both are this device's part.
+        """
         return {}
 
     def positions(self, positions: Int[Array, "B S"], layout: Layout) -> dict[str, jax.Array]:
@@ -194,7 +204,8 @@ class Method:
         """Attention of whole rows, in training and when a prompt's rows are computed at once.
 
         keys: the branches that ``positions`` names, rotated as q is. inputs: from ``head_inputs``.
-        Under a mesh it runs within ``shard_map``: every device has its own rows and heads.
+        Under a mesh it runs within ``shard_map``: every device has its own rows and heads, and its
+        part of the queries where those are cut (``Layout``).
         """
         raise NotImplementedError(f"{type(self).__name__}.attend")
 

@@ -42,10 +42,15 @@ class MoBA(Method):
     def block_size(self):
         return self.block
 
+    def cut_keys(self):
+        return ("main",)
+
     def attend(self, q, keys, layout, inputs):
         blocks = layout.blocks[self.block]
-        k, v = (blocks.place(x) for x in keys["main"])
-        return moba_attention(q, k, v, layout.queries, blocks, self)[0]
+        k, v = (layout.place(self.block, x) for x in keys["main"])
+        means = layout.whole(block_means(k, layout.mine(blocks.tokens.segments), self.block))
+        picks = pick_blocks(q, means, layout.queries, blocks, self)
+        return layout.attend_chosen(q, (k, v), picks, self.block)
 
     def pages(self, shape: PageShape) -> LayerPages:
         """The pages of "main", and of "means" where keys are kept rotated.
@@ -131,13 +136,20 @@ def moba_picks(
     """The blocks of every query head, -1 where it sees fewer than ``picks``; ties go to the lower
     number.
     """
-    q, k = (jax.lax.stop_gradient(x) for x in (q, k))
-    real = (blocks.tokens.segments > 0).reshape(k.shape[0], -1, config.block)
-    k = k.astype(jnp.promote_types(jnp.float32, k.dtype)).reshape(*real.shape, *k.shape[2:])
+    means = block_means(k, blocks.tokens.segments, config.block)
+    return pick_blocks(q, means, q_tokens, blocks, config)
+
+
+def block_means(
+    k: Float[Array, "B S K H"], segments: Int[Array, "B S"], block: int
+) -> Float[Array, "B J K H"]:
+    """The mean of every block's keys in float32, without a gradient. segments: 0 for padding."""
+    real = (segments > 0).reshape(k.shape[0], -1, block)
+    k = jax.lax.stop_gradient(k).astype(jnp.promote_types(jnp.float32, k.dtype))
+    k = k.reshape(*real.shape, *k.shape[2:])
     # the places of padding may hold anything
     sums = jnp.sum(jnp.where(real[..., None, None], k, 0.0), axis=2)
-    means = sums / jnp.maximum(jnp.sum(real, axis=2), 1)[..., None, None]
-    return pick_blocks(q, means, q_tokens, blocks, config)
+    return sums / jnp.maximum(jnp.sum(real, axis=2), 1)[..., None, None]
 
 
 def pick_blocks(
@@ -148,6 +160,7 @@ def pick_blocks(
     config: MoBA,
 ) -> Int[Array, "B T N n"]:
     """``moba_picks`` by the mean of every block's keys, float32."""
+    q = jax.lax.stop_gradient(q)
     heads = blocks.heads
     # a mean of infinities must not rank last: see ``best_blocks``
     means = jnp.where(jnp.isfinite(means), means, jnp.nan)

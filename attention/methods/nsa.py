@@ -92,6 +92,10 @@ class NSA(Selection, Method):
     def block_size(self):
         return self.block
 
+    def cut_keys(self):
+        # compressed keys are few: every device has those of whole rows
+        return ("main", "window")
+
     def noted_picks(self):
         return self.picks
 
@@ -132,8 +136,14 @@ class NSA(Selection, Method):
 
     def derived_keys(self, parameters, keys, layout) -> Keys:
         # a stretch must not mix runs, so the keys are first moved to the places of their blocks
-        placed = (layout.blocks[self.block].place(x) for x in keys["raw"])
-        return {"compressed": self.compressed(parameters, *placed)}
+        placed = (layout.place(self.block, x) for x in keys["raw"])
+        if layout.ring is None:
+            return {"compressed": self.compressed(parameters, *placed)}
+        # the last stretches reach into the places of the next device
+        reach = -(-self.length // self.stride) * self.stride - self.stride
+        longer = (jnp.concatenate([x, layout.ring.after(x[:, :reach])], 1) for x in placed)
+        found = self.compressed(parameters, *longer)
+        return {"compressed": tuple(x[:, : x.shape[1] - reach // self.stride] for x in found)}
 
     def compressed(
         self, parameters: Parameters, k: Float[Array, "B S K H"], v: Float[Array, "B S K H"]
@@ -173,11 +183,8 @@ class NSA(Selection, Method):
         return found, picks
 
     def attend_chosen_blocks(self, q, keys, layout, inputs, found, picks):
-        blocks = layout.blocks[self.block]
-        main = tuple(blocks.place(x) for x in keys["main"])
-        selected, _ = selected_attention(
-            q, *main, picks, layout.queries.order, blocks.order, size=self.block
-        )
+        main = tuple(layout.place(self.block, x) for x in keys["main"])
+        selected = layout.attend_chosen(q, main, picks, self.block)
         window = layout.attend(q, keys["window"], self.window)
         return gated(found, selected, window, inputs)
 

@@ -16,6 +16,7 @@ Dimensions: B rows, T queries, S keys, N query heads, K key/value heads, H head 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,9 @@ from pallas_kernels.tokens import TAIL, Tokens
 class GatedDocuments(Method):
     """Attention to every key that a token may see, in two parts with a softmax and a gate each."""
 
+    def cut_keys(self):
+        return ("main",)
+
     def parameters(self, shape: LayerShape) -> dict[str, Parameter]:
         size = (shape.embed_dim, shape.num_heads, 2)
         return {"gates": Parameter(size, ("embed", "heads", None), shape.embed_dim**-0.5)}
@@ -42,30 +46,37 @@ class GatedDocuments(Method):
         return jax.nn.sigmoid(project(y, parameters["gates"].astype(y.dtype)))
 
     def attend(self, q, keys, layout, inputs):
-        return gated_documents(q, *keys["main"], layout.queries, layout.tokens, inputs)
+        queries, tokens = layout.queries, layout.tokens
+        return gated_documents(q, keys["main"], queries, tokens, inputs, layout.attend_as)
 
     def attend_pages(self, pages, q, q_tokens, reader, inputs):
-        return gated_documents(
-            q, *reader.rows(pages["main"]), q_tokens, reader.pages.tokens, inputs
-        )
+        keys = reader.rows(pages["main"])
+        return gated_documents(q, keys, q_tokens, reader.pages.tokens, inputs)
 
     def calls(self, shape: CallShape) -> tuple[Call, ...]:
         return rows_calls("own keys, other documents", shape, decode=True)
 
 
+def _attend(q, keys, q_tokens: Tokens, k_tokens: Tokens):
+    return dense_attention(q, *keys, q_tokens, k_tokens)
+
+
 def gated_documents(
     q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
+    keys: tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]],
     q_tokens: Tokens,
     k_tokens: Tokens,
     gates: Float[Array, "B T N 2"],
+    attend: Callable[..., tuple[jax.Array, jax.Array]] = _attend,
 ) -> Float[Array, "B T N H"]:
-    """The gated sum of both parts. gates: after the sigmoid, own part first."""
-    own, _ = dense_attention(q, k, v, _without_documents(q_tokens), _without_documents(k_tokens))
+    """The gated sum of both parts.
+
+    gates: after the sigmoid, own part first. attend: (q, keys, q_tokens, k_tokens) -> (out, lse).
+    """
+    own, _ = attend(q, keys, _without_documents(q_tokens), _without_documents(k_tokens))
     in_tail = q_tokens.documents == TAIL
     in_document = k_tokens.documents > 0
-    others, _ = dense_attention(q, k, v, _only(q_tokens, in_tail), _only(k_tokens, in_document))
+    others, _ = attend(q, keys, _only(q_tokens, in_tail), _only(k_tokens, in_document))
     first, second = jnp.split(cleaned(gates).astype(own.dtype), 2, axis=-1)
     return marked(own * first + others * second, ~jnp.isfinite(gates).all(axis=-1))
 

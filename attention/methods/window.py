@@ -19,6 +19,9 @@ class Window(Method):
         if self.window < 1:
             raise ValueError(f"Window: window={self.window} must be at least 1")
 
+    def cut_keys(self):
+        return ("main",)
+
     def windows(self):
         return (self.window,)
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from attention.layout import Before
 from attention.picks import Noted
 from models.moe import Routing
-from models.sharding import constrain
+from models.sharding import constrain, context_size
 from pallas_kernels.tokens import Tokens
 from rl_code.learner import picks
 from rl_code.learner.batching import tokens_of
@@ -62,7 +62,10 @@ def target_logprobs(
 
     The entropy carries a gradient only when asked to.
     """
-    logits = constrain(model.logits(hidden).astype(jnp.float32), "batch", None, "vocab")
+    # targets are cut like the tokens of rows, where they can be
+    places = None if targets.shape[1] % context_size() else "slots"
+    hidden = constrain(hidden, "batch", places, None)
+    logits = constrain(model.logits(hidden).astype(jnp.float32), "batch", places, "vocab")
     if temperature != 1.0:
         logits = logits / temperature
     norm = jax.nn.logsumexp(logits, axis=-1)

@@ -1,12 +1,13 @@
 """Prefill and decode over a paged KV cache: jitted programs of fixed shape, for every attention
 method.
 
-Every program is a shard_map over the mesh axes of rows, ``data``, ``fsdp`` and ``expert``. Each
-shard has pages of its own and the whole weights. It loops on its own, so decoding needs no
-collective over these axes. An exception is ``expert`` in a model with experts: its shards have some
-of the experts each, exchange tokens at every step, and leave the loop together. Over the axis
-``tensor`` pages and attention are cut by heads (``models.paged``), and the rest is left to the
-compiler. Which page holds what is decided on the host (``page_pool``, ``scheduler``).
+Every program is a shard_map over ``data``, ``fsdp``, ``context`` and ``expert``, over all of which
+rows are cut. Each shard has pages of its own and the whole weights. It loops on its own, so
+decoding needs no collective over these axes. An exception is ``expert`` in a model with experts:
+its shards have some of the experts each, exchange tokens at every step, and leave the loop
+together. Over the axis ``tensor`` pages and attention are cut by heads (``models.paged``), and the
+rest is left to the compiler. Which page holds what is decided on the host (``page_pool``,
+``scheduler``).
 
 The numbers of a row depend only on its own tokens. Every shape is fixed, no sum runs over more than
 one row, and random numbers are drawn per (group, index in the group, position). The same seed
@@ -35,7 +36,7 @@ from attention.picks import choosing, compact, narrowest
 from models.adapter_rows import for_rows
 from models.model_config import ModelConfig
 from models.paged import decode_tokens, forward, gather_pages, model_cache, put_pages_back
-from models.sharding import ROW_AXES, per_shard, shard_specs, shared_by, use_mesh
+from models.sharding import SAMPLER_AXES, per_shard, shard_specs, shared_by, use_mesh
 from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput, empty_input, empty_runs
 from rl_code.rollout.drafts import NONE, propose
@@ -274,22 +275,22 @@ class Engine:
         mesh: Mesh | AbstractMesh,
     ):
         self.config, self.sampling, self.mesh = config, sampling, mesh
-        self.shards = math.prod(mesh.shape[name] for name in ROW_AXES)
+        self.shards = math.prod(mesh.shape[name] for name in SAMPLER_AXES)
         methods = model_config.attention * (model_config.num_layers // len(model_config.attention))
         if paged.page_size(methods, config.page) != config.page:
             raise ValueError(
                 f"page={config.page} must be the block of attention={model_config.attention}"
             )
         self._model_config = model_config
-        self._rows = NamedSharding(mesh, P(ROW_AXES))
+        self._rows = NamedSharding(mesh, P(SAMPLER_AXES))
         self._everywhere = NamedSharding(mesh, P())
         # pages are numbered within a shard of the rows, and every device has those of its own heads
-        self._pages = NamedSharding(mesh, P(ROW_AXES, "tensor"))
+        self._pages = NamedSharding(mesh, P(SAMPLER_AXES, "tensor"))
         on_cpu = mesh.abstract_mesh.abstract_device.platform == "cpu"
         self.viewed = config.decode == "view" or (config.decode is None and on_cpu)
 
         # an axis of one device has nothing to cut, for the compiler or for ``per_shard``
-        manual = {*ROW_AXES} | {name for name, size in mesh.shape.items() if size == 1}
+        manual = {*SAMPLER_AXES} | {name for name, size in mesh.shape.items() if size == 1}
         # With several processes, each needs everything that comes to the host, so those results are
         # replicated. With one process, every device keeps its part.
         several = isinstance(mesh, Mesh) and not self._rows.is_fully_addressable
@@ -301,7 +302,7 @@ class Engine:
             """
 
             def program(*given):
-                specs = {"r": P(), "d": P(ROW_AXES)}
+                specs = {"r": P(), "d": P(SAMPLER_AXES)}
                 mapped = jax.shard_map(
                     function,
                     mesh=mesh,
@@ -309,7 +310,7 @@ class Engine:
                         shard_specs(x, manual) if kind == "m" else specs[kind]
                         for kind, x in zip(arguments, given, strict=True)
                     ),
-                    out_specs=P(ROW_AXES),
+                    out_specs=P(SAMPLER_AXES),
                     axis_names=manual,
                     check_vma=False,
                 )

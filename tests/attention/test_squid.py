@@ -26,7 +26,7 @@ def inputs(dtype):
 
 
 def ours(q, k, v, gates):
-    return gated_documents(q, k, v, TOKENS, TOKENS, gates)
+    return gated_documents(q, (k, v), TOKENS, TOKENS, gates)
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", (1e-5, 1e-4)), ("bfloat16", (5e-3, 1e-2))])

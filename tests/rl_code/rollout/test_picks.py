@@ -191,7 +191,13 @@ def test_picks_of_another_model_are_refused_in_words():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "sampling, training", [((1, 1), (1, 1)), ((2, 2), (1, 1)), ((2, 2), (2, 2))]
+    "sampling, training",
+    [
+        (MeshConfig(), MeshConfig()),
+        (MeshConfig(data=2, tensor=2), MeshConfig()),
+        (MeshConfig(data=2, tensor=2), MeshConfig(data=2, tensor=2)),
+        (MeshConfig(), MeshConfig(data=2, context=4)),
+    ],
 )
 def test_documents_and_meshes_keep_blocks_where_they_are(sampling, training):
     """Files in prompts and answers, of which those in the prompts stand in a batch once."""
@@ -205,7 +211,7 @@ def test_documents_and_meshes_keep_blocks_where_they_are(sampling, training):
         for seed in range(2)
     ]
     engine = dataclasses.replace(WITH_DOCUMENTS, note_picks=True)
-    mesh = make_mesh(MeshConfig(*sampling))
+    mesh = make_mesh(sampling)
     scheduler = Scheduler(
         Engine(MIXED, engine, SAMPLING, (STOP,), mesh), Letters(), workers=4, tool_timeout_s=30.0
     )
@@ -220,7 +226,7 @@ def test_documents_and_meshes_keep_blocks_where_they_are(sampling, training):
     advantages = [[0.5 - t.index for t in group.trajectories] for group in groups]
     shapes = picks.shapes(MIXED, config.slots)
     batch = pack(groups, advantages, config, version=1, choices=shapes)[0]
-    mesh = make_mesh(MeshConfig(*training))
+    mesh = make_mesh(training)
     found = []
     with jax.set_mesh(mesh):
         for replay in (False, True):

@@ -1,0 +1,112 @@
+"""Rows whose tokens are cut over the axis ``context``: the same updates on eight devices."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+
+from launch.kernel_programs import changed
+from models.model_config import MoE
+from models.sharding import MeshConfig, make_mesh, parameter_shardings, partition_spec
+from models.transformer import abstract_model
+from rl_code.learner.batching import PackConfig, empty_batch, pack
+from rl_code.learner.update import abstract_state, init_state
+from tests.models.small import small_config
+from tests.rl_code.learner.conftest import METHODS
+from tests.rl_code.learner.steps import (
+    LOSS,
+    ONE,
+    OPTIMIZER,
+    SIZES,
+    advantages_of,
+    assert_close,
+    first_step,
+    fresh,
+    update_for,
+)
+
+EXPERTS = MoE(experts=4, active=2, mlp_dim=8, shared=1, fold=True)
+CASES = {
+    "nsa": (dict(attention=METHODS["nsa"]), MeshConfig(context=8)),
+    "dense-window": (
+        dict(attention=METHODS["dense-window"], sequence_parallel=True),
+        MeshConfig(fsdp=2, context=2, tensor=2),
+    ),
+    "moba-documents": (
+        dict(attention=METHODS["moba-documents"]),
+        MeshConfig(data=2, context=2, tensor=2),
+    ),
+    "experts": (dict(moe=EXPERTS), MeshConfig(context=2, expert=2, tensor=2)),
+}
+
+
+def start(model, mesh, batch):
+    """The state of a model on a mesh, and the other arguments of an update."""
+    model = jax.device_put(model, parameter_shardings(model, mesh))
+    state = init_state(model, OPTIMIZER)
+    rows = jax.device_put(batch, NamedSharding(mesh, partition_spec(("batch",))))
+    ref = batch.logprobs - 0.2 * np.sin(batch.targets)
+    prox = batch.logprobs + 0.1 * np.cos(batch.targets)
+    return state, rows, prox, ref
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.quick(first=1)
+def test_updates_are_those_of_one_device(case, build):
+    options, config = CASES[case]
+    model = build.model(num_heads=4, num_kv_heads=2, **options)
+    batch = pack(build.turns(SIZES), advantages_of(SIZES), ONE, version=0)[0]
+    gradient, metrics, _ = first_step(model, batch, runs=ONE.runs)
+    mesh = make_mesh(config)
+    copy = fresh(model)
+    with jax.set_mesh(mesh):
+        arguments = start(copy, mesh, batch)
+        state, found = update_for(LOSS, OPTIMIZER, 2, ONE.runs)(*arguments)
+    assert_close(optax.tree.get(state.opt_state, "mu"), gradient)
+    assert_close(found, metrics)
+
+
+def working_bytes(context: int) -> int:
+    """Temporary memory of a device in an update of a model over one long row."""
+    methods = METHODS["dense-window"]
+    mesh = make_mesh(MeshConfig(context=context))
+    with jax.set_mesh(mesh):
+        config = small_config(attention=methods, remat=True, num_layers=2)
+        model = abstract_model(config, mesh)
+        state = abstract_state(model, OPTIMIZER)
+        batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, np.asarray(x).dtype),
+            empty_batch(PackConfig(1, 2**14, 64, 0, False), 1),
+        )
+        update = update_for(LOSS, OPTIMIZER, 1, 2)
+        compiled = update.lower(state, batch, batch.mask, batch.mask).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.long
+def test_memory_of_a_device_falls_with_its_part_of_the_row():
+    whole, cut = (working_bytes(context) for context in (1, 8))
+    # every device knows of whole rows who sees whom
+    assert cut < whole / 6
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"train.pack.slots": 100}, r"train.pack.slots=100 must be a multiple of mesh.context=8"),
+        ({"sft.slots": 100}, r"sft.slots=100 must be a multiple of mesh.context=8"),
+        ({"train.pack.prompt_slots": 64}, r"prompt_slots=64 means two phases"),
+        ({"rollout.mesh.context": 2}, r"mesh.context=2 must be 1: .* set mesh.data=2"),
+    ],
+)
+def test_rows_that_cannot_be_cut_are_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        changed("quickstart", {"mesh.context": 8} | changes)
+
+
+def test_shapes_that_follow_from_others_can_be_cut():
+    pack = changed("quickstart", {"mesh.context": 7, "sft.slots": 161}).train.pack
+    assert pack.slots % 7 == 0 and pack.targets % 7 == 0
