@@ -8,6 +8,7 @@ python -m launch.bench async [--steps=5]
 python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile]
 python -m launch.bench engine [--batches=1,8,64 --prompt=1024]
 python -m launch.bench speculation [--batches=1,8,64 --drafts=4 --played=runs/quickstart]
+python -m launch.bench record [--actors=100 --groups=10000 --storage_ms=1 --steps=3]
 python -m launch.bench million --device=cpu [--tokens=1000000 --device_mib=64 ...]
 
 Each takes --json=<file> for its numbers. The benches themselves are in benchmarks/.
@@ -29,6 +30,7 @@ from benchmarks import (
     grouped,
     million,
     overlap,
+    record,
     rl_step,
     speculation,
     swap,
@@ -48,6 +50,7 @@ BENCHES = {
     "overlap": overlap.main,
     "engine": engine.main,
     "speculation": speculation.main,
+    "record": record.main,
 }
 # Benches of a whole system, for which the CPU stands for a device per core.
 ON_ALL_CORES = ("rl_step", "async", "overlap", "engine", "speculation")

@@ -38,6 +38,7 @@ from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig, refuse_sync
 from rl_code.store import audit
 from rl_code.store import steps as steps_lib
+from rl_code.store.missing import holders
 from rl_code.store.store import GroupStore
 from rl_code.weights.waiting import Deadline
 from rl_code.workdir import LEARNER, STORE
@@ -274,10 +275,10 @@ def held(folder: Path, actor: str) -> set[tuple[int, int]]:
         listing = store.reader.listing(step)
         if listing is None or listing.consumed:
             continue
-        for item in store.items(step, listing):
-            holder = store.holder(item, listing)
-            if item.number not in listing.groups and holder is not None and holder.name == actor:
-                found.add((step, item.number))
+        delivered = store.reader.groups(step, listing)
+        for number, holder in holders(store.reader, step, listing).items():
+            if number not in delivered and holder is not None and holder.name == actor:
+                found.add((step, number))
     return found
 
 

@@ -5,7 +5,8 @@ that ``launch.faults --storage_ms`` starts have slow storage, and nothing in the
 native code reads and writes (the arrays of checkpoints and versions) stays fast.
 
 SLOW_STORAGE: the folders, with ``os.pathsep`` between them. SLOW_STORAGE_MS: mean delay of an
-operation on a path in them; every ``STALL_EVERY``-th one, at random, takes ``STALL`` times as long.
+operation on a path in them; every ``STALL_EVERY``-th one, at random, takes ``STALL`` times as long,
+unless SLOW_STORAGE_STALLS is 0.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from typing import Any
 STALL_EVERY = 500
 STALL = 100
 # Those whose first argument is a path.
-OPERATIONS = ("open", "link", "replace", "rename", "unlink", "mkdir", "rmdir", "listdir", "scandir")
+OPERATIONS = (
+    "open", "stat", "link", "replace", "rename", "unlink", "mkdir", "rmdir", "listdir", "scandir",
+)  # fmt: skip
 
 
-def install(folders: tuple[str, ...], mean_ms: float) -> None:
+def install(folders: tuple[str, ...], mean_ms: float, stalls: bool) -> None:
     """Slows what this process does in the folders from now on."""
     chance = random.Random(os.getpid())
 
     def wait() -> None:
         delay_ms = 2 * mean_ms * chance.random()
-        if chance.randrange(STALL_EVERY) == 0:
+        if stalls and chance.randrange(STALL_EVERY) == 0:
             delay_ms = STALL * mean_ms
         time.sleep(delay_ms / 1000)
 
@@ -57,5 +60,7 @@ def install(folders: tuple[str, ...], mean_ms: float) -> None:
 
 if "SLOW_STORAGE" in os.environ:
     install(
-        tuple(os.environ["SLOW_STORAGE"].split(os.pathsep)), float(os.environ["SLOW_STORAGE_MS"])
+        tuple(os.environ["SLOW_STORAGE"].split(os.pathsep)),
+        float(os.environ["SLOW_STORAGE_MS"]),
+        os.environ.get("SLOW_STORAGE_STALLS", "1") != "0",
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -105,10 +106,15 @@ class Actor:
         return True
 
     def run(self, over: Callable[[], bool]) -> None:
-        """Turn after turn until ``over``."""
+        """Turn after turn until ``over``, which is asked a few times a second."""
         pause = _POLL_S
         worked = time.monotonic()
-        while not over():
+        asked = -math.inf
+        while True:
+            if time.monotonic() >= asked + _LONGEST_POLL_S:
+                if over():
+                    return
+                asked = time.monotonic()
             if self.turn():
                 pause = _POLL_S
                 worked = time.monotonic()

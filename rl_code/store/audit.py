@@ -10,7 +10,7 @@ from pathlib import Path
 from rl_code.store.errors import StoreError
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.reader import Removed
-from rl_code.store.steps import Item, Listing
+from rl_code.store.steps import Item
 from rl_code.store.store import GroupStore
 
 
@@ -76,15 +76,16 @@ class _Audit:
         listing = self.store.reader.listing(step)
         if listing is None:
             return
-        report.takeovers += listing.takeovers
+        report.takeovers += self.store.takeovers(step)
         items = self.store.items(step, listing)
         if [item.number for item in items] != list(range(len(items))):
             report.problems.append(
                 f"step {step}: its plan has the numbers {[item.number for item in items]}"
             )
-        if stray := sorted(listing.groups - {item.number for item in items}):
+        groups = self.store.reader.groups(step, listing)
+        if stray := sorted(groups - {item.number for item in items}):
             report.problems.append(f"step {step}: groups {stray} are in no plan")
-        delivered = self._records(items, listing)
+        delivered = self._records([item for item in items if item.number in groups])
         if not listing.consumed:
             self._open = step if self._open is None else self._open
             report.waiting += len(delivered)
@@ -97,12 +98,10 @@ class _Audit:
             )
         self._check_consumption(step, items, delivered)
 
-    def _records(self, items: list[Item], listing: Listing) -> dict[int, GroupRecord]:
-        """The sound groups of a step by number."""
+    def _records(self, items: list[Item]) -> dict[int, GroupRecord]:
+        """The sound groups of these items by number."""
         delivered = {}
         for item in items:
-            if item.number not in listing.groups:
-                continue
             try:
                 record = self.store.record(item.step, item.number)
             except StoreError as error:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from absl import logging
@@ -25,6 +25,7 @@ from rl_code import files
 from rl_code.store import group_records, shards
 from rl_code.store import steps as steps_lib
 from rl_code.store.errors import StoreError, explain
+from rl_code.store.group_logs import OpenFiles
 from rl_code.store.processes import StoreProcess
 from rl_code.store.reader import REMOVED, RecordReader, Removed
 from rl_code.store.sealed import seal
@@ -86,10 +87,13 @@ class Compaction:
         listing = self._reader.planned(step)
         names = [steps_lib.part_path(self._store, step, first).name for first in listing.parts]
         small = {name: (folder / name).read_bytes() for name in [*names, steps_lib.CONSUMED]}
-        groups = (
-            (number, self._reader.group_file(step, number)[0]) for number in sorted(listing.groups)
-        )
-        return Content(step, small, listing.claims, groups)
+        numbers = sorted(self._reader.groups(step, listing))
+        return Content(step, small, self._reader.claims(step, listing), self._groups(step, numbers))
+
+    def _groups(self, step: int, numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        with OpenFiles() as opened:
+            for number in numbers:
+                yield number, self._reader.group_file(step, number, opened)[0]
 
     def _sound(self, step: int) -> bool:
         """Whether the files of a step are undamaged; the first that is not is logged."""
@@ -99,8 +103,9 @@ class Compaction:
             missing = {"tokens", "sampled"} - self._reader.consumption(step).keys()
             if missing:
                 raise StoreError(f"its {steps_lib.CONSUMED} has no {', '.join(sorted(missing))}")
-            for number in listing.groups:
-                group_records.check(*self._reader.group_file(step, number))
+            with OpenFiles() as opened:
+                for number in self._reader.groups(step, listing):
+                    group_records.check(*self._reader.group_file(step, number, opened))
         except StoreError as error:
             logging.warning("step %d stays in its folder and in no shard: %s", step, error)
             self._damaged.add(step)

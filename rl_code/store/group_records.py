@@ -1,4 +1,4 @@
-"""A finished group as one file: who sampled it, when, with which weights, and all of it.
+"""A finished group as bytes: who sampled it, when, with which weights, and all of it.
 
     magic "RLGROUP\\n", schema, size of the header, size of the group,
     CRC-32 of everything but itself
@@ -7,9 +7,9 @@
 
 Header and group are bytes of ``serialization.dumps``.
 
-Until its step is consumed, each group is a file of its own: the link that gives the file its name
-makes delivery atomic and exactly-once. Groups of consumed steps are put together in shards
-(``shards``), from which this file is read again, bit for bit.
+Until its step is consumed, a group stands in a file of the actor that sampled it (``group_logs``).
+Groups of consumed steps are put together in shards (``shards``), from which the same bytes are read
+again.
 """
 
 from __future__ import annotations
@@ -106,6 +106,23 @@ def check(data: bytes, name: object) -> tuple[bytes, bytes]:
     return content[:header_size], content[header_size:]
 
 
+def address(data: bytes, name: object) -> tuple[int, int]:
+    """Step and number of the item that a record answers; raises as ``decode``."""
+    header = serialization.loads(check(data, name)[0])
+    return header["step"], header["number"]
+
+
+def size(data: bytes, begin: int) -> int:
+    """How many bytes the record takes that begins there; 0 if no record begins there, or not all of
+    it is there.
+    """
+    if data[begin : begin + len(_MAGIC)] != _MAGIC or len(data) < begin + START:
+        return 0
+    _, _, header_size, group_size = _PREAMBLE.unpack_from(data, begin)
+    whole = START + header_size + group_size
+    return whole if begin + whole <= len(data) else 0
+
+
 def versions(group: Group) -> tuple[int, ...]:
     """The versions of the weights that sampled the group's tokens, oldest first; () when nothing
     was sampled.
@@ -118,8 +135,8 @@ def versions(group: Group) -> tuple[int, ...]:
 
 def _damaged(name: object, how: str) -> StoreError:
     return StoreError(
-        f"{name} is damaged: {how}. Restore it; or, if its step is not consumed, "
-        "delete it and the claims on its item to have it sampled again"
+        f"{name} is damaged: {how}. Restore it; or, if its step is not consumed, delete the claims "
+        "on its item, and the file if it holds this group alone, to have it sampled again"
     )
 
 

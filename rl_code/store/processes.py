@@ -2,6 +2,7 @@
 number.
 
     processes/actor-0/3.json       heartbeat of the third restart (incarnation 3) of "actor-0"
+    processes/actor-0/claim.3.0    who it is; its claims are further names of this file
     processes/actor-0/aside.3.17   what incarnation 3 is writing; a later incarnation of the same
                                    name deletes it
 """
@@ -9,6 +10,7 @@ number.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -24,7 +26,7 @@ from rl_code.store.sealed import seal
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _HEARTBEAT = re.compile(r"(\d+)\.json")
-_ASIDE = re.compile(r"aside\.(\d+)\.\d+")
+_ASIDE = re.compile(r"(?:aside|claim)\.(\d+)\.\d+")
 
 
 class ProcessId(NamedTuple):
@@ -51,6 +53,8 @@ class StoreProcess:
             )
         self._folder = store / "processes" / name
         self._writes = itertools.count()
+        self._marks = itertools.count()
+        self._mark: Path | None = None
         with explain("join the store at", self._folder):
             self._folder.mkdir(exist_ok=True)
             self.identity = ProcessId(name, _start(self._folder))
@@ -63,6 +67,27 @@ class StoreProcess:
         """
         with explain(f"write {what} to", path):
             return files.write_once(path, data, self.aside(), synced=synced)
+
+    def claim(self, path: Path, what: str) -> bool:
+        """Gives this process's own file another name; returns False when the name is taken, be it
+        by this process. ``what`` is claimed, for the message of the StoreError it raises.
+
+        That is one operation, and readers tell from a file's inode alone whose claim it is. A file
+        has only so many names; another one is begun when they are used up.
+        """
+        with explain(f"write {what} to", path):
+            while True:
+                if self._mark is None:
+                    self._mark = self._make_mark()
+                try:
+                    os.link(self._mark, path)
+                    return True
+                except FileExistsError:
+                    return False
+                except OSError as error:
+                    if error.errno != errno.EMLINK:
+                        raise
+                    self._mark = None
 
     def beat(self, count: int, *, left: bool = False) -> None:
         """Writes the heartbeat. left: this process has ended in order. Raises StoreError."""
@@ -90,6 +115,12 @@ class StoreProcess:
         deletes what is left there.
         """
         return self._folder / f"aside.{self.identity.incarnation}.{next(self._writes)}"
+
+    def _make_mark(self) -> Path:
+        path = self._folder / f"claim.{self.identity.incarnation}.{next(self._marks)}"
+        content = {"actor": self.identity.name, "incarnation": self.identity.incarnation}
+        files.write_once(path, seal(content | {"when": time.time()}), self.aside())
+        return path
 
 
 def incarnations(folder: Path) -> list[int]:

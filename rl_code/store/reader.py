@@ -6,6 +6,9 @@ folder moved away as a whole, before any of its files is deleted. A step is ther
 least one of the two places at every moment. Where both are there, the shard is read: it comes from
 a process that was killed before it could delete the folder.
 
+Of an open step the learner says for each part of its plan which deliveries it takes
+(``collector``). Until then the first that a reader comes across is as good as any.
+
 Old steps are removed where ``record.keep`` says so. What is removed is written down before it is
 deleted, and reading it raises an error that says so.
 """
@@ -14,19 +17,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_code.store import group_records, shards
 from rl_code.store import steps as steps_lib
 from rl_code.store.errors import StoreError, explain
+from rl_code.store.group_logs import LogReader, OpenFiles, Place
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.sealed import unseal
 from rl_code.store.shards import Shard, ShardStep
 from rl_code.store.steps import CONSUMED, Item, Listing
 
 REMOVED = "removed.json"
+_STEPS = 8  # whose places a reader remembers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +59,12 @@ class RecordReader:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).absolute()
         self._shards: dict[tuple[int, int], Path] = {}
-        # Parts of plans never change, so they are read once.
+        self._list = shards.ShardList(self.folder)
+        self._places: dict[int, dict[int, Place]] = {}  # of groups that stay where they are
+        # Parts of plans never change, nor what was taken for them, so both are read once.
         self._part = functools.lru_cache(maxsize=64)(self._read_part)
+        self._taken = functools.lru_cache(maxsize=64)(self._read_taken)
+        self._arrived = functools.lru_cache(maxsize=8)(self._follow)
 
     def __reduce__(self):
         return RecordReader, (self.folder,)
@@ -102,20 +112,70 @@ class RecordReader:
         listing = listing or self.planned(step)
         return [item for first in listing.parts for item in self._part(step, first)]
 
-    def group_file(self, step: int, number: int) -> tuple[bytes, Path]:
-        """The file of a group as it was delivered, and where it was read."""
+    def groups(self, step: int, listing: Listing | None = None) -> frozenset[int]:
+        """The items of a step that have a group. listing: as for ``items``."""
+
+        def in_folder() -> set[int]:
+            names = listing or self.planned(step)
+            numbers = set(names.alone)
+            for first in names.taken:
+                numbers.update(self._taken(step, first))
+            if not names.taken.issuperset(names.parts):
+                numbers.update(self._arrived(step).look())
+            return numbers
+
+        return frozenset(self._wherever(step, in_folder, lambda entry: entry.groups))
+
+    def claims(self, step: int, listing: Listing | None = None) -> dict[int, int]:
+        """How often each item of a step was claimed before its latest claim; not those that nobody
+        has claimed. listing: as for ``items``.
+        """
+
+        def in_folder() -> dict[int, int]:
+            names = listing or self.planned(step)
+            turns = dict(names.claims)
+            claimed = steps_lib.list_claims(self.folder, step)
+            for first in names.parts:
+                for block in steps_lib.blocks(self.part(step, first)):
+                    if block[0].number in claimed:
+                        turns |= {item.number: claimed[block[0].number][0] for item in block}
+            return turns
+
+        return dict(self._wherever(step, in_folder, lambda entry: entry.claims))
+
+    def group_file(
+        self, step: int, number: int, files: OpenFiles | None = None
+    ) -> tuple[bytes, object]:
+        """A group as it was delivered, and where it was read. files: which stay open for the next
+        groups.
+        """
         if (found := self._in_shard(step)) is not None:
             return _group(found, step, number)
-        path = steps_lib.group_path(self.folder, step, number)
-        data = self._from_folder(step, path, "read the group")
-        return (data, path) if data is not None else _group(self._moved(step), step, number)
+        try:
+            place = self._place(step, number)
+            return self.read_place(step, place, files), place
+        except StoreError:
+            # Whatever it is: the client of a network drive has several words for a file that
+            # another host has deleted.
+            self._look()
+            if (found := self._in_shard(step)) is None:
+                raise
+            return _group(found, step, number)
+
+    def read_place(self, step: int, place: Place, files: OpenFiles | None = None) -> bytes:
+        """The bytes of a group in the folder of a step. files: as for ``group_file``."""
+        try:
+            return place.read() if files is None else files.read(place)
+        except OSError:
+            with explain(f"read the group{self.reason(step)}", place.path):
+                raise
 
     def group(self, step: int, number: int) -> GroupRecord:
         """What was delivered for an item, verified."""
-        data, path = self.group_file(step, number)
-        record = group_records.decode(data, path)
+        data, place = self.group_file(step, number)
+        record = group_records.decode(data, place)
         if (record.step, record.number) != (step, number):
-            raise StoreError(f"{path} holds the group of item ({record.step}, {record.number})")
+            raise StoreError(f"{place} holds the group of item ({record.step}, {record.number})")
         return record
 
     def consumption(self, step: int) -> dict[str, Any]:
@@ -147,8 +207,59 @@ class RecordReader:
 
     # --- Places -----------------------------------------------------------------------------------
 
+    def _wherever[T](
+        self, step: int, in_folder: Callable[[], T], in_shard: Callable[[ShardStep], T]
+    ) -> T:
+        """Something of a step, from its folder or from its shard."""
+        if (found := self._in_shard(step)) is None:
+            failed = None
+            try:
+                result = in_folder()
+            except StoreError as error:
+                failed = error
+            # A folder is moved away before its files are deleted. One that is still there was
+            # whole.
+            if failed is None and steps_lib.step_folder(self.folder, step).is_dir():
+                return result
+            self._look()
+            if (found := self._in_shard(step)) is None:
+                raise failed or StoreError(f"step {step} has gone from {self.folder}")
+        return in_shard(found[1])
+
+    def _place(self, step: int, number: int) -> Place:
+        """Where the group of an item is in the folder of its step."""
+        known = self._places.get(step, {})
+        if number not in known:
+            listing = self.planned(step)
+            known = {} if not listing.consumed else self._alone(step, listing)
+            for first in listing.taken:
+                known |= self._taken(step, first)
+            self._places[step] = known
+            if len(self._places) > _STEPS:
+                self._places.pop(next(iter(self._places)), None)
+            if number not in known:
+                known = self._arrived(step).look() | self._alone(step, listing)
+        if number not in known:
+            for error in self._arrived(step).damaged:  # the item's, or as bad
+                raise error
+            raise StoreError(
+                f"item ({step}, {number}) has no group in {self.folder}{self.reason(step)}"
+            )
+        return known[number]
+
+    def _alone(self, step: int, listing: Listing) -> dict[int, Place]:
+        """The places of groups that are files of their own."""
+        return {n: Place(steps_lib.group_path(self.folder, step, n)) for n in listing.alone}
+
+    def _read_taken(self, step: int, first: int) -> dict[int, Place]:
+        data, path = self._small_file(step, steps_lib.taken_path(self.folder, step, first).name)
+        return steps_lib.parse_taken(data, path, self.folder, step, first)
+
+    def _follow(self, step: int) -> _Arrived:
+        return _Arrived(steps_lib.groups_folder(self.folder, step))
+
     def _look(self) -> None:
-        self._shards = shards.list_shards(self.folder)
+        self._shards = self._list.look()
 
     def _in_shard(self, step: int) -> tuple[Shard, ShardStep] | None:
         """The shard that has a step, among those that were seen."""
@@ -204,10 +315,25 @@ class RecordReader:
         data, path = self._small_file(step, steps_lib.part_path(self.folder, step, first).name)
         return steps_lib.parse_part(data, path)
 
-    def _reason(self, step: int) -> str:
-        """Why a step is not there, if that is known."""
-        removed = self.removed()
-        return f" ({removed})" if removed and step < removed.before else ""
+
+class _Arrived:
+    """What has arrived for an open step, by the first delivery of each item that was seen."""
+
+    def __init__(self, folder: Path):
+        self.damaged: list[StoreError] = []
+        self._places: dict[int, Place] = {}
+        self._logs = LogReader(folder)
+        self._lock = threading.Lock()
+
+    def look(self) -> dict[int, Place]:
+        """The places of the items' groups."""
+        with self._lock:
+            for place, data in self._logs.look():
+                try:
+                    self._places.setdefault(group_records.address(data, place)[1], place)
+                except StoreError as error:
+                    self.damaged.append(error)
+            return dict(self._places)
 
 
 def _of_step(found: Mapping[tuple[int, int], Path], step: int) -> list[Path]:
@@ -215,7 +341,8 @@ def _of_step(found: Mapping[tuple[int, int], Path], step: int) -> list[Path]:
 
 
 def _listing(entry: ShardStep) -> Listing:
-    return steps_lib.list_names(entry.files, entry.claims, entry.groups)
+    listing = steps_lib.list_names(entry.files)
+    return dataclasses.replace(listing, taken=frozenset(listing.parts))
 
 
 def _group(found: tuple[Shard, ShardStep], step: int, number: int) -> tuple[bytes, Path]:

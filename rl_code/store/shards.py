@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import re
 import threading
+import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +39,7 @@ _NAME = re.compile(r"(\d{8,})_(\d{8,})\.arrayrecord")
 _WRITE = "group_size:8,zstd:9"
 _READ = "readahead_buffer_size:0,max_parallelism:0"  # for reading single records
 _OPEN = 32  # shards that a process keeps open
+_COARSE_S = 3.0  # by which times of change may be coarse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +181,44 @@ def list_shards(store: Path) -> dict[tuple[int, int], Path]:
         (int(match[1]), int(match[2])): folder / match[0]
         for match in sorted(found, key=lambda match: match[0])
     }
+
+
+class ShardList:
+    """The shards of a store, listed only when there are others: their folder grows with the run and
+    is asked for often. A folder's time of change tells, which may be coarse: after a change it is
+    listed until that change is some seconds old, by this process's clock.
+    """
+
+    def __init__(self, store: Path):
+        self._store, self._folder = store, store / SHARDS
+        self._found: dict[tuple[int, int], Path] = {}
+        self._mark: tuple[int, int] | None = None
+        self._since = 0.0  # when the mark was first seen
+        self._listed = -math.inf
+
+    def look(self) -> dict[tuple[int, int], Path]:
+        """As ``list_shards``."""
+        mark = self._look()
+        now = time.monotonic()
+        if mark != self._mark:
+            self._mark, self._since = mark, now
+        if self._listed < self._since + _COARSE_S:
+            self._found = list_shards(self._store)
+            self._listed = now
+        return self._found
+
+    def _look(self) -> tuple[int, int] | None:
+        with explain("read", self._folder):
+            # Opening makes a client of NFS ask; a call of stat(2) might be answered from memory.
+            try:
+                descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                return None
+            try:
+                stat = os.fstat(descriptor)
+                return stat.st_ino, stat.st_mtime_ns
+            finally:
+                os.close(descriptor)
 
 
 def open_shard(path: Path) -> Shard:

@@ -88,12 +88,28 @@ def _share(source: Path, target: Path, step: int, reach: Reach, ahead: int) -> i
     for at in steps_lib.steps(source):
         listing = steps_lib.list_step(source, at)
         if at < end and at not in done and listing is not None:
-            folder = _make(target, at)
-            for name in _names(source, at, listing):
-                total += link(steps_lib.step_folder(source, at) / name, folder / name)
+            total += _share_step(source, target, at, listing)
     if reach == "sampled before":
         for at in range(step, step + ahead + 1):
             _take_sampled(RecordReader(source), target, at, step)
+    return total
+
+
+def _share_step(source: Path, target: Path, at: int, listing: Listing) -> int:
+    """Shares the folder of a step; the bytes of shared files."""
+    folder = steps_lib.make_folder(target, at)
+    total = 0
+    for name in _names(source, at, listing):
+        total += link(steps_lib.step_folder(source, at) / name, folder / name)
+    groups = steps_lib.groups_folder(source, at)
+    if listing.consumed:
+        return total + (link_tree(groups, folder / "groups") if groups.is_dir() else 0)
+    # Actors of the parent go on with the files of an open step, and what they deliver from now on
+    # is not the fork's. So the groups that are there become files of their own.
+    reader = RecordReader(source)
+    for number in reader.groups(at, listing) - listing.alone:
+        path = steps_lib.group_path(target, at, number)
+        _write(path, reader.group_file(at, number)[0])
     return total
 
 
@@ -101,7 +117,9 @@ def _names(store: Path, at: int, listing: Listing) -> Iterator[str]:
     """The files of a step's folder that are shared."""
     for first in listing.parts:
         yield steps_lib.part_path(store, at, first).name
-    for number in sorted(listing.groups):
+        if listing.consumed and first in listing.taken:
+            yield steps_lib.taken_path(store, at, first).name
+    for number in sorted(listing.alone):
         yield steps_lib.group_path(store, at, number).name
     if listing.consumed:
         yield steps_lib.CONSUMED
@@ -116,12 +134,12 @@ def _take_sampled(reader: RecordReader, target: Path, at: int, step: int) -> Non
         return
     groups = {
         number
-        for number in listing.groups
+        for number in reader.groups(at, listing)
         if max(reader.group(at, number).versions, default=0) <= step
     }
     for first in listing.parts:
         part = reader.part(at, first)
-        folder = _make(target, at)
+        folder = steps_lib.make_folder(target, at)
         _write(steps_lib.part_path(target, at, first), steps_lib.part_bytes(part))
         for item in part:
             if item.number in groups:
@@ -132,20 +150,13 @@ def _take_sampled(reader: RecordReader, target: Path, at: int, step: int) -> Non
             return
 
 
-def _make(target: Path, at: int) -> Path:
-    folder = steps_lib.step_folder(target, at)
-    with explain("make the folder of a step", folder):
-        folder.mkdir(exist_ok=True)
-    return folder
-
-
 def _write(path: Path, data: bytes) -> None:
     with explain("write", path):
         path.write_bytes(data)
 
 
 def _count(reader: RecordReader, step: int, total: int) -> Shared:
-    counts = {at: len(reader.planned(at).groups) for at in reader.steps()}
+    counts = {at: len(reader.groups(at)) for at in reader.steps()}
     before = [count for at, count in counts.items() if at < step]
     return Shared(len(before), sum(before), sum(counts.values()) - sum(before), total)
 

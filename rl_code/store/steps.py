@@ -1,21 +1,32 @@
 """The folder of one training step: what is planned, who has claimed it, what is there, and whether
 the step is consumed.
 
-    steps/00000012/plan_000000.json         the items from number 0 on
-    steps/00000012/plan_000008.json         items that were planned later, from number 8 on
-    steps/00000012/claim_000003_000.json    who claimed item 3 first
-    steps/00000012/claim_000003_001.json    who took it over
-    steps/00000012/group_000003.record      what was delivered for it
-    steps/00000012/consumed.json            what the learner took, written last
+    steps/00000012/plan_000000.json     the items from number 0 on
+    steps/00000012/plan_000008.json     items that were planned later, from number 8 on
+    steps/00000012/claims/000003_000    who claimed the block that begins with item 3 first
+    steps/00000012/claims/000003_001    who took it over
+    steps/00000012/groups/actor-0.2.0   what incarnation 2 of actor-0 delivered, one after another
+    steps/00000012/taken_000000.json    which delivery of each item the learner took
+    steps/00000012/consumed.json        what the learner trained on, written last
 
-Every file is written once and never changed, so the names in a folder say almost everything.
-Polling costs one listing for each open step, however long the run is. Consumed steps move from
-their folders into shards (``shards``); ``reader`` reads both.
+Nothing but the files of ``groups`` changes once it is written, and those only grow. So the names in
+a folder say almost everything, and what is asked for often costs the same however long the run is
+and however many groups a step has: the folder of a step holds a handful of names, its ``claims`` at
+most about a thousand for each part of the plan, its ``groups`` a name for each start of an actor.
+
+A group may also be a file of its own, as a fork has it of its parent, and as every group was in
+records of earlier versions of this code. Their claims were files of their own too:
+
+    steps/00000012/group_000003.record
+    steps/00000012/claim_000003_000.json
+
+Consumed steps move from their folders into shards (``shards``); ``reader`` reads both.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_code.store.errors import StoreError, explain
+from rl_code.store.group_logs import Place
 from rl_code.store.group_records import versions
 from rl_code.store.processes import ProcessId
 from rl_code.store.sealed import seal, unseal
@@ -30,9 +42,14 @@ from rl_code.types import Group
 
 STEPS = "steps"
 CONSUMED = "consumed.json"
-_NAME = re.compile(
-    r"(?:(plan)_(\d{6,})\.json|(claim)_(\d{6,})_(\d{3,})\.json|(group)_(\d{6,})\.record)"
-)
+# Blocks into which a part of a plan is cut at most, each of which is claimed as a whole. A part of
+# so many items or fewer has blocks of one item.
+BLOCKS = 1000
+_PLAN = re.compile(r"plan_(\d{6,})\.json")
+_TAKEN = re.compile(r"taken_(\d{6,})\.json")
+_CLAIM = re.compile(r"(\d{6,})_(\d{3,})")
+_CLAIM_ALONE = re.compile(r"claim_(\d{6,})_(\d{3,})\.json")
+_GROUP_ALONE = re.compile(r"group_(\d{6,})\.record")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,19 +113,17 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """The names in a step's folder."""
+    """The names in a step's folder, without those of its claims and its actors."""
 
     # the first numbers of the parts of the plan, in order
     parts: tuple[int, ...] = ()
-    # item -> its latest claim
+    # those of them of which the learner has taken the groups
+    taken: frozenset[int] = frozenset()
+    # the items whose groups are files of their own
+    alone: frozenset[int] = frozenset()
+    # item -> its latest claim, of claims that are files of their own
     claims: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    # the items that were delivered
-    groups: frozenset[int] = frozenset()
     consumed: bool = False
-
-    @property
-    def takeovers(self) -> int:
-        return sum(self.claims.values())
 
 
 def exists(store: Path) -> bool:
@@ -128,14 +143,35 @@ def step_folder(store: Path, step: int) -> Path:
     return store / STEPS / f"{step:08}"
 
 
+def make_folder(store: Path, step: int) -> Path:
+    """Makes the folder of a step, with those of its claims and of its groups. Raises StoreError."""
+    folder = step_folder(store, step)
+    with explain("make the folder of a step", folder):
+        for made in (folder, folder / "claims", folder / "groups"):
+            made.mkdir(exist_ok=True)
+    return folder
+
+
 def group_path(store: Path, step: int, number: int) -> Path:
-    """The file of the group that was delivered for an item."""
+    """The file of a group that is a file of its own."""
     return step_folder(store, step) / f"group_{number:06}.record"
 
 
-def claim_path(store: Path, item: Item, turn: int) -> Path:
-    """The file of a claim on an item. turn: how many claims on it there were before."""
-    return step_folder(store, item.step) / f"claim_{item.number:06}_{turn:03}.json"
+def groups_folder(store: Path, step: int) -> Path:
+    """Where actors put their groups, each into files of its own."""
+    return step_folder(store, step) / "groups"
+
+
+def claim_path(store: Path, step: int, first: int, turn: int) -> Path:
+    """The file of a claim on the block that begins with item ``first``. turn: how many claims on it
+    there were before.
+    """
+    return step_folder(store, step) / "claims" / f"{first:06}_{turn:03}"
+
+
+def taken_path(store: Path, step: int, first: int) -> Path:
+    """The file that says which groups were taken for the part of a plan from ``first`` on."""
+    return step_folder(store, step) / f"taken_{first:06}.json"
 
 
 def list_step(store: Path, step: int) -> Listing | None:
@@ -152,27 +188,42 @@ def list_step(store: Path, step: int) -> Listing | None:
     # A folder is moved away before its files are deleted. One that is still there was whole.
     if not folder.is_dir():
         return None
-    claims: dict[int, int] = {}
-    groups = []
-    for match in filter(None, map(_NAME.fullmatch, names)):
-        if match[3]:
-            number = int(match[4])
-            claims[number] = max(int(match[5]), claims.get(number, 0))
-        elif match[6]:
-            groups.append(int(match[7]))
-    return list_names(names, claims, groups)
+    return list_names(names)
 
 
-def list_names(names: Iterable[str], claims: Mapping[int, int], groups: Iterable[int]) -> Listing:
-    """The listing of a step.
-
-    names: of the parts of the plan and of the consumption, whatever else is among them. claims:
-    item -> its latest claim. groups: the items that were delivered.
-    """
+def list_names(names: Iterable[str]) -> Listing:
+    """The listing of a step in whose folder there are these names."""
     names = set(names)
-    plans = [match for match in map(_NAME.fullmatch, names) if match and match[1]]
-    parts = tuple(sorted(int(match[2]) for match in plans))
-    return Listing(parts, claims, frozenset(groups), CONSUMED in names)
+    claims: dict[int, int] = {}
+    for match in filter(None, map(_CLAIM_ALONE.fullmatch, names)):
+        number = int(match[1])
+        claims[number] = max(int(match[2]), claims.get(number, 0))
+    return Listing(
+        parts=tuple(sorted(_numbers(_PLAN, names))),
+        taken=frozenset(_numbers(_TAKEN, names)),
+        alone=frozenset(_numbers(_GROUP_ALONE, names)),
+        claims=claims,
+        consumed=CONSUMED in names,
+    )
+
+
+def list_claims(store: Path, step: int) -> dict[int, tuple[int, int]]:
+    """First item of every block that is claimed -> (turn, inode) of its latest claim. The claims of
+    one process have one inode. Raises StoreError.
+    """
+    folder = step_folder(store, step) / "claims"
+    found: dict[int, tuple[int, int]] = {}
+    with explain("list", folder):
+        try:
+            with os.scandir(folder) as entries:
+                names = [(entry.name, entry.inode()) for entry in entries]
+        except FileNotFoundError:  # a step of an earlier version, or one that has moved
+            return {}
+    for name, inode in names:
+        if match := _CLAIM.fullmatch(name):
+            first = int(match[1])
+            found[first] = max((int(match[2]), inode), found.get(first, (-1, 0)))
+    return found
 
 
 def read_claim(path: Path) -> ProcessId | None:
@@ -186,6 +237,10 @@ def read_claim(path: Path) -> ProcessId | None:
     except StoreError:
         return None
     return ProcessId(content["actor"], content["incarnation"])
+
+
+def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> list[int]:
+    return [int(match[1]) for match in map(pattern.fullmatch, names) if match]
 
 
 # --- The plan -------------------------------------------------------------------------------------
@@ -205,6 +260,12 @@ def parse_part(data: bytes, path: Path) -> tuple[Item, ...]:
     """The items of one part of a plan. path: where it was read, for the StoreError of damage."""
     content: list[dict[str, Any]] = unseal(data, path)
     return tuple(Item(**(item | {"seed": tuple(item["seed"])})) for item in content)
+
+
+def blocks(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """The blocks of one part of a plan, each of which is claimed as a whole."""
+    size = max(1, math.ceil(len(items) / BLOCKS))
+    return [items[begin : begin + size] for begin in range(0, len(items), size)]
 
 
 def check_plan(items: Sequence[Item]) -> None:
@@ -230,3 +291,34 @@ def differences(there: Sequence[Item], here: Sequence[Item]) -> list[str]:
         for field in dataclasses.fields(Item)
         if getattr(a, field.name) != getattr(b, field.name)
     ]
+
+
+# --- What was taken -------------------------------------------------------------------------------
+
+
+def taken_bytes(places: Sequence[Place]) -> bytes:
+    """The content of the file that says where the groups of a part of a plan are. places: of its
+    items, in order.
+    """
+    # A group that is a file of its own has no size here, and its name says which item it is of.
+    names = sorted({place.path.name for place in places if place.size is not None})
+    index = {name: number for number, name in enumerate(names)}
+    groups = [
+        None if place.size is None else [index[place.path.name], place.offset, place.size]
+        for place in places
+    ]
+    return seal({"files": names, "groups": groups})
+
+
+def parse_taken(data: bytes, path: Path, store: Path, step: int, first: int) -> dict[int, Place]:
+    """Item -> where its group is, of such a file. path: where it was read, for the StoreError of
+    damage.
+    """
+    content = unseal(data, path)
+    paths = [groups_folder(store, step) / name for name in content["files"]]
+    return {
+        number: Place(group_path(store, step, number))
+        if group is None
+        else Place(paths[group[0]], *group[1:])
+        for number, group in enumerate(content["groups"], first)
+    }

@@ -4,9 +4,10 @@ Step s consumes exactly the groups (s, 0), (s, 1), ... of its plan. The learner 
 and marks the step consumed; actors claim items (``claims.Claims``) and deliver groups. Any of these
 processes may be killed at any moment:
 
-- A plan, a delivery and a consumption are each one link(2): each has happened, or it has not.
-- Only the first delivery of an item counts, so a learner that consumes a step again gets the same
-  groups.
+- A plan, what was taken and a consumption are each one link(2): each has happened, or it has not.
+  A group is delivered when all of it is on the disk.
+- Of several deliveries of an item the learner takes one, and writes down which before it uses it
+  (``collector``). So a learner that consumes a step again gets the same groups.
 - To consume a step, the learner writes down the digests of its groups. If it consumes the step
   again, the digests must be the same.
 
@@ -16,8 +17,6 @@ shards (``compaction``).
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -26,48 +25,26 @@ from typing import Any
 
 from rl_code import files
 from rl_code.store import group_records
+from rl_code.store import missing as missing_lib
 from rl_code.store import steps as steps_lib
+from rl_code.store.collector import Collector
 from rl_code.store.errors import ConsumedOtherwise, StoreError, explain
+from rl_code.store.group_logs import GroupLog
 from rl_code.store.group_records import GroupRecord
 from rl_code.store.heartbeat import Observer
-from rl_code.store.processes import ProcessId, StoreProcess
+from rl_code.store.missing import NAMED
+from rl_code.store.processes import StoreProcess
 from rl_code.store.reader import RecordReader
 from rl_code.store.sealed import seal
 from rl_code.store.source import read_ahead
 from rl_code.store.steps import Item, Listing
 from rl_code.types import Group
 
-_POLL_S = 0.05
-_LOOK_S = 0.5  # between two looks at the heartbeats of those who are waited for
-_NAMED = 20  # missing items that a message names
-
-
-@dataclasses.dataclass(frozen=True)
-class Missing:
-    """An item without a group."""
-
-    item: Item
-    # who has claimed it last; None for nobody
-    holder: ProcessId | None
-    # for how many seconds the holder has been seen silent
-    silent_s: float = 0.0
-    # why the holder cannot be alive, or ""
-    gone: str = ""
-
-    def __str__(self) -> str:
-        if self.holder is None:
-            return f"{self.item} unclaimed"
-        return f"{self.item} held by {self.holder}, " + (
-            f"which {self.gone}" if self.gone else f"last seen {self.silent_s:.1f} s ago"
-        )
-
-
-class StoreTimeout(StoreError):
-    """Groups did not arrive in time. missing: which, and who holds them."""
-
-    def __init__(self, message: str, missing: Sequence[Missing]):
-        super().__init__(message)
-        self.missing = tuple(missing)
+_POLL_S, _LONGEST_POLL_S = 0.05, 2.0  # between two looks for groups
+# Seconds between two looks at the heartbeats of those who are waited for, at least; and how many
+# looks there are until the deadline, at most.
+_LOOK_S, _LOOKS = 0.5, 60
+_COLLECTED, _DELIVERED = 8, 3  # steps whose groups are collected, or delivered, at once
 
 
 class GroupStore:
@@ -75,13 +52,14 @@ class GroupStore:
 
     name: the name of this process among those that write (``processes.StoreProcess``). The store is
       made if there is none. None opens an existing store for reading.
-    The attribute ``duplicates`` counts groups that this process delivered after another one had.
+    The attribute ``late`` counts groups that this process delivered for steps that were gone by
+    then.
     Every method raises StoreError when the storage fails or a file is damaged.
     """
 
     def __init__(self, folder: str | Path, name: str | None = None):
         self.folder = Path(folder).absolute()
-        self.duplicates = 0
+        self.late = 0
         self._process: StoreProcess | None = None
         if name is not None:
             # The parent must be there: a folder made where storage is not mounted would be shared
@@ -92,8 +70,8 @@ class GroupStore:
             self._process = StoreProcess(self.folder, name)
         steps_lib.steps(self.folder)
         self.reader = RecordReader(self.folder)
-        # Claims never change, so they are read once.
-        self._read_claim = functools.lru_cache(maxsize=4096)(steps_lib.read_claim)
+        self._collectors: dict[int, Collector] = {}  # by step
+        self._logs: dict[int, GroupLog] = {}  # by step
 
     @property
     def process(self) -> StoreProcess:
@@ -118,20 +96,23 @@ class GroupStore:
         steps_lib.check_plan(items)
         step = items[0].step
         first = items[0].number
-        folder = steps_lib.step_folder(self.folder, step)
         listing = self.reader.listing(step)
         if listing is None:
             self._check_next(step)
-            # The folder's name is on the disk before the plan is written into it.
+            # The folder's names are on the disk before the plan is written into it.
+            folder = steps_lib.make_folder(self.folder, step)
             with explain("make the folder of a step", folder):
-                folder.mkdir(exist_ok=True)
+                files.sync(folder)
                 files.sync(folder.parent)
             listing = Listing()
+        elif not listing.consumed:  # one that a killed learner began, or an earlier version
+            steps_lib.make_folder(self.folder, step)
         path = steps_lib.part_path(self.folder, step, first)
         if first not in listing.parts:
             if listing.consumed:
                 raise StoreError(
-                    f"step {step} is consumed; items from {items[0]} on cannot be added in {folder}"
+                    f"step {step} is consumed; items from {items[0]} on cannot be added in "
+                    f"{steps_lib.step_folder(self.folder, step)}"
                 )
             if first != len(self.items(step, listing)):
                 raise ValueError(
@@ -142,7 +123,7 @@ class GroupStore:
                 return True
         if found := steps_lib.differences(self.reader.part(step, first), items):
             raise StoreError(
-                f"another plan of step {step} stands in {self.folder}: {'; '.join(found[:_NAMED])}"
+                f"another plan of step {step} stands in {self.folder}: {'; '.join(found[:NAMED])}"
             )
         return False
 
@@ -161,7 +142,7 @@ class GroupStore:
             time.sleep(_POLL_S)
         if found := steps_lib.differences(self.reader.part(step, first), items):
             raise StoreError(
-                f"another plan of step {step} stands in {self.folder}: {'; '.join(found[:_NAMED])}"
+                f"another plan of step {step} stands in {self.folder}: {'; '.join(found[:NAMED])}"
             )
 
     def wait(
@@ -180,35 +161,30 @@ class GroupStore:
         """
         deadline = time.monotonic() + deadline_s
         observer = Observer(self.folder)
+        look_s = max(_LOOK_S, deadline_s / _LOOKS)
         next_look = -math.inf
-        found: dict[int, GroupRecord] = {}
         while True:
             check()
+            begin = time.monotonic()
             listing = self.reader.planned(step)
             items = self.items(step, listing)
             if numbers is not None and not set(numbers) <= set(range(len(items))):
                 raise ValueError(f"{numbers=} of step {step} must be in [0, {len(items)})")
             wanted = items if numbers is None else [items[number] for number in numbers]
-            fresh = [
-                item.number
-                for item in wanted
-                if item.number in listing.groups and item.number not in found
-            ]
-            arrived = read_ahead(self.folder, [(step, number) for number in fresh])
-            found |= {record.number: record for record in arrived}
-            if all(item.number in found for item in wanted):
-                return [found[item.number] for item in wanted]
+            collector = self._collect(step, listing)
+            left = [item for item in wanted if item.number not in collector.records]
+            if not left:
+                return [collector.records[item.number] for item in wanted]
             now = time.monotonic()
             if now >= next_look or now >= deadline:
-                missing = self._missing(
-                    listing, [item for item in wanted if item.number not in found], observer
-                )
-                next_look = now + _LOOK_S
+                missing = missing_lib.find(self.reader, listing, left, observer)
+                next_look = now + look_s
             if now >= deadline:
-                raise StoreTimeout(
-                    _timeout_message(step, missing, len(wanted), deadline_s, self.folder), missing
-                )
-            time.sleep(min(_POLL_S, deadline - now))
+                collector.refuse_damage()
+                raise missing_lib.timed_out(step, missing, len(wanted), deadline_s, self.folder)
+            # Slow storage, or much of it, is looked at less often: for a quarter of the time.
+            pause = min(max(_POLL_S, 3 * (now - begin)), _LONGEST_POLL_S)
+            time.sleep(min(pause, deadline - now))
 
     def consume(
         self,
@@ -241,6 +217,8 @@ class GroupStore:
             raise StoreError(
                 f"step {step} cannot be consumed before step {step - 1}, in {self.folder}"
             )
+        if not listing.consumed:
+            self._refuse_others(step, listing, groups)
         content = {
             "version": version,
             "weights": weights,
@@ -256,6 +234,7 @@ class GroupStore:
         }
         path = steps_lib.step_folder(self.folder, step) / steps_lib.CONSUMED
         what = f"the consumption of step {step}"
+        self._collectors = {at: kept for at, kept in self._collectors.items() if at > step}
         # A step that was consumed before may be in a shard by now and have no folder.
         if not listing.consumed and self.process.publish(path, seal(content | by), what):
             return True
@@ -280,27 +259,26 @@ class GroupStore:
     # --- For actors -------------------------------------------------------------------------------
 
     def deliver(self, item: Item, group: Group) -> bool:
-        """Hands in the group of an item; returns False, and drops it, when another one was first.
+        """Hands in the group of an item; returns False, and drops it, when its step is gone: it was
+        consumed long ago, with a group that another actor delivered.
 
         Raises ValueError for a group that does not answer the item, TypeError for a value that
         cannot be recorded.
         """
         if problem := item.mismatch(group):
             raise ValueError(f"this is no group of item {item}: {problem}")
-        # The file is named after the item, and a name can be linked only once. So only the first
-        # delivery counts.
-        path = steps_lib.group_path(self.folder, item.step, item.number)
         data = group_records.encode(
             item.step, item.number, self.process.identity, time.time(), group
         )
+        folder = steps_lib.groups_folder(self.folder, item.step)
         try:
-            if self.process.publish(path, data, f"the group of item {item}"):
-                return True
+            with explain(f"write the group of item {item} to", folder):
+                self._log(item.step).append(data)
+            return True
         except StoreError:
-            # The folder may be gone because another actor delivered the item long ago.
             if not self.reader.moved(item.step):
                 raise
-        self.duplicates += 1
+        self.late += 1
         return False
 
     # --- For everyone -----------------------------------------------------------------------------
@@ -314,16 +292,11 @@ class GroupStore:
     def missing(self, step: int) -> list[Item]:
         """The items of a step that have no group yet."""
         listing = self.reader.planned(step)
-        return [item for item in self.items(step, listing) if item.number not in listing.groups]
-
-    def holder(self, item: Item, listing: Listing) -> ProcessId | None:
-        """Who has an item by its latest claim; None when nobody has, or the claim is damaged."""
-        turn = listing.claims.get(item.number)
-        return (
-            None
-            if turn is None
-            else self._read_claim(steps_lib.claim_path(self.folder, item, turn))
-        )
+        if self.writes:
+            there = self._collect(step, listing).records.keys()
+        else:
+            there = self.reader.groups(step, listing)
+        return [item for item in self.items(step, listing) if item.number not in there]
 
     def record(self, step: int, number: int) -> GroupRecord:
         """What was delivered for an item, verified."""
@@ -332,14 +305,19 @@ class GroupStore:
     def read(self, step: int) -> list[GroupRecord]:
         """All groups of a step. Raises StoreError naming the items that are missing."""
         if missing := self.missing(step):
+            if self.writes:
+                self._collectors[step].refuse_damage()
             raise StoreError(
-                f"step {step} lacks {', '.join(map(str, missing[:_NAMED]))} in {self.folder}"
+                f"step {step} lacks {', '.join(map(str, missing[:NAMED]))} in {self.folder}"
             )
-        return list(read_ahead(self.folder, [(step, item.number) for item in self.items(step)]))
+        items = self.items(step)
+        if self.writes:
+            return [self._collectors[step].records[item.number] for item in items]
+        return list(read_ahead(self.folder, [(step, item.number) for item in items]))
 
     def takeovers(self, step: int) -> int:
         """How often an item of a step was taken over from an actor that was lost."""
-        return self.reader.planned(step).takeovers
+        return sum(self.reader.claims(step).values())
 
     def consumed(self) -> list[int]:
         """The steps that are consumed, in order."""
@@ -378,20 +356,32 @@ class GroupStore:
                 f"{self.folder}{self.reader.reason(step)}"
             )
 
-    def _missing(
-        self, listing: Listing, items: Sequence[Item], observer: Observer
-    ) -> list[Missing]:
-        look = functools.cache(observer.look)
-        holders = [(item, self.holder(item, listing)) for item in items]
-        return [Missing(item, who, *(() if who is None else look(who))) for item, who in holders]
+    def _collect(self, step: int, listing: Listing) -> Collector:
+        """What has arrived for a step by now."""
+        if step not in self._collectors:
+            process = self._process if self.writes else None
+            self._collectors[step] = Collector(self.reader, step, process)
+            if len(self._collectors) > _COLLECTED:
+                del self._collectors[next(iter(self._collectors))]
+        self._collectors[step].look(listing)
+        return self._collectors[step]
 
+    def _refuse_others(self, step: int, listing: Listing, groups: Sequence[GroupRecord]) -> None:
+        """Raises StoreError unless these are the groups that were taken for a step."""
+        taken = self._collect(step, listing).records
+        others = [
+            record.number
+            for record in groups
+            if record.number not in taken or taken[record.number].digest != record.digest
+        ]
+        if others:
+            raise StoreError(f"step {step}: groups {others} are others than in {self.folder}")
 
-def _timeout_message(
-    step: int, missing: Sequence[Missing], wanted: int, deadline_s: float, folder: Path
-) -> str:
-    named = "; ".join(map(str, missing[:_NAMED]))
-    more = f"; and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    return (
-        f"step {step} lacks {len(missing)} of {wanted} groups after {deadline_s:g} s in {folder}: "
-        f"{named}{more}"
-    )
+    def _log(self, step: int) -> GroupLog:
+        """Where this process puts the groups of a step."""
+        if step not in self._logs:
+            folder = steps_lib.groups_folder(self.folder, step)
+            self._logs[step] = GroupLog(folder, self.process.identity)
+            if len(self._logs) > _DELIVERED:
+                self._logs.pop(next(iter(self._logs))).close()
+        return self._logs[step]

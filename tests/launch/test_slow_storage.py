@@ -51,5 +51,6 @@ def test_every_operation_of_the_store_waits_and_others_do_not(tmp_path):
     }
     waits = {name: count for name, (count, _) in found.items()}
     # aside: opened, synced, linked, deleted twice; the folder: opened and synced
-    assert waits == {"once": 7, "again": 5, "read": 1, "list": 1, "elsewhere": 0}
+    # again: both names are looked at, for the link may be this one
+    assert waits == {"once": 7, "again": 7, "read": 1, "list": 1, "elsewhere": 0}
     assert "SLOW_STORAGE" not in environment(tmp_path) and "SLOW_STORAGE" not in os.environ

@@ -53,7 +53,7 @@ from tests.rl_code.recorded_runs import (
     sameness,
     strike,
 )
-from tests.rl_code.store.groups import out_of_shards
+from tests.rl_code.store.groups import out_of_shards, undeliver
 
 pytestmark = pytest.mark.usefixtures("stand_in")
 
@@ -308,8 +308,7 @@ def test_a_flipped_bit_in_stored_weights_does_not_end_a_run(
         with pytest.raises(OSError, match="struck"):
             train(config, tmp_path)
     # Step 2 is sampled with version 1, which only storage has when the learner goes on at step 2.
-    for path in (tmp_path / STORE / "steps" / "00000002").glob("group_*"):
-        path.unlink()
+    undeliver(tmp_path / STORE, 2)
     chunks = (version_records.data_folder(tmp_path / "weights", version) / kind).rglob("c.*")
     largest = max(chunks, key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
@@ -330,8 +329,7 @@ def version_missing(tmp_path, monkeypatch) -> Path:
         with pytest.raises(OSError, match="struck"):
             train(make_config("one_step", 1), tmp_path)
     shutil.rmtree(tmp_path / "weights")
-    for path in (tmp_path / STORE / "steps" / "00000004").glob("group_*"):
-        path.unlink()
+    undeliver(tmp_path / STORE, 4)
     return tmp_path
 
 

@@ -20,7 +20,8 @@ from rl_code.rollout.group_source import (
 from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.stop import StopRequest
 from rl_code.store.claims import Claims
-from rl_code.store.store import GroupStore, StoreTimeout
+from rl_code.store.missing import StoreTimeout
+from rl_code.store.store import GroupStore
 from rl_code.weights.local import LocalWeights
 from rl_code.weights.versions import WeightError
 from rl_code.weights.waiting import Deadline

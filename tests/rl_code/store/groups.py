@@ -105,19 +105,45 @@ def make_group(item, *, version=0, length=64, seconds=0.5):
 
 
 def out_of_shards(folder):
-    """Puts the steps of a store back into folders of their own, as they were."""
+    """Puts the steps of a store back into folders of their own, as earlier versions had them."""
     reader = RecordReader(folder)
     steps = reader.steps()
     for step in steps:
-        listing = reader.listing(step)
         small = reader._in_shard(step)[1].files
         files = {step_folder(folder, step) / name: data for name, data in small.items()}
-        for number in listing.groups:
+        for number in reader.groups(step):
             files[group_path(folder, step, number)] = reader.group_file(step, number)[0]
         step_folder(folder, step).mkdir()
         for path, data in files.items():
             path.write_bytes(data)
     shutil.rmtree(folder / "shards")
+
+
+def undeliver(folder, step):
+    """Deletes the groups of an open step, as if nobody had delivered any."""
+    files = [
+        *step_folder(folder, step).glob("groups/*"),
+        *step_folder(folder, step).glob("taken_*"),
+    ]
+    assert files
+    for path in files:
+        path.unlink()
+
+
+def as_files(folder):
+    """Makes every group of the steps in folders a file of its own, as earlier versions had it; what
+    was claimed is forgotten.
+    """
+    reader = RecordReader(folder)
+    for path in sorted((folder / "steps").iterdir()):
+        step = int(path.name)
+        for number in reader.groups(step):
+            data = reader.group_file(step, number)[0]
+            group_path(folder, step, number).write_bytes(data)
+        for name in ("groups", "claims"):
+            shutil.rmtree(path / name)
+        for taken in path.glob("taken_*"):
+            taken.unlink()
 
 
 def identical(a, b):

@@ -13,7 +13,7 @@ from rl_code.store.audit import check
 from rl_code.store.sealed import seal
 from rl_code.store.steps import group_path, step_folder
 from rl_code.store.store import GroupStore
-from tests.rl_code.store.groups import make_group, make_items
+from tests.rl_code.store.groups import as_files, make_group, make_items
 
 
 @pytest.fixture
@@ -27,6 +27,7 @@ def folder(tmp_path):
             store.deliver(item, make_group(item))
         if step < 3:
             store.consume(step, store.read(step), version=step)
+    as_files(store.folder)  # as earlier versions had it, so that each group can be broken
     return store.folder
 
 

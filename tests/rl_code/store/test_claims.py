@@ -8,15 +8,19 @@ import time
 import pytest
 
 from rl_code.store import steps
+from rl_code.store.audit import check
 from rl_code.store.claims import Claims, WorkConfig
 from rl_code.store.errors import StoreError
 from rl_code.store.heartbeat import Heartbeat, Observer
+from rl_code.store.missing import StoreTimeout
 from rl_code.store.processes import ProcessId
-from rl_code.store.steps import claim_path, group_path
-from rl_code.store.store import GroupStore, StoreTimeout
-from tests.rl_code.store.groups import make_group, make_items
+from rl_code.store.sealed import seal
+from rl_code.store.steps import claim_path
+from rl_code.store.store import GroupStore
+from tests.rl_code.store.groups import as_files, make_group, make_items
 
 FAST = WorkConfig(heartbeat_s=0.05, heartbeat_timeout_s=0.8, stall_s=30.0, deadline_s=60.0)
+SLOW = WorkConfig(heartbeat_s=1.0, heartbeat_timeout_s=60.0, stall_s=300.0, deadline_s=1800.0)
 HASTY = WorkConfig(heartbeat_s=0.05, heartbeat_timeout_s=0.8, stall_s=0.3, deadline_s=60.0)
 
 
@@ -115,16 +119,16 @@ def test_an_idle_actor_looks_only_at_open_steps(learner, actor, monkeypatch):
 def test_what_a_failed_claim_got_is_handed_out_by_the_next(learner, actor, monkeypatch):
     learner.plan(make_items(0, 3))
     work = actor("a")
-    publish = type(learner.process).publish
+    claim = type(learner.process).claim
     made = []
 
-    def failing(member, path, *args, **options):
+    def failing(member, path, what):
         if len(made) == 2:
             raise StoreError("the disk is full")
         made.append(path)
-        return publish(member, path, *args, **options)
+        return claim(member, path, what)
 
-    monkeypatch.setattr(type(learner.process), "publish", failing)
+    monkeypatch.setattr(type(learner.process), "claim", failing)
     with pytest.raises(StoreError):
         work.claim(3)
     monkeypatch.undo()
@@ -154,7 +158,9 @@ def test_items_of_a_killed_actor_go_to_exactly_one_other(learner, actor, caplog)
     assert "takes item (0, 5) over from lost/0, which has had no heartbeat for" in caplog.text
 
 
-def test_a_hung_actor_loses_its_items_and_knows_when_it_delivers(learner, actor, caplog):
+def test_a_hung_actor_loses_its_items_and_what_it_delivers_later_counts_nothing(
+    learner, actor, caplog
+):
     (item,) = make_items(0, 1)
     learner.plan([item])
     hung = actor("hung", HASTY)
@@ -163,8 +169,8 @@ def test_a_hung_actor_loses_its_items_and_knows_when_it_delivers(learner, actor,
     assert claim_soon(other, 1) == [item]
     assert "hung/0 has stopped its heartbeat: its main loop has made no progress" in caplog.text
     assert other._store.deliver(item, make_group(item, seconds=1.0))
-    assert not hung._store.deliver(item, make_group(item, seconds=2.0))
-    assert hung._store.duplicates == 1
+    assert len(learner.wait(0, 1.0)) == 1
+    hung._store.deliver(item, make_group(item, seconds=2.0))
     assert learner.read(0)[0].actor == ProcessId("other", 0)
 
 
@@ -209,20 +215,78 @@ def test_an_actor_that_leaves_gives_its_items_back_at_once(learner, actor):
 def test_a_claim_that_did_not_survive_holds_nothing(learner, actor):
     (item,) = make_items(0, 1)
     learner.plan([item])
-    claim_path(learner.folder, item, 0).write_bytes(b"")
+    claim_path(learner.folder, 0, 0, 0).write_bytes(b"")
     assert actor("a").claim(1) == [item]
 
 
-def test_a_damaged_group_is_sampled_again_once_it_and_its_claims_are_deleted(learner, actor):
+def test_a_damaged_group_is_sampled_again_once_its_claims_are_deleted(learner, actor):
     (item,) = make_items(0, 1)
     learner.plan([item])
     work = actor("a")
-    work.claim(1)
-    group_path(learner.folder, 0, 0).write_bytes(b"half")
-    assert work.claim(1) == []
-    group_path(learner.folder, 0, 0).unlink()
-    claim_path(learner.folder, item, 0).unlink()
-    assert work.claim(1) == [item]
+    assert work.claim(1) == [item] and work.claim(1) == []
+    claim_path(learner.folder, 0, 0, 0).unlink()
+    assert claim_soon(work, 1) == [item]
+
+
+def test_a_lost_actor_loses_only_what_it_has_not_delivered(learner, actor, monkeypatch):
+    monkeypatch.setattr(steps, "BLOCKS", 3)  # blocks of 4 items
+    items = make_items(0, 10)
+    learner.plan(items)
+    lost = actor("lost")
+    assert [item.number for item in lost.claim(9)] == list(range(10))
+    for number in (0, 5, 8, 9):
+        lost._store.deliver(items[number], make_group(items[number]))
+    other = actor("other")
+    assert other.claim(9) == []
+    lost.close()
+    assert [item.number for item in other.claim(2)] in ([1, 2, 3], [4, 6, 7])
+    assert len(other.claim(9)) == 3 and other.claim(9) == []
+    assert other.takeovers == 6
+
+
+def test_a_step_that_an_earlier_version_began_goes_on(learner, actor):
+    items = make_items(0, 3)
+    learner.plan(items)
+    learner.deliver(items[0], make_group(items[0]))
+    as_files(learner.folder)
+    gone = {"actor": "gone", "incarnation": 0, "when": 0.0, "before": None}
+    (steps.step_folder(learner.folder, 0) / "claim_000001_000.json").write_bytes(seal(gone))
+    work = actor("a")  # before the learner has begun again
+    assert work.claim(9) == items[1:] and work.claim(9) == []
+    for item in items[1:]:
+        work._store.deliver(item, make_group(item))
+    again = GroupStore(learner.folder, "learner")
+    assert not again.plan(items)
+    records = again.wait(0, 1.0)
+    assert [record.actor.name for record in records] == ["learner", "a", "a"]
+    assert again.consume(0, records, version=0)
+    assert check(learner.folder, max_staleness=0).problems == []
+
+
+def test_idle_actors_look_at_few_others_and_list_no_claims(learner, actor, monkeypatch):
+    learner.plan(make_items(0, 40))
+    fleet = [actor(f"actor-{i}", SLOW) for i in range(20)]
+    for work in fleet:
+        assert len(work.claim(2)) == 2
+    idle = actor("idle", SLOW)
+    assert idle.claim(1) == []
+    counts = {"list": 0, "look": 0}
+    list_claims, look = steps.list_claims, Observer.look
+
+    def counted(name, call):
+        def counting(*args):
+            counts[name] += 1
+            return call(*args)
+
+        return counting
+
+    monkeypatch.setattr(steps, "list_claims", counted("list", list_claims))
+    monkeypatch.setattr(Observer, "look", counted("look", look))
+    for _ in range(10):
+        assert idle.claim(1) == []
+    assert counts == {"list": 0, "look": 40}
+    fleet[7].close()  # is found in one round over the twenty
+    assert [bool(idle.claim(2)) for _ in range(5)].count(True) == 1
 
 
 def test_a_timeout_names_the_holder_and_how_long_it_was_silent(learner, actor):

@@ -27,7 +27,7 @@ from rl_code.store.sealed import seal, unseal
 from rl_code.store.source import RecordSource, dataset, read_ahead
 from rl_code.store.steps import group_path, step_folder
 from rl_code.store.store import GroupStore
-from tests.rl_code.store.groups import identical, make_group, make_items
+from tests.rl_code.store.groups import as_files, identical, make_group, make_items
 
 WORK = WorkConfig(heartbeat_s=0.05, heartbeat_timeout_s=1.0, stall_s=20.0, deadline_s=60.0)
 
@@ -58,8 +58,12 @@ def contents(folder):
     found = {}
     for step in reader.steps():
         listing = reader.listing(step)
-        found[step] = listing, reader.items(step), listing.consumed and reader.consumption(step)
-        for number in listing.groups:
+        found[step] = (
+            (listing.parts, listing.consumed, reader.claims(step)),
+            reader.items(step),
+            listing.consumed and reader.consumption(step),
+        )
+        for number in reader.groups(step):
             found[step, number] = reader.group_file(step, number)[0]
     return found
 
@@ -161,12 +165,30 @@ def test_an_actor_that_slept_finds_its_step_moved(store):
         store.consume(0, store.read(0), version=0)
         compact(store, rest=True)
         assert not sleeper.deliver(held[0], make_group(held[0], seconds=9.0))
-        assert sleeper.duplicates == 1 and sleeper.is_consumed(0)
-        assert not work._publish(held[0], 1, None)
+        assert sleeper.late == 1 and sleeper.is_consumed(0)
+        assert not work._boards[0]._claim(held[0].number, 1)
         assert work.claim(1) == []
         store.plan(make_items(1, 1))
         assert len(work.claim(1)) == 1
     assert check(store.folder, 0).problems == []
+
+
+def test_asking_for_steps_that_are_not_there_lists_no_folder_that_grows(store, monkeypatch):
+    monkeypatch.setattr(shards, "_COARSE_S", 0.0)
+    fill(store, range(4))
+    reader = RecordReader(store.folder)
+    listed = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or listdir(path))
+    assert reader.listing(9) is None
+    for _ in range(3):
+        listed.clear()
+        assert reader.listing(9) is None and listed == [step_folder(store.folder, 9)]
+    compact(store, 2)  # what comes into the folder of shards is found
+    for step in range(4):
+        assert reader.listing(step).consumed
+    listed.clear()
+    assert reader.listing(9) is None and listed == [step_folder(store.folder, 9)]
 
 
 def test_takeovers_are_counted_after_a_step_moved(store):
@@ -195,7 +217,8 @@ def test_steps_that_are_read_while_they_move_are_whole(store):
         while not done.is_set():
             step, number = rng.choice(places)
             listing = reader.listing(step)
-            assert (listing.parts, listing.consumed, listing.groups) == ((0,), True, {0, 1})
+            assert (listing.parts, listing.consumed) == ((0,), True)
+            assert reader.groups(step) == {0, 1}
             assert reader.group_file(step, number)[0] == before[step, number]
             assert len(GroupStore(store.folder).items(step)) == 2
             seen.append(step)
@@ -229,6 +252,7 @@ def _noting(failed, use):
 
 def test_a_step_with_a_damaged_file_stays_in_its_folder(store):
     fill(store, range(4))
+    as_files(store.folder)
     path = group_path(store.folder, 2, 1)
     sound = path.read_bytes()
     data = bytearray(sound)

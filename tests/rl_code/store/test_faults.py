@@ -70,7 +70,6 @@ def test_a_full_and_a_read_only_disk_are_named_and_leave_whole_records(tmp_path)
     messages = found["messages"]
     for what, named in (
         ("deliver", "could not write the group of item (0, "),
-        ("claim", "could not write the claim on item (0, "),
         ("plan", "could not write the plan of step 0 to "),
     ):
         assert messages[what].startswith(named) and str(tmp_path) in messages[what]

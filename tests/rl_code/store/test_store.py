@@ -16,10 +16,11 @@ import grain
 import pytest
 
 from rl_code.store.errors import StoreError
+from rl_code.store.missing import StoreTimeout
 from rl_code.store.source import RecordSource, dataset
 from rl_code.store.steps import group_path, step_folder
-from rl_code.store.store import GroupStore, StoreTimeout
-from tests.rl_code.store.groups import identical, make_group, make_items
+from rl_code.store.store import GroupStore
+from tests.rl_code.store.groups import as_files, identical, make_group, make_items
 
 
 @pytest.fixture
@@ -112,28 +113,81 @@ def test_a_plan_has_one_step_and_consecutive_numbers(store):
 # --- Deliveries -----------------------------------------------------------------------------------
 
 
-def test_the_first_delivery_counts_and_the_loser_knows(store):
-    (item,) = make_items(0, 1)
-    store.plan([item])
+def test_of_several_deliveries_one_is_taken_for_good(store):
+    items = make_items(0, 2)
+    store.plan(items)
     others = [GroupStore(store.folder, f"actor-{i}") for i in range(8)]
-    won = []
 
-    def deliver(i, other):
-        if other.deliver(item, make_group(item, seconds=float(i))):
-            won.append(i)
+    def deliver(i):
+        for item in items:
+            assert others[i].deliver(item, make_group(item, seconds=float(i)))
 
-    threads = [
-        threading.Thread(target=deliver, args=pair, daemon=True) for pair in enumerate(others)
-    ]
+    threads = [threading.Thread(target=deliver, args=(i,), daemon=True) for i in range(1, 8)]
     for thread in threads:
         thread.start()
+    taken = [record.digest for record in store.wait(0, 20.0)]
     for thread in threads:
         thread.join()
-    (record,) = store.read(0)
-    assert won == [int(record.group.trajectories[0].seconds["tools"])]
-    assert record.actor == others[won[0]].process.identity
-    assert sum(other.duplicates for other in others) == 7
+    deliver(0)  # by an actor whose name sorts before those of the others
+    # A learner that begins again, its other processes, and whoever reads the record.
+    for again in (GroupStore(store.folder, "learner"), GroupStore(store.folder)):
+        assert [record.digest for record in again.wait(0, 0.0)] == taken
+    assert [store.record(0, number).digest for number in range(2)] == taken
+    assert store.consume(0, store.read(0), version=0)
     assert list(store.folder.rglob("aside*")) == []
+
+
+def test_two_learners_take_the_same_groups(store):
+    """As when one hangs and another is started in its place."""
+    (item,) = make_items(0, 1)
+    store.plan([item])
+    hung = GroupStore(store.folder, "learner")
+    actors = [GroupStore(store.folder, name) for name in "ba"]
+    actors[0].deliver(item, make_group(item, seconds=1.0))
+    listing = hung.reader.listing(0)
+    (first,) = store.wait(0, 0.0)
+    actors[1].deliver(item, make_group(item, seconds=2.0))
+    collector = hung._collect(0, listing)  # what it saw before the other one took the group
+    assert collector.records[0].digest == first.digest
+    assert hung.wait(0, 0.0)[0].digest == first.digest
+
+
+def test_half_of_a_group_is_no_group_and_is_gone_with_its_actor(store):
+    items = make_items(0, 2)
+    store.plan(items)
+    actor = GroupStore(store.folder, "actor")
+    actor.deliver(items[0], make_group(items[0]))
+    (path,) = step_folder(store.folder, 0).glob("groups/*")
+    whole = path.read_bytes()
+    for cut in (1, 30, len(whole) - 1):
+        path.write_bytes(whole + whole[:cut])
+        assert store.missing(0) == GroupStore(store.folder).missing(0) == items[1:]
+    again = GroupStore(store.folder, "actor")
+    again.deliver(items[1], make_group(items[1]))
+    assert [record.actor.incarnation for record in store.wait(0, 1.0)] == [0, 1]
+
+
+def test_after_a_write_that_failed_the_group_can_be_delivered_again(store, monkeypatch):
+    items = make_items(0, 3)
+    store.plan(items)
+    actor = GroupStore(store.folder, "actor")
+    actor.deliver(items[0], make_group(items[0]))
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: write(file, data[:40]) and _full())
+        patch.setattr(os, "ftruncate", lambda file, size: _full())
+        with pytest.raises(
+            StoreError, match=r"could not write the group of item \(0, 1\) to .*full"
+        ):
+            actor.deliver(items[1], make_group(items[1]))
+    for item in items[1:]:
+        assert actor.deliver(item, make_group(item))
+    assert len(store.wait(0, 1.0)) == 3
+    assert len(list(step_folder(store.folder, 0).glob("groups/*"))) == 2
+
+
+def _full():
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_group_that_does_not_answer_its_item_is_refused(store):
@@ -162,10 +216,27 @@ def test_a_damaged_group_is_named_and_can_be_sampled_again(store):
     store.plan(items)
     for item in items:
         store.deliver(item, make_group(item))
-    path = group_path(store.folder, 0, 1)
+    (path,) = step_folder(store.folder, 0).glob("groups/*")
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
+    data[-100] ^= 4
     path.write_bytes(data)
+    words = r"groups/learner\.0\.0 from byte \d+ on is damaged: it has changed since"
+    for read in (lambda: store.read(0), lambda: store.wait(0, 0.2), lambda: store.record(0, 1)):
+        with pytest.raises(StoreError, match=words):
+            read()
+    assert store.deliver(items[1], make_group(items[1]))
+    assert len(store.wait(0, 1.0)) == 2
+
+
+def test_a_damaged_file_of_one_group_is_named_and_can_be_sampled_again(store):
+    items = make_items(0, 2)
+    store.plan(items)
+    for item in items:
+        store.deliver(item, make_group(item))
+    as_files(store.folder)
+    path = group_path(store.folder, 0, 1)
+    path.write_bytes(path.read_bytes()[:-4])
+    store = GroupStore(store.folder, "learner")
     for read in (lambda: store.read(0), lambda: store.wait(0, 1.0), lambda: store.record(0, 1)):
         with pytest.raises(StoreError, match=r"00000000/group_000001\.record is damaged"):
             read()
@@ -178,6 +249,7 @@ def test_a_group_under_another_ones_name_is_noticed(store):
     items = make_items(0, 2)
     store.plan(items)
     store.deliver(items[0], make_group(items[0]))
+    as_files(store.folder)
     shutil.copy(group_path(store.folder, 0, 0), group_path(store.folder, 0, 1))
     with pytest.raises(StoreError, match=r"group_000001\.record holds the group of item \(0, 0\)"):
         store.read(0)
@@ -185,7 +257,6 @@ def test_a_group_under_another_ones_name_is_noticed(store):
 
 def test_a_link_whose_answer_was_lost_counts_as_made(store, monkeypatch):
     items = make_items(0, 2)
-    store.plan(items)
     link = os.link
 
     def answer_lost(source, target):
@@ -193,8 +264,7 @@ def test_a_link_whose_answer_was_lost_counts_as_made(store, monkeypatch):
         raise FileExistsError(errno.EEXIST, "File exists")
 
     monkeypatch.setattr(os, "link", answer_lost)
-    assert store.deliver(items[0], make_group(items[0]))
-    assert store.duplicates == 0 and store.missing(0) == items[1:]
+    assert store.plan(items) and store.missing(0) == items
 
 
 # --- Waiting and consuming ------------------------------------------------------------------------
