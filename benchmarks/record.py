@@ -1,5 +1,5 @@
-"""What the durable record costs when it is large: --actors actors deliver --groups groups a step
-through the store of training, on storage with --storage_ms of delay for each operation.
+"""What the durable record costs when it is large: --record_actors actors deliver --record_groups
+groups a step through the store of training, on storage with --delay_ms for each operation.
 
 Store, claims and the actor's loop are those of training. Nothing is sampled or trained: an actor's
 scheduler finishes a group of random tokens in each turn. The actors are threads of a few processes,
@@ -33,12 +33,12 @@ from benchmarks.results import hardware, save, scratch
 
 ROOT = Path(__file__).resolve().parents[1]
 
-flags.DEFINE_integer("actors", 100, "Actors, of record.", lower_bound=1)
+flags.DEFINE_integer("record_actors", 100, "Actors, of record.", lower_bound=1)
 flags.DEFINE_integer("actor_processes", 2, "Processes whose threads they are.", lower_bound=1)
-flags.DEFINE_integer("groups", 10_000, "Groups of a step, of record.", lower_bound=1)
+flags.DEFINE_integer("record_groups", 10_000, "Groups of a step, of record.", lower_bound=1)
 flags.DEFINE_integer("history", 100, "Steps that are in shards already, of record.", 0)
 flags.DEFINE_integer("group_tokens", 64, "Tokens of each of a group's two trajectories.", 2)
-flags.DEFINE_float("storage_ms", 1.0, "Mean delay of an operation, of record.", 0.0)
+flags.DEFINE_float("delay_ms", 1.0, "Mean delay of an operation, of record.", 0.0)
 flags.DEFINE_float("sample_s", 0.0, "Seconds that an actor takes for a group, of record.", 0.0)
 
 
@@ -53,13 +53,13 @@ def main() -> None:
 def measure(folder: Path) -> dict:
     """Counts of all processes together, and seconds of each step."""
     options = flags.FLAGS
-    names = [f"actor-{i}" for i in range(options.actors)]
+    names = [f"actor-{i}" for i in range(options.record_actors)]
     settings = Settings(
         role="learner",
         folder=str(folder / "store"),
         history=options.history,
         steps=options.steps,
-        groups=options.groups,
+        groups=options.record_groups,
         tokens=options.group_tokens,
         actors=tuple(names),
         sample_s=options.sample_s,
@@ -86,7 +86,7 @@ def measure(folder: Path) -> dict:
         counts["longest"] = longest
     return dict(
         hardware=hardware(),
-        settings=dataclasses.asdict(settings) | {"storage_ms": options.storage_ms},
+        settings=dataclasses.asdict(settings) | {"storage_ms": options.delay_ms},
         counts=counts,
         learner=found[0]["counts"],
         seconds=found[0]["seconds"],
@@ -99,11 +99,11 @@ def start(settings: Settings, folder: Path) -> subprocess.Popen:
     """A process with slow storage."""
     path = [str(ROOT / "launch" / "slow_storage"), os.environ.get("PYTHONPATH", "")]
     variables = os.environ | {"JAX_PLATFORMS": "cpu"}
-    if flags.FLAGS.storage_ms:
+    if flags.FLAGS.delay_ms:
         variables |= {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "SLOW_STORAGE": settings.folder,
-            "SLOW_STORAGE_MS": str(flags.FLAGS.storage_ms),
+            "SLOW_STORAGE_MS": str(flags.FLAGS.delay_ms),
             "SLOW_STORAGE_STALLS": "0",
         }
     words = json.dumps(dataclasses.asdict(settings))

@@ -8,7 +8,7 @@ python -m launch.bench async [--steps=5]
 python -m launch.bench overlap [--workload=W1 --wait_s=1 --trace=runs/profile]
 python -m launch.bench engine [--batches=1,8,64 --prompt=1024]
 python -m launch.bench speculation [--batches=1,8,64 --drafts=4 --played=runs/quickstart]
-python -m launch.bench record [--actors=100 --groups=10000 --storage_ms=1 --steps=3]
+python -m launch.bench record [--record_actors=100 --record_groups=10000 --delay_ms=1]
 python -m launch.bench million --device=cpu [--tokens=1000000 --device_mib=64 ...]
 
 Each takes --json=<file> for its numbers. The benches themselves are in benchmarks/.
