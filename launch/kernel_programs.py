@@ -25,7 +25,7 @@ from launch.targets import Target
 from models.families import PRESETS
 from models.model_config import ModelConfig
 from models.paged import forward, model_cache
-from models.sharding import MeshConfig, abstract_mesh, use_mesh
+from models.sharding import abstract_mesh, use_mesh
 from models.transformer import Transformer, abstract_model
 from rl_code.read_config import build
 from rl_code.run_config import RunConfig
@@ -51,6 +51,8 @@ class Workload:
     attention: tuple[dict[str, Any], ...] | None = None
     # Devices that heads are cut over.
     tensor: int = 1
+    # Devices that whole experts are cut over, each with a row of its own.
+    expert: int = 1
     # Whether there is also a program that decodes behind documents whose keys are not rotated.
     unrotated: bool = False
 
@@ -96,6 +98,14 @@ def _experts(tensor: int) -> Workload:
     return dataclasses.replace(plain, name=name, preset="qwen3-30b-a3b", tensor=tensor)
 
 
+def _whole_experts(expert: int) -> Workload:
+    """The same with some of the experts on each device."""
+    plain = _experts(tensor=1)
+    changes = {**plain.changes, "train.pack.rows": expert}
+    name = f"30B-A3B, whole experts on {expert}"
+    return dataclasses.replace(plain, name=name, changes=changes, expert=expert)
+
+
 def _paged(name: str, page: int) -> Workload:
     """The same with other pages, and the method's own settings."""
     plain = _large(name)
@@ -119,6 +129,7 @@ WORKLOADS = (
     _documents("nsa"),
     _experts(tensor=1),
     _experts(tensor=4),
+    _whole_experts(8),
 )
 
 
@@ -146,7 +157,7 @@ def kernels(target: Target, workloads: tuple[Workload, ...] = WORKLOADS) -> list
     found: dict[tuple[str, ...], Kernel] = {}
     for workload in workloads:
         config, model = settings(workload)
-        mesh = abstract_mesh(MeshConfig(data=1, tensor=workload.tensor), target.device)
+        mesh = abstract_mesh(config.mesh, target.device)
         programs = traced_programs(config, model, mesh)
         if workload.unrotated:
             programs["decode, keys not rotated"] = _unrotated(config, model, mesh)
@@ -165,7 +176,7 @@ def kernels(target: Target, workloads: tuple[Workload, ...] = WORKLOADS) -> list
 def settings(workload: Workload) -> tuple[RunConfig, ModelConfig]:
     """(the config of a workload with its derived sizes, its model in bfloat16 with few layers)."""
     changes = {
-        "mesh": {"data": 1, "tensor": workload.tensor},
+        "mesh": {"data": 1, "tensor": workload.tensor, "expert": workload.expert},
         "model.dtype": "bfloat16",
         "rollout.dtype": "bfloat16",
         **({} if workload.attention is None else {"model.attention": workload.attention}),

@@ -173,8 +173,8 @@ class RolloutConfig:
     # ``train.loss`` has corrections for it. Versions are published so, and sampling them again
     # gives the same tokens. None for matrices in ``dtype``.
     weights: Kind | None = None
-    # Devices of an actor. Each of its shards of rows has the whole weights, so ``fsdp`` is for
-    # those that learn.
+    # Devices of an actor. Each of its shards of rows has the whole weights, but for experts that
+    # are cut over ``expert``. So ``fsdp`` is for devices that learn.
     mesh: MeshConfig = MeshConfig()
     # Whether an actor in the learner's process samples on devices of its own, which come after the
     # learner's in the list of devices. False: it samples on the learner's devices.

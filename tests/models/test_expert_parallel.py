@@ -30,8 +30,8 @@ from tests.models.small import small_config
 MOE = MoE(experts=8, active=2, mlp_dim=8, buffer=1.0)
 MESHES = {
     "expert 8": (MeshConfig(expert=8), MOE),
-    "expert 4 x tensor 2, folded": (
-        MeshConfig(expert=4, tensor=2),
+    "data 2 x expert 2 x tensor 2, folded": (
+        MeshConfig(data=2, expert=2, tensor=2),
         dataclasses.replace(MOE, fold=True),
     ),
 }
@@ -98,12 +98,19 @@ def run(layer, y, experts):
 def test_no_row_is_lost_when_all_go_to_one_device_and_none_depends_on_the_others(name):
     config, moe = MESHES[name]
     orders = np.tile(np.arange(8), (ROWS, TOKENS, 1))
-    apart = jnp.asarray(np.random.default_rng(1).permuted(orders, axis=-1)[..., :2])
-    together = jnp.broadcast_to(jnp.array([5, 4]), apart.shape).at[3, 7].set(apart[3, 7])
-    pairs = ROWS // config.expert * TOKENS * moe.active // config.tensor
-    # more than two rounds, and one
-    assert 2 * room(pairs, 8 * pairs, moe.buffer) < np.sum(together == 5)
-    assert room(pairs, 8 * pairs, 2.0) > np.max(np.bincount(apart.reshape(-1)))
+    apart = np.random.default_rng(1).permuted(orders, axis=-1)[..., :2]
+    # of the devices along data only the last ones need more than one round
+    group = ROWS // config.data
+    together = apart.copy()
+    together[-group:] = [5, 4]
+    together[5, 7] = apart[5, 7]
+    devices = config.expert * config.tensor
+    capacity = room(group * TOKENS * 2 // devices, 10**6, moe.buffer)
+    most = [
+        max(np.bincount(x.reshape(-1) * devices // 8)) for x in (together[-group:], apart[:group])
+    ]
+    assert most[0] > 2 * capacity and most[1] <= capacity
+    apart, together = jnp.asarray(apart), jnp.asarray(together)
     alone = [jax.jit(run)(layer_of(moe), hidden(0), experts) for experts in (apart, together)]
     mesh = make_mesh(config)
     with jax.set_mesh(mesh):
@@ -118,7 +125,7 @@ def test_no_row_is_lost_when_all_go_to_one_device_and_none_depends_on_the_others
         layer = jax.device_put(layer, shardings)
         jitted = jax.jit(run)
         found = [jitted(layer, hidden(0), experts) for experts in (apart, together)]
-        crowd = jitted(layer, hidden(1).at[3, 7].set(hidden(0)[3, 7]), together)
+        crowd = jitted(layer, hidden(1).at[5, 7].set(hidden(0)[5, 7]), together)
     for (out, routing, gradient), (wanted, wanted_routing, wanted_gradient) in zip(
         found, alone, strict=True
     ):
@@ -126,7 +133,7 @@ def test_no_row_is_lost_when_all_go_to_one_device_and_none_depends_on_the_others
         np.testing.assert_array_equal(routing.counts, wanted_routing.counts)
         for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted_gradient), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
-    same = [np.asarray(x[0])[3, 7].tobytes() for x in (*found, crowd)]
+    same = [np.asarray(x[0])[5, 7].tobytes() for x in (*found, crowd)]
     assert len(set(same)) == 1
 
 
