@@ -12,15 +12,15 @@ set -u
 child=
 stopping=
 quick=0
-trap 'stopping=1; [ -n "$child" ] && kill -TERM "$child" 2>/dev/null' TERM INT
+trap 'stopping=1; signalled=1; [ -n "$child" ] && kill -TERM "$child" 2>/dev/null' TERM INT
 for ((restarts = 0; ; restarts++)); do
     started=$SECONDS
     "$@" &
     child=$!
     [ -n "$stopping" ] && kill -TERM "$child" # the signal came before there was anyone to pass it on to
-    wait "$child"
-    code=$?
-    while kill -0 "$child" 2>/dev/null; do # the wait was interrupted by a signal that was passed on
+    signalled=1
+    while [ -n "$signalled" ]; do # a signal ends the wait; bash still knows the code of a child that has ended
+        signalled=
         wait "$child"
         code=$?
     done

@@ -7,11 +7,12 @@ run=$1
 shift
 "$@" --run="$run" &
 child=$!
-# the first process of a pod is the one that Kubernetes asks to stop
-trap 'kill -TERM "$child" 2>/dev/null' TERM
-wait "$child"
-code=$?
-while kill -0 "$child" 2>/dev/null; do
+# The first process of a pod is the one that Kubernetes asks to stop. A signal ends the wait but not
+# the run; bash still knows the code of a run that has ended.
+trap 'signalled=1; kill -TERM "$child" 2>/dev/null' TERM
+signalled=1
+while [ -n "$signalled" ]; do
+    signalled=
     wait "$child"
     code=$?
 done

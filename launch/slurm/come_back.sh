@@ -5,15 +5,17 @@
 # If this script was asked to stop too, SLURM has decided: scancel ends the job, and pre-emption and
 # scontrol requeue have put it back already.
 told=
-trap 'told=1' TERM
+signalled=
+trap 'told=1 signalled=1' TERM
 failures={{ logs | sh }}/$SLURM_JOB_ID.failures
 
-# Waits for a child; a signal does not end the wait.
+# Waits for a child. A signal ends bash's wait, which is then repeated: bash still knows the code of a
+# child that has ended meanwhile.
 await() {
     local code
-    wait "$1"
-    code=$?
-    while kill -0 "$1" 2>/dev/null; do
+    signalled=1
+    while [ -n "$signalled" ]; do
+        signalled=
         wait "$1"
         code=$?
     done
