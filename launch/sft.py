@@ -11,10 +11,11 @@ import jax
 import ml_collections
 
 from launch import flags
+from models.sharding import row_shards
 from rl_code import read_config, sft
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.run import Run
-from rl_code.run_config import RunConfig, meshes
+from rl_code.run_config import RunConfig, check_rows, meshes
 from rl_code.stop import StopRequest
 
 
@@ -24,6 +25,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         raise read_config.ConfigError("config.sft = None: this config has no warm start")
     flags.use_virtual_devices(*meshes(run_config))
     with Run(run_config, Path(workdir)) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
+        check_rows(run_config, row_shards(run.mesh))
         sft.warm_start(run, stop)
 
 

@@ -148,6 +148,11 @@ def abstract_mesh(config: MeshConfig, device: AbstractDevice) -> AbstractMesh:
     return AbstractMesh(config.sizes, MESH_AXES, axis_types=auto, abstract_device=device)
 
 
+def row_shards(mesh: Mesh | AbstractMesh) -> int:
+    """Parts that the rows of a batch are cut into."""
+    return math.prod(mesh.shape[name] for name in ROW_AXES)
+
+
 def use_mesh(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager:
     """The context in which programs on a mesh are run, or on an abstract one are traced."""
     if isinstance(mesh, AbstractMesh):

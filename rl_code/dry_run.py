@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from attention.implementations import Implementation
+from models.sharding import row_shards
 from models.transformer import abstract_model
 from rl_code.attention_calls import attention_calls, expert_calls
 from rl_code.derive import sampled_tokens
@@ -27,6 +28,7 @@ from rl_code.learner.two_phase_batching import pack_prompts
 from rl_code.learner.update import TrainState, abstract_state, make_update
 from rl_code.rollout.engine import Engine
 from rl_code.run import Run
+from rl_code.run_config import check_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +85,12 @@ class Plan:
 
 
 def plan(run: Run) -> Plan:
-    """Compiles the programs of a run and adds up what they take."""
+    """Compiles the programs of a run and adds up what they take.
+
+    Raises ConfigError as ``check_rows``.
+    """
     config = run.config
+    check_rows(config, row_shards(run.mesh))
     train = config.train
     model = abstract_model(run.model_config, run.mesh)
     with jax.set_mesh(run.mesh):

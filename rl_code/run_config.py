@@ -277,6 +277,23 @@ class RunConfig:
                 )
 
 
+def check_rows(config: RunConfig, shards: int) -> None:
+    """Raises ConfigError if the rows of a micro-batch cannot be shared out equally.
+
+    shards: over how many devices they are cut.
+    """
+    batches = {"train": (config.train.pack.rows, config.train.micro_batches, "train.pack.rows")}
+    if config.sft is not None:
+        batches["sft"] = (config.sft.rows, config.sft.micro_batches, "sft.rows")
+    for name, (rows, parts, key) in batches.items():
+        if rows // parts % shards:
+            raise ConfigError(
+                f"config.{key} = {rows} with {name}.micro_batches = {parts}: the {rows // parts} "
+                f"rows of a micro-batch do not divide by the {shards} devices over which "
+                "config.mesh cuts rows (data x fsdp x expert)"
+            )
+
+
 def check_chooses(methods: Sequence[Method], moe: MoE | None, picks: str | None) -> None:
     """Raises ConfigError if picks are asked for and no layer's can be noted."""
     if picks is not None and choosing(methods) is None and moe is None:

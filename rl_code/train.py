@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 
+from models.sharding import row_shards
 from models.transformer import Transformer
 from rl_code import provenance, sft
 from rl_code.act import await_store, make_actor
@@ -47,7 +48,7 @@ from rl_code.rollout.group_source import (
     StopWaiting,
 )
 from rl_code.run import Run
-from rl_code.run_config import RunConfig, refuse_sync
+from rl_code.run_config import RunConfig, check_rows, refuse_sync
 from rl_code.schedule import solved
 from rl_code.step_metrics import StepTimes, actor_metrics
 from rl_code.stop import Stopped, StopRequest
@@ -86,8 +87,9 @@ def train(
         refuse_sync(config)
     check(workdir, config)
     with Run(config, workdir, role) as run, jax.set_mesh(run.mesh), StopRequest() as stop:
-        # The tasks are read before the workdir is claimed. If a start fails because of a mesh, a
-        # path or a file of tasks, the corrected config must still be able to claim the workdir.
+        # Rows and tasks are looked at before the workdir is claimed. If a start fails because of a
+        # mesh, a path or a file of tasks, the corrected config must still be able to claim it.
+        check_rows(config, row_shards(run.mesh))
         _ = run.tasks
         workdir.mkdir(parents=True, exist_ok=True)
         if jax.process_index() == 0:

@@ -14,6 +14,8 @@ from models.sharding import MeshConfig, make_mesh, parameter_shardings, partitio
 from models.transformer import abstract_model
 from rl_code.learner.batching import PackConfig, empty_batch, pack
 from rl_code.learner.update import abstract_state, init_state
+from rl_code.read_config import ConfigError
+from rl_code.run_config import check_rows
 from tests.models.small import small_config
 from tests.rl_code.learner.conftest import METHODS
 from tests.rl_code.learner.steps import (
@@ -105,6 +107,13 @@ def test_memory_of_a_device_falls_with_its_part_of_the_row():
 def test_rows_that_cannot_be_cut_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         changed("quickstart", {"mesh.context": 8} | changes)
+
+
+def test_rows_that_cannot_be_shared_out_are_refused():
+    config = changed("quickstart", {})
+    check_rows(config, 2)
+    with pytest.raises(ConfigError, match=r"rows = \d+ .* do not divide by the 7 devices"):
+        check_rows(config, 7)
 
 
 def test_shapes_that_follow_from_others_can_be_cut():
