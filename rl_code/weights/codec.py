@@ -1,9 +1,13 @@
 """Bits of arrays in host memory and on disk: in full, or as what changed since another version.
 
 A change is the exclusive or of the bit patterns. It is exact for every value and is its own
-inverse. Where the weights moved little, its high bits are mostly zeros. Both kinds are stored as
-zarr arrays of unsigned integers, compressed by Zstandard. Before that, full weights are shuffled by
-bits and changes by bytes, which compresses each of them better.
+inverse. Full weights are stored as zarr arrays of unsigned integers, whose bits are shuffled before
+Zstandard compresses them. Where the weights moved little, most elements of a change are 0, so it is
+stored as the others and the gaps between them (``sparse``), for each part that a process of the
+learner has:
+
+    full/<name>            a zarr array
+    delta/<name>/<part>    a zarr array of bytes
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -20,11 +25,11 @@ import tensorstore
 
 from rl_code.arrays import any_mesh
 from rl_code.checksums import unsigned
-from rl_code.weights.layout import Box, assemble, own_parts, to_slices, wanted_parts
+from rl_code.weights import sparse
+from rl_code.weights.layout import Box, assemble, overlap, own_parts, to_slices, wanted_parts
 from rl_code.weights.waiting import Deadline
 
 CHUNK_BYTES = 16 * 2**20  # chunks are compressed in parallel
-SHUFFLES = {"full": "bitshuffle", "delta": "shuffle"}
 # A chunk that is missing is an error rather than zeros.
 _OPTIONS = {
     "driver": "zarr3",
@@ -96,28 +101,42 @@ def write(folder: Path, kind: str, host: Mapping[str, HostArray], deadline: Dead
     """
     pending = []
     for name, x in host.items():
-        blosc = {
-            "cname": "zstd",
-            "clevel": 1,
-            "shuffle": SHUFFLES[kind],
-            "typesize": x.dtype.itemsize,
-        }
-        codecs = [
-            {"name": "bytes", "configuration": {"endian": "little"}},
-            {"name": "blosc", "configuration": blosc},
-            {"name": "crc32c"},
-        ]
-        grid = {"name": "regular", "configuration": {"chunk_shape": x.chunk}}
-        keys = {"name": "default", "configuration": {"separator": "."}}  # no folder per coordinate
-        metadata = {"codecs": codecs, "chunk_grid": grid, "chunk_key_encoding": keys}
-        path = str(folder / kind / name)
-        spec = {**_OPTIONS, "kvstore": {"driver": "file", "path": path}, "metadata": metadata}
-        store = tensorstore.open(spec, create=True, open=True, dtype=x.dtype, shape=x.shape).result(
-            deadline.left()
-        )
-        pending += [store[to_slices(box)].write(part) for box, part in x.parts.items()]
+        path = folder / kind / name
+        if kind == "full":
+            store = _create(path, x.dtype, x.shape, x.chunk, "bitshuffle", deadline)
+            pending += [store[to_slices(box)].write(part) for box, part in x.parts.items()]
+            continue
+        for box, part in x.parts.items():
+            data = sparse.encode(part)
+            chunk = (min(len(data), CHUNK_BYTES),)
+            place = path / _box_name(box)
+            store = _create(place, data.dtype, data.shape, chunk, "noshuffle", deadline)
+            pending.append(store.write(data))
     for writing in pending:
         writing.result(deadline.left())
+
+
+def _create(
+    path: Path,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    chunk: tuple[int, ...],
+    shuffle: str,
+    deadline: Deadline,
+) -> tensorstore.TensorStore:
+    """A new compressed array, or the one that another process has made."""
+    blosc = {"cname": "zstd", "clevel": 1, "shuffle": shuffle, "typesize": dtype.itemsize}
+    codecs = [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "blosc", "configuration": blosc},
+        {"name": "crc32c"},
+    ]
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
+    keys = {"name": "default", "configuration": {"separator": "."}}  # no folder per coordinate
+    metadata = {"codecs": codecs, "chunk_grid": grid, "chunk_key_encoding": keys}
+    spec = {**_OPTIONS, "kvstore": {"driver": "file", "path": str(path)}, "metadata": metadata}
+    pending = tensorstore.open(spec, create=True, open=True, dtype=dtype, shape=shape)
+    return pending.result(deadline.left())
 
 
 def read(
@@ -161,22 +180,81 @@ def _read_parts(
     deadline: Deadline,
 ) -> dict[Box, np.ndarray]:
     """Exclusive or of the bits of one array's parts in several places."""
-    specs = [{**_OPTIONS, "kvstore": {"driver": "file", "path": str(path)}} for path in paths]
-    opening = [tensorstore.open(spec, open=True) for spec in specs]
-    stores = [pending.result(deadline.left()) for pending in opening]
-    for path, store in zip(paths, stores, strict=True):
-        if store.shape != shape or store.dtype.numpy_dtype != dtype:
-            raise ValueError(
-                f"{path} holds {store.dtype.name}{list(store.shape)}, not {dtype}{list(shape)}"
-            )
-    reading = {box: [store[to_slices(box)].read() for store in stores] for box in boxes}
-    found = {}
-    for box, pending in reading.items():
-        bits = np.asarray(pending[0].result(deadline.left()))
-        for more in pending[1:]:
-            np.bitwise_xor(bits, more.result(deadline.left()), out=bits)
-        found[box] = bits
+    found = {box: np.zeros([stop - start for start, stop in box], dtype) for box in boxes}
+    for path in paths:
+        names = os.listdir(path)
+        # a change that was stored before changes were sparse is an array too
+        whole = "zarr.json" in names
+        pieces = (
+            _of_whole(path, shape, dtype, found, deadline)
+            if whole
+            else _of_parts(path, names, dtype, found, deadline)
+        )
+        missing = {box: bits.size for box, bits in found.items()}
+        for wanted, place, bits in pieces:
+            found[wanted][place] ^= bits
+            missing[wanted] -= bits.size
+        if any(missing.values()):
+            raise ValueError(f"{path} does not hold all of {dtype}{list(shape)}")
     return found
+
+
+# A part that is wanted, where in it something was read, and the bits that were.
+Piece = tuple[Box, tuple[slice, ...], np.ndarray]
+
+
+def _of_whole(
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    boxes: Iterable[Box],
+    deadline: Deadline,
+) -> Iterator[Piece]:
+    """The wanted parts of a stored array."""
+    store = _open(path).result(deadline.left())
+    if store.shape != shape or store.dtype.numpy_dtype != dtype:
+        raise ValueError(
+            f"{path} holds {store.dtype.name}{list(store.shape)}, not {dtype}{list(shape)}"
+        )
+    reading = {box: store[to_slices(box)].read() for box in boxes}
+    for box, pending in reading.items():
+        yield box, to_slices(box, box), np.asarray(pending.result(deadline.left()))
+
+
+def _of_parts(
+    path: Path, names: Sequence[str], dtype: np.dtype, boxes: Iterable[Box], deadline: Deadline
+) -> Iterator[Piece]:
+    """What wanted parts share with those of a stored change."""
+    boxes = list(boxes)
+    for name in names:
+        own = _box_named(name)
+        shared = {box: both for box in boxes if (both := overlap(own, box)) is not None}
+        if not shared:
+            continue
+        store = _open(path / name).result(deadline.left())
+        data = np.asarray(store.read().result(deadline.left()))
+        part = sparse.decode(data, tuple(stop - start for start, stop in own), dtype)
+        for box, both in shared.items():
+            yield box, to_slices(both, box), part[to_slices(both, own)]
+
+
+def _open(path: Path) -> tensorstore.Future:
+    return tensorstore.open(
+        {**_OPTIONS, "kvstore": {"driver": "file", "path": str(path)}}, open=True
+    )
+
+
+def _box_name(box: Box) -> str:
+    """A folder's name for a part, as "0-4.16-32"; "all" for that of an array without axes."""
+    return ".".join(f"{start}-{stop}" for start, stop in box) or "all"
+
+
+def _box_named(name: str) -> Box:
+    """The part that ``_box_name`` gave this name."""
+    if name == "all":
+        return ()
+    ranges = (axis.split("-") for axis in name.split("."))
+    return tuple((int(start), int(stop)) for start, stop in ranges)
 
 
 @any_mesh()

@@ -1,6 +1,6 @@
 """What storage holds of each version (a folder and a record), and the routes to a version.
 
-    weights/v_00000012/full/<name>    zarr arrays of the version's bits
+    weights/v_00000012/full/<name>    the version's bits
     weights/v_00000012/delta/<name>   what changed since its base, the version published before it
     weights/v_00000012.json           the record: checksums, base, sizes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -103,13 +104,14 @@ def test_reader_and_writer_may_have_any_layout_and_chunks(theirs, ours, tmp_path
         for size, piece, whole in zip(part, host.chunk, bits.shape, strict=True)
     )
     assert np.prod(host.chunk) < np.prod(part)
-    codec.write(tmp_path, "full", {"x": host}, Deadline(30.0))
     targets = like(named, NamedSharding(mesh(2, 4), ours))
-    parts = codec.read([tmp_path / "full"], targets, Deadline(30.0))
-    assert parts["x"].keys() == wanted_parts(targets["x"]).keys()
-    found = codec.place(targets, parts, None)["x"]
-    assert found.sharding == targets["x"].sharding
-    np.testing.assert_array_equal(bits_of(found), bits)
+    for kind in ("full", "delta"):
+        codec.write(tmp_path, kind, {"x": host}, Deadline(30.0))
+        parts = codec.read([tmp_path / kind], targets, Deadline(30.0))
+        assert parts["x"].keys() == wanted_parts(targets["x"]).keys()
+        found = codec.place(targets, parts, None)["x"]
+        assert found.sharding == targets["x"].sharding
+        np.testing.assert_array_equal(bits_of(found), bits)
 
 
 def test_copies_in_host_memory_survive_donation():
@@ -131,10 +133,12 @@ def test_another_layout_is_noticed():
 
 def test_a_small_step_is_stored_in_a_fraction(tmp_path):
     rng = np.random.default_rng(0)
-    old = rng.normal(0, 0.05, 200_000).astype(np.float32)
+    old = rng.normal(0, 0.05, 400_000).astype(np.float32)
+    # what AdamW's first update does at such a rate
+    new = old + np.float32(1e-5) * rng.choice([-1, 1], old.shape).astype(np.float32)
     sizes = {}
     for dtype in ("float32", "bfloat16"):
-        before, after = ({"x": jnp.asarray(x, dtype)} for x in (old, old + np.float32(1e-5)))
+        before, after = ({"x": jnp.asarray(x, dtype)} for x in (old, new))
         host = codec.to_host(after)
         for kind, content in (
             ("full", host),
@@ -147,8 +151,35 @@ def test_a_small_step_is_stored_in_a_fraction(tmp_path):
                 if path.is_file()
             )
             sizes[dtype, kind] = written / after["x"].nbytes
-    assert sizes["float32", "delta"] < 0.6 and sizes["bfloat16", "delta"] < 0.15
+    assert sizes["float32", "delta"] < 0.6
+    changes = bits_of(before["x"]) ^ bits_of(after["x"])
+    shares = np.unique(changes, return_counts=True)[1] / changes.size
+    entropy = -np.sum(shares * np.log2(shares)) / 16
+    assert 0.05 < entropy < sizes["bfloat16", "delta"] < 1.2 * entropy
     assert sizes["float32", "full"] < 0.95 and sizes["bfloat16", "full"] < 0.8
+
+
+def test_changes_that_were_stored_whole_are_read_too(tmp_path):
+    rng = np.random.default_rng(0)
+    old, new = (on_device(rng.integers(0, 2**16, (4, 6), np.uint16), "bfloat16") for _ in range(2))
+    change = codec.changes(codec.to_host(new), codec.to_host(old))
+    codec.write(tmp_path, "full", change, Deadline(30.0))
+    (tmp_path / "full").rename(tmp_path / "delta")
+    found = codec.read([tmp_path / "delta"], like(old), Deadline(30.0))
+    np.testing.assert_array_equal(
+        bits_of(codec.place(like(old), found, old)["x"]), bits_of(new["x"])
+    )
+
+
+def test_a_part_of_a_change_that_is_missing_is_an_error_and_not_zeros(tmp_path):
+    bits = np.ones((4, 4), np.uint16)
+    named = on_device(bits, "bfloat16", NamedSharding(mesh(1, 2), P("tensor")))
+    codec.write(tmp_path, "delta", codec.to_host(named), Deadline(30.0))
+    folder = tmp_path / "delta" / "x"
+    assert sorted(path.name for path in folder.iterdir()) == ["0-2.0-4", "2-4.0-4"]
+    shutil.rmtree(folder / "2-4.0-4")
+    with pytest.raises(ValueError, match=r"x does not hold all of uint16\[4, 4\]"):
+        codec.read([tmp_path / "delta"], like(named), Deadline(30.0))
 
 
 def test_a_missing_chunk_is_an_error_and_not_zeros(tmp_path):
