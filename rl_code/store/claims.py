@@ -13,6 +13,8 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
+from rl_code.store import shards
+from rl_code.store import steps as steps_lib
 from rl_code.store.claim_board import Board
 from rl_code.store.heartbeat import Heartbeat, Observer
 from rl_code.store.processes import ProcessId
@@ -126,11 +128,13 @@ class Claims:
         """The step after the newest consumed one: steps are planned and consumed in order. None:
         nothing is planned.
         """
-        first = None
-        for step in reversed(self._store.reader.steps()):
+        # What is in shards is consumed, and their names say which steps that are. None is opened.
+        moved = [last for _, last in shards.list_shards(self._store.folder)]
+        first = max(moved) + 1 if moved else None
+        for step in reversed(steps_lib.steps(self._store.folder)):
             listing = self._store.reader.listing(step)
             if listing is not None and listing.consumed:
-                return step + 1
+                return max(step + 1, first or 0)
             first = step
         return first
 

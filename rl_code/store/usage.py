@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
+from typing import Any
 
+from rl_code.store import shards
+from rl_code.store import steps as steps_lib
 from rl_code.store.errors import StoreError
 from rl_code.store.reader import RecordReader
+from rl_code.store.sealed import unseal
 
 _BLOCK = 512  # bytes of the blocks that stat(2) counts
 
@@ -42,16 +47,7 @@ def measure(store: Path) -> Usage:
 
     Raises StoreError, also for steps that an earlier version of this code consumed.
     """
-    reader = RecordReader(store)
-    listings = {step: reader.listing(step) for step in reader.steps()}
-    consumed = [step for step, listing in listings.items() if listing and listing.consumed]
-    consumptions = [reader.consumption(step) for step in consumed]
-    for step, content in zip(consumed, consumptions, strict=True):
-        if "tokens" not in content:
-            raise StoreError(
-                f"step {step} does not say how many tokens it has: an earlier version of this "
-                "code consumed it"
-            )
+    counts = _consumed(store)
     files = size = 0
     for folder, _, names in os.walk(store):
         for name in (".", *names):
@@ -61,9 +57,44 @@ def measure(store: Path) -> Usage:
             except FileNotFoundError:
                 continue  # a heartbeat, or a claim that has just been put away
     return Usage(
-        steps=len(consumed),
-        tokens=sum(content["tokens"] for content in consumptions),
-        sampled=sum(content["sampled"] for content in consumptions),
+        steps=len(counts),
+        tokens=sum(tokens for tokens, _ in counts.values()),
+        sampled=sum(sampled for _, sampled in counts.values()),
         files=files,
         bytes=size,
     )
+
+
+def _consumed(store: Path) -> dict[int, tuple[int, int]]:
+    """Consumed step -> its tokens, and those of them that were sampled."""
+    reader = RecordReader(store)
+    found = {}
+    # Folders first: a step that moves into a shard meanwhile is then seen twice, not missed.
+    for step in steps_lib.steps(store):
+        listing = reader.listing(step)
+        if listing is not None and listing.consumed:
+            found[step] = _counts(step, reader.consumption(step))
+    for (first, last), path in shards.list_shards(store).items():
+        stat = path.stat()
+        inside = _in_shard(path, stat.st_ino, stat.st_mtime_ns)
+        found |= {step: count for step, count in inside.items() if first <= step <= last}
+    removed = reader.removed()
+    return {step: n for step, n in found.items() if removed is None or step >= removed.before}
+
+
+@functools.cache
+def _in_shard(path: Path, inode: int, changed: int) -> dict[int, tuple[int, int]]:
+    """As ``_consumed``, of one shard, which never changes: each is opened once by a process."""
+    found = {}
+    for step, entry in shards.open_shard(path).steps.items():
+        found[step] = _counts(step, unseal(entry.files[steps_lib.CONSUMED], path))
+    return found
+
+
+def _counts(step: int, consumption: dict[str, Any]) -> tuple[int, int]:
+    if "tokens" not in consumption:
+        raise StoreError(
+            f"step {step} does not say how many tokens it has: an earlier version of this code "
+            "consumed it"
+        )
+    return consumption["tokens"], consumption["sampled"]
