@@ -64,7 +64,7 @@ class Board:
             self._take_lost(taken, max_items, lost)
         for first, (turn, _) in taken.items():
             self._handed_out[first] = turn
-            self._claims.setdefault(first, (turn, 0))
+            self._claims[first] = max((turn, 0), self._claims.get(first, (turn, 0)))
         return [item for _, items in taken.values() for item in items]
 
     def _update(self, listing: Listing) -> None:
@@ -124,6 +124,8 @@ class Board:
             for first in held[inode]:
                 if _count(taken) >= max_items:
                     return
+                if first not in self._claims:  # somebody has deleted the claims since
+                    continue
                 if ours:
                     taken[first] = self._claims[first][0], self._blocks[first]
                 elif reason:

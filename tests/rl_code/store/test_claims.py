@@ -241,7 +241,7 @@ def test_a_lost_actor_loses_only_what_it_has_not_delivered(learner, actor, monke
     lost.close()
     assert [item.number for item in other.claim(2)] in ([1, 2, 3], [4, 6, 7])
     assert len(other.claim(9)) == 3 and other.claim(9) == []
-    assert other.takeovers == 6
+    assert other.takeovers == 6 and sum(learner.reader.claims(0).values()) == 8  # of two blocks
 
 
 def test_a_step_that_an_earlier_version_began_goes_on(learner, actor):
