@@ -145,7 +145,7 @@ class Placed:
             coordinator = ray.get(self._members[0].coordinator.remote())
         commands = self._wanted.commands(coordinator)
         self._runs = [
-            member.run.remote(command)
+            member.run.remote(["-m", *command])
             for member, command in zip(self._members, commands, strict=True)
         ]
 

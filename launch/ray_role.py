@@ -69,16 +69,19 @@ class RoleProcess:
         self._hang_s = hang_s
         self._process: asyncio.subprocess.Process | None = None
 
-    async def run(self, arguments: Sequence[str], host: str = "") -> End:
-        """Runs ``python -m <arguments>`` to its end.
+    async def run(self, arguments: Sequence[str], host: str | None = "") -> End:
+        """Runs ``python <arguments>`` to its end.
 
-        host: address for other roles; that of the node unless given.
+        host: address for other roles; that of the node if it is "". None for a program without the
+          flag --host.
         """
         if self._process is not None:
             raise RuntimeError(f"{self._name} runs already, as process {self._process.pid}")
         begin = time.monotonic()
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", *arguments, f"--host={host or node_address()}"]
+        command = [sys.executable, *arguments]
+        if host is not None:
+            command.append(f"--host={host or node_address()}")
         with open(self._log, "ab") as log:
             start = log.tell()
             self._process = await asyncio.create_subprocess_exec(

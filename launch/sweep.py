@@ -19,6 +19,11 @@ makes every run a fork of one run at one step. Runs of one seed then draw common
 differ by their overrides alone. A second table has the paired differences from the first variant
 beside the unpaired ones, and how many times more runs the unpaired ones would need.
 
+With --ray=<host>:<port> the runs are spread over the nodes of a Ray cluster that mount the workdir,
+as many at a time as there is room for; --run_needs=GPU=8 says what each needs. A run whose node is
+lost goes on elsewhere from its checkpoint. --ray=auto is the cluster of this machine, and --ray=3
+makes one of three nodes here, to try it.
+
 With --run=<i> only run i of the sweep runs, without a table, as a task of a cluster's array does.
 With --jobs=0 nothing runs: the table and the figure are made of what has finished, and the other
 runs are named. Runs that failed stand in the table too, with their exit codes.
@@ -26,12 +31,12 @@ runs are named. Runs that failed stand in the table too, with their exit codes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -46,10 +51,12 @@ import rich.table
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
-from launch import flags, sweep_figure, sweep_fork, sweep_paired
+from launch import flags, sweep_figure, sweep_fork, sweep_on_ray, sweep_paired
+from launch.ray_placing import RayError, needs
 from launch.step import STEP
 from launch.sweep_figure import Panel
 from launch.sweep_plan import DONE, SweepRun, plan
+from launch.sweep_start import FAILED, LOG, Begin, Started, start
 from rl_code import read_config, sft
 from rl_code.evaluation import suite
 from rl_code.evaluation.suite import SuiteResult
@@ -57,10 +64,6 @@ from rl_code.files import write_atomically
 from rl_code.run_config import RunConfig
 from rl_code.workdir import CONFIG_FILE
 
-# The file in a run's folder with its output.
-LOG = "log.txt"
-# The file in a run's folder which says that its last try failed, and with which exit code.
-FAILED = "sweep_failed.json"
 # The exit code of a run whose config is wrong, or whose result would repeat itself.
 WRONG = 2
 # The exit code of a run that was asked to stop.
@@ -72,8 +75,13 @@ FLAGS = absl_flags.FLAGS
 absl_flags.DEFINE_integer(
     "jobs",
     1,
-    "Runs at the same time; above 1 each run's output goes to its log.txt. 0 runs nothing.",
+    "Runs at the same time; above 1 each run's output goes to its log.txt. 0 runs nothing. With "
+    "--ray all, unless it is given.",
     0,
+)
+absl_flags.DEFINE_string("ray", None, "Address of a Ray cluster, or how many nodes to simulate.")
+absl_flags.DEFINE_list(
+    "run_needs", ["CPU=1"], "With --ray, what a node must have for a run, as in GPU=8 or CPU=32."
 )
 absl_flags.DEFINE_integer("run", None, "Run this one alone, counted from 0, and make no table.", 0)
 absl_flags.DEFINE_string(
@@ -136,7 +144,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     runs = plan(config, module["get_sweep"](*arguments), Path(workdir))
     panels = sweep_figure.parse(module["get_figure"](*arguments) if "get_figure" in module else ())
     given = flags.overrides()
-    command = [*TRAIN, f"--config={path}{colon}{argument}", *given]
+    command = [*TRAIN, f"--config={Path(path).resolve()}{colon}{argument}", *given]
     chosen = choose(runs, FLAGS.run, FLAGS.jobs)
     failed: list[Failure] = []
     if FLAGS.fork:
@@ -150,10 +158,16 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             if code := sweep_fork.fork(parent, step, run.workdir, [*given, *run.flags()]):
                 failed.append(Failure(run, code))
     unable = [failure.run for failure in failed]
-    with Interrupts() as interrupts:
+    with contextlib.ExitStack() as stack:
+        begin = None
+        if FLAGS.ray and FLAGS.jobs:
+            needed = needs("run_needs", FLAGS.run_needs)
+            begin = stack.enter_context(sweep_on_ray.cluster(FLAGS.ray, needed))
+        interrupts = stack.enter_context(Interrupts())
+        jobs = len(runs) if FLAGS.ray and not FLAGS["jobs"].present else FLAGS.jobs
         try:
             able = [run for run in chosen if run not in unable]
-            failed += execute(able, command, FLAGS.jobs, interrupts, forked=bool(FLAGS.fork))
+            failed += execute(able, command, jobs, interrupts, begin, forked=bool(FLAGS.fork))
         finally:
             missing = [run for run in runs if not run.finished()]
             if FLAGS.run is None:
@@ -195,6 +209,7 @@ def execute(
     command: Sequence[str],
     jobs: int,
     interrupts: Interrupts,
+    begin: Begin | None = None,
     *,
     forked: bool = False,
 ) -> list[Failure]:
@@ -202,14 +217,15 @@ def execute(
 
     At most ``jobs`` run at the same time. Returns the runs that failed.
 
-    forked: the folders of the runs hold their configs, overrides included.
+    begin: begins a run; None for here. forked: the folders of the runs hold their configs,
+    overrides included.
 
     A first interrupt is passed on to the runs, so that they end after their step, and a second one,
     which ends them at once. Raises KeyboardInterrupt when all of them have ended.
     """
     waiting = [run for run in runs if not run.finished()]
     print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them finished before", flush=True)
-    active: dict[subprocess.Popen[bytes], tuple[SweepRun, float]] = {}
+    active: dict[Started, SweepRun] = {}
     failed: list[Failure] = []
     passed_on = 0
     try:
@@ -217,17 +233,20 @@ def execute(
             while waiting and len(active) < jobs and not interrupts.count:
                 run = waiting.pop(0)
                 take_over_warm_start(run, runs)
-                own = [f"--config={run.workdir / CONFIG_FILE}"] if forked else run.flags()
-                active[start(run, [*command, *own], to_log=jobs > 1)] = run, time.time()
+                own = (
+                    [f"--config={(run.workdir / CONFIG_FILE).resolve()}"] if forked else run.flags()
+                )
+                active[(begin or start)(run, [*command, *own], jobs > 1)] = run
             if interrupts.count > passed_on:
                 passed_on = interrupts.count
                 for process in active:
                     process.terminate()
             for process in [process for process in active if process.poll() is not None]:
-                run, started = active.pop(process)
-                stopped = process.returncode == STOPPED and interrupts.count
-                if not stopped and not record(run, process.returncode, time.time() - started):
-                    failed.append(Failure(run, process.returncode))
+                run = active.pop(process)
+                code = process.wait()
+                stopped = code == STOPPED and interrupts.count
+                if not stopped and not record(run, code, process.seconds):
+                    failed.append(Failure(run, code))
             time.sleep(0.05)
     finally:
         for process in active:  # only after an error
@@ -257,21 +276,6 @@ def take_over_warm_start(run: SweepRun, runs: Sequence[SweepRun]) -> None:
             print(
                 f"{run.workdir.name} takes over the warm start of {other.workdir.name}", flush=True
             )
-
-
-def start(run: SweepRun, command: Sequence[str], to_log: bool) -> subprocess.Popen[bytes]:
-    """Starts a run as a process in a group of its own.
-
-    A Ctrl-C in the terminal goes to the sweep's group only; ``stop`` passes it on.
-    """
-    run.workdir.mkdir(parents=True, exist_ok=True)
-    (run.workdir / FAILED).unlink(missing_ok=True)
-    command = [*command, f"--workdir={run.workdir}"]
-    print(f"starting {run.workdir.name}", flush=True)
-    if not to_log:
-        return subprocess.Popen(command, process_group=0)
-    with open(run.workdir / LOG, "ab") as log:
-        return subprocess.Popen(command, process_group=0, stdout=log, stderr=subprocess.STDOUT)
 
 
 def record(run: SweepRun, exit_code: int, seconds: float) -> bool:
@@ -419,4 +423,4 @@ def _suite_cells(results: Sequence[Sequence[SuiteResult]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    flags.run(main, kind=RunConfig, expected=(SweepError,), lasting=(WrongRuns,))
+    flags.run(main, kind=RunConfig, expected=(SweepError, RayError), lasting=(WrongRuns,))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from tests import sweeps
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 16
@@ -58,6 +62,34 @@ def test_killed_roles_lose_repeat_and_change_nothing(tmp_path, compiled):
         len(hung) == 1 and hung[0]["held"] > 0 and report["audit"]["takeovers"] >= hung[0]["held"]
     )
     assert report["audit"]["consumed"] == STEPS and report["audit"]["staleness_max"] == 1
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: .[ray]")
+def test_a_sweep_on_a_ray_cluster_tries_again_what_failed(tmp_path):
+    (tmp_path / "broken").write_text("3")
+    variants = ["grpo", "rloo", "last"]
+    done = sweeps.run(tmp_path, variants, "--ray=2")
+    assert done.returncode == 1 and "rloo,seed=1 failed with exit code 3" in done.stdout
+    (tmp_path / "broken").unlink()
+    done = sweeps.run(tmp_path, variants, "--ray=1", "--jobs=3")
+    assert done.returncode == 0 and "3 runs, 2 of them finished before" in done.stdout
+    folders = [tmp_path / f"variant={variant},seed=1" for variant in variants]
+    assert [len((x / "calls.txt").read_text().splitlines()) for x in folders] == [1, 2, 1]
+
+    # of two more runs the one node has room for one
+    (tmp_path / "slow").touch()
+    process = sweeps.start(tmp_path, [*variants, "fourth", "fifth"], "--ray=1")
+    began = [
+        tmp_path / f"variant={variant},seed=1" / "calls.txt" for variant in ("fourth", "fifth")
+    ]
+    while not any(path.exists() for path in began):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate()
+    assert process.returncode == 130 and "not finished" in output
+    assert sum(path.exists() for path in began) == 1
 
 
 @pytest.mark.long

@@ -203,14 +203,14 @@ async def started(folder: Path) -> int:
 
 
 def test_the_end_of_a_role_has_its_code_and_its_last_lines(role):
-    end = asyncio.run(role.run(["a_role", "fails"], "127.0.0.9"))
+    end = asyncio.run(role.run(["-m", "a_role", "fails"], "127.0.0.9"))
     assert end.code == 3 and end.hung_s == 0.0
     assert end.last == "said fails ['--host=127.0.0.9']"
 
 
 def test_a_role_is_stopped_by_a_signal(role, tmp_path):
     async def play() -> int:
-        run = asyncio.create_task(role.run(["a_role", "joins"], "127.0.0.9"))
+        run = asyncio.create_task(role.run(["-m", "a_role", "joins"], "127.0.0.9"))
         await started(tmp_path)
         await role.stop(signal.SIGTERM)
         return (await asyncio.wait_for(run, LONG_S)).code
@@ -223,7 +223,7 @@ def test_a_role_that_is_stopped_is_killed_whether_it_has_a_heartbeat_yet_or_not(
     role, tmp_path, what
 ):
     async def play():
-        run = asyncio.create_task(role.run(["a_role", what], "127.0.0.9"))
+        run = asyncio.create_task(role.run(["-m", "a_role", what], "127.0.0.9"))
         os.kill(await started(tmp_path), signal.SIGSTOP)
         return await asyncio.wait_for(run, LONG_S)
 
@@ -233,7 +233,7 @@ def test_a_role_that_is_stopped_is_killed_whether_it_has_a_heartbeat_yet_or_not(
 
 def test_a_role_that_has_no_heartbeat_but_runs_is_left_alone(role, tmp_path):
     async def play():
-        run = asyncio.create_task(role.run(["a_role", "starts"], "127.0.0.9"))
+        run = asyncio.create_task(role.run(["-m", "a_role", "starts"], "127.0.0.9"))
         await started(tmp_path)
         await asyncio.sleep(4.0)  # more than twice the bound
         assert not run.done()
