@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from rl_code import arrays, checkpoint_record, files, read_config
-from rl_code.checkpoint_record import CheckpointError, Record, folder_of
+from rl_code.checkpoint_record import CheckpointError, ReadersLost, Record, folder_of
 from rl_code.checksums import finish_checksums, start_checksums
 
 # What Orbax, TensorStore and json raise when files cannot be written or read; JaxRuntimeError is a
@@ -351,6 +351,8 @@ def _restore_newest(
             record = checkpoint_record.read(directory)
             checkpoint_record.check_files(directory, record)
             state = _read(directory, record, abstract, partial)
+        except ReadersLost:
+            raise
         except CheckpointError as error:
             broken[number] = str(error)
             continue
@@ -395,6 +397,12 @@ def _read(directory: Path, record: Record, abstract: Any, partial: bool) -> Any:
             restored = checkpointer.restore(directory / checkpoint_record.ARRAYS, args=arguments)
     # Orbax raises a plain Exception around what TensorStore says of a damaged file.
     except Exception as error:
+        if jax.process_count() > 1 and "Gloo" in str(error):
+            raise ReadersLost(
+                f"{directory.name} was not read: the {jax.process_count()} processes that read it "
+                f"together did not reach each other ({_reason(error)}). The checkpoint is kept; "
+                "start them again"
+            ) from error
         raise CheckpointError(f"{directory.name} cannot be read: {_reason(error)}") from error
     checkpoint_record.check_arrays(directory, record, restored)
     return arrays.rebuild(abstract, restored)

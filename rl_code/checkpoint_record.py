@@ -46,6 +46,10 @@ class CheckpointError(RuntimeError):
     """
 
 
+class ReadersLost(CheckpointError):
+    """Processes that read a checkpoint together did not reach each other. It is not damaged."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Record:
     """What the record of a checkpoint says."""

@@ -215,6 +215,21 @@ def test_large_files_are_not_read_again_and_damage_in_them_is_found_in_the_array
     gc.collect()  # Orbax's other reads tell of their errors now, and not after pytest's summary
 
 
+def test_processes_that_do_not_reach_each_other_are_no_damage(tmp_path, monkeypatch):
+    save_steps(tmp_path, 1, 2)
+
+    def restore(self, *args, **named):
+        raise ValueError("UNKNOWN: Gloo all-reduce failed: connection refused")
+
+    monkeypatch.setattr(checkpoint.ocp.Checkpointer, "restore", restore)
+    with pytest.raises(CheckpointError, match=r"Delete the folder"):
+        checkpoint.load(tmp_path, make_state())
+    monkeypatch.setattr(checkpoint.jax, "process_count", lambda: 2)
+    with pytest.raises(CheckpointError, match=r"the 2 processes .* The checkpoint is kept") as told:
+        checkpoint.load(tmp_path, make_state())
+    assert "Delete" not in str(told.value)
+
+
 @pytest.mark.parametrize("keep_bytes", [0.0, 0.1, 0.5, 0.99])
 def test_a_truncated_file_falls_back_to_the_older_checkpoint(tmp_path, keep_bytes, caplog):
     save_steps(tmp_path, 1, 2)
