@@ -40,6 +40,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _ANSWER = "plan: "
 # Meshes of each role that the table shows.
 _SHOWN = 6
+# Rows of at least so many tokens may be cut over devices.
+_LONG = 2**15
 
 FLAGS = flags.FLAGS
 
@@ -59,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
     actors = FLAGS.actor_devices or FLAGS.devices
     experts = job.model.moe is not None
     learners = chosen("mesh", FLAGS.devices) or plan_arithmetic.meshes(
-        FLAGS.devices, fsdp=True, experts=experts
+        FLAGS.devices, fsdp=True, experts=experts, context=FLAGS.context >= _LONG
     )
     samplers = chosen("actor_mesh", actors) or plan_arithmetic.meshes(
         actors, fsdp=False, experts=experts
@@ -106,8 +108,8 @@ def chosen(flag: str, devices: int) -> list[MeshConfig]:
             found.append(plan_table.named_mesh(text, devices))
         except ValueError as error:
             command.refuse(f"--{flag}={text} {error}")
-        if flag == "actor_mesh" and found[-1].fsdp is not None:
-            command.refuse(f"--{flag}={text}: fsdp is for devices that learn")
+        if flag == "actor_mesh" and (found[-1].fsdp, found[-1].context) != (None, None):
+            command.refuse(f"--{flag}={text}: fsdp and context are for devices that learn")
     return found
 
 

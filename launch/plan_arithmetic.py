@@ -6,12 +6,15 @@ programs are written: heads and sizes that do not divide by ``tensor`` are padde
 are cut over ``fsdp`` are gathered for each layer in the forward and the backward pass, activations
 of layers are computed again in the backward pass, and the results of attention and of the
 feed-forward part are summed over ``tensor``. Tokens travel to experts that are cut over ``expert``,
-as many to each device. The compiled program has the last word (``launch.plan_compiled``).
+as many to each device. Of rows that are cut over ``context`` keys go round, and the device with the
+last tokens of a row, which see the most, is the one that counts. The compiled program has the last
+word (``launch.plan_compiled``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -101,21 +104,24 @@ class Estimate:
         return self.tokens / self.bound(target) / self.mesh.devices
 
 
-def meshes(devices: int, *, fsdp: bool, experts: bool = False) -> Iterator[MeshConfig]:
+def meshes(
+    devices: int, *, fsdp: bool, experts: bool = False, context: bool = False
+) -> Iterator[MeshConfig]:
     """Every mesh of so many devices; without fsdp those that sample.
 
-    experts: whether the model has some, which the axis expert is for.
+    experts: whether the model has some, which the axis expert is for. context: whether rows are so
+    long that they may be cut.
     """
+    choices = (fsdp, experts, context)
     for tensor in _divisors(devices):
-        for parts in _divisors(devices // tensor) if fsdp else (1,):
-            left = devices // (tensor * parts)
-            for expert in _divisors(left) if experts else (1,):
-                yield MeshConfig(
-                    left // expert,
-                    tensor,
-                    parts if parts > 1 else None,
-                    expert=expert if expert > 1 else None,
-                )
+        left = devices // tensor
+        every = (_divisors(left) if chosen else [1] for chosen in choices)
+        for parts in itertools.product(*every):
+            if left % math.prod(parts):
+                continue
+            of_fsdp, expert, of_context = (size if size > 1 else None for size in parts)
+            data = left // math.prod(parts)
+            yield MeshConfig(data, tensor, of_fsdp, expert=expert, context=of_context)
 
 
 def learner(job: Job, mesh: MeshConfig) -> Estimate:
@@ -130,19 +136,23 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
         )
     micro = rows / mesh.row_shards
     parts, expert, tensor = mesh.fsdp or 1, mesh.expert or 1, mesh.tensor
+    context = mesh.context or 1
+    if job.context % context:
+        raise ValueError(f"rows of {job.context} tokens do not divide by context")
+    own = job.context / context  # tokens of a row that a device has
     cut, whole = (_parameters(job, mesh, gathered) for gathered in (False, True))
     compute = jax.numpy.dtype(model.dtype).itemsize
     size = jax.numpy.dtype(model.param_dtype).itemsize
     elements, gathered = cut / size, whole / size
-    stream = job.context * model.embed_dim * compute
+    stream = own * model.embed_dim * compute
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     inner = 3 * _hidden(model) + heads
-    layer = 8 * stream + 2 * job.context * inner * compute / mesh.tensor
+    layer = 8 * stream + 2 * own * inner * compute / mesh.tensor
     # rows that a device sends, and room for those that it gets, of which it keeps the results
-    travels = pairs(job, mesh) * model.embed_dim * compute
+    travels = pairs(job, mesh) / context * model.embed_dim * compute
     if travels:
         layer += 2 * (1 + model.moe.buffer) * travels
-    logits = 2 * _FLOAT32 * min(job.context, 1024) * model.vocab_size / mesh.tensor
+    logits = 2 * _FLOAT32 * min(own, 1024) * model.vocab_size / mesh.tensor
     at_once = gathered * compute / model.num_layers if parts > 1 else 0.0
     moments = _MOMENTS * _FLOAT32 * elements
     kept = model.num_layers * stream
@@ -156,7 +166,9 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
     host = {"moments": moments} if job.offload_moments else {}
     if model.offload_activations:
         host["hidden states"] = kept
-    forward, attention = _forward(job, mesh)
+    forward, attention = (x / context for x in _forward(job, mesh))
+    # the last of a row's tokens see all of them, the mean token half of them
+    attention *= 2 - 1 / context
     sent: dict[Kind, float] = {}
     whole_experts = _expert_layers(model) if folded(model) else 0
     if tensor > 1:
@@ -170,13 +182,20 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
         devices = expert_devices(model, mesh)
         size = 6 * _expert_layers(model) * travels * micro
         _add(sent, job, "ragged-all-to-all", devices, expert * tensor, size)
+    if context > 1:
+        pair = 2 * own * model.num_kv_heads / tensor * model.head_dim
+        # keys and values twice forward and once backward, there with their gradients
+        size = model.num_layers * micro * context * pair * (3 * compute + _FLOAT32)
+        kind = Kind("collective-permute", context, context * expert * tensor > job.target.domain)
+        sent[kind] = size
     if parts > 1:
-        span = parts * expert * tensor
+        span = parts * context * expert * tensor
         _add(sent, job, "all-gather", parts, span, 2 * micro * gathered * compute)
         _add(sent, job, "reduce-scatter", parts, span, micro * gathered * _FLOAT32)
     # all but experts are the same along ``expert``
     experts = _experts(model)[0] / (parts * expert * tensor)
-    for copies, part in ((mesh.data * expert, elements - experts), (mesh.data, experts)):
+    alike = mesh.data * context
+    for copies, part in ((alike * expert, elements - experts), (alike, experts)):
         if copies > 1:
             _add(sent, job, "all-reduce", copies, mesh.devices, 2 * part * _FLOAT32)
     return Estimate(
@@ -184,7 +203,7 @@ def learner(job: Job, mesh: MeshConfig) -> Estimate:
         mesh,
         memory,
         flops=4 * (forward + attention) * micro,
-        useful=3 * sum(_forward(itself, MeshConfig())) / tensor * micro,
+        useful=3 * sum(_forward(itself, MeshConfig())) / (tensor * context) * micro,
         attention=4 * attention * micro,
         # weights are read in three passes, gradients read and written once for each micro-batch,
         # and the update reads and writes weights and moments
@@ -304,7 +323,7 @@ def _forward(job: Job, mesh: MeshConfig) -> tuple[float, float]:
     """Operations of the forward pass over one row on one device: (of matrices, of attention)."""
     model = job.model
     # a device computes as many pairs as it has, though of other rows
-    layout = dataclasses.replace(mesh, data=1, fsdp=None, expert=None)
+    layout = dataclasses.replace(mesh, data=1, fsdp=None, expert=None, context=None)
     size = jax.numpy.dtype(model.param_dtype).itemsize
     elements = _parameters(job, layout, whole=True) / size
     kept, computing = _experts(model)

@@ -109,6 +109,28 @@ def test_experts_lie_on_some_devices_and_tokens_travel_to_them():
     assert folded.memory["weights"] == unfolded.memory["weights"]
 
 
+def test_long_rows_are_cut_and_their_keys_go_round():
+    job = dataclasses.replace(LARGE, context=2**17)
+    rows, cut = (
+        plan_arithmetic.learner(job, m) for m in (MeshConfig(data=8), MeshConfig(context=8))
+    )
+    assert cut.useful == rows.useful
+    # the last device's tokens see 15/16 of a row, the mean token sees half of it
+    assert cut.attention == rows.attention * 15 / 8
+    assert cut.flops - cut.attention == rows.flops - rows.attention
+    whole, own = (x.memory["working"] for x in (rows, cut))
+    logits = 2 * 4 * 1024 * job.model.vocab_size
+    assert own - logits == pytest.approx((whole - logits) / 8)
+    # eight rows, whose eight stretches of eight key/value heads of 128 each device passes on
+    sent = cut.sent[Kind("collective-permute", 8, False)]
+    assert sent == 64 * 8 * 2**17 * 2 * 8 * 128 * (3 * 2 + 4)
+    found = list(plan_arithmetic.meshes(8, fsdp=True, context=True))
+    assert len(set(found)) == len(found) == 20
+    assert all(mesh.devices == 8 for mesh in found)
+    with pytest.raises(ValueError, match="rows of 8192 tokens do not divide by context"):
+        plan_arithmetic.learner(LARGE, MeshConfig(context=3))
+
+
 def test_what_leaves_the_domain_goes_through_the_network():
     inside = plan_arithmetic.learner(LARGE, MeshConfig(data=2, tensor=4))
     outside = plan_arithmetic.learner(LARGE, MeshConfig(data=2, tensor=8))
