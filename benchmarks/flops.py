@@ -1,6 +1,7 @@
 """Counts the floating-point operations of a compiled program's matrix products.
 
-On a GPU, a matrix product is a call of cuBLAS or a dot within a fusion. Of kernels only the grouped
+On a GPU, a matrix product is a call of cuBLAS or a dot within a fusion, on a TPU a convolution. Of
+kernels only the grouped
 products are counted, by the shapes of their arrays: compilers do not see inside of kernels.
 """
 
@@ -26,6 +27,11 @@ _GEMM = re.compile(r'custom_call_target="__cublas\$')
 _GROUPED = re.compile(
     r'custom_call_target="(?:mosaic_gpu|tpu_custom_call).*op_name="[^"]*\bgrouped_(?:outer_)?product\b'
 )
+# A convolution: of its window the sizes and others, and which of its axes are which: b batch, f
+# features, i and o those of a matrix, numbers the axes that the window goes along.
+_WINDOW = re.compile(r"window=\{(.*?)\}")
+_LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
+_NAMES = re.compile(r"%([\w.\-]+)")
 _OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?)\}, [a-z_]+=")
 _MATRIX = re.compile(r"\bb?f\d+\[(\d+),(\d+)\]")
 
@@ -47,6 +53,8 @@ def matmul_flops(
 def _products(line: Instruction, shapes: Mapping[str, str], filled: float) -> dict[str, float]:
     if line.operation == "custom-call" and _GROUPED.search(line.rest):
         return {"flops": filled * _grouped(line)}
+    if line.operation == "convolution":
+        return {"flops": _convolution(line, shapes)}
     cublas = line.operation == "custom-call" and _GEMM.search(line.rest)
     if line.operation != "dot" and not cublas:
         return {}
@@ -86,6 +94,37 @@ def _dot(kind: str, shapes: Mapping[str, str], rest: str) -> float:
         * math.prod(_sizes(_SHAPE.search(kind)[1]))
         * math.prod(sizes[i] for i in _sizes(contracted[1]))
     )
+
+
+def _convolution(line: Instruction, shapes: Mapping[str, str]) -> float:
+    """Operations of a convolution; of its window only what meets an element of the input counts.
+
+    A product with axes beside rows, columns and one contracted axis has windows along them, which
+    go over padding where such an axis is of the batch.
+    """
+    labels = _LABELS.search(line.rest)
+    names = _NAMES.findall(line.rest.split(")")[0])
+    given, matrix, result = (
+        dict(zip(axes, _sizes(_SHAPE.search(shape)[1]), strict=True))
+        for axes, shape in zip(
+            labels.groups(), (shapes[names[0]], shapes[names[1]], line.shape), strict=True
+        )
+    )
+    window = _WINDOW.search(line.rest)
+    words = dict(word.split("=") for word in window[1].split()) if window else {}
+    along = {name: text.split("x") for name, text in words.items()}
+    products = 2.0 * result["b"] * result["f"] * matrix["i"]
+    for number, axis in enumerate(sorted(set(given) - {"b", "f"})):
+
+        def of(name: str, default: str, number: int = number) -> str:
+            return along[name][number] if name in along else default
+
+        stride, before = int(of("stride", "1")), int(of("pad", "0_0").split("_")[0])
+        apart, between = int(of("rhs_dilate", "1")), int(of("lhs_dilate", "1"))
+        steps = range(result[axis])
+        places = (at * stride + i * apart - before for at in steps for i in range(matrix[axis]))
+        products *= sum(x % between == 0 and 0 <= x // between < given[axis] for x in places)
+    return products
 
 
 def _grouped(line: Instruction) -> float:

@@ -129,9 +129,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     sizes = (data or len(devices) // math.prod(others), *others)
     needed = math.prod(sizes)
     if not 0 < needed <= len(devices):
-        axes = " x ".join(f"{x}={n}" for x, n in zip(MESH_AXES, config.sizes, strict=True))
+        axes = dict(zip(MESH_AXES, config.sizes, strict=True))
+        named = [f"{x}={n}" for x, n in axes.items() if n != 1] or ["data=1"]
         raise ValueError(
-            f"a mesh of {axes} does not fit on {len(devices)} devices; "
+            f"a mesh of {' x '.join(named)} does not fit on {len(devices)} devices; "
             "on CPU set XLA_FLAGS=--xla_force_host_platform_device_count=N before the program "
             "starts"
         )

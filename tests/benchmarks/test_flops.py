@@ -59,6 +59,52 @@ ENTRY %main (a: bf16[64,32], b: bf16[32,32]) -> bf16[64,32] {{
     assert matmul_flops(hlo) == ONCE
 
 
+CONVOLUTIONS = """HloModule m
+
+ENTRY %main (a: bf16[64,32], b: bf16[32,16]) -> bf16[64,16] {
+  %a = bf16[64,32]{1,0} parameter(0)
+  %b = bf16[32,16]{1,0} parameter(1)
+  %c = bf16[2,128,1,64]{3,1,0,2} parameter(2)
+  %d = bf16[64,8,24,1]{2,1,0,3} parameter(3)
+  %e = bf16[2,128,8,64]{3,1,0,2} parameter(4)
+  %f = bf16[1,8,64,24]{3,2,1,0} parameter(5)
+  %g = bf16[8,32,16]{2,1,0} parameter(6)
+  %h = bf16[8,16,4]{2,1,0} parameter(7)
+  ROOT %product = bf16[64,16]{1,0:T(8,128)(2,1)} convolution(%a, %b), dim_labels=bf_io->bf
+}
+"""
+# What a TPU's compiler makes of products: its operands, result, window and labels, and its size.
+PRODUCTS = {
+    "rows and columns": ("a", "b", "64,16", "", "bf_io->bf", 2 * 64 * 32 * 16),
+    # btd,dnh->btnh
+    "two axes of columns": (
+        *("c", "d", "2,128,8,24", "window={size=1x8 pad=0_0x7_7 rhs_reversal=0x1}, "),
+        *("0b1f_i1o0->0b1f", 2 * 256 * 64 * 8 * 24),
+    ),
+    # btnh,nhd->btd
+    "two contracted axes": (
+        *("e", "f", "2,128,1,24", "window={size=1x8}, ", "0b1f_01io->0b1f"),
+        2 * 256 * 8 * 64 * 24,
+    ),
+    # gij,gjk->gik
+    "an axis of the batch": (
+        *("g", "h", "8,32,4", "window={size=8 stride=7 lhs_dilate=8}, ", "0bf_0io->0bf"),
+        2 * 8 * 32 * 16 * 4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_that_are_convolutions_count_what_they_multiply(name):
+    left, right, result, window, labels, flops = PRODUCTS[name]
+    line = (
+        f"bf16[{result}]{{0:T(8,128)}} convolution(%{left}, %{right}), {window}dim_labels={labels}"
+    )
+    *lines, _, _ = CONVOLUTIONS.splitlines()
+    hlo = "\n".join([*lines, f"  ROOT %product = {line}", "}"])
+    assert matmul_flops(hlo) == flops
+
+
 GROUPED = """HloModule m
 
 ENTRY %main (x: bf16[64,32], w: bf16[4,32,16], y: bf16[64,16]) -> bf16[64,16] {

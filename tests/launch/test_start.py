@@ -14,7 +14,7 @@ from rl_code.train import train
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"mesh.data": 64}, ValueError, "a mesh of data=64 x fsdp=1 x tensor=1 does not fit"),
+        ({"mesh.data": 64}, ValueError, "a mesh of data=64 does not fit"),
         ({"model.weights": "no/such/folder"}, ConfigError, "no/such/folder"),
         (
             {

@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 
+from models.sharding import MeshConfig
 from pallas_kernels.tokens import TAIL
 from rl_code.documents import DocumentsConfig
 from rl_code.sft import Demonstrations
@@ -18,7 +19,7 @@ def run_of(demonstration, alignment, documents=None, slots=64, least_slots=None)
     """What a warm start asks of a run whose tokens are characters."""
     sft = types.SimpleNamespace(demonstrations=3, rows=1, slots=slots, least_slots=least_slots)
     return types.SimpleNamespace(
-        config=types.SimpleNamespace(sft=sft, documents=documents),
+        config=types.SimpleNamespace(sft=sft, documents=documents, mesh=MeshConfig()),
         model_config=types.SimpleNamespace(alignment=alignment),
         tokenizer=types.SimpleNamespace(
             encode=lambda text: [ord(letter) for letter in text], pad_id=0

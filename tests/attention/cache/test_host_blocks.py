@@ -95,6 +95,7 @@ def test_the_last_write_counts(tmp_path):
 def test_a_write_takes_the_place_of_one_that_failed(tmp_path):
     blocks = HostBlocks(tmp_path, 0, workers=2)
     write(blocks, (0,), 1)
+    blocks.flush()  # else its thread may be the one that takes the wrong block to the disk
     wrong = blocks.write([(1,)], (jnp.zeros((1, 2)), jnp.zeros((1, 2))))
     assert wrong.exception() is not None
     with pytest.raises(ValueError, match=r"\(1,\): arrays of"):
