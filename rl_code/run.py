@@ -125,7 +125,9 @@ class Run:
             )
         if device.platform == "cpu":
             logging.warning(
-                "config.%s = True saves nothing on CPU, whose memory is the host's", key
+                "config.%s = True saves nothing on CPU, whose memory is the host's, and has ended "
+                "processes there",
+                key,
             )
 
     def _check_several_processes(self) -> None:

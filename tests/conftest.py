@@ -9,8 +9,10 @@ the time. With RUN_SLOW=1 programs are compiled as users do.
 from __future__ import annotations
 
 import collections
+import gc
 import os
 import signal
+from pathlib import Path
 
 import jax
 import pytest
@@ -45,6 +47,22 @@ LONG = (
     "test_scheduler.py",
     "test_nsa.py",
 )
+
+
+# Linux lets a process have 65,530 mappings of memory, and a compiled program takes several. A worker
+# that has run most of the tests has had so many programs that a compiler's next mapping fails, which
+# ends it (a segmentation fault).
+MAPPINGS = 20_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_mappings():
+    """Drops compiled programs after a module's tests where there are many."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the markers
