@@ -33,6 +33,8 @@ from pallas_kernels.choice import device
 from pallas_kernels.compressed import api as compressed
 from pallas_kernels.compressed import blocks as compressed_blocks
 from pallas_kernels.flash import api as flash
+from pallas_kernels.grouped import api as grouped
+from pallas_kernels.grouped import blocks as grouped_blocks
 from pallas_kernels.paged import api as paged
 from pallas_kernels.selected import api as selected
 from pallas_kernels.tokens import sequences
@@ -49,6 +51,12 @@ flags.DEFINE_list(
 )
 flags.DEFINE_integer(
     "alike", 8, "Consecutive queries that choose the same blocks, for selected.", lower_bound=1
+)
+flags.DEFINE_list(
+    "matrices",
+    ["128", "2048", "768"],
+    "Experts, rows and columns of the matrix of each, for grouped; its input has as many rows as "
+    "--shape has tokens in all.",
 )
 flags.DEFINE_integer("timings", 5, "Timed runs of each setting, of which the median counts.", 1)
 
@@ -67,6 +75,8 @@ class Shape:
     head_dim: int
     # Consecutive queries that choose the same blocks.
     alike: int = 8
+    # Experts, rows and columns of the matrix of each.
+    matrices: tuple[int, int, int] = (128, 2048, 768)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +102,22 @@ def main(argv: list[str]) -> None:
     backend = jax.default_backend()
     if backend not in ("tpu", "gpu"):
         command.refuse(f"jax runs on {backend}, where no kernel does: tune on a TPU or a GPU")
-    if len(FLAGS.shape) != 5 or not all(size.isdigit() and int(size) for size in FLAGS.shape):
+    shape = Shape(
+        *_sizes("shape", "five", "1,8192,32,8,128"),
+        alike=FLAGS.alike,
+        matrices=_sizes("matrices", "three", "128,2048,768"),
+    )
+    tune(KERNELS[argv[1]](shape, backend, False), Path(FLAGS.file), FLAGS.timings)
+
+
+def _sizes(name: str, count: str, example: str) -> tuple[int, ...]:
+    """The numbers of a flag, of which there must be as many as in the example."""
+    given = FLAGS[name].value
+    if len(given) != len(example.split(",")) or not all(x.isdigit() and int(x) for x in given):
         command.refuse(
-            f"--shape={','.join(FLAGS.shape)} must be five positive numbers, as in "
-            "--shape=1,8192,32,8,128"
+            f"--{name}={','.join(given)} must be {count} positive numbers, as in --{name}={example}"
         )
-    search = KERNELS[argv[1]](Shape(*map(int, FLAGS.shape), alike=FLAGS.alike), backend, False)
-    tune(search, Path(FLAGS.file), FLAGS.timings)
+    return tuple(map(int, given))
 
 
 def tune(search: Search, path: Path, repeats: int) -> Any:
@@ -299,7 +318,39 @@ def _paged(shape: Shape, implementation: str, interpret: Any) -> Search:
     )
 
 
-KERNELS = {"flash": _flash, "compressed": _compressed, "selected": _selected, "paged": _paged}
+def _grouped(shape: Shape, implementation: str, interpret: Any) -> Search:
+    on = device(implementation)
+    groups, size, columns = shape.matrices
+    rows = shape.rows * shape.tokens
+    drawn = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(drawn[0], (rows, size), jnp.bfloat16)
+    w = jax.random.normal(drawn[1], (groups, size, columns), jnp.bfloat16)
+    of_rows = jax.random.randint(drawn[2], rows, 0, groups)
+    counts = jnp.bincount(of_rows, length=groups).astype(jnp.int32)
+    options = dict(implementation=implementation, interpret=interpret)
+
+    def program(setting):
+        def total(x, w):
+            out = grouped.grouped_product(x, w, counts, tuning=setting, **options)
+            return jnp.sum(out.astype(jnp.float32))
+
+        step = jax.jit(jax.grad(total, (0, 1)))
+        return lambda: step(x, w)
+
+    return Search(
+        tuned.key("grouped", on, groups=groups, size=size, columns=columns),
+        grouped_blocks.heuristic(on, rows, groups),
+        program,
+    )
+
+
+KERNELS = {
+    "flash": _flash,
+    "compressed": _compressed,
+    "selected": _selected,
+    "paged": _paged,
+    "grouped": _grouped,
+}
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def test_neighbours_double_or_halve_one_size_at_any_depth():
 
 @pytest.mark.parametrize("name", sorted(tune.KERNELS))
 def test_every_kernel_is_measured(name):
-    shape = tune.Shape(rows=1, tokens=64, heads=2, kv_heads=1, head_dim=8)
+    shape = tune.Shape(rows=1, tokens=64, heads=2, kv_heads=1, head_dim=8, matrices=(4, 16, 8))
     search = tune.KERNELS[name](shape, "tpu", pltpu.InterpretParams())
     assert tune.measure(search, search.start, 1) > 0
 
@@ -97,7 +97,7 @@ def test_every_kernel_is_measured(name):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say which kernel to tune, one of flash, compressed, selected, paged"),
+        ([], "say which kernel to tune, one of flash, compressed, selected, paged, grouped"),
         (["flash"], "--file=<file> is missing"),
         (["flash", "--file=x.json"], "jax runs on cpu, where no kernel does"),
     ],
