@@ -17,7 +17,7 @@ from rl_code import named
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.tasks import evalplus, generated, humaneval, lookup, mbpp, records
+from rl_code.tasks import evalplus, generated, humaneval, lookup, mbpp, records, repositories
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen
 from rl_code.tasks.forms import Form
@@ -169,6 +169,32 @@ class Lookup(Source):
 
 
 @dataclasses.dataclass(frozen=True)
+class Repositories(Source):
+    """An endless stream of small repositories with a fault to be found, see ``repositories``."""
+
+    # "train", "validation" or "test".
+    split: str
+    # How many files lie between the symptom and the cause; one is drawn for each task, and one that
+    # stands here twice is drawn twice as often.
+    levels: tuple[int, ...] = repositories.LEVELS
+    # The fewest and the most files of a repository.
+    files: tuple[int, int] = (5, 12)
+    # Another seed gives another stream of tasks.
+    seed: int = 0
+
+    endless: ClassVar[bool] = True
+    demonstrated: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_split(self.split)
+        repositories.check_sizes(self.levels, self.files)
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        settings = (self.levels, self.files)
+        return Stream(lambda i: repositories.generate(self.split, self.seed, i, *settings))
+
+
+@dataclasses.dataclass(frozen=True)
 class HumanEval(Source):
     """HumanEval, which is a test split."""
 
@@ -267,6 +293,7 @@ class Records(Source):
 SOURCES: dict[str, type[Source]] = {
     "generated": Generated,
     "lookup": Lookup,
+    "repositories": Repositories,
     "mbpp": Mbpp,
     "humaneval": HumanEval,
     "evalplus": EvalPlus,

@@ -20,7 +20,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool
-from rl_code.tasks import lookup
+from rl_code.tasks import lookup, repository_walks
 from rl_code.tasks.operations import OPERATIONS, Failure
 from rl_code.tasks.programs import Program, evaluate, source, wrong_version
 from rl_code.types import Limits, Task, ToolCall, ToolResult
@@ -97,13 +97,17 @@ class Segment:
 
 def check_demonstrable(protocol: Protocol, tools: Mapping[str, Tool], source: str) -> None:
     """Raises ValueError unless what demonstrations of a source teach can be said in an episode."""
-    attempt = KINDS[source].tool if source in KINDS else "write_file"
-    needed = (attempt, "run_tests", "submit")
+    if source == repository_walks.SOURCE:
+        needed = tuple(repository_walks.TOOLS)
+    else:
+        needed = (KINDS[source].tool if source in KINDS else "write_file", "run_tests", "submit")
     if not isinstance(protocol, Compact) or not set(needed) <= tools.keys():
         raise ValueError(
             f"demonstrations are written in the protocol 'compact' with {', '.join(needed)}, and "
             f"episodes have {type(protocol).__name__} with {', '.join(tools)}; leave sft out"
         )
+    if source == repository_walks.SOURCE:
+        repository_walks.check_tools(tools)
 
 
 def demonstrate(
@@ -119,12 +123,15 @@ def demonstrate(
     documents: which parts of the texts are documents; None for none.
 
     It keeps to the turns and test runs of ``limits``; budgets of tokens are ignored. Raises
-    ValueError for a task of a source that is not in KINDS, or when ``limits`` leave no room for a
-    first attempt.
+    ValueError for a task of a source that is not in KINDS nor of repositories, or when ``limits``
+    leave no room for a first attempt.
     """
+    if task.meta.get("source") == repository_walks.SOURCE:
+        return _walked(task, rng, config, limits, documents)
     if task.meta.get("source") not in KINDS:
+        known = (*KINDS, repository_walks.SOURCE)
         raise ValueError(
-            f"{task.id}: only tasks of {', '.join(KINDS)} can be demonstrated, not "
+            f"{task.id}: only tasks of {', '.join(known)} can be demonstrated, not "
             f"{task.meta.get('source')!r}"
         )
     kind = KINDS[task.meta["source"]]
@@ -152,6 +159,24 @@ def demonstrate(
         segments += [_message(write, _TEST), *_given(answer)]
         if not failures or rng.random() < config.p_give_up:
             return [*segments, _message(_SUBMIT)]
+
+
+def _walked(
+    task: Task,
+    rng: random.Random,
+    config: DemonstrationConfig,
+    limits: Limits,
+    documents: DocumentsConfig | None,
+) -> list[Segment]:
+    """The demonstration of a task with a repository."""
+    tools = repository_walks.TOOLS
+    segments = _given(prompt_parts(_PROTOCOL, task, tools, documents))
+    walk = repository_walks.walk(task, rng, limits, config.p_right, config.p_test, config.p_give_up)
+    for calls, results in walk:
+        segments.append(Segment(_PROTOCOL.message(calls, tools), True))
+        if results:
+            segments += _given(answer_parts(_PROTOCOL, results, tools, documents))
+    return segments
 
 
 def _drill(asked: Sequence[tuple[str, int]]) -> list[Segment]:

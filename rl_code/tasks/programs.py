@@ -101,7 +101,7 @@ def _near_rivals(sizes: tuple[int, ...]) -> int:
 
 
 @functools.cache
-def _confusable(name: str) -> tuple[Operation, ...]:
+def confusable(name: str) -> tuple[Operation, ...]:
     operation = OPERATIONS[name]
     alike = (operation.family, operation.takes, operation.gives)
     return tuple(
@@ -129,7 +129,7 @@ def _mistake(program: Program, rng: random.Random) -> Program:
         return _swapped(program, i)
     if kind == "constant":
         step = rng.choice([other for other in others if other] or [step])
-    elif kind == "operation" and (alike := _confusable(step[0])):
+    elif kind == "operation" and (alike := confusable(step[0])):
         operation = rng.choice(alike)
         k = (
             step[1]

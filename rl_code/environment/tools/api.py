@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from rl_code import named
 from rl_code.environment.tools.edit_file import EditFile
+from rl_code.environment.tools.grep import Grep
+from rl_code.environment.tools.history import History
+from rl_code.environment.tools.jump import Jump
 from rl_code.environment.tools.read_file import ReadFile
 from rl_code.environment.tools.run_tests import RunTests
 from rl_code.environment.tools.submit import Submit
 from rl_code.environment.tools.terminal import Terminal
 from rl_code.environment.tools.text import cut_middle
+from rl_code.environment.tools.think import Think
 from rl_code.environment.tools.tool import Answer, Tool, check_arguments
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import WriteFile
@@ -26,10 +30,17 @@ TOOLS: dict[str, type[Tool]] = {
     "terminal": Terminal,
     "run_tests": RunTests,
     "submit": Submit,
+    "grep": Grep,
+    "jump": Jump,
+    "history": History,
+    "think": Think,
 }
 
 # What a config offers that names no tools. The order is that of the prompts.
-DEFAULT = tuple(Named(name) for name in TOOLS)
+DEFAULT = tuple(
+    Named(name)
+    for name in ("write_file", "edit_file", "read_file", "terminal", "run_tests", "submit")
+)
 
 # What a call may raise through the model's doing: files that do not fit, a path that is too deep,
 # values nested without end, a text larger than memory. Any other exception is a bug of the tool.

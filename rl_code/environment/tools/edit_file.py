@@ -11,10 +11,16 @@ from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import write
 
+_WORDS = Words("edit", below={"old": "old text", "new": "new text"})
+
 
 @dataclasses.dataclass(frozen=True)
 class EditFile(Tool):
     """Replaces one exact piece of a file."""
+
+    # Whether a call in the compact protocol names its file, as in ``edit h.py``. Otherwise, and
+    # where it names none, it is about the task's own file.
+    named: bool = False
 
     schema: ClassVar[Mapping[str, Any]] = function_schema(
         "edit_file",
@@ -28,7 +34,12 @@ class EditFile(Tool):
         ("path", "old", "new"),
     )
     edits: ClassVar[bool] = True
-    words: ClassVar[Words | None] = Words("edit", below={"old": "old text", "new": "new text"})
+    words: ClassVar[Words | None] = _WORDS
+
+    def __post_init__(self) -> None:
+        if self.named:
+            words = dataclasses.replace(_WORDS, line={"path": "a path"})
+            object.__setattr__(self, "words", words)
 
     def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
         path = arguments["path"]

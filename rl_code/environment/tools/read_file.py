@@ -26,6 +26,11 @@ def unreadable(path: str, error: Exception, workspace: Workspace) -> Answer:
             return Answer(f"{path} is not a readable text file", ok=False)
 
 
+def shown(path: str, text: str, *, verbose: bool) -> str:
+    """A file's text, or some of it, as the model reads it."""
+    return cut_middle(text, _VERBOSE_WIDTH if verbose else _WIDTH) or f"{path} is empty"
+
+
 @dataclasses.dataclass(frozen=True)
 class ReadFile(Tool):
     """A file of the workspace, or some of its lines."""
@@ -61,6 +66,4 @@ class ReadFile(Tool):
         if first > len(lines) > 0:
             return Answer(f"no line {first}; {path} has {len(lines)} lines", ok=False)
         text = "".join(lines[first - 1 : last])
-        return Answer(
-            cut_middle(text, _VERBOSE_WIDTH if workspace.verbose else _WIDTH) or f"{path} is empty"
-        )
+        return Answer(shown(path, text, verbose=workspace.verbose))

@@ -1,0 +1,135 @@
+"""history: past changes of the workspace, where it is a git repository.
+
+git runs inside the sandbox, on the repository of the workspace. Only the ancestors of the commit
+that the task starts from are shown. That commit is the task's ``meta["base_commit"]``, or what HEAD
+is where the task names none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from rl_code.environment.sandbox.pool import Completed
+from rl_code.environment.tools.text import cut_middle, one_line
+from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.workspace import RefusedPath, Workspace
+
+_WIDTH = 400
+_VERBOSE_WIDTH = 8000
+_ACTIONS = ("log", "show", "blame", "changes")
+# The beginning of a commit's name, or HEAD and how many commits before it.
+_COMMIT = re.compile(r"[0-9a-f]{4,40}|HEAD(?:~[0-9]{1,4})?")
+# Settings of the repository that could start programs, or say otherwise who may read it.
+_GIT = (
+    *("git", "--no-pager", "-c", "safe.directory=*", "-c", "core.fsmonitor=false"),
+    *("-c", "core.hooksPath=/dev/null", "-c", "color.ui=false", "-c", "log.showSignature=false"),
+)
+_PLAIN = ("--no-ext-diff", "--no-textconv")
+_FORMAT = "--format=%h %as %an: %s"
+_NO_GIT = 127
+
+
+@dataclasses.dataclass(frozen=True)
+class History(Tool):
+    """Commits, their differences, and who changed a line last."""
+
+    # Most commits that log and changes show.
+    most: int = 10
+    # Wall-clock seconds of one call.
+    seconds: float = 5.0
+
+    schema: ClassVar[Mapping[str, Any]] = function_schema(
+        "history",
+        "Past changes, where the workspace is a git repository. log: the last commits, of a path "
+        "or of all. show: one commit with its difference. blame: who changed the lines of a file "
+        "last. changes: the last differences of a path.",
+        {
+            "action": {"type": "string", "description": "log, show, blame or changes."},
+            "of": {"type": "string", "description": "A commit for show, a path for the others."},
+            "first_line": {"type": "integer", "description": "First line to blame."},
+            "last_line": {"type": "integer", "description": "Last line to blame."},
+        },
+        ("action",),
+    )
+    words: ClassVar[Words | None] = Words(
+        "history",
+        line={
+            "action": "log, show, blame or changes",
+            "of": "a commit or a path",
+            "first_line": "first line",
+            "last_line": "last line",
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.most <= 100 and 0 < self.seconds <= 60):
+            raise ValueError(
+                f"{self.most=} must be between 1 and 100, {self.seconds=} above 0 and at most 60"
+            )
+
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+        action, of = arguments["action"], arguments.get("of", "")
+        base = str(workspace.task.meta.get("base_commit", "HEAD"))
+        if action not in _ACTIONS:
+            return Answer(f"history wants {', '.join(_ACTIONS)}", ok=False)
+        if not of and action != "log":
+            wanted = "a commit" if action == "show" else "a path"
+            return Answer(f"history {action} wants {wanted}", ok=False)
+        if action == "show":
+            refused = self._no_ancestor(of, base, workspace)
+            if refused:
+                return refused
+            return self._git(workspace, "show", *_PLAIN, _FORMAT, of)
+        try:
+            paths = [workspace.resolve(of)] if of not in ("", ".") else ["."]
+        except RefusedPath as error:
+            return Answer(str(error), ok=False)
+        first = arguments.get("first_line", 1)
+        last = arguments.get("last_line", "")
+        if first < 1 or (last != "" and last < first):
+            return Answer(f"lines {first} to {last} make no range", ok=False)
+        most = f"-n{self.most}"
+        if action == "blame":
+            lines = f"-L{first},{last}"
+            return self._git(workspace, "blame", "-s", lines, base, "--", *paths)
+        if action == "log":
+            return self._git(workspace, "log", most, _FORMAT, base, "--", *paths)
+        return self._git(workspace, "log", "-p", most, *_PLAIN, _FORMAT, base, "--", *paths)
+
+    def _no_ancestor(self, commit: str, base: str, workspace: Workspace) -> Answer | None:
+        """The answer for what is no commit before ``base``; None for one that is."""
+        if not _COMMIT.fullmatch(commit):
+            return Answer(f"{one_line(commit, 40)!r} names no commit; see history log", ok=False)
+        done = self._run(workspace, "merge-base", "--is-ancestor", commit, base)
+        if done.exit_code == 0:
+            return None
+        return (
+            self._failed(done)
+            if "repository" in done.stdout
+            else Answer(f"no commit {commit} in the history", ok=False)
+        )
+
+    def _git(self, workspace: Workspace, *line: str) -> Answer:
+        """The answer of a command of git's, or why there is none."""
+        done = self._run(workspace, *line)
+        if done.exit_code:
+            return self._failed(done)
+        width = _VERBOSE_WIDTH if workspace.verbose else _WIDTH
+        return Answer(cut_middle(done.stdout.strip("\n"), width) or "no commits")
+
+    def _run(self, workspace: Workspace, *line: str) -> Completed:
+        timeout_s = min(self.seconds, workspace.timeout_s)
+        return workspace.sandbox.run([*_GIT, *line], timeout_s=timeout_s)
+
+    def _failed(self, done: Completed) -> Answer:
+        """Why a command of git's failed, in words."""
+        if done.timed_out:
+            return Answer(f"stopped after {self.seconds:g} s", ok=False)
+        if done.exit_code == _NO_GIT:
+            return Answer("there is no git in the sandbox", ok=False)
+        if "not a git repository" in done.stdout:
+            return Answer("no history: the workspace is no git repository", ok=False)
+        return Answer(one_line(done.stdout, _WIDTH) or f"exit {done.exit_code}", ok=False)

@@ -1,0 +1,378 @@
+"""Generated repositories: small modules that import each other, one of which has a fault.
+
+The tests call one function, the symptom. It calls a function of another module, which calls one of
+a third, and so on: a chain. Each function of the chain adds one or two operations to what the next
+one returns, and one operation of the chain is wrong: another constant, or one that is easily taken
+for it. The level is the number of files between the symptom and the cause: at level 0 the fault is
+in the function that the tests call, at level 3 three imports away. The other modules and functions
+are distractors of the same kind, which import each other.
+
+The message says what the symptom should do, and shows two calls. It names no file and shows none:
+the function has to be searched for, and its imports followed. All constants are stated, so the
+description and the files together tell which line is wrong.
+
+Hidden tests call the symptom with other inputs, and the function with the fault itself: a change
+elsewhere that makes up for the fault does not pass.
+
+The composition of the chain, without regard to order, constants and files, belongs to exactly one
+split, as for ``generated``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from rl_code.tasks.operations import NUMBERS, OPERATIONS, Failure
+from rl_code.tasks.programs import (
+    SPLITS,
+    Program,
+    Step,
+    body,
+    confusable,
+    describe,
+    evaluate,
+    names_of,
+    split_of,
+)
+from rl_code.types import Case, Task, Tests
+
+# Levels: how many files lie between the symptom and the cause.
+LEVELS = (0, 1, 2, 3)
+FEWEST_FILES, MOST_FILES = 5, 40
+VISIBLE_CASES = 2
+HIDDEN_CASES = 6
+# Hidden cases that call the function with the fault, where that is not the symptom.
+_OF_CAUSE = 2
+_POOL = 14  # inputs drawn per program, of which the cases are chosen
+_LONGEST_CHAIN = 5
+_MODULES = tuple(
+    "apple bank cart dock east farm gate hall iron jar kite lake mill nest oak park quay road ship "
+    "tent urn vale well yard zone arch barn cave desk edge fort grid hut inn jet key lamp mast net "
+    "owl".split()
+)
+_FUNCTIONS = tuple(
+    "bend carve drop fold grind join knead lift mix press roll splice trim turn weigh bake chop "
+    "dip fry grate heat ice keep load melt note oil peel rinse salt toast use vary wash yoke "
+    "adorn blend cool dry eat fill glaze hold inject juice kick limit mash nudge order pack "
+    "quote rank serve taste unite view wrap boil clean dust even fetch gain halve issue jolt "
+    "knit link mark nip own pour quell rub shake tie".split()
+)
+_INNER = tuple(operation for operation in NUMBERS if operation.gives == "ints")
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function of a module: what it calls first, and its own steps."""
+
+    name: str
+    steps: Program
+    # The module (without .py) and the function that are called with the argument; None for none.
+    calls: tuple[str, str] | None = None
+
+    def text(self) -> str:
+        """Its source."""
+        call = f"{self.calls[1]}(xs)" if self.calls else ""
+        return f"def {self.name}(xs):\n{body(self.steps, 'ints', call=call)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the fault is: a step of a function of the chain."""
+
+    # Number of the function in the chain, the symptom being 0; this is the level.
+    link: int
+    # Index of the step in the function's steps.
+    step: int
+
+
+def generate(
+    split: str,
+    seed: int,
+    index: int,
+    levels: Sequence[int] = LEVELS,
+    files: tuple[int, int] = (FEWEST_FILES, 12),
+) -> Task:
+    """Task ``index`` of a split's endless stream; the same arguments give the same task on every
+    machine.
+
+    levels: of which one is drawn. files: the fewest and the most files of a repository. Raises
+    ValueError for an unknown split or level, and for numbers of files outside FEWEST_FILES to
+    MOST_FILES.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"{split=} must be one of {SPLITS}")
+    check_sizes(levels, files)
+    rng = random.Random(f"repositories/{split}/{seed}/{index}")
+    level = rng.choice(levels)
+    name = f"repositories/{split}/{seed}/{index}/L{level}"
+    while (task := _attempt(rng, split, level, rng.randint(*files), name)) is None:
+        pass
+    return task
+
+
+def check_sizes(levels: Sequence[int], files: tuple[int, int]) -> None:
+    """Raises ValueError for levels and numbers of files that ``generate`` does not take."""
+    if not levels or not set(levels) <= set(LEVELS):
+        raise ValueError(f"{levels=} must be a non-empty choice of {LEVELS}")
+    if len(files) != 2 or not FEWEST_FILES <= files[0] <= files[1] <= MOST_FILES:
+        raise ValueError(
+            f"{files=} must be the fewest and the most files, between {FEWEST_FILES} and "
+            f"{MOST_FILES}"
+        )
+
+
+def _attempt(rng: random.Random, split: str, level: int, files: int, name: str) -> Task | None:
+    """A task, or None when the draw belongs to another split, no cases tell the fault, or its line
+    cannot be named.
+    """
+    modules = rng.sample(_MODULES, files)
+    functions = list(rng.sample(_FUNCTIONS, len(_FUNCTIONS)))
+    chain = _draw_chain(rng, level, modules, functions)
+    program = program_of(chain)
+    if split_of(names_of(program)) != split:
+        return None
+    place = Place(level, rng.randrange(len(chain[level].steps)))
+    right = chain[level].steps[place.step]
+    wrong = rng.choice(alternatives(right))
+    broken = with_step(chain, place, wrong)
+    cases = _cases(rng, chain, place, wrong)
+    if cases is None:
+        return None
+    layout = _draw_layout(rng, modules, functions, len(chain))
+    texts = _texts(layout, modules, broken)
+    cause = f"{modules[level]}.py"
+    lines = [line_of(chain[level], place.step, step) for step in (right, *alternatives(right))]
+    old = line_of(chain[level], place.step, wrong)
+    # the fault's line must occur once, and so must what any attempt puts in its place
+    if any(texts[cause].count(line) != (line == old) for line in lines):
+        return None
+    visible, hidden = cases
+    symptom = chain[0].name
+    return Task(
+        id=name,
+        messages=({"role": "user", "content": _message(symptom, program, visible)},),
+        files=texts,
+        path=f"{modules[0]}.py",
+        entry_point=symptom,
+        visible_tests=Tests(cases=visible),
+        hidden_tests=Tests(cases=hidden),
+        reference={cause: texts[cause].replace(old, lines[0])},
+        meta={
+            "source": "repositories",
+            "split": split,
+            "level": level,
+            "repository": name,
+            "template": "+".join(names_of(program)),
+            "program": program,
+            "broken": program_of(broken),
+            # the paths of the chain, the symptom first
+            "chain": tuple(f"{module}.py" for module in modules[: len(chain)]),
+            "cause": cause,
+            # index of the wrong step in ``program``
+            "fault": _offset(chain, place),
+            # what could stand in its place, and the line that each makes
+            "lines": tuple(zip((right, *alternatives(right)), lines, strict=True)),
+        },
+    )
+
+
+# --- The chain ------------------------------------------------------------------------------------
+
+
+def _draw_chain(
+    rng: random.Random, level: int, modules: Sequence[str], functions: list[str]
+) -> list[Function]:
+    """The functions of a chain, the symptom first; one for each of the first modules. Takes their
+    names from ``functions``.
+    """
+    length = rng.randint(max(2, level + 1), min(_LONGEST_CHAIN, level + 2, len(modules) - 1))
+    names = [functions.pop() for _ in range(length)]
+    chain = []
+    for i, name in enumerate(names):
+        # what the symptom returns may be a number, all others return lists
+        steps = _draw_steps(rng, rng.choice((1, 1, 2)), last=NUMBERS if i == 0 else _INNER)
+        calls = (modules[i + 1], names[i + 1]) if i + 1 < length else None
+        chain.append(Function(name, steps, calls))
+    return chain
+
+
+def _draw_steps(rng: random.Random, count: int, last: Sequence[Any] = _INNER) -> Program:
+    """So many steps, no operation twice in a row."""
+    steps: list[Step] = []
+    for i in range(count):
+        before = steps[-1][0] if steps else ""
+        choice = [o for o in (last if i + 1 == count else _INNER) if o.name != before]
+        operation = rng.choice(choice)
+        constant = rng.choice(operation.constants) if operation.constants else None
+        steps.append((operation.name, constant))
+    return tuple(steps)
+
+
+def program_of(chain: Sequence[Function]) -> Program:
+    """The steps of a chain in the order in which they are applied: the innermost function's
+    first.
+    """
+    return tuple(itertools.chain.from_iterable(one.steps for one in reversed(chain)))
+
+
+def _offset(chain: Sequence[Function], place: Place) -> int:
+    """Index in ``program_of(chain)`` of a place."""
+    return sum(len(one.steps) for one in chain[place.link + 1 :]) + place.step
+
+
+def with_step(chain: Sequence[Function], place: Place, step: Step) -> list[Function]:
+    """The chain with another step at a place."""
+    changed = chain[place.link]
+    steps = (*changed.steps[: place.step], step, *changed.steps[place.step + 1 :])
+    return [
+        dataclasses.replace(one, steps=steps) if i == place.link else one
+        for i, one in enumerate(chain)
+    ]
+
+
+def alternatives(step: Step) -> list[Step]:
+    """The mistakes that can stand in a step's place: other constants, and operations that are
+    easily taken for it, with its constant where they can have it.
+    """
+    name, k = step
+    found: list[Step] = [(name, other) for other in OPERATIONS[name].constants if other != k]
+    for operation in confusable(name):
+        if not operation.constants:
+            found.append((operation.name, None))
+        elif k in operation.constants:
+            found.append((operation.name, k))
+        else:
+            found.append((operation.name, operation.constants[0]))
+    return found
+
+
+def line_of(function: Function, at: int, step: Step) -> str:
+    """The line of a function's step, without indentation, with ``step`` in its place."""
+    steps = (*function.steps[:at], step, *function.steps[at + 1 :])
+    changed = dataclasses.replace(function, steps=steps)
+    lines = changed.text().splitlines()[1:]
+    return lines[at + bool(function.calls)].strip()
+
+
+# --- The files ------------------------------------------------------------------------------------
+
+
+def _draw_layout(
+    rng: random.Random, modules: Sequence[str], functions: list[str], length: int
+) -> dict[str, list[Function]]:
+    """The distractors of each module. Takes names from ``functions``.
+
+    Modules beyond the chain have one or two, those of the chain at most one. A distractor may call
+    one of a later module beyond the chain. So imports have no cycle, and no shorter way leads to
+    the cause than the chain.
+    """
+    layout: dict[str, list[Function]] = {}
+    others: list[tuple[str, str]] = []
+    for i in reversed(range(len(modules))):
+        count = rng.choice((0, 1)) if i < length else rng.choice((1, 1, 2))
+        found = []
+        for _ in range(min(count, len(functions))):
+            calls = rng.choice(others) if others and rng.random() < 0.5 else None
+            steps = _draw_steps(rng, rng.choice((1, 1, 2)))
+            found.append(Function(functions.pop(), steps, calls))
+        layout[modules[i]] = found
+        if i >= length:
+            others += [(modules[i], one.name) for one in found]
+    return layout
+
+
+def _texts(
+    layout: dict[str, list[Function]], modules: Sequence[str], chain: Sequence[Function]
+) -> dict[str, str]:
+    """Path -> text of every module, in the order of the alphabet. A function of the chain stands
+    first or last in its module, by the length of its name.
+    """
+    texts = {}
+    for i, module in enumerate(modules):
+        inside = list(layout[module])
+        if i < len(chain):
+            inside.insert(len(chain[i].name) % 2 * len(inside), chain[i])
+        imports = sorted({one.calls for one in inside if one.calls})
+        heading = "".join(f"from {name} import {function}\n" for name, function in imports)
+        parts = [heading] if heading else []
+        texts[f"{module}.py"] = "\n\n".join([*parts, *(one.text() for one in inside)])
+    return dict(sorted(texts.items()))
+
+
+# --- The tests ------------------------------------------------------------------------------------
+
+
+def _cases(
+    rng: random.Random, chain: Sequence[Function], place: Place, wrong: Step
+) -> tuple[tuple[Case, ...], tuple[Case, ...]] | None:
+    """Visible and hidden cases. Each set excludes the fault, and every other mistake in its place
+    that any case drawn excludes. None where that does not come out.
+    """
+    program = program_of(chain)
+    at = _offset(chain, place)
+    right = program[at]
+    pool = _candidates(rng, program, at, alternatives(right))
+    if len(pool) < VISIBLE_CASES + HIDDEN_CASES:
+        return None
+    needed = frozenset().union(*(told for _, told in pool))
+    visible, hidden = pool[:VISIBLE_CASES], pool[VISIBLE_CASES:]
+    own = _OF_CAUSE if place.link else 0
+    hidden = hidden[: HIDDEN_CASES - own]
+    for cases in (visible, hidden):
+        if wrong not in needed or frozenset().union(*(told for _, told in cases)) != needed:
+            return None
+        if len({repr(case.expected) for case, _ in cases}) < 2:
+            return None  # a constant would do
+    found = [case for case, _ in hidden]
+    if own:
+        more = _of_cause(rng, chain, place, wrong, own)
+        if more is None:
+            return None
+        found += more
+    return tuple(case for case, _ in visible), tuple(found)
+
+
+def _candidates(
+    rng: random.Random, program: Program, at: int, rivals: Sequence[Step]
+) -> list[tuple[Case, frozenset[Step]]]:
+    """Distinct cases on which the program does not fail, and which mistakes each tells. Those that
+    tell most stand first, of these the shorter ones.
+    """
+    drawn = {}
+    for _ in range(_POOL):
+        value = rng.choices(range(10), k=rng.choice((2, 3, 3, 4)))
+        reached = evaluate(program[:at], value)
+        expected = evaluate(program[at:], reached)
+        if isinstance(expected, Failure):
+            continue
+        told = frozenset(
+            step for step in rivals if evaluate((step, *program[at + 1 :]), reached) != expected
+        )
+        drawn[repr(value)] = (Case((value,), expected), told)
+    return [drawn[text] for text in sorted(drawn, key=lambda x: (-len(drawn[x][1]), len(x)))]
+
+
+def _of_cause(
+    rng: random.Random, chain: Sequence[Function], place: Place, wrong: Step, count: int
+) -> list[Case] | None:
+    """Cases of the function with the fault; None where the first draws do not show it."""
+    program = program_of(chain[place.link :])
+    broken = program_of(with_step(chain, place, wrong)[place.link :])
+    target = f"{chain[place.link - 1].calls[0]}.py:{chain[place.link].name}"
+    cases = {}
+    for _ in range(_POOL):
+        value = rng.choices(range(10), k=3)
+        expected = evaluate(program, value)
+        if not isinstance(expected, Failure) and evaluate(broken, value) != expected:
+            cases[repr(value)] = Case((value,), expected, target=target)
+    return list(cases.values())[:count] if len(cases) >= count else None
+
+
+def _message(name: str, program: Program, visible: Sequence[Case]) -> str:
+    """What the user says: what the symptom should do, and the visible cases."""
+    calls = "\n".join(f"{name}({case.args[0]!r}) == {case.expected!r}" for case in visible)
+    return f"{name}: {describe(program, stated=True)}\n{calls}"

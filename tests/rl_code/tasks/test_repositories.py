@@ -1,0 +1,296 @@
+"""Generated repositories: reproducible, many, solvable at the cause alone, split by composition, and
+demonstrated in the words of an episode.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import itertools
+import random
+import sys
+import types
+
+import pytest
+
+from models.tokenizer import Tokenizer
+from rl_code.environment.episode import Episode
+from rl_code.environment.grading import grade_work
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.sandbox.config import SandboxConfig
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.tools.api import find_tools
+from rl_code.named import Named
+from rl_code.tasks import repositories
+from rl_code.tasks.api import Repositories
+from rl_code.tasks.demonstrations import (
+    DemonstrationConfig,
+    Segment,
+    check_demonstrable,
+    demonstrate,
+)
+from rl_code.tasks.programs import SPLITS
+from rl_code.tasks.repositories import LEVELS, MOST_FILES, generate
+from rl_code.tasks.repository_walks import TOOLS
+from rl_code.types import Limits, Task
+from tests.rl_code.signals import signals
+from tests.rl_code.tasks.reproduced import fingerprint, made_elsewhere
+
+LIMITS = Limits(turns=9, tokens=900, turn_tokens=80, test_runs=3, command_s=5.0)
+IMPERFECT = DemonstrationConfig(p_right=0.4, p_test=0.8, p_give_up=0.2)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with SandboxPool(SandboxConfig()) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def tasks() -> dict[int, list[Task]]:
+    """Some tasks of every level."""
+    return {level: [generate("train", 0, i, (level,)) for i in range(25)] for level in LEVELS}
+
+
+def of_every_split() -> list[Task]:
+    return [generate(split, 7, i) for split in SPLITS for i in range(12)]
+
+
+def call(files, target, args):
+    """What a function of the files returns, or the exception raised; the texts are this
+    repository's own.
+    """
+    modules = {}
+
+    def load(name):
+        if name not in modules:
+            module = modules[name] = types.ModuleType(name)
+            names = {**vars(builtins), "__import__": lambda wanted, *_: load(wanted)}
+            module.__dict__["__builtins__"] = names
+            exec(files[f"{name}.py"], module.__dict__)
+        return modules[name]
+
+    path, _, name = target.rpartition(":")
+    try:
+        return getattr(load(path.removesuffix(".py")), name)(*args)
+    except (TypeError, ValueError, IndexError) as error:
+        return error
+
+
+def failing(task, files, tests) -> list[bool]:
+    own = f"{task.path}:{task.entry_point}"
+    return [call(files, case.target or own, case.args) != case.expected for case in tests.cases]
+
+
+def test_the_same_arguments_give_the_same_task_in_every_process():
+    assert made_elsewhere(of_every_split) == fingerprint(of_every_split())
+
+
+def test_there_are_at_least_20000_distinct_tasks():
+    # Two samples of n from N equally likely tasks share n²/N on average; unequal chances share more.
+    first, second = (
+        {tuple(sorted(generate("train", seed, i).files.items())) for i in range(250)}
+        for seed in (1, 2)
+    )
+    assert len(first) * len(second) / max(1, len(first & second)) > 20_000
+
+
+@pytest.mark.long
+def test_20000_tasks_differ_in_the_fault_and_in_what_surrounds_it():
+    faults, surroundings = set(), set()
+    for i in range(20_000):
+        task = generate("train", 3, i)
+        faults.add((task.meta["program"], task.meta["broken"], task.meta["level"]))
+        surroundings.add(hash(tuple(sorted(task.files.items()))))
+    assert len(surroundings) == 20_000 and len(faults) > 18_000
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_reference_passes_and_the_fault_fails_where_it_is_alone(tasks, level):
+    for task in tasks[level]:
+        repaired = {**task.files, **task.reference}
+        (cause,) = task.reference
+        assert cause == task.meta["cause"] == task.meta["chain"][level]
+        both = (task.visible_tests, task.hidden_tests)
+        assert not any(failing(task, repaired, tests) != [False] * len(tests) for tests in both)
+        assert all(any(failing(task, task.files, tests)) for tests in both)
+        # one line differs
+        before, after = task.files[cause].splitlines(), task.reference[cause].splitlines()
+        assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+        # what makes up for the fault in another file does not pass
+        targets = [case.target for case in task.hidden_tests.cases if case.target]
+        assert len(targets) == (2 if level else 0)
+        assert all(target.startswith(f"{cause}:") for target in targets)
+        if level:
+            assert failing(task, task.files, task.hidden_tests)[-2:] == [True, True]
+
+
+def test_a_grading_in_the_sandbox_agrees(tasks, pool):
+    for level in LEVELS:
+        for task in tasks[level][:2]:
+            assert grade_work(task, {**task.files, **task.reference}, pool, LIMITS).solved
+            given = grade_work(task, dict(task.files), pool, LIMITS)
+            assert not given.solved and not all(given.visible)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_cause_is_as_many_imports_away_as_the_level_says(tasks, level):
+    for task in tasks[level]:
+        imports = {
+            path: {
+                f"{node.module}.py"
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.ImportFrom)
+            }
+            for path, text in task.files.items()
+        }
+        reached, away = {task.path}, 0
+        while task.meta["cause"] not in reached:
+            reached |= set().union(*(imports[path] for path in reached))
+            away += 1
+        assert away == level
+        # every file can be imported: there is no cycle
+        order: list[str] = []
+        while len(order) < len(imports):
+            free = [p for p in imports if p not in order and imports[p] <= set(order)]
+            assert free
+            order += free
+
+
+def test_messages_show_no_file_and_no_hidden_input(tasks):
+    for task in itertools.chain(*tasks.values()):
+        message = task.messages[0]["content"]
+        assert not any(path in message or path[:-3] in message.split() for path in task.files)
+        assert all(f"({case.args[0]!r})" in message for case in task.visible_tests.cases)
+        inputs = [repr(case.args) for case in task.visible_tests.cases]
+        hidden = [repr(case.args) for case in task.hidden_tests.cases if not case.target]
+        assert not set(inputs) & set(hidden) and len(set(hidden)) == len(hidden)
+        assert len(task.hidden_tests) == repositories.HIDDEN_CASES
+
+
+def test_repositories_have_as_many_files_as_asked():
+    for files in ((5, 5), (40, 40), (5, 12)):
+        counts = [len(generate("test", 0, i, files=files).files) for i in range(4)]
+        assert all(files[0] <= count <= files[1] for count in counts)
+    assert MOST_FILES == 40
+
+
+def test_splits_share_no_composition_and_no_message():
+    found = {split: [generate(split, 0, i) for i in range(80)] for split in SPLITS}
+    templates = {
+        split: {tuple(sorted(task.meta["template"].split("+"))) for task in tasks}
+        for split, tasks in found.items()
+    }
+    messages = {s: {task.messages[0]["content"] for task in tasks} for s, tasks in found.items()}
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not templates[one] & templates[other] and not messages[one] & messages[other]
+    assert all(len(one) > 40 for one in templates.values())
+
+
+def test_names_are_of_nothing_else():
+    modules, functions = repositories._MODULES, repositories._FUNCTIONS
+    assert len(set(modules)) == len(modules) >= MOST_FILES
+    assert len(set(functions)) == len(functions)
+    assert not set(modules) & set(functions)
+    assert not set(modules) & set(sys.stdlib_module_names)
+    assert not {*modules, *functions} & {*vars(builtins), "xs", "x"}
+    assert all(name.isidentifier() and not name.startswith("_") for name in functions)
+    for name in (*modules, *functions):
+        ast.parse(f"{name} = 1")  # no keyword
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("dev", 0, 0), "split='dev'"),
+        (("train", 0, 0, (4,)), "levels=(4,)"),
+        (("train", 0, 0, (1,), (3, 12)), "files=(3, 12)"),
+        (("train", 0, 0, (1,), (12, 5)), "files=(12, 5)"),
+    ],
+)
+def test_impossible_settings_are_named(arguments, named):
+    with pytest.raises(ValueError) as error:
+        generate(*arguments)
+    assert named in str(error.value)
+    assert Repositories("test", levels=(3,), files=(6, 6)).load(None, None)[5].meta["level"] == 3
+
+
+# --- Demonstrations -------------------------------------------------------------------------------
+
+
+def walks(tasks, config=IMPERFECT, limits=LIMITS) -> list[tuple[Task, list[Segment]]]:
+    every = list(itertools.chain(*tasks.values()))
+    return [(t, demonstrate(t, random.Random(i), config, limits)) for i, t in enumerate(every)]
+
+
+def calls_of(task, segments):
+    texts = [segment.text.removesuffix("<|eot|>") for segment in segments if segment.sampled]
+    return [call for text in texts for call in Compact().parse(text, task, TOOLS)]
+
+
+def test_a_walk_searches_reads_to_the_cause_edits_and_submits(tasks):
+    for task, segments in walks(tasks):
+        calls = calls_of(task, segments)
+        assert not any(call.error for call in calls)
+        names = [call.name for call in calls]
+        level = task.meta["level"]
+        assert names[: level + 3] == ["grep", *["read_file"] * (level + 1), "edit_file"]
+        assert names[-1] == "submit" and names.count("submit") == 1
+        assert names.count("run_tests") <= LIMITS.test_runs
+        assert sum(segment.sampled for segment in segments) <= LIMITS.turns
+        assert [c.arguments["path"] for c in calls if c.name == "read_file"] == [
+            *task.meta["chain"][: level + 1]
+        ]
+
+
+def test_a_walk_without_mistakes_hands_in_the_reference(tasks):
+    perfect = DemonstrationConfig(p_right=1.0, p_test=1.0, p_give_up=0.0)
+    for task, segments in walks(tasks, perfect):
+        (edit,) = [call for call in calls_of(task, segments) if call.name == "edit_file"]
+        path, old, new = (edit.arguments[name] for name in ("path", "old", "new"))
+        assert {path: task.files[path].replace(old, new)} == dict(task.reference)
+        assert "PASS left 2" in segments[-2].text
+
+
+def test_walks_say_what_an_episode_says(tasks, pool):
+    pairs = [
+        (task, demonstrate(task, random.Random(i), IMPERFECT, LIMITS))
+        for i, task in enumerate(itertools.chain(*(tasks[level][:3] for level in LEVELS)))
+    ]
+    texts = ["".join(segment.text for segment in segments) for _, segments in pairs]
+    tokenizer = Tokenizer.train(texts, 400, Compact.SPECIAL_TOKENS, eos="<|eot|>", pad="<|pad|>")
+    for task, segments in pairs:
+        episode = Episode(
+            task,
+            group=0,
+            index=0,
+            protocol=Compact(),
+            tools=TOOLS,
+            tokenizer=tokenizer,
+            pool=pool,
+            limits=LIMITS,
+            reward=signals("tests"),
+        )
+        assert tokenizer.decode(episode.start()) == segments[0].text
+        for message, answer in itertools.zip_longest(segments[1::2], segments[2::2]):
+            ids = tokenizer.encode(message.text)
+            told = episode.step(ids, [0.0] * len(ids), [0] * len(ids))
+            assert (told is None) == (answer is None)
+            assert answer is None or tokenizer.decode(told) == answer.text
+        trajectory = episode.finish()
+        assert trajectory.status == "submitted" and trajectory.malformed_calls == 0
+
+
+def test_tools_that_speak_otherwise_are_refused():
+    names = ("grep", "read_file", "edit_file", "run_tests", "submit")
+    with pytest.raises(ValueError, match="named=True"):
+        check_demonstrable(Compact(), find_tools(tuple(map(Named, names))), "repositories")
+    with pytest.raises(ValueError, match="grep"):
+        check_demonstrable(Compact(), find_tools(), "repositories")
+    check_demonstrable(Compact(), TOOLS, "repositories")
+
+
+def test_too_few_turns_are_named(tasks):
+    limits = Limits(turns=5, tokens=900, turn_tokens=80, test_runs=3, command_s=5.0)
+    with pytest.raises(ValueError, match=r"limits\.turns=5 must be at least 6"):
+        demonstrate(tasks[3][0], random.Random(0), IMPERFECT, limits)
