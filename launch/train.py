@@ -5,8 +5,9 @@ python -m launch.train --config=configs/quickstart.py[:smoke] --workdir=runs/fir
 
 Everything runs in one process by default. With --role=learner it only learns, and actors sample.
 Each actor is started with --role=actor --name=actor-0 (a name of its own) and the same config and
-workdir, on shared storage. There may be any number of actors, started in any order. Actors and
-learner may be killed and started again at any time.
+workdir, on shared storage. There may be any number of actors, started in any order. With the
+section rollout.prefill in the config, --role=prefill prefills their prompts. Each of them may be
+killed and started again at any time.
 
 A role may consist of several hosts. Each host starts the same command with
 --coordinator=<host>:<port> --processes=<n> --process=<i>; under SLURM or on a TPU pod
@@ -28,6 +29,7 @@ from rl_code.act import act
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult
+from rl_code.prefill import prefill
 from rl_code.report.page import ReportConfig, write_report
 from rl_code.rollout.multihost import ProcessLost
 from rl_code.rollout.scheduler import RolloutTimeout
@@ -41,7 +43,9 @@ from rl_code.workdir import RESERVED
 REPORT = ReportConfig()
 
 
-ROLE = absl_flags.DEFINE_enum("role", "all", ["all", "learner", "actor"], "What this process does.")
+ROLE = absl_flags.DEFINE_enum(
+    "role", "all", ["all", "learner", "actor", "prefill"], "What this process does."
+)
 NAME = absl_flags.DEFINE_string(
     "name", None, "Of an actor, its own among those of the run, as in actor-0."
 )
@@ -82,6 +86,9 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         return
     if ROLE.value == "actor":
         act(run_config, workdir, NAME.value, HOST.value)
+        return
+    if ROLE.value == "prefill":
+        prefill(run_config, workdir, HOST.value)
         return
     results = train(run_config, workdir, ROLE.value, HOST.value)
     if jax.process_index():

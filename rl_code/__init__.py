@@ -3,7 +3,8 @@
 Its folders are steps of the training loop. The files beside them, by subject:
 
     vocabulary             types.py  documents.py
-    what a process runs    train.py  act.py  sft.py  run.py  run_model.py  schedule.py  stop.py
+    what a process runs    train.py  act.py  prefill.py  sft.py  run.py  run_model.py  schedule.py
+                           stop.py
     config                 run_config.py  run_sections.py  derive.py  read_config.py  named.py
                            workdir.py
     what is written down   checkpoint.py  checkpoint_record.py  record_keeper.py  lineage.py

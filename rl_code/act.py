@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from rl_code.metric_writers import MetricLog
 from rl_code.metrics import read_metrics
 from rl_code.progress import Progress
 from rl_code.rollout.actor import Actor
+from rl_code.rollout.engine import Engine
 from rl_code.rollout.multihost import Channel, LeadingWeights, follow
+from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, refuse_sync
 from rl_code.step_metrics import actor_metrics
@@ -62,14 +65,14 @@ def act(config: RunConfig, workdir: str | Path, name: str, host: str = "127.0.0.
             return
         if channel is not None:
             weights = LeadingWeights(weights, channel)
-        stopped = _sample(run, weights, name, stop)
+        stopped = _sample(run, weights, name, stop, host)
         if channel is not None:
             channel.tell("stop")
         if stopped or stop.requested:
             raise Stopped(f"{name} stopped; what it held may be taken over")
 
 
-def _sample(run: Run, weights: Subscriber, name: str, stop: StopRequest) -> bool:
+def _sample(run: Run, weights: Subscriber, name: str, stop: StopRequest, host: str) -> bool:
     """Samples until the run's last step is consumed; returns whether Ctrl-C ended it earlier."""
     store = GroupStore(run.workdir / STORE, name)
     steps = run.config.train.steps
@@ -90,7 +93,10 @@ def _sample(run: Run, weights: Subscriber, name: str, stop: StopRequest) -> bool
                 idle=f"{row['time/actor_idle']:.0%}",
             )
 
-        actor = make_actor(run, store, weights, report)
+        remote = None
+        if (prefill := run.config.rollout.prefill) is not None:
+            remote = functools.partial(PrefillClient, run.workdir, name, host, prefill)
+        actor = make_actor(run, store, weights, report, remote)
         try:
             actor.run(lambda: stop.requested or store.is_consumed(steps - 1))
             report(steps)
@@ -106,10 +112,11 @@ def make_actor(
     store: GroupStore,
     weights: Subscriber,
     on_loaded: Callable[[int], None] = lambda version: None,
+    remote: Callable[[Engine], PrefillClient] | None = None,
 ) -> Actor:
-    """An actor of a run, on the devices that sample."""
+    """An actor of a run, on the devices that sample. remote: as ``Run.scheduler`` takes it."""
     config = run.config.asynchrony
-    scheduler = run.scheduler(run.config.rollout.sampling)
+    scheduler = run.scheduler(run.config.rollout.sampling, remote=remote)
     return Actor(
         scheduler,
         store,

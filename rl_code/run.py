@@ -37,6 +37,7 @@ from rl_code.rewards.combine import find_signals
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.multihost import Channel, LeadingEngine
+from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.run_config import RunConfig, meshes
@@ -55,7 +56,7 @@ class Run:
     threads.
 
     Args:
-      role: the role of this process: "all", "learner" or "actor".
+      role: the role of this process: "all", "learner", "actor" or "prefill".
       channel: connects the processes of an actor that has several.
 
     The attribute ``mesh`` has the devices that learn, ``rollout_mesh`` those that sample, and
@@ -78,11 +79,11 @@ class Run:
                 raise ConfigError(f"config.mesh or config.rollout.mesh: {error}") from error
             devices = devices[made[-1].size :]
         self.prefill_mesh = (
-            made.pop() if config.rollout.prefill_mesh and role != "learner" else None
+            made.pop() if config.rollout.prefill_mesh and role in ("all", "actor") else None
         )
         self.mesh = made[0]
         self.rollout_mesh = made[-1]
-        if role != "actor":
+        if role in ("all", "learner"):
             self._check_offload()
         self.rows_sharding = NamedSharding(self.mesh, partition_spec(("batch",)))
         # Names in the config are looked up before sandboxes are started.
@@ -135,6 +136,13 @@ class Run:
             raise ConfigError(
                 f"role 'all' in {jax.process_count()} processes: start a learner and actors apart"
             )
+        rollout = self.config.rollout
+        if self.role == "prefill" or (self.role == "actor" and rollout.prefill is not None):
+            raise ConfigError(
+                f"rollout.prefill: the role {self.role} in {jax.process_count()} processes; pages "
+                "go from one process to one process: run the role prefill and each actor in one, "
+                "or set it to None"
+            )
         if self.role == "actor" and self.config.rollout.prefill_mesh:
             raise ConfigError(
                 f"rollout.prefill_mesh={self.config.rollout.prefill_mesh}: an actor in "
@@ -178,7 +186,7 @@ class Run:
         """The model a run starts from, laid out over the mesh: random, or the configured
         weights, with the configured adapters. What belongs to it goes into the workdir.
         """
-        if jax.process_index() == 0 and self.role != "actor":
+        if jax.process_index() == 0 and self.role in ("all", "learner"):
             self._keep_model()
         config = self.config
         if self.origin.files is None:
@@ -289,10 +297,12 @@ class Run:
         dtype: str | None = None,
         *,
         beside_actor: bool = False,
+        remote: Callable[[Engine], PrefillClient] | None = None,
     ) -> Scheduler:
         """The Scheduler that samples this way; its programs are compiled once per way.
 
         beside_actor: another one than that of an actor of this process, which may be sampling.
+        remote: makes what asks another process for pages, for the engine of a new Scheduler.
         """
         rollout = self.config.rollout
         engine = engine or rollout.engine
@@ -301,14 +311,16 @@ class Run:
         # Protocols that end messages alike share the programs.
         key = sampling, engine, self._stop_ids(protocol), dtype, beside_actor
         if key not in self._schedulers:
+            made = self.engine(sampling, *way, self.rollout_mesh)
             self._schedulers[key] = Scheduler(
-                self.engine(sampling, *way, self.rollout_mesh),
+                made,
                 self.tokenizer,
                 workers=rollout.workers,
                 tool_timeout_s=rollout.tool_timeout_s,
                 prefiller=self.engine(sampling, *way, self.prefill_mesh)
                 if self.prefill_mesh
                 else None,
+                remote=remote(made) if remote else None,
             )
         return self._schedulers[key]
 

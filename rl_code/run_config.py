@@ -23,6 +23,7 @@ from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.record_keeper import RecordConfig
 from rl_code.rewards.combine import RewardConfig, find_signals
+from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.run_sections import (
     CheckpointConfig,
     MetricsConfig,
@@ -313,11 +314,26 @@ def refuse_sync(config: RunConfig) -> None:
         )
 
 
+def check_prefill(config: RunConfig) -> PrefillConfig:
+    """The section of the role prefill. Raises ConfigError if a config has none, or no other roles
+    in processes of their own.
+    """
+    if config.rollout.prefill is None:
+        raise ConfigError(
+            "config.rollout.prefill = None: without this section actors prefill by themselves, and "
+            "a process of the role prefill has nothing to do; set it to {}"
+        )
+    refuse_sync(config)
+    return config.rollout.prefill
+
+
 def meshes(config: RunConfig, role: str = "all") -> list[MeshConfig]:
     """The meshes of a process in the order in which they take devices: of learning, of sampling,
     of prefill. A mesh that the role does not use is left out.
     """
     rollout = config.rollout
+    if role == "prefill":
+        return [check_prefill(config).mesh]
     sampling = [rollout.mesh] if role == "actor" or (role == "all" and rollout.apart) else []
     prefill = [rollout.prefill_mesh] if rollout.prefill_mesh and role != "learner" else []
     return [config.mesh] * (role != "actor") + sampling + prefill

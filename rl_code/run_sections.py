@@ -21,6 +21,7 @@ from rl_code.metric_writers import WRITERS, WriterSettings
 from rl_code.named import Named, find, make
 from rl_code.read_config import ConfigError, at_least, follows
 from rl_code.rollout.engine_config import EngineConfig
+from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.step_metrics import METRICS, Metric
 from rl_code.tasks.demonstrations import DemonstrationConfig
@@ -182,6 +183,9 @@ class RolloutConfig:
     # Devices that prefill prompts, which come after all others in the list of devices. None to
     # prefill on the devices that decode.
     prefill_mesh: MeshConfig | None = None
+    # With this section a process of the role prefill prefills the prompts of all actors that have
+    # processes of their own, and hands them the pages. None to prefill where rows decode.
+    prefill: PrefillConfig | None = None
     # What is done with what layers chose for each token while it was sampled: blocks of NSA, and
     # experts. "compare" notes it, and metrics tell how much of it the trainer would choose too.
     # "replay" has the trainer take it instead of its own choice. None notes nothing.
@@ -200,6 +204,21 @@ class RolloutConfig:
                     f"{name}.context={mesh.context} must be 1: devices that only sample have whole "
                     f"rows; set {name}.data={mesh.row_shards * mesh.context} for as many rows"
                 )
+        if self.prefill is not None:
+            self._check_prefill(self.prefill)
+
+    def _check_prefill(self, prefill: PrefillConfig) -> None:
+        """Raises ValueError where a prefill process cannot serve actors."""
+        if prefill.mesh.tensor != self.mesh.tensor:
+            raise ValueError(
+                f"prefill.mesh.tensor={prefill.mesh.tensor} must be mesh.tensor="
+                f"{self.mesh.tensor}: sums over other parts of a product round differently"
+            )
+        if self.prefill_mesh is not None:
+            raise ValueError(
+                "prefill, a process that prefills prompts, and prefill_mesh, devices of the actor "
+                "that do, exclude each other: set one of them to None"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,6 +136,9 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
     engine/document_hit_tokens tokens. engine/drafted_tokens: tokens that were guessed and checked,
     of which the share engine/draft_acceptance was right; engine/tokens_per_row_step: tokens that a
     row gained in a decoding step. engine/*_per_s: tokens per second of wall clock.
+    engine/prompts_asked: prompts that a prefill process was asked for, of which
+    engine/prompts_by_itself were prefilled here after all; engine/received_pages, _tokens and _mib
+    came from it, and actor/pages_wait_s were waited for them with nothing to decode.
     """
     if stats is None:
         return {}
@@ -152,8 +155,17 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
         "engine/draft_acceptance": rollout.draft_acceptance,
         "engine/tokens_per_row_step": rollout.tokens_per_row_step,
     }
+    pages = {
+        "engine/prompts_asked": float(rollout.prompts_asked),
+        "engine/prompts_by_itself": float(rollout.prompts_by_itself),
+        "engine/received_pages": float(rollout.received_pages),
+        "engine/received_tokens": float(rollout.received_tokens),
+        "engine/received_mib": rollout.received_bytes / 2**20,
+        "actor/pages_wait_s": rollout.pages_wait_s,
+    }
     return {
         **(documents if rollout.documents else {}),
+        **(pages if rollout.prompts_asked else {}),
         **(drafts if rollout.drafted_tokens else {}),
         "engine/generated_tokens": float(rollout.sampled_tokens),
         "engine/asked_tokens": float(rollout.asked_tokens),

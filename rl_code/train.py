@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from absl import logging
 
 from models.sharding import row_shards
 from models.transformer import Transformer
@@ -314,6 +315,11 @@ def _connect(
     if run.role == "learner":
         return TransferPublisher(publish_stored(), host=host), FromOtherProcesses(
             store, config.work.deadline_s, stop
+        )
+    if rollout.prefill is not None:
+        logging.warning(
+            "config.rollout.prefill is for actors in processes of their own; the actor in this one "
+            "prefills by itself"
         )
     local = LocalWeights(run.sampling_model(), keep=config.weights.keep)
     actor_store = GroupStore(run.workdir / STORE, ACTOR)

@@ -13,9 +13,9 @@ from rl_code.run_config import RunConfig
 CONFIG_FILE = "config.json"
 STORE = "store"  # the folder of the groups
 ACTORS = "actors"  # the folder of what actors in other processes measure
-# Names in the store that no other actor may have: that of the learner, and that of the actor within
-# the learner's process.
-RESERVED = LEARNER, ACTOR = "learner", "actor"
+# Names that no other actor may have: that of the learner, that of the actor within the learner's
+# process, and that of the process that prefills.
+RESERVED = LEARNER, ACTOR, PREFILL = "learner", "actor", "prefill"
 
 # Keys of a config that may differ between the start of a run and its continuation.
 MAY_CHANGE = (
@@ -31,6 +31,8 @@ MAY_CHANGE = (
     "train.optimizer.total_steps",
     "rollout.workers",
     "rollout.tool_timeout_s",
+    # where prompts are prefilled changes no sample
+    "rollout.prefill",
     "asynchrony.work",
     "asynchrony.weights",
 )

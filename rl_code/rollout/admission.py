@@ -4,6 +4,10 @@ pages run out.
 A group waits in the queue until its prompt gets pages. Then it stands among the prompts until all
 its episodes are open. An open episode is a row until it is over. Older ones come first: when an
 older one needs more pages, the youngest gives up its own. So the oldest always gets to its end.
+
+Where another process prefills prompts, it is asked before a prompt gets pages. The group holds none
+meanwhile, and comes back to the front of the queue with what the pages are to hold, or to be
+prefilled here.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from attention.cache.pages import OutOfPages
 from rl_code.documents import OUTSIDE
 from rl_code.environment.episode import Episode
 from rl_code.rollout.page_pool import PagePool
+from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.spans import Span
 from rl_code.rollout.stats import RolloutStats
 from rl_code.types import Task, Trajectory
@@ -91,6 +96,8 @@ class OpenGroup(Span):
     unopened: list[Row] = dataclasses.field(default_factory=list)
     # Whether the prompt's pages are in the cache of the devices that decode.
     decodable: bool = False
+    # Whether another process was asked for the prompt's pages in vain: it is prefilled here.
+    by_itself: bool = False
     # How many prompt tokens were in the cache already when the prompt first got pages; None before
     # that.
     found: int | None = None
@@ -109,11 +116,19 @@ class OpenGroup(Span):
 class Admission:
     """Gives pages to groups and rows, and takes them back."""
 
-    def __init__(self, pool: PagePool, prompt_pool: PagePool, episodes: int):
+    def __init__(
+        self,
+        pool: PagePool,
+        prompt_pool: PagePool,
+        episodes: int,
+        remote: PrefillClient | None = None,
+    ):
         """
         pool: the pages of the engine that decodes. prompt_pool: the pages of the engine that
         prefills prompts, which may be the same pool. episodes: the most that are open at once.
+        remote: another process that prefills prompts; None for none.
         """
+        self._remote = remote
         self._pool = pool
         self._prompt_pool = prompt_pool
         self._episodes = episodes
@@ -125,17 +140,22 @@ class Admission:
         """Forgets every group and row, and what the pools hold."""
         # groups whose prompt has no pages yet
         self.queue: collections.deque[OpenGroup] = collections.deque()
+        # groups whose prompt another process prefills, by the number of the request, oldest first
+        self.asked: dict[int, OpenGroup] = {}
         # groups with episodes that are not open yet, oldest first
         self.prompts: list[OpenGroup] = []
         # open episodes, oldest first
         self.rows: list[Row] = []
         self._pool.clear()
         self._prompt_pool.clear()
+        if self._remote is not None:
+            self._remote.close()
 
     @property
     def room(self) -> int:
         """Episodes that could be handed in and opened at once, if there were pages for them."""
-        unopened = sum(len(group.unopened) for group in (*self.queue, *self.prompts))
+        groups = (*self.queue, *self.asked.values(), *self.prompts)
+        unopened = sum(len(group.unopened) for group in groups)
         return self._episodes - len(self.rows) - unopened
 
     @property
@@ -160,11 +180,36 @@ class Admission:
             else:
                 self._pool.drop_ahead(row)
             row.keys.append((row.cached, version))
+        # What another process computes, or has computed, has the old weights.
+        for group in self.queue:
+            if group.saved is not None:
+                self._pool.forget(group)
+        for number in reversed(list(self.asked)):
+            self._remote.drop(number)
+            self.queue.appendleft(self.asked.pop(number))
         # In reverse, since each goes to the front of the queue: the oldest ends up first. A prompt
         # that is not whole yet begins anew in any case, so that one version computes all of it.
         for group in reversed(list(self.prompts)):
             if recompute or group.missing:
                 self._put_off(group)
+
+    def receive(self) -> None:
+        """Takes what the other process has prefilled, and the prompts that it did not."""
+        if self._remote is None or not self.asked:
+            return
+        arrived = self._remote.collect()
+        # In reverse, as in ``new_weights``.
+        for number, blocks in sorted(arrived, key=lambda pair: pair[0], reverse=True):
+            group = self.asked.pop(number)
+            if blocks is None:
+                group.by_itself = True
+                self.stats.prompts_by_itself += 1
+            else:
+                self._pool.receive(group, blocks)
+                self.stats.received_pages += sum(len(block[0]) for block in blocks)
+                self.stats.received_tokens += len(group.tokens)
+                self.stats.received_bytes += sum(x.nbytes for block in blocks for x in block)
+            self.queue.appendleft(group)
 
     def close(self, row: Row) -> None:
         """Takes the pages of an episode that is over."""
@@ -205,6 +250,13 @@ class Admission:
         """Opens episodes, then prompts. Raises OutOfPages where pages end; what was opened before
         stays open.
         """
+        while self._open_once():
+            pass  # prompts came whole, so their episodes can be opened too
+
+    def _open_once(self) -> bool:
+        """Opens the episodes of prompts in the cache, then prompts; returns whether any of these
+        came from another process. Raises OutOfPages.
+        """
         room = self._episodes - len(self.rows)
         for group in [group for group in self.prompts if not group.missing]:
             if not group.decodable:
@@ -225,15 +277,38 @@ class Admission:
                 self.prompts.remove(group)
         # A prompt holds pages while it waits. So another one is prefilled only if there is room
         # left beside the episodes of the prompts that are waiting already.
-        room -= sum(len(group.unopened) for group in self.prompts)
+        waiting = (*self.prompts, *self.asked.values())
+        room -= sum(len(group.unopened) for group in waiting)
+        came = False
         while self.queue and room > 0:
             group = self.queue[0]
-            self._prompt_pool.open(group)
-            group.found = group.cached if group.found is None else group.found
-            group.decodable = self._prompt_pool is self._pool
-            group.version = self._version
-            self.prompts.append(self.queue.popleft())
             room -= len(group.unopened)
+            if group.saved is None and self._ask(group):
+                self.queue.popleft()
+                continue
+            group.version = self._version
+            if group.saved is not None:
+                self._pool.restore(group)
+                group.found, group.decodable, came = 0, True, True
+            else:
+                self._prompt_pool.open(group)
+                group.found = group.cached if group.found is None else group.found
+                group.decodable = self._prompt_pool is self._pool
+            self.prompts.append(self.queue.popleft())
+        return came
+
+    def _ask(self, group: OpenGroup) -> bool:
+        """Has another process prefill a prompt; False if it is to be prefilled here."""
+        if self._remote is None or group.by_itself:
+            return False
+        self.stats.prompts_asked += 1
+        number = self._remote.ask(group.tokens, group.kinds(), self._version)
+        if number is None:
+            group.by_itself = True
+            self.stats.prompts_by_itself += 1
+            return False
+        self.asked[number] = group
+        return True
 
     def _hand_over(self, group: OpenGroup) -> None:
         """Brings a prompt's pages from the devices that prefilled it to those that decode. Raises

@@ -379,12 +379,12 @@ class Engine:
         return self._run(self._copy, cache, self.put(sources), self.put(targets))
 
     def read_pages(self, cache: PagedCache, pages) -> list[jax.Array]:
-        """The content of pages [shards * table], on the devices."""
+        """The content of pages [shards * n], on the devices. Each n is a program of its own."""
         return self._run(self._read, cache, self.put(pages))
 
     def write_pages(self, cache: PagedCache, pages, content: list) -> PagedCache:
-        """Puts what one shard's pages held, here or on another engine, [table, ...] each, onto
-        pages [shards * table].
+        """Puts what one shard's pages held, here or on another engine, [n, ...] each, onto pages
+        [shards * n]. Each n is a program of its own.
 
         Donates the cache.
         """

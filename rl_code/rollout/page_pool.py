@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from rl_code.rollout.decode_input import DecodeInput
 from rl_code.rollout.document_pool import DocumentPool
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.prefill_input import prefill_input
+from rl_code.rollout.prefill_wire import block_sizes
 from rl_code.rollout.spans import ContextRuns, Document, Run, Span
 from rl_code.rollout.stats import RolloutStats
 
@@ -189,10 +190,32 @@ class PagePool:
         content = self.engine.read_pages(self._cache(), self._padded(span.shard, pages, fill=0))
         part = slice(span.shard * width, (span.shard + 1) * width)
         if on_device:
-            span.saved = [x[part] for x in content]
+            span.saved = [[x[part] for x in content]]
         else:
-            span.saved = [np.asarray(x)[part][: len(pages)] for x in to_host(content)]
+            span.saved = [[np.asarray(x)[part][: len(pages)] for x in to_host(content)]]
         self.release(span)
+
+    def read(self, span: Span) -> Iterator[list[jax.Array]]:
+        """What the pages of a span hold, in blocks of ``block_sizes`` pages, for another process.
+
+        A block has an array [shards * pages of it, ...] for each array of the cache; the part of
+        the span's own shard counts.
+        """
+        pages = self.pages(span)[: -(-len(span.tokens) // self._config.page)]
+        at = 0
+        for size in block_sizes(len(pages)):
+            block = self._padded(span.shard, pages[at : at + size], fill=0, width=size)
+            yield self.engine.read_pages(self._cache(), block)
+            at += size
+
+    def receive(self, span: Span, blocks: list[list[jax.Array]]) -> None:
+        """Has ``restore`` put on pages what another process has computed of all tokens of a span,
+        with the weights of now.
+
+        blocks: what ``read`` gave there, of the span's own shard.
+        """
+        span.saved, span.cached = blocks, len(span.tokens)
+        span.weights = self._weights
 
     def forget(self, span: Span) -> None:
         """Lets go of a span's pages and of what was saved; its keys must be computed anew."""
@@ -281,17 +304,11 @@ class PagePool:
         cached: how many tokens had their keys on the pages when they were saved.
         """
         found = span.cached // self._config.page
-        width = self._config.table
-
-        def whole(x):
-            return (
-                x if len(x) == width else np.pad(x, [(0, width - len(x))] + [(0, 0)] * (x.ndim - 1))
-            )
-
         # A page number past the end is not written: the first ``found`` pages are right already,
         # and other spans may hold them too.
         skipped = self._config.pages
-        pages = [skipped] * found + self.pages(span)[found : len(span.saved[0])]
+        count = sum(len(block[0]) for block in span.saved)
+        pages = [skipped] * found + self.pages(span)[found:count]
         restored = []
         runs = [] if span.runs is None else span.runs.documents(len(span.tokens))
         for run, document in zip(runs, span.documents, strict=True):
@@ -302,16 +319,34 @@ class PagePool:
                 first = run.start // self._config.page
                 last = min(first + len(self.pages(document)), len(pages))
                 pages[first:last] = [skipped] * (last - first)
-        padded = self._padded(span.shard, pages, fill=skipped)
-        self._arrays = self.engine.write_pages(
-            self._cache(), padded, [whole(x) for x in span.saved]
-        )
+        for block in span.saved:
+            self._write(span.shard, pages[: len(block[0])], block)
+            pages = pages[len(block[0]) :]
         for document in restored:
             self._documents[span.shard].finish(document)
 
-    def _padded(self, shard: int, pages: list[int], fill: int) -> np.ndarray:
-        """int32 [shards * table]: the pages of one shard, and ``fill`` everywhere else."""
-        padded = np.full((self.engine.shards, self._config.table), fill, np.int32)
+    def _write(self, shard: int, pages: list[int], block: list) -> None:
+        """Writes a block of saved pages onto pages of a shard; those past the end are skipped."""
+        skipped = self._config.pages
+        if all(page == skipped for page in pages):
+            return
+        width = len(block[0])
+        if isinstance(block[0], np.ndarray):  # in host memory, where padding costs no program
+            more = self._config.table - width
+            width += more
+            block = [np.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1)) for x in block]
+        padded = self._padded(shard, pages, fill=skipped, width=width)
+        self._arrays = self.engine.write_pages(self._cache(), padded, block)
+
+    def _padded(
+        self, shard: int, pages: list[int], fill: int, width: int | None = None
+    ) -> np.ndarray:
+        """int32 [shards * width]: the pages of one shard, and ``fill`` everywhere else.
+
+        width: of a shard; None for the pages of the longest trajectory.
+        """
+        width = self._config.table if width is None else width
+        padded = np.full((self.engine.shards, width), fill, np.int32)
         padded[shard, : len(pages)] = pages
         return padded.reshape(-1)
 

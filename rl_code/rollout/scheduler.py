@@ -12,7 +12,7 @@ So neither a slow tool nor a long prompt holds up the other episodes. The prompt
 prefilled once, and its episodes share the pages. An episode keeps its pages from turn to turn. When
 pages run out, those of the youngest episode go to host memory and come back later: nothing fails,
 and nothing is sampled twice. Prompts may be prefilled on devices of their own, from which their
-pages are handed over.
+pages are handed over, or by another process (``prefill_wire``).
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ from rl_code.rollout.decode_input import decode_input
 from rl_code.rollout.drafts import DraftTexts
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool
+from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.stats import RolloutStats
 from rl_code.types import Group, Task, Trajectory
 
 # Most prefills in a row while any row can decode and a quarter of the slots is free.
 _PREFILLS = 4
+# The longest wait for the pages of a prompt before tools are asked again.
+_PAGES_S = 0.02
 
 
 class RolloutTimeout(RuntimeError):
@@ -55,6 +58,8 @@ class Scheduler:
         no tool answers.
       prefiller: an engine of the same config that prefills prompts on other devices. None to
         prefill on the devices that decode.
+      remote: another process that prefills prompts; what it does not is prefilled here. None for
+        none.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Scheduler:
         workers: int,
         tool_timeout_s: float,
         prefiller: Engine | None = None,
+        remote: PrefillClient | None = None,
     ):
         self.engine = engine
         self._config = engine.config
@@ -74,7 +80,8 @@ class Scheduler:
         self._pool = PagePool(engine)
         self._prompt_pool = PagePool(prefiller) if prefiller else self._pool
         episodes = engine.shards * engine.config.episodes
-        self._open = Admission(self._pool, self._prompt_pool, episodes)
+        self._remote = remote
+        self._open = Admission(self._pool, self._prompt_pool, episodes, remote)
         self._texts = DraftTexts(engine.config)
         # The model that was loaded, and what of it is on the devices that decode and that prefill.
         self._given: Transformer | None = None
@@ -172,13 +179,17 @@ class Scheduler:
         """
         start = time.perf_counter()
         finished = self._collect()
+        self._open.receive()
         self._open.reopen()
         self._open.open()
         self._prefill()
         if any(row.ready for row in self._open.rows):
             self._decode()
-        elif not finished and (self._stepping or self._finishing) and not self._open.prefill_due:
-            self._wait()
+        elif not finished and not self._open.prefill_due:
+            if self._open.asked:
+                self._await_pages()
+            elif self._stepping or self._finishing:
+                self._wait()
         self._open.stats.total_s += time.perf_counter() - start
         return finished
 
@@ -249,6 +260,12 @@ class Scheduler:
         self._finishing: dict[Future, Row] = {}
         self._open.clear()
         self._open.stats = RolloutStats()
+
+    def _await_pages(self) -> None:
+        """Waits a moment for the pages of a prompt."""
+        start = time.perf_counter()
+        self._remote.wait(_PAGES_S)
+        self._open.stats.pages_wait_s += time.perf_counter() - start
 
     def _wait(self) -> None:
         start = time.perf_counter()

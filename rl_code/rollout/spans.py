@@ -138,8 +138,8 @@ class Span:
     shard: int = 0
     # The span's number in the allocator of its shard; None while it holds no pages.
     sequence: int | None = None
-    # What the pages held when the span lost them: one array [pages, ...] for each array of the
-    # cache. None if nothing was saved.
+    # What the pages held when the span lost them: blocks of pages, in order, each one array [pages
+    # of the block, ...] for each array of the cache. None if nothing was saved.
     saved: list | None = None
     # Number of the weights with which the span's first keys were computed.
     weights: int = 0

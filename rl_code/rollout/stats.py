@@ -41,6 +41,16 @@ class RolloutStats:
     accepted_tokens: int = 0
     # Times that a row or a prompt had to give up its pages to an older one.
     preempted: int = 0
+    # Prompts that another process was asked to prefill, and those of them that were prefilled here
+    # after all, since it did not.
+    prompts_asked: int = 0
+    prompts_by_itself: int = 0
+    # Pages that came from it, the tokens whose keys they have, and bytes.
+    received_pages: int = 0
+    received_tokens: int = 0
+    received_bytes: int = 0
+    # Seconds in which nothing could decode, and pages were waited for.
+    pages_wait_s: float = 0.0
     # Bytes of the most pages that were in use at once.
     kv_bytes: int = 0
 
