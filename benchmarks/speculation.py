@@ -8,6 +8,10 @@ Two texts of a model with random weights, by number of rows:
   probability of about 0.96, and else by any other place of the file, from which the quote goes on.
 - "does not repeat": the weights are random, so that no guess is right. It shows what guesses cost.
 
+Guesses are made always, or with --least only in rows whose text repeats itself
+(``EngineConfig.draft_least``). CPU seconds are those of the process: on a machine that is shared
+with other work they swing less than the time that passes.
+
 With --played=<workdir> also the tasks of the run's first suite, played by its newest model: that of
 ``launch.sft`` or ``launch.train``. Every round has other tasks.
 """
@@ -35,12 +39,18 @@ from models.sharding import MeshConfig, make_mesh
 from models.transformer import Transformer, abstract_model, cast
 from rl_code import checkpoint, sft
 from rl_code.recording import kept_config
+from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.rollout.stats import RolloutStats
 from rl_code.run import Run
 from rl_code.types import Group, Task, Tests
 
 flags.DEFINE_list("drafts", ["4"], "Tokens guessed at once, of speculation.")
+flags.DEFINE_list(
+    "least",
+    ["0", "0.5"],
+    "Of speculation, the shares of a row's tokens that must repeat for its next to be guessed.",
+)
 flags.DEFINE_integer("quoted", 256, "Tokens of the file that is quoted, of speculation.", 2)
 flags.DEFINE_string("played", None, "Workdir of a run whose tasks are played too, of speculation.")
 
@@ -49,13 +59,17 @@ _ODDS = 25.0
 # Tasks of a round of --played.
 _TASKS = 16
 
-# Plays a round with so many guesses: (what was sampled, the counts, seconds).
-Play = Callable[[int, int], tuple[list[Group], RolloutStats, float]]
+# How tokens are guessed: (``EngineConfig.draft_tokens``, ``draft_least``).
+Guessing = tuple[int, float]
+WITHOUT: Guessing = (0, 0.0)
+
+# Plays a round, of that number: (what was sampled, the counts, seconds).
+Play = Callable[[Guessing, int], tuple[list[Group], RolloutStats, float]]
 
 
 def main() -> None:
     options = flags.FLAGS
-    drafts = [int(count) for count in options.drafts]
+    drafts = [(int(count), float(least)) for count in options.drafts for least in options.least]
     config = dataclasses.replace(bench_model.model_config(), tied_embeddings=False)
     rows = []
     for batch in map(int, options.batches):
@@ -64,11 +78,13 @@ def main() -> None:
     if options.played:
         rows += run_tasks(Path(options.played), drafts)
     report = dict(hardware=hardware(), model=options.model, dtype=config.dtype, rows=rows)
-    rich.console.Console(width=120).print(table(report))
+    rich.console.Console(width=150).print(table(report))
     save(report)
 
 
-def random_text(name: str, config: ModelConfig, batch: int, drafts: Sequence[int]) -> list[dict]:
+def random_text(
+    name: str, config: ModelConfig, batch: int, drafts: Sequence[Guessing]
+) -> list[dict]:
     """One of the two texts, decoded in ``batch`` rows; a row of numbers for each of ``drafts``."""
     options = flags.FLAGS
     mesh = make_mesh(MeshConfig(data=min(batch, len(jax.devices())), tensor=1))
@@ -78,10 +94,8 @@ def random_text(name: str, config: ModelConfig, batch: int, drafts: Sequence[int
         batch, batch, options.quoted, options.completion, mesh.size, config.dtype
     )
     schedulers = {
-        count: bench_model.make_scheduler(
-            config, dataclasses.replace(engine, draft_tokens=count), mesh
-        )
-        for count in (0, *drafts)
+        way: bench_model.make_scheduler(config, guessing(engine, way), mesh)
+        for way in (WITHOUT, *drafts)
     }
     with jax.set_mesh(mesh):
         model = bench_model.random_model(config, mesh, options.seed)
@@ -89,13 +103,13 @@ def random_text(name: str, config: ModelConfig, batch: int, drafts: Sequence[int
             model = jax.jit(quoting)(model, jnp.asarray(file))
         model = cast(model, config.dtype)
 
-        def play(count: int, number: int):
+        def play(way: Guessing, number: int):
             tasks = [
                 task(f"{number}/{row}", np.roll(file, -int(shift)))
                 for row, shift in enumerate(rng_of(number).integers(0, len(file), batch))
             ]
             return timed(
-                schedulers[count],
+                schedulers[way],
                 model,
                 tasks,
                 lambda *a: FixedEpisode(*a, message=options.completion),
@@ -106,6 +120,11 @@ def random_text(name: str, config: ModelConfig, batch: int, drafts: Sequence[int
     for scheduler in schedulers.values():
         scheduler.close()
     return [dict(text=name, slots=batch, **row) for row in found]
+
+
+def guessing(engine: EngineConfig, way: Guessing) -> EngineConfig:
+    """An engine's shapes, with tokens guessed in some way."""
+    return dataclasses.replace(engine, draft_tokens=way[0], draft_least=way[1])
 
 
 def quoting(model: Transformer, file: jax.Array) -> Transformer:
@@ -134,7 +153,7 @@ def quoting(model: Transformer, file: jax.Array) -> Transformer:
     return model
 
 
-def run_tasks(workdir: Path, drafts: Sequence[int]) -> list[dict]:
+def run_tasks(workdir: Path, drafts: Sequence[Guessing]) -> list[dict]:
     """Tasks of a run's first suite; a row of numbers for each of ``drafts``."""
     config = kept_config.read(workdir)
     suite = config.suites[0]
@@ -143,12 +162,15 @@ def run_tasks(workdir: Path, drafts: Sequence[int]) -> list[dict]:
         model = run.sampler(newest(run, workdir), suite.dtype)
         tasks = run.suite_tasks(suite)
 
-        def play(count: int, number: int):
+        schedulers = {
+            way: run.scheduler(suite.sampling, guessing(engine, way), suite.protocol, suite.dtype)
+            for way in (WITHOUT, *drafts)
+        }
+
+        def play(way: Guessing, number: int):
             first = number * _TASKS % max(1, len(tasks) - _TASKS + 1)
-            own = dataclasses.replace(engine, draft_tokens=count)
-            scheduler = run.scheduler(suite.sampling, own, suite.protocol, suite.dtype)
             part = tasks[first : first + _TASKS]
-            return timed(scheduler, model, part, run.episode, group_size=suite.samples)
+            return timed(schedulers[way], model, part, run.episode, group_size=suite.samples)
 
         found = compare(play, drafts)
     name = f"suite {suite.name} of {workdir.name}"
@@ -178,30 +200,34 @@ def timed(
     return groups, stats, time.perf_counter() - start
 
 
-def compare(play: Play, drafts: Sequence[int]) -> list[dict]:
-    """Plays --repeats rounds, after one that is not timed, each with every number of guesses."""
-    seconds: dict[int, list[tuple[float, float]]] = {count: [] for count in (0, *drafts)}
-    stats: dict[int, RolloutStats] = {}
+def compare(play: Play, drafts: Sequence[Guessing]) -> list[dict]:
+    """Plays --repeats rounds, after one that is not timed, each with every way of guessing."""
+    seconds: dict[Guessing, list[tuple[float, ...]]] = {way: [] for way in (WITHOUT, *drafts)}
+    stats: dict[Guessing, RolloutStats] = {}
     different = dict.fromkeys(drafts, 0)
     for number in range(flags.FLAGS.repeats + 1):
-        groups: dict[int, list[Group]] = {}
-        for count in (0, *drafts):
-            groups[count], stats[count], took = play(count, number)
-            seconds[count].append((stats[count].decode_s, took))
-        for count in drafts:
-            different[count] += differing(groups[0], groups[count])
+        groups: dict[Guessing, list[Group]] = {}
+        for way in seconds:
+            start = time.process_time()
+            groups[way], stats[way], took = play(way, number)
+            worked = time.process_time() - start
+            seconds[way].append((stats[way].decode_s, took, worked))
+        for way in drafts:
+            different[way] += differing(groups[WITHOUT], groups[way])
     return [
         dict(
-            drafts=count,
-            tokens_per_s=round(stats[0].sampled_tokens / seconds[0][-1][0]),
-            drafted_tokens_per_s=round(stats[count].sampled_tokens / seconds[count][-1][0]),
-            accepted=round(stats[count].draft_acceptance, 3),
-            tokens_per_step=round(stats[count].tokens_per_row_step, 2),
-            decode_gain=_ratios(seconds[0], seconds[count], 0),
-            whole_gain=_ratios(seconds[0], seconds[count], 1),
-            different_trajectories=different[count],
+            drafts=way[0],
+            least=way[1],
+            tokens_per_s=round(stats[WITHOUT].sampled_tokens / seconds[WITHOUT][-1][0]),
+            drafted_tokens_per_s=round(stats[way].sampled_tokens / seconds[way][-1][0]),
+            accepted=round(stats[way].draft_acceptance, 3),
+            tokens_per_step=round(stats[way].tokens_per_row_step, 2),
+            decode_gain=_ratios(seconds[WITHOUT], seconds[way], 0),
+            whole_gain=_ratios(seconds[WITHOUT], seconds[way], 1),
+            cpu_gain=_ratios(seconds[WITHOUT], seconds[way], 2),
+            different_trajectories=different[way],
         )
-        for count in drafts
+        for way in drafts
     ]
 
 
@@ -238,17 +264,19 @@ def table(report: dict) -> rich.table.Table:
         title=f"Guessing the next tokens, {report['model']} in {report['dtype']}; gains: median "
         "\\[range] of rounds with and without in turns"
     )
-    names = ("text", "rows", "guessed", "tokens/s", "with", "right", "tokens a step")
-    for name in (*names, "decoding", "all", "trajectories that differ"):
+    names = ("text", "rows", "guessed", "from", "tokens/s", "with", "right", "tokens a step")
+    for name in (*names, "decoding", "all", "CPU seconds", "trajectories that differ"):
         view.add_column(name, justify="left" if name == "text" else "right")
     for row in report["rows"]:
         gains = (
-            "x {:.2f} [{:.2f}, {:.2f}]".format(*row[name]) for name in ("decode_gain", "whole_gain")
+            "x {:.2f} [{:.2f}, {:.2f}]".format(*row[name])
+            for name in ("decode_gain", "whole_gain", "cpu_gain")
         )
         view.add_row(
             row["text"],
             str(row["slots"]),
             str(row["drafts"]),
+            f"{100 * row['least']:.0f} %",
             f"{row['tokens_per_s']:,}",
             f"{row['drafted_tokens_per_s']:,}",
             f"{100 * row['accepted']:.0f} %",

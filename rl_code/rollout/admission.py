@@ -49,6 +49,8 @@ class Row(Span):
     keys: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     # The most tokens that its next dispatch may sample; None for as many as the engine can.
     most: int | None = None
+    # Whether it repeated itself when that was last looked at (``DraftTexts.repeats``).
+    repeats: bool = False
     # The parts of ``Context.choices`` so far, in the order in which tokens were sampled.
     choices: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
 

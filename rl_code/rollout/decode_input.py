@@ -48,8 +48,8 @@ class DecodeInput:
     rows: gathered.SharedRows
     # What the pages of ``tables`` hold; None in a run without documents.
     runs: Runs | None
-    # [slots, draft_room + length], what drafts are copied from (``drafts.DraftTexts``); None
-    # without drafts.
+    # [slots, draft_room + length], what drafts are copied from (``drafts.DraftTexts``); None for a
+    # dispatch without drafts.
     texts: jax.Array | None
     # Which adapter of a model that has several (``models.adapter_rows``) computes the row; -1 for
     # none. Rows may share pages only if they have the same one. None for a model without several.
@@ -105,14 +105,15 @@ def decode_input(
     chosen: Sequence[Sequence[Span]],
     budgets: Sequence[Sequence[int]],
     texts: DraftTexts,
+    drafts: bool,
 ) -> DecodeInput:
     """The arrays for one dispatch of the ``chosen`` rows of every shard.
 
     Each row must hold pages for what it may sample. It has the words of its random ``key``, and an
     ``episode`` with the other numbers that fix its random stream. budgets: the most tokens that
-    each row may sample. texts: what drafts are copied from.
+    each row may sample. texts: what drafts are copied from. drafts: whether tokens are guessed.
     """
-    c = engine.config
+    c = engine.config if drafts else engine.config.without_drafts()
     inputs = empty_input(c, engine.shards)
     for shard, rows in enumerate(chosen):
         sharing: dict[tuple[int, ...], list[int]] = {}

@@ -77,6 +77,7 @@ class DraftTexts:
     def __init__(self, config: EngineConfig):
         self._config = config
         self._known: weakref.WeakKeyDictionary[Row, _Growing] = weakref.WeakKeyDictionary()
+        self._repeats: weakref.WeakKeyDictionary[Row, _Repeats] = weakref.WeakKeyDictionary()
         # By task, the newest last.
         self._earlier: collections.OrderedDict[str, collections.deque[np.ndarray]] = (
             collections.OrderedDict()
@@ -102,6 +103,14 @@ class DraftTexts:
             answers.append(self._answer(row).copy())
             while sum(map(len, answers)) > self._config.draft_room and len(answers) > 1:
                 answers.popleft()
+
+    def repeats(self, row: Row) -> bool:
+        """Whether at least ``draft_least`` of a row's last ``draft_window`` tokens had followed the
+        same two tokens before in the row.
+        """
+        c = self._config
+        share = self._repeats.setdefault(row, _Repeats()).share(row.tokens, c.draft_window)
+        return share >= c.draft_least
 
     def _others(self, row: Row) -> Iterator[np.ndarray]:
         """Answers to a row's prompt that are not its own, those of its group first."""
@@ -143,3 +152,21 @@ class _Growing:
         self._array[self._count : len(tokens)] = tokens[self._count :]
         self._count = len(tokens)
         return self._array[: self._count]
+
+
+class _Repeats:
+    """Which tokens of a list had followed the same two tokens before in it."""
+
+    def __init__(self):
+        # What followed two tokens when they last stood in the list.
+        self._follows: dict[tuple[int, ...], int] = {}
+        # Of every token.
+        self._found: list[bool] = []
+
+    def share(self, tokens: Sequence[int], count: int) -> float:
+        """The share of such tokens among the last ``count``."""
+        for at in range(len(self._found), len(tokens)):
+            before = tuple(tokens[max(0, at - 2) : at])
+            self._found.append(self._follows.get(before) == tokens[at])
+            self._follows[before] = tokens[at]
+        return sum(self._found[-count:]) / count

@@ -66,7 +66,7 @@ def _decode(
     """Samples tokens of every active row in up to ``decode_steps`` steps. A row ends at a stop
     token, or when its budget is used.
 
-    With ``draft_tokens`` each step guesses the next tokens of a row, runs them together with its
+    With texts to copy from each step guesses the next tokens of a row, runs them together with its
     last one, draws a token after each, and keeps those draws whose guesses before were right. Keys
     of wrong guesses stay in the cache: nobody sees them before they are written over, since the
     next step begins at the first of them.
@@ -78,6 +78,8 @@ def _decode(
     int32 [slots]: tokens that were guessed).
     """
     model = for_rows(model, inputs.adapters)
+    if inputs.texts is None:
+        config = config.without_drafts()
     views = {}
     layers = None
     if view_block:

@@ -72,6 +72,13 @@ class EngineConfig:
     draft_sources: tuple[Literal["context", "group", "task"], ...] = ("context", "group", "task")
     # The most tokens of other answers that a row's guesses are copied from.
     draft_library: int = 1024
+    # Tokens of a row are guessed only while it repeats itself: if of the last ``draft_window``
+    # tokens of its message at least this share had followed the same two tokens before in the
+    # episode. The other rows are decoded by a program without guesses. 0 to guess always.
+    draft_least: float = 0.0
+    # The tokens after which it is looked at again whether a row repeats itself. That depends on the
+    # row's own tokens alone, so a trajectory that is sampled again meets the same programs.
+    draft_window: int = 16
     # The most tokens of a document, from which the positions of the tokens outside of documents
     # count. None in a run without documents.
     longest_document: int | None = follows("documents.longest", None)
@@ -122,6 +129,16 @@ class EngineConfig:
                 f"draft_tokens={self.draft_tokens} needs draft_sources, some of context, group and "
                 "task"
             )
+        if not 0 <= self.draft_least <= 1 or self.draft_window < 1:
+            raise ValueError(
+                f"draft_least={self.draft_least} must be in [0, 1] and "
+                f"draft_window={self.draft_window} at least 1"
+            )
+        if self.draft_least and not self.draft_tokens:
+            raise ValueError(
+                f"draft_least={self.draft_least} needs draft_tokens of at least 1: it says when "
+                "tokens are guessed"
+            )
         if self.view_block % self.page:
             raise ValueError(f"view_block={self.view_block} must be a multiple of page={self.page}")
         if min(self.slots, self.tile, self.decode_steps) < 1 or (
@@ -157,6 +174,10 @@ class EngineConfig:
     def dispatch_tokens(self) -> int:
         """The most tokens that a row samples in one dispatch."""
         return self.decode_steps * (1 + self.draft_tokens)
+
+    def without_drafts(self) -> EngineConfig:
+        """The shapes of a dispatch in which nothing is guessed."""
+        return dataclasses.replace(self, draft_tokens=0, draft_least=0.0)
 
     @property
     def undone(self) -> int:

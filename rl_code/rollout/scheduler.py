@@ -351,14 +351,30 @@ class Scheduler:
         self._open.stats.prefill_s += time.perf_counter() - start
 
     def _decode(self) -> None:
+        """Decodes the rows that are ready: a dispatch of those whose tokens are guessed, and one of
+        the others.
+        """
+        for drafts in sorted({self._drafts(row) for row in self._open.rows if row.ready}):
+            self.before_dispatch(self._open.rows)
+            self._dispatch(drafts)
+
+    def _drafts(self, row: Row) -> bool:
+        """Whether the next tokens of a row are guessed."""
+        c = self._config
+        return row.repeats if c.draft_least else c.draft_tokens > 0
+
+    def _dispatch(self, drafts: bool) -> None:
         """Decodes one dispatch of the rows that are ready, oldest first. Messages that have ended
         go to the worker threads.
+
+        drafts: whether it takes the rows whose tokens are guessed, or the others.
         """
-        self.before_dispatch(self._open.rows)
+        c = self._config if drafts else self._config.without_drafts()
         chosen: list[list[Row]] = [[] for _ in range(self.engine.shards)]
         for row in list(self._open.rows):
-            if row.ready and len(chosen[row.shard]) < self._config.slots:
-                count = min(self._config.dispatch_tokens, self._budget(row))
+            mine = row.ready and self._drafts(row) == drafts
+            if mine and len(chosen[row.shard]) < c.slots:
+                count = min(c.dispatch_tokens, self._budget(row))
                 # The cache has all tokens but the last. The dispatch writes that one and every
                 # token it samples but the last: ``count`` tokens more.
                 if self._open.have_pages(row, len(row.tokens) - 1 + count):
@@ -372,6 +388,7 @@ class Scheduler:
             chosen,
             [[self._budget(row) for row in rows] for rows in chosen],
             self._texts,
+            drafts,
         )
         results = self._pool.decode(self._model, inputs)
         tokens, logprobs, counts, choices, steps, drafted = results
@@ -395,10 +412,12 @@ class Scheduler:
             for place, row in enumerate(rows):
                 yield shard * self._config.slots + place, row
 
-    @staticmethod
-    def _budget(row: Row) -> int:
+    def _budget(self, row: Row) -> int:
         """Tokens that the row may still sample in its current message, in its next dispatch."""
         left = row.episode.budget - len(row.message)
+        if self._config.draft_least:  # up to where it is looked at again whether it repeats itself
+            window = self._config.draft_window
+            left = min(left, window - len(row.message) % window)
         return left if row.most is None else min(left, row.most)
 
     def _take(
@@ -423,6 +442,8 @@ class Scheduler:
         for name, found in choices.items():
             row.choices.setdefault(name, []).append(found[:fresh])
         row.add(row.message[before:])
+        if self._config.draft_least and fresh and len(row.message) % self._config.draft_window == 0:
+            row.repeats = self._texts.repeats(row)
         # Each sampled token wrote the key of the token before it, so the row still lacks its last.
         row.cached += fresh
         self._open.stats.sampled_tokens += fresh

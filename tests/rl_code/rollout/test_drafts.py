@@ -106,12 +106,36 @@ def test_texts_hold_the_groups_other_answers_and_earlier_ones_of_the_task():
     assert out[:6].tolist() == [*rows[1].tokens, NONE]
 
 
+def test_a_row_repeats_itself_where_tokens_followed_the_same_two_before():
+    texts = DraftTexts(dataclasses.replace(DRAFTING, draft_least=0.5, draft_window=4))
+    row = Row(tokens=[1, 2, 3, 4, 5, 1, 2])
+    assert not texts.repeats(row)
+    row.tokens += [3, 4]  # what followed 1, 2 and 2, 3
+    assert texts.repeats(row)
+    row.tokens += [9, 9, 9]
+    assert not texts.repeats(row)
+    row.tokens += [9, 8, 9, 9]  # the last 9 followed 9, 9 before, but 9, 8 are new
+    assert not texts.repeats(row)
+
+
 def assert_alike(these, those):
     """The same tokens and choices; log-probabilities as of programs of other shapes."""
     for a, b in zip(these, those, strict=True):
         for x, y in zip(a.trajectories, b.trajectories, strict=True):
             assert (x.tokens == y.tokens).all() and (x.versions == y.versions).all()
             np.testing.assert_allclose(x.logprobs, y.logprobs, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_do_not_repeat_themselves_have_the_bits_of_an_engine_without_guesses(monkeypatch):
+    without, _ = play(TASKS, engine=dataclasses.replace(DRAFTING, draft_tokens=0))
+    never = dataclasses.replace(DRAFTING, draft_least=1.0, draft_window=4)
+    groups, stats = play(TASKS, engine=never)
+    assert stats.drafted_tokens == 0
+    assert_same(groups, without)
+    monkeypatch.setattr(DraftTexts, "repeats", lambda _, row: sum(row.tokens[-4:]) % 2 == 0)
+    some, stats = play(TASKS, engine=never)
+    assert 0 < stats.drafted_tokens < stats.sampled_tokens
+    assert_alike(some, without)
 
 
 @pytest.mark.parametrize("name", ["dense", "experts", *METHODS])
@@ -192,6 +216,8 @@ def test_documents_picks_and_meshes_give_the_same_with_and_without_guesses():
     [
         (dict(draft_tokens=-1), "draft_tokens=-1 and draft_library=400 must be at least 0"),
         (dict(draft_sources=()), "draft_tokens=3 needs draft_sources"),
+        (dict(draft_least=1.5), "draft_least=1.5 must be in .0, 1. and draft_window=16 at least 1"),
+        (dict(draft_tokens=0, draft_least=0.5), "draft_least=0.5 needs draft_tokens"),
     ],
 )
 def test_what_cannot_be_guessed_from_is_refused(changes, message):
