@@ -16,6 +16,7 @@ from rl_code.progress import Progress
 from rl_code.rollout.actor import Actor
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.multihost import Channel, LeadingWeights, follow
+from rl_code.rollout.note_book import NoteBook
 from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, refuse_sync
@@ -126,6 +127,7 @@ def make_actor(
         run.episode,
         config,
         on_loaded,
+        NoteBook(store, run.tools, config.max_staleness).task,
     )
 
 

@@ -89,7 +89,7 @@ class Run:
         # Names in the config are looked up before sandboxes are started.
         self._signals = find_signals(config.reward)
         self.origin = origin_lib.find(config.model.weights)
-        self._tools = find_tools(config.tools)
+        self.tools = find_tools(config.tools)
         self.pool = SandboxPool(config.sandbox)
         try:
             self.tokenizer = find_tokenizer(config, self.origin, workdir, self.demonstration)
@@ -281,7 +281,7 @@ class Run:
             group=group,
             index=index,
             protocol=self._protocol(protocol),
-            tools=self._tools,
+            tools=self.tools,
             tokenizer=self.tokenizer,
             pool=self.pool,
             limits=limits or self.config.limits,
@@ -388,10 +388,10 @@ class Run:
     def _protocol(self, protocol: Named | None) -> Protocol:
         """The protocol of a suite, or that of training for None, with the tokenizer's template."""
         named = protocol or self.config.protocol
-        found = find_protocol(named, self._tools, "config.protocol")
+        found = find_protocol(named, self.tools, "config.protocol")
         try:
-            found = found.for_tokenizer(self.tokenizer, self._tools)
-            check_documents(found, self._tools, self.config.documents)
+            found = found.for_tokenizer(self.tokenizer, self.tools)
+            check_documents(found, self.tools, self.config.documents)
             return found
         except ValueError as error:
             raise ConfigError(f"config.protocol = {named.name!r}: {error}") from error
@@ -407,7 +407,7 @@ class Run:
     def prompt(self, task: Task, protocol: Named | None = None) -> list[int]:
         """Ids of a task's prompt, by the protocol of training unless another is given."""
         documents = self.config.documents
-        tools = offered(task, self._tools)
+        tools = offered(task, self.tools)
         parts = prompt_parts(self._protocol(protocol), task, tools, documents)
         tokens, _ = encode(parts, self.tokenizer, documents)
         return tokens

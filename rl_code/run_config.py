@@ -108,6 +108,12 @@ class RunConfig:
         protocol = find_protocol(self.protocol, tools, "config.protocol")
         if self.sft is not None:
             check_demonstrable(protocol, tools, self.demonstrated()[1].name)
+        keepers = [name for name, tool in tools.items() if tool.notes]
+        if keepers and self.record.keep is not None:
+            raise ConfigError(
+                f"config.record.keep = {self.record.keep}: the notes of {', '.join(keepers)} are "
+                "read from the whole record; set it to None, or leave these tools out"
+            )
         find_signals(self.reward, "config.reward")
         for at, suite in enumerate(self.suites):
             path = f"config.suites[{at}]"

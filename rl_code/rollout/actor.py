@@ -52,7 +52,8 @@ class ActorStats:
 class Actor:
     """Plays items of a store, a little with every ``turn``.
 
-    tasks: by index. on_loaded: called with the version of weights that were just loaded.
+    tasks: by index. on_loaded: called with the version of weights that were just loaded. prepare:
+    makes of a task the one that a step's episodes get.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class Actor:
         make_episode: Callable[[Task, int, int], Episode],
         config: AsynchronyConfig,
         on_loaded: Callable[[int], None] = lambda version: None,
+        prepare: Callable[[Task, int], Task] = lambda task, step: task,
     ):
         self._scheduler, self._store, self._work, self._weights = scheduler, store, work, weights
         self._tasks, self._make_episode = tasks, make_episode
         self._config, self._on_loaded = config, on_loaded
+        self._prepare = prepare
         self._claimed: collections.deque[Item] = collections.deque()  # not begun
         self._faulted: set[Item] = set()  # whose episodes all ended in a fault of the sandbox
         self._loaded: int | None = None
@@ -201,7 +204,7 @@ class Actor:
 
     def _submit(self, item: Item) -> None:
         self._scheduler.submit(
-            self._tasks[item.task],
+            self._prepare(self._tasks[item.task], item.step),
             self._make_episode,
             group=item.group,
             group_size=item.group_size,

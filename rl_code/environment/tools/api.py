@@ -10,6 +10,7 @@ from rl_code.environment.tools.edit_file import EditFile
 from rl_code.environment.tools.grep import Grep
 from rl_code.environment.tools.history import History
 from rl_code.environment.tools.jump import Jump
+from rl_code.environment.tools.memory import MemoryForget, MemoryRecall, MemoryStore
 from rl_code.environment.tools.read_file import ReadFile
 from rl_code.environment.tools.run_tests import RunTests
 from rl_code.environment.tools.submit import Submit
@@ -34,6 +35,9 @@ TOOLS: dict[str, type[Tool]] = {
     "jump": Jump,
     "history": History,
     "think": Think,
+    "memory_store": MemoryStore,
+    "memory_recall": MemoryRecall,
+    "memory_forget": MemoryForget,
 }
 
 # What a config offers that names no tools. The order is that of the prompts.

@@ -63,6 +63,8 @@ class Tool:
     # for itself, as a file does. Its tokens are then encoded without seeing the rest of the context
     # (``rl_code.documents``), and once for all episodes that read the same.
     documents: ClassVar[bool] = False
+    # Whether a call changes the notes that later episodes read (``environment.notes``).
+    notes: ClassVar[bool] = False
     # How the compact protocol writes a call; None for the tool's name with the integers on its line
     # and the texts below.
     words: ClassVar[Words | None] = None
@@ -73,6 +75,13 @@ class Tool:
         The answer is in sentences if ``workspace.verbose``, and otherwise as short as possible. A
         model can provoke OSError and ValueError, which become an answer. Any other exception is a
         bug and ends the run. Raises SandboxFault when the sandbox itself failed.
+        """
+        raise NotImplementedError
+
+    def note(self, arguments: Mapping[str, Any], notes: dict[str, str]) -> Answer:
+        """Changes the notes of a repository as a call asks. Only where ``notes`` is set.
+
+        It depends on nothing else, since it is done again when the record is read.
         """
         raise NotImplementedError
 

@@ -10,6 +10,7 @@ import math
 import posixpath
 import time
 
+from rl_code.environment.notes import notes_of
 from rl_code.environment.sandbox.inside.files import MAX_DEPTH
 from rl_code.environment.sandbox.pool import Sandbox, SandboxPool, Snapshot
 from rl_code.types import Limits, Task
@@ -39,6 +40,8 @@ class Workspace:
         self.tests_failed: bool | None = None
         # The files that the tool submit handed in; None before.
         self.handed_in: Snapshot | None = None
+        # Notes of earlier episodes on the same repository, and of this one; the oldest first.
+        self.notes = notes_of(task)
         # When, on the clock of time.monotonic, the episode has used up its wall-clock time.
         self.deadline = math.inf
         self._files = dict(task.files)
