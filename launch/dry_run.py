@@ -26,8 +26,9 @@ def show(console: rich.console.Console, config: RunConfig, written: Collection[s
     console.print(config_table(config, written))
     with tempfile.TemporaryDirectory() as folder, Run(config, Path(folder)) as run:
         found = plan(run)
-    for table in (size_table(found), memory_table(found), attention_table(found)):
-        console.print(table)
+    tables = (size_table, memory_table, attention_table, tools_table)
+    for table in tables:
+        console.print(table(found))
     return found
 
 
@@ -125,6 +126,18 @@ def attention_table(found: Plan) -> rich.table.Table:
         table.add_row(
             call.phase, str(call.layers), call.method, call.part, call.implementation, call.reason
         )
+    return table
+
+
+def tools_table(found: Plan) -> rich.table.Table:
+    """What declaring each tool costs."""
+    table = rich.table.Table(box=rich.box.SIMPLE, title="tools", title_justify="left")
+    table.add_column("tool")
+    table.add_column("tokens of every prompt", justify="right")
+    for name, tokens in found.tools.items():
+        table.add_row(name, f"{tokens:,}")
+    table.add_section()
+    table.add_row("together", f"{sum(found.tools.values()):,}", style="bold")
     return table
 
 

@@ -65,8 +65,9 @@ DISTRIBUTED = absl_flags.DEFINE_bool(
 DRY_RUN = absl_flags.DEFINE_bool(
     "dry_run",
     False,
-    "Print the config with what was derived, the parameters, the memory per device and the "
-    "attention calls, compile the programs, and end; no workdir is needed or touched.",
+    "Print the config with what was derived, the parameters, the memory per device, the attention "
+    "calls and what each tool takes of every prompt, compile the programs, and end; no workdir is "
+    "needed or touched.",
 )
 
 

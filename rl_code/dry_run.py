@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from rl_code.learner.update import TrainState, abstract_state, make_update
 from rl_code.rollout.engine import Engine
 from rl_code.run import Run
 from rl_code.run_config import check_rows
+from rl_code.types import Task, Tests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,8 @@ class Plan:
     programs: tuple[Program, ...]
     # Of every attention call, and of the experts.
     attention: tuple[Implementation, ...]
+    # By name, how many tokens of every prompt the declaration of a tool takes.
+    tools: dict[str, int]
 
     def device_bytes(self, where: str) -> int:
         """Memory of one device of the learner or the sampler."""
@@ -126,7 +129,25 @@ def plan(run: Run) -> Plan:
             *attention_calls(config, run.model_config),
             *expert_calls(config, run.model_config),
         ),
+        tools=tool_tokens(lambda task: len(run.prompt(task)), list(run.tools)),
     )
+
+
+def tool_tokens(prompt_tokens: Callable[[Task], int], names: Sequence[str]) -> dict[str, int]:
+    """By name, how many tokens shorter a prompt is without a tool. What the tools' list costs as
+    such, whatever stands in it, is "(any tool)".
+
+    prompt_tokens: the tokens of a task's prompt.
+    """
+
+    def tokens(tools: Sequence[str]) -> int:
+        messages = ({"role": "user", "content": "Mend it."},)
+        task = Task("", messages, {}, "f.py", "f", Tests(), Tests(), {}, tools=tuple(tools))
+        return prompt_tokens(task)
+
+    every = tokens(names)
+    found = {name: every - tokens([other for other in names if other != name]) for name in names}
+    return found | {"(any tool)": every - tokens(()) - sum(found.values())}
 
 
 def _update(run: Run, state: TrainState) -> Iterator[Program]:

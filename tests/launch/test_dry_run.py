@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 
 import pytest
 import rich.console
@@ -11,9 +12,13 @@ import rich.console
 from configs import faults, quickstart
 from launch import dry_run, flags
 from models.transformer import parameter_count
-from rl_code.dry_run import Plan
+from rl_code.dry_run import Plan, tool_tokens
+from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.tools.api import TOOLS, find_tools, offered
+from rl_code.named import Named
 from rl_code.read_config import build
 from rl_code.run_config import RunConfig
+from rl_code.types import Task, Tests
 
 
 def dry(settings) -> tuple[str, Plan, RunConfig]:
@@ -43,6 +48,28 @@ def test_what_was_derived_is_marked(shown):
     assert row(text, "suites[0].count").endswith("set")
     pages = row(text, "rollout.engine.pages")
     assert str(config.rollout.engine.pages) in pages and "derived" in pages
+
+
+def test_what_tools_take_of_a_prompt_adds_up(shown):
+    text, plan, config = shown
+    # the compact protocol declares none
+    assert set(plan.tools.values()) == {0} and set(plan.tools) > set(find_tools(config.tools))
+    assert row(text, "run_tests").endswith(" 0")
+    tools = find_tools(tuple(map(Named, TOOLS)))
+    protocol = PROTOCOLS["hermes"]
+
+    def letters(task) -> int:
+        return len(protocol.prompt(task, offered(task, tools)))
+
+    found = tool_tokens(letters, list(tools))
+    nothing = Task(
+        "", ({"role": "user", "content": "Mend it."},), {}, "", "f", Tests(), Tests(), {}
+    )
+    assert letters(nothing) - letters(dataclasses.replace(nothing, tools=())) == sum(found.values())
+    # a declaration stands there once, as JSON on a line
+    for name, tool in tools.items():
+        schema = {"type": "function", "function": tool.schema}
+        assert found[name] >= len(json.dumps(schema)) > 100
 
 
 def test_parameters_and_memory_are_those_of_the_model(shown):
