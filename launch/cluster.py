@@ -26,7 +26,7 @@ from launch import flags
 from launch.cluster_render import ENGINES, LAUNCH, ROLES, Job, networks, render
 from launch.sweep_plan import plan
 from rl_code import read_config
-from rl_code.run_config import RunConfig, meshes, refuse_sync
+from rl_code.run_config import RunConfig, check_prefill, meshes, refuse_sync
 
 ROOT = LAUNCH.parent
 FLAGS = absl_flags.FLAGS
@@ -69,11 +69,20 @@ def job_of(config: ml_collections.ConfigDict, workdir: str) -> Job:
         raise read_config.ConfigError("config.sft = None: this config has no warm start")
     elif FLAGS.role in ("learner", "actors", "learner_and_actors", "ray"):
         refuse_sync(run_config)
+    elif FLAGS.role == "prefill":
+        check_prefill(run_config)
+    prefill = run_config.rollout.prefill is not None
+    if prefill and FLAGS.actor_hosts > 1:
+        raise read_config.ConfigError(
+            f"--actor_hosts={FLAGS.actor_hosts}: with config.rollout.prefill pages go from one "
+            "process to one process, so an actor has one host; set rollout.prefill to None, or "
+            "start more actors"
+        )
     given = dict(_pair(value) for value in FLAGS.network_value)
     slices = given.get("slices", "1")
     if not slices.isdigit() or slices == "0":
         raise read_config.ConfigError(f"--network_value=slices={slices}: expected a number above 0")
-    for role, hosts in _hosts(int(slices)).items():
+    for role, hosts in _hosts(int(slices), prefill).items():
         check_devices(run_config, role, hosts, FLAGS.devices)
     return Job(
         name=FLAGS.name or _name(f"{Path(workdir).name} {FLAGS.role}"),
@@ -86,6 +95,7 @@ def job_of(config: ml_collections.ConfigDict, workdir: str) -> Job:
         repository=repository,
         python=FLAGS.python or ("python" if on_pods else sys.executable),
         members=count,
+        prefill=prefill,
         network_values=given,
         **{
             name: getattr(FLAGS, name)
@@ -107,11 +117,12 @@ def members(config: ml_collections.ConfigDict, path: str, workdir: str) -> int:
     return len(plan(config, module["get_sweep"](*filter(None, [argument])), Path(workdir)))
 
 
-def _hosts(slices: int) -> dict[str, int]:
+def _hosts(slices: int, prefill: bool) -> dict[str, int]:
     """Role of launch.train -> hosts of one of its programs, for the roles that are rendered."""
     role = {"actors": "actor", "sft": "all", "sweep": "all"}.get(FLAGS.role, FLAGS.role)
     if role in ("learner_and_actors", "ray"):
-        return {"learner": FLAGS.hosts, "actor": FLAGS.actor_hosts}
+        found = {"learner": FLAGS.hosts, "actor": FLAGS.actor_hosts}
+        return found | ({"prefill": 1} if prefill else {})
     return {role: FLAGS.actor_hosts if role == "actor" else FLAGS.hosts * slices}
 
 

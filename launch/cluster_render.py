@@ -29,6 +29,7 @@ ROLES = {
     "all": "A whole run in one process.",
     "learner": "The learner of a run: one process on each of its hosts.",
     "actors": "Actors of a run.",
+    "prefill": "What prefills the prompts of a run's actors.",
     "learner_and_actors": "A run: its learner and its actors.",
     "sft": "The warm start of a run.",
     "sweep": "The runs of a sweep, and the table of what has finished.",
@@ -84,6 +85,8 @@ class Job:
     actors: int = 1
     first_actor: int = 0
     actor_hosts: int = 1
+    # Whether a process of the role prefill belongs to the run.
+    prefill: bool = False
     # Accelerators of a host.
     devices: int = 0
     cpus: int = 0
@@ -120,7 +123,7 @@ def check(job: Job) -> None:
             raise ConfigError(f"--{name}={getattr(job, name)} must be at least {least}")
     if job.role not in ROLES:
         raise ConfigError(f"--role={job.role} is not one of {', '.join(ROLES)}")
-    if job.hosts > 1 and job.role in ("all", "sft", "sweep"):
+    if job.hosts > 1 and job.role in ("all", "sft", "sweep", "prefill"):
         raise ConfigError(
             f"--hosts={job.hosts}: --role={job.role} runs each of its processes on one host; only "
             "a learner and actors span several"
@@ -250,6 +253,7 @@ def _on_ray(job: Job) -> list[str]:
         *(job.python, "-m", "launch.on_ray", "--address=auto", *job.arguments),
         *(f"--hosts={job.hosts}", f"--actors={job.actors}", f"--actor_hosts={job.actor_hosts}"),
         *(f"--learner_needs=learner=1{devices}", f"--actor_needs=actor=1{devices}"),
+        *([f"--prefill_needs=prefill=1{devices}"] if job.prefill else []),
         f"--grace_s={job.grace_s}",
     ]
 
@@ -265,8 +269,10 @@ def _slurm(job: Job) -> dict[str, str]:
         "logs": f"{job.workdir}/cluster/logs",
         "first": job.first_actor,
         "last": job.first_actor + job.actors - 1,
-        "host": job.role == "learner",
+        "host": job.role in ("learner", "prefill"),
         "actor_network": network(job, job.actor_hosts),
+        "prefill_network": network(job, 1),
+        "prefill_command": train(job, "prefill"),
         "learner_command": train(job, "learner") + ["--distributed"] * (job.hosts > 1),
         "actor_command": train(job, "actor") + ["--distributed"] * (job.actor_hosts > 1),
     }
@@ -344,7 +350,8 @@ def _pods(job: Job) -> list[Pods]:
     """The kinds of pods of a role, the one first whose end is the end of all."""
     if job.role == "ray":
         actors = job.actors * job.actor_hosts
-        return [Pods("learner", [], replicas=job.hosts), Pods("actor", [], replicas=actors)]
+        found = [Pods("learner", [], replicas=job.hosts), Pods("actor", [], replicas=actors)]
+        return found + [Pods("prefill", [])] * job.prefill
     if job.role == "sweep":
         member = [
             "bash",
@@ -367,6 +374,9 @@ def _pods(job: Job) -> list[Pods]:
         hosts = job.actor_hosts
         backoff = job.retries * hosts  # an actor's failure is its own
         found.append(Pods("actor", command, job.actors, hosts, hosts, backoff, indexed=True))
+    if job.role == "prefill" or (job.role == "learner_and_actors" and job.prefill):
+        command = [*train(job, "prefill"), "--host=$(POD_IP)"]
+        found.append(Pods("prefill", command, backoff=job.retries))
     if job.role in ("all", "sft"):
         found.append(Pods(job.role, train(job, job.role)))
     return found

@@ -1,4 +1,5 @@
-"""Runs a learner and its actors on the nodes of a Ray cluster, to the end of training.
+"""Runs a learner and its actors on the nodes of a Ray cluster, to the end of training, and the role
+prefill where the config has it.
 
     python -m launch.on_ray --config=configs/X.py --workdir=/shared/runs/x --address=auto \
         --actors=8 --learner_needs=GPU=8 --actor_needs=GPU=8
@@ -35,7 +36,7 @@ from rl_code.run_config import RunConfig, refuse_sync
 from rl_code.stop import Stopped, StopRequest
 from rl_code.store import steps as steps_lib
 from rl_code.store.store import GroupStore
-from rl_code.workdir import LEARNER, STORE
+from rl_code.workdir import LEARNER, PREFILL, STORE
 
 FLAGS = absl_flags.FLAGS
 LOGS = "cluster/logs"  # in the workdir
@@ -86,7 +87,9 @@ def arguments(workdir: str) -> list[str]:
 
 
 def wanted_roles(config: RunConfig, given: list[str], workdir: Path) -> list[Wanted]:
-    """The learner and its actors: what each runs, on how many hosts, and what a host must have."""
+    """The learner, its actors, and what prefills for them: what each runs, on how many hosts, and
+    what a host must have.
+    """
     hang_s = FLAGS.hang_s or 4 * config.asynchrony.work.heartbeat_timeout_s
     shared = dict(store=str(workdir / STORE), hang_s=hang_s)
     logs = workdir / LOGS
@@ -109,7 +112,17 @@ def wanted_roles(config: RunConfig, given: list[str], workdir: Path) -> list[Wan
         )
         for name in (f"actor-{i}" for i in range(FLAGS.actors))
     ]
-    return [learner, *actors]
+    if config.rollout.prefill is None:
+        return [learner, *actors]
+    prefill = Wanted(
+        PREFILL,
+        ["launch.train", "--role=prefill", *given],
+        hosts=1,
+        needs=needs("prefill_needs", FLAGS.prefill_needs),
+        log=str(logs / PREFILL),
+        **shared,
+    )
+    return [learner, *actors, prefill]
 
 
 def simulated_node(wanted: list[Wanted], nodes: int) -> dict[str, float]:
@@ -214,7 +227,8 @@ class Run:
         error = (Lasting if verdict == "lasts" else GaveUp)(
             f"{role.name} has given up: {why}. It said: {end.last}"
         )
-        if role.name == LEARNER or all(other.name == LEARNER for other in self._running):
+        last = role.name != PREFILL and not any(map(samples, self._running))
+        if role.name == LEARNER or last:
             self._error = error
         else:
             say(f"{error}; the others go on without it")
@@ -249,11 +263,14 @@ class Run:
         self._said = now
         store = self._workdir / STORE
         done = len(GroupStore(store).consumed()) if steps_lib.exists(store) else 0
-        actors = sum(
-            role.name != LEARNER and role.name not in self._again for role in self._running
-        )
+        actors = sum(samples(role) and role.name not in self._again for role in self._running)
         restarts = sum(found.count for found in self._restarts.values())
         say(f"{done}/{self._steps} steps, {actors} actors, {restarts} restarts")
+
+
+def samples(role: Placed) -> bool:
+    """Whether a role is an actor."""
+    return role.name not in (LEARNER, PREFILL)
 
 
 def say(text: str) -> None:
@@ -274,6 +291,9 @@ def define_flags() -> None:
         "What a host of the learner must have for it, as in GPU=8 or CPU=32,learner=1.",
     )
     absl_flags.DEFINE_list("actor_needs", ["CPU=1"], "The same of an actor.")
+    absl_flags.DEFINE_list(
+        "prefill_needs", ["CPU=1"], "The same of what prefills (config.rollout.prefill)."
+    )
     absl_flags.DEFINE_float(
         "hang_s",
         0.0,

@@ -2,6 +2,9 @@
 # {{ what }}
 #
 # A heterogeneous job: its first group is the learner, every other one an actor.
+{% if prefill %}
+# The last one prefills prompts for the actors.
+{% endif %}
 {% include "options.sh" %}
 {% with nodes = hosts %}
 {% include "resources.sh" %}
@@ -12,6 +15,12 @@
 {% include "resources.sh" %}
 {% endwith %}
 {% endfor %}
+{% if prefill %}
+#SBATCH hetjob
+{% with nodes = 1, network = prefill_network %}
+{% include "resources.sh" %}
+{% endwith %}
+{% endif %}
 {% include "environment.sh" %}
 
 {% include "come_back.sh" %}
@@ -26,6 +35,12 @@ for ((i = 0; i < {{ actors }}; i++)); do
         bash -c 'exec "$@" --host="$(address)"' task {{ actor_command | words }} --name="actor-$i" &
     actors+=($!)
 done
+{% if prefill %}
+# Actors prefill by themselves while it is away.
+bash launch/supervise.sh srun --het-group={{ actors + 1 }} --kill-on-bad-exit=0 --wait=600 \
+    bash -c 'exec "$@" --host="$(address)"' task {{ prefill_command | words }} &
+actors+=($!)
+{% endif %}
 await "$learner"
 code=$?
 # After the last step actors end by themselves; a learner that stopped leaves them nothing to do.

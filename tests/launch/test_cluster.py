@@ -64,6 +64,7 @@ def jobs(engine: str) -> list[Job]:
             continue
         values = VALUES[network] | (ON_PODS.get(network, {}) if engine == "kubernetes" else {})
         several = 2 if role in (*SEVERAL, "ray") else 1
+        prefill = role in ("prefill", "ray", "learner_and_actors")
         found.append(
             dataclasses.replace(
                 base,
@@ -74,6 +75,7 @@ def jobs(engine: str) -> list[Job]:
                 hosts=several,
                 actors=3,
                 actor_hosts=several,
+                prefill=prefill and network != "none",
                 devices=4,
                 cpus=16,
                 memory_gb=200,
@@ -136,6 +138,24 @@ def test_the_hosts_of_one_role_are_told_that_they_are_several():
     learner, actor = commands(script)
     assert "--role=learner" in learner and "--role=actor" in actor
     assert options(script).count("hetjob") == 2
+
+
+def test_what_prefills_prompts_is_a_part_of_the_run():
+    changes = dict(role="learner_and_actors", actors=2)
+    job = dataclasses.replace(SLURM, **changes)
+    without = render(job)["learner_and_actors.sh"]
+    script = render(dataclasses.replace(job, prefill=True))["learner_and_actors.sh"]
+    assert "prefill" not in without and options(without).count("hetjob") == 2
+    assert options(script).count("hetjob") == 3
+    (words,) = (words for words in commands(script) if "--role=prefill" in words)
+    assert "--het-group=3" in words and "launch/supervise.sh" in words
+    (own,) = commands(render(dataclasses.replace(SLURM, role="prefill"))["prefill.sh"])
+    assert "--role=prefill" in own and any("--host=" in word for word in own)
+    manifest = render(dataclasses.replace(KUBERNETES, **changes, prefill=True))["jobset.yaml"]
+    jobs = manifests(manifest)["JobSet"]["spec"]["replicatedJobs"]
+    assert [job["name"] for job in jobs] == ["learner", "actor", "prefill"]
+    (container,) = jobs[-1]["template"]["spec"]["template"]["spec"]["containers"]
+    assert {"--role=prefill", "--host=$(POD_IP)"} <= {*container["command"]}
 
 
 def test_actors_join_with_numbers_of_their_own():
@@ -298,7 +318,9 @@ def test_a_manifest_has_only_what_its_schema_has(job, tmp_path):
         templates = [group["template"] for group in groups]
         (command,) = commands(files["ray_job.sh"])
         assert {job.arguments[0], "--actors=3", "--learner_needs=learner=1,GPU=4"} <= set(command)
-        assert [group["replicas"] for group in groups] == [job.hosts, 3 * job.actor_hosts]
+        replicas = [job.hosts, 3 * job.actor_hosts, *([1] if job.prefill else [])]
+        assert [group["replicas"] for group in groups] == replicas
+        assert ("--prefill_needs=prefill=1,GPU=4" in command) == job.prefill
     else:
         kinds = manifests(files["jobset.yaml"])
         found = kinds["JobSet"]
