@@ -229,6 +229,7 @@ class Site:
         scheduler: FakeScheduler,
         name: str = "a",
         weights: Any = None,
+        prepare: Callable[[Task, int], Task] = lambda task, step: task,
         **changes: Any,
     ) -> Actor:
         store = GroupStore(self.store.folder, name)
@@ -243,6 +244,7 @@ class Site:
             tasks,
             lambda *_: None,
             config,
+            prepare=prepare,
         )
 
 
@@ -289,6 +291,20 @@ def test_items_of_another_version_wait_until_the_open_groups_are_done(site):
     assert all(events.index(("end", item)) < swap for item in first)
     assert all(events.index(("begin", item)) > swap for item in second)
     assert_is(scheduler.model, 1, mesh())
+
+
+def test_what_is_prepared_for_a_step_is_played_and_delivered(site):
+    def prepare(task: Task, step: int) -> Task:
+        return dataclasses.replace(task, meta={"notes": (("of", f"{task.id} in {step}"),)})
+
+    site.publish(0, 1)
+    actor = site.actor("one_step", 1, FakeScheduler(), prepare=prepare)
+    for step in (0, 1):
+        site.plan(step, 2, version=step)
+        play(actor, site.store, step)
+        for number in (0, 1):
+            task = site.store.record(step, number).group.task
+            assert task.meta == {"notes": (("of", f"t/{number} in {step}"),)}
 
 
 def test_older_weights_come_back_when_an_item_wants_them(site):

@@ -1,0 +1,90 @@
+"""The agent from scratch on generated repositories: it searches, reads, edits, tests and submits.
+
+What: a transformer of 1 M parameters learns to find a wrong line in 5 to 8 small modules, up to two
+  imports away from the function that fails (``rl_code/tasks/repositories.py``), and to mend it:
+  supervised warm start on imperfect demonstrations, then GRPO.
+Command: python -m launch.train --config=configs/repositories.py --workdir=runs/repositories
+Hardware: 2 CPU cores. Run time: aimed at 20 minutes at most; see docs/results.md.
+Expected metric: held-out pass@1 rises by at least 20 points through GRPO, in each of 3 seeds
+"""
+
+import ml_collections
+
+# A search, as many files as have to be read at level 2, three attempts with a test, and a submit.
+LIMITS = dict(turns=8, tokens=512, turn_tokens=64, test_runs=3, command_s=5.0)
+
+
+def get_config(arg: str = "") -> ml_collections.ConfigDict:
+    """arg: "" or "smoke" (seconds)."""
+    if arg not in ("", "smoke"):
+        raise ValueError(f"configs/repositories.py:{arg}: the argument must be empty or smoke")
+    config = dict(
+        seed=0,
+        mesh=dict(data=2),
+        model=dict(preset="tiny"),
+        tokenizer=dict(source="train", vocab_size=512, texts=1000),
+        protocol="compact",
+        tools=("grep", "read_file", dict(name="edit_file", named=True), "run_tests", "submit"),
+        tasks=repositories(split="train"),
+        limits=LIMITS,
+        reward=dict(signals=("tests", dict(name="malformed", weight=0.1))),
+        rollout=dict(
+            # Files that are read come back as answers of about 60 tokens.
+            engine=dict(
+                slots=24,
+                page=16,
+                prefill_rows=8,
+                prefill_tokens=64,
+                prompt_length=128,
+                decode_steps=8,
+            ),
+        ),
+        sft=dict(
+            # demonstrations have 240 tokens on average, of which 60 are learned
+            steps=700,
+            slots=512,
+            rows=12,
+            demonstrations=40_000,
+            checkpoint_every=100,
+            optimizer=dict(
+                learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20
+            ),
+        ),
+        train=dict(
+            steps=60,
+            tasks_per_step=16,
+            group_size=8,
+            # PPO's clip as in GRPO, with DAPO's token aggregation and upper bound
+            loss=dict(policy="ppo", aggregation="token"),
+            optimizer=dict(learning_rate=4e-4, schedule="cosine", warmup_steps=5),
+        ),
+        # Level 3 is never trained on.
+        suites=(
+            held_out("held_out", levels=(0, 1, 2), count=96),
+            held_out("held_out_far", levels=(3,), count=32),
+        ),
+        checkpoint=dict(every=20),
+        asynchrony=dict(mode="sync"),
+    )
+    config = ml_collections.ConfigDict(config)
+    if arg == "smoke":
+        config.tokenizer.update(texts=200)
+        config.rollout.engine.update(slots=4)
+        config.sft.update(steps=3, demonstrations=60, rows=4)
+        config.train.update(steps=2, tasks_per_step=2, group_size=2)
+        config.train.pack = dict(drop_uninformative=False)
+        config.suites = config.suites[:1]
+        config.suites[0].update(count=2, samples=2)
+        config.checkpoint.update(every=1)
+    return config
+
+
+def repositories(**changes) -> dict:
+    """A source of generated repositories."""
+    return dict(name="repositories", levels=(0, 1, 2), files=(5, 8)) | changes
+
+
+def held_out(name: str, levels: tuple[int, ...], count: int) -> dict:
+    """A suite of repositories whose chains are composed as none in training is."""
+    tasks = repositories(split="test", seed=1, levels=levels)
+    return dict(name=name, tasks=tasks, count=count, samples=8)
