@@ -9,6 +9,7 @@ targets of a row (sampled tokens).
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -100,6 +101,52 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
+class Layer:
+    """A read-only folder of the layer store, and where a world shows it."""
+
+    # Its content address, "sha256:" and 64 hexadecimal digits (``environment.layers.store``).
+    digest: str
+    # The folder in the sandbox: the world's workspace, "/opt/packages" for Python packages (they
+    # are on the path of imports), or "/" for a whole root file system.
+    at: str
+
+    def __post_init__(self) -> None:
+        kind, _, digits = self.digest.partition(":")
+        if kind != "sha256" or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
+            raise ValueError(f"{self.digest=} must be sha256: and 64 hexadecimal digits")
+        if not self.at.startswith("/") or posixpath.normpath(self.at) != self.at:
+            raise ValueError(f"{self.at=} must be an absolute path in its shortest form")
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """What a task's workspace is made of before anything is written to it.
+
+    Layers at the same folder lie over each other, the last one on top. The workspace is an overlay
+    over its layers, so an episode changes nothing but its own copy.
+    """
+
+    layers: tuple[Layer, ...]
+    # The folder that the agent works in. Another one than /workspace needs a layer at "/".
+    workspace: str = "/workspace"
+    # Variables of commands, besides those of every sandbox.
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        places = {layer.at for layer in self.layers}
+        for place in sorted(places - {"/", self.workspace, "/opt/packages"}):
+            raise ValueError(
+                f"a layer at {place} must be at /, /opt/packages or the workspace {self.workspace}"
+            )
+        if self.workspace != "/workspace" and "/" not in places:
+            raise ValueError(
+                f"{self.workspace=} must be /workspace in a world without a layer at /"
+            )
+        if not self.workspace.startswith("/") or self.workspace in ("/", "/tmp", "/proc", "/dev"):
+            raise ValueError(f"{self.workspace=} must be a folder of its own below /")
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """One problem with its repository and its tests."""
 
@@ -122,6 +169,8 @@ class Task:
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Names of the tools that the agent may use; None for all that the config offers.
     tools: tuple[str, ...] | None = None
+    # The layers below ``files``; None for a workspace that holds nothing else.
+    world: World | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
 
 @dataclasses.dataclass(frozen=True)

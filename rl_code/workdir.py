@@ -33,6 +33,8 @@ MAY_CHANGE = (
     "rollout.tool_timeout_s",
     # where prompts are prefilled changes no sample
     "rollout.prefill",
+    # The layers of a task are named by their content, wherever the store is.
+    "sandbox.layers",
     "asynchrony.work",
     "asynchrony.weights",
 )

@@ -9,6 +9,7 @@ Work that was not submitted never counts as solved.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
@@ -124,6 +125,24 @@ class Episode:
             )
         self._transcript.add_given("prompt", tokens, kinds)
         return tokens
+
+    def fork(self, index: int) -> Episode:
+        """Another episode of the same group that has come the same way: the same tokens, and a
+        workspace with the same files. From here on they are apart.
+
+        index: its place in the group. Files in /tmp and what was stored outside the workspace are
+        not copied. Raises ValueError for an episode that has not started or is over, SnapshotError
+        for files that cannot be copied, and SandboxFault.
+        """
+        if self.over or not self._transcript.turns:
+            raise ValueError(f"{self._name} cannot be forked: {self.status or 'not started'}")
+        other = copy.copy(self)
+        other.index = index
+        other._name = f"episode {index} of task {self.task.id}"
+        other._workspace = self._workspace.fork()
+        other._transcript = self._transcript.copy()
+        other._seconds = dict(self._seconds)
+        return other
 
     def step(
         self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]

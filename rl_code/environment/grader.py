@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rl_code.environment.sandbox.pool import CallResult, Question, Sandbox, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot
-from rl_code.types import Case, Tests
+from rl_code.types import Case, Tests, World
 
 _SHOWN = 200
 _CAUSES = {"exited", "killed", "timeout"}
@@ -53,12 +53,13 @@ def grade(
     snapshot: Snapshot,
     pool: SandboxPool,
     timeout_s: float,
+    world: World | None = None,
 ) -> Grade:
     """Runs ``tests`` on ``entry_point`` of the file at ``path``.
 
     timeout_s: seconds for all cases together, and as many again for all statements. A test that
     times out without having used its CPU time is run once more, so that honest work does not fail
-    because the machine was busy.
+    because the machine was busy. world: of the task; the snapshot is then the difference from it.
 
     Raises:
       ValueError: a test whose arguments the wire does not carry.
@@ -66,7 +67,7 @@ def grade(
     """
     start = time.monotonic()
     try:
-        sandbox = pool.open(snapshot)
+        sandbox = pool.open(snapshot, world)
     except ValueError as error:  # files made to fit no other workspace
         marks = [_Mark(str(error))] * len(tests)
     else:

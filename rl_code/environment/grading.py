@@ -86,7 +86,7 @@ def mark(
         if left_s <= 0:
             break  # tests that were not run have failed
         part = target.tests(tests)
-        graded = grade(target.path, target.entry_point, part, files, pool, left_s)
+        graded = grade(target.path, target.entry_point, part, files, pool, left_s, task.world)
         flags |= set(graded.flags)
         code = range(len(tests.cases), len(tests)) if target.has_code else ()
         places = (*target.cases, *code)

@@ -29,6 +29,12 @@ class Transcript:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def copy(self) -> Transcript:
+        """Another transcript of the same tokens; what is added to one is not added to the other."""
+        lists = ("documents", "tokens", "turns", "_sampled", "_logprobs", "_versions")
+        copies = {name: getattr(self, name) and list(getattr(self, name)) for name in lists}
+        return dataclasses.replace(self, **copies)
+
     def add_given(
         self,
         role: Literal["prompt", "tool"],

@@ -12,7 +12,9 @@ import os
 import sys
 from pathlib import Path
 
-PYTHON_PREFIX = "/opt/python"
+from rl_code.environment.sandbox.inside import world
+
+PYTHON_PREFIX = world.PYTHON
 SOURCES = "/opt/sandbox"
 # The user and group that candidates see themselves as.
 AGENT = 1000
@@ -61,7 +63,7 @@ def sources() -> dict[str, Path]:
 
 
 def arguments(
-    program: str, descriptors: dict[str, int], as_root: bool, own_users: bool
+    program: str, descriptors: dict[str, int], as_root: bool, own_users: bool, layers: str = ""
 ) -> list[str]:
     """The command up to and including the interpreter and START; one more argument, the limits,
     belongs to it.
@@ -69,6 +71,7 @@ def arguments(
     program: bwrap. descriptors: of the files to copy in, by their path inside, open for reading.
     as_root: started as root, without a user namespace; the zygote changes its user. own_users:
     sessions get user namespaces of their own; otherwise the zygote needs the right to mount.
+    layers: the folder of the layer store, "" for none. Sessions cover it (inside/world.py).
     """
     python, prefix = interpreter()
     line = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
@@ -103,12 +106,17 @@ def arguments(
     for path, descriptor in descriptors.items():
         line += ["--perms", "0444", "--file", str(descriptor), path]
     line += ["--remount-ro", "/dev"]
+    if layers:
+        line += ["--ro-bind", layers, world.STORE]
+        for folder in (world.CHANGES, world.ROOT, world.PACKAGES):
+            line += ["--perms", "0755", "--dir", folder]
     # As root bubblewrap would cover parts of /proc, and a /proc that is not whole cannot be mounted
     # anew in a user namespace. The zygote mounts it there.
     line += [] if as_root else ["--proc", "/proc"]
     capabilities = ["CAP_SETUID", "CAP_SETGID", "CAP_SYS_ADMIN"] if as_root else []
     if not own_users:
         capabilities = [*capabilities, "CAP_SYS_ADMIN", "CAP_SYS_CHROOT"]
+        capabilities += ["CAP_DAC_OVERRIDE", "CAP_FOWNER"] if layers else []
     line += ["--cap-drop", "ALL"]
     for name in dict.fromkeys(capabilities):
         line += ["--cap-add", name]

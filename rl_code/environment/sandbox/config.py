@@ -34,9 +34,14 @@ class SandboxConfig:
     snapshot_mb: int = 16
     # Files of the largest workspace that can be handed in.
     snapshot_files: int = 8000
+    # The folder of the layer store (``environment.layers.store``), for tasks with a world; "" for
+    # none. Sandboxes of one pool share it.
+    layers: str = ""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
+            if field.name == "layers":
+                continue
             least = 0.05 if field.name == "cpus" else 1
             if getattr(self, field.name) < least:
                 raise ValueError(

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rl_code.environment.layers.store import LayerStore, MissingLayer
 from rl_code.environment.sandbox.caller import (
     KILLED,
     Caller,
@@ -34,6 +35,7 @@ from rl_code.environment.sandbox.judge_pool import Judges, Question
 from rl_code.environment.sandbox.snapshot import File, Snapshot, from_session, to_session
 from rl_code.environment.sandbox.worker import Mode
 from rl_code.environment.sandbox.workers import Sandboxes
+from rl_code.types import World
 
 # What users of sandboxes need is found here, wherever it is defined.
 __all__ = [
@@ -92,28 +94,34 @@ class SandboxPool:
     """
 
     def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
+        self._layers = LayerStore(config.layers) if config.layers else None
         self._sandboxes = Sandboxes(config, modes)
         self._judges = Judges()
 
-    def open(self, files: Snapshot) -> Sandbox:
-        """A sandbox whose workspace holds ``files`` (relative path -> text or File).
+    def open(self, files: Snapshot, world: World | None = None) -> Sandbox:
+        """A sandbox whose workspace holds ``files`` (relative path -> text or File), over the
+        layers of ``world``.
 
         Raises:
           ValueError: a path that is absolute or leads out, or files that do not fit the workspace.
-          SandboxFault: no sandbox could be started.
+          SandboxFault: no sandbox could be started, or a layer is missing or cannot be mounted.
         """
         for path in files:
             if not path or path.startswith("/") or "\0" in path or ".." in path.split("/"):
                 raise ValueError(f"the path {path!r} does not stay inside the workspace")
+        request = None if world is None else self._request(world)
         for attempt in range(ATTEMPTS):
             connection = Connection(self._sandboxes, self._sandboxes.take())
             try:
-                connection.ask({"op": "write", "files": to_session(files)})
-                return Sandbox(connection, self._judges)
+                if request:
+                    _mount(connection, request)
+                entries = to_session(files)
+                connection.ask({"op": "restore" if request else "write", "files": entries})
+                return Sandbox(connection, self._judges, world)
             except SandboxFault as fault:
                 connection.close()
                 if attempt == ATTEMPTS - 1:
-                    self._blame(files, fault)
+                    self._blame(files, world, fault)
             except (OSError, ValueError) as error:
                 connection.close()
                 raise ValueError(
@@ -121,15 +129,38 @@ class SandboxPool:
                 ) from error
         raise AssertionError("unreachable")
 
-    def _blame(self, files: Snapshot, fault: SandboxFault) -> None:
+    def _blame(self, files: Snapshot, world: World | None, fault: SandboxFault) -> None:
         """Raises ValueError where only a sandbox with these files cannot be opened, else the fault.
 
         The files may be a candidate's: what they break must not count as a fault of the host.
         """
         if not files:
             raise fault
-        self.open({}).close()  # raises SandboxFault where the host is to blame
+        self.open({}, world).close()  # raises SandboxFault where the host is to blame
         raise ValueError(f"{len(files)} files do not go into a workspace: {fault}") from fault
+
+    def fork(self, sandbox: Sandbox) -> Sandbox:
+        """Another sandbox with the same workspace: the same layers, and over them the files as they
+        stand. /tmp and processes are not copied.
+
+        Raises SnapshotError for files that cannot be copied, and what ``open`` raises.
+        """
+        return self.open(sandbox.snapshot(), sandbox.world)
+
+    def _request(self, world: World) -> dict[str, Any]:
+        """What a session needs to know of a world. Raises SandboxFault for a missing layer."""
+        if self._layers is None:
+            raise SandboxFault("a task has layers, but sandbox.layers names no layer store")
+        try:
+            layers = [[self._layers.tree(layer.digest), layer.at] for layer in world.layers]
+        except MissingLayer as missing:
+            raise SandboxFault(str(missing)) from missing
+        return {
+            "op": "world",
+            "layers": layers,
+            "workspace": world.workspace,
+            "environment": dict(world.environment),
+        }
 
     def close(self) -> None:
         """Ends all sandboxes and everything in them."""
@@ -143,6 +174,14 @@ class SandboxPool:
         self.close()
 
 
+def _mount(connection: Connection, request: dict[str, Any]) -> None:
+    """Mounts a world's layers. Raises SandboxFault: no code of a candidate has run yet."""
+    try:
+        connection.ask(request)
+    except (OSError, ValueError) as error:
+        raise SandboxFault(f"the layers of a world cannot be mounted: {error}") from error
+
+
 class Sandbox:
     """One episode's workspace and processes. One thread at a time; close it when the episode ends.
 
@@ -151,9 +190,11 @@ class Sandbox:
     before any command raises SandboxFault.
     """
 
-    def __init__(self, connection: Connection, judges: Judges):
+    def __init__(self, connection: Connection, judges: Judges, world: World | None = None):
         self._connection = connection
         self._judges = judges
+        # What lies below its files.
+        self.world = world
 
     @property
     def cpu_s(self) -> float:
@@ -246,7 +287,8 @@ class Sandbox:
         return self._files({"op": "list"}) or []
 
     def snapshot(self) -> dict[str, str | File]:
-        """Every file and link of the workspace, by path; empty when the sandbox is lost.
+        """Every file and link of the workspace, by path; empty when the sandbox is lost. In a
+        world, the difference from its layers.
 
         Raises SnapshotError for files that cannot be handed in; it says which and why.
         """

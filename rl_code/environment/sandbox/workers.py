@@ -81,7 +81,7 @@ class Sandboxes:
             }
         )
         failures = []
-        for self._mode in ways or modes():
+        for self._mode in ways or modes(bool(config.layers)):
             failure = self._probe()
             if not failure:
                 self._say_what_is_weak()

@@ -1,11 +1,13 @@
 """The files an agent works on, and what its tools may still use.
 
 Files stay in memory until a tool executes something. Only then the sandbox is opened, with the
-files as they stand.
+files as they stand. The files of a world of layers are known in the sandbox only, so there it is
+opened on first use.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import posixpath
 import time
@@ -46,21 +48,28 @@ class Workspace:
         self.deadline = math.inf
         self._files = dict(task.files)
         self._sandbox: Sandbox | None = None
+        # What commands had used in the workspace that this one was forked from.
+        self._cpu_s_before = 0.0
 
     @property
     def sandbox(self) -> Sandbox:
         """The episode's sandbox, opened on first use."""
         if self._sandbox is None:
-            self._sandbox = self.pool.open(self._files)
+            self._sandbox = self.pool.open(self._files, self.task.world)
         return self._sandbox
+
+    @property
+    def _opened(self) -> Sandbox | None:
+        """The sandbox if the files are there; None while they are still in memory."""
+        return self._sandbox if self.task.world is None else self.sandbox
 
     def read(self, path: str) -> str:
         """Text of a file. Raises RefusedPath, or OSError/ValueError when it is no readable text
         file.
         """
         path = self.resolve(path)
-        if self._sandbox is not None:
-            return self._sandbox.read_file(path)
+        if (sandbox := self._opened) is not None:
+            return sandbox.read_file(path)
         if path not in self._files:
             raise FileNotFoundError(path)
         return self._files[path]
@@ -70,8 +79,8 @@ class Workspace:
         it.
         """
         path = self.resolve(path)
-        if self._sandbox is not None:
-            self._sandbox.write_file(path, text)
+        if (sandbox := self._opened) is not None:
+            sandbox.write_file(path, text)
             return
         parents = {path[:i] for i, letter in enumerate(path) if letter == "/"}
         if parents & self._files.keys() or any(name.startswith(path + "/") for name in self._files):
@@ -80,14 +89,31 @@ class Workspace:
 
     def paths(self) -> list[str]:
         """Paths of all files, sorted."""
-        return sorted(self._files if self._sandbox is None else self._sandbox.list_files())
+        sandbox = self._opened
+        return sorted(self._files if sandbox is None else sandbox.list_files())
 
     def snapshot(self) -> Snapshot:
-        """All files as they stand.
+        """All files as they stand; in a world, the difference from its layers.
 
         Raises SnapshotError, a ValueError, when the workspace holds what a snapshot cannot.
         """
         return dict(self._files) if self._sandbox is None else self._sandbox.snapshot()
+
+    def fork(self) -> Workspace:
+        """Another workspace with the same files, of which as much is used up; the work of one does
+        not change the other. Nothing may have been handed in yet.
+
+        Raises SnapshotError for files that cannot be copied, and SandboxFault.
+        """
+        if self.handed_in is not None:
+            raise ValueError(f"the workspace of task {self.task.id} was handed in already")
+        other = copy.copy(self)
+        if self._sandbox is None:
+            other._files = dict(self._files)
+        else:
+            other._sandbox = self.pool.open(self._sandbox.snapshot(), self.task.world)
+            other._cpu_s_before = self._cpu_s
+        return other
 
     @property
     def timeout_s(self) -> float:
@@ -97,8 +123,12 @@ class Workspace:
     @property
     def out_of_time(self) -> bool:
         """Whether the wall-clock or the CPU time of the episode is used up."""
-        cpu_s = 0.0 if self._sandbox is None else self._sandbox.cpu_s
-        return time.monotonic() >= self.deadline or cpu_s >= self.limits.episode_cpu_s
+        return time.monotonic() >= self.deadline or self._cpu_s >= self.limits.episode_cpu_s
+
+    @property
+    def _cpu_s(self) -> float:
+        """CPU seconds that commands have used, those before a fork included."""
+        return self._cpu_s_before + (0.0 if self._sandbox is None else self._sandbox.cpu_s)
 
     def hand_in(self) -> None:
         """Hands in the files as they stand.

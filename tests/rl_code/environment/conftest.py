@@ -102,11 +102,11 @@ class FakePool:
         self.graded: list[dict[str, str]] = []
         self.faulty, self.delay_s = False, delay_s
 
-    def open(self, files):
+    def open(self, files, world=None):
         self.opened.append(FakeSandbox(self, files))
         return self.opened[-1]
 
-    def grade(self, path, entry_point, tests, snapshot, pool, timeout_s):
+    def grade(self, path, entry_point, tests, snapshot, pool, timeout_s, world=None):
         if self.faulty:
             raise SandboxFault("the zygote died")
         self.graded.append(dict(snapshot))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import hashlib
 import json
 import struct
 import subprocess
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from rl_code import types
 from rl_code.store import serialization
 from tests.rl_code.store.groups import identical
 
@@ -135,3 +138,25 @@ def test_bytes_that_are_no_value_are_refused():
     for end in range(len(whole)):
         with pytest.raises(ValueError, match="not a value"):
             serialization.loads(whole[:end])
+
+
+def test_a_task_without_a_world_has_the_bytes_it_had_before_there_were_worlds():
+    task = types.Task(
+        id="a/1",
+        messages=({"role": "user", "content": "x"},),
+        files={"a.py": "1"},
+        path="a.py",
+        entry_point="f",
+        visible_tests=types.Tests(cases=(types.Case((1,), 2),)),
+        hidden_tests=types.Tests(code=("assert f(1) == 2",)),
+        reference={},
+        meta={"source": "s"},
+    )
+    data = serialization.dumps(task)
+    digest = "5a50fb0b028d40e4fb5db011c086f86859166377d55fc8979a19165ea483a61c"
+    assert hashlib.sha256(data).hexdigest() == digest
+    assert serialization.loads(data) == task
+    layers = (types.Layer("sha256:" + "0" * 64, "/"),)
+    world = types.World(layers, "/repo", {"PATH": "/bin"})
+    task = dataclasses.replace(task, world=world)
+    assert serialization.loads(serialization.dumps(task)) == task

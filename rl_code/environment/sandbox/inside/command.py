@@ -26,10 +26,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import kernel, seccomp
+from .world import World
 
-WORKSPACE = "/workspace"
-# What commands may write to.
-FOLDERS = (WORKSPACE, "/tmp")
 OPEN_FILES = 256
 # Queued signals and POSIX timers of a sandbox.
 PENDING_SIGNALS = 256
@@ -42,8 +40,10 @@ VICTIM = "1000"
 class Cell:
     """Where the commands of one session run, one at a time."""
 
-    def __init__(self, limits: dict[str, Any]):
+    def __init__(self, limits: dict[str, Any], world: World):
         self._limits = limits
+        # Where commands work.
+        self.world = world
         # Pid of the guard; 0 when there is no cell.
         self._guard = 0
         # The cell's mount namespace.
@@ -54,12 +54,13 @@ class Cell:
         """Makes the cell, if there is none. Raises OSError."""
         if self._guard:
             return
+        self.world.close()
         here, there = socket.socketpair()
         with here:
             with there:
                 pid = kernel.clone(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID)
                 if pid == 0:
-                    _guard(there)
+                    _guard(there, self.world)
             message, passed, _, _ = socket.recv_fds(here, 1000, 2)
         if len(passed) != 2:
             os.waitpid(pid, 0)
@@ -79,7 +80,7 @@ class Cell:
             return pid
         try:
             os.setns(self._mounts, kernel.CLONE_NEWNS)
-            os.chdir(WORKSPACE)
+            self.world.enter()
             os.setsid()
             _lock(self._limits)
             command()
@@ -95,7 +96,7 @@ class Cell:
         if not self._empty():
             self._destroy()
         # Without rights to these folders no further command could be started to give them back.
-        for folder in FOLDERS:
+        for folder in self.world.writable:
             os.chmod(folder, 0o755)
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
@@ -132,10 +133,11 @@ def _children(pid: int) -> list[int]:
         return [int(child) for child in file.read().split()]
 
 
-def _guard(channel: socket.socket) -> NoReturn:
+def _guard(channel: socket.socket, world: World) -> NoReturn:
     """Makes the cell around this process, sends its mount and pid namespaces, and waits."""
     try:
         try:
+            world.enter()
             kernel.mount_proc()
             # Files under /proc/self belong to root while a process is not dumpable.
             kernel.prctl(kernel.PR_SET_DUMPABLE, 1)

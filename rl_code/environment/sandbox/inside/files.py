@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 # Folders that a path may lie in.
@@ -22,6 +22,12 @@ MAX_LISTED_LENGTH = 1000
 BYTECODE = "__pycache__"
 TEXT_MODE = 0o644
 FILE, LINK, FOLDER = "file", "link", "folder"
+# In the difference from layers (difference.py): a path that is gone, and a folder that hides what
+# the layers have there.
+DELETED, REPLACED = "deleted", "replaced"
+
+# A path, where its content is (None for what has none), and its kind; FILE for links, too.
+Found = tuple[str, str | None, str]
 
 
 def write(root: str, files: Mapping[str, Any]) -> None:
@@ -32,7 +38,7 @@ def write(root: str, files: Mapping[str, Any]) -> None:
     """
     links = {}
     for path, entry in files.items():
-        _check_depth(path)
+        check_depth(path)
         if isinstance(entry, str):
             _write_file(root, path, entry.encode("utf-8", "surrogatepass"), None)
         elif entry["kind"] == LINK:
@@ -63,7 +69,8 @@ def _make_folder(root: str, path: str) -> None:
         os.makedirs(os.path.dirname(_inside(root, path)), exist_ok=True)
 
 
-def _check_depth(path: str) -> None:
+def check_depth(path: str) -> None:
+    """Raises ValueError for a path in too many folders."""
     if path.count("/") > MAX_DEPTH:
         raise ValueError(f"{_short(path)} lies in more than {MAX_DEPTH} folders")
 
@@ -105,8 +112,14 @@ def paths(root: str) -> list[str]:
     return sorted(found)
 
 
-def snapshot(root: str, limit_bytes: int, limit_files: int) -> dict[str, Any]:
-    """All files, links and empty folders by path, sorted, as ``write`` takes them, but with the
+def everything(root: str) -> Iterator[Found]:
+    """All files, links and empty folders of a workspace."""
+    for path, entry in _walk(root):
+        yield (path, None, FOLDER) if entry is None else (path, entry.path, FILE)
+
+
+def snapshot(found: Iterable[Found], limit_bytes: int, limit_files: int) -> dict[str, Any]:
+    """What was found, by path, sorted, as ``write`` takes it, but with the
     content of text files in base64, too: escaped, it could be six times as long as the limit.
 
     Raises ValueError that names what the snapshot cannot hold: more files or bytes than the limits,
@@ -114,21 +127,21 @@ def snapshot(root: str, limit_bytes: int, limit_files: int) -> dict[str, Any]:
     """
     taken: dict[str, Any] = {}
     size = 0
-    for path, entry in _walk(root):
+    for path, full, kind in found:
         if not path.isprintable():
             raise ValueError(f"the file name {_short(path)} holds characters that do not print")
-        _check_depth(path)
+        check_depth(path)
         if len(taken) == limit_files:
             raise ValueError(f"the workspace holds more than {limit_files} files")
         size += len(path)
-        if entry is None:
-            taken[path] = _record(b"", 0o755, FOLDER)
+        if full is None:
+            taken[path] = _record(b"", 0o755, kind)
             continue
-        status = entry.stat(follow_symlinks=False)
+        status = os.lstat(full)
         size += status.st_size
         if size > limit_bytes:
             raise ValueError(f"the workspace holds more than {limit_bytes} bytes")
-        taken[path] = _entry(entry.path, path, status)
+        taken[path] = _entry(full, path, status)
     return dict(sorted(taken.items()))
 
 
@@ -161,6 +174,15 @@ def _inside(root: str, path: str) -> str:
     return target
 
 
+def enter(folder: str) -> None:
+    """Gives back the rights to a folder that the candidate has taken away from itself, for good:
+    a snapshot does not keep them.
+    """
+    # In an overlay every change of rights makes a copy of the folder.
+    if os.stat(folder).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(folder, 0o755)
+
+
 def _walk(root: str) -> Iterator[tuple[str, os.DirEntry[str] | None]]:
     """Everything but folders, by path, shallow ones first; None for an empty folder. A folder in
     too many others is given as it is, so that the caller sees that there is more.
@@ -168,9 +190,7 @@ def _walk(root: str) -> Iterator[tuple[str, os.DirEntry[str] | None]]:
     pending = [""]
     for folder in pending:
         full = os.path.join(root, folder)
-        # The candidate may have taken away its own rights to a folder. They are given back for
-        # good, since a snapshot does not keep them.
-        os.chmod(full, 0o755)
+        enter(full)
         with os.scandir(full) as found:
             entries = sorted(found, key=lambda entry: entry.name)
         entries = [entry for entry in entries if entry.name != BYTECODE]

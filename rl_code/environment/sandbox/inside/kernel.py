@@ -13,7 +13,8 @@ from collections.abc import Collection
 from . import seccomp
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND = 2, 4, 8, 4096
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 4096, 16384
+MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_CAP_AMBIENT = (
     1,
     4,
@@ -22,8 +23,17 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_CAP_AMBI
     47,
 )
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-CAP_SYS_CHROOT, CAP_SYS_ADMIN, LAST_CAPABILITY = 18, 21, 63
+CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_SYS_CHROOT, CAP_SYS_ADMIN, LAST_CAPABILITY = 1, 3, 18, 21, 63
+# What a session needs to start a command: making namespaces, mounting /proc there, entering them.
+SUPERVISING = (CAP_SYS_ADMIN, CAP_SYS_CHROOT)
+# What it needs before, to mount layers: an overlay works in a folder without rights, with the
+# rights of who mounted it.
+MOUNTING = (*SUPERVISING, CAP_DAC_OVERRIDE, CAP_FOWNER)
 CAPABILITY_VERSION_3 = 0x20080522
+# Of mounts by descriptor; these numbers are the same on x86_64 and aarch64.
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x00100000
+_HERE, _AT_EMPTY_PATH = -100, 0x1000
 
 # PyDLL keeps the interpreter's lock around calls: the thread that clones must be the one that goes
 # on in the child.
@@ -56,6 +66,12 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
         raise _error(f"mount {target}")
 
 
+def unmount(target: str) -> None:
+    """Takes a mount away; files that are open stay open. Raises OSError."""
+    if libc.umount2(target.encode(), MNT_DETACH):
+        raise _error(f"unmount {target}")
+
+
 def mount_proc() -> None:
     """Mounts the /proc of this process's pid namespace. Raises OSError."""
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -67,9 +83,12 @@ def prctl(option: int, value: int) -> None:
         raise _error(f"prctl({option})")
 
 
-def keep_capabilities(kept: Collection[int]) -> None:
-    """Gives up all capabilities but ``kept``, which must be held, for good. Raises OSError."""
-    for capability in set(range(LAST_CAPABILITY + 1)) - set(kept):
+def keep_capabilities(kept: Collection[int], bound: Collection[int] | None = None) -> None:
+    """Gives up all capabilities but ``kept``, which must be held, for good. Raises OSError.
+
+    bound: those that this process and its children may ever get again; None for ``kept``.
+    """
+    for capability in set(range(LAST_CAPABILITY + 1)) - set(kept if bound is None else bound):
         # Refused where there is nothing to drop.
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     _set_capabilities(kept)
@@ -99,6 +118,40 @@ def write(path: str, text: str) -> None:
         os.write(descriptor, text.encode())
     finally:
         os.close(descriptor)
+
+
+def map_owner(folder: str, user: int, group: int) -> None:
+    """Shows everything in ``folder`` that belongs to the folder's owner and group as that of
+    ``user`` and ``group``, read-only; root only. Raises OSError.
+    """
+    owner = os.stat(folder)
+    go, ready = os.pipe()
+    child = clone(CLONE_NEWUSER)
+    if child == 0:
+        os.close(ready)
+        os.read(go, 1)  # until the namespace is held by a descriptor
+        os._exit(0)
+    os.close(go)
+    try:
+        write(f"/proc/{child}/uid_map", f"{owner.st_uid} {user} 1")
+        write(f"/proc/{child}/gid_map", f"{owner.st_gid} {group} 1")
+        users = os.open(f"/proc/{child}/ns/user", os.O_RDONLY)
+    finally:
+        os.close(ready)
+        os.waitpid(child, 0)
+    tree = libc.syscall(_OPEN_TREE, _HERE, folder.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    if tree < 0:
+        raise _error(f"open_tree {folder}")
+    # attr_set, attr_clr, propagation, userns_fd
+    flags = _MOUNT_ATTR_IDMAP | MS_RDONLY | MS_NOSUID | MS_NODEV
+    attributes = (ctypes.c_uint64 * 4)(flags, 0, 0, users)
+    size = ctypes.c_size_t(ctypes.sizeof(attributes))
+    if libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, attributes, size):
+        raise _error(f"map the owner of {folder}, which its file system may not support")
+    if libc.syscall(_MOVE_MOUNT, tree, b"", _HERE, folder.encode(), _MOVE_MOUNT_F_EMPTY_PATH):
+        raise _error(f"move_mount {folder}")
+    os.close(tree)
+    os.close(users)
 
 
 def _error(what: str) -> OSError:

@@ -18,30 +18,33 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import candidate, checker, files, kernel, supervise, wire
-from .command import OPEN_FILES, WORKSPACE, Cell
+from . import candidate, checker, difference, files, supervise, wire
+from .command import OPEN_FILES, Cell
 from .meter import Meter
+from .world import World
 
-# Files and folders that each of the session's file systems may hold.
-INODES = 8192
 FRAME_BYTES = 256 << 20
-# What starting a command needs: making namespaces, mounting /proc there, entering them.
-CAPABILITIES = (kernel.CAP_SYS_ADMIN, kernel.CAP_SYS_CHROOT)
 
 
 def serve(channel: socket.socket, limits: dict[str, Any]) -> None:
     """Answers requests until the host says close or goes away."""
-    os.chdir(WORKSPACE)
-    cell = Cell(limits)
+    world = World(limits)
+    cell = Cell(limits, world)
     requests = {
+        "world": lambda request, passed: world.open(request),
         "run": lambda request, passed: _run(channel, cell, limits, request),
         "call": lambda request, passed: _fork_with(channel, cell, limits, request, passed, _call),
         "check": lambda request, passed: _fork_with(channel, cell, limits, request, passed, _check),
-        "write": lambda request, passed: files.write(WORKSPACE, request["files"]),
-        "read": lambda request, passed: files.read(WORKSPACE, request["path"], request["limit"]),
-        "list": lambda request, passed: files.paths(WORKSPACE),
+        "write": lambda request, passed: files.write(world.folder, request["files"]),
+        "read": lambda request, passed: files.read(world.folder, request["path"], request["limit"]),
+        "list": lambda request, passed: files.paths(world.folder),
+        "restore": lambda request, passed: difference.restore(world.folder, request["files"]),
         "snapshot": lambda request, passed: files.snapshot(
-            WORKSPACE, limits["snapshot_mb"] << 20, limits["snapshot_files"]
+            difference.changed(world.changes, world.below, world.folder)
+            if world.changes
+            else files.everything(world.folder),
+            limits["snapshot_mb"] << 20,
+            limits["snapshot_files"],
         ),
     }
     while (frame := supervise.receive(channel)) is not None:
@@ -66,7 +69,10 @@ def serve(channel: socket.socket, limits: dict[str, Any]) -> None:
 
 
 def _run(
-    channel: socket.socket, cell: Cell, limits: dict[str, Any], request: dict[str, Any]
+    channel: socket.socket,
+    cell: Cell,
+    limits: dict[str, Any],
+    request: dict[str, Any],
 ) -> dict[str, Any]:
     """Runs a program: its output (both streams), how it ended, bytes of output cut."""
     output, output_end = os.pipe()
@@ -78,7 +84,7 @@ def _run(
         os.closerange(3, OPEN_FILES)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         try:
-            os.execvpe(request["argv"][0], request["argv"], limits["environment"])
+            os.execvpe(request["argv"][0], request["argv"], cell.world.environment)
         except OSError as error:
             os.write(2, f"{request['argv'][0]}: {error.strerror}\n".encode())
             os._exit(126 if isinstance(error, PermissionError) else 127)
@@ -119,7 +125,7 @@ def _fork_with(
         random.seed(0)
         gc.enable()
         sys.argv[:] = [""]
-        sys.path.insert(0, WORKSPACE)
+        sys.path[:0] = [cell.world.workspace, *cell.world.packages]
         work(own, request)
         os._exit(0)
 

@@ -22,7 +22,8 @@ import socket
 import sys
 from typing import Any
 
-from . import command, kernel, seccomp, session, wire
+from . import kernel, seccomp, session, wire
+from .world import STORE, TEMPORARY, WORKSPACE
 
 # What small programs import, so that they need not read it again: forks share its memory.
 WARM = (
@@ -70,6 +71,8 @@ def _become_unprivileged(limits: dict[str, Any]) -> None:
     """
     if limits["uid"]:
         kernel.mount_proc()
+        if limits["layers"]:
+            kernel.map_owner(STORE, limits["uid"], limits["uid"])
         os.setgroups([])
         os.setresgid(limits["uid"], limits["uid"], limits["uid"])
         # Changing the user clears all capabilities, unless told otherwise.
@@ -77,7 +80,8 @@ def _become_unprivileged(limits: dict[str, Any]) -> None:
         os.setresuid(limits["uid"], limits["uid"], limits["uid"])
     # A session with a user namespace of its own is given what it needs there; without one it takes
     # over what the zygote holds.
-    kernel.keep_capabilities(() if limits["own_users"] else session.CAPABILITIES)
+    shared = kernel.MOUNTING if limits["layers"] else kernel.SUPERVISING
+    kernel.keep_capabilities(() if limits["own_users"] else shared)
     # Changing the user made /proc/self root's; the map of a new user namespace is written there. It
     # also undid --die-with-parent, which a bubblewrap of another user could not carry out; the
     # control socket's end remains.
@@ -125,10 +129,11 @@ def _isolate(limits: dict[str, Any]) -> None:
         kernel.write("/proc/self/setgroups", "deny")
         kernel.write("/proc/self/uid_map", f"{limits['agent']} {limits['user']} 1")
         kernel.write("/proc/self/gid_map", f"{limits['agent']} {limits['group']} 1")
-    options = f"size={limits['workspace_mb']}m,nr_inodes={session.INODES},mode=755"
+    options = f"size={limits['workspace_mb']}m,nr_inodes={limits['inodes']},mode=755"
     kernel.mount_proc()
-    for folder in command.FOLDERS:
+    for folder in (WORKSPACE, TEMPORARY):
         kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     kernel.mount("/tmp", "/dev/shm", "", kernel.MS_BIND)
-    kernel.keep_capabilities(session.CAPABILITIES)
+    held = kernel.MOUNTING if limits["layers"] else kernel.SUPERVISING
+    kernel.keep_capabilities(held, kernel.SUPERVISING)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
