@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rl_code.tasks.forms import PATH, Form, present
-from rl_code.types import Case, Task, Tests
+from rl_code.types import Case, Layer, Task, Tests, World
 
 _SHOWN = 80
 _LIST_OR_TEXT = (list, str)
@@ -42,6 +42,9 @@ COLUMNS: Mapping[str, tuple[type, ...]] = {
     "files": (dict,),
     # Path of the file that holds the entry point.
     "path": (str,),
+    # The layers below ``files``, as ``launch.layers`` prints them: ``{"layers": [{"digest": ...,
+    # "at": ...}, ...], "workspace": ..., "environment": {...}}``; the last two may be missing.
+    "world": (dict,),
     # "train", "validation" or "test"; a row without this column belongs to every split.
     "split": (str,),
 }
@@ -113,8 +116,20 @@ def _task(
         hidden_tests=tests["tests"],
         reference={path: fields["reference"]} if "reference" in fields else {},
         meta=meta,
+        world=_world(file, line, fields["world"], columns) if fields.get("world") else None,
         **form_fields,
     )
+
+
+def _world(file: Path, line: int, row: dict[str, Any], columns: Mapping[str, str]) -> World:
+    """The world of a row."""
+    try:
+        # Parquet has a value for every key that another row has.
+        environment = {k: v for k, v in (row.get("environment") or {}).items() if v is not None}
+        layers = tuple(Layer(layer["digest"], layer["at"]) for layer in row["layers"])
+        return World(layers, row.get("workspace") or World.workspace, environment)
+    except (ValueError, KeyError, TypeError) as error:
+        malformed(file, line, columns["world"], "the layers of a world", f"{_show(row)} ({error})")
 
 
 def tests_of(statements: list[ast.Module], entry_point: str) -> Tests:

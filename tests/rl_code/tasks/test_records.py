@@ -12,7 +12,7 @@ from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError, load
-from rl_code.types import Case, Tests
+from rl_code.types import Case, Layer, Tests, World
 
 ROWS = [
     {
@@ -124,6 +124,19 @@ def test_chats_files_and_code_are_taken_as_they_are(tmp_path):
     path.write_text(2 * (json.dumps(row) + "\n"))
     with pytest.raises(TaskFileError, match=r"line 2.*'a'"):
         load(str(path), columns, "agent")
+
+
+def test_a_column_names_the_layers_of_a_task(tmp_path):
+    layer = {"digest": "sha256:" + "a" * 64, "at": "/workspace"}
+    path = tmp_path / "own.jsonl"
+    columns = COLUMNS | {"world": "layers"}
+    path.write_text(
+        "".join(json.dumps(row | {"layers": {"layers": [layer]}}) + "\n" for row in ROWS)
+    )
+    assert [task.world for task in load(str(path), columns)] == [World((Layer(**layer),))] * 2
+    path.write_text(json.dumps(ROWS[0] | {"layers": {"layers": [layer | {"at": "/etc"}]}}))
+    with pytest.raises(TaskFileError, match=r"line 1, field .layers.: .*must be at /, /opt"):
+        load(str(path), columns)
 
 
 def test_an_assert_on_another_function_stays_code(tmp_path):

@@ -123,7 +123,7 @@ def random_script(numbers: random.Random) -> str:
     return "\n".join(f"({command}) 2> /dev/null" for command in commands) + "\ntrue"
 
 
-@pytest.mark.quick(first=12)
+@pytest.mark.quick(first=6)
 @pytest.mark.parametrize("seed", range(80))
 def test_a_fork_has_the_same_tree_and_goes_its_own_way(sandboxes, world, seed):
     numbers = random.Random(seed)

@@ -1,0 +1,72 @@
+"""A layer of a git repository at one commit, with a history that ends there.
+
+The files are those of the commit. The history holds the commit's ancestors and nothing else: the
+objects that can be reached from it are packed anew, under one branch. Later commits, other
+branches, tags, notes, stashes, reflogs and remotes do not come along, not even as objects that no
+name leads to: an agent could read the solution there.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from rl_code.environment.layers.store import LayerStore
+
+BRANCH = "main"
+# Of the layer's own repository. The agent may commit; nothing is packed in the background.
+_SETTINGS = {"user.name": "agent", "user.email": "agent@localhost", "gc.auto": "0"}
+# Settings of this machine and replaced objects must not change what is built.
+_ENVIRONMENT = {
+    "PATH": os.environ.get("PATH", os.defpath),
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "LC_ALL": "C",
+    "HOME": os.devnull,
+}
+
+
+class RepositoryError(ValueError):
+    """A repository or a commit that cannot become a layer."""
+
+
+def build(store: LayerStore, repository: Path, commit: str) -> str:
+    """Digest of the layer of ``repository`` at ``commit``, which may be any name of one. Raises
+    RepositoryError.
+    """
+    name = _git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
+    full = name.decode().strip()
+
+    def fill(tree: Path) -> None:
+        _git(tree, "init", "--quiet", "--template=", f"--initial-branch={BRANCH}")
+        # One thread, and no work of earlier packing: the same commit gives the same bytes.
+        options = ["--revs", "--stdout", "--quiet", "--threads=1"]
+        options += ["--no-reuse-delta", "--no-reuse-object"]
+        pack = _git(
+            repository,
+            *("-c", "pack.useBitmaps=false", "pack-objects", *options),
+            given=f"{full}\n".encode(),
+        )
+        _git(tree, "index-pack", "--stdin", "--strict", given=pack)
+        _git(tree, "-c", "core.logAllRefUpdates=false", "update-ref", f"refs/heads/{BRANCH}", full)
+        for key, value in _SETTINGS.items():
+            _git(tree, "config", key, value)
+        # The index knows no times: git reads each file once when it first looks.
+        _git(tree, "read-tree", full)
+        _git(tree, "checkout-index", "--all", "--force", "--quiet")
+
+    return store.build({"kind": "repository", "commit": full}, fill)
+
+
+def _git(folder: Path, *arguments: str, given: bytes = b"") -> bytes:
+    """What git prints. Raises RepositoryError."""
+    # Whoever names a folder here trusts it, whoever its owner is.
+    line = ["git", "-c", "safe.directory=*", "-C", str(folder), *arguments]
+    done = subprocess.run(line, input=given, capture_output=True, env=_ENVIRONMENT, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip() or "no such commit"
+        raise RepositoryError(f"git {' '.join(arguments[:3])} in {folder} failed: {said}")
+    return done.stdout
