@@ -29,7 +29,9 @@ _GIT = (
 )
 _PLAIN = ("--no-ext-diff", "--no-textconv")
 _FORMAT = "--format=%h %as %an: %s"
-_NO_GIT = 127
+# Exit codes of the shell and of git, and what git says outside of a repository.
+_NO_GIT, _NO_ANCESTOR, _NO_OBJECT = 127, 1, 128
+_NO_REPOSITORY = "not a git repository"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +108,10 @@ class History(Tool):
         done = self._run(workspace, "merge-base", "--is-ancestor", commit, base)
         if done.exit_code == 0:
             return None
-        return (
-            self._failed(done)
-            if "repository" in done.stdout
-            else Answer(f"no commit {commit} in the history", ok=False)
-        )
+        unknown = done.exit_code in (_NO_ANCESTOR, _NO_OBJECT) and _NO_REPOSITORY not in done.stdout
+        if unknown:
+            return Answer(f"no commit {commit} in the history", ok=False)
+        return self._failed(done)
 
     def _git(self, workspace: Workspace, *line: str) -> Answer:
         """The answer of a command of git's, or why there is none."""
@@ -130,6 +131,6 @@ class History(Tool):
             return Answer(f"stopped after {self.seconds:g} s", ok=False)
         if done.exit_code == _NO_GIT:
             return Answer("there is no git in the sandbox", ok=False)
-        if "not a git repository" in done.stdout:
+        if _NO_REPOSITORY in done.stdout:
             return Answer("no history: the workspace is no git repository", ok=False)
         return Answer(one_line(done.stdout, _WIDTH) or f"exit {done.exit_code}", ok=False)

@@ -6,6 +6,8 @@ import dataclasses
 import subprocess
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.config import SandboxConfig
@@ -13,7 +15,7 @@ from rl_code.environment.sandbox.pool import File, SandboxPool
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.named import Named
-from rl_code.types import ToolCall
+from rl_code.types import Task, Tests, ToolCall
 
 FILES = {
     "cart.py": "from tax import rate\n\n\ndef total(xs):\n    return rate(xs) + [1]\n",
@@ -22,6 +24,7 @@ FILES = {
     "data.bin": "total\0",
     "long.txt": "total " * 400 + "\n",
 }
+TASK = Task("t", (), {"a.py": ""}, "a.py", "f", Tests(), Tests(), {})
 NAMES = ("grep", "jump", "history", "think", "read_file", "terminal", "submit")
 TOOLS = find_tools(tuple(Named(name) for name in NAMES))
 
@@ -208,3 +211,14 @@ def test_calls_are_written_and_read_in_every_protocol(task):
         '<tool_call>{"name": "jump", "arguments": {"to": "tax.py:4"}}</tool_call>'
     )
     assert hermes.parse(text, task, TOOLS) == [calls[0], calls[2]]
+
+
+@given(
+    st.sampled_from(["grep", "jump", "history", "think", "store", "recall", "forget", "edit"]),
+    st.text(alphabet="ab1 :\n=.<|>", max_size=30),
+)
+def test_whatever_follows_a_word_is_a_call_or_an_error(word, rest):
+    names = ("grep", "jump", "history", "think", "memory_store", "memory_recall", "memory_forget")
+    tools = find_tools((*map(Named, names), Named("edit_file", {"named": True})))
+    for call in PROTOCOLS["compact"].parse(f"<|call|>{word}{rest}<|end|>", TASK, tools):
+        assert call.error or check(call, tools) == "" or "missing argument" in check(call, tools)
