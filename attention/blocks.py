@@ -95,7 +95,7 @@ def aligned(
     documents: whether runs may be cut by documents. A document and what follows one must start at
       an order that is a multiple of ``size``, and the orders that all runs reach over, added up,
       must be no more than the slots of a row.
-    parts: the number of blocks is a multiple of it.
+    parts: devices over which rows are cut; the number of blocks is a multiple of it.
     """
     # A run of n tokens takes at most its tokens, two blocks of copies, and what fills up its last
     # block: less than n + 3 size places.
@@ -103,8 +103,9 @@ def aligned(
     count += -count % (size * parts)
     if documents:
         # Every further run starts at another of the multiples of ``size`` that the runs reach over.
-        # The places above hold them: these multiples cut what a run reaches over, no more.
-        runs = 2 * runs + tokens.shape[1] // size
+        # The places above hold them: these multiples cut what a run reaches over, no more. Empty
+        # slots in front of a document, which are a run too, end at the border of a part.
+        runs = 2 * runs + tokens.shape[1] // size + parts - 1
     place = jax.vmap(lambda row: _align(row, size, runs, count))
     slots, placed, shadows, own_from = jax.tree.map(lambda x: x.astype(jnp.int32), place(tokens))
     return Blocks(placed, slots, shadows, own_from, size, causal=False)
@@ -139,8 +140,10 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
     prompt = (segment[None] == segment[:, None]) & (branch[None] == 0) & real[None]
     parent = jnp.max(jnp.where(prompt, number, -1), axis=1)
     continues = real & (branch > 0) & (parent >= 0)
-    # the first run of a branch; the others are documents and what stands between and behind them
-    same = (segment == jnp.roll(segment, 1)) & (branch == jnp.roll(branch, 1))
+    # the first run of a branch; the others are documents and what stands between and behind them,
+    # perhaps with empty slots in front
+    before = jnp.roll(jax.lax.cummax(jnp.where(real, number, 0)), 1)
+    same = (segment == segment[before]) & (branch == branch[before])
     opens = ~same.at[0].set(False)
     opening = jax.lax.cummax(jnp.where(opens, number, 0))
     # Only a completion that goes on outside of documents, where its prompt ends there, can start in

@@ -170,16 +170,14 @@ def lay_out(
 
     Raises:
       ValueError: a method chooses blocks, ``runs`` is less than 1, and ``align`` is not a multiple
-      of the blocks' size; or the tokens of a row do not divide by ``parts``; or ``queries`` is
-      given with ``parts``.
+      of the blocks' size; or the tokens of a row, or ``queries``, do not divide by ``parts``.
     """
-    if tokens.shape[1] % parts:
-        raise ValueError(
-            f"rows of {tokens.shape[1]} tokens cannot be cut over context={parts} devices: their "
-            f"number must be a multiple of it"
-        )
-    if parts > 1 and queries is not None:
-        raise ValueError(f"context={parts} cannot cut rows that follow others (prompt_slots)")
+    for count in (tokens.shape[1], queries or 0):
+        if count % parts:
+            raise ValueError(
+                f"rows of {count} tokens cannot be cut over context={parts} devices: their number "
+                f"must be a multiple of it"
+            )
     methods = tuple(dict.fromkeys(methods))
     asking = tokens if queries is None else tokens.map(lambda x: x[:, -queries:])
     # an accelerator has a kernel for short rows too, which keeps no scores in memory

@@ -235,7 +235,9 @@ def _train(
     limits = config.limits
     parts = config.mesh.context or 1
     packing = pack(train.pack, limits, shapes.prompt_length, *groups, block, parts)
-    packing = dataclasses.replace(packing, max_staleness=max_staleness, documents=documents)
+    packing = dataclasses.replace(
+        packing, max_staleness=max_staleness, documents=documents, parts=parts
+    )
     loss = _filled(train.loss, constant_length=sampled_tokens(limits))
     shards = config.mesh.row_shards
     return dataclasses.replace(

@@ -210,7 +210,8 @@ class RunConfig:
 
     def _check_context(self, parts: int) -> None:
         """Raises ValueError where rows cannot be cut over the axis context."""
-        rows = {"train.pack.slots": self.train.pack.slots}
+        pack = self.train.pack
+        rows = {"train.pack.slots": pack.slots, "train.pack.prompt_slots": pack.prompt_slots}
         if self.sft is not None:
             rows["sft.slots"] = self.sft.slots
         for name, slots in rows.items():
@@ -219,11 +220,6 @@ class RunConfig:
                     f"{name}={slots} must be a multiple of mesh.context={parts}, over which the "
                     "tokens of a row are cut"
                 )
-        if self.train.pack.prompt_slots:
-            raise ValueError(
-                f"train.pack.prompt_slots={self.train.pack.prompt_slots} means two phases, whose "
-                f"rows mesh.context={parts} cannot cut: leave one of the two out"
-            )
 
     def _check_picks(self) -> None:
         """Raises ConfigError where nothing can be noted or replayed."""

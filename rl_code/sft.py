@@ -13,7 +13,8 @@ from models.transformer import Transformer
 from rl_code import checkpoint, read_config
 from rl_code.checkpoint import Checkpoints
 from rl_code.documents import place
-from rl_code.learner.batching import Demonstrated, SupervisedBatch, pack_supervised
+from rl_code.learner.row_slots import cut_documents
+from rl_code.learner.supervised_batching import Demonstrated, SupervisedBatch, pack_supervised
 from rl_code.learner.update import TrainState, init_state, make_sft_update
 from rl_code.metric_writers import MetricLog
 from rl_code.progress import Progress
@@ -76,8 +77,19 @@ class Demonstrations:
             slots=slots,
             align=self._run.model_config.alignment,
             longest=0 if documents is None else documents.longest,
+            parts=self._run.config.mesh.context or 1,
         )
         return batch, position + taken
+
+    def counts(self, batch: SupervisedBatch) -> dict[str, float]:
+        """Metrics of a packed batch: as those of ``batching.pack``, where rows of documents are
+        cut.
+        """
+        config = self._run.config
+        parts = config.mesh.context or 1
+        if config.documents is None or parts == 1:
+            return {}
+        return {"pack/documents_cut": float(cut_documents(batch.where, parts))}
 
     def _shape(self, position: int) -> tuple[int, int]:
         """Rows and slots of the batch from ``position`` on: as many slots as configured in all, in
@@ -134,6 +146,7 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
             for step in range(start, config.steps):
                 begin = time.perf_counter()
                 batch, position = demonstrations.batch(position)
+                counts = demonstrations.counts(batch)
                 batch = jax.device_put(batch, run.rows_sharding)
                 state, metrics = update(state, batch)
                 metrics = jax.device_get(metrics)
@@ -142,7 +155,8 @@ def warm_start(run: Run, stop: StopRequest) -> TrainState:
                     raise FloatingPointError(f"warm start: the loss is not finite at step {step}")
                 seconds = time.perf_counter() - begin
                 speed = float(batch.mask.size) / seconds
-                writer.write(step, {**metrics, "time/step_s": seconds, "time/tokens_per_s": speed})
+                times = {"time/step_s": seconds, "time/tokens_per_s": speed}
+                writer.write(step, {**counts, **metrics, **times})
                 progress.update(step + 1, loss=float(metrics["train/loss"]), tokens_per_s=speed)
                 last = step + 1 == config.steps
                 stopping = stop.agreed

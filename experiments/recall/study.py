@@ -29,7 +29,7 @@ from models.sharding import MeshConfig, make_mesh, parameter_shardings, partitio
 from models.transformer import Transformer
 from rl_code.checkpoint import Checkpoints
 from rl_code.files import write_atomically
-from rl_code.learner.batching import SupervisedBatch
+from rl_code.learner.supervised_batching import SupervisedBatch
 from rl_code.learner.update import OptimizerConfig, TrainState, init_state, make_sft_update
 from rl_code.metric_writers import MetricLog
 from rl_code.named import Named, make

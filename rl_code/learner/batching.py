@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import jax
 import numpy as np
 
 from pallas_kernels.tokens import Tokens, packed_rows
-from rl_code.documents import DocumentsConfig, rope_positions, seen_as
+from rl_code.documents import DocumentsConfig
 from rl_code.learner import picks
 from rl_code.learner.advantages import Credit
 from rl_code.learner.examples import Example, examples_of
 from rl_code.learner.prefix_tree import Piece, RowWriter, share
+from rl_code.learner.row_slots import Slots, cut_documents
 from rl_code.read_config import follows
 from rl_code.types import Batch, Group
 
@@ -61,6 +62,9 @@ class PackConfig:
     align: int = 1
     # The documents of contexts; None where there are none.
     documents: DocumentsConfig | None = follows("documents", None)
+    # Devices over which the slots of a row are cut. Documents then lie on one of them each, where
+    # they can (``row_slots``).
+    parts: int = follows("mesh.context", 1)
 
     def __post_init__(self):
         if self.rows is not None and self.rows < 1:
@@ -96,14 +100,25 @@ def needs(piece: Piece, config: PackConfig) -> np.ndarray:
     """int64 [3]: the slots, targets and runs of a row that a piece takes."""
     nodes = piece.nodes
     lengths = [len(node.tokens) for node in nodes]
-    # every node starts at a multiple of ``align``
-    slots = [-(-length // config.align) * config.align for length in lengths]
+    slots = _taken(piece, config)
     if config.runs and config.documents is not None:
         slots = [max(taken, node.places) for taken, node in zip(slots, nodes, strict=True)]
     # A node that is not empty is one run. The slots that are left empty behind it, up to the next
     # multiple of ``align``, are another.
     runs = sum((length > 0) + (length % config.align > 0) for length in lengths)
     return np.array([sum(slots), piece.targets, runs])
+
+
+def _taken(piece: Piece, config: PackConfig) -> np.ndarray:
+    """int64 [nodes]: the slots that each node takes, every one from a multiple of ``align`` on."""
+    lengths = np.array([len(node.tokens) for node in piece.nodes], int)
+    return -(-lengths // config.align) * config.align
+
+
+def _slots_of(config: PackConfig) -> Slots:
+    """The slots of an empty row."""
+    spare = 0 if config.documents is None or config.parts == 1 else config.slots
+    return Slots(config.align, config.slots // config.parts, spare)
 
 
 def room(config: PackConfig) -> np.ndarray:
@@ -138,7 +153,8 @@ def pack(
     pack/target_fill (the share of their slots and targets that is used), pack/tokens (slots that
     are used, which is how many tokens an update computes), pack/saved (the share of tokens that
     sharing prefixes saved), pack/faults, pack/empty and pack/uninformative (trajectories that are
-    left out); with documents pack/document_tokens (those of pack/tokens that stand in documents).
+    left out); with documents pack/document_tokens (those of pack/tokens that stand in documents),
+    and, where rows are cut, pack/documents_cut (documents that lie on several devices).
 
     Raises:
       ValueError: a trajectory fits no row; the batch does not fit ``rows``; lengths or prompts
@@ -159,7 +175,10 @@ def pack(
         )
     batch = empty_batch(config, config.rows, count, choices)
     for row, members in enumerate(rows):
-        writer = RowWriter(batch, row, config.align, version)
+        slots = _slots_of(config)
+        taken = sum(int(_taken(piece, config).sum()) for piece in members)
+        slots.spare = max(0, slots.spare - taken)
+        writer = RowWriter(batch, row, slots, version)
         segments = itertools.count(1)  # 0 marks padding
         for piece in members:
             writer.write(piece, segments)
@@ -174,6 +193,8 @@ def pack(
     if config.documents is not None:
         inside = sum(piece.document_tokens for piece in pieces)
         metrics["pack/document_tokens"] = float(inside)
+        if config.parts > 1:
+            metrics["pack/documents_cut"] = float(cut_documents(tokens_of(batch), config.parts))
     return batch, metrics | counts
 
 
@@ -265,17 +286,34 @@ def _pieces(examples: list[Example], config: PackConfig) -> list[Piece]:
 def _first_fit(pieces: list[Piece], config: PackConfig) -> list[list[Piece]]:
     """The pieces of each row, by first fit, the largest first. Pieces of equal size keep their
     order, so the same groups always give the same batch.
+
+    Where rows are cut, a piece goes to the first row in which none of its documents need be cut. If
+    only an empty row is one, and there is one left, the piece goes there.
     """
     rows: list[list[Piece]] = []
     free: list[np.ndarray] = []
+    slots: list[Slots] = []  # as if no document were cut
     for piece in sorted(pieces, key=lambda piece: -piece.tokens):
         takes = needs(piece, config)
-        row = next((i for i, left in enumerate(free) if np.all(takes <= left)), len(rows))
-        if row == len(rows):
+        runs = [node.documents for node in piece.nodes]
+        fitting = (i for i, left in enumerate(free) if np.all(takes <= left))
+        first = next(fitting, None)
+        row = first
+        while row is not None and slots[row].after(runs).end > config.slots:
+            row = next(fitting, None)
+        if row is None and len(rows) == config.rows:
+            row = first
+        elif row is None and first is not None:
+            cut = _slots_of(config).after(runs).end > config.slots
+            row = first if cut else None
+        if row is None:
+            row = len(rows)
             rows.append([])
             free.append(room(config))
+            slots.append(_slots_of(config))
         rows[row].append(piece)
         free[row] -= takes
+        slots[row] = slots[row].after(runs)
     return rows
 
 
@@ -294,94 +332,3 @@ def select(
         version=version,
         documents=config.documents,
     )
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SupervisedBatch:
-    """Rows of tokens to imitate, [R, S] each."""
-
-    # int32, token ids.
-    tokens: jax.Array
-    # int32, the positions by which RoPE rotates.
-    positions: jax.Array
-    # Who sees whom.
-    where: Tokens
-    # float32, 1 for a token to be learned.
-    mask: jax.Array
-    # The first slot of every sequence and document is a multiple of this number, see
-    # ``attention.layout.lay_out``.
-    align: int = dataclasses.field(default=1, metadata=dict(static=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class Demonstrated:
-    """An example to imitate, one context."""
-
-    # Token ids.
-    tokens: Sequence[int]
-    # Whether the demonstrator chose the token.
-    mask: Sequence[bool]
-    # What each place is (``types.Context.documents``); None without documents.
-    documents: Sequence[int] | None = None
-
-    def cut(self, slots: int) -> Demonstrated:
-        """Its first ``slots`` places."""
-        documents = None if self.documents is None else self.documents[:slots]
-        return Demonstrated(self.tokens[:slots], self.mask[:slots], documents)
-
-
-def pack_supervised(
-    examples: Iterable[Demonstrated],
-    *,
-    rows: int,
-    slots: int,
-    align: int = 1,
-    longest: int = 0,
-) -> tuple[SupervisedBatch, int]:
-    """Packs examples in order into [rows, slots], by first fit, until one does not fit.
-
-    Padding of documents takes slots as tokens do, so that documents start at whole blocks where
-    examples do.
-
-    align: every example starts at a slot that is a multiple of it; ``ModelConfig.alignment`` of the
-    model that is trained. longest: ``DocumentsConfig.longest``.
-
-    Returns the batch as numpy arrays, and how many examples were taken.
-
-    Raises:
-      ValueError: an example has more tokens than a row has slots, or a mask of another length.
-    """
-    # All arrays are filled in place below. ``where`` holds ``marks``, ``numbers`` and ``order``
-    # themselves, so it is filled with them. Positions are the order unless documents part the two.
-    ids, order, marks, numbers, zeros = (np.zeros((rows, slots), np.int32) for _ in range(5))
-    positions = np.zeros((rows, slots), np.int32)
-    where = Tokens(segments=marks, branches=zeros, documents=numbers, order=order)
-    batch = SupervisedBatch(ids, positions, where, np.zeros((rows, slots), np.float32), align)
-    used = [0] * rows  # a multiple of ``align`` in each row: where its next example starts
-    segments = [0] * rows
-    taken = 0
-    for example in examples:
-        count = len(example.tokens)
-        if not count == len(example.mask) <= slots:
-            raise ValueError(
-                f"example {taken}: {count} tokens and a mask of {len(example.mask)} for {slots=}"
-            )
-        row = next((row for row in range(rows) if used[row] + count <= slots), None)
-        if row is None:
-            break
-        segments[row] += 1
-        span = (row, slice(used[row], used[row] + count))
-        batch.tokens[span] = example.tokens
-        order[span] = np.arange(count)
-        batch.mask[span] = example.mask
-        if example.documents is None:
-            positions[span] = np.arange(count)
-            marks[span] = segments[row]
-        else:
-            real, numbers[span] = seen_as(np.asarray(example.documents))
-            positions[span] = rope_positions(np.asarray(example.documents), longest)
-            marks[span] = segments[row] * real
-        used[row] += -(-count // align) * align
-        taken += 1
-    return batch, taken

@@ -18,6 +18,7 @@ import numpy as np
 from pallas_kernels.tokens import branch_of
 from rl_code.learner import picks
 from rl_code.learner.examples import Example
+from rl_code.learner.row_slots import Slots
 from rl_code.types import Batch
 
 
@@ -33,13 +34,18 @@ class Node:
     start: int
     parent: Node | None
     children: list[Node] = dataclasses.field(default_factory=list)
-    # Slot of its first token in the row, once it is written.
-    slot: int = 0
+    # Slots of its tokens in the row, int [n], once it is written.
+    slots: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, int))
 
     @property
     def end(self) -> int:
         """Position behind its last token."""
         return self.start + len(self.tokens)
+
+    @property
+    def documents(self) -> np.ndarray:
+        """int32 [n], the ``documents`` of a Batch of its tokens; zeros without documents."""
+        return self.tokens[:, 1] if self.tokens.ndim == 2 else np.zeros(len(self.tokens), np.int32)
 
     @property
     def places(self) -> int:
@@ -118,9 +124,7 @@ class Piece:
     @property
     def document_tokens(self) -> int:
         """Tokens of all nodes that stand in documents."""
-        return sum(
-            int(np.sum(node.tokens[:, 1] > 0)) for node in self.nodes if node.tokens.ndim == 2
-        )
+        return sum(int(np.sum(node.documents > 0)) for node in self.nodes)
 
     @property
     def targets(self) -> int:
@@ -224,12 +228,11 @@ class RowWriter:
     batch: Batch
     # The row's index.
     index: int
-    # Every node starts at a slot that is a multiple of it.
-    align: int
+    # Gives the tokens of nodes their slots.
+    slots: Slots
     # The version of the learner's weights.
     version: int
-    # The first slot and the first target that are still free.
-    slot: int = 0
+    # The first target that is still free.
     target: int = 0
 
     def write(
@@ -255,20 +258,18 @@ class RowWriter:
             self._write_targets(example, ends)
 
     def _write_tokens(self, node: Node, segment: int, branch: int) -> None:
-        count = len(node.tokens)
-        span = (self.index, slice(self.slot, self.slot + count))
+        node.slots = self.slots.take(node.documents)
+        at = (self.index, node.slots)
         batch = self.batch
         if batch.documents is None:
-            batch.tokens[span] = node.tokens
-            batch.positions[span] = np.arange(node.start, node.end)
-        elif count:
+            batch.tokens[at] = node.tokens
+            batch.positions[at] = np.arange(node.start, node.end)
+        elif len(node.tokens):
             fields = (batch.tokens, batch.documents, batch.positions, batch.order)
             for field, column in zip(fields, node.tokens.T, strict=True):
-                field[span] = column
-        self.batch.segments[span] = segment
-        self.batch.branches[span] = branch
-        node.slot = self.slot
-        self.slot += -(-count // self.align) * self.align
+                field[at] = column
+        batch.segments[at] = segment
+        batch.branches[at] = branch
 
     def _write_targets(self, example: Example, ends: Sequence[Node | None]) -> None:
         """Writes the targets of a trajectory. Those of all its contexts stand next to each other,
@@ -285,16 +286,16 @@ class RowWriter:
             # A target is predicted from the token before it. This is the position of that token in
             # the whole context; ``indices`` count within the context's own tokens.
             before = context.kept + indices - 1
-            # Within a node, slots and positions rise together. For positions before the node's
-            # start the result is wrong, and is replaced by that of the node which holds them.
+            # Positions rise along ``before``. The node has those from ``own`` on, and the nodes
+            # that it continues have the others.
+            sources = np.zeros(len(before), int)
             node = end
-            sources = node.slot + before - node.start
-            # Positions rise along ``before``, so its first entry says how far up the tree to go.
-            while before[0] < node.start:
-                above = node.parent
-                there = above.slot + before - above.start
-                sources = np.where(before < node.start, there, sources)
-                node = above
+            behind = len(before)
+            while behind:
+                own = int(np.searchsorted(before[:behind], node.start))
+                sources[own:behind] = node.slots[before[own:behind] - node.start]
+                behind = own
+                node = node.parent
             picks.write(batch, span, context, sources)
             batch.sources[span] = sources
             batch.targets[span] = context.tokens[indices]

@@ -21,6 +21,7 @@ from pallas_kernels.tokens import Tokens, packed_rows
 from rl_code.learner.advantages import Credit
 from rl_code.learner.batching import PackConfig, empty_batch, needs, room, select
 from rl_code.learner.prefix_tree import RowWriter, share
+from rl_code.learner.row_slots import Slots
 from rl_code.types import Batch, Group, Trajectory
 
 
@@ -89,7 +90,8 @@ def pack_completions(
     """
     chosen, count, metrics = select(groups, advantages, config, version)
     batch = empty_batch(config, config.rows, count)
-    writers = [RowWriter(batch, row, config.align, version) for row in range(config.rows)]
+    slots = [Slots(config.align, config.slots, spare=0) for _ in range(config.rows)]
+    writers = [RowWriter(batch, row, own, version) for row, own in enumerate(slots)]
     takes = np.zeros((config.rows, 3), int)  # slots, targets and runs that each row uses
     laid_out = np.asarray(prompts.tokens)
     segments = np.asarray(prompts.segments)

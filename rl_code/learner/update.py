@@ -28,7 +28,6 @@ from models.lora import trained, with_trained
 from models.padding import gradient_norm, tied
 from models.sharding import constrain
 from rl_code.learner import balance, offload, picks
-from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.logprobs import Model, batch_logprobs, compared_logprobs, target_logprobs
 from rl_code.learner.objective import (
     Denominators,
@@ -39,6 +38,7 @@ from rl_code.learner.objective import (
     real_slots,
 )
 from rl_code.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from rl_code.learner.supervised_batching import SupervisedBatch
 from rl_code.types import Batch
 
 

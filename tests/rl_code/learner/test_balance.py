@@ -15,9 +15,9 @@ from models.moe import Routing
 from models.transformer import abstract_model
 from pallas_kernels.tokens import packed_rows
 from rl_code.learner import balance
-from rl_code.learner.batching import SupervisedBatch
 from rl_code.learner.objective import Terms
 from rl_code.learner.optimizer import OptimizerConfig, matrix_dimensions
+from rl_code.learner.supervised_batching import SupervisedBatch
 from rl_code.learner.update import init_state, make_sft_update
 from tests.models.small import VOCABULARY, small_config, small_model
 

@@ -100,7 +100,7 @@ def test_memory_of_a_device_falls_with_its_part_of_the_row():
     [
         ({"train.pack.slots": 100}, r"train.pack.slots=100 must be a multiple of mesh.context=8"),
         ({"sft.slots": 100}, r"sft.slots=100 must be a multiple of mesh.context=8"),
-        ({"train.pack.prompt_slots": 64}, r"prompt_slots=64 means two phases"),
+        ({"train.pack.prompt_slots": 60}, r"prompt_slots=60 must be a multiple of mesh.context=8"),
         ({"rollout.mesh.context": 2}, r"mesh.context=2 must be 1: .* set mesh.data=2"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,10 @@ import pytest
 
 from attention.blocks import aligned, entries
 from rl_code.documents import PADDING, DocumentsConfig, place, rope_positions, seen_as
-from rl_code.learner.batching import (
-    Demonstrated,
-    PackConfig,
-    empty_batch,
-    pack,
-    pack_supervised,
-    tokens_of,
-)
+from rl_code.learner.batching import PackConfig, empty_batch, pack, tokens_of
 from rl_code.learner.logprobs import batch_logprobs, target_logprobs
+from rl_code.learner.row_slots import cut_documents
+from rl_code.learner.supervised_batching import Demonstrated, pack_supervised
 from rl_code.learner.update import supervised_loss
 from tests.rl_code.learner.conftest import VOCAB, make_attending, make_trajectory
 from tests.rl_code.learner.steps import ONE, advantages_of, assert_close, first_step
@@ -35,6 +31,8 @@ PACK = PackConfig(
     runs=8,
     documents=DOCUMENTS,
 )
+# The same rows, which eight devices share.
+CUT = dataclasses.replace(PACK, parts=8)
 SIZES = (3, 1, 2)
 PAD = 0
 
@@ -145,10 +143,14 @@ def test_packed_rows_equal_the_contexts_one_by_one(build, methods):
     groups = make_groups(build, SIZES)
     packed, _ = pack(groups, advantages_of(SIZES), PACK, version=0)
     alone = apart([(t, 0) for group in groups for t in group.trajectories])
-    ways = ((packed, PACK.runs), (alone, None))
+    # with empty slots in front of documents that devices would share
+    cut, metrics = pack(groups, advantages_of(SIZES), CUT, version=0)
+    assert metrics["pack/documents_cut"] == 0 and np.any(cut.segments != packed.segments)
+    ways = ((packed, PACK.runs), (alone, None), (cut, PACK.runs))
     values = [by_trajectory(logprobs_of(model, batch, runs), batch) for batch, runs in ways]
     assert len(values[0]) == sum(t.sampled.sum() for group in groups for t in group.trajectories)
-    np.testing.assert_allclose(*values, rtol=0, atol=2e-5)
+    for found in values[1:]:
+        np.testing.assert_allclose(values[0], found, rtol=0, atol=2e-5)
 
     # whatever stands in padding, nobody sees it
     spoiled = np.where(alone.segments > 0, alone.tokens, 1 + alone.order % (VOCAB - 1))
@@ -163,16 +165,19 @@ def test_packed_rows_equal_the_contexts_one_by_one(build, methods):
         within = counted - np.vectorize(first.get)(batch.trajectories)
         return (batch.mask * np.cos(within + batch.trajectories)).astype(np.float32)
 
-    assert_close(*(by_trajectory(weights(batch), batch) for batch, _ in ways))
+    weighed = [by_trajectory(weights(batch), batch) for batch, _ in ways]
     gradients = [gradient_of(model, batch, weights(batch), runs) for batch, runs in ways]
-    assert_close(*gradients, rtol=1e-4, floor=1e-3)
+    for other in (1, 2):
+        assert_close(weighed[0], weighed[other])
+        assert_close(gradients[0], gradients[other], rtol=1e-4, floor=1e-3)
 
 
 def test_no_block_and_no_stretch_has_tokens_of_two_documents(build):
     size = DOCUMENTS.page
     cut = jax.jit(lambda tokens: aligned(tokens, size, PACK.runs, documents=True))
-    for seed in range(3):
-        batch, _ = pack(make_groups(build, SIZES, seed=seed), advantages_of(SIZES), PACK, version=0)
+    for seed, config in itertools.product(range(3), (PACK, CUT)):
+        groups = make_groups(build, SIZES, seed=seed)
+        batch, _ = pack(groups, advantages_of(SIZES), config, version=0)
         tokens = tokens_of(batch)
         blocks = cut(tokens)
         stretched = entries(blocks, 4, 2)
@@ -211,8 +216,9 @@ def test_demonstrations_with_documents_equal_the_contexts_one_by_one(build, meth
         slots=512,
         align=model.config.alignment,
         longest=DOCUMENTS.longest,
+        parts=8,
     )
-    assert taken == len(contexts)
+    assert taken == len(contexts) and not cut_documents(batch.where, 8)
     alone = apart([(t, 0) for group in groups for t in group.trajectories])
     values = by_trajectory(logprobs_of(model, alone, None), alone)
     loss, _ = jax.jit(supervised_loss)(model, batch)

@@ -18,16 +18,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from models.sharding import MeshConfig, make_mesh, parameter_shardings
 from models.transformer import Transformer
 from pallas_kernels.tokens import packed_rows, sequences
-from rl_code.learner.batching import (
-    Demonstrated,
-    PackConfig,
-    SupervisedBatch,
-    empty_batch,
-    pack,
-    pack_supervised,
-)
+from rl_code.learner.batching import PackConfig, empty_batch, pack
 from rl_code.learner.logprobs import batch_logprobs
 from rl_code.learner.optimizer import decayed, learning_rate
+from rl_code.learner.supervised_batching import Demonstrated, SupervisedBatch, pack_supervised
 from rl_code.learner.update import (
     init_state,
     make_sft_update,

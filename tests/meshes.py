@@ -1,0 +1,61 @@
+"""Every mesh of eight devices, and the models that are tried on them."""
+
+from __future__ import annotations
+
+import itertools
+
+from attention.methods.dense import Dense
+from attention.methods.moba import MoBA
+from attention.methods.nsa import NSA
+from attention.methods.squid import GatedDocuments
+from attention.methods.window import Window
+from models.model_config import MoE
+from models.sharding import MESH_AXES, MeshConfig
+
+DEVICES = 8
+
+
+def _name(config: MeshConfig) -> str:
+    sizes = zip(MESH_AXES, config.sizes, strict=True)
+    return " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1)
+
+
+_FACTORS = itertools.product((1, 2, 4, 8), repeat=len(MESH_AXES))
+_ALL = [MeshConfig(**dict(zip(MESH_AXES, sizes, strict=True))) for sizes in _FACTORS]
+# All 35: one axis of 8, two of 4 and 2, three of 2.
+MESHES = {_name(config): config for config in _ALL if config.devices == DEVICES}
+
+METHODS = {
+    "dense": (Dense(),),
+    "window": (Window(7),),
+    "nsa": (NSA(length=4, stride=2, block=8, picks=3, initial=1, local=1, window=10),),
+    "moba": (MoBA(block=8, picks=2),),
+    # on contexts with documents, in one softmax and in two
+    "squid": (Dense(), GatedDocuments()),
+}
+
+# What follows attention: a dense part, or experts, of which a device has parts or whole ones.
+FEED_FORWARD = {
+    "plain": None,
+    "experts": MoE(experts=8, active=2, mlp_dim=8, shared=1),
+    "folded": MoE(experts=8, active=2, mlp_dim=8, shared=1, fold=True),
+}
+
+
+def differs(mesh: str, feed_forward: str) -> bool:
+    """Whether a model has other programs on a mesh than with another feed-forward part."""
+    return feed_forward != "folded" or MESHES[mesh].tensor > 1
+
+
+def model_options(mesh: str, methods: str, feed_forward: str) -> dict:
+    """What a small model has that can be cut over a mesh."""
+    attention = METHODS[methods]
+    heads = 8 if MESHES[mesh].tensor == DEVICES else 4
+    return dict(
+        attention=attention,
+        num_layers=len(attention),
+        num_heads=8,
+        num_kv_heads=heads,
+        head_dim=4,
+        moe=FEED_FORWARD[feed_forward],
+    )

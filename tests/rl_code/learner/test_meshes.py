@@ -1,0 +1,122 @@
+"""Updates on every mesh of eight devices are those of one device: metrics, loss and gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+
+from models.sharding import make_mesh, parameter_shardings, partition_spec
+from rl_code.learner.batching import pack
+from rl_code.learner.two_phase_batching import pack_completions
+from rl_code.learner.update import init_state
+from tests.meshes import FEED_FORWARD, MESHES, METHODS, differs, model_options
+from tests.rl_code.learner import test_documents
+from tests.rl_code.learner.conftest import make_group, make_model, make_turns
+from tests.rl_code.learner.steps import (
+    LOSS,
+    ONE,
+    OPTIMIZER,
+    SIZES,
+    TWO,
+    advantages_of,
+    assert_close,
+    first_step,
+    fresh,
+    laid_out,
+    update_for,
+)
+
+# The groups of a batch with documents, one in each row, and its shapes.
+DOCUMENT_SIZES = (2, 1, 2, 1, 2, 2, 1, 2)
+WITH_DOCUMENTS = dataclasses.replace(test_documents.PACK, rows=8)
+CASES = [
+    (mesh, methods, feed_forward)
+    for mesh in MESHES
+    for methods in METHODS
+    for feed_forward in FEED_FORWARD
+    if differs(mesh, feed_forward)
+]
+
+
+@functools.cache
+def batch_of(methods: str, parts: int):
+    """(batch, most runs of a row). No document lies on two of ``parts`` devices."""
+    if methods == "squid":
+        builders = types.SimpleNamespace(group=make_group)
+        groups = test_documents.make_groups(builders, DOCUMENT_SIZES)
+        config = dataclasses.replace(WITH_DOCUMENTS, parts=parts)
+        batch, metrics = pack(groups, advantages_of(DOCUMENT_SIZES), config, version=0)
+        assert not metrics.get("pack/documents_cut")
+        return batch, config.runs
+    return pack(make_turns(SIZES), advantages_of(SIZES), ONE, version=0)[0], ONE.runs
+
+
+@functools.cache
+def alone(methods: str, **options):
+    """(gradient, metrics) of an update on one device."""
+    batch, runs = batch_of(methods, 1)
+    gradient, metrics, _ = first_step(make_model(**options), batch, runs=runs)
+    return jax.device_get((gradient, metrics))
+
+
+def on_mesh(model, mesh):
+    """A copy of a model, cut over a mesh."""
+    return jax.device_put(fresh(model), parameter_shardings(model, mesh))
+
+
+def options_of(names: tuple[str, ...]) -> dict:
+    """What a small model of these methods has."""
+    attention = tuple(method for name in names for method in METHODS[name])
+    return dict(
+        attention=attention, num_layers=len(attention), num_heads=8, num_kv_heads=4, head_dim=4
+    )
+
+
+@pytest.mark.long
+def test_two_phases_on_a_mesh_make_the_update_of_one_phase_on_one_device():
+    """Rows of prompts and of what follows them are cut over ``context`` each."""
+    model = make_model(**options_of(("window", "nsa")))
+    groups = make_turns(SIZES)
+    advantages = advantages_of(SIZES)
+    prompts = laid_out(groups)
+    completions, _ = pack_completions(groups, advantages, prompts, TWO, version=0)
+    gradient, metrics, _ = first_step(model, batch_of("window", 1)[0], runs=ONE.runs)
+    mesh = make_mesh(MESHES["fsdp 2 x context 2 x tensor 2"])
+    placed = on_mesh(model, mesh)
+    with jax.set_mesh(mesh):
+        rows = NamedSharding(mesh, partition_spec(("batch",)))
+        prompts, completions = jax.device_put((prompts, completions), rows)
+        way = dict(micro_batches=2, runs=TWO.runs, prompts=prompts)
+        found, found_metrics, _ = first_step(placed, completions, **way)
+    assert found_metrics.pop("train/residual_mib") > 0
+    assert_close(found, gradient)
+    assert_close(found_metrics, metrics)
+
+
+@pytest.mark.slow(reason="compiles for hours")
+@pytest.mark.parametrize("mesh, methods, feed_forward", CASES)
+def test_updates_are_those_of_one_device(mesh, methods, feed_forward):
+    options = model_options(mesh, methods, feed_forward)
+    model = make_model(**options)
+    config = MESHES[mesh]
+    batch, runs = batch_of(methods, config.context)
+    devices = make_mesh(config)
+    placed = on_mesh(model, devices)
+    with jax.set_mesh(devices):
+        state = init_state(placed, OPTIMIZER)
+        rows = jax.device_put(batch, NamedSharding(devices, partition_spec(("batch",))))
+        ref = batch.logprobs - 0.2 * np.sin(batch.targets)
+        prox = batch.logprobs + 0.1 * np.cos(batch.targets)
+        micro_batches = 1 if config.row_shards == 8 else 2
+        update = update_for(LOSS, OPTIMIZER, micro_batches, runs)
+        state, found = jax.device_get(update(state, rows, prox, ref))
+    gradient, metrics = alone(methods, **options)
+    assert_close(optax.tree.get(state.opt_state, "mu"), gradient)
+    assert_close(found, metrics)
