@@ -19,6 +19,7 @@ With --played=<workdir> also the tasks of the run's first suite, played by its n
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -159,6 +160,7 @@ def run_tasks(workdir: Path, drafts: Sequence[Guessing]) -> list[dict]:
     suite = config.suites[0]
     engine = suite.engine or config.rollout.engine
     with Run(config, workdir) as run, jax.set_mesh(run.mesh):
+        episode = functools.partial(run.episode, protocol=suite.protocol, limits=suite.limits)
         model = run.sampler(newest(run, workdir), suite.dtype)
         tasks = run.suite_tasks(suite)
 
@@ -170,7 +172,7 @@ def run_tasks(workdir: Path, drafts: Sequence[Guessing]) -> list[dict]:
         def play(way: Guessing, number: int):
             first = number * _TASKS % max(1, len(tasks) - _TASKS + 1)
             part = tasks[first : first + _TASKS]
-            return timed(schedulers[way], model, part, run.episode, group_size=suite.samples)
+            return timed(schedulers[way], model, part, episode, group_size=suite.samples)
 
         found = compare(play, drafts)
     name = f"suite {suite.name} of {workdir.name}"
