@@ -22,6 +22,8 @@ _LONGEST = 400
 # than ``SandboxConfig.output_bytes``, 4,000 by default.
 _KEPT = 240
 _ROOM = 3600
+# The exit code where there is no such program, as in a world whose image has no Python.
+_NO_PROGRAM = 127
 
 # Reads what to search for from its standard input, as JSON, and prints what it found as JSON.
 _PROGRAM = """
@@ -100,6 +102,8 @@ def search(
     done = workspace.sandbox.run(argv, stdin=json.dumps(asked), timeout_s=timeout_s)
     if done.timed_out:
         return Found((), 0, f"stopped after {timeout_s:g} s; use a simpler expression")
+    if done.exit_code == _NO_PROGRAM:
+        return Found((), 0, "the search needs python3, which this sandbox has not")
     try:
         answer = json.loads(done.stdout)
         if "error" in answer:

@@ -108,6 +108,7 @@ class Workspace:
         if self.handed_in is not None:
             raise ValueError(f"the workspace of task {self.task.id} was handed in already")
         other = copy.copy(self)
+        other.notes = dict(self.notes)
         if self._sandbox is None:
             other._files = dict(self._files)
         else:

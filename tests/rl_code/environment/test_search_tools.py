@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl_code.environment.layers import repository as repository_layer
+from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.pool import File, SandboxPool
 from rl_code.environment.tools.api import check, execute, find_tools
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.named import Named
-from rl_code.types import Task, Tests, ToolCall
+from rl_code.types import Layer, Task, Tests, ToolCall, World
 
 FILES = {
     "cart.py": "from tax import rate\n\n\ndef total(xs):\n    return rate(xs) + [1]\n",
@@ -30,8 +32,13 @@ TOOLS = find_tools(tuple(Named(name) for name in NAMES))
 
 
 @pytest.fixture(scope="module")
-def sandboxes():
-    with SandboxPool(SandboxConfig()) as pool:
+def store(tmp_path_factory):
+    return LayerStore(tmp_path_factory.mktemp("layers"))
+
+
+@pytest.fixture(scope="module")
+def sandboxes(store):
+    with SandboxPool(SandboxConfig(layers=str(store.folder))) as pool:
         yield pool
 
 
@@ -40,8 +47,8 @@ def workspace(task, sandboxes, limits):
     yield from opened(task, sandboxes, limits, FILES)
 
 
-def opened(task, sandboxes, limits, files, **meta):
-    task = dataclasses.replace(task, files=files, meta=meta)
+def opened(task, sandboxes, limits, files, world=None, **meta):
+    task = dataclasses.replace(task, files=files, world=world, meta=meta)
     made = Workspace(task, sandboxes, limits, verbose=False)
     yield made
     made.close()
@@ -138,7 +145,7 @@ def test_history_is_refused_where_there_is_no_repository(workspace):
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """Files of a repository with three commits, the middle one's name, and the last one's."""
+    """A repository of three commits, its files, and the names of the commits."""
     folder = tmp_path_factory.mktemp("repository")
 
     def git(*line: str) -> str:
@@ -160,12 +167,18 @@ def repository(tmp_path_factory):
         if path.is_file() and path.parent.name != "hooks"
     }
     files |= {"tax.py": "LIMIT = 1\nRATE = 1\n"}
-    return files, names
+    return folder, files, names
 
 
-def test_history_tells_of_the_ancestors_alone(task, sandboxes, limits, repository):
-    files, (first, middle, last) = repository
-    workspace = next(opened(task, sandboxes, limits, files, base_commit=middle))
+@pytest.mark.parametrize("layered", [False, True], ids=["files", "layer"])
+def test_history_tells_of_the_ancestors_alone(task, sandboxes, limits, repository, store, layered):
+    folder, files, (first, middle, last) = repository
+    if layered:
+        digest = repository_layer.build(store, folder, middle)
+        world = World((Layer(digest, "/workspace"),))
+        workspace = next(opened(task, sandboxes, limits, {}, world))
+    else:
+        workspace = next(opened(task, sandboxes, limits, files, base_commit=middle))
     log = use(workspace, "history", action="log").content.splitlines()
     assert [line.partition(": ")[2] for line in log] == ["Limit 1", "Limit 0"]
     shown = use(workspace, "history", action="show", of=first[:8]).content
@@ -176,7 +189,7 @@ def test_history_tells_of_the_ancestors_alone(task, sandboxes, limits, repositor
     assert "-LIMIT = 0" in changes and "LIMIT = 2" not in changes
     for action, of, word in [
         ("show", last, "no commit"),
-        ("show", "HEAD", "no commit"),
+        *([] if layered else [("show", "HEAD", "no commit")]),
         ("show", "main --all", "names no commit"),
         ("show", "--output=x", "names no commit"),
         ("log", "../x", "outside"),

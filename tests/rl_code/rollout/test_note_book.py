@@ -162,6 +162,9 @@ def test_what_an_episode_reads_is_in_its_task_and_what_it_stores_is_its_own():
     use(first, "memory_store", name="tax", text="new")
     assert use(second, "memory_recall", question="tax").content == "tax: old"
     assert notes_of(task) == {"tax": "old"}
+    fork = first.fork()
+    use(fork, "memory_forget", name="tax")
+    assert first.notes == {"tax": "new"} and fork.notes == {}
 
 
 def test_a_record_that_is_not_kept_is_refused():
