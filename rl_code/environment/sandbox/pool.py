@@ -115,8 +115,9 @@ class SandboxPool:
             try:
                 if request:
                     _mount(connection, request)
-                entries = to_session(files)
-                connection.ask({"op": "restore" if request else "write", "files": entries})
+                if files or not request:
+                    entries = to_session(files)
+                    connection.ask({"op": "restore" if request else "write", "files": entries})
                 return Sandbox(connection, self._judges, world)
             except SandboxFault as fault:
                 connection.close()

@@ -14,7 +14,6 @@ from . import seccomp
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 4096, 16384
-MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_CAPBSET_DROP, PR_CAP_AMBIENT = (
     1,
     4,
@@ -64,12 +63,6 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
     texts = (source.encode(), target.encode(), kind.encode())
     if libc.mount(*texts, ctypes.c_ulong(flags), options.encode()):
         raise _error(f"mount {target}")
-
-
-def unmount(target: str) -> None:
-    """Takes a mount away; files that are open stay open. Raises OSError."""
-    if libc.umount2(target.encode(), MNT_DETACH):
-        raise _error(f"unmount {target}")
 
 
 def mount_proc() -> None:

@@ -106,7 +106,7 @@ class World:
         self.below = f"{_kept(f'{CHANGES}/{name}.below')}{within}"
         self.environment = self._environment(request["environment"])
         os.chdir("/")
-        kernel.unmount(CHANGES)
+        kernel.mount("tmpfs", CHANGES, "tmpfs", kernel.MS_RDONLY, _EMPTY)
         self.close()
 
     def enter(self) -> None:
@@ -150,7 +150,9 @@ def _overlay(name: str, layers: list[str], target: str) -> None:
     for kind in ("", ".work", ".empty"):
         os.mkdir(f"{CHANGES}/{name}{kind}", 0o755)
     lower = ":".join([*layers, f"{CHANGES}/{name}.empty"])
-    options = f"lowerdir={lower},upperdir={CHANGES}/{name},workdir={CHANGES}/{name}.work,userxattr"
+    folders = f"upperdir={CHANGES}/{name},workdir={CHANGES}/{name}.work"
+    # volatile: nothing is written to a disk, so there is nothing to wait for at the end.
+    options = f"lowerdir={lower},{folders},userxattr,volatile"
     kernel.mount("overlay", target, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
 

@@ -144,7 +144,8 @@ def test_neither_the_store_nor_the_changes_can_be_reached(sandboxes, world):
             done = sandbox.run(["bash", "-c", look], timeout_s=60).stdout
             assert "/opt/layers': Permission denied" in done and "\n0\n1\n2\n3\nCap" in done
             assert done.count("0000000000000000") == 4 and "CapBnd:\t0000000000240000" in done
-            assert "/opt/changes:\nls: " in done or "/opt/changes:\n0" in done
+            covered = "/opt/changes': Permission denied" in done
+            assert covered or (sandbox.world is None and "/opt/changes:\n" in done)
             for attack in ("umount -l /opt/layers", "chmod 777 /opt/layers", "umount /workspace"):
                 assert sandbox.run(["bash", "-c", attack], timeout_s=60).exit_code
 
