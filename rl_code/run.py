@@ -143,6 +143,11 @@ class Run:
                 "go from one process to one process: run the role prefill and each actor in one, "
                 "or set it to None"
             )
+        if self.role == "actor" and rollout.engine.host_pages_mb is not None:
+            raise ConfigError(
+                f"rollout.engine.host_pages_mb={rollout.engine.host_pages_mb}: an actor in "
+                f"{jax.process_count()} processes keeps no pages on the host; set it to None"
+            )
         if self.role == "actor" and self.config.rollout.prefill_mesh:
             raise ConfigError(
                 f"rollout.prefill_mesh={self.config.rollout.prefill_mesh}: an actor in "

@@ -139,6 +139,9 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
     engine/prompts_asked: prompts that a prefill process was asked for, of which
     engine/prompts_by_itself were prefilled here after all; engine/received_pages, _tokens and _mib
     came from it, and actor/pages_wait_s were waited for them with nothing to decode.
+    engine/pages_to_host, _from_host: pages of prompts that went to the host's memory and came
+    back; engine/host_tokens: the tokens of these, which were not prefilled again; engine/host_mib:
+    the most there.
     """
     if stats is None:
         return {}
@@ -163,8 +166,15 @@ def actor_metrics(stats: ActorStats | None) -> dict[str, float]:
         "engine/received_mib": rollout.received_bytes / 2**20,
         "actor/pages_wait_s": rollout.pages_wait_s,
     }
+    host = {
+        "engine/pages_to_host": float(rollout.pages_to_host),
+        "engine/pages_from_host": float(rollout.pages_from_host),
+        "engine/host_tokens": float(rollout.host_tokens),
+        "engine/host_mib": rollout.host_bytes / 2**20,
+    }
     return {
         **(documents if rollout.documents else {}),
+        **(host if rollout.pages_to_host or rollout.pages_from_host else {}),
         **(pages if rollout.prompts_asked else {}),
         **(drafts if rollout.drafted_tokens else {}),
         "engine/generated_tokens": float(rollout.sampled_tokens),

@@ -31,8 +31,9 @@ MAY_CHANGE = (
     "train.optimizer.total_steps",
     "rollout.workers",
     "rollout.tool_timeout_s",
-    # where prompts are prefilled changes no sample
+    # where prompts are prefilled, and where their pages wait, changes no sample
     "rollout.prefill",
+    "rollout.engine.host_pages_mb",
     # The layers of a task are named by their content, wherever the store is.
     "sandbox.layers",
     "asynchrony.work",

@@ -66,6 +66,9 @@ class PageAllocator:
         # Full pages by the hash of their tokens, and the reverse. Free pages may be among them.
         self._page_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        # With a list here: pages that could be found and are used for something else now, with what
+        # they were known by. The caller takes them from it before it writes to a page.
+        self.dropped: list[tuple[int, bytes]] | None = None
         # Sequences by number, and the next number.
         self._sequences: dict[int, _Held] = {}
         self._next = 0
@@ -231,6 +234,10 @@ class PageAllocator:
         """The pages of a sequence, reserved ones last."""
         return list(self._get(sequence).pages)
 
+    def names(self, sequence: int) -> list[bytes | None]:
+        """What the pages of a sequence can be found by; None for those that cannot be."""
+        return [self._digest_of.get(page) for page in self._get(sequence).pages]
+
     def tables(self, sequences: Sequence[int], width: int) -> np.ndarray:
         """int32 [len(sequences), width]: the pages of each, then -1."""
         table = np.full((len(sequences), width), -1, np.int32)
@@ -313,7 +320,10 @@ class PageAllocator:
         pages = [page for page, _ in zip(self._free, range(count), strict=False)]
         for page in pages:
             if page in self._digest_of:
-                del self._page_of[self._digest_of.pop(page)]
+                name = self._digest_of.pop(page)
+                del self._page_of[name]
+                if self.dropped is not None:
+                    self.dropped.append((page, name))
         self._hold(pages)
         return pages
 

@@ -351,8 +351,19 @@ class Admission:
                     holders = [
                         other for other in self.rows if other.held and other.shard == row.shard
                     ]
-                    self._pool.save(holders[-1], on_device=False)
+                    self._pool.save(self._gives_way(holders, row), on_device=False)
         return False
+
+    def _gives_way(self, holders: list[Row], row: Row) -> Row:
+        """Which of the rows that hold pages loses them to ``row``: the youngest. With pages on the
+        host it is a younger one that waits for a tool, if there is any, since it needs none now.
+        """
+        if self._pool.engine.config.host_pages_mb is not None:
+            younger = self.rows[self.rows.index(row) + 1 :]
+            waiting = [other for other in holders if other.waiting and other in younger]
+            if waiting:
+                return waiting[-1]
+        return holders[-1]
 
 
 def with_keys(trajectory: Trajectory, keys: Sequence[tuple[int, int]]) -> Trajectory:

@@ -30,6 +30,11 @@ class EngineConfig:
     # MiB that the pages may take. If ``pages`` would take more, there are fewer pages, and episodes
     # are pre-empted when they run out. None for no such limit.
     pages_mb: float | None = None
+    # MiB of the host's memory for pages of prompts that nobody holds any more and whose place on
+    # the device is needed. They come back when a prompt with the same beginning is played, instead
+    # of being prefilled again. Episodes that wait for a tool then give their pages to older ones
+    # before others do. None for no such pages.
+    host_pages_mb: float | None = None
     # Rows of one prefill.
     prefill_rows: int = 4
     # Tokens of each row of one prefill. A longer prompt takes several.
@@ -117,8 +122,9 @@ class EngineConfig:
                 f"pages={self.pages} of {self.page} tokens must hold length={self.length} tokens "
                 "and one page more"
             )
-        if self.pages_mb is not None and not self.pages_mb > 0:
-            raise ValueError(f"pages_mb={self.pages_mb} must be positive")
+        for name in ("pages_mb", "host_pages_mb"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive")
         if self.draft_tokens < 0 or self.draft_library < 0:
             raise ValueError(
                 f"draft_tokens={self.draft_tokens} and draft_library={self.draft_library} must be "

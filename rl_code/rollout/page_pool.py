@@ -30,6 +30,7 @@ from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput
 from rl_code.rollout.document_pool import DocumentPool
 from rl_code.rollout.engine import Engine
+from rl_code.rollout.host_pages import HostPages, together
 from rl_code.rollout.prefill_input import prefill_input
 from rl_code.rollout.prefill_wire import block_sizes
 from rl_code.rollout.spans import ContextRuns, Document, Run, Span
@@ -44,6 +45,10 @@ class PagePool:
         self._config = engine.config
         self._page_bytes = page_bytes(engine.cache_shape())
         self._weights = 0
+        # Documents have pages of their own, which are found by other names: none with them.
+        budget = self._config.host_pages_mb
+        documents = self._config.longest_document is not None
+        self._host = None if budget is None or documents else HostPages(budget * 2**20)
         self.clear()
 
     def clear(self) -> None:
@@ -59,7 +64,14 @@ class PagePool:
         self._filling: dict[Span, None] = {}
         # Pages (source, target) of each shard that must be copied before anything is written.
         self._copies: list[list[tuple[int, int]]] = [[] for _ in self._shards]
+        if self._host is not None:
+            self._host.clear()
+            for allocator in self._shards:
+                allocator.dropped = []
         self._peak = 0
+        # Pages to the host and from there since the counts were last taken, and the most bytes
+        # there.
+        self._host_counts = (0, 0, 0)
         # Documents that were put on contexts since the counts were last taken, those of them that
         # were found, and the tokens of these.
         self._counts = (0, 0, 0)
@@ -71,6 +83,8 @@ class PagePool:
     def new_weights(self) -> None:
         """From now on prompts and documents are shared with those of the same weights only."""
         self._weights += 1
+        if self._host is not None:
+            self._host.clear()
 
     def place(self, model: Transformer) -> Transformer:
         """A model on this engine's devices. Each shard of rows has the whole weights."""
@@ -83,9 +97,15 @@ class PagePool:
         peak, self._peak = self._peak, self._used()
         asked, found, tokens = self._counts
         self._counts = (0, 0, 0)
+        sent, back, most = self._host_counts
+        self._host_counts = (0, 0, 0)
         return dataclasses.replace(
             stats,
             kv_bytes=stats.kv_bytes + peak * self._page_bytes,
+            pages_to_host=stats.pages_to_host + sent,
+            pages_from_host=stats.pages_from_host + back,
+            host_tokens=stats.host_tokens + back * self._config.page,
+            host_bytes=stats.host_bytes + most,
             documents=stats.documents + asked,
             documents_found=stats.documents_found + found,
             document_tokens_found=stats.document_tokens_found + tokens,
@@ -269,11 +289,46 @@ class PagePool:
         unwritten = self._unwritten(shard)
         shared = self.pages(span)[: cached // page]
         written = next((at for at, found in enumerate(shared) if found in unwritten), len(shared))
+        # what was saved of a span is put back in any case
+        if self._host is not None and span.saved is None and written == len(shared):
+            written += self._from_host(span, written, len(tokens))
         span.cached = written * page
         span.advance()
         if span.cached < len(tokens):
             self._filling[span] = None
         self._note_use()
+
+    def _from_host(self, span: Span, first: int, length: int) -> int:
+        """Puts pages that are on the host onto those of a span from its page ``first`` on; returns
+        how many. As in ``PageAllocator.start`` the last of its ``length`` tokens is not among them.
+        """
+        names = self._shards[span.shard].names(span.sequence)
+        found = self._host.find(names[first : max(0, length - 1) // self._config.page])
+        pages = self.pages(span)[first : first + len(found)]
+        at = 0
+        for size in block_sizes(len(found)):
+            block = slice(at, at + size)
+            self._write(span.shard, pages[block], together(found[block]))
+            at += size
+        sent, back, most = self._host_counts
+        self._host_counts = (sent, back + len(found), most)
+        return len(found)
+
+    def _to_host(self) -> None:
+        """Copies pages that could be found, and will be written to, to the host."""
+        for shard, allocator in enumerate(self._shards):
+            dropped, allocator.dropped = allocator.dropped, []
+            # two shards may drop the same page, and one may have come from the host
+            dropped = [pair for pair in dropped if self._host.lacks(pair[1])]
+            at = 0
+            for size in block_sizes(len(dropped)):
+                pages, names = zip(*dropped[at : at + size], strict=True)
+                at += size
+                padded = self._padded(shard, list(pages), fill=0, width=size)
+                content = self.engine.read_pages(self._arrays, padded)
+                self._host.keep(names, [x[shard * size : (shard + 1) * size] for x in content])
+            sent, back, most = self._host_counts
+            self._host_counts = (sent + len(dropped), back, max(most, self._host.bytes))
 
     def _choose_shard(self, span: Span, length: int) -> tuple[int, list[int]]:
         """(the shard with the most room for a span, the pages of its documents that are there).
@@ -425,6 +480,8 @@ class PagePool:
     def _make_copies(self) -> None:
         """Copies the pages that are due, in as many dispatches as it takes."""
         size = self._config.slots
+        if self._host is not None:
+            self._to_host()  # before anything writes to these pages
         while any(self._copies):
             sources = np.zeros((self.engine.shards, size), np.int32)
             # a page number past the end copies nothing

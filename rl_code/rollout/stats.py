@@ -51,6 +51,13 @@ class RolloutStats:
     received_bytes: int = 0
     # Seconds in which nothing could decode, and pages were waited for.
     pages_wait_s: float = 0.0
+    # Pages of prompts that went to the host's memory, those that came back from there, and the
+    # tokens whose keys these have, which were not prefilled again.
+    pages_to_host: int = 0
+    pages_from_host: int = 0
+    host_tokens: int = 0
+    # Bytes of the most pages that were there at once.
+    host_bytes: int = 0
     # Bytes of the most pages that were in use at once.
     kv_bytes: int = 0
 

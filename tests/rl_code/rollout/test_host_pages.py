@@ -1,0 +1,85 @@
+"""Pages of prompts that wait on the host come back with their bits, and are not prefilled again."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from rl_code.rollout.admission import Admission, Row
+from rl_code.rollout.host_pages import HostPages, together
+from rl_code.rollout.page_pool import PagePool
+from rl_code.rollout.scheduler import Scheduler
+from tests.rl_code.rollout.small import (
+    ENGINE,
+    MODEL,
+    VOCAB,
+    Letters,
+    assert_same,
+    engine_of,
+    play,
+)
+from tests.rl_code.rollout.test_scheduler import METHODS, _assert_all_free
+
+# Eight prompts of 15 tokens; the first ones are played again at the end, when others have taken
+# their pages.
+PROMPTS = np.random.default_rng(5).integers(1, VOCAB, (8, 15)).tolist()
+TASKS = [types.SimpleNamespace(id=f"{at}", prompt=prompt) for at, prompt in enumerate(PROMPTS)]
+TASKS += TASKS[:4]
+
+
+def played(engine, model=MODEL, shards=1):
+    scheduler = Scheduler(
+        engine_of(model, engine, shards), Letters(), workers=4, tool_timeout_s=30.0
+    )
+    try:
+        groups, stats = play(TASKS, group_size=2, model=model, scheduler=scheduler)
+        _assert_all_free(scheduler)
+        return groups, stats
+    finally:
+        scheduler.close()
+
+
+@pytest.mark.quick(first=1)
+@pytest.mark.parametrize(
+    "name", ["dense", "dense and nsa", "moba", "window", "squid", "two shards"]
+)
+def test_prompts_that_waited_on_the_host_are_not_prefilled_again_and_change_no_token(name):
+    attention, changes = METHODS.get(name, (MODEL.attention, {}))
+    model = dataclasses.replace(MODEL, attention=attention)
+    shards = 2 if name == "two shards" else 1
+    page = changes.get("page", ENGINE.page)
+    engine = dataclasses.replace(ENGINE, prompt_length=16, pages=72 // page, **changes)
+    without, plain = played(engine, model, shards)
+    kept, stats = played(dataclasses.replace(engine, host_pages_mb=1.0), model, shards)
+    assert_same(kept, without)
+    assert plain.pages_to_host == plain.pages_from_host == 0
+    assert stats.pages_from_host > 0 and stats.pages_to_host > 0
+    assert stats.host_tokens == stats.pages_from_host * engine.page
+    assert stats.prefilled_tokens < plain.prefilled_tokens
+    assert 0 < stats.host_bytes <= 2**20
+
+
+def test_the_host_keeps_the_pages_that_were_used_last():
+    pages = [np.full((4, 2), at, np.float32) for at in range(5)]
+    host = HostPages(budget=3 * pages[0].nbytes)
+    for at, page in enumerate(pages):
+        host.keep([b"%d" % at], [jax.numpy.asarray(page)[None]])
+        assert not host.lacks(b"1") or at < 1  # page 1 is used all the time
+    assert host.bytes == 3 * pages[0].nbytes
+    assert [at for at in range(5) if not host.lacks(b"%d" % at)] == [1, 3, 4]
+    (content,) = together(host.find([b"3", b"4", b"0", b"1"]))
+    np.testing.assert_array_equal(content, np.stack(pages[3:]))
+
+
+def test_younger_episodes_that_wait_for_a_tool_give_their_pages_first():
+    for budget, loser in ((1.0, 2), (None, 3)):
+        pool = PagePool(engine_of(MODEL, dataclasses.replace(ENGINE, host_pages_mb=budget)))
+        admission = Admission(pool, pool, 8)
+        # the first one waits too, and is older than the one that needs pages
+        rows = [Row(waiting=waiting, sequence=0) for waiting in (True, False, True, False)]
+        admission.rows = rows
+        assert admission._gives_way(rows, rows[1]) is rows[loser]
