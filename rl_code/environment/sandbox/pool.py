@@ -10,6 +10,7 @@ of ``call`` and ``check`` carries what a candidate wrote, and only disposable pr
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,7 +95,7 @@ class SandboxPool:
     """
 
     def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
-        self._layers = LayerStore(config.layers) if config.layers else None
+        self._layers = _store(config.layers) if config.layers else None
         self._sandboxes = Sandboxes(config, modes)
         self._judges = Judges()
 
@@ -173,6 +174,24 @@ class SandboxPool:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _store(folder: str) -> LayerStore:
+    """The layer store in a folder. Raises SandboxUnavailable for one that sandboxes cannot use."""
+    try:
+        store = LayerStore(folder)
+        owner = store.folder.stat().st_uid
+    except OSError as error:
+        raise SandboxUnavailable(f"sandbox.layers={folder!r} is no layer store: {error}") from error
+    # In a sandbox the files of a layer must belong to the agent, or it could not change its copies.
+    # Root shows them so, whoever owns them; others can show only what is their own.
+    user = os.geteuid()
+    if user not in (0, owner):
+        raise SandboxUnavailable(
+            f"sandbox.layers={folder!r} belongs to user {owner}, and sandboxes are started by "
+            f"{user}: build a store of your own with python -m launch.layers"
+        )
+    return store
 
 
 def _mount(connection: Connection, request: dict[str, Any]) -> None:

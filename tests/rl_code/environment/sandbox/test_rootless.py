@@ -32,6 +32,27 @@ with SandboxPool({CONFIG!r}) as pool, pool.open(files) as sandbox:
     print(sandbox.run(["python3", "-c", bomb], timeout_s=60).exit_code, os.geteuid())
 """
 
+# Changes a file of a layer, in a store of its own, and forks.
+LAYERS = """
+import pathlib, tempfile
+from rl_code.environment.layers import folder
+from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.sandbox.pool import *
+from rl_code.types import Layer, World
+with tempfile.TemporaryDirectory() as place:
+    source = pathlib.Path(place, "source")
+    source.mkdir()
+    (source / "a").write_text("1")
+    store = LayerStore(place + "/store")
+    world = World((Layer(folder.build(store, source), "/workspace"),))
+    with SandboxPool(SandboxConfig(workers=1, layers=str(store.folder))) as pool:
+        with pool.open({}, world) as sandbox:
+            script = "cat a; echo; echo 2 > a; cat a; mkdir b; mv a b; ls /opt/layers 2> /dev/null"
+            print(sandbox.run(["bash", "-c", script], timeout_s=60).stdout, end="")
+            with pool.fork(sandbox) as fork:
+                print(fork.snapshot() == sandbox.snapshot() != {})
+"""
+
 # Becomes root of a user namespace that has 65536 users of its own, and runs its arguments.
 CONTAINER = """
 import os, sys
@@ -103,6 +124,49 @@ def test_whoever_starts_it_gets_a_sandbox_that_holds(way):
         check=False,
     )
     assert done.stdout.split() == ["['1000',", "'1']", "7", "1", str(user)], done
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("unshare"),
+    reason="becomes other users, which only root can",
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_layers_are_for_whoever_owns_the_store(way, tmp_path):
+    """Only the root of a container that may not map owners on this disk is refused."""
+    shell, _ = WAYS[way]
+    done = subprocess.run(
+        reachable([*shell, sys.executable, "-c", LAYERS]),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    if "many" in way or "may not" in way:
+        assert "SandboxUnavailable" in done.stderr, done
+    else:
+        assert done.stdout.split() == ["1", "2", "True"], done
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="ways that root has")
+def test_layers_work_in_each_way_of_root():
+    for mode in worker.modes(layers=True):
+        script = LAYERS.replace(
+            "layers=str(store.folder))", f"layers=str(store.folder)), [{mode!r}]"
+        )
+        script = script.replace(
+            "import *", "import *; from rl_code.environment.sandbox.worker import Mode"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+        assert done.stdout.split() == ["1", "2", "True"], (mode, done)
 
 
 def test_users_are_those_of_this_user_namespace(monkeypatch):

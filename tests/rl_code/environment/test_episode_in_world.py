@@ -1,0 +1,102 @@
+"""Episodes over layers: played, forked in the middle, graded over the same layers, masked where a
+layer is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rl_code.environment.episode import Episode
+from rl_code.environment.layers import folder
+from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.environment.tools.api import find_tools
+from rl_code.types import Layer, Limits, World
+from tests.rl_code.signals import signals
+
+LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=30.0)
+SUBMIT = "<|call|>submit<|end|>"
+
+
+def write(text: str) -> str:
+    return f"<|call|>write\n{text}<|end|>"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return LayerStore(tmp_path_factory.mktemp("layers"))
+
+
+@pytest.fixture(scope="module")
+def sandboxes(store):
+    with SandboxPool(SandboxConfig(workers=1, layers=str(store.folder))) as pool:
+        yield pool
+
+
+@pytest.fixture
+def layered(task, store, tmp_path):
+    """The task with its files in a layer, and a helper that only the layer has."""
+    for path, text in task.files.items():
+        (tmp_path / path).write_text(text)
+    (tmp_path / "helper.py").write_text("def twice(y):\n    return 2 * y\n")
+    world = World((Layer(folder.build(store, tmp_path), "/workspace"),))
+    return dataclasses.replace(task, files={}, world=world)
+
+
+def start(task, sandboxes, tokenizer) -> Episode:
+    episode = Episode(
+        task,
+        group=0,
+        index=0,
+        protocol=PROTOCOLS["compact"],
+        tools=find_tools(),
+        tokenizer=tokenizer,
+        pool=sandboxes,
+        limits=LIMITS,
+        reward=signals(),
+    )
+    episode.start()
+    return episode
+
+
+def say(episode: Episode, tokenizer, message: str) -> None:
+    tokens = tokenizer.encode(message + "<|eot|>")
+    episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
+
+
+GOOD = write("import helper\ndef f(x):\n    return [helper.twice(y) for y in x]\n")
+
+
+def test_an_episode_over_layers_parts_in_the_middle(layered, sandboxes, tokenizer):
+    one = start(layered, sandboxes, tokenizer)
+    say(one, tokenizer, write("def f(x):\n    return x + 1") + "<|call|>test<|end|>")
+    two = one.fork(1)
+    say(two, tokenizer, GOOD + SUBMIT)
+    say(one, tokenizer, SUBMIT)
+    good, bad = two.finish(), one.finish()
+    assert (good.index, bad.index) == (1, 0)
+    assert good.solved and good.reward.total == 1.0 and not bad.solved
+    shared = good.turns[2].end  # the prompt, a message and its answer
+    assert good.turns[:3] == bad.turns[:3] and good.turns[3] != bad.turns[3]
+    assert good.contexts[0].tokens[:shared].tolist() == bad.contexts[0].tokens[:shared].tolist()
+    with pytest.raises(ValueError, match="cannot be forked: submitted"):
+        one.fork(2)
+
+
+def test_a_fork_before_any_tool_was_used_and_without_layers(task, sandboxes, tokenizer):
+    one = start(task, sandboxes, tokenizer)
+    two = one.fork(1)
+    say(two, tokenizer, write("def f(x):\n    return [2 * y for y in x]\n") + SUBMIT)
+    say(one, tokenizer, SUBMIT)
+    assert two.finish().solved and not one.finish().solved
+
+
+def test_a_missing_layer_is_a_fault_and_no_reward(layered, sandboxes, tokenizer):
+    missing = World((Layer("sha256:" + "0" * 64, "/workspace"),))
+    episode = start(dataclasses.replace(layered, world=missing), sandboxes, tokenizer)
+    say(episode, tokenizer, GOOD + SUBMIT)
+    trajectory = episode.finish()
+    assert trajectory.status == "fault" and trajectory.reward.flags == ("fault",)
+    assert trajectory.reward.total == 0.0 and not trajectory.reward.components
