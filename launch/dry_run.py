@@ -93,6 +93,8 @@ def size_table(found: Plan) -> rich.table.Table:
     table.add_row("devices that learn", devices)
     if not found.shared:
         table.add_row("devices that sample", f"{found.samplers}")
+    if found.prefillers:
+        table.add_row("devices that prefill for actors", f"{found.prefillers}")
     table.add_row("trajectories per step", f"{found.trajectories:,}")
     table.add_row("sampled tokens per step, at most", f"{found.sampled_tokens:,}")
     table.add_row("slots of a batch (empty rows cost nothing)", f"{found.batch_slots:,}")

@@ -62,6 +62,8 @@ class Plan:
     # How many devices learn, and how many sample.
     learners: int
     samplers: int
+    # How many devices the process has that prefills prompts for actors; 0 for none.
+    prefillers: int
     # Whether these are the same devices.
     shared: bool
     # Trajectories of one step.
@@ -119,6 +121,7 @@ def plan(run: Run) -> Plan:
         parameters=sum(leaf.size for leaf in jax.tree.leaves(model)),
         learners=run.mesh.size,
         samplers=run.rollout_mesh.size,
+        prefillers=prefill.mesh.devices if (prefill := config.rollout.prefill) else 0,
         shared=shared,
         trajectories=trajectories,
         sampled_tokens=trajectories * sampled_tokens(config.limits),

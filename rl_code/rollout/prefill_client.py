@@ -71,6 +71,8 @@ class PrefillClient:
         """
         if time.monotonic() < self._not_before or not tokens:
             return None
+        if self._link is not None and self._link.failed and not self._asked:
+            self.close()  # it ended while nothing was asked; another process may be there now
         if self._link is None:
             self._link = _Link(self._offer, self._server, self._engine)
         number = next(self._numbers)

@@ -33,8 +33,10 @@ from tests.rl_code.rollout.small import (
     ENGINE,
     MODEL,
     SAMPLING,
+    SCARCE,
     STOP,
     VOCAB,
+    Episode,
     Letters,
     assert_same,
     engine_of,
@@ -42,7 +44,7 @@ from tests.rl_code.rollout.small import (
     play,
     task_of,
 )
-from tests.rl_code.rollout.test_scheduler import METHODS
+from tests.rl_code.rollout.test_scheduler import METHODS, _assert_all_free
 from tests.rl_code.rollout.with_documents import WITH_DOCUMENTS
 
 MODULE = "tests.rl_code.rollout.prefill_process"
@@ -129,6 +131,80 @@ def test_pages_travel_in_few_blocks_without_padding():
         sizes = prefill_wire.block_sizes(pages)
         assert sum(sizes) == pages and len(sizes) <= pages.bit_length()
         assert all(size & (size - 1) == 0 for size in sizes)
+
+
+class HereInstead:
+    """A PrefillClient whose pages this process computes, once ``open`` is set."""
+
+    def __init__(self, engine: Engine, models: dict):
+        self._pool, self._models = PagePool(engine), models
+        self.asked: dict[int, tuple] = {}
+        self.versions: list[int] = []
+        self.open = True
+
+    def ask(self, tokens, kinds, version):
+        self.versions.append(version)
+        number = len(self.versions)
+        self.asked[number] = (tokens, kinds, self._models[version])
+        return number
+
+    def collect(self):
+        arrived = self.asked if self.open else {}
+        return [(number, self._blocks(*arrived.pop(number))) for number in list(arrived)]
+
+    def _blocks(self, tokens, kinds, model):
+        span = span_of(self._pool, tokens, kinds)
+        self._pool.new_weights()
+        self._pool.open(span)
+        while span.missing:
+            self._pool.prefill(model, [span])
+        pieces, cuts = pieces_of(self._pool, span)
+        count = len(prefill_wire.block_sizes(len(self._pool.pages(span))))
+        self._pool.release(span)
+        return blocks_of(pieces, cuts, count)
+
+    def wait(self, seconds):
+        pass
+
+    def drop(self, number):
+        del self.asked[number]
+
+    def close(self):
+        self.asked.clear()
+
+
+@pytest.mark.long
+def test_prompts_on_their_way_are_asked_for_anew_with_new_weights_and_when_pages_run_out():
+    engine = engine_of(MODEL, SCARCE)
+    old = model_on(engine.mesh)
+    new = jax.tree.map(lambda x: -x, old)
+    tasks = [task_of(seed) for seed in range(TASKS)]
+    settings = dict(workers=4, tool_timeout_s=30.0)
+    plain = Scheduler(engine, Letters(), **settings)
+    alone, _ = plain.rollout(new, tasks, Episode, group_size=4, version=2, key=jax.random.key(7))
+    plain.close()
+    remote = HereInstead(engine, {1: old, 2: new})
+    scheduler = Scheduler(engine, Letters(), **settings, remote=remote)
+    scheduler.load(old, 1)
+    words = jax.random.key_data(jax.random.key(7)).tolist()
+    for number, task in enumerate(tasks):
+        scheduler.submit(task, Episode, group=number, group_size=4, key=words, tag=number)
+    remote.open = False
+    scheduler.step()
+    assert remote.asked and {*remote.versions} == {1}
+    first = len(remote.versions)
+    scheduler.load(new, 2)
+    assert not remote.asked and not scheduler._open.asked
+    remote.open = True
+    groups = {}
+    while scheduler.groups:
+        groups |= scheduler.step()
+    stats = scheduler.take_stats()
+    _assert_all_free(scheduler)
+    scheduler.close()
+    assert_same([groups[number] for number in range(TASKS)], alone)
+    assert stats.preempted and {*remote.versions[first:]} == {2}
+    assert len(remote.versions) >= first + TASKS and stats.prompts_by_itself == 0
 
 
 @contextlib.contextmanager
