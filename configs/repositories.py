@@ -41,7 +41,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         ),
         sft=dict(
             # demonstrations have 240 tokens on average, of which 60 are learned
-            steps=700,
+            steps=1000,
             slots=512,
             rows=12,
             demonstrations=40_000,
