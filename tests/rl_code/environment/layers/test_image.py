@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from rl_code.environment.layers import image
+from rl_code.environment.layers import folder, image
 from rl_code.environment.layers.store import LayerStore
-from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.environment.sandbox.pool import File, SandboxConfig, SandboxPool
+from rl_code.types import Layer, World
 
 # Packers by the ending of a media type.
 PACKED = {
@@ -80,8 +81,8 @@ def system() -> list[tuple[tarfile.TarInfo, bytes]]:
         "libpcre2-8.so.*",
         "ld-*.so.*",
     ):
-        for folder in folders:
-            for path in folder.glob(pattern):
+        for place in folders:
+            for path in place.glob(pattern):
                 found.append(entry(str(path)[1:], path.read_bytes(), mode=0o755))
     return found
 
@@ -133,6 +134,19 @@ rm -r old; echo new > b.py; rm -rf /testbed 2> /dev/null; mkdir old; ls /opt/lay
             assert look.stdout == "old\nimage"
     with SandboxPool(config) as pool, pool.open({}, world) as sandbox:
         assert sandbox.call("a.py", "f", [()], timeout_s=60)[0].value == 1
+    # a repository and packages of their own, in the same system
+    own = tmp_path / "own"
+    (own / "sub").mkdir(parents=True)
+    (own / "sub/mod.py").write_text("VALUE = 5\n")
+    digest = folder.build(store, own)
+    layers = (*world.layers, Layer(digest, "/testbed"), Layer(digest, "/opt/packages"))
+    several = World(layers, "/testbed", world.environment)
+    files = {"s.py": "from sub import mod\ndef f():\n    return mod.VALUE\n"}
+    script = "ls; cat /etc/os /opt/packages/sub/mod.py; echo $PYTHONPATH; rm sub/mod.py"
+    with SandboxPool(config) as pool, pool.open(files, several) as sandbox:
+        done = sandbox.run(["bash", "-c", script], timeout_s=60)
+        assert done.stdout == "s.py\nsub\nimageVALUE = 5\n/opt/packages\n", done
+        assert sandbox.snapshot() == {**files, "sub/mod.py": File(b"", 0o755, "deleted")}
 
 
 @pytest.mark.parametrize(
