@@ -225,7 +225,7 @@ def attend(
     q = q.reshape(batch, num_kv_heads, -1, size) * jnp.asarray(size**-0.5, q.dtype)
     # one key at least, for queries without a token
     last = jnp.maximum(places - rows.starts[:, None], 0)
-    parts = _nothing(q)
+    parts = None
     for number, pair in enumerate(gathered.own):
         block = pair[0].shape[2]
         real = rows.in_own(number * block // gathered.page, block, gathered.page)
@@ -249,8 +249,12 @@ def attend(
 
         return jax.tree.map(scatter, parts, found)
 
-    shared = jax.lax.fori_loop(0, rows.num_tiles[0], tile, _nothing(q))
-    out, _, total = _merged(parts, shared)
+    def with_prefixes(parts):
+        return _merged(parts, jax.lax.fori_loop(0, rows.num_tiles[0], tile, _nothing(q)))
+
+    # to merge with nothing would change no bit, and takes time
+    shared = rows.num_tiles[0] > 0
+    out, _, total = jax.lax.cond(shared, with_prefixes, lambda parts: parts, parts)
     out = (out / total).reshape(batch, num_kv_heads, count, -1, size).swapaxes(1, 2)
     return out.reshape(batch, count, num_heads, size).astype(q.dtype)
 
@@ -264,18 +268,22 @@ def _nothing(q):
 def _attend_block(q, pair: Pair, last, real, parts):
     """``parts`` merged with attention to one block of the rows' own keys.
 
+    parts: of the blocks before, None for the first one. Every query sees a place of that.
     last: [B, T], the last place of the block that each query sees; negative if it sees none. real:
     see ``SharedRows.in_own``.
     """
 
-    def reached():
+    def found():
         seen = jnp.arange(pair[0].shape[2]) <= last[..., None]
         seen &= real if real is True else real[:, None]
         # the queries of ``q`` are T times the heads of a group; one is broadcast
         seen = seen if last.shape[1] == 1 else jnp.repeat(seen, q.shape[2] // last.shape[1], axis=1)
-        return _merged(parts, _attention(q, *pair, seen[:, None]))
+        return _attention(q, *pair, seen[:, None])
 
-    return jax.lax.cond(jnp.any(last >= 0), reached, lambda: parts)
+    if parts is None:
+        return found()
+    reached = jnp.any(last >= 0)
+    return jax.lax.cond(reached, lambda: _merged(parts, found()), lambda: parts)
 
 
 def _attention(q, k, v, seen):
