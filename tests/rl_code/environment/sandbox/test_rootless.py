@@ -130,6 +130,7 @@ def test_whoever_starts_it_gets_a_sandbox_that_holds(way):
     os.geteuid() != 0 or not shutil.which("setpriv") or not shutil.which("unshare"),
     reason="becomes other users, which only root can",
 )
+@pytest.mark.quick(first=1)
 @pytest.mark.parametrize("way", WAYS)
 def test_layers_are_for_whoever_owns_the_store(way, tmp_path):
     """Only the root of a container that may not map owners on this disk is refused."""
@@ -149,6 +150,7 @@ def test_layers_are_for_whoever_owns_the_store(way, tmp_path):
         assert done.stdout.split() == ["1", "2", "True"], done
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="ways that root has")
 def test_layers_work_in_each_way_of_root():
     for mode in worker.modes(layers=True):
