@@ -144,7 +144,7 @@ def _align(tokens: Tokens, size: int, runs: int, count: int):
     # perhaps with empty slots in front
     before = jnp.roll(jax.lax.cummax(jnp.where(real, number, 0)), 1)
     same = (segment == segment[before]) & (branch == branch[before])
-    opens = ~same.at[0].set(False)
+    opens = real & ~same.at[0].set(False)
     opening = jax.lax.cummax(jnp.where(opens, number, 0))
     # Only a completion that goes on outside of documents, where its prompt ends there, can start in
     # the middle of a block. All other runs start at a multiple of ``size``, and no block or stretch

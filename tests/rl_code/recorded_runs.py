@@ -70,7 +70,7 @@ def with_stand_in() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PRESETS, "tiny", narrow_preset())
         patch.setattr(Run, "init_model", init_model)
-        patch.setattr(Run, "scheduler", lambda run, sampling: FakeScheduler(vocab=VOCAB))
+        patch.setattr(Run, "scheduler", lambda *_, **ways: FakeScheduler(vocab=VOCAB))
         patch.setattr(Run, "prompt", lambda run, task: prompt_of(task, VOCAB).tolist())
         patch.setattr(learner_lib, "make_update", functools.cache(learner_lib.make_update))
         patch.setattr(os, "fsync", lambda descriptor: None)
