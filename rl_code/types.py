@@ -43,6 +43,34 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True)
+class Suite:
+    """Tests of a repository, which pytest runs in the candidate's own interpreter."""
+
+    # Path -> text of test files, and of files that configure tests, as they are laid over the work
+    # before it is graded. None for a file that must not be there.
+    files: Mapping[str, str | None]
+    # Ids of tests as pytest writes them (``tests/test_a.py::test_b[1]``): those that fail on the
+    # files that the agent starts from and must pass, and those that pass there and still must.
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...] = ()
+    # What starts pytest in the workspace; options of the grader and paths of tests follow.
+    command: tuple[str, ...] = ("python", "-m", "pytest")
+
+    def __post_init__(self) -> None:
+        ids = self.ids
+        if not self.fail_to_pass or len(set(ids)) < len(ids):
+            raise ValueError(
+                f"{self.fail_to_pass=} must name a test, and no id may stand twice among it and "
+                f"{self.pass_to_pass=}"
+            )
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All tests that must pass, each once."""
+        return self.fail_to_pass + self.pass_to_pass
+
+
+@dataclasses.dataclass(frozen=True)
 class Tests:
     """What decides whether a task is solved."""
 
@@ -52,10 +80,13 @@ class Tests:
     # it. They run in a trusted process in which the task's entry point is a proxy that calls the
     # candidate's process, so the expected values they contain never reach the candidate.
     code: tuple[str, ...] = ()
+    # A suite of the task's repository; each of its ids is a test, behind the other two kinds.
+    suite: Suite | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     __test__ = False  # for pytest: no tests of ours
 
     def __len__(self) -> int:
-        return len(self.cases) + len(self.code)
+        ids = () if self.suite is None else self.suite.ids
+        return len(self.cases) + len(self.code) + len(ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +187,8 @@ class Task:
     messages: tuple[Mapping[str, Any], ...]
     # Path -> text of the repository that the agent starts from.
     files: Mapping[str, str]
-    # The file whose ``entry_point`` the tests call.
+    # The file whose ``entry_point`` the cases and statements of tests call; "" and "" where the
+    # tests are a suite.
     path: str
     entry_point: str
     visible_tests: Tests
