@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import logging
@@ -45,6 +46,7 @@ from rl_code.run_model import find_model_config, find_tokenizer, with_given_adap
 from rl_code.schedule import Schedule
 from rl_code.store.store import GroupStore
 from rl_code.tasks.api import find_source
+from rl_code.tasks.curriculum import Curriculum
 from rl_code.tasks.demonstrations import DemonstrationConfig, Segment, demonstrate
 from rl_code.tasks.screening import TaskPool
 from rl_code.types import Limits, Task, Trajectory
@@ -248,6 +250,17 @@ class Run:
         """The abstract model that actors of this process sample with."""
         rollout = self.config.rollout
         return sampling_model(self.model_config, rollout.dtype, self.rollout_mesh, rollout.weights)
+
+    def task_pool(self, position: Mapping[str, Any] | None) -> TaskPool:
+        """What training draws its tasks from, as the config says. position: as of ``TaskPool``."""
+        train = self.config.train
+        seed = self.config.seed
+        if train.curriculum is None:
+            return TaskPool(len(self.tasks), seed, train.screening, position)
+        try:
+            return Curriculum(self.tasks, seed, train.curriculum, train.group_size, position)
+        except ValueError as error:
+            raise ConfigError(f"config.train.{error}") from error
 
     def schedule(
         self, store: GroupStore, pool: TaskPool, next_step: int, steps: int | None = None

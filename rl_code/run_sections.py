@@ -24,6 +24,7 @@ from rl_code.rollout.engine_config import EngineConfig
 from rl_code.rollout.prefill_wire import PrefillConfig
 from rl_code.rollout.sampling import SamplingConfig
 from rl_code.step_metrics import METRICS, Metric
+from rl_code.tasks.curriculum import CurriculumConfig
 from rl_code.tasks.demonstrations import DemonstrationConfig
 from rl_code.tasks.screening import ScreeningConfig
 
@@ -290,8 +291,16 @@ class TrainConfig:
     # With this section only tasks that the policy solves sometimes are trained on; None trains on
     # all tasks.
     screening: ScreeningConfig | None = None
+    # With this section kinds of tasks of which the policy solves some episodes and not others are
+    # drawn more often; None draws all tasks alike.
+    curriculum: CurriculumConfig | None = None
 
     def __post_init__(self):
+        if self.screening is not None and self.curriculum is not None:
+            raise ValueError(
+                "screening and curriculum both choose which tasks are drawn: set one of them to "
+                "None. Screening is for lists, a curriculum for streams and tasks of several kinds"
+            )
         at_least(self, steps=0, tasks_per_step=1, group_size=1, epochs=1, micro_batches=1)
         make(ADVANTAGES, self.advantage, "config.train.advantage")
 

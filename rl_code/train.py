@@ -119,7 +119,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
         state, start, position = _restore(run, model, checkpoints)
         tasks = run.tasks  # before the store: actors that wait for it then find what was prepared
         store = _open_store(run)
-        pool = TaskPool(len(tasks), run.config.seed, config.screening, position["tasks"])
+        pool = run.task_pool(position["tasks"])
         schedule = run.schedule(store, pool, position["planned"])
         with (
             _connected(run, store, stop, host, start, state.model) as (publisher, source),
@@ -170,7 +170,7 @@ def _reinforce(run: Run, model: Transformer, stop: StopRequest, host: str) -> Tr
                 played = [item.task for item in items]
                 pool.record(dict(zip(played, map(solved, groups), strict=True)))
                 position = {"tasks": pool.position(), "planned": schedule.next_step}
-                rest = _measured(times, source, publisher, screened, len(pool.active))
+                rest = _measured(times, source, publisher, screened, pool)
                 evaluated = _evaluated(run, state.model, step + 1, journal.progress)
                 rest |= keeper.metrics() | evaluated
                 metrics = journal.write(step, groups, learned, rest, times.seconds)
@@ -212,11 +212,11 @@ def _fork_named(workdir: Path) -> Iterator[None]:
 
 
 def _measured(
-    times: StepTimes, source: GroupSource, publisher: Publisher, screened: int, pool: int
+    times: StepTimes, source: GroupSource, publisher: Publisher, screened: int, pool: TaskPool
 ) -> dict[str, float]:
     """What a step took, here and in the actor of this process, and how many tasks there are."""
     moved = publisher.published.metrics() if publisher.published else {}
-    counts = {"tasks/screened": screened, "tasks/pool": pool}
+    counts = {"tasks/screened": screened} | pool.metrics()
     return times.metrics() | actor_metrics(source.take_stats()) | moved | counts
 
 

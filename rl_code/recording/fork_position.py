@@ -13,11 +13,13 @@ from rl_code.schedule import solved
 from rl_code.store.errors import StoreError
 from rl_code.store.sharing import Reach
 from rl_code.store.store import GroupStore
-from rl_code.tasks.screening import TaskPool
 from rl_code.workdir import STORE
 
 # Keys on which the list of tasks depends, or what screening tells of them.
-_TASKS = ("tasks", "protocol", "tools", "limits", "rollout.engine", "seed", "train.screening")
+_TASKS = (
+    "tasks", "protocol", "tools", "limits", "rollout.engine", "seed", "train.screening",
+    "train.curriculum",
+)  # fmt: skip
 
 
 def at_fork(parent: Path, own: RunConfig, run: Run, step: int, reach: Reach) -> dict[str, Any]:
@@ -39,13 +41,18 @@ def at_fork(parent: Path, own: RunConfig, run: Run, step: int, reach: Reach) -> 
     if reach != "nothing":
         planned = min(step + before.asynchrony.max_staleness, before.train.steps)
     config = run.config
-    if before.train.screening is not None and config.train.screening is not None:
+    if _looks(before) and _looks(config):
         if reach != "nothing" or not _tasks_differ(before, config):
-            return _screened(parent, own, before, records, step, planned)
-    # Without screening the number of tasks that were drawn says all.
-    pool = TaskPool(len(run.tasks), config.seed, config.train.screening, None)
+            return _planned_again(parent, own, before, records, step, planned)
+    # Where the draws do not depend on results, the number of tasks that were drawn says all.
+    pool = run.task_pool(None)
     drawn = _drawn(GroupStore(parent / STORE), records, planned)
-    return {"tasks": pool.position() | {"drawn": drawn}, "planned": planned}
+    return {"tasks": pool.position_after(drawn), "planned": planned}
+
+
+def _looks(config: RunConfig) -> bool:
+    """Whether which tasks are drawn depends on what became of those before."""
+    return config.train.screening is not None or config.train.curriculum is not None
 
 
 def _tasks_differ(one: RunConfig, other: RunConfig) -> bool:
@@ -74,7 +81,7 @@ def _drawn(store: GroupStore, records: dict[int, Record], planned: int) -> int:
     return known[nearest] + (len(items) if planned > nearest else -len(items))
 
 
-def _screened(
+def _planned_again(
     parent: Path,
     own: RunConfig,
     before: RunConfig,
@@ -82,8 +89,8 @@ def _screened(
     step: int,
     planned: int,
 ) -> dict[str, Any]:
-    """The position of a run with screening, by planning again from a checkpoint before. The plans
-    are compared with those on record.
+    """The position of a run with screening or a curriculum, by planning again from a checkpoint
+    before. The plans are compared with those on record.
     """
     first = max((fork.step for fork in lineage.read(parent) if fork.step <= step), default=0)
     fitting = [
@@ -93,14 +100,14 @@ def _screened(
     ]
     if not fitting and first:
         raise StoreError(
-            f"which tasks {parent} had screened before step {step} is no longer on record; fork at "
+            f"which tasks {parent} had drawn before step {step} is no longer on record; fork at "
             f"one of the checkpoints, of steps {sorted(records)}"
         )
     start = max(fitting, default=0)
     position = records[start].position if fitting else {"tasks": None, "planned": 0}
     store = GroupStore(parent / STORE)
     with Run(before, parent, "learner") as run:
-        pool = TaskPool(len(run.tasks), before.seed, before.train.screening, position["tasks"])
+        pool = run.task_pool(position["tasks"])
         schedule = run.schedule(store, pool, position["planned"], steps=planned)
         for at in range(start, step):
             schedule.plan(at, lambda of, numbers: [store.record(of, n) for n in numbers])

@@ -163,6 +163,10 @@ class TaskPool:
                 del self._active[task]
                 self._queue = [other for other in self._queue if other != task]
 
+    def metrics(self) -> dict[str, float]:
+        """tasks/pool (tasks in the pool; 0 without screening)."""
+        return {"tasks/pool": float(len(self._active))}
+
     def position(self) -> dict[str, Any]:
         """The state, made of JSON's own types."""
         return {
@@ -175,6 +179,10 @@ class TaskPool:
             "round": list(self._round),
             "enough": self._enough,
         }
+
+    def position_after(self, drawn: int) -> dict[str, Any]:
+        """The position of a new pool that goes on behind ``drawn`` tasks of another one."""
+        return self.position() | {"drawn": drawn}
 
     def _restore(self, position: Mapping[str, Any]) -> None:
         if position["count"] != self._count:

@@ -29,6 +29,7 @@ from rl_code.run_config import RunConfig
 from rl_code.store import audit
 from rl_code.store.errors import ConsumedOtherwise
 from rl_code.store.store import GroupStore
+from rl_code.tasks.curriculum import CurriculumConfig
 from rl_code.train import train
 from rl_code.weights.versions import OtherBits
 from rl_code.workdir import STORE
@@ -175,6 +176,30 @@ def test_a_fork_of_a_fork_replays_each_part_with_its_own_config(parents, tmp_pat
     train(config, tmp_path / "c")
     assert sameness(replayed(tmp_path / "c", config=config)) == dict.fromkeys(range(STEPS), True)
     assert [entry.step for entry in lineage.read(tmp_path / "c")] == [2, 4]
+
+
+@pytest.mark.long
+def test_a_fork_of_a_run_with_a_curriculum_draws_what_the_run_drew(tmp_path):
+    config = make_config("one_step", 1)
+    section = dataclasses.replace(config.train, curriculum=CurriculumConfig(), tasks_per_step=3)
+    config = dataclasses.replace(config, train=section)
+    parent = tmp_path / "parent"
+    train(config, parent)
+    rows = read_metrics(parent)
+    shares = {row["tasks/share_1"] for row in rows}
+    assert len(shares) > 1  # they follow what was solved
+    # what is sampled anew is planned again, from a checkpoint and from the beginning
+    for step in (3, 1):
+        workdir = tmp_path / f"fork{step}"
+        make_fork(parent, workdir, step, config, resample=True)
+        train(config, workdir)
+        assert weights(workdir) == weights(parent)
+    # and one that gives the curriculum up repeats no task
+    plain = dataclasses.replace(config.train, curriculum=None)
+    plain = dataclasses.replace(config, train=plain)
+    make_fork(parent, tmp_path / "plain", 2, plain, resample=True)
+    train(plain, tmp_path / "plain")
+    assert sameness(replayed(tmp_path / "plain", config=plain)) == dict.fromkeys(range(STEPS), True)
 
 
 @pytest.mark.long
