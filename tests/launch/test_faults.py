@@ -97,11 +97,11 @@ def test_a_sweep_on_a_ray_cluster_tries_again_what_failed(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: .[ray]")
 def test_a_lost_node_of_a_ray_cluster_loses_repeats_and_changes_nothing(tmp_path, compiled):
     faults = ("--ray_nodes=3", "--kills=2", "--hangs=0", "--node_losses=1")
-    report = strike(tmp_path, compiled, 8, *faults)
+    report = strike(tmp_path, compiled, STEPS, *faults)
     assert sorted(fault["what"] for fault in report["faults"]) == ["killed", "killed", "node lost"]
     # each role that was struck has run again, unless it was done by then
     assert any(fault.get("back_s") for fault in report["faults"])
-    assert report["audit"]["consumed"] == 8 and report["audit"]["staleness_max"] == 1
+    assert report["audit"]["consumed"] == STEPS and report["audit"]["staleness_max"] == 1
     logs = tmp_path / "cluster" / "logs"
     assert sorted(path.name for path in logs.iterdir()) == [
         "actor-0.log",
