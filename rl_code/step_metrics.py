@@ -86,6 +86,7 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         "episode/submitted": mean(t.status == "submitted" for t in trajectories),
         "episode/time_limit": mean(t.status == "time_limit" for t in trajectories),
         "episode/faults": float(sum(t.status == "fault" for t in trajectories)),
+        "episode/rebuilt": float(sum(t.rebuilt or 0 for t in trajectories)),
         "rollout/sampled_tokens": float(len(ages)),
         **{
             f"staleness/{age}": float(np.mean(ages == age))

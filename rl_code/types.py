@@ -127,8 +127,10 @@ class Limits:
         model does.
         """
         # The first edit is graded, too. What has begun when the time is up may still take its own:
-        # cases and statements, each run once more after a timeout, and the same for a tool.
-        return self.episode_s + 2 * self.grade_s + 16 * self.command_s
+        # cases and statements, each run once more after a timeout, and the same for a tool. Where
+        # sandboxes are lost, an episode's calls are carried out three times, of which two after all
+        # those before them, and work is graded twice.
+        return 5 * self.episode_s + 4 * self.grade_s + 32 * self.command_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,6 +331,8 @@ class Trajectory:
     first_edit_passed: bool = False
     # Wall-clock time by activity ("tools", "grade").
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # How often its sandbox was lost and built again; None for never.
+    rebuilt: int | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 
     @property
     def tokens(self) -> np.ndarray:

@@ -9,6 +9,7 @@ Work that was not submitted never counts as solved.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import time
@@ -37,6 +38,9 @@ from rl_code.types import (
     ToolResult,
     Trajectory,
 )
+
+# How often the calls of one message are carried out, where the sandbox is lost each time.
+TRIES = 3
 
 
 class Episode:
@@ -84,6 +88,7 @@ class Episode:
         self._first_edit: Snapshot | None = None
         self._first_edit_stands = False  # whether nothing was changed after it
         self._first_edit_failed = False  # whether a visible test is known to fail on it
+        self._rebuilt = 0  # how often a lost sandbox was built again
         self._seconds = {"tools": 0.0, "grade": 0.0}
 
     @property
@@ -163,16 +168,11 @@ class Episode:
         logprobs = [float(logprob) for logprob in logprobs]
         self._check_message(tokens, logprobs, versions)
         calls = self._append_sampled(tokens, logprobs, versions)
-        # Tools get what is left of the episode's time. The time in which the sampler writes a
-        # message is not counted.
-        start = time.monotonic()
-        self._workspace.deadline = start + self.limits.episode_s - self._seconds["tools"]
         try:
-            results = self._execute(calls)
+            results = self._carry_out(calls)
         except SandboxFault as fault:
             self._note(fault)
             results = [ToolResult("", f"sandbox fault: {fault}", ok=False)]
-        self._seconds["tools"] += time.monotonic() - start
         self._messages += 1
         # The order decides how the episode ended if several things are true at once: work that was
         # handed in counts, even if it used up the last turn or the time.
@@ -258,6 +258,7 @@ class Episode:
             malformed_calls=self._malformed_calls,
             first_edit_passed=first_edit_passed,
             seconds=dict(self._seconds),
+            rebuilt=self._rebuilt or None,
         )
 
     def close(self) -> None:
@@ -319,6 +320,53 @@ class Episode:
         else:
             error = check(call, self.tools)
         return ToolCall(call.name, {} if error else call.arguments, error)
+
+    def _carry_out(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """The results of a message's calls, in order. Raises SandboxFault.
+
+        If the sandbox is lost meanwhile, the calls are carried out again in another one, which is
+        brought to where the lost one was. Whether the machine or the agent's code lost it cannot be
+        known. The machine's accidents then cost no reward. Code that brings its sandbox down does
+        so again, and what it gets is that of the last try: a failure.
+        """
+        # Tools get what is left of the episode's time. The time in which the sampler writes a
+        # message is not counted, nor are tries that were lost.
+        left_s = self.limits.episode_s - self._seconds["tools"]
+        noted = self._first_edit, self._first_edit_stands, self._first_edit_failed
+        # In a sandbox that the messages before have brought down, all that follows fails.
+        for tries_left in reversed(range(1 if self._workspace.lost else TRIES)):
+            start = time.monotonic()
+            self._workspace.deadline = start + left_s
+            try:
+                results = self._execute(calls)
+                if not self._workspace.lost or not tries_left:
+                    self._seconds["tools"] += time.monotonic() - start
+                    return results
+            except SandboxFault:
+                if not tries_left:
+                    raise
+            logging.warning("%s lost its sandbox: it is built again", self._name)
+            self._rebuilt += 1
+            self._first_edit, self._first_edit_stands, self._first_edit_failed = noted
+            self._rebuild()
+        raise AssertionError("unreachable")
+
+    def _rebuild(self) -> None:
+        """Another workspace in place of a lost one, in which all messages before the last are
+        carried out again. Where that fails, the next call meets a sandbox that is lost.
+        """
+        self._workspace.close()
+        self._workspace = Workspace(
+            self.task, self._pool, self.limits, verbose=self.protocol.verbose
+        )
+        # The messages before took no longer than an episode may.
+        self._workspace.deadline = time.monotonic() + self.limits.episode_s
+        *before, _ = (turn for turn in self._transcript.turns if turn.role == "assistant")
+        with contextlib.suppress(SandboxFault):
+            for turn in before:
+                for call in turn.calls[: self.limits.calls]:
+                    if not call.error:
+                        execute(call, self.tools, self._workspace)
 
     def _execute(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Carries out the calls and returns their results in order. Calls after a submit are not

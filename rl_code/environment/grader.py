@@ -17,7 +17,15 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from rl_code.environment.sandbox.pool import CallResult, Question, Sandbox, SandboxPool
+from absl import logging
+
+from rl_code.environment.sandbox.pool import (
+    CallResult,
+    Question,
+    Sandbox,
+    SandboxFault,
+    SandboxPool,
+)
 from rl_code.environment.sandbox.snapshot import Snapshot
 from rl_code.types import Case, Tests, World
 
@@ -67,19 +75,40 @@ def grade(
     """
     start = time.monotonic()
     try:
-        sandbox = pool.open(snapshot, world)
-    except ValueError as error:  # files made to fit no other workspace
-        marks = [_Mark(str(error))] * len(tests)
-    else:
-        with sandbox, contextlib.ExitStack() as stack:
-            grading = _Grading(path, entry_point, snapshot, sandbox, pool, timeout_s, stack)
-            marks = grading.cases(tests.cases) + grading.statements(tests.code)
+        marks, lost = _marks(path, entry_point, tests, snapshot, pool, timeout_s, world)
+    except SandboxFault as fault:
+        logging.warning("a sandbox failed while work was graded: %s", fault)
+        lost = True
+    if lost:
+        # By the machine's doing or the candidate's, nobody knows. Code that brings its sandbox down
+        # does so again.
+        marks, _ = _marks(path, entry_point, tests, snapshot, pool, timeout_s, world)
     return Grade(
         tuple(not mark.error for mark in marks),
         tuple(mark.error for mark in marks),
         tuple(sorted({flag for mark in marks for flag in mark.flags})),
         time.monotonic() - start,
     )
+
+
+def _marks(
+    path: str,
+    entry_point: str,
+    tests: Tests,
+    snapshot: Snapshot,
+    pool: SandboxPool,
+    timeout_s: float,
+    world: World | None,
+) -> tuple[list[_Mark], bool]:
+    """The outcome of each test, and whether a sandbox was lost meanwhile."""
+    try:
+        sandbox = pool.open(snapshot, world)
+    except ValueError as error:  # files made to fit no other workspace
+        return [_Mark(str(error))] * len(tests), False
+    with sandbox, contextlib.ExitStack() as stack:
+        grading = _Grading(path, entry_point, snapshot, sandbox, pool, timeout_s, stack)
+        marks = grading.cases(tests.cases) + grading.statements(tests.code)
+        return marks, grading.lost
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +144,11 @@ class _Grading:
         self._stack = stack
         self._checker: Sandbox | None = None
         self._again = True
+
+    @property
+    def lost(self) -> bool:
+        """Whether one of its sandboxes is gone."""
+        return self._sandbox.lost or (self._checker is not None and self._checker.lost)
 
     def cases(self, cases: Sequence[Case]) -> list[_Mark]:
         """One mark per case. They run in an order that the candidate cannot foresee."""

@@ -221,6 +221,11 @@ class Sandbox:
         """CPU seconds that the commands run so far have used."""
         return self._connection.cpu_s
 
+    @property
+    def lost(self) -> bool:
+        """Whether it went away, through whatever."""
+        return self._connection.loss is not None
+
     def run(self, argv: Sequence[str], *, stdin: str = "", timeout_s: float) -> Completed:
         """Runs a program in the workspace, then kills every process that it has left behind."""
         if not argv or any("\0" in word for word in argv):

@@ -59,6 +59,11 @@ class Workspace:
         return self._sandbox
 
     @property
+    def lost(self) -> bool:
+        """Whether the sandbox was opened and is gone, with the files that were in it."""
+        return self._sandbox is not None and self._sandbox.lost
+
+    @property
     def _opened(self) -> Sandbox | None:
         """The sandbox if the files are there; None while they are still in memory."""
         return self._sandbox if self.task.world is None else self.sandbox

@@ -42,6 +42,7 @@ class FakeSandbox:
         self.pool = pool
         self.files = dict(files)
         self.closed = False
+        self.lost = False
         self.cpu_s = 0.0
 
     def call(self, path, entry_point, args, *, timeout_s):

@@ -8,8 +8,9 @@ import signal
 
 import pytest
 
-from rl_code.environment.episode import Episode
+from rl_code.environment.episode import TRIES, Episode
 from rl_code.environment.protocols.api import PROTOCOLS
+from rl_code.environment.sandbox.connection import Connection
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation import suite
@@ -104,6 +105,26 @@ def test_a_sandbox_that_is_brought_down_masks_nothing(start):
     play.say(WRITE + SUBMIT)
     trajectory = play.episode.finish()
     assert trajectory.status != "fault" and "fault" not in trajectory.reward.flags
+    # it may have been an accident, so the work counts, and so does what was malformed
+    assert trajectory.malformed_calls == 1 and trajectory.reward.total == 0.75
+    assert trajectory.rebuilt == 1
+
+
+def test_a_command_that_brings_every_sandbox_down_fails_and_masks_nothing(start, monkeypatch):
+    play = start()
+    play.say("<|call|>nonsense<|end|><|call|>run\ntrue<|end|>")
+    send = Connection.send
+
+    def send_and_kill(connection, request, *args, **options):
+        send(connection, request, *args, **options)
+        if request["op"] == "run" and "kill all" in request["argv"][-1]:
+            kill_session(play.episode)
+
+    monkeypatch.setattr(Connection, "send", send_and_kill)
+    play.say("<|call|>run\nsleep 5; kill all<|end|>")
+    play.say(WRITE + SUBMIT)
+    trajectory = play.episode.finish()
+    assert trajectory.status == "submitted" and trajectory.rebuilt == TRIES - 1
     assert trajectory.malformed_calls == 1 and trajectory.reward.total == -0.25
 
 
