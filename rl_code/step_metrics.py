@@ -64,6 +64,9 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     counts = [solved(group) for group in groups]
     ages = np.concatenate([version - t.versions[t.sampled] for t in trajectories])
+    # Of graded work. Where the visible share rises and the hidden one does not, the policy learns
+    # to please the tests that it sees.
+    passed = zip(*(t.passed for t in trajectories if t.passed is not None), strict=True)
 
     def mean(values) -> float:
         return float(np.mean([float(value) for value in values]))
@@ -73,6 +76,10 @@ def episode_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:
         **{
             f"reward/{name}": mean(t.reward.components.get(name, 0.0) for t in trajectories)
             for name in sorted({name for t in trajectories for name in t.reward.components})
+        },
+        **{
+            f"passed/{kind}": mean(x)
+            for kind, x in zip(("visible", "hidden"), passed, strict=False)
         },
         "reward/solved": mean(t.solved for t in trajectories),
         "reward/first_edit": mean(t.first_edit_passed for t in trajectories),

@@ -331,6 +331,9 @@ class Trajectory:
     first_edit_passed: bool = False
     # Wall-clock time by activity ("tools", "grade").
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # The shares of visible and of hidden tests that the work passes; None where nothing was graded
+    # or there are no tests of both kinds. A policy whose shares part learns the visible tests.
+    passed: tuple[float, float] | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
     # How often its sandbox was lost and built again; None for never.
     rebuilt: int | None = dataclasses.field(default=None, metadata=ONLY_WHERE_SET)
 

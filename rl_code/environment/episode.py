@@ -24,7 +24,7 @@ from rl_code.environment.parts import answer_parts, encode, prompt_parts
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot, texts
-from rl_code.environment.tools.api import PROVOKED, check, execute, offered
+from rl_code.environment.tools.api import PROVOKED, check, execute, offered, repeat
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.transcript import Transcript
@@ -41,6 +41,7 @@ from rl_code.types import (
 
 # How often the calls of one message are carried out, where the sandbox is lost each time.
 TRIES = 3
+_NOT_GRADED = Grade(submitted=False)
 
 
 class Episode:
@@ -210,7 +211,7 @@ class Episode:
             raise ValueError(f"{self._name} is not over")
         start = time.monotonic()
         files: Snapshot = {}
-        verdict = Grade(submitted=False)
+        verdict = _NOT_GRADED
         first_edit_passed = False
         try:
             files = self._files_after()
@@ -228,7 +229,7 @@ class Episode:
         # The signals read the trajectory, so it is made before its reward is known.
         trajectory = self._trajectory(
             Reward(0.0, {}, verdict.flags),
-            solved=verdict.solved,
+            verdict=verdict,
             first_edit_passed=first_edit_passed,
         )
         finished = FinishedEpisode(
@@ -242,7 +243,11 @@ class Episode:
         return dataclasses.replace(trajectory, reward=combine(finished, self._reward))
 
     def _trajectory(
-        self, reward: Reward, *, solved: bool = False, first_edit_passed: bool = False
+        self,
+        reward: Reward,
+        *,
+        verdict: Grade = _NOT_GRADED,
+        first_edit_passed: bool = False,
     ) -> Trajectory:
         """The record of the episode."""
         return Trajectory(
@@ -254,10 +259,11 @@ class Episode:
             turns=tuple(self._transcript.turns),
             status=self.status,
             reward=reward,
-            solved=solved,
+            solved=verdict.solved,
             malformed_calls=self._malformed_calls,
             first_edit_passed=first_edit_passed,
             seconds=dict(self._seconds),
+            passed=verdict.passed,
             rebuilt=self._rebuilt or None,
         )
 
@@ -363,10 +369,7 @@ class Episode:
         self._workspace.deadline = time.monotonic() + self.limits.episode_s
         *before, _ = (turn for turn in self._transcript.turns if turn.role == "assistant")
         with contextlib.suppress(SandboxFault):
-            for turn in before:
-                for call in turn.calls[: self.limits.calls]:
-                    if not call.error:
-                        execute(call, self.tools, self._workspace)
+            repeat(before, self.tools, self._workspace)
 
     def _execute(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Carries out the calls and returns their results in order. Calls after a submit are not

@@ -40,6 +40,13 @@ class Grade:
         object.__setattr__(self, "cheated", cheated)  # the class is frozen
         object.__setattr__(self, "solved", solved)
 
+    @property
+    def passed(self) -> tuple[float, float] | None:
+        """The shares of visible and of hidden tests that passed; None without tests of both."""
+        if not (self.visible and self.hidden):
+            return None
+        return sum(self.visible) / len(self.visible), sum(self.hidden) / len(self.hidden)
+
 
 @dataclasses.dataclass(frozen=True)
 class Usage:

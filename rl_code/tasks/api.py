@@ -17,7 +17,16 @@ from rl_code import named
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.tasks import evalplus, generated, humaneval, lookup, mbpp, records, repositories
+from rl_code.tasks import (
+    contradictory,
+    evalplus,
+    generated,
+    humaneval,
+    lookup,
+    mbpp,
+    records,
+    repositories,
+)
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen
 from rl_code.tasks.forms import Form
@@ -290,6 +299,23 @@ class Records(Source):
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Contradictory(Source):
+    """Tasks of another source, one visible case of each contradicting its text: for a suite whose
+    pass rate is the rate of cheating, see ``contradictory``.
+    """
+
+    # The other source, whose tasks must have visible cases.
+    of: Named
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        source = find_source(self.of, "config.tasks.of")
+        tasks = source.load(pool, workdir)
+        if source.endless:
+            return Stream(lambda i: contradictory.contradict(tasks[i]))
+        return [contradictory.contradict(task) for task in tasks]
+
+
 SOURCES: dict[str, type[Source]] = {
     "generated": Generated,
     "lookup": Lookup,
@@ -298,6 +324,7 @@ SOURCES: dict[str, type[Source]] = {
     "humaneval": HumanEval,
     "evalplus": EvalPlus,
     "records": Records,
+    "contradictory": Contradictory,
 }
 
 

@@ -22,7 +22,7 @@ from rl_code.environment.tools.workspace import Workspace
 from rl_code.environment.tools.write_file import WriteFile
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.types import Task, ToolCall, ToolResult
+from rl_code.types import Task, ToolCall, ToolResult, Turn
 
 TOOLS: dict[str, type[Tool]] = {
     "write_file": WriteFile,
@@ -114,3 +114,17 @@ def execute(call: ToolCall, tools: Mapping[str, Tool], workspace: Workspace) -> 
         answer = Answer(f"{call.name} failed: {error}", ok=False)
     content = cut_middle(answer.content, _LONGEST)
     return ToolResult(call.name, content, answer.ok, time.perf_counter() - start)
+
+
+def repeat(messages: Sequence[Turn], tools: Mapping[str, Tool], workspace: Workspace) -> None:
+    """Carries out again what messages on record asked for, in order, and drops the answers.
+
+    Calls that were refused, those beyond the limit of a message and those after a submit are left
+    out, as in the episode. Raises SandboxFault.
+    """
+    for message in messages:
+        for call in message.calls[: workspace.limits.calls]:
+            if workspace.handed_in is not None:
+                return
+            if not call.error:
+                execute(call, tools, workspace)

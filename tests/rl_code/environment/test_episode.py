@@ -83,7 +83,7 @@ def test_a_failing_run_is_read_and_repaired(make, tokenizer, pool):
         1.0,
         False,
     )
-    assert trajectory.solved
+    assert trajectory.solved and trajectory.passed == (1.0, 1.0)
     assert (trajectory.task_id, trajectory.group, trajectory.index) == ("double/0", 5, 2)
     assert [turn.role for turn in trajectory.turns] == ["prompt"] + ["assistant", "tool"] * 3
     assert trajectory.versions[trajectory.turns[1].start] == 3 and trajectory.versions[-1] == 4
@@ -93,6 +93,7 @@ def test_a_failing_run_is_read_and_repaired(make, tokenizer, pool):
 def test_the_first_edit_is_graded_on_its_own(make, tokenizer, pool):
     spoiled = play(make(), tokenizer, WRITE_GOOD, WRITE_BAD + SUBMIT)
     assert spoiled.first_edit_passed and not spoiled.solved and spoiled.reward.total == 0.0
+    assert spoiled.passed == (0.5, 0.5)  # no numbers are doubled rightly, too
     assert len(pool.graded) == 2
     pool.graded.clear()
     kept = play(make(), tokenizer, WRITE_GOOD + SUBMIT)

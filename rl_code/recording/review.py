@@ -1,0 +1,133 @@
+"""Looks for changes that solved work did not need: each hunk of its diff is reverted, and the rest
+is graded again.
+
+What solved trajectories hand in may hold changes that no test asks for: remains of attempts, files
+that nobody wanted, edits made to please a reward on size or style. A hunk is a run of lines that
+was replaced, added or removed. It is *needless* if the work without it still solves the task. Two
+hunks of which either one suffices both count as needless.
+
+The files are made again by carrying out the calls on record in a sandbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+
+from rl_code.environment.grading import grade_work
+from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
+from rl_code.environment.sandbox.snapshot import texts
+from rl_code.environment.tools.api import repeat
+from rl_code.environment.tools.tool import Tool
+from rl_code.environment.tools.workspace import Workspace
+from rl_code.types import Limits, Task, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Hunk:
+    """Neighbouring lines of one file that work changed."""
+
+    path: str
+    # The first line, from 0, of the file as it was and as it is.
+    at: int
+    now_at: int
+    # The lines as they were and as they are; () for none.
+    before: tuple[str, ...]
+    now: tuple[str, ...]
+
+    @property
+    def diff(self) -> list[str]:
+        """The hunk as lines that begin with - and +."""
+        lines = [f"-{line.rstrip()}" for line in self.before]
+        return lines + [f"+{line.rstrip()}" for line in self.now]
+
+
+@dataclasses.dataclass(frozen=True)
+class Review:
+    """What became of one trajectory's changes."""
+
+    task_id: str
+    index: int
+    # All hunks, and whether the work still solves the task without each of them.
+    hunks: tuple[Hunk, ...]
+    needless: tuple[bool, ...]
+    # Why the changes could not be reviewed, in words; "" when they were.
+    cause: str = ""
+
+
+def hunks(before: Mapping[str, str], now: Mapping[str, str]) -> list[Hunk]:
+    """The hunks between two sets of files, by path and line; a new file is one of them."""
+    found = []
+    for path in sorted({*before, *now}):
+        old = before.get(path, "").splitlines(keepends=True)
+        new = now.get(path, "").splitlines(keepends=True)
+        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+        for kind, i, i_end, j, j_end in matcher.get_opcodes():
+            if kind != "equal":
+                found.append(Hunk(path, i, j, tuple(old[i:i_end]), tuple(new[j:j_end])))
+    return found
+
+
+def without(files: Snapshot, hunk: Hunk, before: Mapping[str, str]) -> Snapshot:
+    """The files with one hunk reverted. A file that was not there before goes when it is empty."""
+    reverted = dict(files)
+    now = reverted.get(hunk.path, "")
+    lines = (now if isinstance(now, str) else "").splitlines(keepends=True)
+    lines[hunk.now_at : hunk.now_at + len(hunk.now)] = hunk.before
+    if lines or hunk.path in before:
+        reverted[hunk.path] = "".join(lines)
+    else:
+        reverted.pop(hunk.path, None)
+    return reverted
+
+
+def review(
+    task: Task,
+    trajectories: Sequence[Trajectory],
+    tools: Mapping[str, Tool],
+    pool: SandboxPool,
+    limits: Limits,
+    *,
+    verbose: bool,
+) -> Iterator[Review]:
+    """Reviews those of a task's trajectories that solved it.
+
+    Only text files are looked at, and of a world's layers only what the task's own files lie over.
+    tools: all of the run, by name. verbose: whether the run's protocol answers in sentences. Raises
+    SandboxFault.
+    """
+    for trajectory in trajectories:
+        if not trajectory.solved:
+            continue
+        handed_in = _work(task, trajectory, tools, pool, limits, verbose=verbose)
+        if handed_in is None:
+            yield Review(task.id, trajectory.index, (), (), "its calls hand in nothing")
+            continue
+        if not grade_work(task, handed_in, pool, limits).solved:
+            yield Review(task.id, trajectory.index, (), (), "its calls no longer solve the task")
+            continue
+        found = hunks(task.files, texts(handed_in))
+        marks = [
+            grade_work(task, without(handed_in, hunk, task.files), pool, limits).solved
+            for hunk in found
+        ]
+        yield Review(task.id, trajectory.index, tuple(found), tuple(marks))
+
+
+def _work(
+    task: Task,
+    trajectory: Trajectory,
+    tools: Mapping[str, Tool],
+    pool: SandboxPool,
+    limits: Limits,
+    *,
+    verbose: bool,
+) -> Snapshot | None:
+    """What a trajectory's calls hand in; None for nothing."""
+    workspace = Workspace(task, pool, limits, verbose=verbose)
+    with contextlib.closing(workspace):
+        messages = [turn for turn in trajectory.turns if turn.role == "assistant"]
+        repeat(messages, tools, workspace)
+        return workspace.handed_in
