@@ -8,6 +8,7 @@
     recorded_versions.py      the weights that sampled them, read or made again
     trajectory_difference.py  where two trajectories differ first
     bisect.py                 where two runs differ first, and which input made it
+    review.py                 changes that solved work did not need
     kept_config.py            the config that a run keeps in its workdir
 
 Each builds the parts of the recorded run (``rl_code.run.Run``), so nothing that a run is made of
