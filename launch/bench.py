@@ -10,6 +10,7 @@ python -m launch.bench engine [--batches=1,8,64 --prompt=1024]
 python -m launch.bench speculation [--batches=1,8,64 --drafts=4 --played=runs/quickstart]
 python -m launch.bench record [--record_actors=100 --record_groups=10000 --delay_ms=1]
 python -m launch.bench layers [--layer_mb=320 --opens=200 --at_once=32]
+python -m launch.bench play [--threads=1,4,16 --episodes=128 --kill=0.05]
 python -m launch.bench million --device=cpu [--tokens=1000000 --device_mib=64 ...]
 
 Each takes --json=<file> for its numbers. The benches themselves are in benchmarks/.
@@ -32,6 +33,7 @@ from benchmarks import (
     layers,
     million,
     overlap,
+    play,
     record,
     rl_step,
     speculation,
@@ -54,6 +56,7 @@ BENCHES = {
     "speculation": speculation.main,
     "record": record.main,
     "layers": layers.main,
+    "play": play.main,
 }
 # Benches of a whole system, for which the CPU stands for a device per core.
 ON_ALL_CORES = ("rl_step", "async", "overlap", "engine", "speculation")

@@ -1,0 +1,26 @@
+"""The bench of played episodes: its scripted agent solves its tasks, also where sandboxes die."""
+
+from __future__ import annotations
+
+from benchmarks.play import losing, messages, played, single_files, timed
+from models.tokenizer import Tokenizer
+from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from tests.rl_code.signals import signals
+
+
+def test_scripted_episodes_end_solved_with_and_without_losses():
+    tasks = single_files(6)
+    assert all(len(messages(task)) == 5 for task in tasks)
+    texts = [text for task in tasks for text in task.reference.values()]
+    tokenizer = Tokenizer.train(texts, 300, Compact.SPECIAL_TOKENS)
+    with SandboxPool(SandboxConfig()) as pool:
+
+        def play(task):
+            return played(task, tokenizer, pool, signals())
+
+        whole = timed(2, tasks, play)
+        with losing(0.15, seed=3) as killed:
+            found = timed(2, tasks, play)
+    assert whole["solved"] == found["solved"] == 6 and killed
+    assert whole["rebuilt"] == found["faults"] == 0
