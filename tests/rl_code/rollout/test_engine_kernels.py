@@ -16,6 +16,7 @@ from models.model_config import MoE
 from models.sharding import MeshConfig, abstract_mesh, make_mesh, use_mesh
 from models.transformer import abstract_model
 from pallas_kernels import choice
+from rl_code import attention_calls as attention_calls_module
 from rl_code.attention_calls import expert_calls, log_attention
 from rl_code.read_config import build
 from rl_code.rollout.engine import Engine
@@ -142,6 +143,23 @@ def test_a_call_without_a_kernel_on_an_accelerator_is_a_warning(caplog):
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert "attention without a kernel: " in caplog.text
     assert "the dtypes ['float32'] must be one of ('bfloat16',)" in caplog.text
+
+
+@pytest.mark.parametrize(("role", "heads"), [("all", 4), ("actor", 2), ("prefill", 2)])
+def test_the_calls_of_a_role_are_those_of_the_mesh_that_it_samples_on(monkeypatch, role, heads):
+    given = quickstart.get_config("smoke")
+    given.rollout.mesh = dict(data=1, tensor=2)
+    config = build(RunConfig, given)
+    shapes = []
+
+    def seen(methods, shape, *how):
+        shapes.append(shape)
+        return implementations(methods, shape, *how)
+
+    monkeypatch.setattr(attention_calls_module, "implementations", seen)
+    attention_calls_module.attention_calls(config, small_config(num_heads=4), "hopper", role)
+    train, sample = shapes
+    assert (train.num_heads, sample.num_heads) == (4, heads)
 
 
 def test_experts_without_a_kernel_on_an_accelerator_are_a_warning(caplog):
