@@ -22,17 +22,19 @@ from rl_code.run_config import RunConfig
 
 
 def attention_calls(
-    config: RunConfig, model: ModelConfig, platform: str | None = None
+    config: RunConfig, model: ModelConfig, platform: str | None = None, role: str = "all"
 ) -> list[Implementation]:
     """One row for each attention call of training, prefill and decoding.
 
     config: with its derived sizes. platform: "cpu", "tpu", "hopper" or "blackwell", None for the
-    one at hand.
+    one at hand. role: of this process, which says on which mesh it samples.
     """
     methods = model.attention * model.periods
     sampling = config.rollout.engine.cache_dtype or config.rollout.dtype
     train = implementations(methods, _shape(config, model, config.mesh), model.dtype, platform)
-    mesh = config.rollout.mesh if config.rollout.apart else config.mesh
+    # a process that prefills for actors cuts heads as they do
+    apart = config.rollout.apart or role in ("actor", "prefill")
+    mesh = config.rollout.mesh if apart else config.mesh
     sample = implementations(methods, _shape(config, model, mesh), sampling, platform)
     # both have the same calls in the same order
     return [
@@ -60,16 +62,21 @@ def expert_calls(
     return found
 
 
-def log_attention(config: RunConfig, model: ModelConfig, platform: str | None = None) -> None:
+def log_attention(
+    config: RunConfig, model: ModelConfig, platform: str | None = None, role: str = "all"
+) -> None:
     """Logs what each attention call takes, and the experts; on an accelerator, one without a kernel
     as a warning.
 
     Arguments as for ``attention_calls``.
     """
     accelerated = (platform or choice.here()) != "cpu"
-    calls = {"attention": attention_calls, "experts": expert_calls}
-    for what, of in calls.items():
-        for call in of(config, model, platform):
+    calls = {
+        "attention": attention_calls(config, model, platform, role),
+        "experts": expert_calls(config, model, platform),
+    }
+    for what, found in calls.items():
+        for call in found:
             slow = accelerated and call.implementation == XLA
             level = logging.WARNING if slow else logging.INFO
             logging.log(level, f"{what} without a kernel: %s" if slow else f"{what}: %s", call)

@@ -97,7 +97,7 @@ class Run:
             self.tokenizer = find_tokenizer(config, self.origin, workdir, self.demonstration)
             self.model_config = find_model_config(config, self.origin, self.tokenizer)
             self._stop_ids(None)  # whether the protocol goes with the tokenizer
-            log_attention(config, self.model_config)
+            log_attention(config, self.model_config, role=role)
         except BaseException:
             self.pool.close()
             raise

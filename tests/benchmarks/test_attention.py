@@ -60,12 +60,15 @@ def test_what_is_wrong_or_not_a_number_is_found():
 def test_every_check_has_kernels_on_accelerators(target):
     device = TARGETS[target].device
     platform = {"gpu": "cuda"}.get(device.platform, device.platform)
-    call = {"gpu": "mosaic_gpu", "tpu": "tpu_custom_call"}[device.platform]
+    call = {"gpu": "custom_call @mosaic_gpu", "tpu": "custom_call @tpu_custom_call"}
     with use_mesh(abstract_mesh(MeshConfig(1, 1), device)):
         for check in correctness.checks(SIZES):
             arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in check.shapes]
             lowered = jax.jit(check.run).trace(*arrays).lower(lowering_platforms=(platform,))
-            assert call in lowered.as_text(), check.name
+            # NSA has three branches; XLA attends to compressed keys that are not rotated
+            branches = 3 if check.name.startswith("nsa") else 1
+            least = branches - check.name.startswith("nsa, decode, keys not")
+            assert lowered.as_text().count(call[device.platform]) >= least, check.name
 
 
 def test_the_tables_of_the_page_are_made_from_the_numbers(tmp_path):

@@ -149,6 +149,7 @@ class Grep(Tool):
         },
         ("pattern",),
     )
+    documents: ClassVar[bool] = True
     words: ClassVar[Words | None] = Words(
         "grep", line={"path": "a path"}, below={"pattern": "a pattern"}
     )

@@ -37,6 +37,7 @@ class Jump(Tool):
         {"to": {"type": "string", "description": "path:line, or a name."}},
         ("to",),
     )
+    documents: ClassVar[bool] = True
     words: ClassVar[Words | None] = Words("jump", line={"to": "path:line or a name"})
 
     def __post_init__(self) -> None:

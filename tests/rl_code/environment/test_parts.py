@@ -21,7 +21,9 @@ from rl_code.environment.parts import (
 )
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.protocols.chat import Chat
+from rl_code.environment.tools.api import TOOLS as TOOLS_BY_NAME
 from rl_code.environment.tools.api import find_tools
+from rl_code.named import Named
 from rl_code.types import Limits, ToolResult
 from tests.rl_code.signals import signals
 
@@ -65,6 +67,14 @@ def test_prompts_and_answers_say_the_same_with_documents_as_without(name, asking
     only_prompts = dataclasses.replace(CONFIG, answers=False)
     assert answer_parts(protocol, results, TOOLS, only_prompts) == [(plain, False)]
     check_documents(protocol, TOOLS, CONFIG)
+
+
+def test_what_searches_found_is_a_document_as_a_file_is():
+    tools = find_tools(tuple(map(Named, TOOLS_BY_NAME)))
+    found = [ToolResult(name, f"{name} found this") for name in tools]
+    parts = answer_parts(PROTOCOLS["compact"], found, tools, CONFIG)
+    shown = {text.split()[0] for text, is_document in parts if is_document}
+    assert shown == {"read_file", "grep", "jump"}
 
 
 @given(st.lists(st.text(st.sampled_from("ab\ufdd0\n<|")), min_size=1, max_size=3))

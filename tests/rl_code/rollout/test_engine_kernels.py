@@ -16,6 +16,7 @@ from models.model_config import MoE
 from models.sharding import MeshConfig, abstract_mesh, make_mesh, use_mesh
 from models.transformer import abstract_model
 from pallas_kernels import choice
+from rl_code import attention_calls as attention_calls_module
 from rl_code.attention_calls import expert_calls, log_attention
 from rl_code.read_config import build
 from rl_code.rollout.engine import Engine
@@ -43,8 +44,9 @@ DEVICES = {
     "h100": AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu"),
     "gb200": AbstractDevice(device_kind="NVIDIA GB200", num_cores=None, platform="gpu"),
 }
-# What a kernel is in a lowered program.
-CALLS = {"tpu": "tpu_custom_call", "gpu": "mosaic_gpu"}
+# What a call of a kernel is in a lowered program.
+CALLS = {"tpu": "custom_call @tpu_custom_call", "gpu": "custom_call @mosaic_gpu"}
+LAYERS = 2
 
 
 def method(name: str):
@@ -55,16 +57,19 @@ def method(name: str):
 
 def model_config(name: str):
     # of the last layer prefill needs only the keys, so its attention is left out
-    sizes = dict(embed_dim=128, mlp_dim=128, num_layers=2, num_heads=8, num_kv_heads=4)
+    sizes = dict(embed_dim=128, mlp_dim=128, num_layers=LAYERS, num_heads=8, num_kv_heads=4)
     types = dict(dtype="bfloat16", param_dtype="bfloat16")
     return small_config(**sizes, **types, head_dim=128, attention=(method(name),))
 
 
-def programs(name: str, data: int, tensor: int, device: AbstractDevice) -> dict[str, str]:
+def programs(
+    name: str, data: int, tensor: int, device: AbstractDevice, longest_document: int | None = None
+) -> dict[str, str]:
     """The lowered programs "prefill" and "decode"."""
     mesh = abstract_mesh(MeshConfig(data, tensor), device)
     config = model_config(name)
-    engine = Engine(config, ENGINE, SamplingConfig(), (0,), mesh)
+    shapes = dataclasses.replace(ENGINE, longest_document=longest_document)
+    engine = Engine(config, shapes, SamplingConfig(), (0,), mesh)
     model = abstract_model(config, mesh)
     platform = {"gpu": "cuda"}.get(device.platform, device.platform)
     traced = engine.traced(model)
@@ -76,7 +81,7 @@ def programs(name: str, data: int, tensor: int, device: AbstractDevice) -> dict[
 
 
 def expected(name: str, tensor: int, platform: str) -> dict[str, int]:
-    """How many kernels a program has, by what ``implementations`` says of its calls."""
+    """How many kernels a layer calls in a program, by what ``implementations`` says."""
     shape = CallShape(
         num_heads=8 // tensor,
         num_kv_heads=4 // tensor,
@@ -94,6 +99,13 @@ def expected(name: str, tensor: int, platform: str) -> dict[str, int]:
     return {phase: sum(row.phase == phase for row in kernels) for phase in ("prefill", "decode")}
 
 
+def assert_kernels(found: dict[str, str], wanted: dict[str, int], platform: str) -> None:
+    """Every call of every layer is a kernel; of the last one prefill needs only the keys."""
+    for phase, layers in {"prefill": LAYERS - 1, "decode": LAYERS}.items():
+        assert wanted[phase] >= 1
+        assert found[phase].count(CALLS[platform]) >= layers * wanted[phase], (phase, wanted)
+
+
 @pytest.mark.parametrize("target", DEVICES)
 @pytest.mark.parametrize(("data", "tensor"), MESHES)
 @pytest.mark.parametrize("name", METHODS)
@@ -101,10 +113,16 @@ def expected(name: str, tensor: int, platform: str) -> dict[str, int]:
 def test_prefill_and_decode_have_the_kernels_on_every_mesh(name, data, tensor, target):
     device = DEVICES[target]
     wanted = expected(name, tensor, TARGETS[target].kind)
-    found = programs(name, data, tensor, device)
-    for phase, text in found.items():
-        assert wanted[phase] >= 1
-        assert text.count(CALLS[device.platform]) >= wanted[phase], (phase, wanted)
+    assert_kernels(programs(name, data, tensor, device), wanted, device.platform)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", DEVICES)
+@pytest.mark.parametrize("name", METHODS)
+def test_with_documents_too(name, target):
+    device = DEVICES[target]
+    wanted = expected(name, 2, TARGETS[target].kind)
+    assert_kernels(programs(name, 2, 2, device, longest_document=256), wanted, device.platform)
 
 
 def test_the_mesh_says_for_which_platform_a_program_is():
@@ -125,6 +143,23 @@ def test_a_call_without_a_kernel_on_an_accelerator_is_a_warning(caplog):
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert "attention without a kernel: " in caplog.text
     assert "the dtypes ['float32'] must be one of ('bfloat16',)" in caplog.text
+
+
+@pytest.mark.parametrize(("role", "heads"), [("all", 4), ("actor", 2), ("prefill", 2)])
+def test_the_calls_of_a_role_are_those_of_the_mesh_that_it_samples_on(monkeypatch, role, heads):
+    given = quickstart.get_config("smoke")
+    given.rollout.mesh = dict(data=1, tensor=2)
+    config = build(RunConfig, given)
+    shapes = []
+
+    def seen(methods, shape, *how):
+        shapes.append(shape)
+        return implementations(methods, shape, *how)
+
+    monkeypatch.setattr(attention_calls_module, "implementations", seen)
+    attention_calls_module.attention_calls(config, small_config(num_heads=4), "hopper", role)
+    train, sample = shapes
+    assert (train.num_heads, sample.num_heads) == (4, heads)
 
 
 def test_experts_without_a_kernel_on_an_accelerator_are_a_warning(caplog):
