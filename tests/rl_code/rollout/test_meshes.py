@@ -63,7 +63,9 @@ def sampled(mesh: MeshConfig, methods: str, options: dict) -> list:
 @functools.cache
 def alone(heads: int, methods: str, feed_forward: str) -> list:
     """What one device samples. heads: key/value heads, in which meshes differ."""
-    mesh = next(x for x in MESHES if model_options(x, methods, feed_forward)["num_kv_heads"] == heads)
+    mesh = next(
+        x for x in MESHES if model_options(x, methods, feed_forward)["num_kv_heads"] == heads
+    )
     return sampled(MeshConfig(), methods, model_options(mesh, methods, feed_forward))
 
 
