@@ -21,6 +21,12 @@ _INSTRUCTION = re.compile(
 )
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+# The computation that says whether a loop goes on, the names of operands, the number of a constant,
+# and which part of a tuple is taken.
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_NAME = re.compile(r"%([\w.\-]+)")
+_NUMBER = re.compile(r"(\d+)\)")
+_INDEX = re.compile(r"index=(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +67,53 @@ def total[K: Hashable](
         for line in computations.get(name, ()):
             shapes[line.name] = line.shape
             _add(found, value(line, shapes))
-            trips = _TRIPS.search(line.rest)
             times, inside = 1.0, depth
             if line.operation == "while":
-                times = float(trips[1]) if trips else depths[min(depth, len(depths) - 1)]
-                inside = depth if trips else depth + 1
+                trips = _trips(line, computations[name], computations)
+                times = depths[min(depth, len(depths) - 1)] if trips is None else trips
+                inside = depth + 1 if trips is None else depth
             for called in _CALLED.findall(line.rest):
                 _add(found, of(called, inside), times)
         return found
 
     return of(entry)
+
+
+def _trips(
+    loop: Instruction,
+    around: Sequence[Instruction],
+    computations: Mapping[str, Sequence[Instruction]],
+) -> float | None:
+    """How often a loop runs; None where that depends on data.
+
+    The compilers for CPU and GPU write it down. In a TPU's program it is read from the condition: a
+    number that JAX counts from 0 by 1 must be less than a constant.
+
+    around: the computation that the loop stands in.
+    """
+    if known := _TRIPS.search(loop.rest):
+        return float(known[1])
+    inside = {line.name: line for line in computations[_CONDITION.search(loop.rest)[1]]}
+    *_, last = inside.values()
+    if last.operation != "compare" or "direction=LT" not in last.rest:
+        return None
+    counted, bound = (inside[name] for name in _operands(last))
+    if (counted.operation, bound.operation) != ("get-tuple-element", "constant"):
+        return None
+    before = {line.name: line for line in around}
+    begin = before.get(_operands(loop)[0])
+    if begin is not None and begin.operation == "tuple":
+        begin = before.get(_operands(begin)[int(_INDEX.search(counted.rest)[1])])
+    while begin is not None and begin.operation == "copy":
+        begin = before.get(_operands(begin)[0])
+    if begin is None or begin.operation != "constant" or _NUMBER.match(begin.rest)[1] != "0":
+        return None
+    return float(_NUMBER.match(bound.rest)[1])
+
+
+def _operands(line: Instruction) -> list[str]:
+    """The names of an instruction's operands."""
+    return _NAME.findall(line.rest.partition(")")[0])
 
 
 def _add(sums: collections.Counter, more: Mapping, times: float = 1.0) -> None:

@@ -105,6 +105,15 @@ def with_several(model: Transformer, adapters: Sequence[Mapping[str, Adapters]])
     return copy
 
 
+def num_adapters(model: Transformer) -> int:
+    """How many adapters a model of ``with_several`` has; 0 for any other model."""
+    for stack in STACKS:
+        several = getattr(getattr(model, stack, None), "lora", None)
+        if isinstance(several, AdapterRows):
+            return several.scales.shape[1]
+    return 0
+
+
 def for_rows(model: Transformer, rows: Int[Array, " B"] | None) -> Transformer:
     """A copy of a model of ``with_several`` for a batch.
 

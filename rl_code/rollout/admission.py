@@ -300,8 +300,10 @@ class Admission:
         return came
 
     def _ask(self, group: OpenGroup) -> bool:
-        """Has another process prefill a prompt; False if it is to be prefilled here."""
-        if self._remote is None or group.by_itself:
+        """Has another process prefill a prompt; False if it is to be prefilled here, as where the
+        prompt has an adapter of several, which that process has not.
+        """
+        if self._remote is None or group.by_itself or group.adapter >= 0:
             return False
         self.stats.prompts_asked += 1
         number = self._remote.ask(group.tokens, group.kinds(), self._version)

@@ -56,8 +56,11 @@ class DecodeInput:
     adapters: jax.Array | None = None
 
 
-def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
-    """Numpy arrays for a dispatch in which no row is active."""
+def empty_input(config: EngineConfig, shards: int, several: bool = False) -> DecodeInput:
+    """Numpy arrays for a dispatch in which no row is active.
+
+    several: whether the model has several adapters.
+    """
     rows = shards * config.slots
 
     def ints(*shape: int, fill: int = -1) -> np.ndarray:
@@ -74,6 +77,7 @@ def empty_input(config: EngineConfig, shards: int) -> DecodeInput:
         tables=ints(rows, config.table),
         runs=empty_runs(config, rows),
         texts=ints(rows, config.draft_room + config.length) if config.draft_tokens else None,
+        adapters=ints(rows) if several else None,
         rows=gathered.SharedRows(
             own=ints(rows, config.table),
             starts=ints(rows, fill=0),
@@ -106,15 +110,17 @@ def decode_input(
     budgets: Sequence[Sequence[int]],
     texts: DraftTexts,
     drafts: bool,
+    several: bool,
 ) -> DecodeInput:
     """The arrays for one dispatch of the ``chosen`` rows of every shard.
 
     Each row must hold pages for what it may sample. It has the words of its random ``key``, and an
     ``episode`` with the other numbers that fix its random stream. budgets: the most tokens that
     each row may sample. texts: what drafts are copied from. drafts: whether tokens are guessed.
+    several: whether the model has several adapters.
     """
     c = engine.config if drafts else engine.config.without_drafts()
-    inputs = empty_input(c, engine.shards)
+    inputs = empty_input(c, engine.shards, several)
     for shard, rows in enumerate(chosen):
         sharing: dict[tuple[int, ...], list[int]] = {}
         for place, row in enumerate(rows):
@@ -128,6 +134,8 @@ def decode_input(
             inputs.groups[at] = row.episode.group
             inputs.samples[at] = row.episode.index
             inputs.tables[at, : len(pages)] = pages
+            if inputs.adapters is not None:
+                inputs.adapters[at] = row.adapter
             if inputs.texts is not None:
                 texts.put(row, inputs.texts[at])
             # The pages of the shared prefix go into a tile, which several rows read together. Those

@@ -1,10 +1,11 @@
 """The documents whose pages spans share, on one shard of an engine's cache.
 
-A document is known by its fingerprint: its tokens and the number of the weights. Its keys depend on
-nothing else, so it is prefilled once, in rows of its own, and every span that has it on its context
-has the same pages in its table: the episodes of a group, other groups, and later reads of a file
-that did not change. When no span holds it any more, its pages are free, but can be found by its
-fingerprint until they are used for something else; those that were let go of first are used first.
+A document is known by its fingerprint: its tokens and the numbers of the weights and of the
+adapter. Its keys depend on nothing else, so it is prefilled once, in rows of its own, and every
+span that has it on its context has the same pages in its table: the episodes of a group, other
+groups, and later reads of a file that did not change. When no span holds it any more, its pages are
+free, but can be found by its fingerprint until they are used for something else; those that were
+let go of first are used first.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class DocumentPool:
         self._page = allocator.page_size
         self._held: dict[bytes, Document] = {}
 
-    def find(self, tokens: Sequence[int], weights: int) -> list[int] | None:
+    def find(self, tokens: Sequence[int], weights: int, adapter: int = -1) -> list[int] | None:
         """The pages of a document if somebody holds it, or if they can be found."""
-        key = fingerprint(tokens, weights)
+        key = fingerprint(tokens, weights, adapter)
         if key in self._held:
             return self._allocator.pages(self._held[key].sequence)
         return self._allocator.find(page_names(key, len(tokens), self._page))
@@ -40,17 +41,17 @@ class DocumentPool:
         runs = [] if span.runs is None else span.runs.documents(length)
         for number, run in enumerate(runs):
             weights = span.weights_of(number, newest)
-            found += self.find(span.tokens[run.start : run.end], weights) or []
+            found += self.find(span.tokens[run.start : run.end], weights, span.adapter) or []
         return found
 
-    def hold(self, tokens: Sequence[int], weights: int) -> tuple[Document, bool]:
+    def hold(self, tokens: Sequence[int], weights: int, adapter: int) -> tuple[Document, bool]:
         """(a document, held once more; whether it was there). If it was not, it has pages, and is
         to be written. Raises OutOfPages.
         """
-        found = self.find(tokens, weights)
-        key = fingerprint(tokens, weights)
+        found = self.find(tokens, weights, adapter)
+        key = fingerprint(tokens, weights, adapter)
         if key not in self._held:
-            self._held[key] = self._make(list(tokens), weights, found)
+            self._held[key] = self._make(list(tokens), weights, adapter, found)
         document = self._held[key]
         document.holders += 1
         return document, found is not None
@@ -78,7 +79,9 @@ class DocumentPool:
         """The documents that lack keys, those that were asked for first coming first."""
         return [document for document in self._held.values() if not document.written]
 
-    def _make(self, tokens: list[int], weights: int, found: list[int] | None) -> Document:
+    def _make(
+        self, tokens: list[int], weights: int, adapter: int, found: list[int] | None
+    ) -> Document:
         fresh = []
         if found is None:
             fresh = self._allocator.take(-(-len(tokens) // self._page))
@@ -92,4 +95,5 @@ class DocumentPool:
             self._shard,
             sequence,
             weights=weights,
+            adapter=adapter,
         )

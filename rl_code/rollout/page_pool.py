@@ -25,6 +25,7 @@ import numpy as np
 from attention.cache.paged import PagedCache, page_bytes
 from attention.cache.pages import OutOfPages, PageAllocator
 from attention.cache.storage import to_host
+from models.adapter_rows import num_adapters
 from models.sharding import parameter_shardings
 from models.transformer import Transformer
 from rl_code.rollout.decode_input import DecodeInput
@@ -166,7 +167,7 @@ class PagePool:
         number = len(span.documents)
         tokens = span.tokens[run.start : run.end]
         weights = span.weights_of(number, self._weights)
-        document, found = self._documents[span.shard].hold(tokens, weights)
+        document, found = self._documents[span.shard].hold(tokens, weights, span.adapter)
         span.documents.append(document)
         if number >= len(span.document_weights):  # not one that the span had before
             asked, there, tokens = self._counts
@@ -282,7 +283,7 @@ class PagePool:
             numbers = span.runs.numbered(tokens)
         else:
             numbers = tokens
-        span.sequence, cached = allocator.start(numbers, b"%d" % span.weights, given)
+        span.sequence, cached = allocator.start(numbers, span.salt, given)
         # The allocator knows a page by its tokens as soon as a span has reserved it. The prefill
         # that writes the page may still be to come, so only pages before the first such page count
         # as cached.
@@ -447,7 +448,8 @@ class PagePool:
 
     def _prefill(self, model: Transformer, spans: Sequence[Span], rows: int, length: int) -> int:
         """One dispatch of shape [rows, length] per shard; returns the number of tokens."""
-        inputs, ends = prefill_input(self.engine, self, spans, rows, length)
+        several = num_adapters(model) > 0
+        inputs, ends = prefill_input(self.engine, self, spans, rows, length, several)
         total = sum(end - span.cached for span, end in ends.items())
         for span, end in ends.items():
             span.cached = end

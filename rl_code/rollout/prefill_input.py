@@ -15,17 +15,18 @@ from rl_code.rollout.spans import Span
 if TYPE_CHECKING:
     from rl_code.rollout.page_pool import PagePool
 
-# Tables [R, table], tokens [R, length], their places, and what the pages of the tables hold.
-PrefillInput = tuple[np.ndarray, np.ndarray, np.ndarray, Runs | None]
+# Tables [R, table], tokens [R, length], their places, what the pages of the tables hold, and the
+# adapters of the rows.
+PrefillInput = tuple[np.ndarray, np.ndarray, np.ndarray, Runs | None, np.ndarray | None]
 
 
 def prefill_input(
-    engine: Engine, pool: PagePool, spans: Sequence[Span], rows: int, length: int
+    engine: Engine, pool: PagePool, spans: Sequence[Span], rows: int, length: int, several: bool
 ) -> tuple[PrefillInput, dict[Span, int]]:
     """(the arguments of ``Engine.prefill``, the places up to which it writes the spans in it).
 
     spans: as many of the first of every shard are taken as there are ``rows``. They must hold pages
-    for their tokens. length: tokens of a row.
+    for their tokens. length: tokens of a row. several: whether the model has several adapters.
     """
     used = [0] * engine.shards  # rows of each shard that are taken
     shape = (engine.shards, rows)
@@ -33,6 +34,7 @@ def prefill_input(
     tokens = np.zeros((*shape, length), np.int32)
     places = np.full((*shape, length), -1, np.int32)
     runs = empty_runs(engine.config, engine.shards * rows)
+    adapters = np.full(shape, -1, np.int32)
     ends = {}
     for span in spans:
         at = (span.shard, used[span.shard])
@@ -45,8 +47,9 @@ def prefill_input(
         tables[(*at, slice(0, len(pages)))] = pages
         tokens[(*at, slice(0, end - start))] = span.tokens[start:end]
         places[(*at, slice(0, end - start))] = np.arange(start, end)
+        adapters[at] = span.adapter
         if span.runs is not None:
             # rows of all shards stand one after another
             span.runs.put(runs, at[0] * rows + at[1])
     table, token, place = (x.reshape(-1, x.shape[-1]) for x in (tables, tokens, places))
-    return (table, token, place, runs), ends
+    return (table, token, place, runs, adapters.reshape(-1) if several else None), ends

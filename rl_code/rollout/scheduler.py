@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from models.adapter_rows import num_adapters
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
@@ -104,8 +105,12 @@ class Scheduler:
         recompute: whether episodes in progress compute their keys anew. False keeps the keys of
         older weights. New groups share prompts only with groups that the same weights (the same
         object) prefilled.
+
+        Raises ValueError where the weights lack an adapter of a group that is not finished.
         """
         if self._given is not model:
+            for group in self._groups:
+                _check_adapter(model, group.adapter)
             self._given = model
             # weights that the learner cuts over ``fsdp``
             cut = self.engine.mesh.shape["fsdp"] > 1
@@ -124,6 +129,7 @@ class Scheduler:
         group_size: int,
         key: Sequence[int],
         tag: Any = None,
+        adapter: int = -1,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> None:
         """Hands in ``group_size`` episodes of a task; ``step`` returns their group, with ``tag``,
@@ -134,10 +140,15 @@ class Scheduler:
         Args:
           make_episode: (task, group, index) -> a new episode.
           key: the two words of a random key.
+          adapter: which adapter of weights that have several (``models.adapter_rows``) plays the
+            group, counted from 0; -1 for none of them. Groups of all of them decode together.
           on_finished: called with each finished trajectory, in the thread that calls ``step``.
 
-        Raises ValueError for a prompt that is longer than the engine's prompt_length.
+        Raises ValueError for a prompt that is longer than the engine's prompt_length, and for an
+        adapter that the weights do not have.
         """
+        if self._model is not None:
+            _check_adapter(self._model, adapter)
         rows = [Row(episode=make_episode(task, group, index)) for index in range(group_size)]
         prompt, *_ = [row.episode.start() for row in rows]
         if len(prompt) > self._config.prompt_length:
@@ -152,11 +163,13 @@ class Scheduler:
         # ``unopened``, so in the order of their index.
         own = OpenGroup(prompt=len(prompt), tag=tag, task=task, rows=rows, unopened=rows[::-1])
         own.on_finished = on_finished
+        own.adapter = adapter
         own.runs = self._pool.runs()
         own.add(prompt[:-1], own.kinds())
         for row in rows:
             row.group = own
             row.prompt = len(prompt)
+            row.adapter = adapter
             row.runs = self._pool.runs()
             row.add(prompt, row.kinds())
             row.key = tuple(key)
@@ -222,24 +235,29 @@ class Scheduler:
         version: int,
         key: jax.Array,
         first_group: int = 0,
+        adapters: Sequence[int] | None = None,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> tuple[list[Group], RolloutStats]:
         """Plays ``group_size`` episodes of every task and returns the groups in the order of
         ``tasks``.
 
         Groups are numbered from ``first_group``; arguments as ``load`` and ``submit`` take them.
+        adapters: of each task; None for none.
         """
         self.load(model, version)
         self.take_stats()
         words = jax.random.key_data(key).tolist()
         groups: dict[int, Group] = {}
         try:
-            for number, task in enumerate(tasks, first_group):
+            chosen = [-1] * len(tasks) if adapters is None else adapters
+            each = zip(tasks, chosen, strict=True)
+            for number, (task, adapter) in enumerate(each, first_group):
                 way = dict(
                     group=number,
                     group_size=group_size,
                     key=words,
                     tag=number,
+                    adapter=adapter,
                     on_finished=on_finished,
                 )
                 self.submit(task, make_episode, **way)
@@ -389,6 +407,7 @@ class Scheduler:
             [[self._budget(row) for row in rows] for rows in chosen],
             self._texts,
             drafts,
+            num_adapters(self._model) > 0,
         )
         results = self._pool.decode(self._model, inputs)
         tokens, logprobs, counts, choices, steps, drafted = results
@@ -454,3 +473,12 @@ class Scheduler:
             self._stepping[
                 self._executor.submit(row.episode.step, row.message, row.logprobs, row.versions)
             ] = row
+
+
+def _check_adapter(model: Transformer, adapter: int) -> None:
+    """Raises ValueError where weights do not have this adapter; -1 for none of several."""
+    count = num_adapters(model)
+    if not -1 <= adapter < count:
+        raise ValueError(
+            f"{adapter=} must be -1 or one of the {count} adapters of the weights, counted from 0"
+        )

@@ -143,6 +143,9 @@ class Span:
     saved: list | None = None
     # Number of the weights with which the span's first keys were computed.
     weights: int = 0
+    # Which adapter of a model that has several (``models.adapter_rows``) computes its keys; -1 for
+    # none.
+    adapter: int = -1
     # What its places are; None in a run without documents.
     runs: ContextRuns | None = None
     # The documents among its pages, in the order of the context.
@@ -155,6 +158,11 @@ class Span:
     def held(self) -> bool:
         """Whether it has pages."""
         return self.sequence is not None
+
+    @property
+    def salt(self) -> bytes:
+        """What its keys depend on beside its tokens."""
+        return b"%d %d" % (self.weights, self.adapter)
 
     @property
     def missing(self) -> int:
@@ -238,16 +246,16 @@ class Document(Span):
     @property
     def key(self) -> bytes:
         """Its fingerprint: what its keys depend on."""
-        return fingerprint(self.tokens, self.weights)
+        return fingerprint(self.tokens, self.weights, self.adapter)
 
     def names(self, page: int) -> list[bytes]:
         """The names of its pages, for ``PageAllocator.name``."""
         return page_names(self.key, len(self.tokens), page)
 
 
-def fingerprint(tokens: Sequence[int], weights: int) -> bytes:
-    """The hash of a document's tokens and of the number of the weights."""
-    content = b"document %d " % weights + np.asarray(tokens, np.int64).tobytes()
+def fingerprint(tokens: Sequence[int], weights: int, adapter: int) -> bytes:
+    """The hash of a document's tokens and of the numbers of the weights and of the adapter."""
+    content = b"document %d %d " % (weights, adapter) + np.asarray(tokens, np.int64).tobytes()
     return hashlib.blake2b(content, digest_size=16).digest()
 
 

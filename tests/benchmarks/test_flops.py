@@ -105,6 +105,77 @@ def test_products_that_are_convolutions_count_what_they_multiply(name):
     assert matmul_flops(hlo) == flops
 
 
+# A loop over layers in a loop over micro-batches, as a TPU's compiler writes them.
+LOOPS = """HloModule m
+
+%goes_on (p: (s32[], bf16[64,32], bf16[32,32])) -> pred[] {
+  %n = s32[]{:T(128)} constant(16)
+  %p = (s32[]{:T(128)}, bf16[64,32]{1,0:T(8,128)(2,1)}, bf16[32,32]{1,0}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %n), direction=LT, metadata={op_name="while/cond/lt"}
+}
+
+%layer (q: (s32[], bf16[64,32], bf16[32,32])) -> (s32[], bf16[64,32], bf16[32,32]) {
+  %one = s32[]{:T(128)} constant(1)
+  %q = (s32[]{:T(128)}, bf16[64,32]{1,0:T(8,128)(2,1)}, bf16[32,32]{1,0}) parameter(0)
+  %j = s32[]{:T(128)} get-tuple-element(%q), index=0
+  %x = bf16[64,32]{1,0} get-tuple-element(%q), index=1
+  %w = bf16[32,32]{1,0} get-tuple-element(%q), index=2
+  %next = s32[]{:T(128)} add(%j, %one)
+  %y = bf16[64,32]{1,0} convolution(%x, %w), dim_labels=bf_io->bf
+  ROOT %made = (s32[]{:T(128)}, bf16[64,32]{1,0}, bf16[32,32]{1,0}) tuple(%next, %y, %w)
+}
+
+%ends (r: (s32[], bf16[64,32], bf16[32,32])) -> pred[] {
+  %m = s32[]{:T(128)} constant(3)
+  %r = (s32[]{:T(128)}, bf16[64,32]{1,0:T(8,128)(2,1)}, bf16[32,32]{1,0}) parameter(0)
+  %k = s32[]{:T(128)} get-tuple-element(%r), index=0
+  ROOT %less = pred[]{:T(512)} compare(%k, %m), direction=LT
+}
+
+%micro (s: (s32[], bf16[64,32], bf16[32,32])) -> (s32[], bf16[64,32], bf16[32,32]) {
+  %zero = s32[]{:T(128)} constant(0)
+  %once = s32[]{:T(128)} constant(1)
+  %s = (s32[]{:T(128)}, bf16[64,32]{1,0:T(8,128)(2,1)}, bf16[32,32]{1,0}) parameter(0)
+  %l = s32[]{:T(128)} get-tuple-element(%s), index=0
+  %z = bf16[64,32]{1,0} get-tuple-element(%s), index=1
+  %v = bf16[32,32]{1,0} get-tuple-element(%s), index=2
+  %more = s32[]{:T(128)} add(%l, %once)
+  %first = s32[]{:T(128)} copy(%zero), backend_config={}
+  %state = (s32[]{:T(128)}, bf16[64,32]{1,0}, bf16[32,32]{1,0}) tuple(%first, %z, %v)
+  %out = (s32[]{:T(128)}, bf16[64,32]{1,0}, bf16[32,32]{1,0}) while(%state), condition=%goes_on, \
+body=%layer
+  %h = bf16[64,32]{1,0} get-tuple-element(%out), index=1
+  ROOT %done = (s32[]{:T(128)}, bf16[64,32]{1,0}, bf16[32,32]{1,0}) tuple(%more, %h, %v)
+}
+
+ENTRY %main (a: bf16[64,32], b: bf16[32,32], c: s32[]) -> (s32[], bf16[64,32], bf16[32,32]) {
+  %a = bf16[64,32]{1,0} parameter(0)
+  %b = bf16[32,32]{1,0} parameter(1)
+  %c = s32[]{:T(128)} parameter(2)
+  %none = s32[]{:T(128)} constant(0)
+  %at = s32[]{:T(128)} copy(%none)
+  %given = (s32[]{:T(128)}, bf16[64,32]{1,0}, bf16[32,32]{1,0}) tuple(%at, %a, %b)
+  ROOT %end = (s32[]{:T(128)}, bf16[64,32]{1,0}, bf16[32,32]{1,0}) while(%given), condition=%ends, \
+body=%micro
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "old, new, trips",
+    [
+        ("", "", 3 * 16),
+        # begins at a number that is not known, counts from elsewhere, or may end before
+        ("tuple(%at, %a", "tuple(%c, %a", 100 * 16),
+        ("%none = s32[]{:T(128)} constant(0)", "%none = s32[]{:T(128)} constant(2)", 100 * 16),
+        ("compare(%i, %n), direction=LT", "and(%i, %n)", 3 * 100),
+    ],
+)
+def test_loops_of_a_tpu_are_counted_by_their_conditions(old, new, trips):
+    assert matmul_flops(LOOPS.replace(old, new), unknown_trips=100.0) == trips * ONCE
+
+
 GROUPED = """HloModule m
 
 ENTRY %main (x: bf16[64,32], w: bf16[4,32,16], y: bf16[64,16]) -> bf16[64,16] {

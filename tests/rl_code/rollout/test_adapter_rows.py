@@ -20,7 +20,21 @@ from models.transformer import Transformer
 from pallas_kernels.tokens import sequences
 from rl_code.rollout.decode_input import empty_input
 from rl_code.rollout.engine import Engine
-from tests.rl_code.rollout.small import ENGINE, MODEL, SAMPLING, VOCAB, initial
+from rl_code.rollout.scheduler import Scheduler
+from tests.rl_code.rollout.small import (
+    ENGINE,
+    MODEL,
+    SAMPLING,
+    SCARCE,
+    STOP,
+    VOCAB,
+    Episode,
+    Letters,
+    initial,
+    task_of,
+)
+from tests.rl_code.rollout.test_documents import TASKS
+from tests.rl_code.rollout.with_documents import WITH_DOCUMENTS, DocumentEpisode
 
 # of different ranks, targets and factors
 LORAS = (
@@ -138,3 +152,58 @@ def test_several_adapters_need_to_know_their_rows(adapters, several):
     with pytest.raises(ValueError, match="of the model must be None, and the 1 adapters"):
         with_several(adapted, adapters[:1])
     assert for_rows(adapted, None) is adapted
+
+
+# what is sampled of one task, with the first documents that there are
+PLAYED = {
+    "pages": (ENGINE, Episode, task_of(8)),
+    "few pages": (SCARCE, Episode, task_of(8)),
+    "documents": (WITH_DOCUMENTS, DocumentEpisode, TASKS[0]),
+}
+
+
+@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.quick(first=1)
+def test_groups_of_several_adapters_decode_together_and_sample_as_alone(name, adapters, several):
+    """All have the same prompt, and share no page of it with another adapter's."""
+    config, make, task = PLAYED[name]
+    engine = Engine(MODEL, config, SAMPLING, (STOP,), make_mesh(MeshConfig()))
+
+    def played(model, numbers, first=0):
+        scheduler = Scheduler(engine, Letters(), workers=4, tool_timeout_s=60.0)
+        way = dict(group_size=2, version=1, key=jax.random.key(7), first_group=first)
+        groups, stats = scheduler.rollout(
+            model, [task] * len(numbers or [0]), make, adapters=numbers, **way
+        )
+        scheduler.close()
+        return [group.trajectories for group in groups], stats
+
+    # the first one twice: a group of the same adapter does share its pages
+    numbers = [*ROWS.tolist(), int(ROWS[0])]
+    together, stats = played(several, numbers)
+    assert (stats.preempted > 0) == (name == "few pages")
+    plain = initial(MODEL)
+    for group, number in enumerate(numbers):
+        own = plain if number < 0 else with_adapters(plain, LORAS[number], adapters[number])
+        (alone,), _ = played(several, [number], group)
+        (separate,), _ = played(own, None, group)
+        for x, y, z in zip(together[group], alone, separate, strict=True):
+            assert np.array_equal(x.tokens, y.tokens) and np.array_equal(x.logprobs, y.logprobs)
+            assert np.array_equal(x.tokens, z.tokens)
+            np.testing.assert_allclose(x.logprobs, z.logprobs, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_that_the_weights_lack_is_named(several):
+    engine = Engine(MODEL, ENGINE, SAMPLING, (STOP,), make_mesh(MeshConfig()))
+    scheduler = Scheduler(engine, Letters(), workers=1, tool_timeout_s=60.0)
+    way = dict(group=0, group_size=2, key=(0, 7))
+    complaint = "adapter=2 must be -1 or one of the 2 adapters of the weights"
+    scheduler.load(several, 1)
+    with pytest.raises(ValueError, match=complaint):
+        scheduler.submit(task_of(0), Episode, adapter=2, **way)
+    scheduler.submit(task_of(0), Episode, adapter=1, **way)
+    with pytest.raises(ValueError, match="adapter=1 must be -1 or one of the 0 adapters"):
+        scheduler.load(initial(MODEL), 2)
+    assert scheduler.version == 1
+    scheduler.abort()
+    scheduler.close()
