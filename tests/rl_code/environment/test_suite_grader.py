@@ -9,12 +9,12 @@ import dataclasses
 import pytest
 
 from rl_code.environment.grading import grade_work, joined, mark
+from rl_code.environment.layers import installed
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import File, SandboxConfig, SandboxPool
 from rl_code.environment.suite_grader import SuiteError, grade_suite
 from rl_code.rewards.finished import CHEATS as CHEATS_PROVEN
-from rl_code.types import Case, Limits, Suite, Task, Tests
-from tests.rl_code.environment.suites.worlds import pytest_world
+from rl_code.types import Case, Layer, Limits, Suite, Task, Tests, World
 
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=60.0, grade_s=120.0)
 HIDDEN = """
@@ -74,7 +74,7 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def task(store, tmp_path_factory):
+def task(store):
     return Task(
         id="shop",
         messages=(),
@@ -84,7 +84,7 @@ def task(store, tmp_path_factory):
         visible_tests=Tests(),
         hidden_tests=Tests(suite=SUITE),
         reference={"shop/prices.py": SOLVED},
-        world=pytest_world(store, tmp_path_factory.mktemp("packages")),
+        world=World((Layer(installed.build(store), "/opt/packages"),)),
     )
 
 
