@@ -137,20 +137,28 @@ class _Grading:
         return {path: text for path, text in texts.items() if text is not None}
 
     def _run(self, files: Snapshot, drawn: Drawn) -> Report:
-        """A run of the suite in a sandbox of its own."""
+        """A run of the suite in a sandbox of its own; another one where that is lost, by the
+        machine's doing or the candidate's. Code that brings its sandbox down does so again.
+        """
+        report, lost = self._try_run(files, drawn)
+        if lost:
+            report, _ = self._try_run(files, drawn)
+        if not report.started:
+            self._blame()
+        return report
+
+    def _try_run(self, files: Snapshot, drawn: Drawn) -> tuple[Report, bool]:
+        """What a run of the suite says, and whether its sandbox was lost."""
         ids = [*drawn.tests, *drawn.canaries]
         laid = {**self._suite.files, **drawn.files}
         try:
             whole = laid_over(self._task, files, laid.items())
             sandbox = self._pool.open(whole, self._task.world)
         except ValueError as error:  # files made to fit no other workspace
-            return Report(dict.fromkeys(ids, str(error)), True, frozenset(), "")
+            return Report(dict.fromkeys(ids, str(error)), True, frozenset(), ""), False
         with sandbox:
             left_s = max(self._deadline - time.monotonic(), _LEAST_S)
-            report = run_suite(sandbox, self._suite.command, ids, left_s)
-        if not report.started:
-            self._blame()
-        return report
+            return run_suite(sandbox, self._suite.command, ids, left_s), sandbox.lost
 
     def _blame(self) -> None:
         """Raises SuiteError where pytest does not even start without the agent's work."""
