@@ -17,42 +17,27 @@ from rl_code import named
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.tasks import evalplus, generated, humaneval, lookup, mbpp, records, repositories
+from rl_code.tasks import (
+    evalplus,
+    generated,
+    humaneval,
+    lookup,
+    mbpp,
+    records,
+    repositories,
+)
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen
 from rl_code.tasks.forms import Form
 from rl_code.tasks.mutation import propose
 from rl_code.tasks.programs import SPLITS
+from rl_code.tasks.source import Source
+from rl_code.tasks.swe import Swe
 from rl_code.types import Task
 
 STREAM_LENGTH = 1 << 20
 CACHE_FILE = "differential.json"
 _PROPOSALS = 40
-
-
-class Source:
-    """Where tasks come from. A frozen dataclass: its fields are the settings that a config gives.
-
-    A source of one's own is such a class anywhere on Python's path, named ``package.module:Class``.
-    """
-
-    # Whether the tasks have no end: nothing may then go through all of them.
-    endless: ClassVar[bool] = False
-    # Whether ``demonstrations.demonstrate`` knows how to solve the tasks.
-    demonstrated: ClassVar[bool] = False
-
-    def has_drills(self) -> bool:
-        """Whether some of the tasks have no tests: they can be demonstrated, but not played."""
-        return False
-
-    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        """The tasks in a fixed order, the same for the same settings.
-
-        pool: sandboxes in which code may be run. workdir: a folder in which computed results may be
-        kept. Either is None if the caller has none. Raises TaskFileError for a file that cannot be
-        used, SandboxFault when the sandbox fails.
-        """
-        raise NotImplementedError
 
 
 def find_source(config: Named, path: str) -> Source:
@@ -298,6 +283,7 @@ SOURCES: dict[str, type[Source]] = {
     "humaneval": HumanEval,
     "evalplus": EvalPlus,
     "records": Records,
+    "swe": Swe,
 }
 
 

@@ -183,17 +183,24 @@ def read_rows(
         )
     rows = 0
     for line, row in _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path):
-        for column, kind in columns.items():
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            if column not in row:
-                has = ", ".join(map(repr, row)) or "no columns"
-                malformed(path, line, column, _names(kinds), f"nothing; the row has {has}")
-            if type(row[column]) not in kinds:
-                malformed(path, line, column, _names(kinds), _show(row[column]))
+        check_columns(path, line, row, columns)
         rows += 1
         yield line, row
     if not rows:
         raise TaskFileError(f"{path}: expected one task a line, found no rows")
+
+
+def check_columns(
+    path: Path, line: int, row: Mapping[str, Any], columns: Mapping[str, type | tuple[type, ...]]
+) -> None:
+    """Raises TaskFileError for a row that lacks a column, or has another type there."""
+    for column, kind in columns.items():
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if column not in row:
+            has = ", ".join(map(repr, row)) or "no columns"
+            malformed(path, line, column, _names(kinds), f"nothing; the row has {has}")
+        if type(row[column]) not in kinds:
+            malformed(path, line, column, _names(kinds), _show(row[column]))
 
 
 def malformed(path: Path, line: int, field: str, expected: str, found: str) -> NoReturn:
