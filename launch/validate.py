@@ -31,7 +31,7 @@ from rl_code.read_config import ConfigError
 from rl_code.run_config import RunConfig
 from rl_code.tasks import validate
 from rl_code.tasks.api import find_source
-from rl_code.tasks.source import Source
+from rl_code.tasks.source import Source, SourceOfWorlds
 from rl_code.tasks.validate import Verdict
 from rl_code.types import Limits, Task
 
@@ -133,7 +133,8 @@ def run(
         command_s=SECONDS.value,
         grade_s=SECONDS.value,
     )
-    with Progress(f"validate {title}", COUNT.value) as progress:
+    count, tasks = tasks_of(sources, pool)
+    with Progress(f"validate {title}", count) as progress:
 
         def note(verdict: Verdict) -> None:
             verdicts.append(verdict)
@@ -144,7 +145,7 @@ def run(
 
         try:
             validate.judge_all(
-                tasks_of(sources, pool),
+                tasks,
                 pool,
                 limits,
                 RUNS.value,
@@ -157,13 +158,26 @@ def run(
     return verdicts, True
 
 
-def tasks_of(sources: dict[str, Source], pool: SandboxPool) -> Iterator[tuple[str, Task | str]]:
-    """The tasks of the sources, of each the first --count ones. Raises ConfigError."""
+def tasks_of(
+    sources: dict[str, Source], pool: SandboxPool
+) -> tuple[int, Iterator[tuple[str, Task | str]]]:
+    """The tasks of the sources, of each the first --count ones, and how many they are. Worlds are
+    built as the tasks are asked for. Raises ConfigError.
+    """
     workdir = Path(WORKDIR.value or STORE.value or ".")
+    most = COUNT.value
+    count = 0
+    parts = []
     for name, source in sources.items():
-        if source.endless and not COUNT.value:
+        if source.endless and not most:
             raise ConfigError(f"the tasks of {name} have no end: say how many by --count")
-        yield from itertools.islice(source.load_each(pool, workdir), COUNT.value or None)
+        part = itertools.islice(source.load_each(pool, workdir), most or None)
+        if not isinstance(source, SourceOfWorlds):
+            part = list(part)
+        size = source.count() if isinstance(source, SourceOfWorlds) else len(part)
+        count += min(size, most or size)
+        parts.append(part)
+    return count, itertools.chain.from_iterable(parts)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,14 @@ from rl_code.tasks import (
 )
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen
+from rl_code.tasks.exercism import Exercism
 from rl_code.tasks.forms import Form
+from rl_code.tasks.harbor import Harbor
+from rl_code.tasks.humanevalfix import HumanEvalFix
+from rl_code.tasks.leetcode import LeetCode
 from rl_code.tasks.mutation import propose
 from rl_code.tasks.programs import SPLITS
+from rl_code.tasks.quixbugs import QuixBugs
 from rl_code.tasks.source import Source
 from rl_code.tasks.swe import Swe
 from rl_code.types import Task
@@ -284,6 +289,11 @@ SOURCES: dict[str, type[Source]] = {
     "evalplus": EvalPlus,
     "records": Records,
     "swe": Swe,
+    "harbor": Harbor,
+    "exercism": Exercism,
+    "quixbugs": QuixBugs,
+    "humanevalfix": HumanEvalFix,
+    "leetcode": LeetCode,
 }
 
 

@@ -54,12 +54,17 @@ class SourceOfWorlds(Source):
     """A source whose tasks have worlds, which are built when they are loaded. Some may not work: a
     repository is missing, a patch does not apply.
 
-    A subclass has a method ``load_each``, and in ``places`` where repositories and images are.
+    A subclass has the methods ``count`` and ``load_each``, and in ``places`` where repositories and
+    images are.
     """
 
     # A file that ``launch.validate --json`` wrote: only tasks that it found to work are loaded. ""
     # for all, and then one whose world cannot be built is an error.
     works: str = ""
+
+    def count(self) -> int:
+        """How many tasks there are, those that do not work included; found without building."""
+        raise NotImplementedError
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         working = read_working(self.works) if self.works else None

@@ -54,6 +54,9 @@ class Swe(SourceOfWorlds):
     # The split that the tasks are said to be of.
     split: str = "test"
 
+    def count(self) -> int:
+        return sum(1 for _ in read_rows(Path(self.path), {}))
+
     def load_each(
         self, pool: SandboxPool | None, workdir: Path | None
     ) -> Iterator[tuple[str, Task | str]]:
