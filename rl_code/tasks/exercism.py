@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.suite_grader import SuiteError
 from rl_code.tasks.pytest_ids import UnknownIds, ids_of
 from rl_code.tasks.records import TaskFileError
 from rl_code.tasks.source import SourceOfWorlds, store_of
@@ -50,7 +51,7 @@ class Exercism(SourceOfWorlds):
                 layers = self.places.package_layers(store)
                 task = _task(id, folder, World(layers) if layers else None, self.command)
                 yield id, split(task, pool, cache)
-            except (NoWorld, UnknownIds, Incomplete) as error:
+            except (NoWorld, UnknownIds, Incomplete, SuiteError) as error:
                 yield id, str(error)
 
     def _folders(self) -> list[Path]:

@@ -28,6 +28,7 @@ from typing import Any
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File, texts
+from rl_code.environment.suite_grader import SuiteError
 from rl_code.store.serialization import dumps
 from rl_code.tasks.pytest_ids import UnknownIds, ids_of
 from rl_code.tasks.records import TaskFileError
@@ -73,7 +74,7 @@ class Harbor(SourceOfWorlds):
                 task = _task(id, folder, self.places, store, self.command)
                 task = _with_reference(task, folder / "solution", pool, cache)
                 yield id, split(task, pool, cache)
-            except (NoTask, NoWorld, UnknownIds) as error:
+            except (NoTask, NoWorld, UnknownIds, SuiteError) as error:
                 yield id, str(error)
 
     def _folders(self) -> list[Path]:

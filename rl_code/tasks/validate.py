@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import rich.table
+import rich.text
 
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.errors import SandboxFault
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot
+from rl_code.environment.suite_grader import SuiteError
 from rl_code.files import write_atomically
 from rl_code.rewards.finished import Grade
 from rl_code.store.serialization import dumps
@@ -67,6 +69,8 @@ def judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> Verdict:
         reason, detail = _judge(task, pool, limits, runs)
     except SandboxFault as fault:
         reason, detail = FAULT, str(fault)
+    except SuiteError as error:
+        reason, detail = NOT_GRADED, str(error)
     seconds = time.monotonic() - start
     return Verdict(task.id, reason, detail, seconds, digest_of(task, limits, runs))
 
@@ -248,7 +252,7 @@ def table(title: str, verdicts: Sequence[Verdict]) -> rich.table.Table:
         if len(found) > _SHOWN_IDS:
             shown.append(f"and {len(found) - _SHOWN_IDS} more")
         words = "\n".join(shown) if reason else ""
-        view.add_row(str(len(found)), share, reason or "work", rich.markup.escape(words))
+        view.add_row(str(len(found)), share, reason or "work", rich.text.Text(words))
     seconds = sum(verdict.seconds for verdict in verdicts)
     each = f", {seconds / len(verdicts):.2f} s each" if verdicts else ""
     view.caption = f"{len(verdicts)} tasks{each}"

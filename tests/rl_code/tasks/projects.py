@@ -18,7 +18,9 @@ _ENVIRONMENT = {
 }
 BROKEN = "def total(prices):\n    return sum(prices[1:])\n\n\ndef largest(prices):\n    return max(prices)\n"
 FIXED = BROKEN.replace("prices[1:]", "prices")
-OLD_TESTS = "from shop import prices\n\n\ndef test_largest():\n    assert prices.largest([1, 3]) == 3\n"
+OLD_TESTS = (
+    "from shop import prices\n\n\ndef test_largest():\n    assert prices.largest([1, 3]) == 3\n"
+)
 NEW_TESTS = OLD_TESTS + "\n\ndef test_total():\n    assert prices.total([1, 2]) == 3\n"
 TESTS = "tests/test_prices.py"
 SOURCE = "shop/prices.py"

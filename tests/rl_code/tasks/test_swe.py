@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rl_code.environment.layers.store import LayerStore
-from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.named import Named
 from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError
@@ -24,15 +22,9 @@ def shop(tmp_path_factory):
     return {"folder": str(folder.parents[1]), **projects.make_shop(folder)}
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return LayerStore(tmp_path_factory.mktemp("layers"))
-
-
-@pytest.fixture(scope="module")
-def pool(store):
-    with SandboxPool(SandboxConfig(workers=1, layers=str(store.folder))) as pool:
-        yield pool
+@pytest.fixture
+def pool(layered_pool):
+    return layered_pool
 
 
 def source(path: Path, shop, **settings):
