@@ -9,6 +9,8 @@ The untrained weights, and the newest checkpoint of a run:
     --step=20             another checkpoint of the workdir
     --against=runs/other  also another run's newest checkpoint, compared task by task
                           ("start" stands for the untrained weights)
+    --predictions=p.jsonl what agents handed in, in SWE-bench's form, one patch for each task; of
+                          several samples the others go to p.1.jsonl and so on
 
 Results are written to <workdir>/evaluations; those of the untrained weights to
 runs/untrained_<config>/evaluations.
@@ -31,6 +33,7 @@ from rl_code import checkpoint, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare
 from rl_code.evaluation import suite as suite_lib
+from rl_code.evaluation.predictions import Predictions
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SuiteConfig
 from rl_code.progress import Progress
@@ -47,6 +50,11 @@ absl_flags.DEFINE_bool("greedy", False, "One greedy sample per task.")
 absl_flags.DEFINE_string("against", None, f"Workdir of a run to compare with, or {START!r}.")
 
 
+PREDICTIONS = absl_flags.DEFINE_string(
+    "predictions", None, "File for patches in SWE-bench's form, .jsonl or .json."
+)
+
+
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     run_config = read_config.build(RunConfig, config)
     suite = choose_suite(run_config, FLAGS.suite, FLAGS.greedy)
@@ -56,7 +64,7 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     flags.use_virtual_devices(*meshes(run_config))
     with Run(run_config, folder) as run, jax.set_mesh(run.mesh):
-        results = [evaluate(run, suite, workdir or START, STEP.value)]
+        results = [evaluate(run, suite, workdir or START, STEP.value, PREDICTIONS.value)]
         if FLAGS.against:
             results.insert(0, evaluate(run, suite, FLAGS.against, None))
     results[-1].save(folder)
@@ -94,9 +102,11 @@ def choose_suite(config: RunConfig, name: str | None, greedy: bool) -> SuiteConf
     return dataclasses.replace(suite, name=f"{name}_greedy", samples=1, sampling=sampling)
 
 
-def evaluate(run: Run, suite: SuiteConfig, source: str, step: int | None) -> SuiteResult:
+def evaluate(
+    run: Run, suite: SuiteConfig, source: str, step: int | None, predictions: str | None = None
+) -> SuiteResult:
     """Plays the suite with the weights of a workdir, or with the run's own initial ones where
-    source is "start".
+    source is "start". predictions: a file for what was handed in.
     """
     model, label, step = (
         (run.init_model(), START, 0) if source == START else restore_model(run, source, step)
@@ -108,7 +118,14 @@ def evaluate(run: Run, suite: SuiteConfig, source: str, step: int | None) -> Sui
             solved.append(trajectory.solved)
             progress.update(len(solved), pass_rate=sum(solved) / len(solved))
 
-        return run.evaluate(suite, model, label=label, step=step, on_finished=count)
+        made = Predictions(f"{source}, {label}", run.pool.layers)
+        on_work = made.add if predictions else None
+        played = {"label": label, "step": step, "on_finished": count, "on_work": on_work}
+        result = run.evaluate(suite, model, **played)
+    if predictions:
+        for path in made.save(Path(predictions)):
+            flags.console().print(f"predictions: {path}", soft_wrap=True)
+    return result
 
 
 def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer, str, int]:

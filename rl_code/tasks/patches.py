@@ -72,6 +72,10 @@ class Scratch:
             raise RepositoryError(f"the repository has no commit {name}") from error
         return full.decode().strip()
 
+    def head_of(self, source: Path) -> str:
+        """The full name of the commit that a repository has checked out."""
+        return git(source, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").decode().strip()
+
     def apply(self, tree: str, patch: str) -> str:
         """The tree that a patch makes of another; trees may be named by commits. Raises
         PatchError.
@@ -95,7 +99,8 @@ class Scratch:
         for path in sorted(files):
             parts = path.split("/")
             entry = files[path]
-            if parts[0] == ".git" or not CACHES.isdisjoint(parts):
+            # git refuses a path with such a part, wherever it stands
+            if any(part.lower() == ".git" for part in parts) or not CACHES.isdisjoint(parts):
                 continue
             kind = "file" if isinstance(entry, str) else entry.kind
             if kind in ("deleted", "replaced"):
@@ -136,6 +141,26 @@ class Scratch:
         """Paths of all files of a tree, sorted."""
         listed = git(self.folder, "ls-tree", "-r", "-z", "--name-only", tree)
         return sorted(filter(None, listed.decode(errors="surrogateescape").split("\0")))
+
+    def ignored(self, tree: str, paths: Sequence[str]) -> set[str]:
+        """Those of the paths that git ignores by the files ``.gitignore`` of a tree."""
+        rules = [path for path in self.paths(tree) if path.rpartition("/")[2] == ".gitignore"]
+        if not rules or not paths:
+            return set()
+        with tempfile.TemporaryDirectory(prefix="ignored-") as folder:
+            for path in rules:
+                target = Path(folder, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(git(self.folder, "cat-file", "blob", f"{tree}:{path}"))
+            given = "".join(f"{path}\0" for path in paths).encode(errors="surrogateescape")
+            where = (f"--git-dir={self.folder}", f"--work-tree={folder}", "-c", "core.bare=false")
+            try:
+                told = git(
+                    Path(folder), *where, "check-ignore", "--no-index", "-z", "--stdin", given=given
+                )
+            except RepositoryError:  # which says that none is ignored
+                return set()
+        return set(filter(None, told.decode(errors="surrogateescape").split("\0")))
 
     def commit(self, tree: str, message: str, parents: Sequence[str] = ()) -> str:
         """Name of a commit of a tree, the same wherever it is made."""
