@@ -23,6 +23,7 @@ from rl_code.tasks import (
     humaneval,
     lookup,
     mbpp,
+    record_suites,
     records,
     repositories,
 )
@@ -36,8 +37,9 @@ from rl_code.tasks.leetcode import LeetCode
 from rl_code.tasks.mutation import propose
 from rl_code.tasks.programs import SPLITS
 from rl_code.tasks.quixbugs import QuixBugs
-from rl_code.tasks.source import Source
+from rl_code.tasks.source import Source, store_of
 from rl_code.tasks.swe import Swe
+from rl_code.tasks.worlds import Places
 from rl_code.types import Task
 
 STREAM_LENGTH = 1 << 20
@@ -270,9 +272,14 @@ class Records(Source):
     form: Form = "agent"
     # Adds hidden tests whose expected values come from the reference.
     differential: DifferentialConfig | None = None
+    # Where repositories and packages of tasks with suites are.
+    places: Places = Places()
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        every = records.load(self.path, self.columns, self.form)
+        suites = functools.partial(
+            record_suites.make, places=self.places, store=lambda: store_of(pool, "records")
+        )
+        every = records.load(self.path, self.columns, self.form, suites)
         splits = ("", self.split)
         tasks = [task for task in every if not self.split or task.meta["split"] in splits]
         return _strengthened(

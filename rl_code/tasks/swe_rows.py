@@ -83,8 +83,8 @@ def _read_swe(file: Path, line: int, cells: Mapping[str, Any]) -> Row:
         repo = f"{mirror[1]}/{mirror[2]}"
     if not cells["patch"].strip():
         malformed(file, line, "patch", "a patch", "an empty text")
-    failing = _ids(file, line, cells, "FAIL_TO_PASS")
-    passing = _ids(file, line, cells, "PASS_TO_PASS")
+    failing = read_ids(file, line, cells, "FAIL_TO_PASS")
+    passing = read_ids(file, line, cells, "PASS_TO_PASS")
     if not failing:
         malformed(file, line, "FAIL_TO_PASS", "at least one id of a test", "none")
     if both := sorted(set(failing) & set(passing)):
@@ -112,8 +112,8 @@ def _read_swe(file: Path, line: int, cells: Mapping[str, Any]) -> Row:
 
 def _read_r2e(file: Path, line: int, cells: Mapping[str, Any]) -> Row:
     """A row of R2E-Gym."""
-    commit = _object(file, line, cells, "parsed_commit_content")
-    result = _object(file, line, cells, "execution_result_content")
+    commit = read_object(file, line, cells, "parsed_commit_content")
+    result = read_object(file, line, cells, "execution_result_content")
     names = result.get("test_file_names")
     codes = result.get("test_file_codes")
     column = "execution_result_content"
@@ -171,7 +171,7 @@ def _statuses(log: str) -> dict[str, str]:
     return found
 
 
-def _ids(file: Path, line: int, cells: Mapping[str, Any], column: str) -> tuple[str, ...]:
+def read_ids(file: Path, line: int, cells: Mapping[str, Any], column: str) -> tuple[str, ...]:
     """The ids of a column: a list, or a list in JSON."""
     value = cells[column]
     if isinstance(value, str):
@@ -192,7 +192,7 @@ def _text(file: Path, line: int, cells: Mapping[str, Any], column: str) -> str:
     return value or ""
 
 
-def _object(file: Path, line: int, cells: Mapping[str, Any], column: str) -> dict[str, Any]:
+def read_object(file: Path, line: int, cells: Mapping[str, Any], column: str) -> dict[str, Any]:
     """A column that holds an object, or one in JSON."""
     value = cells[column]
     if isinstance(value, str):

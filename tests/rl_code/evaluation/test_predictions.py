@@ -93,8 +93,8 @@ def test_a_row_is_solved_graded_and_predicted(shop, task, layered_pool, tokenize
     told = [result.content for turn in solving.turns for result in turn.results]
     assert "prices[1:]" in told[0] and "FUTURE" not in told[1] and "first" in told[1]
     reads = [f"<|call|>read {SOURCE}<|end|>"] * LIMITS.turns
-    idle = play(task, layered_pool, tokenizer, EDIT, *reads[1:], index=1, on_work=made.add)
-    assert not idle.solved and idle.first_edit_passed  # right, but not handed in
+    idle = play(task, layered_pool, tokenizer, *reads, index=1, on_work=made.add)
+    assert not idle.solved and idle.status == "turn_limit"
 
     first, second = made.save(tmp_path / "predictions.jsonl")
     (row,) = map(json.loads, first.read_text().splitlines())
