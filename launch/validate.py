@@ -1,11 +1,11 @@
 """Checks tasks of a source: they fail before the work, pass with the reference, the same each time.
 
     python -m launch.validate humaneval
-    python -m launch.validate swe --store=runs/layers --json=runs/working.json --settings='
+    python -m launch.validate swe --layers=runs/layers --verdicts=runs/working.json --settings='
         {"path": "tasks.jsonl", "places": {"repositories": "repos", "packages": "pytest.lock"}}'
     python -m launch.validate my_config.py          # tasks and suites of a config
 
-Prints one table: how many tasks work, and by reason which do not. With --json every verdict is
+Prints one table: how many tasks work, and by reason which do not. With --verdicts each verdict is
 kept in a file. Ctrl-C keeps what was done: the same command goes on from there, and judges again
 what has changed. A source with worlds loads the tasks that work alone with works=FILE.
 """
@@ -23,6 +23,7 @@ from typing import Any
 from absl import flags
 
 from launch import command
+from launch.workdir import WORKDIR
 from rl_code import read_config
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
 from rl_code.named import Named
@@ -36,17 +37,16 @@ from rl_code.tasks.validate import Verdict
 from rl_code.types import Limits, Task
 
 SETTINGS = flags.DEFINE_string("settings", "{}", "Settings of the source, as JSON.")
-STORE = flags.DEFINE_string("store", "", "The folder of the layer store, for tasks with worlds.")
-RUNS = flags.DEFINE_integer("runs", 3, "How often the tests of each task run.", lower_bound=1)
-COUNT = flags.DEFINE_integer("count", 0, "Only the first so many tasks; 0 for all.", lower_bound=0)
+LAYERS = flags.DEFINE_string("layers", "", "The folder of the layer store, for tasks with worlds.")
+JUDGINGS = flags.DEFINE_integer(
+    "judgings", 3, "How often the tests of each task run.", lower_bound=1
+)
+FIRST = flags.DEFINE_integer("first", 0, "Only the first so many tasks; 0 for all.", lower_bound=0)
 WORKERS = flags.DEFINE_integer("workers", 2, "Tasks that are judged at a time.", lower_bound=1)
 SECONDS = flags.DEFINE_float("seconds", 60.0, "Wall-clock seconds of all tests of a task.")
-MEMORY = flags.DEFINE_integer("memory_mb", 512, "MiB of memory of a sandbox.", lower_bound=64)
+MEMORY = flags.DEFINE_integer("sandbox_mb", 512, "MiB of memory of a sandbox.", lower_bound=64)
 ROOM = flags.DEFINE_integer("workspace_mb", 64, "MiB that a workspace may hold.", lower_bound=1)
-JSON = flags.DEFINE_string("json", None, "File that keeps the verdicts.")
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder in which sources keep what they compute; the store unless given."
-)
+VERDICTS = flags.DEFINE_string("verdicts", None, "A JSON file that keeps the verdicts.")
 _SAVE_EVERY = 20  # verdicts
 
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     try:
         named = read_sources(argv[1])
         sources = {name: find_source(one, name) for name, one in named.items()}
-        path = Path(JSON.value) if JSON.value else None
+        path = Path(VERDICTS.value) if VERDICTS.value else None
         known = validate.load(path) if path else {}
         with SandboxPool(sandboxes()) as pool:
             verdicts, finished = run(sources, pool, known, path, argv[1])
@@ -80,7 +80,7 @@ def sandboxes() -> SandboxConfig:
     seconds = max(1, round(SECONDS.value))
     return SandboxConfig(
         workers=WORKERS.value,
-        layers=STORE.value,
+        layers=LAYERS.value,
         cpu_s=seconds,
         memory_mb=MEMORY.value,
         workspace_mb=ROOM.value,
@@ -148,7 +148,7 @@ def run(
                 tasks,
                 pool,
                 limits,
-                RUNS.value,
+                JUDGINGS.value,
                 WORKERS.value,
                 known,
                 note,
@@ -161,16 +161,16 @@ def run(
 def tasks_of(
     sources: dict[str, Source], pool: SandboxPool
 ) -> tuple[int, Iterator[tuple[str, Task | str]]]:
-    """The tasks of the sources, of each the first --count ones, and how many they are. Worlds are
+    """The tasks of the sources, of each the first --first ones, and how many they are. Worlds are
     built as the tasks are asked for. Raises ConfigError.
     """
-    workdir = Path(WORKDIR.value or STORE.value or ".")
-    most = COUNT.value
+    workdir = Path(WORKDIR.value or LAYERS.value or ".")
+    most = FIRST.value
     count = 0
     parts = []
     for name, source in sources.items():
         if source.endless and not most:
-            raise ConfigError(f"the tasks of {name} have no end: say how many by --count")
+            raise ConfigError(f"the tasks of {name} have no end: say how many by --first")
         part = itertools.islice(source.load_each(pool, workdir), most or None)
         if not isinstance(source, SourceOfWorlds):
             part = list(part)

@@ -58,8 +58,8 @@ class SourceOfWorlds(Source):
     images are.
     """
 
-    # A file that ``launch.validate --json`` wrote: only tasks that it found to work are loaded. ""
-    # for all, and then one whose world cannot be built is an error.
+    # A file that ``launch.validate --verdicts`` wrote: only tasks that it found to work are loaded.
+    # "" for all, and then one whose world cannot be built is an error.
     works: str = ""
 
     def count(self) -> int:
@@ -74,8 +74,8 @@ class SourceOfWorlds(Source):
                 continue
             if isinstance(found, str):
                 raise TaskFileError(
-                    f"task {id}: {found}. python -m launch.validate --json=FILE says which tasks "
-                    "work, and works=FILE loads those alone"
+                    f"task {id}: {found}. python -m launch.validate --verdicts=FILE says which "
+                    "tasks work, and works=FILE loads those alone"
                 )
             tasks.append(found)
         return tasks
@@ -97,10 +97,10 @@ def store_of(pool: SandboxPool | None, name: str) -> LayerStore:
 
 
 def read_working(path: str) -> frozenset[str]:
-    """Ids of the tasks that ``launch.validate --json`` found to work. Raises TaskFileError."""
+    """Ids of the tasks that ``launch.validate --verdicts`` found to work. Raises TaskFileError."""
     try:
         return frozenset(json.loads(Path(path).read_text())["works"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TaskFileError(
-            f"works={path!r}: expected a file that launch.validate --json wrote: {error}"
+            f"works={path!r}: expected a file that launch.validate --verdicts wrote: {error}"
         ) from error

@@ -151,7 +151,14 @@ def test_the_command_validates_a_file(tmp_path):
         id="id", messages="text", entry_point="name", tests="tests", reference="solution"
     )
     kept = tmp_path / "verdicts.json"
-    command = [sys.executable, "-m", "launch.validate", "records", "--runs=1", f"--json={kept}"]
+    command = [
+        sys.executable,
+        "-m",
+        "launch.validate",
+        "records",
+        "--judgings=1",
+        f"--verdicts={kept}",
+    ]
     command.append(f"--settings={json.dumps({'path': str(path), 'columns': columns})}")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
