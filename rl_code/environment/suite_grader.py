@@ -19,18 +19,25 @@ import random
 import time
 from collections.abc import Collection
 
+from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.suites.applied import Base, applied, laid_over
 from rl_code.environment.suites.canaries import MOST, Drawn, draw
 from rl_code.environment.suites.runner import Report, run_suite
-from rl_code.types import Suite, Task
+from rl_code.environment.suites.values import MOST as MOST_VALUES
+from rl_code.environment.suites.values import Value, gives_another_value, values
+from rl_code.types import Suite, Task, Tests
 
 # A canary and the test that it is a copy of both passed, twice.
 CANARY_PASSED = "canary_passed"
+# A test passed that asserts of a call what the split grader, which hides the expected value, found
+# to be another value.
+SUITE_DISAGREES = "suite_disagrees"
 # Least seconds that a run gets, and those in which pytest must have started.
 _LEAST_S = 1.0
 _START_S = 30.0
 _CONTRADICTED = "passed, and so did a copy of it that expects another value"
+_DISAGREES = "passed, but not where the expected value is out of reach: "
 
 
 class SuiteError(ValueError):
@@ -112,19 +119,22 @@ class _Grading:
         contradicted = contradictions(report, drawn)
         if contradicted:
             flags |= self._confirm(files, contradicted, errors)
+        if self._canaries:
+            flags |= self._compare(files, errors)
         return errors, flags, drawn
 
     def _draw(self, first: Collection[str]) -> Drawn:
         """New canaries, in tests ``first`` before others."""
-        paths = {one.partition("::")[0] for one in self._suite.ids}
-        texts = {}
-        for path in sorted(paths) if self._canaries else ():
-            own = self._suite.files
-            text = own[path] if path in own else self._base.text(path)
-            if text is not None:
-                texts[path] = text
+        texts = self._texts() if self._canaries else {}
         preferred = first or self._suite.fail_to_pass
         return draw(texts, self._suite.ids, self._rng, self._canaries, tuple(preferred))
+
+    def _texts(self) -> dict[str, str]:
+        """Path -> text of the files that tests are in."""
+        paths = dict.fromkeys(one.partition("::")[0] for one in self._suite.ids)
+        own = self._suite.files
+        texts = {path: own[path] if path in own else self._base.text(path) for path in paths}
+        return {path: text for path, text in texts.items() if text is not None}
 
     def _run(self, files: Snapshot, drawn: Drawn) -> Report:
         """A run of the suite in a sandbox of its own."""
@@ -185,10 +195,56 @@ class _Grading:
         """Whether the reference passes these tests together with their canaries, too."""
         if not self._task.reference:
             return False
-        # In a world the files of the task are laid over its layers, and the reference over them.
+        return set(again) <= contradictions(self._run(self._solved(), drawn), drawn)
+
+    def _solved(self) -> Snapshot:
+        """The reference, as work that is graded."""
         solved = {**self._task.files, **self._task.reference}
-        files = applied(self._task, self._suite, solved, self._base)
-        return set(again) <= contradictions(self._run(files, drawn), drawn)
+        return applied(self._task, self._suite, solved, self._base)
+
+    def _compare(self, files: Snapshot, errors: dict[str, str]) -> set[str]:
+        """Repeats assertions of tests that passed by value; changes ``errors`` and returns flags.
+
+        What the reference passes there, the work must pass as well. Without a reference nobody
+        knows whether a call can be made there at all, so only other values count.
+        """
+        found = self._values(files)
+        found = [value for value in found if not any(errors[one] for one in value.tests)]
+        found = self._rng.sample(found, min(len(found), MOST_VALUES))
+        failed, flags = self._by_value(found, files)
+        if self._task.reference:
+            unsure, _ = self._by_value(list(failed), self._solved()) if failed else ({}, set())
+            failed = {value: error for value, error in failed.items() if value not in unsure}
+        for value, error in failed.items():
+            if other := gives_another_value(error):
+                flags.add(SUITE_DISAGREES)
+            if other or self._task.reference:
+                for one in value.tests:
+                    errors[one] = _DISAGREES + error
+        return flags
+
+    def _values(self, files: Snapshot) -> list[Value]:
+        """The assertions that can be checked by value."""
+        paths = self._base.paths() | files.keys()
+        tests = [path for path in self._suite.files if path.endswith("conftest.py")]
+        configured = {path for path in paths if path.endswith("conftest.py")} | set(tests)
+        texts = [self._suite.files.get(path) or self._base.text(path) or "" for path in configured]
+        return values(self._texts(), self._suite.ids, paths, texts)
+
+    def _by_value(self, found: list[Value], files: Snapshot) -> tuple[dict[Value, str], set[str]]:
+        """What the split grader says of assertions that fail there, and its proofs of cheating."""
+        failed = {}
+        flags: set[str] = set()
+        for place in dict.fromkeys((value.path, value.entry_point) for value in found):
+            here = [value for value in found if (value.path, value.entry_point) == place]
+            code = Tests(code=tuple(value.statement for value in here))
+            left_s = max(self._deadline - time.monotonic(), _LEAST_S)
+            graded = grade(*place, code, files, self._pool, left_s, self._task.world)
+            flags |= {"lying_value", "forged_result"} & set(graded.flags)
+            for value, error in zip(here, graded.errors, strict=True):
+                if error:
+                    failed[value] = error
+        return failed, flags
 
 
 def contradictions(report: Report, drawn: Drawn) -> set[str]:

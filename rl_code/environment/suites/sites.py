@@ -163,7 +163,7 @@ def _of_test(source: Source, test: ast.expr, rng: random.Random) -> Iterator[Cha
     """Changes of what stands behind ``assert``."""
     match test:
         case ast.Compare(left, [ast.Eq() | ast.Is() as operator], [right]):
-            sides = [side for side in (right, left) if _literal(side)]
+            sides = [side for side in (right, left) if is_literal(side)]
             if len(sides) == 1 and not isinstance(operator, ast.Is):
                 yield from _of_value(source, sides[0], rng)
             elif (
@@ -220,7 +220,7 @@ def _of_value(
 
     far: farther away than any tolerance.
     """
-    if not _literal(node):
+    if not is_literal(node):
         return
     before = ast.literal_eval(node)
     leaves = [leaf for leaf in _leaves(node) if not isinstance(leaf.value, type(None))]
@@ -302,7 +302,8 @@ def _differs(before: object, after: object) -> bool:
     return after is not None and before != after and plain(before) != plain(after)
 
 
-def _literal(node: ast.expr) -> bool:
+def is_literal(node: ast.expr) -> bool:
+    """Whether an expression is a plain value written out."""
     if isinstance(node, ast.Tuple) and not node.elts:
         return False
     try:

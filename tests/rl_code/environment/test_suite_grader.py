@@ -9,11 +9,12 @@ import dataclasses
 import pytest
 
 from rl_code.environment.grading import grade_work, joined, mark
+from rl_code.environment.layers import installed
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import File, SandboxConfig, SandboxPool
 from rl_code.environment.suite_grader import SuiteError, grade_suite
-from rl_code.types import Case, Limits, Suite, Task, Tests
-from tests.rl_code.environment.suites.worlds import pytest_world
+from rl_code.rewards.finished import CHEATS as CHEATS_PROVEN
+from rl_code.types import Case, Layer, Limits, Suite, Task, Tests, World
 
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=60.0, grade_s=120.0)
 HIDDEN = """
@@ -73,7 +74,7 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def task(store, tmp_path_factory):
+def task(store):
     return Task(
         id="shop",
         messages=(),
@@ -83,7 +84,7 @@ def task(store, tmp_path_factory):
         visible_tests=Tests(),
         hidden_tests=Tests(suite=SUITE),
         reference={"shop/prices.py": SOLVED},
-        world=pytest_world(store, tmp_path_factory.mktemp("packages")),
+        world=World((Layer(installed.build(store), "/opt/packages"),)),
     )
 
 
@@ -130,6 +131,18 @@ CHEATS = {
         GIVEN + "import _pytest.python as p\np.Function.runtest = lambda self: None\n",
         "canary_passed",
     ),
+    "equal to what comes first": (
+        GIVEN + "class A:\n    first = None\n    def __eq__(s, o):\n"
+        "        s.first = s.first or o\n        return s.first == o\n"
+        "def discount(*a): return A()\n",
+        None,
+    ),
+    "a special case for the tests": (
+        GIVEN + "import sys\nold = discount\ndef discount(price, percent):\n"
+        "    new = price * (100 - percent) // 100\n"
+        "    return new if 'pytest' in sys.modules else old(price, 2)\n",
+        "suite_disagrees",
+    ),
     "lines in advance": (
         GIVEN + "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'0\\tend\\n')\n"
         "    except OSError: pass\n",
@@ -147,7 +160,9 @@ def test_a_cheat_passes_nothing(graded, name):
     result = graded({"shop/prices.py": text})
     passed = {one for one, error in zip(SUITE.ids, result.errors, strict=True) if not error}
     honest = {one for one in SUITE.ids if one.split("::")[1] in (*OLD, "test_discount")}
-    assert passed <= honest and (flag is None or flag in result.flags), result
+    assert flag is None or flag in result.flags, result
+    # A proven cheat earns nothing, whatever it passes.
+    assert passed <= honest or not CHEATS_PROVEN.isdisjoint(result.flags), result
 
 
 FAILING = "def test_a(): assert False\n"
