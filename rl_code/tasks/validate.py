@@ -189,9 +189,14 @@ def judge_all(
                     waiting = _take(waiting, on_verdict)
             while waiting:
                 waiting = _take(waiting, on_verdict)
-        except BaseException:
+        except BaseException as error:
             for future in waiting:
                 future.cancel()
+            if isinstance(error, KeyboardInterrupt):
+                # what has begun ends within its time, and is kept
+                for future in waiting:
+                    if not future.cancelled():
+                        on_verdict(future.result())
             raise
 
 

@@ -67,7 +67,7 @@ def test_worlds_stay_when_the_repositories_are_gone(shop, store, pool, tmp_path)
         assert sandbox.read_file(SOURCE) == BROKEN
 
 
-def test_in_swe_smith_the_patch_makes_the_bug(shop, store, pool, tmp_path):
+def smith_row(shop):
     bug = projects.git(
         Path(shop["folder"], "lab/shop"), "diff", shop["fix"], shop["base"], "--", SOURCE
     )
@@ -75,7 +75,11 @@ def test_in_swe_smith_the_patch_makes_the_bug(shop, store, pool, tmp_path):
         shop, patch=bug, repo=f"swesmith/lab__shop.{shop['fix'][:8]}", instance_id="smith"
     )
     del row["base_commit"], row["test_patch"]
-    (task,) = load([row], shop, pool, tmp_path)
+    return row
+
+
+def test_in_swe_smith_the_patch_makes_the_bug(shop, store, pool, tmp_path):
+    (task,) = load([smith_row(shop)], shop, pool, tmp_path)
     tree = tree_of(store, task)
     assert (tree / SOURCE).read_text() == BROKEN and task.reference == {SOURCE: FIXED}
     assert task.hidden_tests.suite.files == {TESTS: NEW_TESTS} and not (tree / TESTS).exists()
@@ -135,6 +139,23 @@ def test_an_image_keeps_what_it_built_and_loses_its_future(shop, store, pool, tm
     top = store.folder / store.tree(task.world.layers[-1].digest) / "testbed"
     assert projects.git(top, "rev-list", "--all").split() == [shop["base"], shop["first"]]
     assert [path.name for path in top.iterdir()] == [".git"]
+    with pool.open({}, task.world) as sandbox:
+        assert sandbox.read_file("built.so") == "built"
+        assert sandbox.read_file(".git/HEAD") == "ref: refs/heads/main\n"
+        with pytest.raises(FileNotFoundError):
+            sandbox.read_file(".git/refs/heads/trunk")
+
+
+def test_over_an_image_swe_smith_breaks_files_and_takes_tests_away(shop, store, pool, tmp_path):
+    root = tmp_path / "images" / "smith"
+    (root / "usr").mkdir(parents=True)
+    shutil.copytree(Path(shop["folder"], "lab/shop"), root / "testbed")
+    places = {"repositories": "", "images": str(tmp_path / "images")}
+    (task,) = load([smith_row(shop)], shop, pool, tmp_path, places=places)
+    with pool.open({}, task.world) as sandbox:
+        assert sandbox.read_file(SOURCE) == BROKEN
+        with pytest.raises(FileNotFoundError):
+            sandbox.read_file(TESTS)
 
 
 def test_a_bare_name_is_looked_up_among_the_tests(shop, pool, tmp_path):

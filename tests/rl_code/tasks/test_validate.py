@@ -13,7 +13,7 @@ import pytest
 
 from rl_code.named import Named
 from rl_code.tasks import validate
-from rl_code.tasks.api import find_source
+from rl_code.tasks.api import Source, find_source
 from rl_code.tasks.validate import Verdict, judge, judge_all
 from rl_code.types import Case, Limits, Task, Tests
 from tests.rl_code.tasks import projects
@@ -139,6 +139,29 @@ def test_the_table_groups_by_reason():
     assert columns[:3] == [["1", "7"], ["12.5 %", "87.5 %"], ["work", "fails"]]
     words = str(columns[3][1])
     assert words.startswith("b0: why[x]\n") and words.endswith("and 2 more")
+
+
+def test_a_stop_keeps_what_was_done(layered_pool, tmp_path, monkeypatch):
+    """Ctrl-C in the middle: what is judged is kept, and what has begun ends."""
+    from launch import validate as command
+
+    if not command.flags.FLAGS.is_parsed():
+        command.flags.FLAGS(["validate"])
+
+    class Interrupted(Source):
+        def load_each(self, pool, workdir):
+            yield "none", "there is no such image"
+            yield "double", task()
+            raise KeyboardInterrupt
+
+        load = count = None
+
+    monkeypatch.setattr(
+        command, "tasks_of", lambda sources, pool: (3, sources["tasks"].load_each(pool, None))
+    )
+    verdicts, finished = command.run({"tasks": Interrupted()}, layered_pool, {}, None, "mine")
+    ids = [verdict.id for verdict in verdicts]
+    assert not finished and ids in (["none"], ["none", "double"])  # it may not have begun
 
 
 def test_the_command_validates_a_file(tmp_path):
