@@ -179,7 +179,7 @@ def evaluate(
             solved.append(trajectory.solved)
             progress.update(len(solved), pass_rate=sum(solved) / len(solved))
 
-        made = Predictions(f"{source}, {label}", run.pool.layers)
+        made = Predictions(label if source == START else f"{source}, {label}", run.pool.layers)
         on_work = made.add if predictions else None
         played = {"label": label, "step": step, "on_finished": count, "on_work": on_work}
         result = run.evaluate(suite, model, **played)

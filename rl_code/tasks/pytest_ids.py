@@ -31,23 +31,23 @@ def _ids(path: str, text: str) -> Iterator[str]:
     except (SyntaxError, ValueError) as error:
         raise UnknownIds(f"{path} is no Python: {error}") from error
     for node in tree.body:
-        if _is_test(node, path):
-            yield f"{path}::{node.name}"
+        if name := _test_name(node, path):
+            yield f"{path}::{name}"
         elif isinstance(node, ast.ClassDef) and _collected(node) and not _skipped(node):
             for inner in node.body:
-                if _is_test(inner, path):
-                    yield f"{path}::{node.name}::{inner.name}"
+                if name := _test_name(inner, path):
+                    yield f"{path}::{node.name}::{name}"
 
 
-def _is_test(node: ast.stmt, path: str) -> bool:
-    """Whether a statement is a test that runs. Raises UnknownIds."""
+def _test_name(node: ast.stmt, path: str) -> str:
+    """The name of a test that runs; "" for any other statement. Raises UnknownIds."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return False
+        return ""
     if not node.name.startswith("test") or _skipped(node):
-        return False
+        return ""
     if any("parametrize" in ast.unparse(decorator) for decorator in node.decorator_list):
         raise UnknownIds(f"{path}: {node.name} is parametrised, so its ids are not in the text")
-    return True
+    return node.name
 
 
 def _collected(node: ast.ClassDef) -> bool:

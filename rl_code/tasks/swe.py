@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rl_code.environment.layers.repository import RepositoryError
@@ -51,6 +51,9 @@ class Swe(SourceOfWorlds):
     places: Places = Places()
     # What starts pytest in the workspace.
     command: tuple[str, ...] = Suite.command
+    # Whether ``patch`` makes the bug, as in SWE-smith, or mends it; None: it makes it in rows that
+    # have no ``test_patch``.
+    breaks: bool | None = None
     # The split that the tasks are said to be of.
     split: str = "test"
 
@@ -61,40 +64,27 @@ class Swe(SourceOfWorlds):
         self, pool: SandboxPool | None, workdir: Path | None
     ) -> Iterator[tuple[str, Task | str]]:
         store = store_of(pool, "swe")
-        return _load_each(self.path, self.places, store, self.command, self.split)
+        file = Path(self.path)
+        seen: set[str] = set()
+        for line, cells in read_rows(file, {"problem_statement": str}):
+            row = read_row(file, line, cells, self.breaks)
+            if row.id in seen:
+                malformed(file, line, "instance_id", "an id that no other row has", repr(row.id))
+            seen.add(row.id)
+            try:
+                yield row.id, _task(row, self, store)
+            except (NoWorld, PatchError, RepositoryError) as error:
+                yield row.id, str(error)
 
 
-def _load_each(
-    path: str, places: Places, store: LayerStore, command: Sequence[str], split: str
-) -> Iterator[tuple[str, Task | str]]:
-    """(id, task) for each row of a file, or (id, why its world or its tests cannot be made).
-
-    places: where repositories and images are. store: where the layers of the worlds are built.
-    command: what starts pytest. Raises TaskFileError, naming file, line and column, for a row that
-    is malformed.
-    """
-    file = Path(path)
-    seen: set[str] = set()
-    for line, cells in read_rows(file, {"problem_statement": str}):
-        row = read_row(file, line, cells)
-        if row.id in seen:
-            malformed(file, line, "instance_id", "an id that no other row has", repr(row.id))
-        seen.add(row.id)
-        try:
-            yield row.id, _task(row, places, store, tuple(command), split)
-        except (NoWorld, PatchError, RepositoryError) as error:
-            yield row.id, str(error)
-
-
-def _task(
-    row: Row, places: Places, store: LayerStore, command: tuple[str, ...], split: str
-) -> Task:
+def _task(row: Row, source: Swe, store: LayerStore) -> Task:
     """The task of a row. Raises NoWorld, PatchError, RepositoryError."""
+    places = source.places
     image = places.image(store, row.images)
-    source = places.repository(row.repository)
-    if image is None and source is None:
+    found = places.repository(row.repository)
+    if image is None and found is None:
         raise NoWorld("neither ``repositories`` nor ``images`` names a folder to start from")
-    known = [source] if source else []
+    known = [found] if found else []
     known += object_folders(store, image) if image else []
     with Scratch(known) as scratch:
         base = scratch.commit_id(row.base)
@@ -122,11 +112,11 @@ def _task(
         path="",
         entry_point="",
         visible_tests=Tests(),
-        hidden_tests=Tests(suite=Suite(files, *ids, command)),
+        hidden_tests=Tests(suite=Suite(files, *ids, source.command)),
         reference={path: text for path, text in reference.items() if text is not None},
         meta={
             "source": "swe",
-            "split": split,
+            "split": source.split,
             "repository": row.repository,
             "description": row.statement,
             "base_commit": base,

@@ -62,20 +62,23 @@ class Row:
     fixed: str = ""
 
 
-def read_row(file: Path, line: int, cells: Mapping[str, Any]) -> Row:
-    """A row of whichever format it has."""
+def read_row(file: Path, line: int, cells: Mapping[str, Any], breaks: bool | None) -> Row:
+    """A row of whichever format it has.
+
+    breaks: whether ``patch`` makes the bug; None for where there is no ``test_patch``.
+    """
     is_r2e = "execution_result_content" in cells and "FAIL_TO_PASS" not in cells
     check_columns(file, line, cells, _R2E if is_r2e else _SWE)
-    return _read_r2e(file, line, cells) if is_r2e else _read_swe(file, line, cells)
+    return _read_r2e(file, line, cells) if is_r2e else _read_swe(file, line, cells, breaks)
 
 
-def _read_swe(file: Path, line: int, cells: Mapping[str, Any]) -> Row:
+def _read_swe(file: Path, line: int, cells: Mapping[str, Any], breaks: bool | None) -> Row:
     """A row of SWE-bench, SWE-Gym or SWE-smith."""
     repo = cells["repo"]
     mirror = _MIRROR.fullmatch(repo)
     test_patch = _text(file, line, cells, "test_patch")
     # A test file of SWE-smith is part of the repository already.
-    is_smith = not test_patch
+    is_smith = not test_patch if breaks is None else breaks
     base = _text(file, line, cells, "base_commit") or (mirror[3] if mirror else "")
     if not base:
         malformed(file, line, "base_commit", "the commit that the work starts from", "nothing")

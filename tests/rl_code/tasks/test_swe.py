@@ -90,6 +90,14 @@ def test_in_swe_smith_the_patch_makes_the_bug(shop, store, pool, tmp_path):
     assert "sum(prices)" not in objects and "test_total" not in objects
 
 
+def test_a_patch_without_one_of_the_tests_may_mend(shop, store, pool, tmp_path):
+    row = projects.swe_row(shop, test_patch="")
+    (task,) = load([row], shop, pool, tmp_path, breaks=False)
+    assert task.reference == {SOURCE: FIXED} and task.hidden_tests.suite.files == {}
+    with pytest.raises(TaskFileError, match="git does not apply the patch"):
+        load([projects.swe_row(shop, test_patch="", base_commit=shop["fix"])], shop, pool, tmp_path)
+
+
 def r2e_row(shop, **changes):
     def log(status):
         return (
@@ -185,6 +193,7 @@ def test_parquet_holds_the_same_tasks(shop, pool, tmp_path):
         (dict(patch=" "), "'patch': expected a patch, found an empty text"),
         (dict(base_commit=""), "'base_commit': expected the commit that the work starts from"),
         (dict(base_commit=7), "'base_commit': expected a string, found 7"),
+        (dict(problem_statement=7), "'problem_statement': expected a string, found 7"),
         (dict(instance_id=7), "'instance_id': expected a string, found 7"),
     ],
 )
