@@ -8,10 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from absl import logging
+
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.records import TaskFileError
 from rl_code.types import Task
+
+# Worlds take a while to build: how many tasks are loaded between two lines of the log.
+_TOLD = 50
 
 
 class Source:
@@ -69,7 +74,9 @@ class SourceOfWorlds(Source):
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
         working = read_working(self.works) if self.works else None
         tasks = []
-        for id, found in self.load_each(pool, workdir):
+        for number, (id, found) in enumerate(self.load_each(pool, workdir), start=1):
+            if number % _TOLD == 0:
+                logging.info("%d tasks looked at, their worlds built", number)
             if working is not None and id not in working:
                 continue
             if isinstance(found, str):

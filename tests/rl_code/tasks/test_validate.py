@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rl_code.named import Named
+from rl_code.read_config import ConfigError
 from rl_code.tasks import validate
 from rl_code.tasks.api import Source, find_source
 from rl_code.tasks.validate import Verdict, judge, judge_all
@@ -162,6 +163,18 @@ def test_a_stop_keeps_what_was_done(layered_pool, tmp_path, monkeypatch):
     verdicts, finished = command.run({"tasks": Interrupted()}, layered_pool, {}, None, "mine")
     ids = [verdict.id for verdict in verdicts]
     assert not finished and ids in (["none"], ["none", "double"])  # it may not have begun
+
+
+def test_the_sources_of_a_config_are_those_of_its_tasks_and_suites():
+    from launch import validate as command
+
+    if not command.flags.FLAGS.is_parsed():
+        command.flags.FLAGS(["validate"])
+    found = command.read_sources(f"{ROOT}/configs/repositories.py:smoke")
+    assert found["tasks"].name == "repositories" and len(found) > 1
+    assert command.read_sources("humaneval") == {"tasks": Named("humaneval", {})}
+    with pytest.raises(ConfigError, match="no such config file"):
+        command.read_sources("configs/none.py")
 
 
 def test_the_command_validates_a_file(tmp_path):
