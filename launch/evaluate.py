@@ -9,6 +9,12 @@ The untrained weights, and the newest checkpoint of a run:
     --step=20             another checkpoint of the workdir
     --against=runs/other  also another run's newest checkpoint, compared task by task
                           ("start" stands for the untrained weights)
+    --path=tasks.jsonl    of a suite that is read from a path and need not be in the config
+                          (leetcode, swe, humanevalfix, ...; rl_code/evaluation/suites.py)
+    --suite_settings={..} what else its source is told, as JSON
+    --contamination       which of its tasks are among the training tasks, and the result without
+    --predictions=p.jsonl what agents handed in, in SWE-bench's form, one patch for each task; of
+                          several samples the others go to p.1.jsonl and so on
 
 Results are written to <workdir>/evaluations; those of the untrained weights to
 runs/untrained_<config>/evaluations.
@@ -17,7 +23,10 @@ runs/untrained_<config>/evaluations.
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_collections
@@ -31,12 +40,15 @@ from rl_code import checkpoint, read_config
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare
 from rl_code.evaluation import suite as suite_lib
+from rl_code.evaluation.contamination import Overlap, overlaps, without
+from rl_code.evaluation.predictions import Predictions
 from rl_code.evaluation.suite import SuiteResult
-from rl_code.evaluation.suites import SuiteConfig
+from rl_code.evaluation.suites import SUITES, OfPath, SuiteConfig
 from rl_code.progress import Progress
 from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.run import Run
 from rl_code.run_config import RunConfig, meshes
+from rl_code.tasks.api import find_source
 from rl_code.types import Trajectory
 
 START = "start"
@@ -47,7 +59,20 @@ absl_flags.DEFINE_bool("greedy", False, "One greedy sample per task.")
 absl_flags.DEFINE_string("against", None, f"Workdir of a run to compare with, or {START!r}.")
 
 
+PATH = absl_flags.DEFINE_string("path", None, "File or folder of a suite that is read from one.")
+SETTINGS = absl_flags.DEFINE_string("suite_settings", "{}", "Settings of its source, as JSON.")
+CONTAMINATION = absl_flags.DEFINE_bool(
+    "contamination", False, "Look for tasks of the suite among the training tasks."
+)
+PREDICTIONS = absl_flags.DEFINE_string(
+    "predictions", None, "File for patches in SWE-bench's form, .jsonl or .json."
+)
+
+
 def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
+    if PATH.value:
+        with config.unlocked(), config.ignore_type():
+            config.suites = (*config.suites, suite_of_path(FLAGS.suite, PATH.value))
     run_config = read_config.build(RunConfig, config)
     suite = choose_suite(run_config, FLAGS.suite, FLAGS.greedy)
     console = flags.console()
@@ -56,9 +81,10 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     flags.use_virtual_devices(*meshes(run_config))
     with Run(run_config, folder) as run, jax.set_mesh(run.mesh):
-        results = [evaluate(run, suite, workdir or START, STEP.value)]
+        results = [evaluate(run, suite, workdir or START, STEP.value, PREDICTIONS.value)]
         if FLAGS.against:
             results.insert(0, evaluate(run, suite, FLAGS.against, None))
+        found = contamination_of(run, suite) if CONTAMINATION.value else None
     results[-1].save(folder)
     ks = [k for k in (1, suite.samples) if k <= min(result.largest_k for result in results)]
     if FLAGS.against:  # weights of two runs may be of the same step
@@ -68,10 +94,53 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             for source, result in zip(sources, results, strict=True)
         ]
     console.print(suite_lib.table(results, sorted(set(ks))))
+    if suite.samples > 2:
+        console.print(suite_lib.curve(results))
+    if found is not None:
+        tell_contamination(found, results[-1])
     if FLAGS.against:
         before, after = (result.label for result in results)
         console.print(f"before: {before}; after: {after}", soft_wrap=True)
         console.print(compare.table([compare.compare(*results, k) for k in sorted(set(ks))]))
+
+
+def suite_of_path(name: str | None, path: str) -> dict[str, Any]:
+    """The section of a suite that is read from a path. Raises ConfigError."""
+    try:
+        settings = json.loads(SETTINGS.value)
+    except ValueError as error:
+        raise read_config.ConfigError(f"--suite_settings is no JSON: {error}") from error
+    of_path = [name for name, one in SUITES.items() if isinstance(one, OfPath)]
+    if name not in of_path:
+        raise read_config.ConfigError(
+            f"--suite={name}: with --path it must be one of {', '.join(of_path)}"
+        )
+    return {"name": name, "path": path, "settings": settings}
+
+
+def contamination_of(run: Run, suite: SuiteConfig) -> list[Overlap]:
+    """The suite's tasks that are among the training tasks. Raises ConfigError for training tasks
+    without end, which cannot be gone through.
+    """
+    if find_source(run.config.tasks, "config.tasks").endless:
+        raise read_config.ConfigError(
+            f"--contamination: the training tasks of {run.config.tasks.name!r} have no end"
+        )
+    return overlaps(run.suite_tasks(suite), run.tasks)
+
+
+def tell_contamination(found: Sequence[Overlap], result: SuiteResult) -> None:
+    """Prints tasks that are among the training tasks, and pass@1 without them."""
+    console = flags.console()
+    console.print(f"{len(found)} of {len(result.tasks)} tasks are among the training tasks")
+    for overlap in found:
+        console.print(
+            f"  {overlap.task}: {overlap.other}, {overlap.why}", soft_wrap=True, highlight=False
+        )
+    left = without(result, found)
+    if found and left is not None and left.largest_k:
+        rate = suite_lib.percent(left.interval(1))
+        console.print(f"pass@1 on the other {len(left.tasks)}: {rate}", highlight=False)
 
 
 def choose_suite(config: RunConfig, name: str | None, greedy: bool) -> SuiteConfig:
@@ -94,9 +163,11 @@ def choose_suite(config: RunConfig, name: str | None, greedy: bool) -> SuiteConf
     return dataclasses.replace(suite, name=f"{name}_greedy", samples=1, sampling=sampling)
 
 
-def evaluate(run: Run, suite: SuiteConfig, source: str, step: int | None) -> SuiteResult:
+def evaluate(
+    run: Run, suite: SuiteConfig, source: str, step: int | None, predictions: str | None = None
+) -> SuiteResult:
     """Plays the suite with the weights of a workdir, or with the run's own initial ones where
-    source is "start".
+    source is "start". predictions: a file for what was handed in.
     """
     model, label, step = (
         (run.init_model(), START, 0) if source == START else restore_model(run, source, step)
@@ -108,7 +179,14 @@ def evaluate(run: Run, suite: SuiteConfig, source: str, step: int | None) -> Sui
             solved.append(trajectory.solved)
             progress.update(len(solved), pass_rate=sum(solved) / len(solved))
 
-        return run.evaluate(suite, model, label=label, step=step, on_finished=count)
+        made = Predictions(label if source == START else f"{source}, {label}", run.pool.layers)
+        on_work = made.add if predictions else None
+        played = {"label": label, "step": step, "on_finished": count, "on_work": on_work}
+        result = run.evaluate(suite, model, **played)
+    if predictions:
+        for path in made.save(Path(predictions)):
+            flags.console().print(f"predictions: {path}", soft_wrap=True)
+    return result
 
 
 def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer, str, int]:

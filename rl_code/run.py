@@ -27,7 +27,7 @@ from rl_code.environment.episode import Episode
 from rl_code.environment.parts import check_documents, encode, prompt_parts
 from rl_code.environment.protocols.api import find_protocol
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
-from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.tools.api import find_tools, offered
 from rl_code.evaluation.suite import SuiteResult, from_groups
 from rl_code.evaluation.suites import SuiteConfig
@@ -290,9 +290,10 @@ class Run:
         *,
         protocol: Named | None = None,
         limits: Limits | None = None,
+        on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ) -> Episode:
         """A new episode of a task, by the protocol and limits of training unless others are
-        given.
+        given. on_work: gets what the agent hands in.
         """
         return Episode(
             task,
@@ -305,6 +306,7 @@ class Run:
             limits=limits or self.config.limits,
             reward=self._signals,
             documents=self.config.documents,
+            on_work=on_work,
         )
 
     def scheduler(
@@ -441,9 +443,16 @@ class Run:
         label: str,
         step: int,
         on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+        on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ) -> SuiteResult:
-        """Plays a suite with these weights. The same weights give the same result."""
-        make_episode = functools.partial(self.episode, protocol=suite.protocol, limits=suite.limits)
+        """Plays a suite with these weights. The same weights give the same result.
+
+        on_work: called in any thread with what each episode hands in: the task, the index, and the
+        files, or None.
+        """
+        make_episode = functools.partial(
+            self.episode, protocol=suite.protocol, limits=suite.limits, on_work=on_work
+        )
         way = suite.sampling, suite.engine, suite.protocol, suite.dtype
         # the same for all evaluations of a run, those before and after training too
         beside = self.config.evaluate is not None and self.config.asynchrony.mode != "sync"

@@ -13,7 +13,7 @@ import contextlib
 import copy
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
@@ -67,6 +67,7 @@ class Episode:
         limits: Limits,
         reward: Sequence[ActiveSignal],
         documents: DocumentsConfig | None = None,
+        on_work: Callable[[Task, int, Snapshot | None], None] | None = None,
     ):
         self.task = task
         self.group = group
@@ -83,6 +84,8 @@ class Episode:
         self._reward = reward
         self._workspace = Workspace(task, pool, limits, verbose=protocol.verbose)
         self._documents = documents
+        # Called at the end with the task, the index and the files that were handed in, or None.
+        self._on_work = on_work
         self._transcript = Transcript(tokenizer, None if documents is None else [])
         self._messages = 0
         self._malformed_calls = 0
@@ -216,6 +219,8 @@ class Episode:
         try:
             files = self._files_after()
             self.close()  # nothing the agent left running sees or touches what is graded
+            if self._on_work is not None:
+                self._on_work(self.task, self.index, files if self.status == "submitted" else None)
             if self.status == "submitted":
                 verdict = self._grade(files)
             first_edit_passed = self._first_edit_passed(files, verdict)

@@ -21,6 +21,7 @@ import rich.table
 
 from rl_code.evaluation.passk import Interval, mean_interval, pass_at_k
 from rl_code.files import write_atomically
+from rl_code.rewards.finished import CHEATS, Usage
 from rl_code.types import Group, Trajectory
 
 FOLDER = "evaluations"
@@ -41,6 +42,12 @@ class TaskResult:
     mean_tokens: float
     # Samples lost to the sandbox. They count as failures.
     faults: int = 0
+    # Well-formed calls of all samples together, and wall-clock seconds of tools and grading per
+    # episode; None in files that were written before these were counted.
+    calls: int | None = None
+    mean_seconds: float | None = None
+    # Samples that the grader proved to cheat, which are not solved; None likewise.
+    cheats: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.correct <= self.n or not 0 <= self.first_edit_correct <= self.n:
@@ -95,14 +102,26 @@ class SuiteResult:
         """pass@k with its 95 % interval over tasks."""
         return mean_interval(self.pass_at(k, first_edit=first_edit))
 
-    def per_episode(self, field: str) -> float:
-        """Mean per episode of "malformed" calls or sampled "tokens"; 0 when there are none."""
-        episodes = sum(task.n for task in self.tasks)
+    def per_episode(self, field: str) -> float | None:
+        """Mean per episode of "malformed" calls, sampled "tokens", well-formed "calls", "seconds"
+        of tools and grading, or "cheats", the share of episodes that were proved to cheat.
+
+        0 when there are no episodes; None where a task's result does not say.
+        """
         totals = {
-            "malformed": sum(task.malformed for task in self.tasks),
-            "tokens": sum(task.mean_tokens * task.n for task in self.tasks),
+            "malformed": lambda task: task.malformed,
+            "tokens": lambda task: task.mean_tokens * task.n,
+            "calls": lambda task: task.calls,
+            "seconds": lambda task: (
+                None if task.mean_seconds is None else task.mean_seconds * task.n
+            ),
+            "cheats": lambda task: task.cheats,
         }
-        return totals[field] / episodes if episodes else 0.0
+        counts = [totals[field](task) for task in self.tasks]
+        if None in counts:
+            return None
+        episodes = sum(task.n for task in self.tasks)
+        return sum(counts) / episodes if episodes else 0.0
 
     def save(self, workdir: str | os.PathLike[str]) -> Path:
         """Writes the file and returns its path. Raises OSError, leaving no part of it, when the
@@ -152,8 +171,8 @@ def from_groups(
 
 
 def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table:
-    """One row per result: pass@k with 95 % intervals, the first edit alone, calls and tokens per
-    episode.
+    """One row per result: pass@k with 95 % intervals, the first edit alone; and per episode tokens,
+    calls, seconds of tools and grading, and how many were proved to cheat.
 
     A k that a result has too few samples for is shown as "-".
     """
@@ -164,14 +183,51 @@ def table(results: Sequence[SuiteResult], ks: Sequence[int]) -> rich.table.Table
         view.add_column(name, justify="right" if name == "tasks" else "left")
     for k in ks:
         view.add_column(f"pass@{k}", justify="right")
-    for name in ("first edit pass@1", "malformed calls", "tokens"):
+    for name in ("first edit pass@1", "tokens", "calls", "malformed", "seconds", "cheats"):
         view.add_column(name, justify="right")
     for result in results:
         cells = [percent(result.interval(k)) if k <= result.largest_k else "-" for k in ks]
         first = percent(result.interval(1, first_edit=True)) if result.largest_k else "-"
-        means = f"{result.per_episode('malformed'):.2f}", f"{result.per_episode('tokens'):.0f}"
+        means = [
+            _mean(result, "tokens", "{:.0f}"),
+            _mean(result, "calls", "{:.1f}"),
+            _mean(result, "malformed", "{:.2f}"),
+            _mean(result, "seconds", "{:.2f}"),
+            _mean(result, "cheats", "{:.1%}"),
+        ]
         view.add_row(result.suite, result.label, str(len(result.tasks)), *cells, first, *means)
     return view
+
+
+def curve(results: Sequence[SuiteResult]) -> rich.table.Table:
+    """pass@k for k = 1, 2, 4, ... up to the samples of each task, a row for each k."""
+    view = rich.table.Table(
+        caption="pass@k in %, with 95 % bootstrap intervals over tasks", caption_justify="left"
+    )
+    view.add_column("k", justify="right")
+    for result in results:
+        view.add_column(f"{result.suite} {result.label}", justify="right")
+    for k in doublings(max(result.largest_k for result in results)):
+        cells = [
+            percent(result.interval(k)) if k <= result.largest_k else "-" for result in results
+        ]
+        view.add_row(str(k), *cells)
+    return view
+
+
+def doublings(most: int) -> list[int]:
+    """1, 2, 4, ... below ``most``, and ``most`` itself; none for 0."""
+    found = []
+    k = 1
+    while k < most:
+        found.append(k)
+        k *= 2
+    return [*found, most] if most else []
+
+
+def _mean(result: SuiteResult, field: str, form: str) -> str:
+    value = result.per_episode(field)
+    return "-" if value is None else form.format(value)
 
 
 def percent(interval: Interval, *, signed: bool = False) -> str:
@@ -187,6 +243,9 @@ def _count(id: str, samples: Sequence[Trajectory]) -> TaskResult:
     """
     lost = [sample.status == "fault" for sample in samples]
     tokens = [int(sample.sampled.sum()) for sample in samples]
+    calls = [sum(Usage.of(sample).calls.values()) for sample in samples]
+    seconds = [sum(sample.seconds.values()) for sample in samples]
+    cheats = [not CHEATS.isdisjoint(sample.reward.flags) for sample in samples]
     return TaskResult(
         id=id,
         n=len(samples),
@@ -195,6 +254,9 @@ def _count(id: str, samples: Sequence[Trajectory]) -> TaskResult:
         malformed=sum(sample.malformed_calls for sample in samples),
         mean_tokens=sum(tokens) / len(tokens) if tokens else 0.0,
         faults=sum(lost),
+        calls=sum(calls),
+        mean_seconds=sum(seconds) / len(seconds) if seconds else 0.0,
+        cheats=sum(cheats),
     )
 
 

@@ -64,7 +64,8 @@ class SuiteConfig:
         section = value.to_dict() if hasattr(value, "to_dict") else value
         written_out = isinstance(section, Mapping) and "tasks" in section
         if written_out and ":" not in str(section.get("name")):
-            return read_config.build(cls, section, path)
+            kind = OfPath if "path" in section else cls
+            return read_config.build(kind, section, path)
         reference = Named.from_config(section, path)
         settings = dict(reference.settings)
         if "label" in settings:
@@ -75,6 +76,40 @@ class SuiteConfig:
         if not isinstance(suite, SuiteConfig):
             raise ConfigError(f"{path} = {reference.name!r}: {suite!r} is no {cls.__name__}")
         return read_config.build(type(suite), read_config.to_dict(suite) | settings, path)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfPath(SuiteConfig):
+    """A suite whose tasks are read from a file or a folder, which a config names:
+    ``dict(name="leetcode", path="leetcode.jsonl")``.
+    """
+
+    # The file or folder of the source.
+    path: str = ""
+    # Further settings of the source, such as ``places``.
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.path:
+            settings = {**self.tasks.settings, **self.settings, "path": self.path}
+            # the class is frozen
+            object.__setattr__(self, "tasks", Named(self.tasks.name, settings))
+
+
+_GREEDY = SamplingConfig(temperature=0.0)
+# Expected values of EvalPlus are computed once, by the reference.
+_PLUS = {"form": "chat", "differential": {"cases": 0, "timeout_s": 10.0, "workers": 2}}
+
+
+def _in_chat(name: str, source: str, settings: Mapping[str, Any]) -> OfPath:
+    """Functions to write in a chat, greedy, for instructed models."""
+    return OfPath(name, Named(source, settings), sampling=_GREEDY, protocol=Named("completion"))
+
+
+def _for_agents(name: str) -> OfPath:
+    """Tasks for agents with tools, sampled and played as in training."""
+    return OfPath(name, Named(name))
 
 
 SUITES: dict[str, SuiteConfig] = {
@@ -92,4 +127,14 @@ SUITES: dict[str, SuiteConfig] = {
         sampling=SamplingConfig(temperature=0.0),
         protocol=Named("completion"),
     ),
+    # These are read from a path.
+    "humaneval_plus": _in_chat("humaneval_plus", "evalplus", _PLUS),
+    "mbpp": _in_chat("mbpp", "mbpp", {"split": "test", "form": "chat"}),
+    "mbpp_plus": _in_chat("mbpp_plus", "evalplus", _PLUS),
+    "humanevalfix": _for_agents("humanevalfix"),
+    "quixbugs": _for_agents("quixbugs"),
+    "leetcode": _for_agents("leetcode"),
+    "swe": _for_agents("swe"),
+    "harbor": _for_agents("harbor"),
+    "exercism": _for_agents("exercism"),
 }

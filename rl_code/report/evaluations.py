@@ -136,6 +136,9 @@ def _row(result: SuiteResult, label: str, ks: Sequence[int]) -> dict[str, Any]:
         "gain": signed(whole_against_first_edit(result)) if graded else "",
         "malformed": f"{result.per_episode('malformed'):.2f}",
         "tokens": f"{result.per_episode('tokens'):.0f}",
+        "calls": _mean(result, "calls", "{:.1f}"),
+        "seconds": _mean(result, "seconds", "{:.2f}"),
+        "cheats": _mean(result, "cheats", "{:.1%}"),
     }
 
 
@@ -175,3 +178,8 @@ def signed(interval: Interval) -> str:
         f"{100 * value:+.1f}".replace("-", "−") for value in dataclasses.astuple(interval)
     )
     return f"{mean} points [{low}, {high}]"
+
+
+def _mean(result: SuiteResult, field: str, form: str) -> str:
+    value = result.per_episode(field)
+    return "" if value is None else form.format(value)

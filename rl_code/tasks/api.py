@@ -24,44 +24,28 @@ from rl_code.tasks import (
     humaneval,
     lookup,
     mbpp,
+    record_suites,
     records,
     repositories,
 )
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen
+from rl_code.tasks.exercism import Exercism
 from rl_code.tasks.forms import Form
+from rl_code.tasks.harbor import Harbor
+from rl_code.tasks.humanevalfix import HumanEvalFix
+from rl_code.tasks.leetcode import LeetCode
 from rl_code.tasks.mutation import propose
 from rl_code.tasks.programs import SPLITS
+from rl_code.tasks.quixbugs import QuixBugs
+from rl_code.tasks.source import Source, store_of
+from rl_code.tasks.swe import Swe
+from rl_code.tasks.worlds import Places
 from rl_code.types import Task
 
 STREAM_LENGTH = 1 << 20
 CACHE_FILE = "differential.json"
 _PROPOSALS = 40
-
-
-class Source:
-    """Where tasks come from. A frozen dataclass: its fields are the settings that a config gives.
-
-    A source of one's own is such a class anywhere on Python's path, named ``package.module:Class``.
-    """
-
-    # Whether the tasks have no end: nothing may then go through all of them.
-    endless: ClassVar[bool] = False
-    # Whether ``demonstrations.demonstrate`` knows how to solve the tasks.
-    demonstrated: ClassVar[bool] = False
-
-    def has_drills(self) -> bool:
-        """Whether some of the tasks have no tests: they can be demonstrated, but not played."""
-        return False
-
-    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        """The tasks in a fixed order, the same for the same settings.
-
-        pool: sandboxes in which code may be run. workdir: a folder in which computed results may be
-        kept. Either is None if the caller has none. Raises TaskFileError for a file that cannot be
-        used, SandboxFault when the sandbox fails.
-        """
-        raise NotImplementedError
 
 
 def find_source(config: Named, path: str) -> Source:
@@ -289,9 +273,14 @@ class Records(Source):
     form: Form = "agent"
     # Adds hidden tests whose expected values come from the reference.
     differential: DifferentialConfig | None = None
+    # Where repositories and packages of tasks with suites are.
+    places: Places = Places()
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        every = records.load(self.path, self.columns, self.form)
+        suites = functools.partial(
+            record_suites.make, places=self.places, store=lambda: store_of(pool, "records")
+        )
+        every = records.load(self.path, self.columns, self.form, suites)
         splits = ("", self.split)
         tasks = [task for task in every if not self.split or task.meta["split"] in splits]
         return _strengthened(
@@ -325,6 +314,12 @@ SOURCES: dict[str, type[Source]] = {
     "evalplus": EvalPlus,
     "records": Records,
     "contradictory": Contradictory,
+    "swe": Swe,
+    "harbor": Harbor,
+    "exercism": Exercism,
+    "quixbugs": QuixBugs,
+    "humanevalfix": HumanEvalFix,
+    "leetcode": LeetCode,
 }
 
 

@@ -57,12 +57,13 @@ def near_duplicates(
     """For each task that has a near-duplicate among ``others`` (other than itself), the most
     similar one.
 
-    Tasks are described by ``meta["description"]`` and their reference.
+    Tasks are described by ``meta["description"]``, or by their messages where it is missing, and by
+    their reference.
     """
-    known = [(other.id, words_of(other.meta["description"]), code_of(other)) for other in others]
+    known = [(other.id, words_of(_description(other)), code_of(other)) for other in others]
     found = []
     for task in tasks:
-        words = words_of(task.meta["description"])
+        words = words_of(_description(task))
         code = code_of(task)
         pairs = [
             (
@@ -82,6 +83,12 @@ def near_duplicates(
             best = max(pairs, key=lambda pair: max(pair[:2]))
             found.append(Duplicate(task.id, best[2], best[0], best[1]))
     return found
+
+
+def _description(task: Task) -> str:
+    if "description" in task.meta:
+        return task.meta["description"]
+    return " ".join(str(message["content"]) for message in task.messages)
 
 
 def words_of(description: str) -> frozenset[str]:

@@ -13,7 +13,7 @@ import gzip
 import json
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,8 +36,8 @@ COLUMNS: Mapping[str, tuple[type, ...]] = {
     "tests": _LIST_OR_TEXT,
     # Tests that the agent may run, in the same form.
     "visible_tests": _LIST_OR_TEXT,
-    # Text of a file that solves the task.
-    "reference": (str,),
+    # Text of a file that solves the task; beside a suite a patch that git applies, or path -> text.
+    "reference": (str, dict),
     # Path -> text of the files that the agent starts from.
     "files": (dict,),
     # Path of the file that holds the entry point.
@@ -45,21 +45,44 @@ COLUMNS: Mapping[str, tuple[type, ...]] = {
     # The layers below ``files``, as ``launch.layers`` prints them: ``{"layers": [{"digest": ...,
     # "at": ...}, ...], "workspace": ..., "environment": {...}}``; the last two may be missing.
     "world": (dict,),
+    # A git repository that the agent works in, and the commit it starts from: a path, or a name in
+    # ``places.repositories``.
+    "repo": (str,),
+    "commit": (str,),
+    # A suite of pytest instead of an entry point and tests: ids of tests that fail before the work,
+    # and of those that pass before and after it; lists, or lists in JSON. It needs pytest in the
+    # world, such as ``places.packages``.
+    "fail_to_pass": _LIST_OR_TEXT,
+    "pass_to_pass": _LIST_OR_TEXT,
+    # Path -> text of the suite's files, null for a file that must not be there; an object, or one
+    # in JSON. They are hidden.
+    "test_files": (dict, str),
     # "train", "validation" or "test"; a row without this column belongs to every split.
     "split": (str,),
 }
 REQUIRED = ("id", "messages", "entry_point", "tests")
+REQUIRED_OF_SUITES = ("id", "messages", "fail_to_pass")
+
+# Makes the task of a row with a suite: from file, line, field -> value, and field -> column.
+type MakeSuite = Callable[[Path, int, Mapping[str, Any], Mapping[str, str]], Task]
 
 
 class TaskFileError(ValueError):
     """A file of tasks that is missing or malformed."""
 
 
-def load(path: str, columns: Mapping[str, str], form: Form = "chat") -> list[Task]:
+def load(
+    path: str,
+    columns: Mapping[str, str],
+    form: Form = "chat",
+    make_suite: MakeSuite | None = None,
+) -> list[Task]:
     """The tasks of a file of one's own.
 
     path: .jsonl, .jsonl.gz or .parquet. columns: field of COLUMNS -> the file's column; those of
-    REQUIRED must be there. form: how a message that is a plain text is put to the agent.
+    REQUIRED must be there, or of REQUIRED_OF_SUITES where there is a column of tests to pass. form:
+    how a message that is a plain text is put to the agent. make_suite: makes tasks with suites
+    (``record_suites.make``).
 
     An assert ``f(<literals>) == <literal>`` becomes a value-level case; every other statement stays
     code. Raises TaskFileError naming the file, the line and the column, or what the file has.
@@ -67,7 +90,10 @@ def load(path: str, columns: Mapping[str, str], form: Form = "chat") -> list[Tas
     for field in columns:
         if field not in COLUMNS:
             raise TaskFileError(f"columns.{field}: no such field; there are {', '.join(COLUMNS)}")
-    for field in REQUIRED:
+    of_suites = "fail_to_pass" in columns
+    if of_suites and make_suite is None:
+        raise TaskFileError("columns.fail_to_pass: suites are read by the source records alone")
+    for field in REQUIRED_OF_SUITES if of_suites else REQUIRED:
         if field not in columns:
             raise TaskFileError(
                 f"columns.{field}: missing; name the column of {path} that holds it"
@@ -77,7 +103,11 @@ def load(path: str, columns: Mapping[str, str], form: Form = "chat") -> list[Tas
     tasks: dict[str, Task] = {}
     for line, row in read_rows(file, kinds):
         fields = {field: row[column] for field, column in columns.items()}
-        task = _task(file, line, fields, columns, form)
+        task = (
+            make_suite(file, line, fields, columns)
+            if make_suite is not None and of_suites
+            else _task(file, line, fields, columns, form)
+        )
         if task.id in tasks:
             malformed(file, line, columns["id"], "an id that no other row has", repr(task.id))
         tasks[task.id] = task
@@ -96,6 +126,9 @@ def _task(
             parse_python(file, line, columns[field], statement)
         trees = [ast.parse(statement) for statement in statements]
         tests[field] = tests_of(trees, fields["entry_point"])
+    reference = fields.get("reference", "")
+    if not isinstance(reference, str):
+        malformed(file, line, columns["reference"], "the text of a file", _show(reference))
     path = fields.get("path", PATH)
     files = fields.get("files", {})
     meta = {"source": "records", "split": fields.get("split", "")}
@@ -116,12 +149,12 @@ def _task(
         hidden_tests=tests["tests"],
         reference={path: fields["reference"]} if "reference" in fields else {},
         meta=meta,
-        world=_world(file, line, fields["world"], columns) if fields.get("world") else None,
+        world=read_world(file, line, fields["world"], columns) if fields.get("world") else None,
         **form_fields,
     )
 
 
-def _world(file: Path, line: int, row: dict[str, Any], columns: Mapping[str, str]) -> World:
+def read_world(file: Path, line: int, row: Mapping[str, Any], columns: Mapping[str, str]) -> World:
     """The world of a row."""
     try:
         # Parquet has a value for every key that another row has.
@@ -183,17 +216,24 @@ def read_rows(
         )
     rows = 0
     for line, row in _parquet_rows(path) if path.suffix == ".parquet" else _json_rows(path):
-        for column, kind in columns.items():
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            if column not in row:
-                has = ", ".join(map(repr, row)) or "no columns"
-                malformed(path, line, column, _names(kinds), f"nothing; the row has {has}")
-            if type(row[column]) not in kinds:
-                malformed(path, line, column, _names(kinds), _show(row[column]))
+        check_columns(path, line, row, columns)
         rows += 1
         yield line, row
     if not rows:
         raise TaskFileError(f"{path}: expected one task a line, found no rows")
+
+
+def check_columns(
+    path: Path, line: int, row: Mapping[str, Any], columns: Mapping[str, type | tuple[type, ...]]
+) -> None:
+    """Raises TaskFileError for a row that lacks a column, or has another type there."""
+    for column, kind in columns.items():
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if column not in row:
+            has = ", ".join(map(repr, row)) or "no columns"
+            malformed(path, line, column, _names(kinds), f"nothing; the row has {has}")
+        if type(row[column]) not in kinds:
+            malformed(path, line, column, _names(kinds), _show(row[column]))
 
 
 def malformed(path: Path, line: int, field: str, expected: str, found: str) -> NoReturn:

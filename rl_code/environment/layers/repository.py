@@ -37,35 +37,38 @@ def build(store: LayerStore, repository: Path, commit: str) -> str:
     """Digest of the layer of ``repository`` at ``commit``, which may be any name of one. Raises
     RepositoryError.
     """
-    name = _git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
+    name = git(repository, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
     full = name.decode().strip()
 
     def fill(tree: Path) -> None:
-        _git(tree, "init", "--quiet", "--template=", f"--initial-branch={BRANCH}")
+        git(tree, "init", "--quiet", "--template=", f"--initial-branch={BRANCH}")
         # One thread, and no work of earlier packing: the same commit gives the same bytes.
         options = ["--revs", "--stdout", "--quiet", "--threads=1"]
         options += ["--no-reuse-delta", "--no-reuse-object"]
-        pack = _git(
+        pack = git(
             repository,
             *("-c", "pack.useBitmaps=false", "pack-objects", *options),
             given=f"{full}\n".encode(),
         )
-        _git(tree, "index-pack", "--stdin", "--strict", given=pack)
-        _git(tree, "-c", "core.logAllRefUpdates=false", "update-ref", f"refs/heads/{BRANCH}", full)
+        git(tree, "index-pack", "--stdin", "--strict", given=pack)
+        git(tree, "-c", "core.logAllRefUpdates=false", "update-ref", f"refs/heads/{BRANCH}", full)
         for key, value in _SETTINGS.items():
-            _git(tree, "config", key, value)
+            git(tree, "config", key, value)
         # The index knows no times: git reads each file once when it first looks.
-        _git(tree, "read-tree", full)
-        _git(tree, "checkout-index", "--all", "--force", "--quiet")
+        git(tree, "read-tree", full)
+        git(tree, "checkout-index", "--all", "--force", "--quiet")
 
     return store.build({"kind": "repository", "commit": full}, fill)
 
 
-def _git(folder: Path, *arguments: str, given: bytes = b"") -> bytes:
-    """What git prints. Raises RepositoryError."""
+def git(folder: Path, *arguments: str, given: bytes = b"", **variables: str) -> bytes:
+    """What git prints, with settings of no machine or user. variables: further ones of its
+    environment. Raises RepositoryError.
+    """
     # Whoever names a folder here trusts it, whoever its owner is.
     line = ["git", "-c", "safe.directory=*", "-C", str(folder), *arguments]
-    done = subprocess.run(line, input=given, capture_output=True, env=_ENVIRONMENT, check=False)
+    environment = _ENVIRONMENT | variables
+    done = subprocess.run(line, input=given, capture_output=True, env=environment, check=False)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip() or "no such commit"
         raise RepositoryError(f"git {' '.join(arguments[:3])} in {folder} failed: {said}")

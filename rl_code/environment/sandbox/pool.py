@@ -97,7 +97,8 @@ class SandboxPool:
     """
 
     def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
-        self._layers = _store(config.layers) if config.layers else None
+        # The layer store of the worlds of tasks; None without one.
+        self.layers = _store(config.layers) if config.layers else None
         self._sandboxes = Sandboxes(config, modes)
         self._judges = Judges()
 
@@ -153,10 +154,10 @@ class SandboxPool:
 
     def _request(self, world: World) -> dict[str, Any]:
         """What a session needs to know of a world. Raises SandboxFault for a missing layer."""
-        if self._layers is None:
+        if self.layers is None:
             raise SandboxFault("a task has layers, but sandbox.layers names no layer store")
         try:
-            layers = [[self._layers.tree(layer.digest), layer.at] for layer in world.layers]
+            layers = [[self.layers.tree(layer.digest), layer.at] for layer in world.layers]
         except MissingLayer as missing:
             raise SandboxFault(str(missing)) from missing
         return {

@@ -70,12 +70,26 @@ def test_episodes_are_counted_by_task_and_a_fault_is_a_failure():
         _group("a", "solved"),
     ]
     result = suite.from_groups("s", "before", 3, {"temperature": 0.0}, groups)
+    costs = dict(calls=0, mean_seconds=0.0, cheats=0)
     assert result.tasks == (
         TaskResult(
-            "a", n=3, correct=2, first_edit_correct=2, malformed=1, mean_tokens=(4 + 5 + 4) / 3
+            "a",
+            n=3,
+            correct=2,
+            first_edit_correct=2,
+            malformed=1,
+            mean_tokens=(4 + 5 + 4) / 3,
+            **costs,
         ),
         TaskResult(
-            "b", n=2, correct=0, first_edit_correct=0, malformed=1, mean_tokens=4.5, faults=1
+            "b",
+            n=2,
+            correct=0,
+            first_edit_correct=0,
+            malformed=1,
+            mean_tokens=4.5,
+            faults=1,
+            **costs,
         ),
     )
     assert result.per_episode("malformed") == 2 / 5 and result.per_episode("tokens") == 22 / 5
@@ -124,6 +138,34 @@ def test_too_few_samples_are_named_and_shown_as_a_dash():
         result.pass_at(8)
     (row,) = [line for line in _text(suite.table([result], [1, 8])).splitlines() if " s " in line]
     assert [cell.strip() for cell in row.split("│")][5] == "-"
+
+
+def test_what_episodes_cost_and_who_cheated_is_counted():
+    (group,) = [_group("a", "solved", "failed")]
+    call = types.ToolCall("submit", {})
+    turns = (types.Turn("assistant", 0, 1, "", calls=(call, call, types.ToolCall("", {}, "no"))),)
+    first, second = group.trajectories
+    first = dataclasses.replace(first, turns=turns, seconds={"tools": 1.0, "grade": 2.0})
+    forged = Reward(-1.0, {}, ("forged_result", "timeout"))
+    second = dataclasses.replace(second, reward=forged)
+    result = suite.from_groups("s", "x", 0, {}, [Group(group.task, (first, second))])
+    means = {field: result.per_episode(field) for field in ("calls", "seconds", "cheats")}
+    assert means == {"calls": 1.0, "seconds": 1.5, "cheats": 0.5}
+    (row,) = [line for line in _text(suite.table([result], [1])).splitlines() if " s " in line]
+    assert [cell.strip() for cell in row.split("│")][-6:-1] == ["4", "1.0", "0.50", "1.50", "50.0%"]
+    # a file from before these were counted says nothing of them
+    assert _result({"a": 1}).per_episode("cheats") is None
+    assert suite.table([_result({"a": 1})], [1]).columns[-1]._cells == ["-"]
+
+
+def test_a_curve_has_a_row_for_each_doubling():
+    few, many = _result({"a": 1, "b": 0}, n=2), _result({"a": 6, "b": 0}, n=6, label="after")
+    assert suite.doublings(6) == [1, 2, 4, 6] and suite.doublings(1) == [1]
+    rows = [line.split("│")[1:-1] for line in _text(suite.curve([few, many])).splitlines()]
+    cells = [[cell.strip() for cell in row] for row in rows if len(row) == 3]
+    assert [row[0] for row in cells] == ["1", "2", "4", "6"]
+    assert [row[1][:4] for row in cells] == ["25.0", "50.0", "-", "-"]
+    assert [row[2][:4] for row in cells] == ["50.0"] * 4
 
 
 def test_tables_show_the_numbers_of_the_result():

@@ -5,7 +5,8 @@ answer. Nothing that it says is trusted. Frames:
 
   to it    a number that nobody can guess, then the ``wire`` text of
            (None or a function's number, args, kwargs, whether changed arguments are to come back,
-           whether functions in the value may be called later)
+           whether functions in the value may be called later). Linked lists and trees are records
+           of their values (nodes.py)
   from it  a letter, the same number, then the ``wire`` text of
              v  the value
              a  (value, args, kwargs), the arguments being changed
@@ -26,7 +27,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from . import wire
+from . import nodes, wire
 
 MESSAGE_CHARACTERS = 500
 FRAME_BYTES = 4 << 20
@@ -61,9 +62,10 @@ def describe(error: BaseException) -> tuple[str, str]:
 def _answerer(path: str, entry_point: str) -> Callable[[str], Answer]:
     """A function from the text of a call to the letter and the text of its answer."""
     try:
-        function = functools.reduce(getattr, entry_point.split("."), _load(path))
+        module = _load(path)
+        function = functools.reduce(_member, entry_point.split("."), module)
     except BaseException as error:  # the file is not trusted and may raise anything, SystemExit too
-        if isinstance(error, AttributeError) and error.name == entry_point:
+        if isinstance(error, AttributeError) and error.name == entry_point.partition("()")[0]:
             failed = _failure("NameError", f"{path} defines no {entry_point}")
         else:
             failed = _raised(error)
@@ -76,6 +78,8 @@ def _answerer(path: str, entry_point: str) -> Callable[[str], Answer]:
         kept = functions if callable_later else None
         called = function if number is None else functions[number]
         try:
+            if any(kind in call for kind in nodes.CLASSES):
+                args, kwargs = _built(args, module), _built(kwargs, module)
             value = called(*args, **kwargs)
             try:
                 letter, (text, lying) = "v", wire.write(value, kept)
@@ -92,6 +96,27 @@ def _answerer(path: str, entry_point: str) -> Callable[[str], Answer]:
             return _raised(error)
 
     return answer
+
+
+def _member(value: Any, name: str) -> Any:
+    """A member by name; ``name()`` stands for what it gives when it is called."""
+    member = getattr(value, name.removesuffix("()"))
+    return member() if name.endswith("()") else member
+
+
+def _built(value: Any, module: types.ModuleType) -> Any:
+    """The value with nodes in place of the records that stand for them. Their class is that of the
+    module where it defines one.
+    """
+    if type(value) is wire.Record:
+        kind, fields = value.__dict__["__kind__"], wire.fields_of(value)
+        if kind in nodes.CLASSES and list(fields) == [nodes.VALUES]:
+            return nodes.build(kind, fields[nodes.VALUES], getattr(module, kind, None))
+    if type(value) in (list, tuple):
+        return type(value)(_built(item, module) for item in value)
+    if type(value) is dict:
+        return {key: _built(item, module) for key, item in value.items()}
+    return value
 
 
 def _failure(name: str, message: str) -> Answer:

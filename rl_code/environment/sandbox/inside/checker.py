@@ -56,7 +56,8 @@ def _run(statement: str, proxy: _Proxy, line: _Line) -> str:
         code = compile(statement, "<test>", "exec")
         # A module of its own: a test that defines a dataclass needs one that can be found.
         module = sys.modules["checker"] = types.ModuleType("checker")
-        setattr(module, proxy.__name__, proxy)
+        # a method has the name that stands last: that of Solution().f is f
+        setattr(module, proxy.__name__.rpartition(".")[2], proxy)
         exec(code, module.__dict__)
     except BaseException as error:  # a test that exits or interrupts has failed, too
         failure = ": ".join(filter(None, describe(error)))

@@ -20,6 +20,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import nodes
+
 MAX_DEPTH = 100
 MAX_ELEMENTS = 200_000
 ITERATOR_ITEMS = 10_000
@@ -142,6 +144,11 @@ def encode(value: Any, depth: int, writing: Writing) -> Any:
         writing.functions.append(value)
         name = str(getattr(value, "__name__", kind.__name__))
         return {"function": [len(writing.functions) - 1, name]}
+    if nodes.is_node(value):
+        values = nodes.values_of(value, MAX_ELEMENTS)
+        if values is None:
+            raise WireError(f"a {kind.__name__} without end")
+        return _record(kind.__name__, {nodes.VALUES: values}, depth + 1, writing)
     if dataclasses.is_dataclass(kind):
         fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(kind)}
         return _record(kind.__name__, fields, depth + 1, writing)

@@ -1,0 +1,184 @@
+"""Checks tasks of a source: they fail before the work, pass with the reference, the same each time.
+
+    python -m launch.validate humaneval
+    python -m launch.validate swe --layers=runs/layers --verdicts=runs/working.json --settings='
+        {"path": "tasks.jsonl", "places": {"repositories": "repos", "packages": "pytest.lock"}}'
+    python -m launch.validate my_config.py          # tasks and suites of a config
+
+Prints one table: how many tasks work, and by reason which do not. With --verdicts each verdict is
+kept in a file. Ctrl-C keeps what was done: the same command goes on from there, and judges again
+what has changed. A source with worlds loads the tasks that work alone with works=FILE.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from launch import command
+from launch.workdir import WORKDIR
+from rl_code import read_config
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
+from rl_code.named import Named
+from rl_code.progress import Progress
+from rl_code.read_config import ConfigError
+from rl_code.run_config import RunConfig
+from rl_code.tasks import validate
+from rl_code.tasks.api import find_source
+from rl_code.tasks.source import Source, SourceOfWorlds
+from rl_code.tasks.validate import Verdict
+from rl_code.types import Limits, Task
+
+SETTINGS = flags.DEFINE_string("settings", "{}", "Settings of the source, as JSON.")
+LAYERS = flags.DEFINE_string("layers", "", "The folder of the layer store, for tasks with worlds.")
+JUDGINGS = flags.DEFINE_integer(
+    "judgings", 3, "How often the tests of each task run.", lower_bound=1
+)
+FIRST = flags.DEFINE_integer("first", 0, "Only the first so many tasks; 0 for all.", lower_bound=0)
+WORKERS = flags.DEFINE_integer("workers", 2, "Tasks that are judged at a time.", lower_bound=1)
+SECONDS = flags.DEFINE_float("seconds", 60.0, "Wall-clock seconds of all tests of a task.")
+MEMORY = flags.DEFINE_integer("sandbox_mb", 512, "MiB of memory of a sandbox.", lower_bound=64)
+ROOM = flags.DEFINE_integer("workspace_mb", 64, "MiB that a workspace may hold.", lower_bound=1)
+VERDICTS = flags.DEFINE_string("verdicts", None, "A JSON file that keeps the verdicts.")
+_SAVE_EVERY = 20  # verdicts
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) != 2:
+        command.refuse(
+            f"expected one source of tasks or one config file, found {' '.join(argv[1:])!r}; "
+            "--help shows them"
+        )
+    try:
+        named = read_sources(argv[1])
+        sources = {name: find_source(one, name) for name, one in named.items()}
+        path = Path(VERDICTS.value) if VERDICTS.value else None
+        known = validate.load(path) if path else {}
+        with SandboxPool(sandboxes()) as pool:
+            verdicts, finished = run(sources, pool, known, path, argv[1])
+    except SandboxUnavailable as error:
+        sys.exit(str(error))
+    except ValueError as error:  # of settings, a config, a file of tasks or one of verdicts
+        command.refuse(str(error))
+    if path:
+        validate.save(path, argv[1], verdicts, finished=finished)
+    title = argv[1] if finished else f"{argv[1]}, stopped before its end"
+    command.console().print(validate.table(title, verdicts))
+    if not finished:
+        sys.exit(130)
+
+
+def sandboxes() -> SandboxConfig:
+    """Sandboxes with room for the tests of repositories."""
+    seconds = max(1, round(SECONDS.value))
+    return SandboxConfig(
+        workers=WORKERS.value,
+        layers=LAYERS.value,
+        cpu_s=seconds,
+        memory_mb=MEMORY.value,
+        workspace_mb=ROOM.value,
+        processes=64,
+    )
+
+
+def read_sources(word: str) -> dict[str, Named]:
+    """The sources that a word names: by name that of the word and --settings, or those of a config.
+    Raises ConfigError.
+    """
+    path, _, argument = word.partition(":")
+    if not path.endswith(".py"):
+        try:
+            settings = json.loads(SETTINGS.value)
+        except ValueError as error:
+            raise ConfigError(f"--settings={SETTINGS.value!r} is no JSON: {error}") from error
+        if not isinstance(settings, dict):
+            raise ConfigError(f"--settings={SETTINGS.value!r} must be an object")
+        return {"tasks": Named(word, settings)}
+    config = read_config.build(RunConfig, _get_config(Path(path), argument))
+    suites = {f"suite {suite.name}": suite.tasks for suite in config.suites}
+    return {"tasks": config.tasks, **suites}
+
+
+def _get_config(path: Path, argument: str) -> Any:
+    """The config of a file. Raises ConfigError."""
+    spec = importlib.util.spec_from_file_location("config_of_tasks", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{path}: no such config file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(argument) if argument else module.get_config()
+
+
+def run(
+    sources: dict[str, Source],
+    pool: SandboxPool,
+    known: dict[str, Verdict],
+    path: Path | None,
+    title: str,
+) -> tuple[list[Verdict], bool]:
+    """All verdicts, and whether there is one on every task; they are saved now and then."""
+    verdicts: list[Verdict] = []
+    limits = Limits(
+        turns=1,
+        tokens=1,
+        turn_tokens=1,
+        test_runs=1,
+        command_s=SECONDS.value,
+        grade_s=SECONDS.value,
+    )
+    count, tasks = tasks_of(sources, pool)
+    with Progress(f"validate {title}", count) as progress:
+
+        def note(verdict: Verdict) -> None:
+            verdicts.append(verdict)
+            works = sum(not one.reason for one in verdicts)
+            progress.update(len(verdicts), work=f"{works} of {len(verdicts)}")
+            if path and len(verdicts) % _SAVE_EVERY == 0:
+                validate.save(path, title, verdicts, finished=False)
+
+        try:
+            validate.judge_all(
+                tasks,
+                pool,
+                limits,
+                JUDGINGS.value,
+                WORKERS.value,
+                known,
+                note,
+            )
+        except KeyboardInterrupt:
+            return verdicts, False
+    return verdicts, True
+
+
+def tasks_of(
+    sources: dict[str, Source], pool: SandboxPool
+) -> tuple[int, Iterator[tuple[str, Task | str]]]:
+    """The tasks of the sources, of each the first --first ones, and how many they are. Worlds are
+    built as the tasks are asked for. Raises ConfigError.
+    """
+    workdir = Path(WORKDIR.value or LAYERS.value or ".")
+    most = FIRST.value
+    count = 0
+    parts = []
+    for name, source in sources.items():
+        if source.endless and not most:
+            raise ConfigError(f"the tasks of {name} have no end: say how many by --first")
+        part = itertools.islice(source.load_each(pool, workdir), most or None)
+        if not isinstance(source, SourceOfWorlds):
+            part = list(part)
+        size = source.count() if isinstance(source, SourceOfWorlds) else len(part)
+        count += min(size, most or size)
+        parts.append(part)
+    return count, itertools.chain.from_iterable(parts)
+
+
+if __name__ == "__main__":
+    command.run(main, arguments=True)

@@ -1,0 +1,113 @@
+"""What a source of tasks is, and one whose tasks have worlds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from absl import logging
+
+from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.tasks.records import TaskFileError
+from rl_code.types import Task
+
+# Worlds take a while to build: how many tasks are loaded between two lines of the log.
+_TOLD = 50
+
+
+class Source:
+    """Where tasks come from. A frozen dataclass: its fields are the settings that a config gives.
+
+    A source of one's own is such a class anywhere on Python's path, named ``package.module:Class``.
+    """
+
+    # Whether the tasks have no end: nothing may then go through all of them.
+    endless: ClassVar[bool] = False
+    # Whether ``demonstrations.demonstrate`` knows how to solve the tasks.
+    demonstrated: ClassVar[bool] = False
+
+    def has_drills(self) -> bool:
+        """Whether some of the tasks have no tests: they can be demonstrated, but not played."""
+        return False
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        """The tasks in a fixed order, the same for the same settings.
+
+        pool: sandboxes in which code may be run. workdir: a folder in which computed results may be
+        kept. Either is None if the caller has none. Raises TaskFileError for a file that cannot be
+        used, SandboxFault when the sandbox fails.
+        """
+        raise NotImplementedError
+
+    def load_each(
+        self, pool: SandboxPool | None, workdir: Path | None
+    ) -> Iterator[tuple[str, Task | str]]:
+        """(id, task), or (id, why there is none), in the order of ``load``: for whoever wants to
+        know all that is wrong (``launch.validate``). Raises as ``load`` does for what is wrong with
+        a file as a whole.
+        """
+        for task in self.load(pool, workdir):
+            yield task.id, task
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceOfWorlds(Source):
+    """A source whose tasks have worlds, which are built when they are loaded. Some may not work: a
+    repository is missing, a patch does not apply.
+
+    A subclass has the methods ``count`` and ``load_each``, and in ``places`` where repositories and
+    images are.
+    """
+
+    # A file that ``launch.validate --verdicts`` wrote: only tasks that it found to work are loaded.
+    # "" for all, and then one whose world cannot be built is an error.
+    works: str = ""
+
+    def count(self) -> int:
+        """How many tasks there are, those that do not work included; found without building."""
+        raise NotImplementedError
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        working = read_working(self.works) if self.works else None
+        tasks = []
+        for number, (id, found) in enumerate(self.load_each(pool, workdir), start=1):
+            if number % _TOLD == 0:
+                logging.info("%d tasks looked at, their worlds built", number)
+            if working is not None and id not in working:
+                continue
+            if isinstance(found, str):
+                raise TaskFileError(
+                    f"task {id}: {found}. python -m launch.validate --verdicts=FILE says which "
+                    "tasks work, and works=FILE loads those alone"
+                )
+            tasks.append(found)
+        return tasks
+
+    def load_each(
+        self, pool: SandboxPool | None, workdir: Path | None
+    ) -> Iterator[tuple[str, Task | str]]:
+        raise NotImplementedError
+
+
+def store_of(pool: SandboxPool | None, name: str) -> LayerStore:
+    """The layer store that the worlds of a source's tasks are built in. Raises TaskFileError."""
+    if pool is None or pool.layers is None:
+        raise TaskFileError(
+            f"tasks of {name} have worlds of layers: name the folder of a layer store as "
+            "sandbox.layers"
+        )
+    return pool.layers
+
+
+def read_working(path: str) -> frozenset[str]:
+    """Ids of the tasks that ``launch.validate --verdicts`` found to work. Raises TaskFileError."""
+    try:
+        return frozenset(json.loads(Path(path).read_text())["works"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TaskFileError(
+            f"works={path!r}: expected a file that launch.validate --verdicts wrote: {error}"
+        ) from error

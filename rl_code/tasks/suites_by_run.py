@@ -1,0 +1,67 @@
+"""Which tests of a suite pass before the work: found by running them once, and kept.
+
+Folders of tasks name files of tests and not which of them fail at first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from rl_code.environment.grading import grade_work
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.files import write_atomically
+from rl_code.store.serialization import dumps
+from rl_code.types import Limits, Task, Tests
+
+CACHE_FILE = "suites.json"
+_LIMITS = Limits(turns=1, tokens=1, turn_tokens=1, test_runs=1, command_s=60.0, grade_s=60.0)
+
+
+class Cache:
+    """What was computed for tasks, in a JSON file of a folder; of None, nothing is kept."""
+
+    def __init__(self, workdir: Path | None, name: str):
+        self._path = None if workdir is None else workdir / name
+        self._known: dict[str, Any] = {}
+        if self._path is not None and self._path.exists():
+            try:
+                self._known = dict(json.loads(self._path.read_text()))
+            except ValueError as error:
+                raise ValueError(f"{self._path}: no cache ({error}); delete it") from error
+
+    def get(self, key: str) -> Any:
+        """What is kept under a key; None for nothing."""
+        return self._known.get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        """Keeps a value that JSON can write."""
+        self._known[key] = value
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, json.dumps(self._known, sort_keys=True).encode())
+
+
+def split(task: Task, pool: SandboxPool, cache: Cache) -> Task:
+    """The task whose suite tells the tests that pass on its files from those that fail.
+
+    A suite of which all tests pass is left as it is: it decides nothing, which validation finds.
+    Raises SandboxFault.
+    """
+    suite = task.hidden_tests.suite
+    assert suite is not None
+    key = hashlib.sha256(dumps((task.files, task.world, suite))).hexdigest()
+    passing = cache.get(key)
+    if passing is None:
+        grade = grade_work(task, task.files, pool, _LIMITS)
+        marks = grade.hidden or (False,) * len(suite.ids)
+        passing = [id for id, passed in zip(suite.ids, marks, strict=True) if passed]
+        cache.put(key, passing)
+    failing = tuple(id for id in suite.ids if id not in set(passing))
+    if not failing:
+        return task
+    suite = dataclasses.replace(suite, fail_to_pass=failing, pass_to_pass=tuple(passing))
+    return dataclasses.replace(task, hidden_tests=Tests(suite=suite))

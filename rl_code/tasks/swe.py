@@ -1,0 +1,196 @@
+"""Repository tasks in the formats of SWE-bench, SWE-Gym, SWE-smith and R2E-Gym, from JSON lines or
+Parquet.
+
+SWE-bench (2310.06770) and SWE-Gym (2412.21139): the repository at ``base_commit`` is the start,
+``patch`` the reference, and ``test_patch`` the change of the tests that grade.
+
+SWE-smith (2504.21798): ``patch`` makes the bug. The agent starts from one commit without a past,
+since the past is the solution, and without the test files that hold a failing test.
+
+R2E-Gym (2504.07164): the commit that fixed the problem is known, with the files of its tests, and
+with the logs of pytest before and after it, from which the ids of tests are read.
+
+Which format a row has is told by its columns. Departures: tests are run by pytest, also where a
+repository has a runner of its own; tests that are expected to fail after the fix, as in R2E-Gym,
+are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rl_code.environment.layers.repository import RepositoryError
+from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.sandbox.snapshot import File
+from rl_code.tasks.patches import PatchError, Scratch
+from rl_code.tasks.records import malformed, read_rows
+from rl_code.tasks.source import SourceOfWorlds, store_of
+from rl_code.tasks.swe_rows import Row, read_row
+from rl_code.tasks.worlds import (
+    NoWorld,
+    Places,
+    bare,
+    object_folders,
+    over_image,
+    repository_layer,
+)
+from rl_code.types import Suite, Task, Tests
+
+
+@dataclasses.dataclass(frozen=True)
+class Swe(SourceOfWorlds):
+    """SWE-bench, SWE-Gym, SWE-smith or R2E-Gym, see ``swe``."""
+
+    # The file: .jsonl, .jsonl.gz or .parquet.
+    path: str = dataclasses.field(kw_only=True)
+    # Where repositories, images and packages are.
+    places: Places = Places()
+    # What starts pytest in the workspace.
+    command: tuple[str, ...] = Suite.command
+    # Whether ``patch`` makes the bug, as in SWE-smith, or mends it; None: it makes it in rows that
+    # have no ``test_patch``.
+    breaks: bool | None = None
+    # The split that the tasks are said to be of.
+    split: str = "test"
+
+    def count(self) -> int:
+        return sum(1 for _ in read_rows(Path(self.path), {}))
+
+    def load_each(
+        self, pool: SandboxPool | None, workdir: Path | None
+    ) -> Iterator[tuple[str, Task | str]]:
+        store = store_of(pool, "swe")
+        file = Path(self.path)
+        seen: set[str] = set()
+        for line, cells in read_rows(file, {"problem_statement": str}):
+            row = read_row(file, line, cells, self.breaks)
+            if row.id in seen:
+                malformed(file, line, "instance_id", "an id that no other row has", repr(row.id))
+            seen.add(row.id)
+            try:
+                yield row.id, _task(row, self, store)
+            except (NoWorld, PatchError, RepositoryError) as error:
+                yield row.id, str(error)
+
+
+def _task(row: Row, source: Swe, store: LayerStore) -> Task:
+    """The task of a row. Raises NoWorld, PatchError, RepositoryError."""
+    places = source.places
+    image = places.image(store, row.images)
+    found = places.repository(row.repository)
+    if image is None and found is None:
+        raise NoWorld("neither ``repositories`` nor ``images`` names a folder to start from")
+    known = [found] if found else []
+    known += object_folders(store, image) if image else []
+    with Scratch(known) as scratch:
+        base = scratch.commit_id(row.base)
+        files = _test_files(row, scratch, base)
+        start, reference = _versions(row, scratch, base)
+        ids = _resolved(row, files)
+        if row.breaks:  # tests that show the bug do not stand in the agent's workspace
+            hidden = sorted({id.partition("::")[0] for id in ids[0]})
+            files = {path: scratch.text(base, path) for path in hidden}
+            if missing := [path for path, text in files.items() if text is None]:
+                raise PatchError(f"FAIL_TO_PASS names {missing[0]}, which is not in the repository")
+            gone: dict[str, str | File] = {path: File(b"", kind="deleted") for path in hidden}
+            start = scratch.commit(scratch.with_files(start, gone), row.repository)
+        digest = repository_layer(store, scratch.folder, start)
+        changed = scratch.changes(base, start)
+        world = (
+            bare(store, places, digest)
+            if image is None
+            else over_image(store, places, image, digest, changed)
+        )
+    return Task(
+        id=row.id,
+        messages=({"role": "user", "content": asked(row.statement)},),
+        files={},
+        path="",
+        entry_point="",
+        visible_tests=Tests(),
+        hidden_tests=Tests(suite=Suite(files, *ids, source.command)),
+        reference={path: text for path, text in reference.items() if text is not None},
+        meta={
+            "source": "swe",
+            "split": source.split,
+            "repository": row.repository,
+            "description": row.statement,
+            "base_commit": base,
+            "deleted": tuple(path for path, text in reference.items() if text is None),
+        },
+        world=world,
+    )
+
+
+def asked(statement: str) -> str:
+    """The message that puts a problem of a repository to the agent."""
+    return (
+        f"{statement.strip()}\n\nThe repository is your workspace. Change its code so that this is "
+        "solved, and call submit. Hidden tests decide; changes of tests do not count."
+    )
+
+
+def _test_files(row: Row, scratch: Scratch, base: str) -> dict[str, str | None]:
+    """The files of tests as they grade: those that the row patches, and those that it holds."""
+    if not row.test_patch:
+        return {**row.test_files}
+    try:
+        patched = scratch.changes(base, scratch.apply(base, row.test_patch))
+    except PatchError as error:
+        raise PatchError(f"test_patch: {error}") from error
+    return {**patched, **row.test_files}
+
+
+def _versions(row: Row, scratch: Scratch, base: str) -> tuple[str, dict[str, str | None]]:
+    """The commit or tree that the agent starts from, and the reference's changes of it."""
+    if row.breaks:
+        broken = scratch.apply(base, row.breaks)
+        return broken, scratch.changes(broken, base)
+    if row.mends:
+        return base, scratch.changes(base, scratch.apply(base, row.mends))
+    fixed = scratch.commit_id(row.fixed)
+    every = scratch.changes(base, fixed)
+    return base, {path: text for path, text in every.items() if not is_test(path)}
+
+
+def is_test(path: str) -> bool:
+    """Whether a file of a repository is one of tests, by its path."""
+    *folders, name = path.split("/")
+    return bool({"test", "tests", "testing"} & set(folders)) or (
+        name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py"
+    )
+
+
+def _resolved(row: Row, files: Mapping[str, str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The ids as pytest writes them. One that is the name of a function alone, as in the rows of
+    sympy, is looked up in the files of tests. Raises PatchError.
+    """
+    found = {}
+    for path, text in files.items():
+        for name in _functions(text or ""):
+            found.setdefault(name, []).append(path)
+
+    def full(id: str) -> str:
+        if "::" in id:
+            return id
+        paths = found.get(id.partition("[")[0], [])
+        if len(paths) == 1:
+            return f"{paths[0]}::{id}"
+        raise PatchError(
+            f"the test {id[:80]!r} is none of pytest's: expected path::name, or the name of one "
+            f"function of the files of tests, which {len(paths)} of them have"
+        )
+
+    return tuple(map(full, row.fail_to_pass)), tuple(map(full, row.pass_to_pass))
+
+
+def _functions(text: str) -> list[str]:
+    """Names of the functions at the top of a module; none for what is no Python."""
+    try:
+        return [node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    except (SyntaxError, ValueError):
+        return []

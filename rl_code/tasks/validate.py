@@ -1,0 +1,261 @@
+"""Whether tasks work: their tests fail before the work and pass with the reference, each time.
+
+A verdict has a reason, which many tasks share, and a detail of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import rich.table
+import rich.text
+
+from rl_code.environment.grading import grade_work
+from rl_code.environment.sandbox.errors import SandboxFault
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.sandbox.snapshot import Snapshot
+from rl_code.environment.suite_grader import SuiteError
+from rl_code.files import write_atomically
+from rl_code.rewards.finished import Grade
+from rl_code.store.serialization import dumps
+from rl_code.tasks.patches import solution
+from rl_code.types import Limits, Task, Tests
+
+# Reasons.
+NOT_BUILT = "cannot be built"
+NO_TESTS = "has no tests"
+NO_REFERENCE = "has no reference"
+PASSES_BEFORE = "passes before the work"
+BROKEN_BEFORE = "a test that should pass before the work fails"
+REFERENCE_FAILS = "fails with its reference"
+DIFFERS = "does not end the same each time"
+NOT_GRADED = "cannot be graded"
+FAULT = "the sandbox failed"
+# Of a file of verdicts; one that another revision wrote is made anew.
+REVISION = 1
+_SHOWN_IDS = 5
+_SHOWN_TESTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of one task."""
+
+    id: str
+    # One of the above; "" for a task that works.
+    reason: str
+    # What went wrong with this task.
+    detail: str = ""
+    # Wall-clock time.
+    seconds: float = 0.0
+    # Of all that the verdict depends on.
+    digest: str = ""
+
+
+def judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> Verdict:
+    """The verdict on one task, whose tests run ``runs`` times before the work and with the
+    reference.
+    """
+    start = time.monotonic()
+    try:
+        reason, detail = _judge(task, pool, limits, runs)
+    except SandboxFault as fault:
+        reason, detail = FAULT, str(fault)
+    except SuiteError as error:
+        reason, detail = NOT_GRADED, str(error)
+    seconds = time.monotonic() - start
+    return Verdict(task.id, reason, detail, seconds, digest_of(task, limits, runs))
+
+
+def digest_of(task: Task, limits: Limits, runs: int) -> str:
+    """Of all that a verdict on a task depends on, the code of this project left out."""
+    parts = dumps((REVISION, task, limits.command_s, limits.grade_s, runs))
+    return hashlib.sha256(parts).hexdigest()
+
+
+def solved_files(task: Task) -> Snapshot:
+    """The files of a task with its reference in place."""
+    deleted = dict.fromkeys(task.meta.get("deleted", ()))
+    return solution(task.files, {**task.reference, **deleted})
+
+
+def _judge(task: Task, pool: SandboxPool, limits: Limits, runs: int) -> tuple[str, str]:
+    """Reason and detail."""
+    names = [*names_of(task.visible_tests, "visible "), *names_of(task.hidden_tests)]
+    if not names:
+        return NO_TESTS, ""
+    if not task.reference and not task.meta.get("deleted"):
+        return NO_REFERENCE, ""
+    for files, check in ((task.files, _before), (solved_files(task), _after)):
+        grades = [grade_work(task, files, pool, limits) for _ in range(runs)]
+        for grade in grades:
+            if grade.cause:
+                return NOT_GRADED, grade.cause
+        first = _passed(grades[0])
+        for grade in grades[1:]:
+            if _passed(grade) != first:
+                pairs = zip(names, first, _passed(grade), strict=True)
+                return DIFFERS, _some([name for name, one, other in pairs if one != other])
+        if found := check(task, names, grades[0]):
+            return found
+    return "", ""
+
+
+def _before(task: Task, names: Sequence[str], grade: Grade) -> tuple[str, str] | None:
+    """What is wrong with a task of whose files, as the agent gets them, the tests say this."""
+    passed = dict(zip(names, _passed(grade), strict=True))
+    if all(passed.values()):
+        return PASSES_BEFORE, "all tests"
+    suite = task.hidden_tests.suite
+    if suite is None:
+        return None
+    if early := [id for id in suite.fail_to_pass if passed[id]]:
+        return PASSES_BEFORE, _some(early)
+    if broken := [id for id in suite.pass_to_pass if not passed[id]]:
+        return BROKEN_BEFORE, _some(broken)
+    return None
+
+
+def _after(task: Task, names: Sequence[str], grade: Grade) -> tuple[str, str] | None:
+    """What is wrong with a task of whose reference the tests say this."""
+    if grade.solved:
+        return None
+    failed = [name for name, one in zip(names, _passed(grade), strict=True) if not one]
+    flags = f" ({', '.join(grade.flags)})" if grade.flags else ""
+    return REFERENCE_FAILS, f"{_some(failed)}{flags}"
+
+
+def names_of(tests: Tests, kind: str = "") -> list[str]:
+    """A name for each test, in the order in which they are graded."""
+    cases = [f"{kind}case {i}" for i in range(1, len(tests.cases) + 1)]
+    code = [f"{kind}statement {i}" for i in range(1, len(tests.code) + 1)]
+    ids = () if tests.suite is None else tests.suite.ids
+    return [*cases, *code, *(f"{kind}{id}" for id in ids)]
+
+
+def _passed(grade: Grade) -> tuple[bool, ...]:
+    return grade.visible + grade.hidden
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(name[:100] for name in names[:_SHOWN_TESTS])
+    return shown + (f" and {len(names) - _SHOWN_TESTS} more" if len(names) > _SHOWN_TESTS else "")
+
+
+# --- Many tasks -----------------------------------------------------------------------------------
+
+
+def judge_all(
+    tasks: Iterable[tuple[str, Task | str]],
+    pool: SandboxPool,
+    limits: Limits,
+    runs: int,
+    workers: int,
+    known: Mapping[str, Verdict],
+    on_verdict: Callable[[Verdict], None],
+) -> None:
+    """Judges tasks, ``workers`` at a time; calls ``on_verdict``, in this thread, with each verdict
+    as it comes.
+
+    tasks: what ``Source.load_each`` gives. known: earlier verdicts by id; one on the same task
+    stands, unless the sandbox had failed.
+    """
+    with concurrent.futures.ThreadPoolExecutor(workers) as executor:
+        waiting: set[concurrent.futures.Future[Verdict]] = set()
+        try:
+            for id, task in tasks:
+                if isinstance(task, str):
+                    on_verdict(Verdict(id, NOT_BUILT, task))
+                    continue
+                before = known.get(id)
+                if before and before.digest == digest_of(task, limits, runs):
+                    if before.reason != FAULT:
+                        on_verdict(before)
+                        continue
+                waiting.add(executor.submit(judge, task, pool, limits, runs))
+                # worlds are built here meanwhile, but not many more than are judged
+                while len(waiting) >= 2 * workers:
+                    waiting = _take(waiting, on_verdict)
+            while waiting:
+                waiting = _take(waiting, on_verdict)
+        except BaseException as error:
+            for future in waiting:
+                future.cancel()
+            if isinstance(error, KeyboardInterrupt):
+                # what has begun ends within its time, and is kept
+                for future in waiting:
+                    if not future.cancelled():
+                        on_verdict(future.result())
+            raise
+
+
+def _take(
+    waiting: set[concurrent.futures.Future[Verdict]], on_verdict: Callable[[Verdict], None]
+) -> set[concurrent.futures.Future[Verdict]]:
+    """Waits for at least one verdict; what is left to wait for."""
+    first = concurrent.futures.FIRST_COMPLETED
+    done, left = concurrent.futures.wait(waiting, return_when=first)
+    for future in done:
+        on_verdict(future.result())
+    return left
+
+
+def save(path: Path, source: str, verdicts: Sequence[Verdict], *, finished: bool) -> None:
+    """Writes verdicts as JSON: "source", "finished", "works" (ids), "verdicts" (by id)."""
+    fields = {
+        "source": source,
+        "revision": REVISION,
+        "finished": finished,
+        "works": [verdict.id for verdict in verdicts if not verdict.reason],
+        "verdicts": {one.id: dataclasses.asdict(one) for one in verdicts},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(fields, indent=1) + "\n").encode())
+
+
+def load(path: Path) -> dict[str, Verdict]:
+    """The verdicts of a file that ``save`` wrote, by id; none where there is no file. Raises
+    ValueError for another one.
+    """
+    if not path.exists():
+        return {}
+    try:
+        fields: Mapping[str, Any] = json.loads(path.read_text())
+        if fields["revision"] != REVISION:
+            return {}
+        return {id: Verdict(**one) for id, one in fields["verdicts"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} holds no verdicts on tasks: {error}; delete it") from error
+
+
+def table(title: str, verdicts: Sequence[Verdict]) -> rich.table.Table:
+    """How many tasks work, and by reason which others do not."""
+    view = rich.table.Table(title=title, title_justify="left", caption_justify="left")
+    view.add_column("tasks", justify="right")
+    view.add_column("share", justify="right")
+    view.add_column("")
+    view.add_column("which, and why", overflow="fold")
+    groups: dict[str, list[Verdict]] = collections.defaultdict(list)
+    for verdict in verdicts:
+        groups[verdict.reason].append(verdict)
+    rows = [("", groups.pop("", []))]
+    rows += sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+    for reason, found in rows:
+        share = f"{100 * len(found) / len(verdicts):.1f} %" if verdicts else "-"
+        shown = [f"{one.id}: {one.detail}" if one.detail else one.id for one in found[:_SHOWN_IDS]]
+        if len(found) > _SHOWN_IDS:
+            shown.append(f"and {len(found) - _SHOWN_IDS} more")
+        words = "\n".join(shown) if reason else ""
+        view.add_row(str(len(found)), share, reason or "work", rich.text.Text(words))
+    seconds = sum(verdict.seconds for verdict in verdicts)
+    each = f", {seconds / len(verdicts):.2f} s each" if verdicts else ""
+    view.caption = f"{len(verdicts)} tasks{each}"
+    return view

@@ -1,0 +1,241 @@
+"""Rows of SWE-bench and its relatives become tasks: world, tests, reference; wrong ones say why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rl_code.named import Named
+from rl_code.tasks.api import find_source
+from rl_code.tasks.records import TaskFileError
+from rl_code.types import Suite
+from tests.rl_code.tasks import projects
+from tests.rl_code.tasks.projects import BROKEN, FAILING, FIXED, NEW_TESTS, PASSING, SOURCE, TESTS
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("repositories") / "lab" / "shop"
+    return {"folder": str(folder.parents[1]), **projects.make_shop(folder)}
+
+
+@pytest.fixture
+def pool(layered_pool):
+    return layered_pool
+
+
+def source(path: Path, shop, **settings):
+    places = {"repositories": shop["folder"], **settings.pop("places", {})}
+    return find_source(Named("swe", {"path": str(path), "places": places, **settings}), "tasks")
+
+
+def load(rows, shop, pool, tmp_path, **settings):
+    path = projects.write_rows(tmp_path / "tasks.jsonl", *rows)
+    return source(path, shop, **settings).load(pool, None)
+
+
+def tree_of(store, task) -> Path:
+    (layer,) = task.world.layers
+    return store.folder / store.tree(layer.digest)
+
+
+def test_a_row_of_swe_bench_becomes_a_task(shop, store, pool, tmp_path):
+    (task,) = load([projects.swe_row(shop)], shop, pool, tmp_path)
+    assert task.id == "lab__shop-1" and task.messages[0]["content"].startswith(projects.STATEMENT)
+    suite = Suite({TESTS: NEW_TESTS}, (FAILING,), (PASSING,))
+    assert task.hidden_tests.suite == suite and len(task.visible_tests) == 0
+    assert task.reference == {SOURCE: FIXED} and task.meta["deleted"] == ("old.txt",)
+    assert task.meta["repository"] == "lab/shop" and task.meta["base_commit"] == shop["base"]
+    tree = tree_of(store, task)
+    assert (tree / SOURCE).read_text() == BROKEN
+    assert "FUTURE" not in projects.git(tree, "log", "--all", "--format=%B")
+    assert projects.git(tree, "rev-list", "--all").split() == [shop["base"], shop["first"]]
+    # the repository itself was not written to
+    assert projects.git(Path(shop["folder"], "lab/shop"), "status", "--porcelain") == ""
+
+
+def test_worlds_stay_when_the_repositories_are_gone(shop, store, pool, tmp_path):
+    moved = tmp_path / "moved" / "lab__shop"  # another form of the name
+    shutil.copytree(Path(shop["folder"], "lab/shop"), moved)
+    settings = {"places": {"repositories": str(tmp_path / "moved")}}
+    (task,) = load([projects.swe_row(shop)], shop, pool, tmp_path, **settings)
+    shutil.rmtree(moved)
+    with pool.open({}, task.world) as sandbox:
+        assert sandbox.read_file(SOURCE) == BROKEN
+
+
+def smith_row(shop):
+    bug = projects.git(
+        Path(shop["folder"], "lab/shop"), "diff", shop["fix"], shop["base"], "--", SOURCE
+    )
+    row = projects.swe_row(
+        shop, patch=bug, repo=f"swesmith/lab__shop.{shop['fix'][:8]}", instance_id="smith"
+    )
+    del row["base_commit"], row["test_patch"]
+    return row
+
+
+def test_in_swe_smith_the_patch_makes_the_bug(shop, store, pool, tmp_path):
+    (task,) = load([smith_row(shop)], shop, pool, tmp_path)
+    tree = tree_of(store, task)
+    assert (tree / SOURCE).read_text() == BROKEN and task.reference == {SOURCE: FIXED}
+    assert task.hidden_tests.suite.files == {TESTS: NEW_TESTS} and not (tree / TESTS).exists()
+    # one commit without a past: neither the fixed file nor the tests can be found in it
+    assert len(projects.git(tree, "rev-list", "--all").split()) == 1
+    assert "prices[1:]" in projects.git(tree, "grep", "sum", "HEAD")
+    objects = projects.git(tree, "cat-file", "--batch-all-objects", "--batch")
+    assert "sum(prices)" not in objects and "test_total" not in objects
+
+
+def test_a_patch_without_one_of_the_tests_may_mend(shop, store, pool, tmp_path):
+    row = projects.swe_row(shop, test_patch="")
+    (task,) = load([row], shop, pool, tmp_path, breaks=False)
+    assert task.reference == {SOURCE: FIXED} and task.hidden_tests.suite.files == {}
+    with pytest.raises(TaskFileError, match="git does not apply the patch"):
+        load([projects.swe_row(shop, test_patch="", base_commit=shop["fix"])], shop, pool, tmp_path)
+
+
+def r2e_row(shop, **changes):
+    def log(status):
+        return (
+            "=== short test summary info ===\n"
+            f"PASSED r2e_tests/test_1.py::test_largest\n{status} r2e_tests/test_1.py::test_total"
+            f"{' - AssertionError' if status == 'FAILED' else ''}\n"
+        )
+
+    result = {
+        "test_file_names": ["test_1.py"],
+        "test_file_codes": [NEW_TESTS],
+        "old_commit_res_stdout": log("FAILED"),
+        "new_commit_res_stdout": log("PASSED"),
+    }
+    row = {
+        "repo_name": "shop",
+        "docker_image": f"lab/shop_final:{shop['fix']}",
+        "commit_hash": shop["fix"],
+        "parsed_commit_content": json.dumps({"old_commit_hash": f"{shop['fix']}^"}),
+        "execution_result_content": json.dumps(result),
+        "expected_output_json": "{}",
+        "problem_statement": f"words [ISSUE]\n{projects.STATEMENT}\n[/ISSUE] words",
+    }
+    return {**row, **changes}
+
+
+def test_in_r2e_gym_the_logs_say_which_tests_must_pass(shop, store, pool, tmp_path):
+    settings = {"places": {"repositories": str(Path(shop["folder"], "lab"))}}
+    (task,) = load([r2e_row(shop)], shop, pool, tmp_path, **settings)
+    test = "r2e_tests/test_1.py"
+    suite = Suite({test: NEW_TESTS}, (f"{test}::test_total",), (f"{test}::test_largest",))
+    assert task.hidden_tests.suite == suite and task.reference == {SOURCE: FIXED}
+    assert task.messages[0]["content"].startswith(projects.STATEMENT)
+    assert (tree_of(store, task) / SOURCE).read_text() == BROKEN
+
+
+def test_an_image_keeps_what_it_built_and_loses_its_future(shop, store, pool, tmp_path):
+    root = tmp_path / "images" / "lab__shop-1"
+    (root / "usr").mkdir(parents=True)
+    shutil.copytree(Path(shop["folder"], "lab/shop"), root / "testbed")
+    projects.git(root / "testbed", "checkout", "-q", shop["base"])
+    (root / "testbed" / "built.so").write_text("built")
+    places = {"repositories": "", "images": str(tmp_path / "images")}
+    (task,) = load([projects.swe_row(shop)], shop, pool, tmp_path, places=places)
+    assert task.world.workspace == "/testbed"
+    assert [layer.at for layer in task.world.layers] == ["/", "/"]
+    top = store.folder / store.tree(task.world.layers[-1].digest) / "testbed"
+    assert projects.git(top, "rev-list", "--all").split() == [shop["base"], shop["first"]]
+    assert [path.name for path in top.iterdir()] == [".git"]
+    with pool.open({}, task.world) as sandbox:
+        assert sandbox.read_file("built.so") == "built"
+        assert sandbox.read_file(".git/HEAD") == "ref: refs/heads/main\n"
+        with pytest.raises(FileNotFoundError):
+            sandbox.read_file(".git/refs/heads/trunk")
+
+
+def test_over_an_image_swe_smith_breaks_files_and_takes_tests_away(shop, store, pool, tmp_path):
+    root = tmp_path / "images" / "smith"
+    (root / "usr").mkdir(parents=True)
+    shutil.copytree(Path(shop["folder"], "lab/shop"), root / "testbed")
+    places = {"repositories": "", "images": str(tmp_path / "images")}
+    (task,) = load([smith_row(shop)], shop, pool, tmp_path, places=places)
+    with pool.open({}, task.world) as sandbox:
+        assert sandbox.read_file(SOURCE) == BROKEN
+        with pytest.raises(FileNotFoundError):
+            sandbox.read_file(TESTS)
+
+
+def test_a_bare_name_is_looked_up_among_the_tests(shop, pool, tmp_path):
+    row = projects.swe_row(shop, FAIL_TO_PASS=["test_total"], PASS_TO_PASS='["test_largest"]')
+    (task,) = load([row], shop, pool, tmp_path)
+    assert task.hidden_tests.suite.ids == (FAILING, PASSING)
+
+
+def test_parquet_holds_the_same_tasks(shop, pool, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    row = projects.swe_row(shop, PASS_TO_PASS=json.dumps([PASSING]))
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "tasks.parquet")
+    (task,) = source(tmp_path / "tasks.parquet", shop).load(pool, None)
+    assert load([row], shop, pool, tmp_path) == [task]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(FAIL_TO_PASS="[1"), "line 1, field 'FAIL_TO_PASS': expected a list in JSON, found"),
+        (dict(FAIL_TO_PASS=[3]), r"'FAIL_TO_PASS': expected a list of ids of tests, found \[3\]"),
+        (dict(FAIL_TO_PASS=[]), "'FAIL_TO_PASS': expected at least one id of a test"),
+        (dict(PASS_TO_PASS=[FAILING]), "'PASS_TO_PASS': expected ids that FAIL_TO_PASS does not"),
+        (dict(PASS_TO_PASS=None), "'PASS_TO_PASS': expected a string or a list, found None"),
+        (dict(patch=" "), "'patch': expected a patch, found an empty text"),
+        (dict(base_commit=""), "'base_commit': expected the commit that the work starts from"),
+        (dict(base_commit=7), "'base_commit': expected a string, found 7"),
+        (dict(problem_statement=7), "'problem_statement': expected a string, found 7"),
+        (dict(instance_id=7), "'instance_id': expected a string, found 7"),
+    ],
+)
+def test_a_malformed_row_is_named_by_line_and_column(shop, pool, tmp_path, change, message):
+    with pytest.raises(TaskFileError, match=message):
+        load([projects.swe_row(shop, **change)], shop, pool, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(repo="lab/none"), "has no repository lab/none, lab__none, none"),
+        (dict(repo="../shop"), "has no repository"),
+        (dict(base_commit="0" * 40), "the repository has no commit 00000000"),
+        (dict(patch="--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"), "git does not apply the patch"),
+        (dict(test_patch="nonsense"), "test_patch: git does not apply the patch"),
+        (dict(FAIL_TO_PASS=["test_x (a.B)"]), "'test_x .a.B.' is none of pytest's"),
+    ],
+)
+def test_what_cannot_be_built_is_told_for_each_task(shop, pool, tmp_path, change, message):
+    rows = [projects.swe_row(shop, **change), projects.swe_row(shop, instance_id="good")]
+    path = projects.write_rows(tmp_path / "tasks.jsonl", *rows)
+    (_, why), (id, good) = source(path, shop).load_each(pool, None)
+    assert message.replace(".a.B.", "(a.B)") in why and id == good.id == "good"
+    with pytest.raises(TaskFileError, match=r"task lab__shop-1: .*works=FILE loads those alone"):
+        source(path, shop).load(pool, None)
+    working = tmp_path / "working.json"
+    working.write_text(json.dumps({"works": ["good"]}))
+    assert [task.id for task in source(path, shop, works=str(working)).load(pool, None)] == ["good"]
+
+
+def test_a_patch_leads_nowhere_out_of_the_repository(shop, pool, tmp_path):
+    for path in ("../evil", ".git/hooks/post-checkout"):
+        patch = f"--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n"
+        with pytest.raises(TaskFileError, match="git does not apply the patch"):
+            load([projects.swe_row(shop, patch=patch)], shop, pool, tmp_path)
+    link = "diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc\n\\ No newline at end of file\n"
+    with pytest.raises(TaskFileError, match="l is a link or a submodule"):
+        load([projects.swe_row(shop, patch=link)], shop, pool, tmp_path)
+
+
+def test_a_store_must_be_named(shop, tmp_path):
+    path = projects.write_rows(tmp_path / "tasks.jsonl", projects.swe_row(shop))
+    with pytest.raises(TaskFileError, match=r"name the folder of a layer store as sandbox\.layers"):
+        source(path, shop).load(None, None)
