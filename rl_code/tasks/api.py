@@ -17,7 +17,16 @@ from rl_code import named
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.tasks import evalplus, generated, humaneval, lookup, mbpp, records, repositories
+from rl_code.tasks import (
+    evalplus,
+    generated,
+    humaneval,
+    lookup,
+    made,
+    mbpp,
+    records,
+    repositories,
+)
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen
 from rl_code.tasks.forms import Form
@@ -290,6 +299,25 @@ class Records(Source):
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Made(Source):
+    """Tasks that ``launch.make_tasks`` made from Python packages, see ``made``."""
+
+    # The folder that it wrote; ``sandbox.layers`` must be its folder ``layers``.
+    folder: str
+    # Some of "removed", "emptied", "bug" and "bugs".
+    kinds: tuple[str, ...] = made.KINDS
+    # Names of packages; () for all. Held-out tasks are best those of packages of their own.
+    packages: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.kinds or not set(self.kinds) <= set(made.KINDS):
+            raise ValueError(f"{self.kinds=} must be some of {', '.join(made.KINDS)}")
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        return made.load(Path(self.folder), self.kinds, self.packages)
+
+
 SOURCES: dict[str, type[Source]] = {
     "generated": Generated,
     "lookup": Lookup,
@@ -298,6 +326,7 @@ SOURCES: dict[str, type[Source]] = {
     "humaneval": HumanEval,
     "evalplus": EvalPlus,
     "records": Records,
+    "made": Made,
 }
 
 
