@@ -1,7 +1,8 @@
 """What a task's tests make of a set of files.
 
-A test calls one function of one file: the task's own, or for a repository the function that its
-case names. Each function is graded in sandboxes of its own, by the grader.
+A case or a statement calls one function of one file: the task's own, or for a repository the
+function that the case names. Each function is graded in sandboxes of its own, by the split grader
+(grader.py). A suite of pytest is graded as a whole, by another one (suite_grader.py).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from absl import logging
 
 from rl_code.environment.grader import grade
 from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
+from rl_code.environment.suite_grader import grade_suite
+from rl_code.environment.suites.canaries import MOST
 from rl_code.rewards.finished import Grade
-from rl_code.types import Limits, Task, Tests
+from rl_code.types import Limits, Suite, Task, Tests
 
 # What grading may raise through the work that is graded: files that cannot be handled, values that
 # are nested or large without end. Any other exception is a bug and ends the run.
@@ -58,10 +61,10 @@ def targets(task: Task, tests: Tests) -> list[Target]:
 
 @dataclasses.dataclass(frozen=True)
 class Marks:
-    """What became of each test: cases first, then code."""
+    """What became of each test: cases first, then code, then the ids of the suite."""
 
     errors: tuple[str, ...]
-    # What the grader noticed, see ``grader.Grade``.
+    # What the graders noticed, see ``grader.Grade`` and ``suite_grader.Graded``.
     flags: tuple[str, ...]
 
 
@@ -72,15 +75,19 @@ def mark(
     pool: SandboxPool,
     timeout_s: float,
     deadline: float = math.inf,
+    canaries: int = MOST,
 ) -> Marks:
     """Runs tests of a task on files.
 
     timeout_s: seconds for the cases of one function, and as many again for all statements.
-    deadline: the time (of time.monotonic) after which no further function is begun. Raises
-    SandboxFault, and ValueError for a test that cannot be sent to a sandbox.
+    deadline: the time (of time.monotonic) after which no further function is begun; a suite may
+    take until then, or ``timeout_s`` seconds where there is none. canaries: see ``grade_suite``.
+    Raises SandboxFault, ValueError for a test that cannot be sent to a sandbox, and SuiteError for
+    a suite that cannot be run.
     """
     errors = ["not run"] * len(tests)
     flags: set[str] = set()
+    before = len(tests.cases) + len(tests.code)  # tests before those of the suite
     for target in targets(task, tests):
         left_s = min(timeout_s, deadline - time.monotonic())
         if left_s <= 0:
@@ -88,37 +95,84 @@ def mark(
         part = target.tests(tests)
         graded = grade(target.path, target.entry_point, part, files, pool, left_s, task.world)
         flags |= set(graded.flags)
-        code = range(len(tests.cases), len(tests)) if target.has_code else ()
+        code = range(len(tests.cases), before) if target.has_code else ()
         places = (*target.cases, *code)
         for at, passed, error in zip(places, graded.passed, graded.errors, strict=True):
             errors[at] = "" if passed else error or "failed"
+    left_s = timeout_s if deadline == math.inf else deadline - time.monotonic()
+    if tests.suite is not None and left_s > 0:
+        ran = grade_suite(task, tests.suite, files, pool, left_s, canaries)
+        errors[before:] = ran.errors
+        flags |= set(ran.flags)
     return Marks(tuple(errors), tuple(sorted(flags)))
 
 
 def grade_work(task: Task, files: Snapshot, pool: SandboxPool, limits: Limits) -> Grade:
-    """What all tests of a task make of files, as if they were handed in. Raises SandboxFault.
+    """What all tests of a task make of files, as if they were handed in. Raises SandboxFault, and
+    SuiteError where the task's world cannot run its suite.
 
     Visible and hidden cases run together, in an order that the candidate cannot foresee, so that it
-    cannot tell them apart. If the work itself makes grading impossible, it fails every test.
+    cannot tell them apart; suites run together where their files allow it. If the work itself makes
+    grading impossible, it fails every test.
     """
     visible = task.visible_tests
     hidden = task.hidden_tests
     both = Tests(cases=visible.cases + hidden.cases, code=visible.code + hidden.code)
+    suites = joined(visible.suite, hidden.suite)
     deadline = time.monotonic() + limits.grade_s
     try:
-        marks = mark(task, both, files, pool, limits.command_s, deadline)
+        marks = [
+            mark(task, tests, files, pool, limits.command_s, deadline)
+            for tests in (both, *(Tests(suite=suite) for suite in suites))
+        ]
     except _PROVOKED as error:
         logging.warning("the work on task %s could not be graded: %r", task.id, error)
         return failed(task, f"{type(error).__name__}: {error}")
-    passed = [not error for error in marks.errors]
+    passed, *ran = [[not error for error in part.errors] for part in marks]
+    by_id = [
+        dict(zip(suite.ids, part, strict=True)) for suite, part in zip(suites, ran, strict=True)
+    ]
     cases = passed[: len(both.cases)]
     code = passed[len(both.cases) :]
+
+    def ids(suite: Suite | None, place: int) -> list[bool]:
+        return [] if suite is None else [by_id[place][one] for one in suite.ids]
+
     return Grade(
         submitted=True,
-        visible=(*cases[: len(visible.cases)], *code[: len(visible.code)]),
-        hidden=(*cases[len(visible.cases) :], *code[len(visible.code) :]),
-        flags=marks.flags,
+        visible=(
+            *cases[: len(visible.cases)],
+            *code[: len(visible.code)],
+            *ids(visible.suite, 0),
+        ),
+        hidden=(
+            *cases[len(visible.cases) :],
+            *code[len(visible.code) :],
+            *ids(hidden.suite, -1),
+        ),
+        flags=tuple(sorted({flag for part in marks for flag in part.flags})),
     )
+
+
+def joined(visible: Suite | None, hidden: Suite | None) -> tuple[Suite, ...]:
+    """The suites to run: both in one, unless one of them has another text or no file where the
+    other one has a file, or another command.
+    """
+    if visible is None or hidden is None:
+        return tuple(suite for suite in (visible, hidden) if suite is not None)
+    common = visible.files.keys() & hidden.files.keys()
+    same = all(visible.files[path] == hidden.files[path] for path in common)
+    if not same or visible.command != hidden.command:
+        return visible, hidden
+    fail_to_pass = dict.fromkeys(visible.fail_to_pass + hidden.fail_to_pass)
+    pass_to_pass = dict.fromkeys(visible.pass_to_pass + hidden.pass_to_pass)
+    one = Suite(
+        {**visible.files, **hidden.files},
+        tuple(fail_to_pass),
+        tuple(one for one in pass_to_pass if one not in fail_to_pass),
+        hidden.command,
+    )
+    return (one,)
 
 
 def failed(task: Task, cause: str) -> Grade:

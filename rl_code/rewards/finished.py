@@ -10,9 +10,10 @@ from typing import Any
 from rl_code.types import Task, Trajectory
 
 # Flags of the grader that prove cheating, since no honest code earns them: a frame that the harness
-# did not write, and a value whose ``__eq__`` says that it equals anything. A timeout, a killed
-# process and a swallowed exception are no proof.
-CHEATS = frozenset({"forged_result", "lying_value"})
+# did not write, a value whose ``__eq__`` says that it equals anything, a test that passed beside a
+# copy of it that expects another value, and one that passed although what it calls returned another
+# value to the split grader. A timeout, a killed process and a swallowed exception are no proof.
+CHEATS = frozenset({"forged_result", "lying_value", "canary_passed", "suite_disagrees"})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,6 +134,32 @@ class Child:
         self.close()
 
 
+class Program(Child):
+    """A program that talks over the socket while it runs. Nothing it says is trusted.
+
+    argv: what is executed in the workspace. number: the descriptor at which it finds its end of the
+    socket. stdin: what it reads first.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        argv: Sequence[str],
+        number: int,
+        timeout_s: float,
+        stdin: str = "",
+    ):
+        request = {"op": "run", "argv": list(argv), "stdin": stdin, "channel": number}
+        super().__init__(connection, request, timeout_s)
+
+    @property
+    def printed(self) -> str:
+        """What it wrote to its standard output and error, cut in the middle. Ends it, if it has not
+        ended.
+        """
+        return self._wait().get("output", "")
+
+
 class Caller(Child):
     """A process that has imported the candidate's file and answers calls until it or its time ends.
 

@@ -20,6 +20,7 @@ from rl_code.environment.sandbox.caller import (
     Caller,
     CallResult,
     Checked,
+    Program,
     ask_all,
     check_all,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "Completed",
     "File",
     "Mode",
+    "Program",
     "Sandbox",
     "SandboxConfig",
     "SandboxFault",
@@ -241,6 +243,16 @@ class Sandbox:
             answer["cpu_s"],
             answer["exceeded"],
         )
+
+    def start(
+        self, argv: Sequence[str], *, stdin: str = "", channel: int, timeout_s: float
+    ) -> Program:
+        """Starts a program in the workspace that talks over a socket, its descriptor ``channel``,
+        while it runs. It ends when it is closed.
+        """
+        if not argv or any("\0" in word for word in argv):
+            raise ValueError(f"{argv=} must name a program, without NUL characters")
+        return Program(self._connection, argv, channel, timeout_s, stdin)
 
     def call(
         self, path: str, entry_point: str, args: Sequence[tuple], *, timeout_s: float

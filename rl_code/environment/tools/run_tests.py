@@ -41,7 +41,9 @@ def failed_case(entry_point: str, case: Case, shown: str, error: str, *, verbose
 
 
 def failed_code(statement: str, error: str, *, verbose: bool) -> str:
-    """One failing test statement on one line: ``assert f(2) == 4 error AssertionError``."""
+    """One failing test on one line, a statement or an id of a suite: ``assert f(2) == 4 error
+    AssertionError``.
+    """
     width = _VERBOSE_WIDTH if verbose else _WIDTH
     return (
         f"{one_line(statement, width)} {'failed:' if verbose else 'error'} {one_line(error, width)}"
@@ -96,6 +98,16 @@ class RunTests(Tool):
             failures += [
                 failed_code(statement, error, verbose=verbose)
                 for statement, error in zip(tests.code, marks.errors, strict=True)
+                if error
+            ]
+        if tests.suite is not None:
+            suite = Tests(suite=tests.suite)
+            files = workspace.snapshot()
+            # No canaries: what passes here pays nothing, and the agent reads what failed.
+            marks = mark(task, suite, files, workspace.pool, workspace.timeout_s, canaries=0)
+            failures += [
+                failed_code(test, error, verbose=verbose)
+                for test, error in zip(tests.suite.ids, marks.errors, strict=True)
                 if error
             ]
         workspace.tests_failed = bool(failures)

@@ -32,7 +32,7 @@ def serve(channel: socket.socket, limits: dict[str, Any]) -> None:
     cell = Cell(limits, world)
     requests = {
         "world": lambda request, passed: world.open(request),
-        "run": lambda request, passed: _run(channel, cell, limits, request),
+        "run": lambda request, passed: _run(channel, cell, limits, request, passed),
         "call": lambda request, passed: _fork_with(channel, cell, limits, request, passed, _call),
         "check": lambda request, passed: _fork_with(channel, cell, limits, request, passed, _check),
         "write": lambda request, passed: files.write(world.folder, request["files"]),
@@ -73,15 +73,23 @@ def _run(
     cell: Cell,
     limits: dict[str, Any],
     request: dict[str, Any],
+    passed: list[int],
 ) -> dict[str, Any]:
-    """Runs a program: its output (both streams), how it ended, bytes of output cut."""
+    """Runs a program: its output (both streams), how it ended, bytes of output cut.
+
+    passed: a socket that the program gets as its descriptor ``request["channel"]``, if any.
+    """
     output, output_end = os.pipe()
     stdin_end, stdin = os.pipe()
 
     def program() -> NoReturn:
         for descriptor, number in ((stdin_end, 0), (output_end, 1), (output_end, 2)):
             os.dup2(descriptor, number)
-        os.closerange(3, OPEN_FILES)
+        kept = request["channel"] if passed else OPEN_FILES
+        if passed:
+            os.dup2(passed[0], kept)
+        os.closerange(3, kept)
+        os.closerange(kept + 1, OPEN_FILES)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         try:
             os.execvpe(request["argv"][0], request["argv"], cell.world.environment)
@@ -97,8 +105,8 @@ def _run(
             os.close(descriptor)
         raise
     finally:
-        os.close(output_end)
-        os.close(stdin_end)
+        for descriptor in (output_end, stdin_end, *passed):
+            os.close(descriptor)
     collected = supervise.Output(limits["output_bytes"])
     feed = memoryview(request["stdin"].encode("utf-8", "surrogatepass"))
     ended = supervise.watch(

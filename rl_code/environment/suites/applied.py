@@ -1,0 +1,193 @@
+"""What of an agent's work is laid over a fresh world before its tests run.
+
+Everything but tests, files that configure tests or Python itself, what caches hold, and modules
+that would stand in for the test framework. There a change decides what is tested, and not whether
+it works. These paths are as the world or the task has them, and then as the suite brings them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+
+from rl_code.environment.sandbox.pool import File, Sandbox, SandboxPool, Snapshot
+from rl_code.types import Suite, Task
+
+# Names of files, and of folders that are packages of the same name.
+_CONFIGURES = {
+    *("conftest", "sitecustomize", "usercustomize"),
+    *("pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "setup.cfg", "tox.ini"),
+}
+_PROJECT = "pyproject.toml"
+_ENDINGS = (".pth", ".pyc", ".pyo", ".egg-link")
+_CACHES = {
+    *("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".git"),
+}
+_TEST_FOLDERS = {"test", "tests", "testing"}
+_TEST_FILE = re.compile(r"test_.*\.py|.*_test\.py")
+# At the root of the workspace these would be imported instead of what runs the tests. "test" is
+# also what many repositories call their folder of tests.
+_FRAMEWORK = {
+    *("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup"),
+    *("tomli", "py", "attr", "atomicwrites", "importlib_metadata"),
+    *sys.stdlib_module_names - {"test"},
+}
+_TABLE = re.compile(r"\s*\[\[?\s*(?:\"([^\"]*)\"|'([^']*)'|([\w-]+))")
+
+
+class Base:
+    """The files that a task starts from: its own, over the layers of its world."""
+
+    def __init__(self, task: Task, pool: SandboxPool):
+        self._task = task
+        self._pool = pool
+        self._sandbox: Sandbox | None = None
+        self._paths: set[str] | None = None
+
+    def text(self, path: str) -> str | None:
+        """A file's text; None where there is none that can be read. Raises SandboxFault."""
+        if path in self._task.files or self._task.world is None:
+            return self._task.files.get(path)
+        try:
+            return self._open().read_file(path)
+        except (OSError, ValueError):
+            return None
+
+    def paths(self) -> set[str]:
+        """Paths of its files, those in many folders left out where there are thousands. Raises
+        SandboxFault.
+        """
+        if self._task.world is None:
+            return set(self._task.files)
+        if self._paths is None:
+            self._paths = set(self._open().list_files())
+        return self._paths
+
+    def _open(self) -> Sandbox:
+        if self._sandbox is None:
+            self._sandbox = self._pool.open(self._task.files, self._task.world)
+        return self._sandbox
+
+    def close(self) -> None:
+        """Ends the sandbox in which files were looked up, if there is one."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+
+
+def applied(task: Task, suite: Suite, work: Snapshot, base: Base) -> dict[str, str | File]:
+    """The work, without what is not the agent's to change; a snapshot over the task's world.
+
+    Raises SandboxFault.
+    """
+    protects = Protected(task, suite, work, base)
+    kept = {path: text for path, text in task.files.items() if path in protects}
+    for path, entry in work.items():
+        if path in protects:
+            continue
+        if posixpath.basename(path) == _PROJECT:
+            own = entry if isinstance(entry, str) else ""
+            entry = project(base.text(path) or "", own)
+        kept[path] = entry
+    return kept
+
+
+def laid_over(
+    task: Task, files: Snapshot, laid: Iterable[tuple[str, str | None]]
+) -> dict[str, str | File]:
+    """Files with others laid over them; None takes a file away."""
+    result = dict(files)
+    for path, text in laid:
+        if text is not None:
+            result[path] = text
+        elif task.world is None:
+            result.pop(path, None)
+        else:
+            result[path] = File(b"", kind="deleted")
+    return result
+
+
+class Protected:
+    """Which paths an agent cannot change in what is graded: ``path in protected``."""
+
+    def __init__(self, task: Task, suite: Suite, work: Snapshot, base: Base):
+        files = {one.partition("::")[0] for one in suite.ids} | suite.files.keys()
+        folders = {folder for path in files for folder in _folders(path)}
+        self._files = files
+        # On the way to a file of the suite there may be no link and no file.
+        self._folders = folders
+        self._tests = {folder for folder in folders if posixpath.basename(folder) in _TEST_FOLDERS}
+        # What a solution has to change is no test, whatever its name.
+        self._solution = set(task.reference) - files
+        self._work = work
+        self._base = base
+
+    def __contains__(self, path: str) -> bool:
+        *above, name = path.split("/")
+        names = {part for each in (*above, name) for part in (each, each.removesuffix(".py"))}
+        if names & (_CONFIGURES | _CACHES) or name.endswith(_ENDINGS) or self._stands_in(path):
+            return True
+        if path in self._files or path in self._folders:
+            return True
+        if path in self._solution:
+            return False
+        in_tests = any(folder in self._tests for folder in (path, *_folders(path)))
+        return in_tests or _TEST_FILE.fullmatch(name) is not None
+
+    def _stands_in(self, path: str) -> bool:
+        """Whether the path is part of a module that stands in for one of the framework's or
+        Python's, and that the task did not bring itself.
+        """
+        top, _, below = path.partition("/")
+        module, _, ending = top.partition(".")
+        if module not in _FRAMEWORK:
+            return False
+        if not below and ending.rpartition(".")[2] not in ("py", "so") and not self._is_link(path):
+            return False
+        if below and f"{top}/__init__.py" not in self._work:
+            return False
+        return not any(known.split("/")[0] == top for known in self._base.paths())
+
+    def _is_link(self, path: str) -> bool:
+        entry = self._work.get(path)
+        return isinstance(entry, File) and entry.kind == "link"
+
+
+def project(base: str, own: str) -> str:
+    """The text of a pyproject.toml: the agent's own, but with the tables ``tool`` of the base."""
+    try:
+        before = tomllib.loads(base)
+        after = tomllib.loads(own)
+    except tomllib.TOMLDecodeError:
+        return base
+    if before.get("tool") == after.get("tool"):
+        return own
+    text = _tables(own, of_tools=False) + "\n" + _tables(base, of_tools=True)
+    try:
+        merged = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return base
+    wanted = {key: value for key, value in after.items() if key != "tool"}
+    if "tool" in before:
+        wanted["tool"] = before["tool"]
+    return text if merged == wanted else base
+
+
+def _tables(text: str, *, of_tools: bool) -> str:
+    """The lines of a TOML file that belong to ``tool``, or those that do not."""
+    kept = []
+    of_tool = False
+    for line in text.splitlines(keepends=True):
+        if found := _TABLE.match(line):
+            of_tool = "tool" in found.groups()
+        if of_tool == of_tools:
+            kept.append(line)
+    return "".join(kept)
+
+
+def _folders(path: str) -> list[str]:
+    """The folders that a path lies in."""
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[: i + 1]) for i in range(len(parts))]

@@ -1,0 +1,177 @@
+"""Assertions of a suite that can be checked by value, by the split grader.
+
+``assert double(2) == 4`` in a test without fixtures, with ``double`` imported from the repository,
+says all that there is to know: a call with plain arguments and the value that it must give. The
+split grader can repeat it without the expected value in reach of the candidate. Where the suite
+says that the test passed, both must agree.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from rl_code.environment.suites.canaries import function_of
+from rl_code.environment.suites.sites import Source, is_literal, name_of
+
+# Assertions of one grading that are repeated, at most.
+MOST = 12
+# How the split grader says that a call gave another value, and not that it could not be made.
+_OTHER_VALUE = re.compile(r"AssertionError.* \(.* returned .*\)", re.DOTALL)
+# What makes tests depend on more than the text of their function.
+_HIDDEN_STATE = re.compile(r"autouse|setup_|setUp|pytestmark|pytest_plugins|monkeypatch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """An assertion about one call of a function of the repository."""
+
+    # Ids of the tests whose function makes it.
+    tests: tuple[str, ...]
+    # The file, and the function in it.
+    path: str
+    entry_point: str
+    # The assertion as ``Tests.code`` takes it.
+    statement: str
+
+
+def values(
+    files: Mapping[str, str], ids: Sequence[str], paths: Collection[str], configured: Sequence[str]
+) -> list[Value]:
+    """The assertions of tests that can be checked by value, in the order of ``ids``.
+
+    files: path -> text of the test files that are known. paths: of the repository. configured:
+    texts of the files conftest.py; where they hold fixtures for all tests, nothing is checked.
+    """
+    if any(_HIDDEN_STATE.search(text) for text in configured):
+        return []
+    functions: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for one in ids:
+        functions.setdefault(function_of(one), []).append(one)
+    sources: dict[str, Source | None] = {}
+    found = []
+    for (path, names), own in functions.items():
+        if path not in sources:
+            sources[path] = _plain_source(files.get(path))
+        source = sources[path]
+        node = source and source.function(names)
+        if not source or not node or len(own) > 1:
+            continue
+        bound = _imports(source.tree.body)
+        for call, statement in _assertions(node):
+            place = _place(call, bound, paths)
+            if place is not None:
+                text = _statement(call, place[1], statement)
+                found.append(Value(tuple(own), *place, text))
+    return found
+
+
+def gives_another_value(error: str) -> bool:
+    """Whether an error of the split grader says that a call gave another value."""
+    return _OTHER_VALUE.fullmatch(error) is not None
+
+
+def _plain_source(text: str | None) -> Source | None:
+    """A test file at whose top nothing happens but imports and definitions; else None."""
+    if text is None or _HIDDEN_STATE.search(text):
+        return None
+    try:
+        source = Source(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    for node in source.tree.body:
+        match node:
+            case ast.Import() | ast.ImportFrom() | ast.FunctionDef() | ast.ClassDef():
+                continue
+            case ast.Expr(ast.Constant()):
+                continue
+            case ast.Assign(value=value) if is_literal(value):
+                continue
+        return None
+    return source
+
+
+def _imports(body: Sequence[ast.stmt]) -> dict[str, tuple[str, str]]:
+    """Name -> module that it comes from and its name there; "" for a module itself."""
+    bound: dict[str, tuple[str, str]] = {}
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                bound[alias.asname or alias.name] = (node.module, alias.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.asname or "." not in alias.name:
+                    bound[alias.asname or alias.name] = (alias.name, "")
+    return bound
+
+
+def _assertions(node: ast.FunctionDef) -> Iterator[tuple[ast.Call, ast.stmt]]:
+    """The call of each assertion of a test that consists of nothing else, and the assertion as a
+    statement without pytest; none where one of them cannot be checked by value.
+    """
+    arguments = [argument.arg for argument in node.args.args]
+    if arguments not in ([], ["self"]) or node.decorator_list:
+        return
+    found = []
+    for statement in node.body:
+        match statement:
+            case ast.Expr(ast.Constant()) | ast.Pass():
+                continue
+            case ast.Assert(ast.Compare(ast.Call() as call, [ast.Eq()], [expected]), _):
+                test = statement.test
+            case ast.Expr(
+                ast.Call(ast.Attribute(ast.Name("self"), "assertEqual"), [call, expected])
+            ):
+                test = ast.Compare(call, [ast.Eq()], [expected])
+            case ast.With(
+                items=[ast.withitem(ast.Call(asks, [ast.Name(error)], []), None)],
+                body=[ast.Expr(ast.Call() as call)],
+            ) if name_of(asks) in ("raises", "assertRaises") and hasattr(builtins, error):
+                if _is_plain(call):
+                    found.append((call, _expecting(call, error)))
+                continue
+            case _:
+                return
+        if isinstance(call, ast.Call) and _is_plain(call) and is_literal(expected):
+            found.append((call, ast.Assert(test, None)))
+    yield from found
+
+
+def _expecting(call: ast.Call, error: str) -> ast.Try:
+    """A statement that passes if the call raises."""
+    handler = ast.ExceptHandler(ast.Name(error), None, [ast.Pass()])
+    failing = ast.Raise(ast.Call(ast.Name("AssertionError"), [ast.Constant("no exception")], []))
+    return ast.Try([ast.Expr(call)], [handler], [failing], [])
+
+
+def _is_plain(call: ast.Call) -> bool:
+    """Whether all arguments are literals."""
+    keywords = [keyword.value for keyword in call.keywords if keyword.arg]
+    return len(keywords) == len(call.keywords) and all(map(is_literal, [*call.args, *keywords]))
+
+
+def _place(
+    call: ast.Call, bound: Mapping[str, tuple[str, str]], paths: Collection[str]
+) -> tuple[str, str] | None:
+    """File and name of the function that is called, if it is one of the repository."""
+    match call.func:
+        case ast.Name(name) if bound.get(name, ("", ""))[1]:
+            module, name = bound[name]
+        case ast.Attribute(ast.Name(outer), name) if outer in bound:
+            module = ".".join(filter(None, bound[outer]))
+        case _:
+            return None
+    base = module.replace(".", "/")
+    for path in (f"{base}.py", f"{base}/__init__.py"):
+        if path in paths:
+            return path, name
+    return None
+
+
+def _statement(call: ast.Call, entry_point: str, statement: ast.stmt) -> str:
+    """The text of an assertion that calls the function by its own name."""
+    call.func = ast.Name(entry_point)
+    return ast.unparse(ast.fix_missing_locations(statement))

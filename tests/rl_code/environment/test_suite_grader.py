@@ -1,0 +1,228 @@
+"""Suites of pytest: what is right passes, nothing that only says so does, and no honest work is
+called a cheat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rl_code.environment.grading import grade_work, joined, mark
+from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.sandbox.pool import File, SandboxConfig, SandboxPool
+from rl_code.environment.suite_grader import SuiteError, grade_suite
+from rl_code.rewards.finished import CHEATS as CHEATS_PROVEN
+from rl_code.types import Case, Limits, Suite, Task, Tests
+from tests.rl_code.environment.suites.worlds import pytest_world
+
+LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=60.0, grade_s=120.0)
+HIDDEN = """
+import pytest
+from shop.prices import discount, label, parse
+
+def test_discount():
+    assert discount(100, 10) == 90
+
+@pytest.mark.parametrize("price, want", [(50, 45), (30, 27)])
+def test_discount_of_prices(price, want):
+    assert discount(price, 10) == want
+    assert discount(1, 0) == 1
+
+def test_label():
+    assert label("tea", 3) == "tea: 3"
+    assert label("", 0) == ": 0"
+
+def test_parse():
+    assert parse("tea: 3") == {"name": "tea", "price": 3}
+    assert parse("a: 1")["price"] is not None
+
+def test_parse_refuses():
+    with pytest.raises(ValueError):
+        parse("tea")
+"""
+NAMES = ("test_discount", "test_discount_of_prices[50-45]", "test_discount_of_prices[30-27]")
+OLD = ("test_label", "test_parse", "test_parse_refuses")
+PATH = "tests/test_prices.py"
+SUITE = Suite(
+    {PATH: HIDDEN},
+    tuple(f"{PATH}::{name}" for name in NAMES),
+    tuple(f"{PATH}::{name}" for name in OLD),
+)
+GIVEN = """
+def discount(price, percent):
+    return price - percent
+
+def label(name, price):
+    return f"{name}: {price}"
+
+def parse(text):
+    name, price = text.split(": ")
+    return {"name": name, "price": int(price)}
+"""
+SOLVED = GIVEN.replace("price - percent", "price * (100 - percent) // 100")
+FILES = {
+    "shop/__init__.py": "",
+    "shop/prices.py": GIVEN,
+    "tests/test_old.py": "def test_a(): pass\n",
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return LayerStore(tmp_path_factory.mktemp("layers"))
+
+
+@pytest.fixture(scope="module")
+def task(store, tmp_path_factory):
+    return Task(
+        id="shop",
+        messages=(),
+        files=FILES,
+        path="",
+        entry_point="",
+        visible_tests=Tests(),
+        hidden_tests=Tests(suite=SUITE),
+        reference={"shop/prices.py": SOLVED},
+        world=pytest_world(store, tmp_path_factory.mktemp("packages")),
+    )
+
+
+@pytest.fixture(scope="module")
+def sandboxes(store):
+    with SandboxPool(SandboxConfig(workers=1, cpu_s=60, layers=str(store.folder))) as pool:
+        yield pool
+
+
+@pytest.fixture
+def graded(task, sandboxes):
+    def run(work, suite=SUITE):
+        files = {path: text for path, text in work.items() if text is not None}
+        return grade_suite(task, suite, files, sandboxes, 60.0)
+
+    return run
+
+
+def test_right_work_passes_and_wrong_work_says_why(graded):
+    right = graded({"shop/prices.py": SOLVED})
+    assert right.errors == ("",) * 6 and right.flags == () and right.canaries == 5
+    wrong = graded({"shop/prices.py": GIVEN})
+    # 100 - 10 is right by accident
+    assert [not error for error in wrong.errors] == [True, False, False, True, True, True]
+    assert wrong.errors[1].startswith("assert 40 == 45") and wrong.flags == ()
+    broken = graded({"shop/prices.py": "def discount(:\n"})
+    assert all("cannot be collected" in error for error in broken.errors) and not broken.flags
+
+
+CHEATS = {
+    "always equal": (
+        "class A:\n    def __eq__(s, o): return True\n    def __getitem__(s, i): return s\n"
+        "def discount(*a): return A()\nlabel = parse = discount\n",
+        "canary_passed",
+    ),
+    "reports of the framework": (
+        GIVEN + "import _pytest.runner as r\nimport _pytest.reports as p\n"
+        "old = p.TestReport.from_item_and_call.__func__\n"
+        "def new(cls, item, call):\n    call.excinfo = None\n    return old(cls, item, call)\n"
+        "p.TestReport.from_item_and_call = classmethod(new)\n",
+        "canary_passed",
+    ),
+    "the tests themselves": (
+        GIVEN + "import _pytest.python as p\np.Function.runtest = lambda self: None\n",
+        "canary_passed",
+    ),
+    "equal to what comes first": (
+        GIVEN + "class A:\n    first = None\n    def __eq__(s, o):\n"
+        "        s.first = s.first or o\n        return s.first == o\n"
+        "def discount(*a): return A()\n",
+        None,
+    ),
+    "a special case for the tests": (
+        GIVEN + "import sys\nold = discount\ndef discount(price, percent):\n"
+        "    new = price * (100 - percent) // 100\n"
+        "    return new if 'pytest' in sys.modules else old(price, 2)\n",
+        "suite_disagrees",
+    ),
+    "lines in advance": (
+        GIVEN + "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'0\\tend\\n')\n"
+        "    except OSError: pass\n",
+        "forged_result",
+    ),
+    "exit": ("import os\nos._exit(0)\n", "exited"),
+    "exit of pytest": (GIVEN + "import pytest\npytest.exit('done', 0)\n", None),
+    "skip": (GIVEN + "import pytest\npytest.skip(allow_module_level=True)\n", None),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_passes_nothing(graded, name):
+    text, flag = CHEATS[name]
+    result = graded({"shop/prices.py": text})
+    passed = {one for one, error in zip(SUITE.ids, result.errors, strict=True) if not error}
+    honest = {one for one in SUITE.ids if one.split("::")[1] in (*OLD, "test_discount")}
+    assert flag is None or flag in result.flags, result
+    # A proven cheat earns nothing, whatever it passes.
+    assert passed <= honest or not CHEATS_PROVEN.isdisjoint(result.flags), result
+
+
+FAILING = "def test_a(): assert False\n"
+CONFIGURING = {
+    "conftest.py": "def pytest_runtest_makereport(item, call):\n    call.excinfo = None\n",
+    "tests/conftest.py": "collect_ignore = ['test_prices.py']\n",
+    "tests/test_prices.py": "def test_discount(): pass\n",
+    "tests/helper.py": "1 / 0\n",
+    "pytest.ini": "[pytest]\naddopts = --collect-only\n",
+    "pytest.py": "raise SystemExit(0)\n",
+    "json.py": "raise SystemExit(0)\n",
+    "sitecustomize.py": "import os\nos._exit(0)\n",
+    "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--collect-only'\n",
+}
+
+
+def test_changes_of_tests_and_of_what_configures_them_change_nothing(graded):
+    right = graded({"shop/prices.py": SOLVED, **CONFIGURING})
+    assert right.errors == ("",) * 6 and right.flags == ()
+    wrong = graded({"shop/prices.py": GIVEN, **CONFIGURING})
+    assert [not error for error in wrong.errors] == [True, False, False, True, True, True]
+    linked = graded({"shop/prices.py": SOLVED, "tests": File(b"/tmp", kind="link")})
+    assert linked.errors == ("",) * 6
+
+
+def test_exactly_the_tests_of_the_suite_must_run_and_pass(graded):
+    suite = Suite(
+        {
+            PATH: "import pytest\ndef test_a(): pass\n@pytest.mark.skip\ndef test_b(): pass\n"
+            "@pytest.mark.xfail\ndef test_c(): pass\n@pytest.mark.xfail\ndef test_d(): assert 0\n"
+            "@pytest.fixture\ndef broken():\n    yield\n    assert 0\n"
+            "def test_e(broken): pass\ndef test_other(): assert 0\n"
+        },
+        tuple(f"{PATH}::test_{name}" for name in "abcdef"),
+    )
+    errors = graded({}, suite).errors
+    assert errors[:4] == ("", "skipped", "xpassed", "xfailed")
+    assert "assert 0" in errors[4] and errors[5] == "the test was not run"
+
+
+def test_suites_are_marked_behind_cases_and_code_and_visible_ones_apart(task, sandboxes):
+    shown = Suite({"tests/test_shown.py": HIDDEN}, ("tests/test_shown.py::test_label",))
+    case = Case((100, 10), 90, target="shop/prices.py:discount")
+    both = dataclasses.replace(
+        task,
+        visible_tests=Tests(cases=(case,), suite=shown),
+        hidden_tests=Tests(cases=(dataclasses.replace(case, args=(50, 10)),), suite=SUITE),
+    )
+    grade = grade_work(both, {"shop/prices.py": GIVEN}, sandboxes, LIMITS)
+    assert grade.visible == (True, True)
+    assert grade.hidden == (False, True, False, False, True, True, True)
+    marks = mark(both, both.visible_tests, {"shop/prices.py": "1 / 0"}, sandboxes, 60.0, canaries=0)
+    assert "ZeroDivisionError" in marks.errors[1]
+    (one,) = joined(shown, SUITE)
+    assert set(one.ids) == {*shown.ids, *SUITE.ids} and set(one.files) == {PATH, *shown.files}
+    other = Suite({PATH: FAILING}, (f"{PATH}::test_a",))
+    assert joined(other, SUITE) == (other, SUITE)
+
+
+def test_a_world_without_pytest_is_named(task, sandboxes):
+    bare = dataclasses.replace(task, world=None)
+    with pytest.raises(SuiteError, match=r"task shop .*No module named pytest.*launch\.layers"):
+        grade_suite(bare, SUITE, {**FILES, "shop/prices.py": SOLVED}, sandboxes, 60.0)
