@@ -28,9 +28,11 @@ from typing import Any
 
 SCRATCH = "/tmp/scratch"
 _PIPE = 1 << 16
-OPTIONS = ("-q", "-p", "no:cacheprovider")
+OPTIONS = ("-q", "-p", "no:cacheprovider", "--continue-on-collection-errors")
 # Characters of what a failed test said.
 _SAID = 300
+# Lines at the end of what was said of a file that cannot be imported.
+_LAST = 2
 
 
 class Recorder:
@@ -58,7 +60,8 @@ class Recorder:
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self.errors[report.nodeid] = _short(str(report.longrepr))
+            lines = str(report.longrepr).strip().splitlines()
+            self.errors[report.nodeid] = _short("\n".join(lines[-_LAST:]))
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         for item in items:

@@ -43,7 +43,7 @@ for name in sys.argv[1:]:
         print(f"{name}: {found.origin or found.name}")
     for wheel in pathlib.Path(sys.prefix).glob("lib/python3*/ensurepip/_bundled/*.whl"):
         for entry in zipfile.ZipFile(wheel).namelist():
-            if f"/{name}/" in f"/{entry}" or entry.endswith(f"/{name}.py"):
+            if f"/_vendor/{name}/" in entry or entry.endswith(f"/_vendor/{name}.py"):
                 print(f"{name}: {entry} of {wheel}")
                 break
 """

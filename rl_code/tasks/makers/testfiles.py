@@ -92,9 +92,14 @@ def _bodies(tree: ast.AST) -> Iterator[list[ast.stmt]]:
 def _unused(tree: ast.Module, removed: set[int]) -> list[ast.stmt]:
     """Definitions and assignments at the top of a file that nothing that stays uses."""
     waiting = [node for node in tree.body if id(node) not in removed]
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     used: set[str] = set()
     while True:
-        taken = [node for node in waiting if not _optional(node) or _defined(node) & used]
+        taken = [
+            node
+            for node in waiting
+            if not _optional(node, removed, classes) or _defined(node) & used
+        ]
         if not taken:
             return waiting
         waiting = [node for node in waiting if node not in taken]
@@ -102,16 +107,17 @@ def _unused(tree: ast.Module, removed: set[int]) -> list[ast.stmt]:
             used |= _names(node, removed)
 
 
-def _optional(node: ast.stmt) -> bool:
-    """Whether a statement at the top of a file is of use only to those that name it."""
+def _optional(node: ast.stmt, removed: set[int], classes: set[str]) -> bool:
+    """Whether a statement at the top of a file is of use only to those that name it.
+
+    classes: of the file. One that inherits from another one of them runs the tests of that; what it
+    inherits from elsewhere is no test of the file.
+    """
     if isinstance(node, ast.ClassDef):
-        # A class with tests runs by itself; so does one that inherits them.
-        return (
-            not any(
-                isinstance(one, _FUNCTIONS) and one.name.startswith("test")
-                for one in ast.walk(node)
-            )
-            and not node.bases
+        inherits = any(isinstance(base, ast.Name) and base.id in classes for base in node.bases)
+        return not inherits and not any(
+            isinstance(one, _FUNCTIONS) and one.name.startswith("test") and id(one) not in removed
+            for one in ast.walk(node)
         )
     if isinstance(node, _FUNCTIONS):
         automatic = any("autouse" in ast.unparse(one) for one in node.decorator_list)
