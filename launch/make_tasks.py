@@ -34,7 +34,7 @@ from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.files import write_atomically
 from rl_code.progress import Progress
 from rl_code.tasks import made
-from rl_code.tasks.makers import package
+from rl_code.tasks.makers import graded, package
 from rl_code.tasks.makers.make import Maker, Settings, Tally
 from rl_code.tasks.makers.runs import sandbox_config
 
@@ -44,6 +44,9 @@ flags.DEFINE_integer("deletions", Settings.deletions, "Deletions of each package
 flags.DEFINE_integer("bugs", Settings.bugs, "Bugs of each package, at most.")
 flags.DEFINE_integer("pairs", Settings.pairs, "Pairs of bugs of each package, at most.")
 flags.DEFINE_integer("jobs", 2, "Packages that are worked on at a time.", lower_bound=1)
+flags.DEFINE_integer(
+    "graded", 0, "Tasks, drawn at random, that the grader of training judges, too.", lower_bound=0
+)
 flags.DEFINE_bool("json", False, "Prints the counts as JSON instead of tables.")
 
 
@@ -67,13 +70,16 @@ def main(_: list[str]) -> None:
         makers = [Maker(pin, out, settings, store, runner) for pin in pins]
         with SandboxPool(sandbox_config(store.folder)) as pool:
             stopped = _run(makers, pool, values.jobs, quiet=values.json)
+            rows = [row for maker in makers for row in maker.rows()]
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+            if lines:
+                write_atomically(out / made.FILE, "".join(lines).encode())
+            count = values.graded if lines and not stopped else 0
+            sample = graded.drawn(made.load(out), count) if count else []
+            problems = {task.id: graded.problem(task, pool) for task in sample}
     except (OSError, packages.PackagesError, SandboxUnavailable, SandboxFault) as error:
         command.refuse(f"--out={out}: {error}")
-    rows = [row for maker in makers for row in maker.rows()]
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    if lines:
-        write_atomically(out / made.FILE, "".join(lines).encode())
-    _report([maker.tally for maker in makers], out, as_json=values.json)
+    _report([maker.tally for maker in makers], out, problems, as_json=values.json)
     if stopped:
         command.refuse("stopped; the same command goes on")
 
@@ -120,12 +126,12 @@ def _run(makers: list[Maker], pool: SandboxPool, jobs: int, *, quiet: bool) -> b
     return stop.is_set()
 
 
-def _report(tallies: list[Tally], out: Path, *, as_json: bool) -> None:
-    """Prints what came of each package, and why candidates are no tasks."""
+def _report(tallies: list[Tally], out: Path, problems: dict[str, str], *, as_json: bool) -> None:
+    """Prints what came of each package, why candidates are no tasks, and what the grader says."""
     counts = [_counts(tally) for tally in tallies]
     total = _total(counts)
     if as_json:
-        print(json.dumps({"packages": counts, "total": total, "out": str(out)}, indent=1))
+        print(json.dumps({"packages": counts, "total": total, "graded": problems}, indent=1))
         return
     table = rich.table.Table(box=rich.box.SIMPLE)
     for name in ("package", *(name for name in _COLUMNS)):
@@ -141,6 +147,12 @@ def _report(tallies: list[Tally], out: Path, *, as_json: bool) -> None:
     for row in counts:
         if row["refused"]:
             console.print(f"no tasks: {row['refused']}", markup=False, highlight=False)
+    for task, text in problems.items():
+        if text:
+            console.print(f"graded otherwise: {task}: {text}", markup=False, highlight=False)
+    if problems:
+        good = list(problems.values()).count("")
+        console.print(f"the grader agrees on {good} of {len(problems)} tasks", highlight=False)
     if total["tasks"]:
         console.print(f"{total['tasks']:,} tasks in {out / made.FILE}", highlight=False)
 

@@ -251,8 +251,8 @@ def test_nothing_of_the_answer_can_be_found_in_the_sandbox(shop):
     tasks = made.load(shop.folder, kinds=("removed", "emptied"))
     task = next(task for task in tasks if task.meta["functions"] == ("src/shop/prices.py:label",))
     script = (
-        "grep -rl 'text + str(price)' / --include=* 2>/dev/null | grep -v -e ^/proc -e ^/sys;"
-        "find / -name '*prices*.pyc' 2>/dev/null; git log 2>&1 | head -1;"
+        "grep -rl 'text + str(price)' /workspace /opt /tmp;"
+        "find /workspace /opt /tmp -name '*prices*.pyc'; git log 2>&1 | head -1;"
         "cd /tmp && python -c 'import shop.prices as p; print(p.label)' 2>&1 | tail -1"
     )
     with shop.pool.open(task.files, task.world) as sandbox:
