@@ -23,6 +23,7 @@ from rl_code.tasks import (
     generated,
     humaneval,
     lookup,
+    made,
     mbpp,
     record_suites,
     records,
@@ -305,6 +306,25 @@ class Contradictory(Source):
         return [contradictory.contradict(task) for task in tasks]
 
 
+@dataclasses.dataclass(frozen=True)
+class Made(Source):
+    """Tasks that ``launch.make_tasks`` made from Python packages, see ``made``."""
+
+    # The folder that it wrote; ``sandbox.layers`` must be its folder ``layers``.
+    folder: str
+    # Some of "removed", "emptied", "bug" and "bugs".
+    kinds: tuple[str, ...] = made.KINDS
+    # Names of packages; () for all. Held-out tasks are best those of packages of their own.
+    packages: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.kinds or not set(self.kinds) <= set(made.KINDS):
+            raise ValueError(f"{self.kinds=} must be some of {', '.join(made.KINDS)}")
+
+    def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
+        return made.load(Path(self.folder), self.kinds, self.packages)
+
+
 SOURCES: dict[str, type[Source]] = {
     "generated": Generated,
     "lookup": Lookup,
@@ -320,6 +340,7 @@ SOURCES: dict[str, type[Source]] = {
     "quixbugs": QuixBugs,
     "humanevalfix": HumanEvalFix,
     "leetcode": LeetCode,
+    "made": Made,
 }
 
 

@@ -1,0 +1,111 @@
+"""Tasks that ``launch.make_tasks`` made from packages: features to write again, bugs to mend.
+
+A line of the file says which layer the package is and which lines of it are others; a task's files
+and reference follow from the layer. So the loader needs the folder that the maker wrote, with its
+layers, and ``sandbox.layers`` must name them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_code.environment.layers.store import LayerStore, MissingLayer
+from rl_code.environment.sandbox.inside.world import WORKSPACE
+from rl_code.tasks.makers.candidate import Change, broken
+from rl_code.tasks.records import TaskFileError, malformed, read_rows
+from rl_code.types import Layer, Suite, Task, Tests, World
+
+FILE = "tasks.jsonl"
+LAYERS = "layers"
+# What is done to a package: taken out, emptied, one bug, bugs in several files.
+KINDS = ("removed", "emptied", "bug", "bugs")
+_COLUMNS = {
+    "id": str,
+    "package": str,
+    "version": str,
+    "kind": str,
+    "operators": list,
+    "functions": list,
+    "message": str,
+    "world": dict,
+    "changes": list,
+    "visible": dict,
+    "hidden": dict,
+}
+
+
+def load(
+    folder: Path, kinds: Collection[str] = KINDS, packages: Collection[str] = ()
+) -> list[Task]:
+    """The tasks of a folder that ``launch.make_tasks`` wrote, in its order.
+
+    kinds: of KINDS. packages: names of packages, () for all. Raises TaskFileError, also for a layer
+    that is not there.
+    """
+    file = folder / FILE
+    store = LayerStore(folder / LAYERS) if (folder / LAYERS).is_dir() else None
+    texts = functools.lru_cache(None)(lambda digest, path: _text(store, digest, path))
+    tasks = []
+    found = set()
+    for line, row in read_rows(file, _COLUMNS):
+        found.add(row["package"])
+        if row["kind"] not in kinds or (packages and row["package"] not in packages):
+            continue
+        try:
+            tasks.append(_task(row, texts))
+        except (KeyError, TypeError, ValueError, OSError, MissingLayer) as error:
+            malformed(file, line, "id", "a task of launch.make_tasks", f"{row['id']!r} ({error})")
+    for name in sorted(set(packages) - found):
+        raise TaskFileError(f"{file}: no task of the package {name!r}; it has {sorted(found)}")
+    if not tasks:
+        raise TaskFileError(f"{file}: no task of the kinds {', '.join(kinds)}")
+    return tasks
+
+
+def _task(row: Mapping[str, Any], texts: Any) -> Task:
+    layers = tuple(Layer(layer["digest"], layer["at"]) for layer in row["world"]["layers"])
+    (package,) = [layer for layer in layers if layer.at == WORKSPACE]
+    world = World(layers, row["world"]["workspace"], row["world"]["environment"])
+    changes = [
+        Change(one["path"], one["line"], tuple(one["old"]), tuple(one["new"]))
+        for one in row["changes"]
+    ]
+    reference = {change.path: texts(package.digest, change.path) for change in changes}
+    return Task(
+        id=row["id"],
+        messages=({"role": "user", "content": row["message"]},),
+        files={**broken(reference, changes), **row["visible"]["files"]},
+        path="",
+        entry_point="",
+        visible_tests=_tests(row["visible"]),
+        hidden_tests=_tests(row["hidden"]),
+        reference=reference,
+        meta={
+            "source": "made",
+            "split": "",
+            "package": row["package"],
+            "version": row["version"],
+            "kind": row["kind"],
+            "operators": tuple(row["operators"]),
+            "functions": tuple(row["functions"]),
+        },
+        world=world,
+    )
+
+
+def _tests(side: Mapping[str, Any]) -> Tests:
+    """The suite of a side; no tests where it has none."""
+    if not side["fail_to_pass"]:
+        return Tests()
+    suite = Suite(side["files"], tuple(side["fail_to_pass"]), tuple(side["pass_to_pass"]))
+    return Tests(suite=suite)
+
+
+def _text(store: LayerStore | None, digest: str, path: str) -> str:
+    """A file of a layer. Raises MissingLayer, OSError."""
+    if store is None:
+        raise MissingLayer(f"there is no folder {LAYERS} beside it")
+    return (store.folder / store.tree(digest) / path).read_text(encoding="utf-8")
