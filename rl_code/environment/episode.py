@@ -39,6 +39,18 @@ from rl_code.types import (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """What an episode says where it goes on in another context, which may keep a beginning of the
+    one before.
+    """
+
+    # The whole context.
+    tokens: list[int]
+    # Its index among the contexts of the trajectory.
+    context: int
+
+
 class Episode:
     """An episode in progress: call ``start`` once, ``step`` for each message, and ``finish`` at the
     end; or ``close``, to give it up.
@@ -48,6 +60,10 @@ class Episode:
     as a failure with its penalties. A fault of the sandbox ends the episode. A bug of a tool
     raises.
     """
+
+    # Whether ``start`` waits for nothing. Otherwise the episodes of a group start in worker
+    # threads.
+    starts_at_once = True
 
     def __init__(
         self,
@@ -125,6 +141,14 @@ class Episode:
             )
         self._transcript.add_given("prompt", tokens, kinds)
         return tokens
+
+    def share(self, length: int) -> None:
+        """Told after the start: how many first tokens of the prompt the whole group has. Here it
+        is all of them.
+        """
+
+    def sampling(self, tokens: Sequence[int]) -> None:
+        """Told while a message is sampled: its tokens so far."""
 
     def fork(self, index: int) -> Episode:
         """Another episode of the same group that has come the same way: the same tokens, and a
