@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from rl_code.types import ToolCall
 
 # An assistant's answer in a conversation that is rendered to see what follows it.
 _ANSWER = "the answer of the assistant"
+# A special token at the end of a text, and at its beginning.
+_ENDS = re.compile(r"<\|[^<>|]*\|>\Z")
+_BEGINS = re.compile(r"<\|[^<>|]*\|>")
 _BEFORE = ({"role": "user", "content": "go"}, {"role": "assistant", "content": _ANSWER})
 
 
@@ -142,22 +146,33 @@ class ChatText:
             raise ApiError(str(error), code="unsupported_value", param="messages") from error
 
     def _cut(self, text: str, marks: Sequence[int | None]) -> Pieces:
-        """Tokenises a text piece by piece. Where that gives other tokens than the whole text does,
-        as at a mark that no special token stands beside, nothing is cut.
+        """Tokenises a text piece by piece. It is cut only beside special tokens, where the pieces
+        have the tokens of the whole.
         """
         tokens: list[int] = []
         ends: list[int | None] = []
         at = 0
         for mark in marks:
-            if mark is not None:
-                tokens += self._tokenizer.encode(text[at:mark])
-                at = mark
-            ends.append(None if mark is None else len(tokens))
-        tokens += self._tokenizer.encode(text[at:])
-        whole = self._tokenizer.encode(text)
-        if tokens != whole:
-            return Pieces(whole, [None] * len(ends))
-        return Pieces(tokens, ends)
+            if mark is None or not self._beside_special(text, mark):
+                ends.append(None)
+                continue
+            tokens += self._tokenizer.encode(text[at:mark])
+            at = mark
+            ends.append(len(tokens))
+        return Pieces(tokens + self._tokenizer.encode(text[at:]), ends)
+
+    def _beside_special(self, text: str, place: int) -> bool:
+        """Whether a special token ends or begins at a place, or the text ends there."""
+        if place == len(text):
+            return True
+        beside = [_ENDS.search(text[:place]), _BEGINS.match(text[place:])]
+        for found in filter(None, beside):
+            try:
+                self._tokenizer.token_id(found[0])
+            except ValueError:
+                continue
+            return True
+        return False
 
 
 def cut_at(text: str, stop: Sequence[str]) -> str:

@@ -64,7 +64,11 @@ def test_an_episode_is_graded_and_rewarded_like_our_own(play):
     assert trajectory.prompt_length == len(prompt)
     assert context.tokens[: len(prompt)].tolist() == prompt
     assert set(context.versions[context.sampled]) == {3}
-    assert [turn.role for turn in trajectory.turns] == ["prompt", *["assistant", "tool"] * 2, "assistant"]
+    assert [turn.role for turn in trajectory.turns] == [
+        "prompt",
+        *["assistant", "tool"] * 2,
+        "assistant",
+    ]
     assert [c.arguments for turn in trajectory.turns for c in turn.calls] == [
         {"command": "cat lib/a.py"},
         {"command": GOOD},
@@ -80,15 +84,21 @@ def test_what_was_sampled_is_never_tokenised_again(play, monkeypatch):
     monkeypatch.setattr(
         type(tokenizer),
         "encode",
-        lambda self, text: encoded.append(text) or self._backend.encode(text, add_special_tokens=False).ids,
+        lambda self, text: (
+            encoded.append(text) or self._backend.encode(text, add_special_tokens=False).ids
+        ),
     )
     for number in range(3):
         # one token for each letter, which is not how the tokenizer writes it
-        tokens = [i for letter in call(f"echo mark{number}")[:-10] for i in tokenizer.encode(letter)]
+        tokens = [
+            i for letter in call(f"echo mark{number}")[:-10] for i in tokenizer.encode(letter)
+        ]
         tokens.append(tokenizer.eos_id)
         encoded.clear()
         answer = episode.step(tokens, [-0.5] * len(tokens), [0] * len(tokens))
-        assert f"mark{number}" in text_of(answer) and not any("echo mark" in each for each in encoded)
+        assert f"mark{number}" in text_of(answer) and not any(
+            "echo mark" in each for each in encoded
+        )
         given += tokens + answer
     assert episode.session.whole(0) == given
     episode.close()
@@ -99,7 +109,11 @@ def test_a_wrong_or_unfinished_work_is_not_solved(play):
     say(episode, call("echo nothing"))
     assert say(episode, call("submit")) is None
     trajectory = episode.finish()
-    assert (trajectory.status, trajectory.solved, trajectory.reward.total) == ("submitted", False, 0.0)
+    assert (trajectory.status, trajectory.solved, trajectory.reward.total) == (
+        "submitted",
+        False,
+        0.0,
+    )
 
 
 def test_a_history_that_the_agent_forgets_makes_a_tree(play):
@@ -145,10 +159,11 @@ def test_limits_end_an_episode(play):
     assert say(episode, call("printf %0300d 0")) is None
     assert episode.finish().status == "token_limit"
 
-    hurried = dataclasses.replace(LIMITS, episode_s=20.0)
     waits = "import sys, time, subprocess; subprocess.run([sys.executable, *sys.argv[1:]]); time.sleep(900)"
     agent = Program(command=(sys.executable, "-c", waits, *minimal().command[1:]))
-    episode, _ = play(agent, limits=hurried)
+    episode, _ = play(agent)
+    say(episode, call("echo 1"))
+    episode.limits = dataclasses.replace(LIMITS, episode_s=episode._seconds["tools"] + 1.0)
     assert say(episode, call("submit")) is None
     trajectory = episode.finish()
     assert (trajectory.status, trajectory.solved) == ("time_limit", False)
