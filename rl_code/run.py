@@ -412,6 +412,11 @@ class Run:
             )
         return kept
 
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol of training, with the tokenizer's template."""
+        return self._protocol(None)
+
     def _protocol(self, protocol: Named | None) -> Protocol:
         """The protocol of a suite, or that of training for None, with the tokenizer's template."""
         named = protocol or self.config.protocol

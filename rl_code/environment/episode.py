@@ -187,6 +187,24 @@ class Episode:
         logprobs = [float(logprob) for logprob in logprobs]
         self._check_message(tokens, logprobs, versions)
         calls = self._append_sampled(tokens, logprobs, versions)
+        results = self._carry_out(calls)
+        observation: list[int] = []
+        kinds: list[int] | None = None
+        if not self.over:
+            cut = tokens[-1] not in self.stop_ids
+            observation, kinds = self._observation(results, cut=cut)
+        # An observation after which no token could be sampled ends the episode. It is left out, so
+        # that no trajectory is longer than the limit.
+        if not self.over and len(self._transcript) + len(observation) >= self.limits.tokens:
+            self.status = "token_limit"
+        if self.over:
+            observation = []
+            kinds = None
+        self._transcript.add_given("tool", observation, kinds, tuple(results))
+        return None if self.over else observation
+
+    def _carry_out(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Carries out the calls of a message, and notes whether the episode is over with it."""
         # Tools get what is left of the episode's time. The time in which the sampler writes a
         # message is not counted.
         start = time.monotonic()
@@ -206,20 +224,7 @@ class Episode:
             self.status = "time_limit"
         elif not self.over and self._messages == self.limits.turns:
             self.status = "turn_limit"
-        observation: list[int] = []
-        kinds: list[int] | None = None
-        if not self.over:
-            cut = tokens[-1] not in self.stop_ids
-            observation, kinds = self._observation(results, cut=cut)
-        # An observation after which no token could be sampled ends the episode. It is left out, so
-        # that no trajectory is longer than the limit.
-        if not self.over and len(self._transcript) + len(observation) >= self.limits.tokens:
-            self.status = "token_limit"
-        if self.over:
-            observation = []
-            kinds = None
-        self._transcript.add_given("tool", observation, kinds, tuple(results))
-        return None if self.over else observation
+        return results
 
     def _note(self, fault: SandboxFault) -> None:
         """The episode is over, through no fault of the policy's."""

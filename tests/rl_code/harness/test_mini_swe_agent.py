@@ -98,7 +98,7 @@ def test_the_package_solves_a_repository_with_its_own_prompt(harnesses, sandboxe
         episode.close()
     assert trajectory.status == "submitted" and trajectory.solved
     # Otherwise its history goes on word by word: no further context, and all of the first is kept.
-    first, second = trajectory.contexts
+    _, second = trajectory.contexts
     assert (second.parent, second.kept) == (0, trajectory.turns[4].end - len(OPENING))
     assert [turn.role for turn in trajectory.turns].count("assistant") == 4
 
