@@ -36,8 +36,8 @@ from rl_code.serving.endpoint import Endpoint
 from rl_code.serving.service import Service
 
 PORT = absl_flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.")
-HOST = absl_flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
-NAME = absl_flags.DEFINE_string("name", "policy", "The name of the model.")
+LISTEN = absl_flags.DEFINE_string("listen", "127.0.0.1", "Address to listen on.")
+NAME = absl_flags.DEFINE_string("served_as", "policy", "The name of the model.")
 RECORD = absl_flags.DEFINE_string("record", None, "File to which answers are appended.")
 
 
@@ -50,9 +50,11 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         stack.enter_context(jax.set_mesh(run.mesh))
         service = stack.enter_context(serve(run, workdir, STEP.value, RECORD.value))
         try:
-            endpoint = stack.enter_context(Endpoint(service.find, host=HOST.value, port=PORT.value))
+            endpoint = stack.enter_context(
+                Endpoint(service.find, host=LISTEN.value, port=PORT.value)
+            )
         except OSError as error:
-            raise ConfigError(f"--host={HOST.value} --port={PORT.value}: {error}") from error
+            raise ConfigError(f"--listen={LISTEN.value} --port={PORT.value}: {error}") from error
         flags.console().print(f"{NAME.value} on {endpoint.url}/v1", soft_wrap=True)
         threading.Event().wait()
 

@@ -214,7 +214,8 @@ class RunConfig:
             raise ConfigError(
                 f"{name}: picks are not noted for its trees of contexts; set rollout.picks to None"
             )
-        if not find_protocol(self.protocol, {}, "config.protocol").converses:
+        tools = find_tools(self.tools, "config.tools")
+        if not find_protocol(self.protocol, tools, "config.protocol").converses:
             raise ConfigError(
                 f"{name}: the protocol {self.protocol.name!r} has no place for conversations; take "
                 "a chat, such as 'hermes', or 'compact'"

@@ -17,10 +17,10 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import anyio.to_thread
 import uvicorn
 from absl import logging
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -174,7 +174,7 @@ class Endpoint:
             raise ApiError(f'the request must be {{"command": ...}}: {error!r}') from error
         if not isinstance(command, str) or type(timeout_s) not in (int, float, type(None)):
             raise ApiError("command must be a text, and timeout_s a number or null")
-        done = await anyio.to_thread.run_sync(client.execute, command, timeout_s)
+        done = await run_in_threadpool(client.execute, command, timeout_s)
         return JSONResponse(done)
 
 

@@ -24,7 +24,8 @@ def served():
     tokenizer = chat_tokenizer()
     stops = tuple(sorted(tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")))
     mesh = make_mesh(MeshConfig(data=1, tensor=1))
-    config = dataclasses.replace(ENGINE, prompt_length=ENGINE.length)
+    shapes = dict(prompt_length=1600, length=1600, pages=512, prefill_tokens=128)
+    config = dataclasses.replace(ENGINE, **shapes)
     engine = Engine(MODEL, config, SamplingConfig(), stops, mesh)
     scheduler = Scheduler(engine, tokenizer, workers=2, tool_timeout_s=600.0)
     records = []

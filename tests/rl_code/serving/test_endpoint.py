@@ -13,7 +13,6 @@ import pytest
 
 from rl_code.serving.requests import MOST_BYTES
 from tests.rl_code.harness.chats import chat_tokenizer
-from tests.rl_code.harness.test_rollout import ENGINE
 
 HELLO = [{"role": "user", "content": "hello"}]
 BASH = {
@@ -58,11 +57,12 @@ def test_an_answer_has_the_shape_of_the_api_and_is_recorded(served):
     record = served[2][-1]
     assert record["id"] == body["id"] and body["object"] == "chat.completion"
     (choice,) = body["choices"]
-    assert choice["message"]["role"] == "assistant" and choice["finish_reason"] in ("stop", "length")
-    tokens = record["tokens"]
-    given = chat_tokenizer().encode(
-        "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert choice["message"]["role"] == "assistant" and choice["finish_reason"] in (
+        "stop",
+        "length",
     )
+    tokens = record["tokens"]
+    given = chat_tokenizer().encode("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
     assert record["given"] == given and set(record["versions"]) == {7}
     assert body["system_fingerprint"] == "version_7"
     usage = body["usage"]
@@ -237,4 +237,3 @@ def test_tools_are_declared_to_the_model(served):
     ask(served, tools=[BASH], key="tools")
     text = chat_tokenizer().decode(served[2][-1]["given"])
     assert json.dumps(BASH) in text
-    assert len(served[2][-1]["given"]) < ENGINE.length

@@ -95,7 +95,9 @@ def test_a_conversation_that_goes_on_is_one_context_whose_sampled_tokens_stay(pr
 def test_calls_and_their_results_go_on_in_the_same_context():
     own = session()
     message = exchange(own, "I look. " + CALL, user("fix it"))
-    assert message == Message("assistant", "I look.", (Call("call_0_0", "bash", '{"command": "ls"}'),))
+    assert message == Message(
+        "assistant", "I look.", (Call("call_0_0", "bash", '{"command": "ls"}'),)
+    )
     result = Message("tool", "a.py", call_id="call_0_0")
     # agents write arguments and white space in their own way
     returned = Message("assistant", "I look. ", (Call("call_0_0", "bash", '{"command":"ls"}'),))
