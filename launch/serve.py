@@ -50,11 +50,10 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
         stack.enter_context(jax.set_mesh(run.mesh))
         service = stack.enter_context(serve(run, workdir, STEP.value, RECORD.value))
         try:
-            endpoint = stack.enter_context(
-                Endpoint(service.find, host=LISTEN.value, port=PORT.value)
-            )
+            made = Endpoint(service.find, host=LISTEN.value, port=PORT.value)
         except OSError as error:
             raise ConfigError(f"--listen={LISTEN.value} --port={PORT.value}: {error}") from error
+        endpoint = stack.enter_context(made)
         flags.console().print(f"{NAME.value} on {endpoint.url}/v1", soft_wrap=True)
         threading.Event().wait()
 

@@ -170,9 +170,9 @@ class Episode:
 
     def step(
         self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
-    ) -> list[int] | None:
+    ) -> list[int] | Rewritten | None:
         """Takes one message of the assistant. Returns the ids that follow it, padding of documents
-        included, or None when the episode is over.
+        included, or None when the episode is over. (Only agents of others rewrite contexts.)
 
         Args:
           tokens: the sampled tokens. The last is a stop token, unless the budget or the protocol's

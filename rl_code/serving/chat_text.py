@@ -15,7 +15,6 @@ from typing import Any
 
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.protocol import Protocol, break_up, stop_ids
-from rl_code.environment.tools.tool import Tool
 from rl_code.serving.requests import ApiError, Call, Message
 from rl_code.types import ToolCall
 
@@ -181,8 +180,8 @@ def cut_at(text: str, stop: Sequence[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Declared(Tool):
-    """A tool of somebody else's: its schema, by which the values of a call are typed."""
+class _Declared:
+    """A tool of somebody else's, as protocols read calls of it: its schema types their values."""
 
     schema: Mapping[str, Any]
 
@@ -197,7 +196,7 @@ def _plain(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"name": schema["name"], "parameters": {"properties": kinds}}
 
 
-def _of(call: ToolCall, declared: Mapping[str, Tool]) -> ToolCall:
+def _of(call: ToolCall, declared: Mapping[str, _Declared]) -> ToolCall:
     """A call with an error where its tool was not declared; arguments of a call with an error are
     left out, as nobody has checked them.
     """

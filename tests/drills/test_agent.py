@@ -41,5 +41,5 @@ def test_a_wrong_agent_is_named(outside):
     outside("An agent of others")
     with pytest.raises(ConfigError, match=r"harness\.least: no such key"):
         find_agent(Named("my_lab.agents:Asker", {"least": 3}), "config.harness")
-    with pytest.raises(ConfigError, match="is no rl_code.harness.agent.Agent"):
+    with pytest.raises(ConfigError, match=r"is no rl_code\.harness\.agent\.Agent"):
         find_agent(Named("my_lab.agents:post"), "config.harness")

@@ -89,3 +89,16 @@ def test_what_an_agent_of_others_did_is_stored_and_trained_on(tmp_path):
 def test_a_wrong_harness_is_named(changes, message):
     with pytest.raises(ConfigError, match=message):
         config_of(**changes)
+
+
+@pytest.mark.long
+def test_a_reward_that_can_be_earned_rises(tmp_path):
+    signal = dict(name="tests.rl_code.harness.brevity:FewTokens", most=36)
+    settings = quickstart.get_config("smoke").train.to_dict()
+    settings |= dict(steps=20, tasks_per_step=4, group_size=6, micro_batches=1)
+    settings["optimizer"] |= dict(schedule="constant", warmup_steps=0, learning_rate=0.01)
+    settings["pack"] = dict(targets=96, slots=512, rows=16)
+    config = config_of(options=("text",), reward=dict(signals=(signal,)), train=settings)
+    train(config, tmp_path)
+    rewards = [row["reward/total"] for row in read_metrics(tmp_path)]
+    assert np.mean(rewards[-4:]) > np.mean(rewards[:4]) + 0.1, rewards
