@@ -16,6 +16,13 @@ The untrained weights, and the newest checkpoint of a run:
     --predictions=p.jsonl what agents handed in, in SWE-bench's form, one patch for each task; of
                           several samples the others go to p.1.jsonl and so on
 
+A model that is served anywhere by the OpenAI chat API, with the same tasks, tools and graders:
+
+    python -m launch.evaluate --config=configs/own_model.py --suite=held_out \\
+        --endpoint=http://127.0.0.1:8000/v1 --endpoint_model=name
+
+    --endpoint_key=NAME   the variable of the environment that holds the API key
+
 Results are written to <workdir>/evaluations; those of the untrained weights to
 runs/untrained_<config>/evaluations.
 """
@@ -33,7 +40,7 @@ import ml_collections
 from absl import flags as absl_flags
 from ml_collections import config_flags
 
-from launch import flags
+from launch import evaluate_endpoint, flags
 from launch.step import STEP
 from models.transformer import Transformer, abstract_model
 from rl_code import checkpoint, read_config
@@ -41,9 +48,11 @@ from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare
 from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.contamination import Overlap, overlaps, without
+from rl_code.evaluation.endpoint import EndpointError
 from rl_code.evaluation.predictions import Predictions
 from rl_code.evaluation.suite import SuiteResult
 from rl_code.evaluation.suites import SUITES, OfPath, SuiteConfig
+from rl_code.harness.agent import HarnessError
 from rl_code.progress import Progress
 from rl_code.rollout.scheduler import RolloutTimeout
 from rl_code.run import Run
@@ -75,6 +84,9 @@ def main(config: ml_collections.ConfigDict, workdir: str | None) -> None:
             config.suites = (*config.suites, suite_of_path(FLAGS.suite, PATH.value))
     run_config = read_config.build(RunConfig, config)
     suite = choose_suite(run_config, FLAGS.suite, FLAGS.greedy)
+    if evaluate_endpoint.ENDPOINT.value:
+        evaluate_endpoint.evaluate(run_config, suite, workdir, against=FLAGS.against)
+        return
     console = flags.console()
     file, _, _ = config_flags.get_config_filename(FLAGS["config"]).partition(":")
     folder = Path(workdir or f"runs/untrained_{Path(file).stem}")
@@ -202,5 +214,8 @@ def restore_model(run: Run, workdir: str, step: int | None) -> tuple[Transformer
 
 if __name__ == "__main__":
     flags.run(
-        main, kind=RunConfig, needs_workdir=False, expected=(SandboxUnavailable, RolloutTimeout)
+        main,
+        kind=RunConfig,
+        needs_workdir=False,
+        expected=(SandboxUnavailable, RolloutTimeout, EndpointError, HarnessError),
     )

@@ -29,6 +29,7 @@ from rl_code.act import act
 from rl_code.environment.sandbox.pool import SandboxUnavailable
 from rl_code.evaluation import compare, suite
 from rl_code.evaluation.suite import SuiteResult
+from rl_code.harness.agent import HarnessError
 from rl_code.prefill import prefill
 from rl_code.report.page import ReportConfig, write_report
 from rl_code.rollout.multihost import ProcessLost
@@ -135,7 +136,14 @@ if __name__ == "__main__":
         main,
         kind=RunConfig,
         needs_workdir=lambda: not DRY_RUN.value,
-        expected=(SandboxUnavailable, StoreError, WeightError, RolloutTimeout, ProcessLost),
+        expected=(
+            SandboxUnavailable,
+            StoreError,
+            WeightError,
+            RolloutTimeout,
+            ProcessLost,
+            HarnessError,
+        ),
         # steps repeat exactly, so the same loss would not be finite again
         lasting=(FloatingPointError, Replaced),
     )

@@ -31,6 +31,9 @@ from rl_code.environment.sandbox.pool import SandboxPool, Snapshot
 from rl_code.environment.tools.api import find_tools, offered
 from rl_code.evaluation.suite import SuiteResult, from_groups
 from rl_code.evaluation.suites import SuiteConfig
+from rl_code.harness.api import find_agent
+from rl_code.harness.episode import AgentEpisode
+from rl_code.harness.harness import Harness
 from rl_code.learner import offload
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
@@ -92,6 +95,9 @@ class Run:
         self._signals = find_signals(config.reward)
         self.origin = origin_lib.find(config.model.weights)
         self.tools = find_tools(config.tools)
+        agent = config.harness and find_agent(config.harness, "config.harness")
+        # Plays the episodes where an agent of others does; None for our own.
+        self.harness = Harness(agent) if agent else None
         self.pool = SandboxPool(config.sandbox)
         try:
             self.tokenizer = find_tokenizer(config, self.origin, workdir, self.demonstration)
@@ -114,6 +120,8 @@ class Run:
         """Ends the sandboxes and worker threads."""
         for scheduler in self._schedulers.values():
             scheduler.close()
+        if self.harness is not None:
+            self.harness.close()
         self.pool.close()
 
     def _check_offload(self) -> None:
@@ -295,6 +303,18 @@ class Run:
         """A new episode of a task, by the protocol and limits of training unless others are
         given. on_work: gets what the agent hands in.
         """
+        if self.harness is not None:
+            return AgentEpisode(
+                task,
+                group=group,
+                index=index,
+                protocol=self._protocol(protocol),
+                tokenizer=self.tokenizer,
+                pool=self.pool,
+                limits=limits or self.config.limits,
+                reward=self._signals,
+                harness=self.harness,
+            )
         return Episode(
             task,
             group=group,
@@ -395,6 +415,8 @@ class Run:
         tasks = source.load(self.pool, self.workdir)
         if source.endless:
             return tasks
+        if self.harness is not None:  # the agent writes the prompts
+            return tasks
         kept = [task for task in tasks if self._prompt_tokens(protocol, task) <= prompt_length]
         if len(kept) < len(tasks):
             logging.info(
@@ -404,6 +426,11 @@ class Run:
                 prompt_length,
             )
         return kept
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol of training, with the tokenizer's template."""
+        return self._protocol(None)
 
     def _protocol(self, protocol: Named | None) -> Protocol:
         """The protocol of a suite, or that of training for None, with the tokenizer's template."""

@@ -19,6 +19,7 @@ from rl_code.environment.tools.api import find_tools
 from rl_code.evaluation import during
 from rl_code.evaluation.during import EvaluateConfig
 from rl_code.evaluation.suites import SuiteConfig
+from rl_code.harness.api import find_agent
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
 from rl_code.record_keeper import RecordConfig
@@ -78,6 +79,9 @@ class RunConfig:
     # With this section, answers of tools and parts of prompts are documents: runs of tokens that
     # see only themselves, whose keys are computed once. None for contexts without documents.
     documents: DocumentsConfig | None = None
+    # The agent of others that plays all episodes, through the endpoint: a key of
+    # harness.api.HARNESSES, with its settings. None for episodes of our own, with ``tools``.
+    harness: Named | None = None
 
     def __post_init__(self):
         self._check_names()
@@ -115,6 +119,8 @@ class RunConfig:
                 "read from the whole record; set it to None, or leave these tools out"
             )
         find_signals(self.reward, "config.reward")
+        if self.harness is not None:
+            self._check_harness(self.harness)
         for at, suite in enumerate(self.suites):
             path = f"config.suites[{at}]"
             find_protocol(suite.protocol or self.protocol, tools, f"{path}.protocol")
@@ -196,6 +202,23 @@ class RunConfig:
             raise ValueError(
                 f"train.pack.rows={train.pack.rows} must divide into "
                 f"train.micro_batches={train.micro_batches}"
+            )
+
+    def _check_harness(self, harness: Named) -> None:
+        """Raises ConfigError for what an agent of others cannot be played with."""
+        find_agent(harness, "config.harness")
+        name = f"config.harness = {harness.name!r}"
+        if self.documents is not None:
+            raise ConfigError(f"{name}: agents of others write no documents; leave documents out")
+        if self.rollout.picks is not None:
+            raise ConfigError(
+                f"{name}: picks are not noted for its trees of contexts; set rollout.picks to None"
+            )
+        tools = find_tools(self.tools, "config.tools")
+        if not find_protocol(self.protocol, tools, "config.protocol").converses:
+            raise ConfigError(
+                f"{name}: the protocol {self.protocol.name!r} has no place for conversations; take "
+                "a chat, such as 'hermes', or 'compact'"
             )
 
     def offloaded(self) -> str | None:

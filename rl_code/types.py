@@ -321,7 +321,8 @@ class Trajectory:
     prompt_length: int
     turns: tuple[Turn, ...]
     # How it ended: "submitted", "turn_limit", "token_limit", "time_limit" (wall-clock or CPU time
-    # of its tools), "fault" (the sandbox's own, which is masked from training).
+    # of its tools), "agent_ended" (an agent of others that handed nothing in), "fault" (the
+    # sandbox's own, which is masked from training).
     status: str
     reward: Reward
     # Whether the work was handed in and passed every required test.

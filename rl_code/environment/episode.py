@@ -37,11 +37,25 @@ from rl_code.types import (
     ToolCall,
     ToolResult,
     Trajectory,
+    Turn,
 )
 
 # How often the calls of one message are carried out, where the sandbox is lost each time.
 TRIES = 3
-_NOT_GRADED = Grade(submitted=False)
+# Of work that was not handed in.
+NOT_GRADED = Grade(submitted=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """What an episode says where it goes on in another context, which may keep a beginning of the
+    one before.
+    """
+
+    # The whole context.
+    tokens: list[int]
+    # Its index among the contexts of the trajectory.
+    context: int
 
 
 class Episode:
@@ -53,6 +67,10 @@ class Episode:
     as a failure with its penalties. A fault of the sandbox ends the episode. A bug of a tool
     raises.
     """
+
+    # Whether ``start`` waits for nothing. Otherwise the episodes of a group start in worker
+    # threads.
+    starts_at_once = True
 
     def __init__(
         self,
@@ -135,6 +153,14 @@ class Episode:
         self._transcript.add_given("prompt", tokens, kinds)
         return tokens
 
+    def share(self, length: int) -> None:
+        """Told after the start: how many first tokens of the prompt the whole group has. Here it
+        is all of them.
+        """
+
+    def sampling(self, tokens: Sequence[int]) -> None:
+        """Told while a message is sampled: its tokens so far."""
+
     def fork(self, index: int) -> Episode:
         """Another episode of the same group that has come the same way: the same tokens, and a
         workspace with the same files. From here on they are apart.
@@ -155,9 +181,9 @@ class Episode:
 
     def step(
         self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
-    ) -> list[int] | None:
+    ) -> list[int] | Rewritten | None:
         """Takes one message of the assistant. Returns the ids that follow it, padding of documents
-        included, or None when the episode is over.
+        included, or None when the episode is over. (Only agents of others rewrite contexts.)
 
         Args:
           tokens: the sampled tokens. The last is a stop token, unless the budget or the protocol's
@@ -172,20 +198,7 @@ class Episode:
         logprobs = [float(logprob) for logprob in logprobs]
         self._check_message(tokens, logprobs, versions)
         calls = self._append_sampled(tokens, logprobs, versions)
-        try:
-            results = self._carry_out(calls)
-        except SandboxFault as fault:
-            self._note(fault)
-            results = [ToolResult("", f"sandbox fault: {fault}", ok=False)]
-        self._messages += 1
-        # The order decides how the episode ended if several things are true at once: work that was
-        # handed in counts, even if it used up the last turn or the time.
-        if self._workspace.handed_in is not None:
-            self.status = "submitted"
-        elif not self.over and self._workspace.out_of_time:
-            self.status = "time_limit"
-        elif not self.over and self._messages == self.limits.turns:
-            self.status = "turn_limit"
+        results = self._carry_out(calls)
         observation: list[int] = []
         kinds: list[int] | None = None
         if not self.over:
@@ -201,6 +214,24 @@ class Episode:
         self._transcript.add_given("tool", observation, kinds, tuple(results))
         return None if self.over else observation
 
+    def _carry_out(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        """Carries out the calls of a message, and notes whether the episode is over with it."""
+        try:
+            results = self._try_calls(calls)
+        except SandboxFault as fault:
+            self._note(fault)
+            results = [ToolResult("", f"sandbox fault: {fault}", ok=False)]
+        self._messages += 1
+        # The order decides how the episode ended if several things are true at once: work that was
+        # handed in counts, even if it used up the last turn or the time.
+        if self._workspace.handed_in is not None:
+            self.status = "submitted"
+        elif not self.over and self._workspace.out_of_time:
+            self.status = "time_limit"
+        elif not self.over and self._messages == self.limits.turns:
+            self.status = "turn_limit"
+        return results
+
     def _note(self, fault: SandboxFault) -> None:
         """The episode is over, through no fault of the policy's."""
         self.status = "fault"
@@ -214,7 +245,7 @@ class Episode:
             raise ValueError(f"{self._name} is not over")
         start = time.monotonic()
         files: Snapshot = {}
-        verdict = _NOT_GRADED
+        verdict = NOT_GRADED
         first_edit_passed = False
         try:
             files = self._files_after()
@@ -251,7 +282,7 @@ class Episode:
         self,
         reward: Reward,
         *,
-        verdict: Grade = _NOT_GRADED,
+        verdict: Grade = NOT_GRADED,
         first_edit_passed: bool = False,
     ) -> Trajectory:
         """The record of the episode."""
@@ -332,7 +363,7 @@ class Episode:
             error = check(call, self.tools)
         return ToolCall(call.name, {} if error else call.arguments, error)
 
-    def _carry_out(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    def _try_calls(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """The results of a message's calls, in order. Raises SandboxFault.
 
         If the sandbox is lost meanwhile, the calls are carried out again in another one, which is
@@ -362,6 +393,10 @@ class Episode:
             self._rebuild()
         raise AssertionError("unreachable")
 
+    def _turns_so_far(self) -> Sequence[Turn]:
+        """All turns, the message that is carried out included."""
+        return self._transcript.turns
+
     def _rebuild(self) -> None:
         """Another workspace in place of a lost one, in which all messages before the last are
         carried out again. Where that fails, the next call meets a sandbox that is lost.
@@ -372,7 +407,7 @@ class Episode:
         )
         # The messages before took no longer than an episode may.
         self._workspace.deadline = time.monotonic() + self.limits.episode_s
-        *before, _ = (turn for turn in self._transcript.turns if turn.role == "assistant")
+        *before, _ = (turn for turn in self._turns_so_far() if turn.role == "assistant")
         with contextlib.suppress(SandboxFault):
             repeat(before, self.tools, self._workspace)
 

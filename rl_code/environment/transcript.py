@@ -66,6 +66,10 @@ class Transcript:
         text = self.tokenizer.decode(tokens)
         self.turns.append(Turn("assistant", start, len(self), text, calls=calls))
 
+    def sampled_at(self, place: int) -> bool:
+        """Whether the token at a place was sampled."""
+        return self._sampled[place]
+
     def context(self) -> Context:
         """What there is so far, as a record."""
         return Context(

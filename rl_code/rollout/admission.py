@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from attention.cache.pages import OutOfPages
 from rl_code.documents import OUTSIDE
-from rl_code.environment.episode import Episode
+from rl_code.environment.episode import Episode, Rewritten
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.spans import Span
@@ -91,6 +92,8 @@ class OpenGroup(Span):
 
     # What the caller gets back with the finished group.
     tag: Any = None
+    # The words of the random key of its episodes.
+    key: tuple[int, ...] = (0, 0)
     task: Task | None = None
     # The rows of all its episodes.
     rows: list[Row] = dataclasses.field(default_factory=list)
@@ -212,6 +215,15 @@ class Admission:
                 self.stats.received_tokens += len(group.tokens)
                 self.stats.received_bytes += sum(x.nbytes for block in blocks for x in block)
             self.queue.appendleft(group)
+
+    def rewrite(self, row: Row, rewritten: Rewritten) -> None:
+        """An episode goes on in another context, whose keys are all computed anew: those that
+        decoding wrote may differ in their last bit from what a prefill writes.
+        """
+        self._pool.forget(row)
+        row.tokens = list(rewritten.tokens)
+        row.prompt = min(row.prompt, len(row.tokens))
+        row.key = context_key(row.group.key, rewritten.context)
 
     def close(self, row: Row) -> None:
         """Takes the pages of an episode that is over."""
@@ -368,11 +380,26 @@ class Admission:
         return holders[-1]
 
 
+def context_key(key: Sequence[int], context: int) -> tuple[int, ...]:
+    """The words of the random key of a context, so that a context which starts at the same place
+    as another one is not sampled with the same numbers. That of the first is the episode's own.
+    """
+    if context == 0:
+        return tuple(key)
+    content = np.array([*key, context], np.uint32).tobytes()
+    return tuple(
+        np.frombuffer(hashlib.blake2b(content, digest_size=8).digest(), np.uint32).tolist()
+    )
+
+
 def with_keys(trajectory: Trajectory, keys: Sequence[tuple[int, int]]) -> Trajectory:
     """The trajectory of an episode with ``Context.keys``, where several versions computed them.
 
-    keys: pairs (place, version), of which some may have no key.
+    keys: pairs (place, version), of which some may have no key. A tree of several contexts gets
+    none, since it cannot be sampled again: another program decided what was asked.
     """
+    if len(trajectory.contexts) > 1:
+        return trajectory
     context = trajectory.contexts[0]
     # The last token has no key: nothing was sampled after it.
     ends = [place for place, _ in keys[1:]] + [len(context.tokens) - 1]

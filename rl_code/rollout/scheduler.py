@@ -28,7 +28,7 @@ import numpy as np
 from models.adapter_rows import num_adapters
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
-from rl_code.environment.episode import Episode
+from rl_code.environment.episode import Episode, Rewritten
 from rl_code.environment.protocols.protocol import stop_length
 from rl_code.rollout.admission import Admission, OpenGroup, Row, with_choices, with_keys
 from rl_code.rollout.decode_input import decode_input
@@ -150,31 +150,51 @@ class Scheduler:
         if self._model is not None:
             _check_adapter(self._model, adapter)
         rows = [Row(episode=make_episode(task, group, index)) for index in range(group_size)]
-        prompt, *_ = [row.episode.start() for row in rows]
-        if len(prompt) > self._config.prompt_length:
-            for row in rows:
-                row.episode.close()
+        own = OpenGroup(tag=tag, key=tuple(key), task=task, rows=rows, unopened=rows[::-1])
+        own.on_finished = on_finished
+        own.adapter = adapter
+        for row in rows:
+            row.group = own
+            row.key = own.key
+            row.adapter = adapter
+        if all(row.episode.starts_at_once for row in rows):
+            prompts = [row.episode.start() for row in rows]
+            if len(prompts[0]) > self._config.prompt_length:
+                for row in rows:
+                    row.episode.close()
+                raise ValueError(
+                    f"task {task.id}: its prompt of {len(prompts[0])} tokens is longer than "
+                    f"prompt_length={self._config.prompt_length}"
+                )
+            self._enqueue(own, prompts)
+        else:
+            self._starting[own] = [self._executor.submit(row.episode.start) for row in rows]
+        self._groups[own] = None
+
+    def _enqueue(self, group: OpenGroup, prompts: Sequence[list[int]]) -> None:
+        """A group whose episodes have started waits for pages.
+
+        prompts: of each row. They differ where agents of others begin differently: the rows then
+        share what all have, and go on on their own.
+        """
+        shared = min(_in_common(prompts), self._config.prompt_length)
+        if shared < 2:
             raise ValueError(
-                f"task {task.id}: its prompt of {len(prompt)} tokens is longer than "
-                f"prompt_length={self._config.prompt_length}"
+                f"task {group.task.id}: the prompts of its {len(prompts)} episodes have only "
+                f"{shared} tokens in common"
             )
         # The group's span lacks the prompt's last token: each row feeds that to the decoder itself,
         # to get the logits for its first sampled token. Rows are opened from the end of
         # ``unopened``, so in the order of their index.
-        own = OpenGroup(prompt=len(prompt), tag=tag, task=task, rows=rows, unopened=rows[::-1])
-        own.on_finished = on_finished
-        own.adapter = adapter
-        own.runs = self._pool.runs()
-        own.add(prompt[:-1], own.kinds())
-        for row in rows:
-            row.group = own
-            row.prompt = len(prompt)
-            row.adapter = adapter
+        group.prompt = shared
+        group.runs = self._pool.runs()
+        group.add(prompts[0][: shared - 1], group.kinds())
+        for row, prompt in zip(group.rows, prompts, strict=True):
+            row.episode.share(shared)
+            row.prompt = shared
             row.runs = self._pool.runs()
             row.add(prompt, row.kinds())
-            row.key = tuple(key)
-        self._groups[own] = None
-        self._open.queue.append(own)
+        self._open.queue.append(group)
 
     @property
     def groups(self) -> int:
@@ -184,7 +204,7 @@ class Scheduler:
     @property
     def room(self) -> int:
         """Episodes that could be handed in and opened at once, if there were pages for them."""
-        return self._open.room
+        return self._open.room - sum(len(group.rows) for group in self._starting)
 
     def step(self) -> list[tuple[Any, Group]]:
         """One round; returns (tag, group) for each group that was finished. If there is nothing
@@ -201,7 +221,7 @@ class Scheduler:
         elif not finished and not self._open.prefill_due:
             if self._open.asked:
                 self._await_pages()
-            elif self._stepping or self._finishing:
+            elif self._worked_on:
                 self._wait()
         self._open.stats.total_s += time.perf_counter() - start
         return finished
@@ -218,7 +238,7 @@ class Scheduler:
 
     def abort(self) -> None:
         """Gives up every episode and forgets the caches."""
-        for future in (*self._stepping, *self._finishing):
+        for future in self._worked_on:
             future.cancel()
         for group in self._groups:
             for row in group.rows:
@@ -274,10 +294,19 @@ class Scheduler:
 
     def _reset(self) -> None:
         self._groups: dict[OpenGroup, None] = {}  # not finished
+        # Groups whose episodes wait for their first request, with what gives their prompts.
+        self._starting: dict[OpenGroup, list[Future]] = {}
         self._stepping: dict[Future, Row] = {}
         self._finishing: dict[Future, Row] = {}
         self._open.clear()
         self._open.stats = RolloutStats()
+
+    @property
+    def _worked_on(self) -> list[Future]:
+        """What worker threads are doing, and have not done yet where a group is to start."""
+        starting = [future for futures in self._starting.values() for future in futures]
+        undone = [future for future in starting if not future.done()]
+        return [*self._stepping, *self._finishing, *undone]
 
     def _await_pages(self) -> None:
         """Waits a moment for the pages of a prompt."""
@@ -288,15 +317,15 @@ class Scheduler:
     def _wait(self) -> None:
         start = time.perf_counter()
         done, _ = wait(
-            [*self._stepping, *self._finishing],
+            self._worked_on,
             timeout=self._timeout_s,
             return_when=FIRST_COMPLETED,
         )
         self._open.stats.wait_s += time.perf_counter() - start
         if not done:
-            waiting = sorted(
-                row.episode.task.id for row in (*self._stepping.values(), *self._finishing.values())
-            )
+            rows = [*self._stepping.values(), *self._finishing.values()]
+            rows += [row for group in self._starting for row in group.rows]
+            waiting = sorted(row.episode.task.id for row in rows)
             raise RolloutTimeout(
                 f"no tool answered within {self._timeout_s} s; waiting for tasks {waiting}"
             )
@@ -305,10 +334,18 @@ class Scheduler:
         """Takes what the worker threads have finished. An episode that is over gives up its pages,
         and is then graded in a worker thread.
         """
+        for group, futures in list(self._starting.items()):
+            if all(future.done() for future in futures):
+                del self._starting[group]
+                self._enqueue(group, [future.result() for future in futures])
         for future in [future for future in self._stepping if future.done()]:
             row = self._stepping.pop(future)
             observation = future.result()
             row.waiting = False
+            if isinstance(observation, Rewritten):
+                self._texts.forget(row)
+                self._open.rewrite(row, observation)
+                observation = []
             if observation is None:
                 self._open.close(row)
                 self._texts.keep(row)
@@ -461,6 +498,7 @@ class Scheduler:
         for name, found in choices.items():
             row.choices.setdefault(name, []).append(found[:fresh])
         row.add(row.message[before:])
+        row.episode.sampling(row.message)
         if self._config.draft_least and fresh and len(row.message) % self._config.draft_window == 0:
             row.repeats = self._texts.repeats(row)
         # Each sampled token wrote the key of the token before it, so the row still lacks its last.
@@ -482,3 +520,9 @@ def _check_adapter(model: Transformer, adapter: int) -> None:
         raise ValueError(
             f"{adapter=} must be -1 or one of the {count} adapters of the weights, counted from 0"
         )
+
+
+def _in_common(prompts: Sequence[list[int]]) -> int:
+    """How many first tokens all prompts have."""
+    different = (at for at, each in enumerate(zip(*prompts, strict=False)) if len(set(each)) > 1)
+    return next(different, min(map(len, prompts)))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from models.chat import render
 from models.own_template import OwnTemplate
@@ -34,6 +34,7 @@ class Chat(Protocol):
     calls: Literal["json", "tags", "bare"]
     # The template that came with the tokenizer; None for the family's.
     own: OwnTemplate | None = None
+    converses: ClassVar[bool] = True
 
     def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Chat:
         own = own_template(self.family, tokenizer)
@@ -46,9 +47,17 @@ class Chat(Protocol):
 
     def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
         schemas = [{"type": "function", "function": tool.schema} for tool in tools.values()]
+        return self.conversation(task.messages, schemas, True) + task.prefill
+
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        schemas: Sequence[Mapping[str, Any]],
+        opening: bool,
+    ) -> str:
         if self.own is not None:
-            return self.own.render(task.messages, schemas) + task.prefill
-        return render(self.family, task.messages, schemas) + task.prefill
+            return self.own.render(messages, schemas, opening)
+        return render(self.family, messages, schemas, opening)
 
     def parse(self, text: str, task: Task, tools: Mapping[str, Tool]) -> list[ToolCall]:
         text = text.rpartition("</think>")[2]

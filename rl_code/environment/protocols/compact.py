@@ -33,6 +33,7 @@ class Compact(Protocol):
 
     stop_tokens: tuple[str, ...] = dataclasses.field(default=("<|eot|>",), kw_only=True)
     verbose: bool = dataclasses.field(default=False, kw_only=True)
+    converses: typing.ClassVar[bool] = True
 
     SPECIAL_TOKENS: typing.ClassVar[tuple[str, ...]] = _COMPACT_TOKENS
 
@@ -55,6 +56,14 @@ class Compact(Protocol):
 
     def prompt(self, task: Task, tools: Mapping[str, Tool]) -> str:
         return render("compact", task.messages) + task.prefill
+
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        schemas: Sequence[Mapping[str, Any]],
+        opening: bool,
+    ) -> str:
+        return render("compact", messages, schemas, opening)
 
     def message(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> str:
         """The assistant's message that makes these calls, stop token included; ``parse`` undoes it.

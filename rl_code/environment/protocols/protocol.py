@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from models.chat import render_tool_results
 from models.families import FAMILIES
@@ -32,6 +33,8 @@ class Protocol:
     stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     # Whether tools answer in sentences or in as few words as will do.
     verbose: bool = True
+    # Whether it has ``conversation``.
+    converses: ClassVar[bool] = False
 
     def for_tokenizer(self, tokenizer: Tokenizer, tools: Mapping[str, Tool]) -> Protocol:
         """The protocol with the chat template that came with the tokenizer, where it uses one.
@@ -58,6 +61,19 @@ class Protocol:
     def observation(self, results: Sequence[ToolResult]) -> str:
         """The text after the message's stop token, up to where the assistant goes on."""
         raise NotImplementedError
+
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        schemas: Sequence[Mapping[str, Any]],
+        opening: bool,
+    ) -> str:
+        """Any conversation as text, as ``models.chat.render`` takes it: what others send through
+        the endpoint (``rl_code.serving``). opening: whether the assistant's next message is opened.
+
+        Raises ValueError for one that the protocol has no place for.
+        """
+        raise ValueError(f"the protocol {type(self).__name__} has no place for conversations")
 
     def stopped(self, text: str) -> bool:
         """Whether the text sampled so far is complete without a stop token; once True it stays

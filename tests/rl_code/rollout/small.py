@@ -66,6 +66,8 @@ class Protocol:
 class Episode:
     """Answers every message with its own tokens turned around; over after ``turns`` messages."""
 
+    starts_at_once = True
+
     def __init__(self, task, group, index, turns=3, protocol=None, wait=None):
         self.task, self.group, self.index, self.turns = task, group, index, turns
         self.protocol = protocol or Protocol()
@@ -121,6 +123,12 @@ class Episode:
             status="turn_limit",
             reward=Reward(0.0, {}),
         )
+
+    def share(self, length):
+        assert length == len(self.task.prompt)
+
+    def sampling(self, tokens):
+        pass
 
     def close(self):
         self.closed = True

@@ -1,0 +1,302 @@
+"""Suites played by a model that somebody else serves, over the OpenAI chat API with tools.
+
+Tasks, tools, sandbox and graders are those of any evaluation; messages and calls take the place of
+tokens. What is not known of such a model stays unknown: a trajectory has the number of its sampled
+tokens as the server counts them, and neither their ids nor their log-probabilities.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from rl_code.environment.episode import NOT_GRADED, Episode
+from rl_code.environment.protocols.protocol import Protocol
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.tools.tool import Tool
+from rl_code.evaluation.suite import FOLDER
+from rl_code.files import write_atomically
+from rl_code.rewards.combine import ActiveSignal
+from rl_code.rewards.finished import Grade
+from rl_code.rollout.sampling import SamplingConfig
+from rl_code.types import Context, Group, Limits, Reward, Task, ToolCall, Trajectory, Turn
+
+# Answers that may be better when they are asked for again.
+_AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504})
+_NO_CALL = "no tool call; call a tool, and submit when the work is done"
+
+
+class EndpointError(RuntimeError):
+    """The server cannot be reached, or refuses what it is asked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """Where a model is served."""
+
+    # Base URL, with /v1 where the server has it.
+    url: str
+    # The model's name there.
+    model: str
+    # The API key; "" for none.
+    key: str = ""
+    # Seconds in which one answer has to come.
+    timeout_s: float = 600.0
+    # How often a request is made that fails in a way that may pass, and seconds before the second.
+    attempts: int = 5
+    pause_s: float = 1.0
+
+    def ask(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The body of the answer; None where the conversation is too long for the model.
+
+        Raises EndpointError.
+        """
+        request = urllib.request.Request(
+            f"{self.url.rstrip('/')}/chat/completions",
+            json.dumps({"model": self.model, **body}).encode(),
+            {"Content-Type": "application/json"}
+            | ({"Authorization": f"Bearer {self.key}"} if self.key else {}),
+        )
+        why = ""
+        for attempt in range(self.attempts):
+            if attempt:
+                time.sleep(self.pause_s * 2 ** (attempt - 1))
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
+                    return json.loads(answer.read())
+            except urllib.error.HTTPError as error:
+                message, code = _error_of(error)
+                if code == "context_length_exceeded":
+                    return None
+                why = f"{error.code}: {message}"
+                if error.code not in _AGAIN:
+                    break
+            except (OSError, ValueError) as error:
+                why = f"{type(error).__name__}: {error}"
+        raise EndpointError(f"{self.url} does not answer for the model {self.model!r}: {why}")
+
+
+def _error_of(error: urllib.error.HTTPError) -> tuple[str, str]:
+    """Message and code of an error's body."""
+    text = error.read().decode("utf-8", "replace")
+    try:
+        body = json.loads(text)["error"]
+        return str(body["message"]), str(body.get("code"))
+    except (ValueError, TypeError, KeyError):
+        return text[:500], ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Messages(Protocol):
+    """No protocol of ours: the server puts messages into words."""
+
+    stop_tokens: tuple[str, ...] = ()
+
+
+class ChatEpisode(Episode):
+    """An episode whose messages come from a server. ``play`` goes through all of it."""
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        index: int,
+        tools: Mapping[str, Tool],
+        pool: SandboxPool,
+        limits: Limits,
+        reward: Sequence[ActiveSignal],
+        server: Server,
+        sampling: SamplingConfig,
+        seed: int,
+    ):
+        super().__init__(
+            task,
+            group=0,
+            index=index,
+            protocol=Messages(),
+            tools=tools,
+            tokenizer=None,
+            pool=pool,
+            limits=limits,
+            reward=reward,
+        )
+        self._server, self._sampling, self._seed = server, sampling, seed
+        self.messages: list[dict[str, Any]] = [dict(message) for message in task.messages]
+        self._turns: list[Turn] = []
+        # Tokens of the conversation, as the server counted them last, and those that it sampled.
+        self._total = 0
+        self._sampled = 0
+
+    def play(self) -> Trajectory:
+        """Plays and grades the episode. Raises EndpointError."""
+        try:
+            while not self.over:
+                answer = self._server.ask(self._request())
+                if answer is None:
+                    self.status = "token_limit"
+                else:
+                    self._take(answer)
+            return self.finish()
+        finally:
+            self.close()
+
+    def _request(self) -> dict[str, Any]:
+        tools = [{"type": "function", "function": tool.schema} for tool in self.tools.values()]
+        left = max(1, self.limits.tokens - self._total)
+        return {
+            "messages": self.messages,
+            "tools": tools,
+            "max_tokens": min(self.limits.turn_tokens, left),
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "seed": self._seed,
+        }
+
+    def _take(self, answer: Mapping[str, Any]) -> None:
+        """Carries out what a message asks for, and appends what the server gets to see."""
+        try:
+            message = answer["choices"][0]["message"]
+            usage = answer.get("usage") or {}
+            sampled = int(usage.get("completion_tokens") or 0)
+            self._total = int(usage.get("total_tokens") or 0)
+            content = message.get("content") or ""
+            written = [(call["id"], call["function"]) for call in message.get("tool_calls") or ()]
+            calls = [_read(function) for _, function in written]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise EndpointError(
+                f"{self._server.url} answered what is no chat completion ({error!r}): "
+                f"{json.dumps(answer)[:300]}"
+            ) from error
+        own = {"role": "assistant", "content": content}
+        if written:
+            own["tool_calls"] = message["tool_calls"]
+        self.messages.append(own)
+        checked = [self._checked(call, number) for number, call in enumerate(calls, start=1)]
+        checked = checked or [ToolCall("", {}, _NO_CALL)]
+        self._malformed_calls += sum(call.error != "" for call in checked)
+        self._add_turn("assistant", sampled, content, calls=tuple(checked))
+        results = self._carry_out(checked)
+        self._add_turn("tool", 0, "\n".join(r.content for r in results), results=tuple(results))
+        if not written:
+            self.messages.append({"role": "user", "content": results[0].content})
+        # One result stands for all calls beyond the limit, and each call needs an answer.
+        last = results[-1].content
+        for number, (id, _) in enumerate(written):
+            text = results[number].content if number < len(results) else last
+            self.messages.append({"role": "tool", "tool_call_id": id, "content": text})
+        if not self.over and self._total >= self.limits.tokens:
+            self.status = "token_limit"
+
+    def _add_turn(self, role: Any, sampled: int, text: str, **what: Any) -> None:
+        start = self._sampled
+        self._sampled += sampled
+        self._turns.append(Turn(role, start, self._sampled, text, **what))
+
+    def _turns_so_far(self) -> Sequence[Turn]:
+        return self._turns
+
+    def _trajectory(
+        self,
+        reward: Reward,
+        *,
+        verdict: Grade = NOT_GRADED,
+        first_edit_passed: bool = False,
+    ) -> Trajectory:
+        count = self._sampled
+        context = Context(
+            tokens=np.full(count, -1, np.int32),
+            sampled=np.ones(count, bool),
+            logprobs=np.full(count, np.nan, np.float32),
+            versions=np.full(count, -1, np.int32),
+        )
+        return Trajectory(
+            task_id=self.task.id,
+            group=self.group,
+            index=self.index,
+            contexts=(context,),
+            prompt_length=0,
+            turns=tuple(self._turns),
+            status=self.status,
+            reward=reward,
+            solved=verdict.solved,
+            malformed_calls=self._malformed_calls,
+            first_edit_passed=first_edit_passed,
+            seconds=dict(self._seconds),
+            passed=verdict.passed,
+            rebuilt=self._rebuilt or None,
+        )
+
+
+def _read(function: Mapping[str, Any]) -> ToolCall:
+    """A call of the API as our tools take it."""
+    name = str(function["name"])
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError) as error:
+        return ToolCall(name, {}, f"the arguments are not valid JSON ({error})")
+    if not isinstance(arguments, dict):
+        return ToolCall(name, {}, "the arguments must be a JSON object")
+    return ToolCall(name, arguments)
+
+
+def play_suite(
+    tasks: Sequence[Task],
+    make_episode: Callable[[Task, int], ChatEpisode],
+    *,
+    samples: int,
+    workers: int,
+    folder: Path,
+    name: str,
+    on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> list[Group]:
+    """Plays ``samples`` episodes of every task, ``workers`` at once; writes their messages down.
+
+    make_episode: of a task, by its index among the task's. name: "<suite>.<label>". Raises
+    EndpointError, after episodes that have begun are over.
+    """
+
+    def play(pair: tuple[Task, int]) -> tuple[Trajectory, list[dict[str, Any]]]:
+        episode = make_episode(*pair)
+        trajectory = episode.play()
+        on_finished(trajectory)
+        return trajectory, episode.messages
+
+    pairs = [(task, index) for task in tasks for index in range(samples)]
+    with ThreadPoolExecutor(workers, thread_name_prefix="endpoint") as executor:
+        try:
+            played = list(executor.map(play, pairs))
+        except BaseException:
+            executor.shutdown(wait=True, cancel_futures=True)
+            raise
+    lines = [
+        {
+            "task_id": trajectory.task_id,
+            "index": trajectory.index,
+            "status": trajectory.status,
+            "solved": trajectory.solved,
+            "reward": trajectory.reward.total,
+            "messages": messages,
+        }
+        for trajectory, messages in played
+    ]
+    path = folder / FOLDER / f"{name}.messages.jsonl.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(line, default=str) + "\n" for line in lines)
+    write_atomically(path, gzip.compress(text.encode("utf-8", "surrogatepass"), mtime=0))
+    logging.info("messages are in %s", path)
+    groups = []
+    for at, task in enumerate(tasks):
+        own = played[at * samples : (at + 1) * samples]
+        groups.append(Group(task, tuple(trajectory for trajectory, _ in own)))
+    return groups

@@ -1,0 +1,74 @@
+"""What an agent of others is: a program that asks a model for messages, and acts on them.
+
+A harness starts one for each episode. It asks through the endpoint (``rl_code.serving``), which
+samples and records. Its commands run in the episode's sandbox: it sends them to ``/v1/execute``.
+The program itself runs beside the sandbox, on this machine, so it must be one that you trust; what
+the model says reaches no shell but the sandbox's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from rl_code.types import Limits, Task
+
+
+class HarnessError(RuntimeError):
+    """An agent's program cannot be run: not there, or it ends before it asks for anything."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What an agent's program gets to know of an episode."""
+
+    task: Task
+    # Base URL of the API, with the key in it, and the same key for programs that want one.
+    base_url: str
+    api_key: str
+    # The name of the model that it asks for.
+    model: str
+    limits: Limits
+
+    @property
+    def text(self) -> str:
+        """The task in words: its messages one after another."""
+        return "\n\n".join(str(message["content"]) for message in self.task.messages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How an agent's program ended."""
+
+    # Whether it says that its work is done. Only then the files are graded.
+    handed_in: bool
+    # Why it ended otherwise, in words; "" where it handed in.
+    cause: str = ""
+
+
+class Host:
+    """Runs the programs of one agent. May be used from several threads."""
+
+    def start(self, job: Job, on_end: Callable[[Ending], None]) -> Callable[[], None]:
+        """Starts a program, and returns what ends it at once, in whatever state it is; that may be
+        called late or twice.
+
+        on_end: called once, from any thread, when the program has ended by itself. Raises
+        HarnessError.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends all programs."""
+
+
+class Agent:
+    """One agent. A frozen dataclass: its fields are the settings that a config gives.
+
+    An agent of one's own is such a class anywhere on Python's path, which a config names as
+    ``package.module:object``.
+    """
+
+    def host(self) -> Host:
+        """What runs its programs, for one run. Raises HarnessError where that cannot be."""
+        raise NotImplementedError

@@ -1,0 +1,379 @@
+"""An episode of somebody else's agent: its program asks for messages, the policy samples them.
+
+To what drives it, it is an episode like any other (``environment.episode``): ``start`` gives the
+prompt, ``step`` takes a message and gives what follows, ``finish`` grades the workspace. In between
+the agent's program decides what to ask, in which words and how often. What it does with its history
+makes a tree of contexts (``serving.session``).
+
+Departures from episodes of our own: calls of tools are the agent's business, so those that no agent
+could read are all that counts as malformed; the first edit is not graded apart; and sampling
+settings of a request (temperature, top_p, seed) have no effect, since the policy samples as the run
+says.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import logging
+
+from models.tokenizer import Tokenizer
+from rl_code.environment.episode import NOT_GRADED, Episode, Rewritten
+from rl_code.environment.protocols.protocol import Protocol
+from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
+from rl_code.environment.tools.api import PROVOKED
+from rl_code.harness.agent import Ending, HarnessError, Job
+from rl_code.harness.harness import Harness
+from rl_code.rewards.combine import ActiveSignal
+from rl_code.rewards.finished import Grade
+from rl_code.serving.answers import Answer, Pending
+from rl_code.serving.chat_text import ChatText
+from rl_code.serving.requests import ApiError
+from rl_code.serving.session import Session, Step
+from rl_code.serving.stops import Stopping
+from rl_code.types import Limits, Reward, Task, Trajectory
+
+# Characters of a command's output that an agent gets; it may show its model less.
+_WIDTH = 100_000
+
+
+class AgentClient:
+    """The endpoint's side of an episode: takes requests and commands, in the server's threads."""
+
+    def __init__(self, text: ChatText, model: str, run: Callable[..., dict[str, Any]]):
+        self.text, self.model = text, model
+        self._run = run
+        # Requests with the ids of their answers, the program's ending, or a fault of the sandbox.
+        self.events: queue.Queue[tuple[Pending, str] | Ending | SandboxFault] = queue.Queue()
+        self._over = threading.Event()
+
+    def ask(self, pending: Pending, id: str) -> None:
+        """As ``serving.endpoint.Client.ask``."""
+        if self._over.is_set():
+            raise over()
+        self.events.put((pending, id))
+        if self._over.is_set():
+            self.refuse()  # ``end`` may have missed it
+
+    def execute(self, command: str, timeout_s: float | None) -> dict[str, Any]:
+        """As ``serving.endpoint.Client.execute``."""
+        if self._over.is_set():
+            raise over()
+        return self._run(command, timeout_s)
+
+    def end(self) -> None:
+        """Refuses what waits and what comes from now on, and wakes who waits for it."""
+        self._over.set()
+        self.refuse()
+        self.events.put(Ending(False, "the episode was given up"))
+
+    def refuse(self) -> None:
+        """Refuses what waits."""
+        while True:
+            try:
+                event = self.events.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, tuple):
+                event[0].fail(over())
+
+
+def over() -> ApiError:
+    """What an agent hears that goes on after its episode's end. Not a kind that clients retry."""
+    return ApiError("the episode is over", status=403, kind="permission_error", code="episode_over")
+
+
+class AgentEpisode(Episode):
+    """An episode in progress, as ``Episode``. It cannot be forked."""
+
+    starts_at_once = False
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        group: int,
+        index: int,
+        protocol: Protocol,
+        tokenizer: Tokenizer,
+        pool: SandboxPool,
+        limits: Limits,
+        reward: Sequence[ActiveSignal],
+        harness: Harness,
+    ):
+        super().__init__(
+            task,
+            group=group,
+            index=index,
+            protocol=protocol,
+            tools={},
+            tokenizer=tokenizer,
+            pool=pool,
+            limits=limits,
+            reward=reward,
+        )
+        self._harness = harness
+        text = ChatText(protocol, tokenizer)
+        self.session = Session(text, tokenizer, "call")
+        self._client = AgentClient(text, harness.model, self._execute_command)
+        self._key = ""
+        self._kill: Callable[[], None] = lambda: None
+        # For commands, which come in threads of the server: one at a time, and none after the end.
+        self._commands = threading.Lock()
+        self._over = False
+        # The request that is being answered.
+        self._pending: Pending | None = None
+        self._id = ""
+        self._step: Step | None = None
+        self._shared = 0
+        # Why the program ended without handing in, in words.
+        self._cause = ""
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol, with what ends the message that is asked for now."""
+        stop = self._pending.request.stop if self._pending else ()
+        return Stopping.around(self._protocol, stop) if stop else self._protocol
+
+    @protocol.setter
+    def protocol(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+
+    @property
+    def budget(self) -> int:
+        """As ``Episode.budget``; the agent may ask for less."""
+        if self.over or self._pending is None:
+            return 0
+        most = self._pending.request.max_tokens or self.limits.turn_tokens
+        return min(most, self.limits.turn_tokens, self.limits.tokens - self.session.num_tokens)
+
+    def start(self) -> list[int]:
+        """Starts the agent's program and waits for its first request; the ids of its conversation.
+
+        Raises HarnessError where none comes, or where it leaves no room for a message.
+        """
+        if self._key:
+            raise ValueError(f"{self._name} was started twice")
+        self._key = self._harness.enter(self._client)
+        job = Job(
+            self.task,
+            self._harness.url_of(self._key),
+            self._key,
+            self._harness.model,
+            self.limits,
+        )
+        self._kill = self._harness.host.start(job, self._client.events.put)
+        step = self._next()
+        if step is None:
+            causes = {
+                "token_limit": "its first request leaves no room for an answer in "
+                f"limits.tokens={self.limits.tokens}",
+                "time_limit": "it asked for nothing within "
+                f"limits.episode_s={self.limits.episode_s:g}",
+            }
+            self.close()
+            raise HarnessError(f"{self._name}: {causes.get(self.status, self._cause)}")
+        return step.tokens
+
+    def share(self, length: int) -> None:
+        """How many tokens at the start of the prompt are the same in the whole group."""
+        self._shared = length
+
+    def sampling(self, tokens: Sequence[int]) -> None:
+        """The tokens of the current message so far."""
+        self._pending.sampled(tokens)
+
+    def step(
+        self, tokens: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+    ) -> list[int] | Rewritten | None:
+        """Answers the agent with a message, and waits for what it asks next. Returns the ids that
+        follow; ``Rewritten`` where it goes on in another context; None when the episode is over.
+        """
+        tokens = [int(token) for token in tokens]
+        logprobs = [float(logprob) for logprob in logprobs]
+        self._check_message(tokens, logprobs, versions)
+        before = self._step
+        self._answer(tokens, logprobs, versions)
+        self._messages += 1
+        step = self._next()
+        if step is None:
+            return None
+        if step.context == before.context:
+            return list(step.given)
+        return Rewritten(step.tokens, step.context)
+
+    def finish(self) -> Trajectory:
+        """As ``Episode.finish``; ends the agent's program first."""
+        self._stop()
+        return super().finish()
+
+    def fork(self, index: int) -> Episode:
+        """Raises ValueError: the state of somebody else's program cannot be copied."""
+        raise ValueError(f"{self._name} cannot be forked: its agent is a program of others")
+
+    def close(self) -> None:
+        """As ``Episode.close``."""
+        self._stop()
+        super().close()
+
+    def _stop(self) -> None:
+        """Ends the agent's program and every command, and refuses what it asks from now on."""
+        self._client.end()
+        if self._pending is not None:
+            self._pending.fail(over())
+            self._pending = None
+        if self._key:
+            self._harness.leave(self._key)
+        self._kill()
+        with self._commands:  # a command that runs has the time that it was given
+            self._over = True
+
+    def _next(self) -> Step | None:
+        """Waits for what the agent does next; its request, or None when the episode is over."""
+        start = time.monotonic()
+        self._workspace.deadline = start + self.limits.episode_s - self._seconds["tools"]
+        step = None
+        while not self.over and step is None:
+            try:
+                left_s = self._workspace.deadline - time.monotonic()
+                event = self._client.events.get(timeout=max(0.0, left_s))
+            except queue.Empty:
+                self.status = "time_limit"
+                break
+            if isinstance(event, SandboxFault):
+                self._note(event)
+            elif isinstance(event, Ending):
+                self._end(event)
+            else:
+                step = self._take(*event)
+        self._seconds["tools"] += time.monotonic() - start
+        return step
+
+    def _take(self, pending: Pending, id: str) -> Step | None:
+        """Takes a request; None where it is refused, or ends the episode."""
+        if self._messages == self.limits.turns:
+            self.status = "turn_limit"
+        elif self._workspace.out_of_time:
+            self.status = "time_limit"
+        if self.over:
+            pending.fail(over())
+            return None
+        try:
+            step = self.session.ask(pending.request)
+        except ApiError as error:
+            pending.fail(error)
+            return None
+        if self.session.num_tokens + len(step.given) >= self.limits.tokens:
+            self.status = "token_limit"
+            pending.fail(
+                ApiError(
+                    f"the conversation has {len(step.tokens)} tokens, {len(step.given)} of them "
+                    f"new; an episode has {self.limits.tokens} tokens",
+                    code="context_length_exceeded",
+                    param="messages",
+                )
+            )
+            return None
+        self.session.take(step)
+        self._pending, self._id, self._step = pending, id, step
+        self._transcript = self.session.nodes[step.context].transcript
+        return step
+
+    def _answer(self, tokens: list[int], logprobs: list[float], versions: Sequence[int]) -> None:
+        """Records a message and gives it to the agent."""
+        pending = self._pending
+        step = self._step
+        message, calls = self.session.answer(
+            step.context, tokens, logprobs, versions, pending.request.stop
+        )
+        self._malformed_calls += sum(call.error != "" for call in calls)
+        if message.calls:
+            reason = "tool_calls"
+        else:
+            ended = tokens[-1] in self.stop_ids or self.protocol.stopped(
+                self._tokenizer.decode(tokens)
+            )
+            reason = "stop" if ended else "length"
+        self._pending = None
+        pending.answer(
+            Answer(
+                id=self._id,
+                model=self._client.model,
+                message=message,
+                finish_reason=reason,
+                tokens=tokens,
+                logprobs=logprobs,
+                prompt_tokens=len(step.tokens),
+                kept_tokens=step.kept,
+                version=int(versions[-1]),
+            )
+        )
+
+    def _end(self, ending: Ending) -> None:
+        """The agent's program has ended by itself."""
+        self._cause = ending.cause
+        self.status = "agent_ended"
+        if not ending.handed_in:
+            logging.log_every_n_seconds(
+                logging.INFO, "%s: the agent ended: %s", 60, self._name, ending.cause
+            )
+            return
+        try:
+            with self._commands:
+                self._workspace.hand_in()
+            self.status = "submitted"
+        except SandboxFault as fault:
+            self._note(fault)
+        except PROVOKED as error:
+            self._cause = f"the files cannot be read in full: {error}"
+
+    def _execute_command(self, command: str, timeout_s: float | None) -> dict[str, Any]:
+        """Runs a command of the agent's in the sandbox, in a thread of the server."""
+        failed = {"output": "", "returncode": -1, "timed_out": False}
+        if "\0" in command:
+            return failed | {"error": "the command contains a NUL character"}
+        with self._commands:
+            if self._over:
+                raise over()
+            seconds = min(self._workspace.timeout_s, timeout_s or self.limits.command_s)
+            try:
+                done = self._workspace.sandbox.run(["bash", "-c", command], timeout_s=seconds)
+            except SandboxFault as fault:
+                self._client.events.put(fault)
+                raise ApiError("the sandbox failed", status=500, kind="server_error") from fault
+            except PROVOKED as error:
+                return failed | {"error": f"{type(error).__name__}: {error}"}
+        return {
+            "output": done.stdout[:_WIDTH],
+            "returncode": done.exit_code,
+            "timed_out": done.timed_out,
+            "error": f"stopped after {seconds:g} s" if done.timed_out else "",
+        }
+
+    def _trajectory(
+        self,
+        reward: Reward,
+        *,
+        verdict: Grade = NOT_GRADED,
+        first_edit_passed: bool = False,
+    ) -> Trajectory:
+        contexts, turns = self.session.contexts()
+        return Trajectory(
+            task_id=self.task.id,
+            group=self.group,
+            index=self.index,
+            contexts=contexts,
+            prompt_length=self._shared or turns[0].end,
+            turns=turns,
+            status=self.status,
+            reward=reward,
+            solved=verdict.solved,
+            passed=verdict.passed,
+            malformed_calls=self._malformed_calls,
+            first_edit_passed=first_edit_passed,
+            seconds=dict(self._seconds),
+        )

@@ -1,0 +1,64 @@
+"""An agent program for tests: the standard library, the OpenAI chat API, and one tool.
+
+python minimal_agent.py [tools | text] [forgetful]: "forgetful" leaves out all but the first message
+and the last two.
+"""
+
+import json
+import os
+import sys
+import urllib.request
+
+BASH = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Runs a command.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "description": "the command"}},
+            "required": ["command"],
+        },
+    },
+}
+
+
+def post(path, body):
+    request = urllib.request.Request(
+        f"{os.environ['OPENAI_BASE_URL']}/{path}",
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.loads(answer.read())
+
+
+def main(kind="tools", *options):
+    messages = [{"role": "user", "content": sys.stdin.read()}]
+    tools = {"tools": [BASH]} if kind == "tools" else {}
+    while True:
+        body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, **tools}
+        message = post("chat/completions", body)["choices"][0]["message"]
+        messages.append(message)
+        if kind == "tools":
+            calls = message.get("tool_calls") or []
+            commands = [json.loads(call["function"]["arguments"])["command"] for call in calls]
+        else:
+            calls, commands = [], [message["content"]]
+        if not commands:
+            messages.append({"role": "user", "content": "call bash"})
+        for number, command in enumerate(commands):
+            if command.strip() == "submit":
+                return
+            done = post("execute", {"command": command})
+            output = f"{done['output']}exit {done['returncode']}"
+            if calls:
+                answer = {"role": "tool", "tool_call_id": calls[number]["id"], "content": output}
+            else:
+                answer = {"role": "user", "content": output}
+            messages.append(answer)
+        if "forgetful" in options and len(messages) > 4:
+            messages = [messages[0], *messages[-2:]]
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,104 @@
+"""Whole runs whose episodes an agent of others plays: sampled, stored, trained on, resumed."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from configs import quickstart
+from models.families import PRESETS
+from rl_code.metrics import read_metrics
+from rl_code.read_config import ConfigError, build
+from rl_code.recording.replay_training import replay
+from rl_code.run import Run
+from rl_code.run_config import RunConfig
+from rl_code.store.store import GroupStore
+from rl_code.train import train
+from rl_code.trajectory_log import read_trajectories
+from rl_code.workdir import STORE
+from tests.models.small import narrow_preset
+from tests.rl_code.harness.chats import MINIMAL
+
+
+def config_of(steps=1, *, options=("text", "forgetful"), **changes) -> RunConfig:
+    settings = quickstart.get_config("smoke")
+    settings.suites = ()
+    settings.sft = None
+    settings.mesh.data = 1
+    settings.tokenizer.update(texts=20, vocab_size=300)
+    settings.limits.update(turns=3, tokens=512, turn_tokens=12, command_s=60.0)
+    settings.rollout.engine.update(slots=4, prompt_length=256, prefill_tokens=64)
+    settings.train.update(steps=steps, tasks_per_step=2, group_size=2, micro_batches=1)
+    settings.train.optimizer.update(schedule="constant", warmup_steps=0, learning_rate=0.01)
+    settings.train.loss.update(entropy_coef=0.1)
+    settings.train.pack.update(targets=96, slots=512, rows=4, drop_uninformative=False)
+    settings.checkpoint.update(every=1)
+    command = (sys.executable, str(MINIMAL), *options)
+    with settings.unlocked():
+        settings.limits.episode_s = 300.0
+        settings.rollout.tool_timeout_s = 3000.0
+        settings.harness = dict(name="program", command=command)
+        for name, value in changes.items():
+            del settings[name]
+            settings[name] = value
+    return build(RunConfig, settings)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setitem(PRESETS, "tiny", narrow_preset(num_layers=2, num_kv_heads=1))
+
+
+def test_what_an_agent_of_others_did_is_stored_and_trained_on(tmp_path):
+    config = config_of(2)
+    train(config_of(1), tmp_path)
+    train(config, tmp_path)  # goes on
+    records = [GroupStore(tmp_path / STORE).read(step) for step in range(2)]
+    trajectories = [t for step in records for record in step for t in record.group.trajectories]
+    assert len(trajectories) == 8
+    assert max(len(t.contexts) for t in trajectories) > 1  # a tree: the agent forgets
+    for trajectory in trajectories:
+        assert trajectory.status in ("turn_limit", "token_limit")
+        assert trajectory.sampled.sum() > 0
+        assert np.isfinite(trajectory.logprobs).all()
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1]
+    for row in rows:
+        assert row["policy/mismatch_max"] < 1e-3  # sampler and trainer agree to rounding
+        assert np.isfinite(row["train/loss"]) and row["train/grad_norm"] > 0
+    # the page's words of a tree
+    (group, *_) = read_trajectories(tmp_path, 1)
+    assert group["prompt"]["text"].startswith("<|bos|>")
+    # what was recorded gives the same updates again
+    with Run(config, tmp_path, "learner") as run, jax.set_mesh(run.mesh):
+        assert [step.same for step in replay(run)] == [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(harness="mini"), "'mini_swe_agent'"),
+        (dict(harness=dict(name="program", comand=("a",))), "comand"),
+        (dict(protocol="completion"), "has no place for conversations"),
+        (dict(harness="rl_code.types:Task"), "is no rl_code.harness.agent.Agent|Task"),
+    ],
+)
+def test_a_wrong_harness_is_named(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of(**changes)
+
+
+@pytest.mark.long
+def test_a_reward_that_can_be_earned_rises(tmp_path):
+    signal = dict(name="tests.rl_code.harness.brevity:FewTokens", most=36)
+    settings = quickstart.get_config("smoke").train.to_dict()
+    settings |= dict(steps=20, tasks_per_step=4, group_size=6, micro_batches=1)
+    settings["optimizer"] |= dict(schedule="constant", warmup_steps=0, learning_rate=0.01)
+    settings["pack"] = dict(targets=96, slots=512, rows=16)
+    config = config_of(options=("text",), reward=dict(signals=(signal,)), train=settings)
+    train(config, tmp_path)
+    rewards = [row["reward/total"] for row in read_metrics(tmp_path)]
+    assert np.mean(rewards[-4:]) > np.mean(rewards[:4]) + 0.1, rewards
