@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from rl_code.environment.sandbox.errors import (
 )
 from rl_code.environment.sandbox.inside import supervise
 from rl_code.environment.sandbox.judge_pool import Judges, Question
+from rl_code.environment.sandbox.programs import Programs
 from rl_code.environment.sandbox.snapshot import File, Snapshot, from_session, to_session
 from rl_code.environment.sandbox.worker import Mode
 from rl_code.environment.sandbox.workers import Sandboxes
@@ -96,6 +98,11 @@ class SandboxPool:
 
     def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
         self._layers = _store(config.layers) if config.layers else None
+        self.config = config
+        self._modes = modes
+        self._lock = threading.Lock()
+        # Pools of sandboxes beside those of this pool, by their config.
+        self._beside: dict[SandboxConfig, SandboxPool] = {}
         self._sandboxes = Sandboxes(config, modes)
         self._judges = Judges()
 
@@ -119,7 +126,7 @@ class SandboxPool:
                 if files or not request:
                     entries = to_session(files)
                     connection.ask({"op": "restore" if request else "write", "files": entries})
-                return Sandbox(connection, self._judges, world)
+                return Sandbox(connection, self._judges, world, self._sandboxes.frame_bytes)
             except SandboxFault as fault:
                 connection.close()
                 if attempt == ATTEMPTS - 1:
@@ -164,9 +171,27 @@ class SandboxPool:
             "environment": dict(world.environment),
         }
 
+    def beside(self, **settings: Any) -> SandboxPool:
+        """A pool with other settings, over the same layers; made once, and closed with this one.
+
+        Raises ValueError for impossible settings, SandboxFault when this pool is closed, and
+        SandboxUnavailable.
+        """
+        config = dataclasses.replace(self.config, **settings)
+        with self._lock:
+            if self._sandboxes.closed:
+                raise SandboxFault("the pool is closed")
+            if config not in self._beside:
+                self._beside[config] = SandboxPool(config, self._modes)
+            return self._beside[config]
+
     def close(self) -> None:
         """Ends all sandboxes and everything in them."""
-        self._sandboxes.close()
+        with self._lock:
+            beside = list(self._beside.values())
+            self._sandboxes.close()
+        for pool in beside:
+            pool.close()
         self._judges.close()
 
     def __enter__(self) -> SandboxPool:
@@ -210,9 +235,12 @@ class Sandbox:
     before any command raises SandboxFault.
     """
 
-    def __init__(self, connection: Connection, judges: Judges, world: World | None = None):
+    def __init__(
+        self, connection: Connection, judges: Judges, world: World | None, frame_bytes: int
+    ):
         self._connection = connection
         self._judges = judges
+        self._frame_bytes = frame_bytes
         # What lies below its files.
         self.world = world
 
@@ -288,6 +316,12 @@ class Sandbox:
         """
         return check_all(self._connection, entry_point, statements, open_caller, timeout_s)
 
+    def programs(self) -> Programs:
+        """Programs that go on between calls. Until it is closed nothing else can be asked of this
+        sandbox.
+        """
+        return Programs(self._connection, self._frame_bytes)
+
     def read_file(self, path: str) -> str:
         """A file's text. Raises FileNotFoundError, another OSError, or ValueError for what is no
         text or too long.
@@ -299,6 +333,15 @@ class Sandbox:
         folder.
         """
         self._files({"op": "write", "files": {path: text}}, path)
+
+    def restore(self, entries: Snapshot) -> None:
+        """Lays entries of a snapshot over the workspace: each path is afterwards what its entry
+        says. Raises OSError or ValueError where the file system refuses it.
+        """
+        try:
+            self._connection.ask({"op": "restore", "files": to_session(entries)})
+        except CandidateLost as lost:
+            raise OSError(str(lost)) from lost
 
     def list_files(self) -> list[str]:
         """Paths of the regular files of the workspace, sorted; links are not followed. The first

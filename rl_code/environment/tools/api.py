@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rl_code import named
+from rl_code.environment.tools.diagnostics import Diagnostics
 from rl_code.environment.tools.edit_file import EditFile
 from rl_code.environment.tools.grep import Grep
 from rl_code.environment.tools.history import History
@@ -38,6 +39,7 @@ TOOLS: dict[str, type[Tool]] = {
     "memory_store": MemoryStore,
     "memory_recall": MemoryRecall,
     "memory_forget": MemoryForget,
+    "diagnostics": Diagnostics,
 }
 
 # What a config offers that names no tools. The order is that of the prompts.
