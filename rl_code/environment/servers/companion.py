@@ -13,11 +13,13 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rl_code.environment.sandbox.pool import SandboxFault, Snapshot
+from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool, Snapshot
 from rl_code.environment.sandbox.programs import Changes, ProgramsLost
 from rl_code.environment.servers.stream import Stream
 from rl_code.environment.tools.workspace import Workspace
+from rl_code.types import World
 
 # Kinds of files that can be copied one by one. Where a folder of the layers was deleted or
 # replaced, the copy is made anew.
@@ -47,6 +49,13 @@ class CompanionConfig:
         if self.memory_mb < 64:
             raise ValueError(f"memory_mb={self.memory_mb} must be at least 64, to start Python")
 
+    def settings(self, programs: Sequence[str]) -> dict[str, Any]:
+        """These limits as settings of a pool whose sandboxes show programs. Raises ValueError for
+        one that is not there.
+        """
+        paths = dict.fromkeys(find_program(name) for name in programs)
+        return {**dataclasses.asdict(self), "programs": tuple(paths)}
+
 
 def find_program(name: str) -> str:
     """The absolute path of a program or folder: beside Python, on PATH, or as it stands.
@@ -68,21 +77,30 @@ def find_program(name: str) -> str:
 
 
 class Companion:
-    """A sandbox beside a workspace, and the programs in it."""
+    """A sandbox, and programs in it that go on between calls.
 
-    def __init__(self, workspace: Workspace, config: CompanionConfig, programs: Sequence[str]):
-        """programs: absolute paths of what is shown below /opt/programs.
+    pool: of sandboxes that see the programs. files, world: what the sandbox begins with. Raises
+    ValueError for files that do not fit, and SandboxFault.
+    """
 
-        Raises ValueError or OSError for files of the workspace that cannot be copied, SandboxFault.
-        """
-        limits = dataclasses.asdict(config)
-        # A faulty copy is no fault of the policy's, but one of too many files is.
-        pool = workspace.pool.beside(**limits, programs=tuple(programs))
+    def __init__(self, pool: SandboxPool, files: Snapshot, world: World | None = None):
         self._limits = pool.config
-        self._files: Snapshot = workspace.snapshot()
-        self._sandbox = pool.open(self._files, workspace.task.world)
+        self._files = files
+        self._sandbox = pool.open(files, world)
         self._programs = self._sandbox.programs()
         self._streams: list[Stream] = []
+
+    @classmethod
+    def beside(
+        cls, workspace: Workspace, config: CompanionConfig, programs: Sequence[str]
+    ) -> Companion:
+        """One with a copy of an episode's files.
+
+        programs: names or paths of what is shown below /opt/programs. Raises ValueError or OSError
+        for files that cannot be copied, and SandboxFault.
+        """
+        pool = workspace.pool.beside(**config.settings(programs))
+        return cls(pool, workspace.snapshot(), workspace.task.world)
 
     def start(
         self,

@@ -99,8 +99,8 @@ class Servers:
             return
         self._starts += 1
         self._missing = []
-        programs = [find_program(name) for config in self._configs for name in config.programs]
-        self._companion = Companion(workspace, self._limits, tuple(dict.fromkeys(programs)))
+        programs = [name for config in self._configs for name in config.programs]
+        self._companion = Companion.beside(workspace, self._limits, programs)
         for config in self._configs:
             self._start(self._companion, workspace, config, deadline)
 
