@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
 
 from rl_code.environment.layers.store import LayerStore, MissingLayer
 from rl_code.environment.sandbox.caller import (
@@ -88,6 +88,13 @@ class Completed:
     exceeded: str = ""
 
 
+class Closable(Protocol):
+    """What can be closed, more than once."""
+
+    def close(self) -> None:
+        """Frees what it holds."""
+
+
 class SandboxPool:
     """Opens sandboxes, many at once and from any thread.
 
@@ -101,8 +108,11 @@ class SandboxPool:
         self.config = config
         self._modes = modes
         self._lock = threading.Lock()
+        self._keeping = threading.Lock()
         # Pools of sandboxes beside those of this pool, by their config.
         self._beside: dict[SandboxConfig, SandboxPool] = {}
+        # What tools keep for all episodes, by a key of their own.
+        self._kept: dict[Hashable, Closable] = {}
         self._sandboxes = Sandboxes(config, modes)
         self._judges = Judges()
 
@@ -185,8 +195,21 @@ class SandboxPool:
                 self._beside[config] = SandboxPool(config, self._modes)
             return self._beside[config]
 
+    def keep[T: Closable](self, key: Hashable, make: Callable[[], T]) -> T:
+        """What a tool keeps for all episodes under a key: made on first use, and closed with this
+        pool.
+        """
+        with self._keeping:
+            if key not in self._kept:
+                self._kept[key] = make()
+            return self._kept[key]
+
     def close(self) -> None:
         """Ends all sandboxes and everything in them."""
+        with self._keeping:
+            for kept in self._kept.values():
+                kept.close()
+            self._kept = {}
         with self._lock:
             beside = list(self._beside.values())
             self._sandboxes.close()

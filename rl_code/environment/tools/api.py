@@ -15,6 +15,7 @@ from rl_code.environment.tools.mcp import Mcp
 from rl_code.environment.tools.memory import MemoryForget, MemoryRecall, MemoryStore
 from rl_code.environment.tools.read_file import ReadFile
 from rl_code.environment.tools.run_tests import RunTests
+from rl_code.environment.tools.semantic_search import SemanticSearch
 from rl_code.environment.tools.submit import Submit
 from rl_code.environment.tools.terminal import Terminal
 from rl_code.environment.tools.text import cut_middle
@@ -41,6 +42,7 @@ TOOLS: dict[str, type[Tool]] = {
     "memory_recall": MemoryRecall,
     "memory_forget": MemoryForget,
     "diagnostics": Diagnostics,
+    "semantic_search": SemanticSearch,
     "mcp": Mcp,
 }
 

@@ -12,11 +12,10 @@ import math
 import posixpath
 import time
 from collections.abc import Callable, Hashable
-from typing import Protocol
 
 from rl_code.environment.notes import notes_of
 from rl_code.environment.sandbox.inside.files import MAX_DEPTH
-from rl_code.environment.sandbox.pool import File, Sandbox, SandboxPool, Snapshot
+from rl_code.environment.sandbox.pool import Closable, File, Sandbox, SandboxPool, Snapshot
 from rl_code.environment.sandbox.programs import Changes
 from rl_code.types import Limits, Task
 
@@ -28,13 +27,6 @@ _NAME_LENGTH = 255  # bytes, the file system's limit
 
 class RefusedPath(ValueError):
     """A path the agent may not use; the message is meant for it to read."""
-
-
-class Closable(Protocol):
-    """What can be closed, more than once."""
-
-    def close(self) -> None:
-        """Frees what it holds."""
 
 
 class Workspace:
