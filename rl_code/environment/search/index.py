@@ -114,16 +114,27 @@ class Index:
 
     def search(self, question: str, most: int) -> list[Chunk]:
         """The best chunks, the best first."""
-        question = question[:_ASKED]
+        by_words = self.by_words(question)
         scores = np.zeros(len(self._chunks))
-        known = [word for word in words_of(question) if word in self._words.vocab_dict]
-        if known:
-            by_words = self._words.get_scores(known)
-            _add_ranks(scores, by_words, by_words > 0)
-        by_sense = self._vectors @ embed([question])[0]
-        _add_ranks(scores, by_sense, np.ones(len(scores), bool))
-        best = np.argsort(-scores, kind="stable")[:most]
-        return [self._chunks[i] for i in best]
+        _add_ranks(scores, by_words, by_words > 0)
+        _add_ranks(scores, self.by_sense(question), np.ones(len(scores), bool))
+        return self.best(scores, most)
+
+    def by_words(self, question: str) -> Float32[np.ndarray, " N"]:
+        """BM25 of each chunk: 0 for one that has no word of the question."""
+        words = words_of(question[:_ASKED])
+        known = [word for word in words if word in self._words.vocab_dict]
+        scores = np.zeros(len(self._chunks), np.float32)
+        return self._words.get_scores(known) if known else scores
+
+    def by_sense(self, question: str) -> Float32[np.ndarray, " N"]:
+        """The cosine of each chunk's embedding with the question's."""
+        return self._vectors @ embed([question[:_ASKED]])[0]
+
+    def best(self, scores: np.ndarray, most: int) -> list[Chunk]:
+        """The chunks with the highest scores; of equal ones the first."""
+        order = np.argsort(-scores, kind="stable")[:most]
+        return [self._chunks[i] for i in order]
 
 
 def _add_ranks(

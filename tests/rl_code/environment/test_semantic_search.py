@@ -151,7 +151,10 @@ def test_the_files_of_a_world_and_what_became_of_them(task, sandboxes, limits, s
     workspace = opened(task, sandboxes, limits, {}, world)
     assert first(workspace, "retry a request for a url several times").startswith("net/retry.py:1")
     use(workspace, "terminal", command="rm -r net; echo 'def ship_abroad(): pass' > tax.py")
-    assert "net/retry.py" not in use(workspace, question="retry a request for a url several times").content
+    assert (
+        "net/retry.py"
+        not in use(workspace, question="retry a request for a url several times").content
+    )
     assert first(workspace, "ship_abroad").startswith("tax.py:1")
     workspace.close()
 
