@@ -28,6 +28,7 @@ import numpy as np
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
+from rl_code.environment.frames import Elsewhere
 from rl_code.environment.protocols.protocol import stop_length
 from rl_code.rollout.admission import Admission, OpenGroup, Row, with_choices, with_keys
 from rl_code.rollout.decode_input import decode_input
@@ -291,11 +292,16 @@ class Scheduler:
             row = self._stepping.pop(future)
             observation = future.result()
             row.waiting = False
+            if isinstance(observation, Elsewhere):
+                row = self._open.move(row, observation.context)
+                observation = observation.tokens
             if observation is None:
                 self._open.close(row)
                 self._texts.keep(row)
                 self._finishing[self._executor.submit(row.episode.finish)] = row
             else:
+                if not row.tokens:  # the prompt of a sub-agent
+                    row.prompt = min(len(observation), self._config.prompt_length)
                 row.add(observation, row.kinds())
                 # New lists: the worker thread's episode may have kept the old ones.
                 row.message = []
@@ -307,7 +313,10 @@ class Scheduler:
         for future in [future for future in self._finishing if future.done()]:
             row = self._finishing.pop(future)
             group = row.group
-            trajectory = with_choices(with_keys(future.result(), row.keys), row.choices)
+            trajectory = future.result()
+            for context in row.contexts or [row]:
+                trajectory = with_keys(trajectory, context.keys, context.context)
+                trajectory = with_choices(trajectory, context.choices, context.context)
             group.trajectories[row.episode.index] = trajectory
             group.on_finished(trajectory)
             if len(group.trajectories) == len(group.rows):

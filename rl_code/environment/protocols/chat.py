@@ -75,6 +75,12 @@ class Chat(Protocol):
             )
         return calls
 
+    def has_call(self, text: str) -> bool:
+        text = text.rpartition("</think>")[2]
+        if self.calls == "bare":
+            return text.strip().removeprefix("<|python_tag|>").lstrip().startswith("{")
+        return "<tool_call>" in text
+
     def _no_call(self) -> ToolCall:
         return ToolCall(
             "", {}, f"no tool call; write {_FORMS[self.calls]}. Call submit when the work is done"

@@ -87,6 +87,9 @@ class Compact(Protocol):
                 calls.append(_outside(rest))
         return calls
 
+    def has_call(self, text: str) -> bool:
+        return "<|call|>" in text
+
     def observation(self, results: Sequence[ToolResult]) -> str:
         return answer("compact", results)
 

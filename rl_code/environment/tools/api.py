@@ -16,6 +16,7 @@ from rl_code.environment.tools.memory import MemoryForget, MemoryRecall, MemoryS
 from rl_code.environment.tools.read_file import ReadFile
 from rl_code.environment.tools.run_tests import RunTests
 from rl_code.environment.tools.semantic_search import SemanticSearch
+from rl_code.environment.tools.sub_agent import SubAgent
 from rl_code.environment.tools.submit import Submit
 from rl_code.environment.tools.terminal import Terminal
 from rl_code.environment.tools.text import cut_middle
@@ -43,6 +44,7 @@ TOOLS: dict[str, type[Tool]] = {
     "memory_forget": MemoryForget,
     "diagnostics": Diagnostics,
     "semantic_search": SemanticSearch,
+    "sub_agent": SubAgent,
     "mcp": Mcp,
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.workspace import Workspace
@@ -51,6 +51,14 @@ class Words:
     below: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
+class Delegation(NamedTuple):
+    """What the context of a sub-agent may use."""
+
+    # Messages of the assistant, and tokens of the context.
+    turns: int
+    tokens: int
+
+
 class Tool:
     """One tool. A frozen dataclass: its fields are the settings that a config gives.
 
@@ -95,6 +103,14 @@ class Tool:
     def name(self) -> str:
         """The name in the schema."""
         return self.schema["name"]
+
+    @property
+    def delegation(self) -> Delegation | None:
+        """What another context of the policy may use that carries out a call
+        (``environment.frames``); its argument ``question`` is the prompt. None for a tool that
+        works by itself.
+        """
+        return None
 
     def members(self) -> Sequence[Tool]:
         """The tools that this entry of a config offers: itself, unless it stands for several.

@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 
+from rl_code.environment.layers import folder as folder_layer
+from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.config import SandboxConfig
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.servers.language_server import Diagnostic
@@ -14,7 +16,7 @@ from rl_code.environment.tools.diagnostics import describe
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.named import Named
 from rl_code.read_config import ConfigError
-from rl_code.types import ToolCall
+from rl_code.types import Layer, ToolCall, World
 
 FILES = {
     "a.py": "import os\n",
@@ -143,6 +145,26 @@ def test_servers_stay_between_calls_and_a_fork_has_its_own(workspace):
         assert fork.keep("diagnostics", None) is not kept
     finally:
         fork.close()
+
+
+def test_files_of_layers_and_what_became_of_them(task, limits, tmp_path):
+    store = LayerStore(tmp_path / "store")
+    (tmp_path / "files" / "lib").mkdir(parents=True)
+    for path, text in FILES.items():
+        (tmp_path / "files" / path).write_text(text)
+    world = World((Layer(folder_layer.build(store, tmp_path / "files"), "/workspace"),))
+    task = dataclasses.replace(task, files={}, world=world)
+    limits = dataclasses.replace(limits, command_s=60.0)
+    offered = tools(servers=("ty",))
+    with SandboxPool(SandboxConfig(layers=str(store.folder))) as pool:
+        workspace = Workspace(task, pool, limits, verbose=False)
+        assert use(workspace, offered, "diagnostics").content == "none"
+        use(workspace, offered, "terminal", command="echo 'rate = 3' > tax.py")
+        assert "not-callable" in use(workspace, offered, "diagnostics").content
+        # a deletion in the layers: the servers begin anew
+        use(workspace, offered, "terminal", command="rm tax.py")
+        assert "import-not-found" in use(workspace, offered, "diagnostics").content
+        workspace.close()
 
 
 def test_a_server_of_ones_own_by_config(workspace, tmp_path):
