@@ -46,7 +46,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         reward=dict(signals=("tests",)),
         rollout=dict(
             engine=dict(slots=8, page=16, prefill_rows=4, prefill_tokens=64, prompt_length=512),
-            tool_timeout_s=900.0,
         ),
         train=dict(
             steps=60,

@@ -11,6 +11,8 @@ python -m launch.bench speculation [--batches=1,8,64 --drafts=4 --played=runs/qu
 python -m launch.bench record [--record_actors=100 --record_groups=10000 --delay_ms=1]
 python -m launch.bench layers [--layer_mb=320 --opens=200 --at_once=32]
 python -m launch.bench play [--threads=1,4,16 --episodes=128 --kill=0.05]
+python -m launch.bench tools [--workspaces=1,32 --calls=20 --vocabulary=weights/a.gguf]
+python -m launch.bench search [--sizes=10,40,160 --repositories=100]
 python -m launch.bench million --device=cpu [--tokens=1000000 --device_mib=64 ...]
 
 Each takes --json=<file> for its numbers. The benches themselves are in benchmarks/.
@@ -36,8 +38,10 @@ from benchmarks import (
     play,
     record,
     rl_step,
+    search,
     speculation,
     swap,
+    tools,
 )
 from benchmarks.allocator import keep_memory
 from launch import command
@@ -57,6 +61,8 @@ BENCHES = {
     "record": record.main,
     "layers": layers.main,
     "play": play.main,
+    "tools": tools.main,
+    "search": search.main,
 }
 # Benches of a whole system, for which the CPU stands for a device per core.
 ON_ALL_CORES = ("rl_step", "async", "overlap", "engine", "speculation")

@@ -27,6 +27,7 @@ NOT_IMPORTED = {
     "pytest-timeout": "pytest loads it",
     "pytest-xdist": "pytest loads it",
     "ruff": "a program",
+    "tree-sitter-python": "a grammar that a config names",
     "scipy": "goes with jax",
     "ty": "a program",
 }

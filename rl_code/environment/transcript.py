@@ -29,6 +29,11 @@ class Transcript:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def sampled(self) -> int:
+        """How many tokens the policy chose."""
+        return sum(self._sampled)
+
     def copy(self) -> Transcript:
         """Another transcript of the same tokens; what is added to one is not added to the other."""
         lists = ("documents", "tokens", "turns", "_sampled", "_logprobs", "_versions")

@@ -125,7 +125,8 @@ class ChatEpisode(Episode):
             group=0,
             index=index,
             protocol=Messages(),
-            tools=tools,
+            # sub-agents would be contexts of another policy
+            tools={name: tool for name, tool in tools.items() if tool.delegation is None},
             tokenizer=None,
             pool=pool,
             limits=limits,
@@ -182,11 +183,14 @@ class ChatEpisode(Episode):
         if written:
             own["tool_calls"] = message["tool_calls"]
         self.messages.append(own)
-        checked = [self._checked(call, number) for number, call in enumerate(calls, start=1)]
+        frame = self._frame
+        checked = [self._checked(call, n, frame) for n, call in enumerate(calls, start=1)]
         checked = checked or [ToolCall("", {}, _NO_CALL)]
         self._malformed_calls += sum(call.error != "" for call in checked)
         self._add_turn("assistant", sampled, content, calls=tuple(checked))
-        results = self._carry_out(checked)
+        self._take_calls(frame, checked)
+        self._answered(frame)
+        results = frame.results
         self._add_turn("tool", 0, "\n".join(r.content for r in results), results=tuple(results))
         if not written:
             self.messages.append({"role": "user", "content": results[0].content})
@@ -202,9 +206,6 @@ class ChatEpisode(Episode):
         start = self._sampled
         self._sampled += sampled
         self._turns.append(Turn(role, start, self._sampled, text, **what))
-
-    def _turns_so_far(self) -> Sequence[Turn]:
-        return self._turns
 
     def _trajectory(
         self,

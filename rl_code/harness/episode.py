@@ -127,6 +127,8 @@ class AgentEpisode(Episode):
         self._over = False
         # The request that is being answered.
         self._pending: Pending | None = None
+        # Messages of all contexts.
+        self._messages = 0
         self._id = ""
         self._step: Step | None = None
         self._shared = 0
@@ -280,7 +282,7 @@ class AgentEpisode(Episode):
             return None
         self.session.take(step)
         self._pending, self._id, self._step = pending, id, step
-        self._transcript = self.session.nodes[step.context].transcript
+        self._frame.transcript = self.session.nodes[step.context].transcript
         return step
 
     def _answer(self, tokens: list[int], logprobs: list[float], versions: Sequence[int]) -> None:

@@ -101,6 +101,10 @@ def review(
     for trajectory in trajectories:
         if not trajectory.solved:
             continue
+        if len(trajectory.contexts) > 1:
+            # turns are on record context by context, not in the order of what was carried out
+            yield Review(task.id, trajectory.index, (), (), "it has several contexts")
+            continue
         handed_in = _work(task, trajectory, tools, pool, limits, verbose=verbose)
         if handed_in is None:
             yield Review(task.id, trajectory.index, (), (), "its calls hand in nothing")

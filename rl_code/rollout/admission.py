@@ -54,6 +54,10 @@ class Row(Span):
     repeats: bool = False
     # The parts of ``Context.choices`` so far, in the order in which tokens were sampled.
     choices: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    # Which context of the episode it is, and the rows of all contexts so far, in order; empty while
+    # the episode has one.
+    context: int = 0
+    contexts: list[Row] = dataclasses.field(default_factory=list)
 
     def kinds(self) -> list[int] | None:
         """What the places are that the episode has behind ``tokens``; None without documents.
@@ -178,7 +182,7 @@ class Admission:
         self._version = version
         self._pool.new_weights()
         self._prompt_pool.new_weights()
-        for row in self.rows:
+        for row in [each for one in self.rows for each in one.contexts or [one]]:
             if recompute:
                 self._pool.forget(row)
                 row.keys = []
@@ -229,6 +233,32 @@ class Admission:
         """Takes the pages of an episode that is over."""
         self._pool.release(row)
         self.rows.remove(row)
+        for context in row.contexts:
+            context.saved = None
+
+    def move(self, row: Row, number: int) -> Row:
+        """The row of another context of the same episode, which takes the place of ``row``: a new
+        one of a sub-agent, or one that waited for its answer. ``row`` leaves its pages meanwhile.
+        """
+        contexts = row.contexts or [row]
+        if number == len(contexts):
+            contexts.append(self._next_context(contexts[0], number))
+        other = contexts[number]
+        for context in contexts:
+            context.contexts = contexts
+        if row.held:
+            self._pool.save(row, on_device=False)
+        self.rows[self.rows.index(row)] = other
+        return other
+
+    def _next_context(self, first: Row, number: int) -> Row:
+        """The row of a new context, without tokens."""
+        row = Row(episode=first.episode, group=first.group, context=number)
+        row.runs = self._pool.runs()
+        row.key = context_key(first.key, number)
+        row.adapter = first.adapter
+        row.keys = [(0, self._version)]
+        return row
 
     def reopen(self) -> None:
         """Gives pages to open episodes that hold none, oldest first: those that were pre-empted,
@@ -380,43 +410,50 @@ class Admission:
         return holders[-1]
 
 
-def context_key(key: Sequence[int], context: int) -> tuple[int, ...]:
-    """The words of the random key of a context, so that a context which starts at the same place
-    as another one is not sampled with the same numbers. That of the first is the episode's own.
+def context_key(key: Sequence[int], number: int) -> tuple[int, ...]:
+    """The words of the random key of an episode's context, from those of its first, which are the
+    episode's own: places of different contexts must not draw the same numbers.
     """
-    if context == 0:
+    if not number:
         return tuple(key)
-    content = np.array([*key, context], np.uint32).tobytes()
+    content = np.array([*key, number], np.uint32).tobytes()
     return tuple(
         np.frombuffer(hashlib.blake2b(content, digest_size=8).digest(), np.uint32).tolist()
     )
 
 
-def with_keys(trajectory: Trajectory, keys: Sequence[tuple[int, int]]) -> Trajectory:
-    """The trajectory of an episode with ``Context.keys``, where several versions computed them.
+def with_keys(
+    trajectory: Trajectory, keys: Sequence[tuple[int, int]], number: int = 0
+) -> Trajectory:
+    """The trajectory of an episode with ``Context.keys`` of a context, where several versions
+    computed them.
 
-    keys: pairs (place, version), of which some may have no key. A tree of several contexts gets
-    none, since it cannot be sampled again: another program decided what was asked.
+    keys: pairs (place, version), of which some may have no key.
     """
-    if len(trajectory.contexts) > 1:
-        return trajectory
-    context = trajectory.contexts[0]
+    context = trajectory.contexts[number]
     # The last token has no key: nothing was sampled after it.
     ends = [place for place, _ in keys[1:]] + [len(context.tokens) - 1]
     kept = [pair for pair, end in zip(keys, ends, strict=True) if pair[0] < end]
     if len({version for _, version in kept}) < 2:
         return trajectory
-    context = dataclasses.replace(context, keys=tuple(kept))
-    return dataclasses.replace(trajectory, contexts=(context, *trajectory.contexts[1:]))
+    return _with_context(trajectory, number, keys=tuple(kept))
 
 
-def with_choices(trajectory: Trajectory, choices: Mapping[str, Sequence[np.ndarray]]) -> Trajectory:
-    """The trajectory of an episode with ``Context.choices``, where any were noted.
+def with_choices(
+    trajectory: Trajectory, choices: Mapping[str, Sequence[np.ndarray]], number: int = 0
+) -> Trajectory:
+    """The trajectory of an episode with ``Context.choices`` of a context, where any were noted.
 
     choices: their parts, in the order in which tokens were sampled.
     """
     if not choices:
         return trajectory
     whole = {name: np.concatenate(parts) for name, parts in choices.items()}
-    context = dataclasses.replace(trajectory.contexts[0], choices=whole)
-    return dataclasses.replace(trajectory, contexts=(context, *trajectory.contexts[1:]))
+    return _with_context(trajectory, number, choices=whole)
+
+
+def _with_context(trajectory: Trajectory, number: int, **values: Any) -> Trajectory:
+    """The trajectory with other values of some fields of a context."""
+    contexts = list(trajectory.contexts)
+    contexts[number] = dataclasses.replace(contexts[number], **values)
+    return dataclasses.replace(trajectory, contexts=tuple(contexts))

@@ -42,20 +42,21 @@ def sample_again(
     def switch(rows: Sequence[Row]) -> None:
         """Loads the weights that the next dispatch of the only row needs."""
         for row in list(rows):
-            version = _due(trajectory, row.cached, len(row.tokens))
+            number = row.context
+            version = _due(trajectory, number, row.cached, len(row.tokens))
             if not row.waiting and version not in (None, scheduler.version):
-                recompute = trajectory.contexts[0].keys is None
+                recompute = all(context.keys is None for context in trajectory.contexts)
                 scheduler.load(models[version], version, recompute=recompute)
             # How far a dispatch gets depends on what is drafted, which is not on record. So it ends
             # where the record has other weights.
             row.most = 1
             most = scheduler.engine.config.dispatch_tokens
             while row.most < most and version == _due(
-                trajectory, row.cached + row.most, len(row.tokens) + row.most
+                trajectory, number, row.cached + row.most, len(row.tokens) + row.most
             ):
                 row.most += 1
 
-    first = _due(trajectory, 0, trajectory.prompt_length)
+    first = _due(trajectory, 0, 0, trajectory.prompt_length)
     scheduler.load(models[first], first)
     scheduler.submit(
         task,
@@ -76,11 +77,13 @@ def sample_again(
     return group.trajectories[0]
 
 
-def _due(trajectory: Trajectory, cached: int, length: int) -> int | None:
-    """The version with which the dispatch was made that computed the key at place ``cached`` of a
-    row that had ``length`` tokens; None where the record has no such row.
+def _due(trajectory: Trajectory, number: int, cached: int, length: int) -> int | None:
+    """The version with which the dispatch was made that computed the key at place ``cached`` of the
+    row of a context, which had ``length`` tokens; None where the record has no such row.
     """
-    context = trajectory.contexts[0]
+    if number >= len(trajectory.contexts):
+        return None
+    context = trajectory.contexts[number]
     if context.keys is not None:
         return next(version for place, version in reversed(context.keys) if place <= cached)
     # Either one version computed all keys, or all were computed again by the version that sampled

@@ -29,6 +29,7 @@ from models.adapter_rows import num_adapters
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode, Rewritten
+from rl_code.environment.frames import Elsewhere
 from rl_code.environment.protocols.protocol import stop_length
 from rl_code.rollout.admission import Admission, OpenGroup, Row, with_choices, with_keys
 from rl_code.rollout.decode_input import decode_input
@@ -346,11 +347,16 @@ class Scheduler:
                 self._texts.forget(row)
                 self._open.rewrite(row, observation)
                 observation = []
+            elif isinstance(observation, Elsewhere):
+                row = self._open.move(row, observation.context)
+                observation = observation.tokens
             if observation is None:
                 self._open.close(row)
                 self._texts.keep(row)
                 self._finishing[self._executor.submit(row.episode.finish)] = row
             else:
+                if not row.tokens:  # the prompt of a sub-agent
+                    row.prompt = min(len(observation), self._config.prompt_length)
                 row.add(observation, row.kinds())
                 # New lists: the worker thread's episode may have kept the old ones.
                 row.message = []
@@ -362,7 +368,13 @@ class Scheduler:
         for future in [future for future in self._finishing if future.done()]:
             row = self._finishing.pop(future)
             group = row.group
-            trajectory = with_choices(with_keys(future.result(), row.keys), row.choices)
+            trajectory = future.result()
+            contexts = row.contexts or [row]
+            # A tree that a program of others made has one row. It cannot be sampled again, since
+            # the program decided what was asked, so it needs no keys.
+            for context in contexts if len(contexts) == len(trajectory.contexts) else ():
+                trajectory = with_keys(trajectory, context.keys, context.context)
+                trajectory = with_choices(trajectory, context.choices, context.context)
             group.trajectories[row.episode.index] = trajectory
             group.on_finished(trajectory)
             if len(group.trajectories) == len(group.rows):

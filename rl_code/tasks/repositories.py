@@ -42,13 +42,15 @@ from rl_code.types import Case, Task, Tests
 
 # Levels: how many files lie between the symptom and the cause.
 LEVELS = (0, 1, 2, 3)
-FEWEST_FILES, MOST_FILES = 5, 40
+FEWEST_FILES, MOST_FILES = 5, 160
 VISIBLE_CASES = 2
 HIDDEN_CASES = 6
 # Hidden cases that call the function with the fault, where that is not the symptom.
 _OF_CAUSE = 2
 _POOL = 14  # inputs drawn per program, of which the cases are chosen
 _LONGEST_CHAIN = 5
+# Files of the largest repository whose names are single words.
+_SMALL = 40
 _MODULES = tuple(
     "apple bank cart dock east farm gate hall iron jar kite lake mill nest oak park quay road ship "
     "tent urn vale well yard zone arch barn cave desk edge fort grid hut inn jet key lamp mast net "
@@ -129,8 +131,9 @@ def _attempt(rng: random.Random, split: str, level: int, files: int, name: str) 
     """A task, or None when the draw belongs to another split, no cases tell the fault, or its line
     cannot be named.
     """
-    modules = rng.sample(_MODULES, files)
-    functions = list(rng.sample(_FUNCTIONS, len(_FUNCTIONS)))
+    modules = rng.sample(_names(_MODULES, files), files)
+    functions = _names(_FUNCTIONS, files)
+    functions = list(rng.sample(functions, len(functions)))
     chain = _draw_chain(rng, level, modules, functions)
     program = program_of(chain)
     if split_of(names_of(program)) != split:
@@ -178,6 +181,15 @@ def _attempt(rng: random.Random, split: str, level: int, files: int, name: str) 
             "lines": tuple(zip((right, *alternatives(right)), lines, strict=True)),
         },
     )
+
+
+def _names(words: Sequence[str], files: int) -> Sequence[str]:
+    """Names for the modules or the functions of a repository: words, and for a large repository
+    pairs of words too.
+    """
+    if files <= _SMALL:
+        return words
+    return (*words, *(f"{one}_{other}" for one in words[:4] for other in words[4:]))
 
 
 # --- The chain ------------------------------------------------------------------------------------

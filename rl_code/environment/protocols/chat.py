@@ -13,7 +13,7 @@ from models.own_template import OwnTemplate
 from models.tokenizer import Tokenizer
 from rl_code.environment.protocols.protocol import Protocol, answer, own_template
 from rl_code.environment.tools.text import one_line
-from rl_code.environment.tools.tool import Tool
+from rl_code.environment.tools.tool import Tool, kinds_of
 from rl_code.types import Task, ToolCall, ToolResult
 
 
@@ -84,6 +84,12 @@ class Chat(Protocol):
             )
         return calls
 
+    def has_call(self, text: str) -> bool:
+        text = text.rpartition("</think>")[2]
+        if self.calls == "bare":
+            return text.strip().removeprefix("<|python_tag|>").lstrip().startswith("{")
+        return "<tool_call>" in text
+
     def _no_call(self) -> ToolCall:
         return ToolCall(
             "", {}, f"no tool call; write {_FORMS[self.calls]}. Call submit when the work is done"
@@ -147,12 +153,19 @@ def _typed(tool: Tool | None, key: str, value: str) -> Any:
     arguments to name.
     """
     properties = {} if tool is None else tool.schema["parameters"]["properties"]
-    kind = properties[key]["type"] if key in properties else "string"
+    kinds = kinds_of(properties[key]) if key in properties else ("string",)
     text = value.strip()
-    if kind == "integer" and re.fullmatch(r"-?[0-9]{1,9}", text):
+    if "integer" in kinds and re.fullmatch(r"-?[0-9]{1,9}", text):
         return int(text)
-    if kind == "number" and re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text):
+    if "number" in kinds and re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", text):
         return float(text)
-    if kind == "boolean" and text in ("true", "false"):
+    if "boolean" in kinds and text in ("true", "false"):
         return text == "true"
+    if "null" in kinds and text == "null":
+        return None
+    if ("array" in kinds and text.startswith("[")) or ("object" in kinds and text.startswith("{")):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError, MemoryError):
+            return value
     return value

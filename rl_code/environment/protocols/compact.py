@@ -9,7 +9,7 @@ from typing import Any
 
 from models.chat import render
 from rl_code.environment.protocols.protocol import Protocol, answer, break_up
-from rl_code.environment.tools.tool import Tool, Words, words_of
+from rl_code.environment.tools.tool import Tool, Words, kinds_of, words_of
 from rl_code.types import Task, ToolCall, ToolResult
 
 _COMPACT_TOKENS = ("<|pad|>", "<|bos|>", "<|eot|>", "<|call|>", "<|end|>", "<|tool|>")
@@ -96,6 +96,9 @@ class Compact(Protocol):
                 calls.append(_outside(rest))
         return calls
 
+    def has_call(self, text: str) -> bool:
+        return "<|call|>" in text
+
     def observation(self, results: Sequence[ToolResult]) -> str:
         return answer("compact", results)
 
@@ -156,7 +159,7 @@ def _on_line(tool: Tool, words: Words, extra: list[str]) -> dict[str, Any] | Non
         return None
     values: dict[str, Any] = {}
     for name, text in zip(words.line, extra, strict=False):
-        if tool.schema["parameters"]["properties"][name]["type"] == "integer":
+        if kinds_of(tool.schema["parameters"]["properties"][name]) == ("integer",):
             if not text.isdecimal() or len(text) >= _DIGITS:
                 return None
             values[name] = int(text)

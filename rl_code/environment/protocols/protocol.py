@@ -58,6 +58,12 @@ class Protocol:
         """
         raise NotImplementedError
 
+    def has_call(self, text: str) -> bool:
+        """Whether a message means to call a tool, well-formed or not. A message of a sub-agent that
+        does not is its answer.
+        """
+        return True
+
     def observation(self, results: Sequence[ToolResult]) -> str:
         """The text after the message's stop token, up to where the assistant goes on."""
         raise NotImplementedError

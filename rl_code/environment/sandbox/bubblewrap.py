@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rl_code.environment.sandbox.inside import world
@@ -63,7 +64,12 @@ def sources() -> dict[str, Path]:
 
 
 def arguments(
-    program: str, descriptors: dict[str, int], as_root: bool, own_users: bool, layers: str = ""
+    program: str,
+    descriptors: dict[str, int],
+    as_root: bool,
+    own_users: bool,
+    layers: str = "",
+    programs: Sequence[str] = (),
 ) -> list[str]:
     """The command up to and including the interpreter and START; one more argument, the limits,
     belongs to it.
@@ -72,6 +78,7 @@ def arguments(
     as_root: started as root, without a user namespace; the zygote changes its user. own_users:
     sessions get user namespaces of their own; otherwise the zygote needs the right to mount.
     layers: the folder of the layer store, "" for none. Sessions cover it (inside/world.py).
+    programs: paths of this machine that are shown below /opt/programs.
     """
     python, prefix = interpreter()
     line = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
@@ -106,6 +113,9 @@ def arguments(
     for path, descriptor in descriptors.items():
         line += ["--perms", "0444", "--file", str(descriptor), path]
     line += ["--remount-ro", "/dev"]
+    line += ["--perms", "0755", "--dir", world.PROGRAMS]
+    for path in programs:
+        line += ["--ro-bind", os.path.realpath(path), f"{world.PROGRAMS}/{os.path.basename(path)}"]
     if layers:
         line += ["--ro-bind", layers, world.STORE]
         for folder in (world.CHANGES, world.ROOT, world.PACKAGES):

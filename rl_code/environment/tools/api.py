@@ -6,13 +6,17 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rl_code import named
+from rl_code.environment.tools.diagnostics import Diagnostics
 from rl_code.environment.tools.edit_file import EditFile
 from rl_code.environment.tools.grep import Grep
 from rl_code.environment.tools.history import History
 from rl_code.environment.tools.jump import Jump
+from rl_code.environment.tools.mcp import Mcp
 from rl_code.environment.tools.memory import MemoryForget, MemoryRecall, MemoryStore
 from rl_code.environment.tools.read_file import ReadFile
 from rl_code.environment.tools.run_tests import RunTests
+from rl_code.environment.tools.semantic_search import SemanticSearch
+from rl_code.environment.tools.sub_agent import SubAgent
 from rl_code.environment.tools.submit import Submit
 from rl_code.environment.tools.terminal import Terminal
 from rl_code.environment.tools.text import cut_middle
@@ -38,6 +42,10 @@ TOOLS: dict[str, type[Tool]] = {
     "memory_store": MemoryStore,
     "memory_recall": MemoryRecall,
     "memory_forget": MemoryForget,
+    "diagnostics": Diagnostics,
+    "semantic_search": SemanticSearch,
+    "sub_agent": SubAgent,
+    "mcp": Mcp,
 }
 
 # What a config offers that names no tools. The order is that of the prompts.
@@ -69,9 +77,16 @@ def find_tools(config: Sequence[Named] = DEFAULT, path: str = "config.tools") ->
             raise ConfigError(
                 f"{path}[{i}] = {one.name!r}: {tool!r} is no rl_code.environment.tools.tool.Tool"
             )
-        if tool.name in tools:
-            raise ConfigError(f"{path}[{i}] = {one.name!r}: a second tool named {tool.name!r}")
-        tools[tool.name] = tool
+        try:
+            members = tool.members()
+        except ValueError as error:
+            raise ConfigError(f"{path}[{i}] = {one.name!r}: {error}") from error
+        for member in members:
+            if member.name in tools:
+                raise ConfigError(
+                    f"{path}[{i}] = {one.name!r}: a second tool named {member.name!r}"
+                )
+            tools[member.name] = member
     return tools
 
 

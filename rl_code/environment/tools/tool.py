@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from rl_code.environment.tools.text import one_line
 from rl_code.environment.tools.workspace import Workspace
@@ -15,8 +15,14 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
     "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
 }
 _LARGEST = 1 << 63
+# How deeply an argument may be nested, and how many values it may have.
+_DEEPEST = 32
+_MOST_VALUES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +49,14 @@ class Words:
     line: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # The arguments below, with a line ``=====`` between them. Name -> what the argument is.
     below: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Delegation(NamedTuple):
+    """What the context of a sub-agent may use."""
+
+    # Messages of the assistant, and tokens of the context.
+    turns: int
+    tokens: int
 
 
 class Tool:
@@ -90,6 +104,20 @@ class Tool:
         """The name in the schema."""
         return self.schema["name"]
 
+    @property
+    def delegation(self) -> Delegation | None:
+        """What another context of the policy may use that carries out a call
+        (``environment.frames``); its argument ``question`` is the prompt. None for a tool that
+        works by itself.
+        """
+        return None
+
+    def members(self) -> Sequence[Tool]:
+        """The tools that this entry of a config offers: itself, unless it stands for several.
+        Raises ValueError where they cannot be found out.
+        """
+        return (self,)
+
 
 def function_schema(
     name: str, description: str, properties: Mapping[str, Any], required: tuple[str, ...]
@@ -99,11 +127,12 @@ def function_schema(
     Raises ValueError for a type of argument that calls cannot be checked for.
     """
     for argument, description_of in properties.items():
-        if description_of["type"] not in _PYTHON_TYPES:
-            raise ValueError(
-                f"tool {name}: type {description_of['type']!r} of argument {argument} must be one "
-                f"of {', '.join(_PYTHON_TYPES)}"
-            )
+        for kind in kinds_of(description_of):
+            if kind not in _PYTHON_TYPES:
+                raise ValueError(
+                    f"tool {name}: type {kind!r} of argument {argument} must be one of "
+                    f"{', '.join(_PYTHON_TYPES)}"
+                )
     parameters = {
         "type": "object",
         "properties": dict(properties),
@@ -113,14 +142,27 @@ def function_schema(
     return {"name": name, "description": description, "parameters": parameters}
 
 
+def kinds_of(argument: Mapping[str, Any]) -> tuple[str, ...]:
+    """The types that a schema allows for an argument; all of them where it names none."""
+    kind = argument.get("type")
+    if isinstance(kind, str):
+        return (kind,)
+    if isinstance(kind, list | tuple):
+        return tuple(str(one) for one in kind)
+    either = [*argument.get("anyOf", ()), *argument.get("oneOf", ())]
+    return tuple(dict.fromkeys(kind for one in either for kind in kinds_of(one))) or tuple(
+        _PYTHON_TYPES
+    )
+
+
 def words_of(tool: Tool) -> Words:
     """The tool's words, or those that follow from its schema."""
     if tool.words is not None:
         return tool.words
     properties = tool.schema["parameters"]["properties"]
     required = tool.schema["parameters"]["required"]
-    texts = [name for name in required if properties[name]["type"] == "string"]
-    numbers = [name for name in properties if properties[name]["type"] == "integer"]
+    texts = [name for name in required if kinds_of(properties[name]) == ("string",)]
+    numbers = [name for name in properties if kinds_of(properties[name]) == ("integer",)]
     return Words(tool.name, {name: name for name in numbers}, {name: name for name in texts})
 
 
@@ -134,13 +176,29 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> str:
     for name, value in arguments.items():
         if name not in properties:
             return f"{tool.name}: unknown argument {one_line(name, 40)}; arguments: {expected}"
-        kind = properties[name]["type"]
-        if type(value) not in _PYTHON_TYPES[kind]:
-            return f"{tool.name}: argument {name} must be {kind}, got {type(value).__name__}"
+        kinds = kinds_of(properties[name])
+        if not any(type(value) in _PYTHON_TYPES[kind] for kind in kinds):
+            wanted = " or ".join(kinds)
+            return f"{tool.name}: argument {name} must be {wanted}, got {type(value).__name__}"
+        if wrong := _wrong(value):
+            return f"{tool.name}: argument {name} {wrong}"
+    return ""
+
+
+def _wrong(argument: Any) -> str:
+    """What is wrong with the values of an argument at all depths; "" when nothing is."""
+    pending = [(argument, 0)]
+    for seen, (value, depth) in enumerate(pending):
+        if seen == _MOST_VALUES or depth > _DEEPEST:
+            return f"has more than {_MOST_VALUES} values or is nested more than {_DEEPEST} deep"
         if type(value) in (int, float) and not -_LARGEST <= value < _LARGEST:  # nor NaN
-            return f"{tool.name}: argument {name} is out of range"
-        if kind == "string" and not _encodable(value):
-            return f"{tool.name}: argument {name} is not valid Unicode"
+            return "is out of range"
+        if type(value) is str and not _encodable(value):
+            return "is not valid Unicode"
+        if type(value) is dict:
+            value = [*value, *value.values()]
+        if type(value) is list:
+            pending += [(item, depth + 1) for item in value[:_MOST_VALUES]]
     return ""
 
 

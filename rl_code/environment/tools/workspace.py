@@ -11,10 +11,12 @@ import copy
 import math
 import posixpath
 import time
+from collections.abc import Callable, Hashable
 
 from rl_code.environment.notes import notes_of
 from rl_code.environment.sandbox.inside.files import MAX_DEPTH
-from rl_code.environment.sandbox.pool import Sandbox, SandboxPool, Snapshot
+from rl_code.environment.sandbox.pool import Closable, File, Sandbox, SandboxPool, Snapshot
+from rl_code.environment.sandbox.programs import Changes
 from rl_code.types import Limits, Task
 
 # Least seconds that a call gets, so that a command can start at all.
@@ -48,6 +50,8 @@ class Workspace:
         self.deadline = math.inf
         self._files = dict(task.files)
         self._sandbox: Sandbox | None = None
+        # What tools keep for the episode, by a key of their own.
+        self._kept: dict[Hashable, Closable] = {}
         # What commands had used in the workspace that this one was forked from.
         self._cpu_s_before = 0.0
 
@@ -104,6 +108,23 @@ class Workspace:
         """
         return dict(self._files) if self._sandbox is None else self._sandbox.snapshot()
 
+    def put(self, changes: Changes) -> None:
+        """Changes many files at once, in the sandbox.
+
+        Raises OSError or ValueError where the file system refuses it, and SandboxFault.
+        """
+        gone = dict.fromkeys(changes.deleted, File(b"", 0, "deleted"))
+        self.sandbox.restore(gone)
+        self.sandbox.restore(changes.files)
+
+    def keep[T: Closable](self, key: Hashable, make: Callable[[], T]) -> T:
+        """What a tool keeps for the episode under a key: made on first use, and closed with the
+        workspace. A fork begins without.
+        """
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
     def fork(self) -> Workspace:
         """Another workspace with the same files, of which as much is used up; the work of one does
         not change the other. Nothing may have been handed in yet.
@@ -114,6 +135,7 @@ class Workspace:
             raise ValueError(f"the workspace of task {self.task.id} was handed in already")
         other = copy.copy(self)
         other.notes = dict(self.notes)
+        other._kept = {}
         if self._sandbox is None:
             other._files = dict(self._files)
         else:
@@ -145,7 +167,10 @@ class Workspace:
         self.handed_in = self.snapshot()
 
     def close(self) -> None:
-        """Closes the sandbox if one was opened, with every process in it."""
+        """Closes the sandbox if one was opened, with every process in it, and what tools keep."""
+        for kept in self._kept.values():
+            kept.close()
+        self._kept = {}
         if self._sandbox is not None:
             self._sandbox.close()
             self._sandbox = None

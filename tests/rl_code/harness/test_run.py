@@ -39,7 +39,6 @@ def config_of(steps=1, *, options=("text", "forgetful"), **changes) -> RunConfig
     command = (sys.executable, str(MINIMAL), *options)
     with settings.unlocked():
         settings.limits.episode_s = 300.0
-        settings.rollout.tool_timeout_s = 3000.0
         settings.harness = dict(name="program", command=command)
         for name, value in changes.items():
             del settings[name]

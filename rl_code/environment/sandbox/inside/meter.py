@@ -24,11 +24,13 @@ class Meter:
     """Measures one command, from its start on.
 
     limits: "meter" (descriptor of a cgroup's file with the CPU time used, -1 for none), "cpu_s",
-    "watched_mb" and "watched_processes" (0 for what a cgroup limits).
+    "watched_mb" and "watched_processes" (0 for what a cgroup limits). look_s: seconds between two
+    looks.
     """
 
-    def __init__(self, limits: dict[str, Any]):
+    def __init__(self, limits: dict[str, Any], look_s: float = LOOK_S):
         self._limits = limits
+        self._look_s = look_s
         self._before = self._used()
         self._watches = bool(limits["watched_mb"] or limits["watched_processes"])
 
@@ -55,10 +57,10 @@ class Meter:
     def pause_s(self) -> float:
         """Seconds until it is worth asking ``exceeded`` again."""
         if self._watches:
-            return LOOK_S
+            return self._look_s
         # All processors together use up what is left no earlier than this.
         left = self._limits["cpu_s"] - self.cpu_s()
-        return max(LOOK_S, left / (os.cpu_count() or 1))
+        return max(self._look_s, left / (os.cpu_count() or 1))
 
     def _used(self) -> float:
         """CPU seconds of everything that was ever started below this process."""

@@ -18,9 +18,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import candidate, checker, difference, files, supervise, wire
+from . import candidate, checker, difference, files, service, supervise, wire
 from .command import OPEN_FILES, Cell
-from .meter import Meter
+from .meter import LOOK_S, Meter
 from .world import World
 
 FRAME_BYTES = 256 << 20
@@ -35,6 +35,9 @@ def serve(channel: socket.socket, limits: dict[str, Any]) -> None:
         "run": lambda request, passed: _run(channel, cell, limits, request, passed),
         "call": lambda request, passed: _fork_with(channel, cell, limits, request, passed, _call),
         "check": lambda request, passed: _fork_with(channel, cell, limits, request, passed, _check),
+        "serve": lambda request, passed: _fork_with(
+            channel, cell, limits, request, passed, service.Service(world).serve, service.LOOK_S
+        ),
         "write": lambda request, passed: files.write(world.folder, request["files"]),
         "read": lambda request, passed: files.read(world.folder, request["path"], request["limit"]),
         "list": lambda request, passed: files.paths(world.folder),
@@ -123,8 +126,9 @@ def _fork_with(
     request: dict[str, Any],
     passed: list[int],
     work: Callable[[socket.socket, dict[str, Any]], None],
+    look_s: float = LOOK_S,
 ) -> dict[str, Any]:
-    """Does ``work`` in a fork that holds the passed socket."""
+    """Does ``work`` in a fork that holds the passed socket. look_s: as for Meter."""
 
     def program() -> NoReturn:
         os.dup2(passed[0], 3)
@@ -137,7 +141,7 @@ def _fork_with(
         work(own, request)
         os._exit(0)
 
-    meter = Meter(limits)
+    meter = Meter(limits, look_s)
     try:
         pid = cell.start(program)
     finally:

@@ -21,11 +21,12 @@ STORE = "/opt/layers"
 CHANGES = "/opt/changes"
 ROOT = "/opt/root"
 PACKAGES = "/opt/packages"
+PROGRAMS = "/opt/programs"
 PYTHON = "/opt/python"
 WORKSPACE = "/workspace"
 TEMPORARY = "/tmp"
 # Mounts that a root file system of layers takes over from the sandbox.
-_TAKEN_OVER = ("/dev", TEMPORARY, PYTHON, PACKAGES)
+_TAKEN_OVER = ("/dev", TEMPORARY, PYTHON, PACKAGES, PROGRAMS)
 # Where programs of a root file system are, if its world does not say.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What the store and the changes are covered with.

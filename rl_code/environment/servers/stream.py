@@ -1,0 +1,129 @@
+"""Messages of JSON-RPC over the standard input and output of a program that is not trusted.
+
+Messages are bounded in bytes, and every wait has a deadline on the clock of time.monotonic.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any, Literal
+
+# Bytes of the longest message that is read, and of the head of one.
+MESSAGE_BYTES = 16 << 20
+_HEAD_BYTES = 4096
+ENDED = "it has ended"
+
+
+class StreamEnded(OSError):
+    """The program ended, or wrote what is no message, or did not read or answer in time."""
+
+
+class Stream:
+    """Messages in both directions.
+
+    form: "headers" as language servers write messages (``Content-Length: n``), "lines" as MCP
+    servers do.
+    """
+
+    def __init__(self, channel: socket.socket, form: Literal["headers", "lines"]):
+        self._channel = channel
+        self._form = form
+        self._read = b""
+        self._number = 0
+
+    def request(self, method: str, params: Any) -> int:
+        """Writes a request; the number that its answer will have. Raises StreamEnded."""
+        self._number += 1
+        self.write({"jsonrpc": "2.0", "id": self._number, "method": method, "params": params})
+        return self._number
+
+    def notify(self, method: str, params: Any) -> None:
+        """Writes a notification. Raises StreamEnded."""
+        self.write({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def write(self, message: dict[str, Any], deadline: float | None = None) -> None:
+        """Writes a message. Raises StreamEnded."""
+        data = json.dumps(message).encode()
+        if self._form == "headers":
+            data = b"Content-Length: %d\r\n\r\n%b" % (len(data), data)
+        else:
+            data += b"\n"
+        try:
+            self._channel.settimeout(_left(deadline) if deadline else 10.0)
+            self._channel.sendall(data)
+        except TimeoutError as error:
+            raise StreamEnded("it did not read in time") from error
+        except OSError as error:
+            raise StreamEnded(ENDED) from error
+
+    def read(self, deadline: float) -> dict[str, Any]:
+        """The next message. Raises StreamEnded."""
+        if self._form == "lines":
+            text = self._until(b"\n", MESSAGE_BYTES, deadline)
+        else:
+            head = self._until(b"\r\n\r\n", _HEAD_BYTES, deadline)
+            text = self._exactly(_length(head), deadline)
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise StreamEnded(f"it wrote what is no JSON: {text[:80]!r}") from error
+        if not isinstance(message, dict):
+            raise StreamEnded(f"it wrote what is no message: {text[:80]!r}")
+        return message
+
+    def close(self) -> None:
+        """Closes the program's standard input and output."""
+        self._channel.close()
+
+    def _until(self, end: bytes, most: int, deadline: float) -> bytes:
+        """The bytes before ``end``, which is taken too."""
+        searched = 0
+        while (found := self._read.find(end, searched)) < 0:
+            if len(self._read) > most:
+                raise StreamEnded(f"it wrote more than {most} bytes without an end")
+            searched = max(0, len(self._read) - len(end))
+            self._more(deadline)
+        taken = self._read[:found]
+        self._read = self._read[found + len(end) :]
+        return taken
+
+    def _exactly(self, size: int, deadline: float) -> bytes:
+        while len(self._read) < size:
+            self._more(deadline)
+        taken = self._read[:size]
+        self._read = self._read[size:]
+        return taken
+
+    def _more(self, deadline: float) -> None:
+        """Waits for further bytes."""
+        try:
+            self._channel.settimeout(_left(deadline))
+            data = self._channel.recv(1 << 18)
+        except TimeoutError as error:
+            raise StreamEnded("it did not answer in time") from error
+        except OSError as error:
+            raise StreamEnded(ENDED) from error
+        if not data:
+            raise StreamEnded(ENDED)
+        self._read += data
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise StreamEnded("it did not answer in time")
+    return left
+
+
+def _length(head: bytes) -> int:
+    """The length that a message's headers give."""
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        text = value.strip()
+        if name.strip().lower() == b"content-length" and text.isdigit() and len(text) < 12:
+            size = int(text)
+            if size <= MESSAGE_BYTES:
+                return size
+    raise StreamEnded(f"it wrote what is no head of a message: {head[:80]!r}")
