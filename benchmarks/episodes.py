@@ -58,6 +58,7 @@ class FixedEpisode:
     """
 
     protocol = NoProtocol()
+    starts_at_once = True
 
     def __init__(
         self,
@@ -77,6 +78,12 @@ class FixedEpisode:
         self._logprobs = []
         self._versions = []
         self._messages, self._waited = 0, 0.0
+
+    def share(self, length: int) -> None:
+        """Nothing: the whole prompt is the group's."""
+
+    def sampling(self, tokens: Sequence[int]) -> None:
+        """Nothing: nobody waits for a message's beginning."""
 
     @property
     def budget(self) -> int:

@@ -37,12 +37,20 @@ class Nested:
     sub-agent is asked, which begins with the episode's own prompt and ends after two messages.
     """
 
+    starts_at_once = True
+
     def __init__(self, task, group, index, turns=3):
         self.task, self.group, self.index, self.turns = task, group, index, turns
         self.protocol = Protocol()
         self.contexts = [types.SimpleNamespace(tokens=[], sampled=[], logprobs=[], versions=[])]
         self.at = 0
         self.messages = [0]
+
+    def share(self, length):
+        assert length == len(self.task.prompt)
+
+    def sampling(self, tokens):
+        pass
 
     @property
     def budget(self):
