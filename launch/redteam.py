@@ -28,6 +28,7 @@ import rich.console
 import rich.table
 from absl import flags
 
+from benchmarks.results import JSON
 from launch import command
 from rl_code.environment.layers import installed
 from rl_code.environment.layers.packages import PackagesError
@@ -46,7 +47,6 @@ _COLUMNS = (*GRADERS, ALONE, *EPISODES)
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("only", None, PARTS, "Only this part; may stand several times.")
 flags.DEFINE_integer("references", 20, "References of each source that are graded.", 0)
-flags.DEFINE_string("json", None, "Write every outcome to this file.")
 flags.DEFINE_bool("markdown", False, "Print the table for the docs.")
 
 
@@ -61,9 +61,9 @@ def main(argv: list[str]) -> None:
                 waiting.update(f"{len(outcomes)} tried, {outcome.kind}: {outcome.name}")
     except (PackagesError, SandboxUnavailable) as error:
         command.refuse(str(error))
-    if FLAGS.json:
+    if JSON.value:
         records = [{**dataclasses.asdict(one), "held": one.held} for one in outcomes]
-        Path(FLAGS.json).write_text(json.dumps(records, indent=1))
+        Path(JSON.value).write_text(json.dumps(records, indent=1))
     rows = table(outcomes)
     if FLAGS.markdown:
         print(markdown(rows))

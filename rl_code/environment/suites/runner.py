@@ -78,7 +78,7 @@ def run_suite(
 
 def _script(folder: str, name: str, descriptor: int, command: Sequence[str]) -> str:
     """A program of the shell that puts the plugin in its place and becomes its arguments."""
-    first = '"$PWD"' if "-m" in command else ""
+    first = '"$PWD"' if "-m" in " ".join(command).split() else ""
     settings = [
         f"{VARIABLE}={descriptor},{first}",
         f'PYTHONPATH="{folder}${{PYTHONPATH:+:$PYTHONPATH}}"',
