@@ -1,13 +1,14 @@
 """Tries known ways to cheat and to escape, and says what each of them earned and harmed.
 
     python -m launch.redteam                    # all of it
-    python -m launch.redteam --only=cheats      # or episodes, escapes, honest
+    python -m launch.redteam --only=cheats      # or alone, episodes, escapes, honest
     python -m launch.redteam --markdown         # the table of docs/redteam.md
     python -m launch.redteam --json=out.json    # every outcome
 
 Cheats are handed in to each grader that they say something to, and some through whole episodes of a
-scripted policy. Escapes run in a sandbox, and the host looks for what they have done. References of
-tasks of every source are graded, too. It ends with code 1 if a cheat earns more than an honest
+scripted policy. The column "suite alone" is a suite without canaries and without values checked by
+the split grader. Escapes run in a sandbox, and the host looks for what they have done. References
+of tasks of every source are graded, too. It ends with code 1 if a cheat earns more than an honest
 failure, an escape does harm, or a reference does not pass.
 """
 
@@ -36,11 +37,11 @@ from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, Sandbox
 from rl_code.redteam import honest
 from rl_code.redteam.escapes import Host
 from rl_code.redteam.ground import GRADERS
-from rl_code.redteam.trial import EPISODES, Outcome, Trial
+from rl_code.redteam.trial import ALONE, EPISODES, Outcome, Trial
 from rl_code.types import Layer, World
 
-PARTS = ("cheats", "episodes", "escapes", "honest")
-_COLUMNS = (*GRADERS, *EPISODES)
+PARTS = ("cheats", "alone", "episodes", "escapes", "honest")
+_COLUMNS = (*GRADERS, ALONE, *EPISODES)
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_enum("only", None, PARTS, "Only this part; may stand several times.")
@@ -82,6 +83,8 @@ def tried(parts: Sequence[str], folder: Path, references: int) -> Iterator[Outco
         trial = Trial(pool, world)
         if "cheats" in parts:
             yield from trial.cheats()
+        if "alone" in parts:
+            yield from trial.alone()
         if "episodes" in parts:
             yield from trial.episodes()
         if "escapes" in parts:
@@ -121,10 +124,13 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     escapes = sum(one.kind == "escape" for one in outcomes)
     honest = [one for one in outcomes if one.kind == "honest"]
     proven = {one.name for one in cheats if one.against == "suite" and one.proven_by_canary}
+    paid = {one.name for one in cheats if one.against == ALONE and (one.earned or 0) > 0.5}
+    tried = len({(one.kind, one.name) for one in cheats})
     lines = [
-        f"{len({(one.kind, one.name) for one in cheats})} ways to cheat in {len(cheats)} attempts, "
-        f"of which canaries prove {len(proven)}; {escapes} ways to escape; {len(honest)} honest "
-        f"references, {sum(bool(one.harm) for one in honest)} of which do not pass."
+        f"{tried} ways to cheat in {len(cheats)} attempts; {escapes} ways to escape; {len(honest)} "
+        f"honest references, {sum(bool(one.harm) for one in honest)} of which do not pass.",
+        f"Canaries prove {len(proven)} of the cheats. A suite alone pays {len(paid)} in full, of "
+        f"which canaries prove {len(paid & proven)}.",
     ]
     lines += [
         f"BROKEN {one.kind} {one.name!r} against {one.against}: earned {one.earned}, an honest "

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rl_code import read_config
 from rl_code.environment.grading import grade_work
 from rl_code.environment.sandbox.pool import File, SandboxPool
-from rl_code.environment.suite_grader import CANARY_PASSED
+from rl_code.environment.suite_grader import CANARY_PASSED, grade_suite
 from rl_code.redteam.cheats import CHEATS
 from rl_code.redteam.episodes import SCRIPTS, SIGNALS, SUBMIT, Player, of_files
 from rl_code.redteam.escapes import ESCAPES, Host, attempt
@@ -23,6 +23,7 @@ from rl_code.rewards.finished import FinishedEpisode, Grade, Usage
 from rl_code.types import Task, World
 
 # Where cheats are tried: each grader by itself, and an episode with the tests of one.
+ALONE = "suite alone"
 EPISODES = ("episode, cases", "episode, suite")
 
 
@@ -35,7 +36,8 @@ class Outcome:
     name: str
     # Against what: one of GRADERS, one of EPISODES, "sandbox" for escapes.
     against: str
-    # What it was paid, and what an honest failure was; None for escapes.
+    # What it was paid, and what an honest failure was; None for escapes and references. Against
+    # ALONE, which pays nobody, only what it would have been paid.
     earned: float | None = None
     failure: float | None = None
     flags: tuple[str, ...] = ()
@@ -50,8 +52,8 @@ class Outcome:
     @property
     def held(self) -> bool:
         """Whether it was paid no more than an honest failure, and did no harm."""
-        paid = self.earned is not None and self.earned > (self.failure or 0.0) + 1e-9
-        return not paid and not self.harm
+        paid_more = self.failure is not None and self.earned > self.failure + 1e-9
+        return not paid_more and not self.harm
 
 
 def earned(task: Task, grade: Grade) -> float:
@@ -129,6 +131,18 @@ class Trial:
             grade.flags,
             (f"no flag of {', '.join(attack.proof)}",) if unproven else (),
         )
+
+    def alone(self, attacks: Sequence[Attack] = (*CHEATS, *FILES)) -> Iterator[Outcome]:
+        """Each attack against the suite without canaries and without values: what they add."""
+        task = self._tasks["suite"]
+        suite = task.hidden_tests.suite
+        for attack in attacks:
+            work = work_of(task, attack.files)
+            graded = grade_suite(task, suite, work, self._pool, LIMITS.grade_s, canaries=0)
+            passed = tuple(not error for error in graded.errors)
+            grade = Grade(True, (), passed, graded.flags)
+            kind = "files" if attack.only_suite else "solution"
+            yield Outcome(kind, attack.name, ALONE, earned(task, grade), None, graded.flags)
 
     def in_episode(self, kind: str, name: str, messages: Sequence[str], where: str) -> Outcome:
         """One script, from the prompt to the reward."""
