@@ -12,6 +12,7 @@ from rl_code.named import Named
 from rl_code.tasks.api import find_source
 from rl_code.tasks.records import TaskFileError
 from rl_code.types import Suite
+from tests.rl_code.environment.layers.test_image import entry, tarred, write_image
 from tests.rl_code.tasks import projects
 from tests.rl_code.tasks.projects import BROKEN, FAILING, FIXED, NEW_TESTS, PASSING, SOURCE, TESTS
 
@@ -152,6 +153,44 @@ def test_an_image_keeps_what_it_built_and_loses_its_future(shop, store, pool, tm
         assert sandbox.read_file(".git/HEAD") == "ref: refs/heads/main\n"
         with pytest.raises(FileNotFoundError):
             sandbox.read_file(".git/refs/heads/trunk")
+
+
+def tar_of(folder: Path, under: str, keep) -> bytes:
+    """The files of a folder that ``keep`` wants, as a layer of an image."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and keep(path)]
+    return tarred(
+        *(entry(f"{under}/{path.relative_to(folder)}", path.read_bytes()) for path in files)
+    )
+
+
+def test_an_oci_image_may_hold_the_repository_in_several_layers(shop, store, pool, tmp_path):
+    """As images do that are built by a clone and a commit: objects of git lie in two layers."""
+    clone = tmp_path / "clone"
+    projects.git(tmp_path, "clone", "-q", shop["folder"] + "/lab/shop", str(clone))
+    projects.git(clone, "checkout", "-q", shop["base"])
+    before = set(clone.rglob("*"))
+    projects.write(clone, {"built.so": "built"})
+    projects.git(clone, "commit", "-q", "--allow-empty", "-m", "FUTURE of the image")
+    head = projects.git(clone, "rev-parse", "HEAD").strip()
+    tars = [
+        tar_of(clone, "work", lambda path: path in before),
+        tar_of(clone, "work", lambda path: path not in before),
+    ]
+    (tmp_path / "images" / "lab__shop_final__7").mkdir(parents=True)
+    write_image(tmp_path / "images" / "lab__shop_final__7", tars, {"WorkingDir": "/work"})
+    places = {"repositories": "", "images": str(tmp_path / "images")}
+    # the commit that the work starts from lies in the upper layer
+    row = projects.swe_row(shop, base_commit=head, image_name="hub/lab/shop_final:7")
+    with pytest.raises(TaskFileError, match="has no image named hub/lab/shop_final:7"):
+        load([row], shop, pool, tmp_path, places=places)
+    row["image_name"] = "lab/shop_final:7"
+    (task,) = load([row], shop, pool, tmp_path, places=places)
+    assert task.world.workspace == "/work" and len(task.world.layers) == 3
+    top = store.folder / store.tree(task.world.layers[-1].digest) / "work"
+    history = projects.git(top, "rev-list", "--all").split()
+    assert history == [head, shop["base"], shop["first"]]
+    with pool.open({}, task.world) as sandbox:
+        assert sandbox.read_file("built.so") == "built" and sandbox.read_file(SOURCE) == BROKEN
 
 
 def test_over_an_image_swe_smith_breaks_files_and_takes_tests_away(shop, store, pool, tmp_path):
