@@ -44,6 +44,8 @@ class Ending:
     handed_in: bool
     # Why it ended otherwise, in words; "" where it handed in.
     cause: str = ""
+    # Whether it ended through no fault of the model's. Such an episode is masked from training.
+    fault: bool = False
 
 
 class Host:

@@ -318,11 +318,11 @@ class AgentEpisode(Episode):
     def _end(self, ending: Ending) -> None:
         """The agent's program has ended by itself."""
         self._cause = ending.cause
-        self.status = "agent_ended"
+        self.status = "fault" if ending.fault else "agent_ended"
         if not ending.handed_in:
-            logging.log_every_n_seconds(
-                logging.INFO, "%s: the agent ended: %s", 60, self._name, ending.cause
-            )
+            level = logging.WARNING if ending.fault else logging.INFO
+            message = "%s: the agent ended: %s"
+            logging.log_every_n_seconds(level, message, 60, self._name, ending.cause)
             return
         try:
             with self._commands:

@@ -14,10 +14,12 @@ sandbox. It has handed in when it says so (``Submitted``).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +65,7 @@ class MiniSweAgentHost(Host):
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waiting: dict[int, Callable[[Ending], None]] = {}
+        self._ended = False
         self._folder = tempfile.TemporaryDirectory(prefix="mini_swe_agent_")
         self._errors = Path(self._folder.name, "stderr").open("w+b")
         python = agent.python or sys.executable
@@ -89,11 +92,14 @@ class MiniSweAgentHost(Host):
                 f"{python} cannot import mini-swe-agent: {words}; install it there "
                 "(pip install mini-swe-agent==2.4.6), or say in harness.python which one has it"
             )
-        threading.Thread(target=self._read, name="mini-swe-agent", daemon=True).start()
+        for work in (self._read, self._watch):
+            threading.Thread(target=work, name="mini-swe-agent", daemon=True).start()
 
     def start(self, job: Job, on_end: Callable[[Ending], None]) -> Callable[[], None]:
         number = next(self._numbers)
         with self._lock:
+            if self._ended:
+                raise HarnessError(f"mini-swe-agent has ended: {self._last_words()}")
             self._waiting[number] = on_end
         settings = dataclasses.asdict(self._agent)
         what = {"task": job.text, "base_url": job.base_url, "key": job.api_key, "model": job.model}
@@ -151,11 +157,21 @@ class MiniSweAgentHost(Host):
                 done = status == "Submitted"
                 cause = "" if done else f"{status}: {said['error']}"
                 on_end(Ending(done, cause))
+
+    def _watch(self) -> None:
+        """Waits for the end of the process. Its children end with it, and their episodes are lost
+        through no fault of the model's.
+        """
+        self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         with self._lock:
+            self._ended = True
             left = list(self._waiting.values())
             self._waiting.clear()
         for on_end in left:
-            on_end(Ending(False, f"mini-swe-agent has ended: {self._last_words()}"))
+            cause = f"mini-swe-agent has ended: {self._last_words()}"
+            on_end(Ending(False, cause, fault=True))
 
     def _last_words(self) -> str:
         try:

@@ -81,8 +81,14 @@ def play_again(
     """Trajectories of a group, one after another.
 
     config: that of the step. Raises StoreError when the weights that sampled them can neither be
-    read nor made again.
+    read nor made again, and ConfigError for a run whose episodes an agent of others plays.
     """
+    if config.harness is not None:
+        raise ConfigError(
+            f"config.harness = {config.harness.name!r}: what an agent of others asks for is not on "
+            "record before it asks, so its trajectories cannot be sampled again; training on them "
+            "can be replayed: leave out --step"
+        )
     trajectories = [found.record.group.trajectories[sample] for sample in samples]
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(Run(config, workdir, found.role))

@@ -120,6 +120,28 @@ def test_the_package_gives_up_where_nothing_can_be_read(harnesses, sandboxes):
 
 
 @needs_package
+def test_a_process_that_is_killed_is_a_fault_and_then_an_error(sandboxes):
+    harness = Harness(SHORT)
+    limits = dataclasses.replace(LIMITS, turns=1000)
+    episode = agent_episode(repository(), sandboxes, harness, limits=limits)
+    other = agent_episode(repository(), sandboxes, harness, index=1)
+    try:
+        episode.start()
+        harness.host._process.kill()
+        harness.host._process.wait()
+        while not episode.over:  # its child may ask once more before it is ended
+            say(episode, "no<|im_end|>")
+        trajectory = episode.finish()
+        with pytest.raises(HarnessError, match="mini-swe-agent has ended"):
+            other.start()
+    finally:
+        episode.close()
+        other.close()
+        harness.close()
+    assert (trajectory.status, trajectory.reward.flags) == ("fault", ("fault",))
+
+
+@needs_package
 def test_the_record_of_the_package_is_what_the_engine_was_given(harnesses, sandboxes):
     tokenizer = chat_tokenizer()
     stops = tuple(sorted(tokenizer.token_id(token) for token in ("<|im_end|>", "<|endoftext|>")))

@@ -13,6 +13,7 @@ from models.families import PRESETS
 from rl_code.metrics import read_metrics
 from rl_code.read_config import ConfigError, build
 from rl_code.recording.replay_training import replay
+from rl_code.recording.replay_trajectories import find, play_again
 from rl_code.run import Run
 from rl_code.run_config import RunConfig
 from rl_code.store.store import GroupStore
@@ -74,6 +75,8 @@ def test_what_an_agent_of_others_did_is_stored_and_trained_on(tmp_path):
     # what was recorded gives the same updates again
     with Run(config, tmp_path, "learner") as run, jax.set_mesh(run.mesh):
         assert [step.same for step in replay(run)] == [True] * 2
+    with pytest.raises(ConfigError, match="cannot be sampled again"):
+        next(play_again(config, tmp_path, find(tmp_path, 1, "0"), [0]))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def test_what_an_agent_of_others_did_is_stored_and_trained_on(tmp_path):
         (dict(harness="mini"), "'mini_swe_agent'"),
         (dict(harness=dict(name="program", comand=("a",))), "comand"),
         (dict(protocol="completion"), "has no place for conversations"),
-        (dict(harness="rl_code.types:Task"), "is no rl_code.harness.agent.Agent|Task"),
+        (dict(harness="rl_code.harness.program:end"), "is no rl_code.harness.agent.Agent"),
     ],
 )
 def test_a_wrong_harness_is_named(changes, message):
