@@ -11,7 +11,7 @@ import time
 from typing import Any, Literal
 
 # Bytes of the longest message that is read, and of the head of one.
-MESSAGE_BYTES = 16 << 20
+MESSAGE_BYTES = 4 << 20
 _HEAD_BYTES = 4096
 ENDED = "it has ended"
 
