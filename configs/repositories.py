@@ -22,10 +22,17 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         seed=0,
         mesh=dict(data=2),
         model=dict(preset="tiny"),
-        tokenizer=dict(source="train", vocab_size=512, texts=1000),
+        # Every name of a module or a function is one token.
+        tokenizer=dict(source="train", vocab_size=896, texts=1500),
         protocol="compact",
-        tools=("grep", "read_file", dict(name="edit_file", named=True), "run_tests", "submit"),
-        tasks=repositories(split="train"),
+        tools=(
+            "grep",
+            dict(name="read_file", numbered=True),
+            "replace_lines",
+            "run_tests",
+            "submit",
+        ),
+        tasks=repositories(split="train", levels=(0, 0, 1, 1, 2)),
         limits=LIMITS,
         reward=dict(signals=("tests", dict(name="malformed", weight=0.1))),
         rollout=dict(
@@ -41,11 +48,12 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         ),
         sft=dict(
             # demonstrations have 240 tokens on average, of which 60 are learned
-            steps=1000,
+            steps=700,
             slots=512,
-            rows=12,
+            rows=8,
             demonstrations=40_000,
             checkpoint_every=100,
+            demonstration=dict(p_right=0.7, p_test=0.4, p_give_up=0.4),
             optimizer=dict(
                 learning_rate=1e-2, muon_learning_rate=2e-2, schedule="cosine", warmup_steps=20
             ),

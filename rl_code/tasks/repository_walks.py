@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.grep import Found, Grep, Match
 from rl_code.environment.tools.grep import describe as describe_found
-from rl_code.environment.tools.read_file import shown
+from rl_code.environment.tools.read_file import ReadFile, shown
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool, words_of
@@ -29,8 +29,8 @@ SOURCE = "repositories"
 TOOLS = find_tools(
     (
         Named("grep"),
-        Named("read_file"),
-        Named("edit_file", {"named": True}),
+        Named("read_file", {"numbered": True}),
+        Named("replace_lines"),
         Named("run_tests"),
         Named("submit"),
     )
@@ -39,9 +39,10 @@ TOOLS = find_tools(
 Message = tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]
 
 _GREP = Grep()
+_READ = ReadFile(numbered=True)
 _SUBMIT = ToolCall("submit", {})
 _TEST = ToolCall("run_tests", {})
-_EDITED = ToolResult("edit_file", "ok")
+_EDITED = ToolResult("replace_lines", "ok")
 
 
 def check_tools(tools: Mapping[str, Tool]) -> None:
@@ -52,14 +53,14 @@ def check_tools(tools: Mapping[str, Tool]) -> None:
         if words_of(tools[name]) != words_of(tool):
             raise ValueError(
                 f"demonstrations of repositories write {name} as {words_of(tool)}, and the tool "
-                f"of the config as {words_of(tools[name])}; give edit_file named=True, or leave "
-                "sft out"
+                f"of the config as {words_of(tools[name])}; leave sft out"
             )
-    if tools["grep"] != _GREP:
-        raise ValueError(
-            f"demonstrations of repositories show what {_GREP} answers, and the config has "
-            f"{tools['grep']}; leave its settings out, or leave sft out"
-        )
+    for tool in (_GREP, _READ):
+        if tools[tool.name] != tool:
+            raise ValueError(
+                f"demonstrations of repositories show what {tool} answers, and the config has "
+                f"{tools[tool.name]}; give it the same settings, or leave sft out"
+            )
 
 
 def walk(
@@ -87,7 +88,8 @@ def walk(
     yield (grep,), (found,)
     for path in chain[: cause + 1]:
         read = ToolCall("read_file", {"path": path})
-        yield (read,), (ToolResult("read_file", shown(path, task.files[path], verbose=False)),)
+        text = shown(path, task.files[path], verbose=False, first=1)
+        yield (read,), (ToolResult("read_file", text),)
     yield from _edits(task, rng, turns, limits.test_runs, p_right, p_test, p_give_up)
 
 
@@ -105,6 +107,10 @@ def _edits(
     at = task.meta["fault"]
     right = task.meta["program"][at]
     stands = task.meta["broken"][at]
+    cause = task.meta["cause"]
+    text = task.files[cause].splitlines()
+    # the wrong line occurs once
+    (number,) = (n for n, line in enumerate(text, start=1) if line.strip() == lines[stands])
     untried = [step for step in lines if step not in (right, stands)]
     rng.shuffle(untried)
     while True:
@@ -112,10 +118,9 @@ def _edits(
         if untried and rng.random() >= p_right:
             step = untried.pop()
         edit = ToolCall(
-            "edit_file",
-            {"path": task.meta["cause"], "old": lines[stands], "new": lines[step]},
+            "replace_lines",
+            {"path": cause, "first_line": number, "text": f"    {lines[step]}"},
         )
-        stands = step
         if turns < 2 or runs < 1 or rng.random() >= p_test:
             yield (edit, _SUBMIT), ()
             return

@@ -12,6 +12,7 @@ from rl_code.environment.tools.history import History
 from rl_code.environment.tools.jump import Jump
 from rl_code.environment.tools.memory import MemoryForget, MemoryRecall, MemoryStore
 from rl_code.environment.tools.read_file import ReadFile
+from rl_code.environment.tools.replace_lines import ReplaceLines
 from rl_code.environment.tools.run_tests import RunTests
 from rl_code.environment.tools.submit import Submit
 from rl_code.environment.tools.terminal import Terminal
@@ -31,6 +32,7 @@ TOOLS: dict[str, type[Tool]] = {
     "terminal": Terminal,
     "run_tests": RunTests,
     "submit": Submit,
+    "replace_lines": ReplaceLines,
     "grep": Grep,
     "jump": Jump,
     "history": History,

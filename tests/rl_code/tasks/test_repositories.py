@@ -234,7 +234,7 @@ def test_a_walk_searches_reads_to_the_cause_edits_and_submits(tasks):
         assert not any(call.error for call in calls)
         names = [call.name for call in calls]
         level = task.meta["level"]
-        assert names[: level + 3] == ["grep", *["read_file"] * (level + 1), "edit_file"]
+        assert names[: level + 3] == ["grep", *["read_file"] * (level + 1), "replace_lines"]
         assert names[-1] == "submit" and names.count("submit") == 1
         assert names.count("run_tests") <= LIMITS.test_runs
         assert sum(segment.sampled for segment in segments) <= LIMITS.turns
@@ -246,9 +246,11 @@ def test_a_walk_searches_reads_to_the_cause_edits_and_submits(tasks):
 def test_a_walk_without_mistakes_hands_in_the_reference(tasks):
     perfect = DemonstrationConfig(p_right=1.0, p_test=1.0, p_give_up=0.0)
     for task, segments in walks(tasks, perfect):
-        (edit,) = [call for call in calls_of(task, segments) if call.name == "edit_file"]
-        path, old, new = (edit.arguments[name] for name in ("path", "old", "new"))
-        assert {path: task.files[path].replace(old, new)} == dict(task.reference)
+        (edit,) = [call for call in calls_of(task, segments) if call.name == "replace_lines"]
+        path, line, text = (edit.arguments[name] for name in ("path", "first_line", "text"))
+        lines = task.files[path].splitlines()
+        lines[line - 1] = text
+        assert {path: "\n".join([*lines, ""])} == dict(task.reference)
         assert "PASS left 2" in segments[-2].text
 
 
@@ -282,10 +284,13 @@ def test_walks_say_what_an_episode_says(tasks, pool):
 
 
 def test_tools_that_speak_otherwise_are_refused():
-    names = ("grep", "read_file", "edit_file", "run_tests", "submit")
-    with pytest.raises(ValueError, match="named=True"):
+    names = ("grep", "read_file", "replace_lines", "run_tests", "submit")
+    with pytest.raises(ValueError, match="numbered=True"):
         check_demonstrable(Compact(), find_tools(tuple(map(Named, names))), "repositories")
-    with pytest.raises(ValueError, match="grep"):
+    few = TOOLS | find_tools((Named("grep", {"most": 3}),))
+    with pytest.raises(ValueError, match=r"Grep\(most=3"):
+        check_demonstrable(Compact(), few, "repositories")
+    with pytest.raises(ValueError, match="replace_lines"):
         check_demonstrable(Compact(), find_tools(), "repositories")
     check_demonstrable(Compact(), TOOLS, "repositories")
 
