@@ -95,13 +95,14 @@ def generate(
     index: int,
     levels: Sequence[int] = LEVELS,
     files: tuple[int, int] = (FEWEST_FILES, 12),
+    alone: bool = False,
 ) -> Task:
     """Task ``index`` of a split's endless stream; the same arguments give the same task on every
     machine.
 
-    levels: of which one is drawn. files: the fewest and the most files of a repository. Raises
-    ValueError for an unknown split or level, and for numbers of files outside FEWEST_FILES to
-    MOST_FILES.
+    levels: of which one is drawn. files: the fewest and the most files of a repository. alone:
+    whether each function of the chain has its module for itself. Raises ValueError for an unknown
+    split or level, and for numbers of files outside FEWEST_FILES to MOST_FILES.
     """
     if split not in SPLITS:
         raise ValueError(f"{split=} must be one of {SPLITS}")
@@ -109,7 +110,7 @@ def generate(
     rng = random.Random(f"repositories/{split}/{seed}/{index}")
     level = rng.choice(levels)
     name = f"repositories/{split}/{seed}/{index}/L{level}"
-    while (task := _attempt(rng, split, level, rng.randint(*files), name)) is None:
+    while (task := _attempt(rng, split, level, rng.randint(*files), alone, name)) is None:
         pass
     return task
 
@@ -125,7 +126,9 @@ def check_sizes(levels: Sequence[int], files: tuple[int, int]) -> None:
         )
 
 
-def _attempt(rng: random.Random, split: str, level: int, files: int, name: str) -> Task | None:
+def _attempt(
+    rng: random.Random, split: str, level: int, files: int, alone: bool, name: str
+) -> Task | None:
     """A task, or None when the draw belongs to another split, no cases tell the fault, or its line
     cannot be named.
     """
@@ -142,7 +145,7 @@ def _attempt(rng: random.Random, split: str, level: int, files: int, name: str) 
     cases = _cases(rng, chain, place, wrong)
     if cases is None:
         return None
-    layout = _draw_layout(rng, modules, functions, len(chain))
+    layout = _draw_layout(rng, modules, functions, len(chain), alone)
     texts = _texts(layout, modules, broken)
     cause = f"{modules[level]}.py"
     lines = [line_of(chain[level], place.step, step) for step in (right, *alternatives(right))]
@@ -262,18 +265,21 @@ def line_of(function: Function, at: int, step: Step) -> str:
 
 
 def _draw_layout(
-    rng: random.Random, modules: Sequence[str], functions: list[str], length: int
+    rng: random.Random, modules: Sequence[str], functions: list[str], length: int, alone: bool
 ) -> dict[str, list[Function]]:
     """The distractors of each module. Takes names from ``functions``.
 
-    Modules beyond the chain have one or two, those of the chain at most one. A distractor may call
-    one of a later module beyond the chain. So imports have no cycle, and no shorter way leads to
-    the cause than the chain.
+    Modules beyond the chain have one or two, those of the chain at most one, or none where their
+    functions are ``alone``. A distractor may call one of a later module beyond the chain. So
+    imports have no cycle, and no shorter way leads to the cause than the chain.
     """
     layout: dict[str, list[Function]] = {}
     others: list[tuple[str, str]] = []
     for i in reversed(range(len(modules))):
-        count = rng.choice((0, 1)) if i < length else rng.choice((1, 1, 2))
+        if i >= length:
+            count = rng.choice((1, 1, 2))
+        else:
+            count = 0 if alone else rng.choice((0, 1))
         found = []
         for _ in range(min(count, len(functions))):
             calls = rng.choice(others) if others and rng.random() < 0.5 else None

@@ -175,6 +175,18 @@ def test_repositories_have_as_many_files_as_asked():
     assert MOST_FILES == 40
 
 
+def test_functions_of_a_chain_are_alone_in_their_files_where_asked():
+    def functions(task, path):
+        return task.files[path].count("def ")
+
+    alone = [generate("test", 0, i, alone=True) for i in range(20)]
+    assert all(functions(task, path) == 1 for task in alone for path in task.meta["chain"])
+    others = {path for task in alone for path in task.files if path not in task.meta["chain"]}
+    assert others and any(functions(task, path) > 1 for task in alone for path in task.files)
+    crowded = [generate("test", 0, i) for i in range(20)]
+    assert any(functions(task, path) == 2 for task in crowded for path in task.meta["chain"])
+
+
 def test_splits_share_no_composition_and_no_message():
     found = {split: [generate(split, 0, i) for i in range(80)] for split in SPLITS}
     templates = {
@@ -212,7 +224,8 @@ def test_impossible_settings_are_named(arguments, named):
     with pytest.raises(ValueError) as error:
         generate(*arguments)
     assert named in str(error.value)
-    assert Repositories("test", levels=(3,), files=(6, 6)).load(None, None)[5].meta["level"] == 3
+    source = Repositories("test", levels=(3,), files=(6, 6), alone=True)
+    assert source.load(None, None)[5] == generate("test", 0, 5, (3,), (6, 6), alone=True)
 
 
 # --- Demonstrations -------------------------------------------------------------------------------
