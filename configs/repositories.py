@@ -28,6 +28,7 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
         tools=(
             "grep",
             dict(name="read_file", numbered=True),
+            "think",
             "replace_lines",
             "run_tests",
             "submit",

@@ -175,6 +175,8 @@ def _attempt(
             # the paths of the chain, the symptom first
             "chain": tuple(f"{module}.py" for module in modules[: len(chain)]),
             "cause": cause,
+            # of each function of the chain, where its steps lie in ``program``
+            "spans": tuple(_span(chain, link) for link in range(len(chain))),
             # index of the wrong step in ``program``
             "fault": _offset(chain, place),
             # what could stand in its place, and the line that each makes
@@ -222,9 +224,15 @@ def program_of(chain: Sequence[Function]) -> Program:
     return tuple(itertools.chain.from_iterable(one.steps for one in reversed(chain)))
 
 
+def _span(chain: Sequence[Function], link: int) -> tuple[int, int]:
+    """Where in ``program_of(chain)`` the steps of a function begin and end."""
+    start = sum(len(one.steps) for one in chain[link + 1 :])
+    return start, start + len(chain[link].steps)
+
+
 def _offset(chain: Sequence[Function], place: Place) -> int:
     """Index in ``program_of(chain)`` of a place."""
-    return sum(len(one.steps) for one in chain[place.link + 1 :]) + place.step
+    return _span(chain, place.link)[0] + place.step
 
 
 def with_step(chain: Sequence[Function], place: Place, step: Step) -> list[Function]:

@@ -1,6 +1,10 @@
 """Imperfect demonstrations of repository tasks: search, read, follow the imports, edit, run the
 tests, submit.
 
+Of each function that was read a thought says in words what it does, and below what it should do by
+the message. Where the two differ is the fault. A model that learns this from nothing is told by it
+which lines belong to which words.
+
 What the tools say is computed from the files and the operations, in exactly the words of an
 episode; nothing is executed in a sandbox.
 """
@@ -21,6 +25,7 @@ from rl_code.environment.tools.tool import Tool, words_of
 from rl_code.named import Named
 from rl_code.tasks.operations import Failure
 from rl_code.tasks.programs import Program, Step, evaluate
+from rl_code.tasks.programs import describe as in_words
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 # Of ``task.meta["source"]``.
@@ -30,6 +35,7 @@ TOOLS = find_tools(
     (
         Named("grep"),
         Named("read_file", {"numbered": True}),
+        Named("think"),
         Named("replace_lines"),
         Named("run_tests"),
         Named("submit"),
@@ -43,6 +49,7 @@ _READ = ReadFile(numbered=True)
 _SUBMIT = ToolCall("submit", {})
 _TEST = ToolCall("run_tests", {})
 _EDITED = ToolResult("replace_lines", "ok")
+_THOUGHT = ToolResult("think", "ok")
 
 
 def check_tools(tools: Mapping[str, Tool]) -> None:
@@ -86,11 +93,23 @@ def walk(
     grep = ToolCall("grep", {"pattern": pattern})
     found = ToolResult("grep", describe_found(_search(task, pattern), verbose=False))
     yield (grep,), (found,)
-    for path in chain[: cause + 1]:
+    thoughts = [_thought(task, link) for link in range(cause + 1)]
+    for link, path in enumerate(chain[: cause + 1]):
         read = ToolCall("read_file", {"path": path})
-        text = shown(path, task.files[path], verbose=False, first=1)
-        yield (read,), (ToolResult("read_file", text),)
-    yield from _edits(task, rng, turns, limits.test_runs, p_right, p_test, p_give_up)
+        text = ToolResult("read_file", shown(path, task.files[path], verbose=False, first=1))
+        # what was read last is thought about first
+        yield (*thoughts[:link][-1:], read), (*(_THOUGHT,) * min(link, 1), text)
+    edits = _edits(task, rng, turns, limits.test_runs, p_right, p_test, p_give_up)
+    calls, results = next(edits)
+    yield (thoughts[-1], *calls), (_THOUGHT, *results) if results else ()
+    yield from edits
+
+
+def _thought(task: Task, link: int) -> ToolCall:
+    """What a function of the chain does, and what it should do."""
+    start, end = task.meta["spans"][link]
+    lines = (in_words(task.meta[kind][start:end], stated=True) for kind in ("broken", "program"))
+    return ToolCall("think", {"thought": "\n".join(lines)})
 
 
 def _edits(

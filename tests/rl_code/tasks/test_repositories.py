@@ -245,7 +245,7 @@ def test_a_walk_searches_reads_to_the_cause_edits_and_submits(tasks):
     for task, segments in walks(tasks):
         calls = calls_of(task, segments)
         assert not any(call.error for call in calls)
-        names = [call.name for call in calls]
+        names = [call.name for call in calls if call.name != "think"]
         level = task.meta["level"]
         assert names[: level + 3] == ["grep", *["read_file"] * (level + 1), "replace_lines"]
         assert names[-1] == "submit" and names.count("submit") == 1
@@ -254,6 +254,22 @@ def test_a_walk_searches_reads_to_the_cause_edits_and_submits(tasks):
         assert [c.arguments["path"] for c in calls if c.name == "read_file"] == [
             *task.meta["chain"][: level + 1]
         ]
+
+
+def test_a_thought_on_each_function_tells_the_fault_in_words(tasks):
+    for task, segments in walks(tasks):
+        calls = calls_of(task, segments)
+        thoughts = [call.arguments["thought"].split("\n") for call in calls if call.name == "think"]
+        assert len(thoughts) == task.meta["level"] + 1
+        assert [does == should for does, should in thoughts] == [True] * task.meta["level"] + [
+            False
+        ]
+        # what the functions should do are the ends of what the symptom should do
+        asked = task.messages[0]["content"].split("\n")[0]
+        assert asked.endswith(", ".join(should for _, should in reversed(thoughts)))
+        # it stands in front of what follows from it: another file, or the edit
+        behind = [after.name for call, after in itertools.pairwise(calls) if call.name == "think"]
+        assert behind == ["read_file"] * task.meta["level"] + ["replace_lines"]
 
 
 def test_a_walk_without_mistakes_hands_in_the_reference(tasks):
@@ -297,7 +313,7 @@ def test_walks_say_what_an_episode_says(tasks, pool):
 
 
 def test_tools_that_speak_otherwise_are_refused():
-    names = ("grep", "read_file", "replace_lines", "run_tests", "submit")
+    names = ("grep", "read_file", "think", "replace_lines", "run_tests", "submit")
     with pytest.raises(ValueError, match="numbered=True"):
         check_demonstrable(Compact(), find_tools(tuple(map(Named, names))), "repositories")
     few = TOOLS | find_tools((Named("grep", {"most": 3}),))
