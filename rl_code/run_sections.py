@@ -235,6 +235,10 @@ class SftConfig:
     # The source of the demonstrated tasks; None for the training tasks.
     tasks: Named | None = None
     demonstration: DemonstrationConfig = DemonstrationConfig()
+    # Weight of the tokens that the agent reads, beside 1 for those that it writes. Predicting them
+    # teaches a model without knowledge how files repeat what was said before them, which few of the
+    # tokens that it writes tell.
+    weight_of_read: float = 0.0
     # Rows of a batch.
     rows: int = 32
     # Tokens of a row.
@@ -258,6 +262,8 @@ class SftConfig:
             micro_batches=1,
             checkpoint_every=1,
         )
+        if not 0.0 <= self.weight_of_read <= 1.0:
+            raise ValueError(f"weight_of_read={self.weight_of_read} must be between 0 and 1")
         if self.least_slots is not None and not 2 <= self.least_slots <= self.slots:
             raise ValueError(
                 f"least_slots={self.least_slots} must be at least 2 and at most slots={self.slots}"

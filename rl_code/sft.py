@@ -44,7 +44,7 @@ class Demonstrations:
         run = self._run
         documents = run.config.documents
         tokens: list[int] = []
-        mask: list[bool] = []
+        weights: list[float] = []
         kinds: list[int] = []
         for segment in run.demonstration(index):
             piece = run.tokenizer.encode(segment.text)
@@ -56,8 +56,9 @@ class Demonstrations:
                 )
                 kinds += more
             tokens += piece
-            mask += [segment.sampled] * len(piece)
-        example = Demonstrated(tokens, mask, None if documents is None else kinds)
+            weight = 1.0 if segment.sampled else run.config.sft.weight_of_read
+            weights += [weight] * len(piece)
+        example = Demonstrated(tokens, weights, None if documents is None else kinds)
         self._known[index] = example.cut(run.config.sft.slots)
         return self._known[index]
 

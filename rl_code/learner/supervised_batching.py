@@ -24,7 +24,7 @@ class SupervisedBatch:
     positions: jax.Array
     # Who sees whom.
     where: Tokens
-    # float32, 1 for a token to be learned.
+    # float32, the weight of each token in the loss: 0 for one that is not to be learned.
     mask: jax.Array
     # The first slot of every sequence and document is a multiple of this number, see
     # ``attention.layout.lay_out``.
@@ -37,8 +37,8 @@ class Demonstrated:
 
     # Token ids.
     tokens: Sequence[int]
-    # Whether the demonstrator chose the token.
-    mask: Sequence[bool]
+    # The weight of each token in the loss, see ``SupervisedBatch.mask``.
+    mask: Sequence[float]
     # What each place is (``types.Context.documents``); None without documents.
     documents: Sequence[int] | None = None
 

@@ -173,6 +173,9 @@ class Repositories(Source):
     levels: tuple[int, ...] = repositories.LEVELS
     # The fewest and the most files of a repository.
     files: tuple[int, int] = (5, 12)
+    # Whether each function between the symptom and the cause has its file for itself. Otherwise
+    # half of these files have another function too.
+    alone: bool = False
     # Another seed gives another stream of tasks.
     seed: int = 0
 
@@ -184,7 +187,7 @@ class Repositories(Source):
         repositories.check_sizes(self.levels, self.files)
 
     def load(self, pool: SandboxPool | None, workdir: Path | None) -> Sequence[Task]:
-        settings = (self.levels, self.files)
+        settings = (self.levels, self.files, self.alone)
         return Stream(lambda i: repositories.generate(self.split, self.seed, i, *settings))
 
 

@@ -97,13 +97,14 @@ def generate(
     index: int,
     levels: Sequence[int] = LEVELS,
     files: tuple[int, int] = (FEWEST_FILES, 12),
+    alone: bool = False,
 ) -> Task:
     """Task ``index`` of a split's endless stream; the same arguments give the same task on every
     machine.
 
-    levels: of which one is drawn. files: the fewest and the most files of a repository. Raises
-    ValueError for an unknown split or level, and for numbers of files outside FEWEST_FILES to
-    MOST_FILES.
+    levels: of which one is drawn. files: the fewest and the most files of a repository. alone:
+    whether each function of the chain has its module for itself. Raises ValueError for an unknown
+    split or level, and for numbers of files outside FEWEST_FILES to MOST_FILES.
     """
     if split not in SPLITS:
         raise ValueError(f"{split=} must be one of {SPLITS}")
@@ -111,7 +112,7 @@ def generate(
     rng = random.Random(f"repositories/{split}/{seed}/{index}")
     level = rng.choice(levels)
     name = f"repositories/{split}/{seed}/{index}/L{level}"
-    while (task := _attempt(rng, split, level, rng.randint(*files), name)) is None:
+    while (task := _attempt(rng, split, level, rng.randint(*files), alone, name)) is None:
         pass
     return task
 
@@ -127,7 +128,9 @@ def check_sizes(levels: Sequence[int], files: tuple[int, int]) -> None:
         )
 
 
-def _attempt(rng: random.Random, split: str, level: int, files: int, name: str) -> Task | None:
+def _attempt(
+    rng: random.Random, split: str, level: int, files: int, alone: bool, name: str
+) -> Task | None:
     """A task, or None when the draw belongs to another split, no cases tell the fault, or its line
     cannot be named.
     """
@@ -145,7 +148,7 @@ def _attempt(rng: random.Random, split: str, level: int, files: int, name: str) 
     cases = _cases(rng, chain, place, wrong)
     if cases is None:
         return None
-    layout = _draw_layout(rng, modules, functions, len(chain))
+    layout = _draw_layout(rng, modules, functions, len(chain), alone)
     texts = _texts(layout, modules, broken)
     cause = f"{modules[level]}.py"
     lines = [line_of(chain[level], place.step, step) for step in (right, *alternatives(right))]
@@ -175,6 +178,8 @@ def _attempt(rng: random.Random, split: str, level: int, files: int, name: str) 
             # the paths of the chain, the symptom first
             "chain": tuple(f"{module}.py" for module in modules[: len(chain)]),
             "cause": cause,
+            # of each function of the chain, where its steps lie in ``program``
+            "spans": tuple(_span(chain, link) for link in range(len(chain))),
             # index of the wrong step in ``program``
             "fault": _offset(chain, place),
             # what could stand in its place, and the line that each makes
@@ -231,9 +236,15 @@ def program_of(chain: Sequence[Function]) -> Program:
     return tuple(itertools.chain.from_iterable(one.steps for one in reversed(chain)))
 
 
+def _span(chain: Sequence[Function], link: int) -> tuple[int, int]:
+    """Where in ``program_of(chain)`` the steps of a function begin and end."""
+    start = sum(len(one.steps) for one in chain[link + 1 :])
+    return start, start + len(chain[link].steps)
+
+
 def _offset(chain: Sequence[Function], place: Place) -> int:
     """Index in ``program_of(chain)`` of a place."""
-    return sum(len(one.steps) for one in chain[place.link + 1 :]) + place.step
+    return _span(chain, place.link)[0] + place.step
 
 
 def with_step(chain: Sequence[Function], place: Place, step: Step) -> list[Function]:
@@ -274,18 +285,21 @@ def line_of(function: Function, at: int, step: Step) -> str:
 
 
 def _draw_layout(
-    rng: random.Random, modules: Sequence[str], functions: list[str], length: int
+    rng: random.Random, modules: Sequence[str], functions: list[str], length: int, alone: bool
 ) -> dict[str, list[Function]]:
     """The distractors of each module. Takes names from ``functions``.
 
-    Modules beyond the chain have one or two, those of the chain at most one. A distractor may call
-    one of a later module beyond the chain. So imports have no cycle, and no shorter way leads to
-    the cause than the chain.
+    Modules beyond the chain have one or two, those of the chain at most one, or none where their
+    functions are ``alone``. A distractor may call one of a later module beyond the chain. So
+    imports have no cycle, and no shorter way leads to the cause than the chain.
     """
     layout: dict[str, list[Function]] = {}
     others: list[tuple[str, str]] = []
     for i in reversed(range(len(modules))):
-        count = rng.choice((0, 1)) if i < length else rng.choice((1, 1, 2))
+        if i >= length:
+            count = rng.choice((1, 1, 2))
+        else:
+            count = 0 if alone else rng.choice((0, 1))
         found = []
         for _ in range(min(count, len(functions))):
             calls = rng.choice(others) if others and rng.random() < 0.5 else None

@@ -1,6 +1,10 @@
 """Imperfect demonstrations of repository tasks: search, read, follow the imports, edit, run the
 tests, submit.
 
+Of each function that was read a thought says in words what it does, and below what it should do by
+the message. Where the two differ is the fault. A model that learns this from nothing is told by it
+which lines belong to which words.
+
 What the tools say is computed from the files and the operations, in exactly the words of an
 episode; nothing is executed in a sandbox.
 """
@@ -14,13 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from rl_code.environment.tools.api import find_tools
 from rl_code.environment.tools.grep import Found, Grep, Match
 from rl_code.environment.tools.grep import describe as describe_found
-from rl_code.environment.tools.read_file import shown
+from rl_code.environment.tools.read_file import ReadFile, shown
 from rl_code.environment.tools.run_tests import describe, failed_case
 from rl_code.environment.tools.text import show
 from rl_code.environment.tools.tool import Tool, words_of
 from rl_code.named import Named
 from rl_code.tasks.operations import Failure
 from rl_code.tasks.programs import Program, Step, evaluate
+from rl_code.tasks.programs import describe as in_words
 from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 # Of ``task.meta["source"]``.
@@ -29,8 +34,9 @@ SOURCE = "repositories"
 TOOLS = find_tools(
     (
         Named("grep"),
-        Named("read_file"),
-        Named("edit_file", {"named": True}),
+        Named("read_file", {"numbered": True}),
+        Named("think"),
+        Named("replace_lines"),
         Named("run_tests"),
         Named("submit"),
     )
@@ -39,9 +45,11 @@ TOOLS = find_tools(
 Message = tuple[tuple[ToolCall, ...], tuple[ToolResult, ...]]
 
 _GREP = Grep()
+_READ = ReadFile(numbered=True)
 _SUBMIT = ToolCall("submit", {})
 _TEST = ToolCall("run_tests", {})
-_EDITED = ToolResult("edit_file", "ok")
+_EDITED = ToolResult("replace_lines", "ok")
+_THOUGHT = ToolResult("think", "ok")
 
 
 def check_tools(tools: Mapping[str, Tool]) -> None:
@@ -52,14 +60,14 @@ def check_tools(tools: Mapping[str, Tool]) -> None:
         if words_of(tools[name]) != words_of(tool):
             raise ValueError(
                 f"demonstrations of repositories write {name} as {words_of(tool)}, and the tool "
-                f"of the config as {words_of(tools[name])}; give edit_file named=True, or leave "
-                "sft out"
+                f"of the config as {words_of(tools[name])}; leave sft out"
             )
-    if tools["grep"] != _GREP:
-        raise ValueError(
-            f"demonstrations of repositories show what {_GREP} answers, and the config has "
-            f"{tools['grep']}; leave its settings out, or leave sft out"
-        )
+    for tool in (_GREP, _READ):
+        if tools[tool.name] != tool:
+            raise ValueError(
+                f"demonstrations of repositories show what {tool} answers, and the config has "
+                f"{tools[tool.name]}; give it the same settings, or leave sft out"
+            )
 
 
 def walk(
@@ -85,10 +93,23 @@ def walk(
     grep = ToolCall("grep", {"pattern": pattern})
     found = ToolResult("grep", describe_found(_search(task, pattern), verbose=False))
     yield (grep,), (found,)
-    for path in chain[: cause + 1]:
+    thoughts = [_thought(task, link) for link in range(cause + 1)]
+    for link, path in enumerate(chain[: cause + 1]):
         read = ToolCall("read_file", {"path": path})
-        yield (read,), (ToolResult("read_file", shown(path, task.files[path], verbose=False)),)
-    yield from _edits(task, rng, turns, limits.test_runs, p_right, p_test, p_give_up)
+        text = ToolResult("read_file", shown(path, task.files[path], verbose=False, first=1))
+        # what was read last is thought about first
+        yield (*thoughts[:link][-1:], read), (*(_THOUGHT,) * min(link, 1), text)
+    edits = _edits(task, rng, turns, limits.test_runs, p_right, p_test, p_give_up)
+    calls, results = next(edits)
+    yield (thoughts[-1], *calls), (_THOUGHT, *results) if results else ()
+    yield from edits
+
+
+def _thought(task: Task, link: int) -> ToolCall:
+    """What a function of the chain does, and what it should do."""
+    start, end = task.meta["spans"][link]
+    lines = (in_words(task.meta[kind][start:end], stated=True) for kind in ("broken", "program"))
+    return ToolCall("think", {"thought": "\n".join(lines)})
 
 
 def _edits(
@@ -105,6 +126,10 @@ def _edits(
     at = task.meta["fault"]
     right = task.meta["program"][at]
     stands = task.meta["broken"][at]
+    cause = task.meta["cause"]
+    text = task.files[cause].splitlines()
+    # the wrong line occurs once
+    (number,) = (n for n, line in enumerate(text, start=1) if line.strip() == lines[stands])
     untried = [step for step in lines if step not in (right, stands)]
     rng.shuffle(untried)
     while True:
@@ -112,10 +137,9 @@ def _edits(
         if untried and rng.random() >= p_right:
             step = untried.pop()
         edit = ToolCall(
-            "edit_file",
-            {"path": task.meta["cause"], "old": lines[stands], "new": lines[step]},
+            "replace_lines",
+            {"path": cause, "first_line": number, "text": f"    {lines[step]}"},
         )
-        stands = step
         if turns < 2 or runs < 1 or rng.random() >= p_test:
             yield (edit, _SUBMIT), ()
             return

@@ -15,9 +15,11 @@ from rl_code.sft import Demonstrations
 from rl_code.tasks.demonstrations import Segment
 
 
-def run_of(demonstration, alignment, documents=None, slots=64, least_slots=None):
+def run_of(demonstration, alignment, documents=None, slots=64, least_slots=None, weight=0.0):
     """What a warm start asks of a run whose tokens are characters."""
-    sft = types.SimpleNamespace(demonstrations=3, rows=1, slots=slots, least_slots=least_slots)
+    sft = types.SimpleNamespace(
+        demonstrations=3, rows=1, slots=slots, least_slots=least_slots, weight_of_read=weight
+    )
     return types.SimpleNamespace(
         config=types.SimpleNamespace(sft=sft, documents=documents, mesh=MeshConfig()),
         model_config=types.SimpleNamespace(alignment=alignment),
@@ -63,6 +65,14 @@ def test_rows_are_as_short_as_the_examples_of_their_batch_allow(lengths, least, 
         taken = [lengths[i % 3] for i in range(position, after)]
         assert batch.mask.sum() == sum(taken)
         position = after
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+def test_what_the_agent_reads_has_a_weight_of_its_own(weight):
+    parts = [Segment("see", False), Segment("ok", True), Segment("and", False), Segment("on", True)]
+    batch, position = Demonstrations(run_of(lambda index: parts, 1, weight=weight)).batch(0)
+    one = [weight] * 3 + [1.0] * 2 + [weight] * 3 + [1.0] * 2
+    assert position == 6 and batch.mask[0].tolist() == one * 6 + [0.0] * 4
 
 
 def test_demonstrations_hold_their_documents():

@@ -14,6 +14,7 @@ from rl_code.environment.tools.jump import Jump
 from rl_code.environment.tools.mcp import Mcp
 from rl_code.environment.tools.memory import MemoryForget, MemoryRecall, MemoryStore
 from rl_code.environment.tools.read_file import ReadFile
+from rl_code.environment.tools.replace_lines import ReplaceLines
 from rl_code.environment.tools.run_tests import RunTests
 from rl_code.environment.tools.semantic_search import SemanticSearch
 from rl_code.environment.tools.sub_agent import SubAgent
@@ -35,6 +36,7 @@ TOOLS: dict[str, type[Tool]] = {
     "terminal": Terminal,
     "run_tests": RunTests,
     "submit": Submit,
+    "replace_lines": ReplaceLines,
     "grep": Grep,
     "jump": Jump,
     "history": History,

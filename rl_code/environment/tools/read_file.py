@@ -26,14 +26,27 @@ def unreadable(path: str, error: Exception, workspace: Workspace) -> Answer:
             return Answer(f"{path} is not a readable text file", ok=False)
 
 
-def shown(path: str, text: str, *, verbose: bool) -> str:
-    """A file's text, or some of it, as the model reads it."""
+def shown(path: str, text: str, *, verbose: bool, first: int | None = None) -> str:
+    """A file's text, or some of it, as the model reads it.
+
+    first: the number of the first line, where lines are shown with their numbers.
+    """
+    if first is not None:
+        lines = text.splitlines(keepends=True)
+        text = "".join(
+            f"{number}:{line}" if line.strip() else line
+            for number, line in enumerate(lines, start=first)
+        )
     return cut_middle(text, _VERBOSE_WIDTH if verbose else _WIDTH) or f"{path} is empty"
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadFile(Tool):
     """A file of the workspace, or some of its lines."""
+
+    # Whether lines are shown behind their numbers, as in ``7:    return xs``; blank ones, which
+    # would take tokens, go without.
+    numbered: bool = False
 
     schema: ClassVar[Mapping[str, Any]] = function_schema(
         "read_file",
@@ -66,4 +79,5 @@ class ReadFile(Tool):
         if first > len(lines) > 0:
             return Answer(f"no line {first}; {path} has {len(lines)} lines", ok=False)
         text = "".join(lines[first - 1 : last])
-        return Answer(shown(path, text, verbose=workspace.verbose))
+        number = first if self.numbered else None
+        return Answer(shown(path, text, verbose=workspace.verbose, first=number))

@@ -17,6 +17,7 @@ from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.protocols.completion import Completion
 from rl_code.environment.protocols.protocol import break_up, stop_ids, stop_length
 from rl_code.environment.tools.api import check, find_tools
+from rl_code.named import Named
 from rl_code.types import Task, Tests, ToolCall, ToolResult
 
 ALL = find_tools()
@@ -52,6 +53,18 @@ def test_compact_messages_are_parsed_back(made):
     text = COMPACT.message(made, ALL)
     assert text.endswith("<|eot|>")
     assert COMPACT.parse(text.removesuffix("<|eot|>"), TASK, ALL) == made
+
+
+@given(st.integers(1, 999), st.none() | st.integers(1, 999), plain)
+def test_lines_are_replaced_in_few_words(first, last, text):
+    tools = find_tools((Named("replace_lines"),))
+    arguments = {"path": "pkg/a.py", "first_line": first, "text": text}
+    call = ToolCall("replace_lines", arguments | ({} if last is None else {"last_line": last}))
+    message = COMPACT.message([call], tools)
+    assert message.startswith(f"<|call|>put pkg/a.py {first}")
+    assert COMPACT.parse(message.removesuffix("<|eot|>"), TASK, tools) == [call]
+    (wrong,) = COMPACT.parse("<|call|>put pkg/a.py one\nx<|end|>", TASK, tools)
+    assert "first line" in wrong.error
 
 
 @given(calls)

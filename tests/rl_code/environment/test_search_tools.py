@@ -227,11 +227,15 @@ def test_calls_are_written_and_read_in_every_protocol(task):
 
 
 @given(
-    st.sampled_from(["grep", "jump", "history", "think", "store", "recall", "forget", "edit"]),
+    st.sampled_from(
+        ["grep", "jump", "history", "think", "store", "recall", "forget", "edit", "put"]
+    ),
     st.text(alphabet="ab1 :\n=.<|>", max_size=30),
 )
 def test_whatever_follows_a_word_is_a_call_or_an_error(word, rest):
     names = ("grep", "jump", "history", "think", "memory_store", "memory_recall", "memory_forget")
-    tools = find_tools((*map(Named, names), Named("edit_file", {"named": True})))
+    tools = find_tools(
+        (*map(Named, names), Named("edit_file", {"named": True}), Named("replace_lines"))
+    )
     for call in PROTOCOLS["compact"].parse(f"<|call|>{word}{rest}<|end|>", TASK, tools):
         assert call.error or check(call, tools) == "" or "missing argument" in check(call, tools)

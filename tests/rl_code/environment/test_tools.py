@@ -17,6 +17,7 @@ from rl_code.named import Named
 from rl_code.types import Case, ToolCall
 
 ALL = find_tools()
+NUMBERED = find_tools((Named("read_file", {"numbered": True}), Named("replace_lines")))
 GOOD = "def f(x):\n    return [2 * y for y in x]\n"
 
 
@@ -25,14 +26,14 @@ def workspace(task, pool, limits) -> Workspace:
     return Workspace(task, pool, limits, verbose=False)
 
 
-def use(workspace, tool, **arguments):
+def use(workspace, tool, tools=ALL, **arguments):
     call = ToolCall(tool, arguments)
-    assert check(call, ALL) == ""
-    return execute(call, ALL, workspace)
+    assert check(call, tools) == ""
+    return execute(call, tools, workspace)
 
 
 def test_schemas_are_json_and_describe_every_argument():
-    for name, tool in ALL.items():
+    for name, tool in (ALL | NUMBERED).items():
         schema = json.loads(json.dumps(tool.schema))
         assert schema["name"] == name and len(schema["description"]) > 20
         assert set(schema["parameters"]["required"]) <= set(schema["parameters"]["properties"])
@@ -82,8 +83,9 @@ def test_paths_outside_the_workspace_are_refused(workspace, path):
         ("read_file", {}),
         ("write_file", {"content": ""}),
         ("edit_file", {"old": "a", "new": "b"}),
+        ("replace_lines", {"first_line": 1, "text": "b"}),
     ]:
-        result = use(workspace, tool, path=path, **more)
+        result = use(workspace, tool, ALL | NUMBERED, path=path, **more)
         assert not result.ok and "use a relative path" in result.content
     assert workspace.snapshot() == before
 
@@ -140,6 +142,90 @@ def test_edit_needs_exactly_one_occurrence(workspace):
     assert workspace.snapshot() == before
     assert use(workspace, "edit_file", path="notes.txt", old="two\n", new="").ok
     assert workspace.read("notes.txt") == "one\nthree\n"
+
+
+def test_numbers_that_a_file_is_shown_with_are_those_of_its_lines(workspace):
+    read = lambda **more: use(workspace, "read_file", NUMBERED, path="a.py", **more)  # noqa: E731
+    workspace.write("a.py", "import b\n\n\ndef f():\n    return b.g()\n")
+    assert read().content == "1:import b\n\n\n4:def f():\n5:    return b.g()\n"
+    assert read(first_line=4, last_line=4).content == "4:def f():\n"
+    workspace.write("a.py", "")
+    assert read().content == "a.py is empty"
+
+
+@pytest.mark.parametrize(
+    ("before", "lines", "text", "after"),
+    [
+        ("a\nb\nc\n", (2, None), "x", "a\nx\nc\n"),
+        ("a\nb\nc\n", (2, None), "x\n", "a\nx\nc\n"),
+        ("a\nb\nc\n", (2, None), "x\n\n", "a\nx\n\nc\n"),
+        ("a\nb\nc\n", (1, 2), "x\ny\nz", "x\ny\nz\nc\n"),
+        ("a\nb\nc\n", (2, 3), "", "a\n"),
+        ("a\nb\nc\n", (2, None), "\n", "a\n\nc\n"),
+        ("a\nb", (2, 2), "x", "a\nx"),
+        ("a\nb", (1, None), "x", "x\nb"),
+    ],
+)
+def test_lines_are_replaced_by_number(workspace, before, lines, text, after):
+    workspace.write("a.py", before)
+    arguments = {"first_line": lines[0]} | ({"last_line": lines[1]} if lines[1] else {})
+    result = use(workspace, "replace_lines", NUMBERED, path="a.py", text=text, **arguments)
+    assert result.ok and result.content == "ok" and workspace.read("a.py") == after
+
+
+@given(st.lists(st.sampled_from(["a", "", "  b"]), min_size=1), st.data())
+def test_replacing_lines_by_themselves_changes_nothing_and_others_stay(lines, data):
+    first = data.draw(st.integers(1, len(lines)))
+    last = data.draw(st.integers(first, len(lines)))
+    files = {"a.py": "".join(f"{line}\n" for line in lines)}
+    tool = NUMBERED["replace_lines"]
+    place = {"path": "a.py", "first_line": first, "last_line": last}
+
+    def changed(text):
+        workspace = _InMemory(files)
+        assert tool.run({**place, "text": text}, workspace).ok
+        return workspace.read("a.py")
+
+    same = "".join(f"{line}\n" for line in lines[first - 1 : last])
+    assert changed(same) == files["a.py"]
+    assert changed("new").splitlines() == [*lines[: first - 1], "new", *lines[last:]]
+
+
+class _InMemory:
+    """The files of a workspace, without a sandbox."""
+
+    verbose = False
+
+    def __init__(self, files):
+        self._files = dict(files)
+
+    def read(self, path):
+        return self._files[path]
+
+    def write(self, path, text):
+        self._files[path] = text
+
+
+def test_lines_that_are_not_there_are_named(workspace):
+    before = workspace.snapshot()
+    for first, last in [(0, 1), (4, 4), (3, 2), (2, 4), (-1, 2)]:
+        result = use(
+            workspace,
+            "replace_lines",
+            NUMBERED,
+            path="notes.txt",
+            first_line=first,
+            last_line=last,
+            text="x",
+        )
+        assert not result.ok
+        assert result.content == f"notes.txt has no lines {first} to {last}; it has 3 lines"
+    missing = use(workspace, "replace_lines", NUMBERED, path="no.py", first_line=1, text="x")
+    assert not missing.ok and "solution.py" in missing.content
+    assert workspace.snapshot() == before
+    workspace.verbose = True
+    told = use(workspace, "replace_lines", NUMBERED, path="notes.txt", first_line=1, text="")
+    assert told.content == "replaced lines 1 to 1 of notes.txt by 0 lines"
 
 
 def test_test_runs_are_limited_and_counted_down(workspace, limits):

@@ -175,6 +175,18 @@ def test_repositories_have_as_many_files_as_asked():
     assert MOST_FILES == 160
 
 
+def test_functions_of_a_chain_are_alone_in_their_files_where_asked():
+    def functions(task, path):
+        return task.files[path].count("def ")
+
+    alone = [generate("test", 0, i, alone=True) for i in range(20)]
+    assert all(functions(task, path) == 1 for task in alone for path in task.meta["chain"])
+    others = {path for task in alone for path in task.files if path not in task.meta["chain"]}
+    assert others and any(functions(task, path) > 1 for task in alone for path in task.files)
+    crowded = [generate("test", 0, i) for i in range(20)]
+    assert any(functions(task, path) == 2 for task in crowded for path in task.meta["chain"])
+
+
 def test_splits_share_no_composition_and_no_message():
     found = {split: [generate(split, 0, i) for i in range(80)] for split in SPLITS}
     templates = {
@@ -212,7 +224,8 @@ def test_impossible_settings_are_named(arguments, named):
     with pytest.raises(ValueError) as error:
         generate(*arguments)
     assert named in str(error.value)
-    assert Repositories("test", levels=(3,), files=(6, 6)).load(None, None)[5].meta["level"] == 3
+    source = Repositories("test", levels=(3,), files=(6, 6), alone=True)
+    assert source.load(None, None)[5] == generate("test", 0, 5, (3,), (6, 6), alone=True)
 
 
 # --- Demonstrations -------------------------------------------------------------------------------
@@ -232,9 +245,9 @@ def test_a_walk_searches_reads_to_the_cause_edits_and_submits(tasks):
     for task, segments in walks(tasks):
         calls = calls_of(task, segments)
         assert not any(call.error for call in calls)
-        names = [call.name for call in calls]
+        names = [call.name for call in calls if call.name != "think"]
         level = task.meta["level"]
-        assert names[: level + 3] == ["grep", *["read_file"] * (level + 1), "edit_file"]
+        assert names[: level + 3] == ["grep", *["read_file"] * (level + 1), "replace_lines"]
         assert names[-1] == "submit" and names.count("submit") == 1
         assert names.count("run_tests") <= LIMITS.test_runs
         assert sum(segment.sampled for segment in segments) <= LIMITS.turns
@@ -243,12 +256,30 @@ def test_a_walk_searches_reads_to_the_cause_edits_and_submits(tasks):
         ]
 
 
+def test_a_thought_on_each_function_tells_the_fault_in_words(tasks):
+    for task, segments in walks(tasks):
+        calls = calls_of(task, segments)
+        thoughts = [call.arguments["thought"].split("\n") for call in calls if call.name == "think"]
+        assert len(thoughts) == task.meta["level"] + 1
+        assert [does == should for does, should in thoughts] == [True] * task.meta["level"] + [
+            False
+        ]
+        # what the functions should do are the ends of what the symptom should do
+        asked = task.messages[0]["content"].split("\n")[0]
+        assert asked.endswith(", ".join(should for _, should in reversed(thoughts)))
+        # it stands in front of what follows from it: another file, or the edit
+        behind = [after.name for call, after in itertools.pairwise(calls) if call.name == "think"]
+        assert behind == ["read_file"] * task.meta["level"] + ["replace_lines"]
+
+
 def test_a_walk_without_mistakes_hands_in_the_reference(tasks):
     perfect = DemonstrationConfig(p_right=1.0, p_test=1.0, p_give_up=0.0)
     for task, segments in walks(tasks, perfect):
-        (edit,) = [call for call in calls_of(task, segments) if call.name == "edit_file"]
-        path, old, new = (edit.arguments[name] for name in ("path", "old", "new"))
-        assert {path: task.files[path].replace(old, new)} == dict(task.reference)
+        (edit,) = [call for call in calls_of(task, segments) if call.name == "replace_lines"]
+        path, line, text = (edit.arguments[name] for name in ("path", "first_line", "text"))
+        lines = task.files[path].splitlines()
+        lines[line - 1] = text
+        assert {path: "\n".join([*lines, ""])} == dict(task.reference)
         assert "PASS left 2" in segments[-2].text
 
 
@@ -282,10 +313,13 @@ def test_walks_say_what_an_episode_says(tasks, pool):
 
 
 def test_tools_that_speak_otherwise_are_refused():
-    names = ("grep", "read_file", "edit_file", "run_tests", "submit")
-    with pytest.raises(ValueError, match="named=True"):
+    names = ("grep", "read_file", "think", "replace_lines", "run_tests", "submit")
+    with pytest.raises(ValueError, match="numbered=True"):
         check_demonstrable(Compact(), find_tools(tuple(map(Named, names))), "repositories")
-    with pytest.raises(ValueError, match="grep"):
+    few = TOOLS | find_tools((Named("grep", {"most": 3}),))
+    with pytest.raises(ValueError, match=r"Grep\(most=3"):
+        check_demonstrable(Compact(), few, "repositories")
+    with pytest.raises(ValueError, match="replace_lines"):
         check_demonstrable(Compact(), find_tools(), "repositories")
     check_demonstrable(Compact(), TOOLS, "repositories")
 

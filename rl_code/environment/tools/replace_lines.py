@@ -1,0 +1,68 @@
+"""replace_lines: puts a text in the place of some lines, which are named by their numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from rl_code.environment.tools.read_file import unreadable
+from rl_code.environment.tools.tool import Answer, Tool, Words, function_schema
+from rl_code.environment.tools.workspace import Workspace
+from rl_code.environment.tools.write_file import write
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaceLines(Tool):
+    """Puts a text in the place of some lines. The old text need not be copied, as ``edit_file``
+    wants it; so the lines must be known by number (``read_file`` with ``numbered``, ``grep``).
+    """
+
+    schema: ClassVar[Mapping[str, Any]] = function_schema(
+        "replace_lines",
+        "Replace some lines of a file, or delete them. Lines behind them get other numbers if the "
+        "new text has more or fewer lines.",
+        {
+            "path": {"type": "string", "description": "Path relative to the workspace."},
+            "first_line": {
+                "type": "integer",
+                "description": "First line to replace, counted from 1.",
+            },
+            "last_line": {
+                "type": "integer",
+                "description": "Last line to replace; the first one if left out.",
+            },
+            "text": {
+                "type": "string",
+                "description": "The new lines, with their indentation; nothing deletes the lines.",
+            },
+        },
+        ("path", "first_line", "text"),
+    )
+    edits: ClassVar[bool] = True
+    words: ClassVar[Words | None] = Words(
+        "put",
+        line={"path": "a path", "first_line": "first line", "last_line": "last line"},
+        below={"text": "new lines"},
+    )
+
+    def run(self, arguments: Mapping[str, Any], workspace: Workspace) -> Answer:
+        path = arguments["path"]
+        try:
+            lines = workspace.read(path).splitlines(keepends=True)
+        except (OSError, ValueError) as error:
+            return unreadable(path, error, workspace)
+        first = arguments["first_line"]
+        last = arguments.get("last_line", first)
+        if not 1 <= first <= last <= len(lines):
+            return Answer(
+                f"{path} has no lines {first} to {last}; it has {len(lines)} lines", ok=False
+            )
+        text = arguments["text"]
+        # the text's last line ends as the last line that it replaces
+        if text and lines[last - 1].endswith("\n"):
+            text = text.removesuffix("\n") + "\n"
+        changed = "".join([*lines[: first - 1], text, *lines[last:]])
+        count = len(text.splitlines())
+        done = f"replaced lines {first} to {last} of {path} by {count} lines"
+        return write(path, changed, workspace, done if workspace.verbose else "ok")
