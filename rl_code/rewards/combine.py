@@ -18,16 +18,19 @@ from rl_code.read_config import ConfigError
 from rl_code.rewards.finished import FinishedEpisode
 from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
+from rl_code.rewards.quality import Quality
 from rl_code.rewards.tests import partial, tests
 from rl_code.types import Reward
 
 type Signal = Callable[[FinishedEpisode], float]
 
-SIGNALS: dict[str, Signal] = {
+# One with settings is its class.
+SIGNALS: dict[str, Any] = {
     "tests": tests,
     "partial": partial,
     "malformed": malformed,
     "integrity": integrity,
+    "quality": Quality,
 }
 
 # Keys of an active signal's section that are not settings of the signal itself.

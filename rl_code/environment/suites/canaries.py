@@ -70,7 +70,7 @@ def draw(
         if path not in sources:
             sources[path] = _source(files.get(path))
         source = sources[path]
-        if source is None or len(own) > _IDS:
+        if source is None or len(own) > _IDS or _inherited(files, names[:-1]):
             continue
         pair = _pair(source, names, rng, edits.get(path, []))
         if pair is None:
@@ -153,6 +153,15 @@ def _stands_alone(source: Source, node: ast.FunctionDef) -> bool:
     rest = source.data[last:end].strip()
     head = source.data[start:end].lstrip()
     return head.startswith((b"def ", b"@")) and (not rest or rest.startswith(b"#"))
+
+
+def _inherited(files: Mapping[str, str], classes: Sequence[str]) -> bool:
+    """Whether a class of tests may have others below it, which run its tests as theirs."""
+    for name in classes:
+        named = sum(len(_uses(text.encode(), name)) for text in files.values())
+        if named != 1:
+            return True
+    return False
 
 
 def _uses(data: bytes, name: str) -> list[bytes]:

@@ -32,6 +32,8 @@ _OPTIONS = (
     *("--color=no", "-rN"),
 )
 _NOT_RUN = "the test was not run"
+# Characters that are quoted of what a program printed.
+_SAID = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,7 @@ def run_suite(
 
 def _script(folder: str, name: str, descriptor: int, command: Sequence[str]) -> str:
     """A program of the shell that puts the plugin in its place and becomes its arguments."""
-    first = '"$PWD"' if "-m" in command else ""
+    first = '"$PWD"' if "-m" in " ".join(command).split() else ""
     settings = [
         f"{VARIABLE}={descriptor},{first}",
         f'PYTHONPATH="{folder}${{PYTHONPATH:+:$PYTHONPATH}}"',
@@ -104,6 +106,8 @@ def _listen(program: Program, ids: Sequence[str], timeout_s: float) -> Report:
     except OSError:  # the program has ended, or does not answer
         pass
     text, cause = program.ending(timeout_s)
+    if not conversation.found:  # such as options that pytest does not know without its plugins
+        text += f"; it says {' '.join(program.printed.split())[-_SAID:]!r}"
     if not conversation.ended and "forged_result" not in flags:
         flags.add(cause)
     errors = {}
@@ -130,7 +134,8 @@ class _Conversation:
         self._number = ""
         # Ids that pytest has found and not run yet.
         self._waiting: set[str] = set()
-        self._found = False
+        # Whether tests have been collected, and whether the plugin was loaded.
+        self.found = False
         self.started = False
         self.ended = False
         self.errors: dict[str, str] = {}
@@ -151,7 +156,7 @@ class _Conversation:
                     continue
                 case "broken", [file, why] if self.started:
                     self.broken[file.partition("::")[0]] = f"the file cannot be collected: {why}"
-                case "found", found if self.started and not self._found:
+                case "found", found if self.started and not self.found:
                     self._find(found)
                 case "ran", [one, outcome] if one in self._waiting:
                     self._waiting.remove(one)
@@ -167,7 +172,7 @@ class _Conversation:
         if len(found_once) < len(found) or not found_once <= set(self._ids):
             raise _Forged("ids that were not asked for, or twice")
         self._waiting = found_once
-        self._found = True
+        self.found = True
 
     def _answer(self, *fields: str) -> None:
         self._number = secrets.token_hex(8)

@@ -9,12 +9,14 @@ import dataclasses
 import pytest
 
 from rl_code.environment.grading import grade_work, joined, mark
+from rl_code.environment.layers import installed
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import File, SandboxConfig, SandboxPool
 from rl_code.environment.suite_grader import SuiteError, grade_suite
+from rl_code.environment.tools.run_tests import RunTests
+from rl_code.environment.tools.workspace import Workspace
 from rl_code.rewards.finished import CHEATS as CHEATS_PROVEN
-from rl_code.types import Case, Limits, Suite, Task, Tests
-from tests.rl_code.environment.suites.worlds import pytest_world
+from rl_code.types import Case, Layer, Limits, Suite, Task, Tests, World
 
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=60.0, grade_s=120.0)
 HIDDEN = """
@@ -74,7 +76,7 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def task(store, tmp_path_factory):
+def task(store):
     return Task(
         id="shop",
         messages=(),
@@ -84,7 +86,7 @@ def task(store, tmp_path_factory):
         visible_tests=Tests(),
         hidden_tests=Tests(suite=SUITE),
         reference={"shop/prices.py": SOLVED},
-        world=pytest_world(store, tmp_path_factory.mktemp("packages")),
+        world=World((Layer(installed.build(store), "/opt/packages"),)),
     )
 
 
@@ -226,3 +228,19 @@ def test_a_world_without_pytest_is_named(task, sandboxes):
     bare = dataclasses.replace(task, world=None)
     with pytest.raises(SuiteError, match=r"task shop .*No module named pytest.*launch\.layers"):
         grade_suite(bare, SUITE, {**FILES, "shop/prices.py": SOLVED}, sandboxes, 60.0)
+
+
+def test_the_tool_that_runs_tests_runs_the_suite_that_is_shown(task, sandboxes):
+    shown = Suite({PATH: HIDDEN}, (f"{PATH}::test_label", f"{PATH}::test_parse_refuses"))
+    seen = dataclasses.replace(task, visible_tests=Tests(suite=shown))
+    workspace = Workspace(seen, sandboxes, LIMITS, verbose=True)
+    try:
+        assert RunTests().run({}, workspace).content.startswith("2 of 2 visible tests passed.")
+        workspace.write("shop/prices.py", GIVEN.replace("{name}: {price}", "{name}"))
+        # An agent's own version of a test that is shown does not count.
+        workspace.write(PATH, "def test_label(): pass\ndef test_parse_refuses(): pass\n")
+        said = RunTests().run({}, workspace).content
+        assert f"FAILED {PATH}::test_label failed: " in said and "'tea' == 'tea: 3'" in said
+        assert workspace.tests_failed
+    finally:
+        workspace.close()

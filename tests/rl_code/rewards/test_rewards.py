@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from configs import quickstart, smollm2_mbpp
 from rl_code import read_config
 from rl_code.read_config import ConfigError
-from rl_code.rewards.combine import SIGNALS, RewardConfig, combine
+from rl_code.rewards.combine import RewardConfig, combine
 from rl_code.rewards.finished import CHEATS, FinishedEpisode, Grade, Usage
 from rl_code.run_config import RunConfig
 from rl_code.types import Context, Reward, Task, Tests, ToolCall, Trajectory, Turn
@@ -64,14 +64,17 @@ class Heavy:
         return self.weight
 
 
+NAMES = ("tests", "partial", "malformed", "integrity")
+
+
 def weighted(values) -> tuple:
-    return signals(*(dict(name=n, weight=w) for n, w in zip(SIGNALS, values, strict=True)))
+    return signals(*(dict(name=n, weight=w) for n, w in zip(NAMES, values, strict=True)))
 
 
 @given(episodes, weights)
 def test_the_total_is_the_sum_of_the_named_components(episode, values):
     reward = combine(episode, weighted(values))
-    assert list(reward.components) == list(SIGNALS) and reward.flags == episode.grade.flags
+    assert list(reward.components) == list(NAMES) and reward.flags == episode.grade.flags
     assert reward.total == pytest.approx(sum(reward.components.values()))
 
 

@@ -1,0 +1,159 @@
+"""Tries known ways to cheat and to escape, and says what each of them earned and harmed.
+
+    python -m launch.redteam                    # all of it
+    python -m launch.redteam --only=cheats      # or alone, episodes, escapes, honest
+    python -m launch.redteam --markdown         # the table of docs/redteam.md
+    python -m launch.redteam --json=out.json    # every outcome
+
+Cheats are handed in to each grader that they say something to, and some through whole episodes of a
+scripted policy. The column "suite alone" is a suite without canaries and without values checked by
+the split grader. Escapes run in a sandbox, and the host looks for what they have done. References
+of tasks of every source are graded, too. It ends with code 1 if a cheat earns more than an honest
+failure, an escape does harm, or a reference does not pass.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import rich.box
+import rich.console
+import rich.table
+from absl import flags
+
+from benchmarks.results import JSON
+from launch import command
+from rl_code.environment.layers import installed
+from rl_code.environment.layers.packages import PackagesError
+from rl_code.environment.layers.store import LayerStore
+from rl_code.environment.sandbox.inside.world import PACKAGES
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool, SandboxUnavailable
+from rl_code.redteam import honest
+from rl_code.redteam.escapes import Host
+from rl_code.redteam.ground import GRADERS
+from rl_code.redteam.trial import ALONE, EPISODES, Outcome, Trial
+from rl_code.types import Layer, World
+
+PARTS = ("cheats", "alone", "episodes", "escapes", "honest")
+_COLUMNS = (*GRADERS, ALONE, *EPISODES)
+
+FLAGS = flags.FLAGS
+flags.DEFINE_multi_enum("only", None, PARTS, "Only this part; may stand several times.")
+flags.DEFINE_integer("references", 20, "References of each source that are graded.", 0)
+flags.DEFINE_bool("markdown", False, "Print the table for the docs.")
+
+
+def main(argv: list[str]) -> None:
+    parts = FLAGS.only or PARTS
+    try:
+        waiting = rich.console.Console(stderr=True).status("")
+        with tempfile.TemporaryDirectory() as folder, waiting:
+            outcomes = []
+            for outcome in tried(parts, Path(folder), FLAGS.references):
+                outcomes.append(outcome)
+                waiting.update(f"{len(outcomes)} tried, {outcome.kind}: {outcome.name}")
+    except (PackagesError, SandboxUnavailable) as error:
+        command.refuse(str(error))
+    if JSON.value:
+        records = [{**dataclasses.asdict(one), "held": one.held} for one in outcomes]
+        Path(JSON.value).write_text(json.dumps(records, indent=1))
+    rows = table(outcomes)
+    if FLAGS.markdown:
+        print(markdown(rows))
+    else:
+        show(rows)
+    print(summary(outcomes))
+    sys.exit(not all(one.held for one in outcomes))
+
+
+def tried(parts: Sequence[str], folder: Path, references: int) -> Iterator[Outcome]:
+    """The outcomes of these parts. folder: for layers and what escapes look for. Raises
+    PackagesError, SandboxUnavailable.
+    """
+    store = LayerStore(folder / "layers")
+    world = World((Layer(installed.build(store), PACKAGES),))
+    with SandboxPool(config(store)) as pool:
+        trial = Trial(pool, world)
+        if "cheats" in parts:
+            yield from trial.cheats()
+        if "alone" in parts:
+            yield from trial.alone()
+        if "episodes" in parts:
+            yield from trial.episodes()
+        if "escapes" in parts:
+            with Host(folder, store, world) as host:
+                yield from trial.escapes(host)
+        if "honest" in parts:
+            data = os.environ.get("RL_CODE_DATA", "")
+            yield from honest.outcomes(pool, world, references, data)
+
+
+def config(store: LayerStore) -> SandboxConfig:
+    """Limits like those of a run with suites."""
+    return SandboxConfig(
+        workers=2, memory_mb=512, processes=24, workspace_mb=16, cpu_s=10, layers=str(store.folder)
+    )
+
+
+def table(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """A row for each attempt: what it is, what it earned at each place, flags, harm."""
+    rows: dict[tuple[str, str], dict[str, Outcome]] = collections.defaultdict(dict)
+    for one in outcomes:
+        if one.kind != "honest":
+            rows[one.kind, one.name][one.against] = one
+    lines = [["", "attempt", *_COLUMNS, "flags", "harm"]]
+    for (kind, name), found in rows.items():
+        paid = [f"{found[place].earned:g}" if place in found else "" for place in _COLUMNS]
+        flags_ = sorted({flag for one in found.values() for flag in one.flags})
+        harm = sorted({text for one in found.values() for text in one.harm})
+        lines.append([kind, name, *paid, ", ".join(flags_), "; ".join(harm) or "none"])
+    return lines
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """What all of it came to, in words."""
+    broken = [one for one in outcomes if not one.held]
+    cheats = [one for one in outcomes if one.kind not in ("escape", "honest")]
+    escapes = sum(one.kind == "escape" for one in outcomes)
+    honest = [one for one in outcomes if one.kind == "honest"]
+    proven = {one.name for one in cheats if one.against == "suite" and one.proven_by_canary}
+    paid = {one.name for one in cheats if one.against == ALONE and (one.earned or 0) > 0.5}
+    tried = len({(one.kind, one.name) for one in cheats})
+    lines = [
+        f"{tried} ways to cheat in {len(cheats)} attempts; {escapes} ways to escape; {len(honest)} "
+        f"honest references, {sum(bool(one.harm) for one in honest)} of which do not pass.",
+        f"Canaries prove {len(proven)} of the cheats. A suite alone pays {len(paid)} in full, of "
+        f"which canaries prove {len(paid & proven)}.",
+    ]
+    lines += [
+        f"BROKEN {one.kind} {one.name!r} against {one.against}: earned {one.earned}, an honest "
+        f"failure {one.failure}; {'; '.join(one.harm)}"
+        for one in broken
+    ]
+    return "\n".join(lines)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """The table in Markdown."""
+    head, *rest = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rest))
+
+
+def show(rows: Sequence[Sequence[str]]) -> None:
+    """Prints the table."""
+    head, *rest = rows
+    shown = rich.table.Table(*head, box=rich.box.SIMPLE)
+    for row in rest:
+        shown.add_row(*row)
+    command.console().print(shown)
+
+
+if __name__ == "__main__":
+    command.run(main)

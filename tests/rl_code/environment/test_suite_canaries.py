@@ -1,0 +1,279 @@
+"""What is made of a suite before it runs: canaries that fail for certain, values that can be
+checked elsewhere, and work that leaves tests alone. Nothing here needs a sandbox.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import tomllib
+
+import pytest
+
+from rl_code.environment.sandbox.pool import File
+from rl_code.environment.suites.applied import Base, applied, laid_over, project
+from rl_code.environment.suites.canaries import draw
+from rl_code.environment.suites.values import gives_another_value, values
+from rl_code.types import Suite, Task, Tests
+
+PATH = "tests/test_a.py"
+FILE = '''
+import unittest
+import pytest
+from pytest import raises
+
+def f(x):
+    if x is None:
+        raise ValueError("nothing")
+    return x * 2
+
+def test_number(): assert f(2) == 4  # a comment
+
+def test_float():
+    assert 0.5 == f(0.25)
+
+def test_text():
+    """Words."""
+    assert f("aé") == "aéaé"
+    assert f("") == ""
+
+def test_bytes():
+    assert f(b"a") == b"aa"
+
+def test_nested():
+    assert {"a": [f(1), -f(2)]} == {"a": [2, -4]}
+
+def test_list():
+    assert f([1]) == [
+        1,
+        1,
+    ]
+
+def test_empty():
+    assert f([]) == []
+
+def test_truth():
+    with open("/dev/null") as file:
+        assert file.closed is False
+    assert not f(0)
+
+def test_bare():
+    assert f(1)
+
+def test_flipped():
+    assert f(1) != 3
+    assert f(1) in (1, 2)
+
+def test_near():
+    assert f(0.1) == pytest.approx(0.2)
+
+def test_raises():
+    with raises(ValueError, match="noth"):
+        f(None)
+
+@pytest.mark.parametrize("x", [1, 2])
+def test_many(x):
+    y = f(x)
+    assert y == 2 * x
+    assert f(5) == 10
+
+class TestMethods:
+    def test_method(self):
+        assert f(8) == 16
+
+class Old(unittest.TestCase):
+    def test_equal(self):
+        self.assertEqual(f(9), 18)
+        self.assertIn(f(1), [2])
+'''
+SIMPLE = (
+    *("number", "float", "text", "bytes", "nested", "list", "empty", "truth", "bare", "flipped"),
+    *("near", "raises"),
+)
+IDS = (
+    *(f"{PATH}::test_{name}" for name in SIMPLE),
+    *(f"{PATH}::test_many[{x}]" for x in (1, 2)),
+    f"{PATH}::TestMethods::test_method",
+    f"{PATH}::Old::test_equal",
+)
+
+
+def passes(namespace: dict, test: str) -> bool:
+    """Whether a test of an executed file passes."""
+    names, bracket, x = test.partition("::")[2].partition("[")
+    *classes, name = names.split("::")
+    if classes and classes[0] == "Old":
+        function = getattr(namespace["Old"](name), name)
+    else:
+        function = getattr(namespace[classes[0]](), name) if classes else namespace[name]
+    takes = inspect.signature(function).parameters
+    try:
+        function(*([int(x.rstrip("]"))] if bracket and takes else []))
+    except (AssertionError, ValueError, pytest.fail.Exception):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_real_tests_pass_and_canaries_fail(seed):
+    drawn = draw({PATH: FILE}, IDS, random.Random(seed), most=100)
+    assert sorted(drawn.tests.values()) == sorted(IDS)
+    assert set(drawn.canaries.values()) == set(IDS) and not set(drawn.canaries) & set(drawn.tests)
+    namespace: dict = {"__name__": "tests"}
+    exec(drawn.files[PATH], namespace)
+    assert all(passes(namespace, test) for test in drawn.tests), drawn.files[PATH]
+    assert not any(passes(namespace, test) for test in drawn.canaries), drawn.files[PATH]
+
+
+def test_a_draw_says_neither_by_name_nor_by_place_which_test_is_real():
+    drawn = [draw({PATH: FILE}, IDS, random.Random(seed)) for seed in range(60)]
+    assert all(len(one.kinds) == 8 for one in drawn)
+    kept = [one == own for draws in drawn for one, own in draws.canaries.items()]
+    assert 0.35 < sum(kept) / len(kept) < 0.65
+    first = [
+        draws.files[PATH].index(name(canary)) < draws.files[PATH].index(name(real))
+        for draws in drawn
+        for canary, own in draws.canaries.items()
+        for real in (one for one, other in draws.tests.items() if other == own)
+    ]
+    assert 0.35 < sum(first) / len(first) < 0.65
+    assert {kind for one in drawn for kind in one.kinds} == {
+        *("number", "string", "length", "truth", "exception"),
+    }
+
+
+def name(test: str) -> str:
+    return f"def {test.split('::')[-1].partition('[')[0]}("
+
+
+NO_CANARY = """
+import pytest, unittest.mock
+def test_returns():
+    return
+    assert 1 == 1
+def test_loop():
+    for x in []:
+        assert x == 1
+def test_condition(x=0):
+    if x:
+        assert x == 1
+def test_skips():
+    pytest.skip("later")
+    assert f() == 1
+def test_works_behind():
+    assert f() == 1
+    clean_up()
+@pytest.mark.skipif(True, reason="no")
+def test_marked():
+    assert f() == 1
+@unittest.mock.patch("a.b")
+def test_patched(m):
+    assert f() == 1
+async def test_later():
+    assert f() == 1
+class Base:
+    def test_inherited(self):
+        assert f() == 1
+class TestBelow(Base): pass
+"""
+
+
+def test_what_need_not_fail_has_no_canary():
+    names = [
+        line.split()[1].partition("(")[0] for line in NO_CANARY.splitlines() if "def test" in line
+    ]
+    ids = [f"{PATH}::{one}" for one in names if one not in ("test_inherited", "def")]
+    ids += [
+        f"{PATH}::TestBelow::test_inherited",
+        f"{PATH}::Base::test_inherited",
+        f"{PATH}::test_later",
+    ]
+    drawn = draw({PATH: NO_CANARY}, list(dict.fromkeys(ids)), random.Random(0), most=100)
+    assert drawn.canaries == {} and drawn.files == {}
+    assert draw({PATH: "def ("}, ids[:1], random.Random(0)).canaries == {}
+    assert draw({}, ids[:1], random.Random(0)).canaries == {}
+
+
+VALUES = '''
+from shop.prices import discount, parse as read
+import shop.prices as prices
+def test_plain():
+    """One."""
+    assert discount(100, percent=10) == 90
+    assert prices.label("a") == "a"
+def test_refuses():
+    with pytest.raises(ValueError):
+        read("x")
+def test_fixture(tmp_path):
+    assert discount(1, 2) == 3
+def test_more():
+    x = 5
+    assert discount(x, 2) == 3
+'''
+
+
+def test_assertions_of_plain_calls_are_values():
+    ids = [f"{PATH}::test_{one}" for one in ("plain", "refuses", "fixture", "more")]
+    paths = {"shop/prices.py", "shop/__init__.py"}
+    found = values({PATH: VALUES}, ids, paths, [])
+    assert [(one.entry_point, one.statement.splitlines()[0]) for one in found] == [
+        ("discount", "assert discount(100, percent=10) == 90"),
+        ("label", "assert label('a') == 'a'"),
+        ("parse", "try:"),
+    ]
+    assert {one.path for one in found} == {"shop/prices.py"}
+    assert values({PATH: VALUES}, ids, set(), []) == []
+    assert values({PATH: VALUES}, ids, paths, ["@pytest.fixture(autouse=True)\n"]) == []
+    assert values({PATH: VALUES + "\nprices.TAX = set_up()\n"}, ids, paths, []) == []
+    assert gives_another_value("AssertionError (f returned 7)")
+    assert not gives_another_value("TypeError: f returned what tests cannot compare (f returned 1)")
+
+
+BASE = '[project]\nname = "a"\n[tool.pytest.ini_options]\naddopts = "-q"\n[tool.x]\ny = 1\n'
+
+
+@pytest.mark.parametrize(
+    ("own", "kept"),
+    [
+        (
+            '[project]\nname = "b"\n[tool.pytest.ini_options]\naddopts = "-x"\n[build]\nz = 2\n',
+            True,
+        ),
+        ('[project]\nname = "b"\n[build]\nz = 2\n', True),
+        (BASE.replace('"a"', '"b"') + "[build]\nz = 2\n", True),
+        ('tool.x.y = 2\n[project]\nname = "b"\n', False),
+        ('[project]\nname = """\n[tool.x]\n"""\n', False),
+        ("no toml", False),
+    ],
+)
+def test_tables_of_tools_stay_as_they_were(own, kept):
+    merged = tomllib.loads(project(BASE, own))
+    assert merged["tool"] == tomllib.loads(BASE)["tool"]
+    assert (merged != tomllib.loads(BASE)) == kept
+    assert not kept or (merged["project"] == {"name": "b"} and merged["build"] == {"z": 2})
+
+
+def test_only_what_is_neither_test_nor_configuration_is_applied():
+    suite = Suite({"tests/test_a.py": "pass\n", "tests/old.py": None}, ("tests/test_a.py::test_b",))
+    files = {"a.py": "1\n", "tests/conftest.py": "2\n", "tests/old.py": "3\n", "types.py": "4\n"}
+    task = Task("t", (), files, "", "", Tests(), Tests(suite=suite), {"test_solution.py": "5\n"})
+    work = {
+        **{"a.py": "6\n", "new.py": "7\n", "types.py": "8\n", "test_solution.py": "9\n"},
+        **{"json.py": "x", "os/__init__.py": "x", "data/json.py": "10\n", "json/data.txt": "11\n"},
+        **{
+            "tests/conftest.py": "x",
+            "tests/test_a.py": "x",
+            "sub/setup.cfg": "x",
+            "b_test.py": "x",
+        },
+        **{"sub/conftest/__init__.py": "x", ".git/config": "x", "a.pth": "x", "pytest.py": "x"},
+        **{"re.py": File(b"a.py", kind="link"), "pluggy": File(b"sub", kind="link")},
+    }
+    found = applied(task, suite, work, Base(task, None))
+    assert found == {
+        **{"a.py": "6\n", "new.py": "7\n", "types.py": "8\n", "test_solution.py": "9\n"},
+        **{"tests/conftest.py": "2\n", "tests/old.py": "3\n", "data/json.py": "10\n"},
+        "json/data.txt": "11\n",
+    }
+    laid = laid_over(task, found, suite.files.items())
+    assert "tests/old.py" not in laid and laid["tests/test_a.py"] == "pass\n"
