@@ -38,17 +38,6 @@ from rl_code.tasks.makers import graded, package
 from rl_code.tasks.makers.make import Maker, Settings, Tally
 from rl_code.tasks.makers.runs import sandbox_config
 
-flags.DEFINE_string("out", None, "The folder that tasks and layers go to.", required=True)
-flags.DEFINE_string("packages", str(package.LIST), "The list of packages.")
-flags.DEFINE_integer("deletions", Settings.deletions, "Deletions of each package, at most.")
-flags.DEFINE_integer("bugs", Settings.bugs, "Bugs of each package, at most.")
-flags.DEFINE_integer("pairs", Settings.pairs, "Pairs of bugs of each package, at most.")
-flags.DEFINE_integer("jobs", 2, "Packages that are worked on at a time.", lower_bound=1)
-flags.DEFINE_integer(
-    "graded", 0, "Tasks, drawn at random, that the grader of training judges, too.", lower_bound=0
-)
-flags.DEFINE_bool("json", False, "Prints the counts as JSON instead of tables.")
-
 
 def main(_: list[str]) -> None:
     values = flags.FLAGS
@@ -198,4 +187,17 @@ def _total(counts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    flags.DEFINE_string("out", None, "The folder that tasks and layers go to.", required=True)
+    flags.DEFINE_string("packages", str(package.LIST), "The list of packages.")
+    flags.DEFINE_integer("deletions", Settings.deletions, "Deletions of each package, at most.")
+    flags.DEFINE_integer("bugs", Settings.bugs, "Bugs of each package, at most.")
+    flags.DEFINE_integer("pairs", Settings.pairs, "Pairs of bugs of each package, at most.")
+    flags.DEFINE_integer("jobs", 2, "Packages that are worked on at a time.", lower_bound=1)
+    flags.DEFINE_integer(
+        "graded",
+        0,
+        "Tasks, drawn at random, that the grader of training judges, too.",
+        lower_bound=0,
+    )
+    flags.DEFINE_bool("json", False, "Prints the counts as JSON instead of tables.")
     command.run(main)

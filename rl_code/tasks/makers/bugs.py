@@ -61,7 +61,11 @@ def candidates(package: Package, survey: Survey, of_each: int) -> Iterator[Candi
 
     of_each: bugs of one function, at most.
     """
-    mutated = [_of_function(package, survey, function, of_each) for function in survey.functions]
+    mutated = [
+        _of_function(package, survey, function, of_each)
+        for function in survey.functions
+        if len(function.tests) > 1  # one is shown, another one is hidden
+    ]
     random.Random(package.pin.label).shuffle(mutated)
     for number in range(of_each):
         yield from (found[number] for found in mutated if len(found) > number)

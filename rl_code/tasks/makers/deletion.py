@@ -23,6 +23,7 @@ _MOST_LINES = 120
 # Test functions that a class needs.
 _CLASS_TESTS = 2
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def candidates(package: Package, survey: Survey) -> Iterator[tuple[Candidate, Candidate]]:
@@ -45,7 +46,7 @@ def candidates(package: Package, survey: Survey) -> Iterator[tuple[Candidate, Ca
         )
 
 
-def _find(tree: ast.Module, function: Function) -> tuple[list[ast.stmt], ast.stmt]:
+def _find(tree: ast.Module, function: Function) -> tuple[list[ast.stmt], _Definition]:
     """The definition of a function or class, and the body that it stands in."""
     body: list[ast.stmt] = tree.body
     *outer, last = function.qualname.split(".")
@@ -57,7 +58,7 @@ def _find(tree: ast.Module, function: Function) -> tuple[list[ast.stmt], ast.stm
     return body, next(node for node in body if isinstance(node, definitions) and node.name == last)
 
 
-def _worth(function: Function, node: ast.stmt) -> bool:
+def _worth(function: Function, node: _Definition) -> bool:
     """Whether a definition is a task of its own."""
     if node.name.startswith("_") or function.end - function.line >= _MOST_LINES:
         return False

@@ -248,11 +248,10 @@ def _warm_up() -> None:
     """Imports what jobs need and runs a test of its own, so that forks find pytest at work. What is
     there then is no business of the garbage collector, which would copy it in every fork.
     """
-    import unittest.mock
+    import unittest.mock  # noqa: F401  for the forks
 
     import pytest
 
-    assert unittest.mock
     _clean()
     path = os.path.join(SCRATCH, "test_nothing.py")
     with open(path, "w") as file:

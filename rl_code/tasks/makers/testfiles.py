@@ -19,7 +19,7 @@ _BUILTIN = frozenset(dir(builtins))
 def first_line(node: ast.AST) -> int:
     """The first line of a definition, which is that of its first decorator."""
     decorators = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(one.lineno for one in decorators)])  # ty: ignore[unresolved-attribute]
+    return min([node.lineno, *(one.lineno for one in decorators)])  # ty: ignore[missing-attribute]
 
 
 # Trees are read only.

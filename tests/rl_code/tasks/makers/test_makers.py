@@ -23,7 +23,7 @@ from rl_code.tasks.makers import bugs, package, testfiles
 from rl_code.tasks.makers.candidate import Change, applied, broken
 from rl_code.tasks.makers.make import Maker, Settings, progress
 from rl_code.tasks.makers.package import PackageError, Pin
-from rl_code.tasks.makers.survey import Function, Survey
+from rl_code.tasks.makers.survey import Function, Survey, TestFunction
 from rl_code.tasks.records import TaskFileError
 from rl_code.types import Limits
 
@@ -251,8 +251,8 @@ def test_nothing_of_the_answer_can_be_found_in_the_sandbox(shop):
     tasks = made.load(shop.folder, kinds=("removed", "emptied"))
     task = next(task for task in tasks if task.meta["functions"] == ("src/shop/prices.py:label",))
     script = (
-        "grep -rl 'text + str(price)' /workspace /opt /tmp;"
-        "find /workspace /opt /tmp -name '*prices*.pyc'; git log 2>&1 | head -1;"
+        "grep -rl 'text + str(price)' /workspace /opt /tmp 2> /dev/null;"
+        "find /workspace /opt /tmp -name '*prices*.pyc' 2> /dev/null; git log 2>&1 | head -1;"
         "cd /tmp && python -c 'import shop.prices as p; print(p.label)' 2>&1 | tail -1"
     )
     with shop.pool.open(task.files, task.world) as sandbox:
@@ -361,8 +361,9 @@ def test_a_line_that_does_not_fit_its_layer_is_named(shop, tmp_path):
 
 
 def test_every_mutation_is_one_small_change_that_python_reads():
-    found = Function("src/shop/prices.py", "discount", 4, 9, ())
-    other = Function("src/shop/basket.py", "Basket.add", 12, 15, ())
+    tests = (TestFunction("a", 1, "a", (), 0, 0), TestFunction("a", 2, "b", (), 0, 0))
+    found = Function("src/shop/prices.py", "discount", 4, 9, tests)
+    other = Function("src/shop/basket.py", "Basket.add", 12, 15, tests)
     lines = {"src/shop/prices.py": frozenset(range(40)), "src/shop/basket.py": frozenset(range(40))}
     survey = Survey((found, other), (), lines, ())
     sources = {"src/shop/prices.py": PRICES, "src/shop/basket.py": BASKET}
