@@ -9,8 +9,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # Whole runs, most in processes of their own; what they are made of has tests beside it.
 WHOLE_RUNS = {
     "test_cluster_run.py",
+    "test_elastic.py",
     "test_faults.py",
     "test_kill.py",
+    "test_meshes.py",
     "test_roles.py",
     "test_run_with_documents.py",
 }
