@@ -25,7 +25,7 @@ from rl_code.tasks.makers.package import PackageError, Pin
 from rl_code.tasks.makers.survey import Function, Survey, TestFunction
 from rl_code.tasks.records import TaskFileError
 from rl_code.types import Limits
-from tests.rl_code.environment.suites.worlds import pytest_world
+from  import pytest_world
 
 PRICES = '''"""Prices."""
 
