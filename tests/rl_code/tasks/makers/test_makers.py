@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rl_code.environment.grading import grade_work
+from rl_code.environment.layers import installed
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.named import Named
@@ -25,7 +26,6 @@ from rl_code.tasks.makers.package import PackageError, Pin
 from rl_code.tasks.makers.survey import Function, Survey, TestFunction
 from rl_code.tasks.records import TaskFileError
 from rl_code.types import Limits
-from  import pytest_world
 
 PRICES = '''"""Prices."""
 
@@ -181,7 +181,7 @@ def shop(tmp_path_factory):
     (folder / "sdists").mkdir()
     pin = archive(folder / "sdists" / "shop-1.0.sdist", FILES)
     store = LayerStore(folder / "layers")
-    runner = pytest_world(store, folder / "site").layers[0].digest
+    runner = installed.build(store)
     config = SandboxConfig(
         workers=1, memory_mb=1024, workspace_mb=32, cpu_s=600, processes=32,
         output_bytes=1 << 24, layers=str(store.folder),
