@@ -151,7 +151,9 @@ def _part(
     """The candidate with its tests parted, or why it is no task."""
     if outcome.ending:
         return HANGS if outcome.ending == "timeout" else DIES
-    if outcome.errors:
+    if (
+        outcome.errors or not outcome.tests
+    ):  # no test at all: what configures them cannot be imported
         return NO_IMPORT
     tests = _tests(candidate)
     passed = outcome.passed()

@@ -14,6 +14,7 @@ import pytest
 from tests.rl_code.environment.suites.worlds import pytest_world
 
 from rl_code.environment.grading import grade_work
+from rl_code.environment.layers import installed
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.named import Named
@@ -181,7 +182,7 @@ def shop(tmp_path_factory):
     (folder / "sdists").mkdir()
     pin = archive(folder / "sdists" / "shop-1.0.sdist", FILES)
     store = LayerStore(folder / "layers")
-    runner = pytest_world(store, folder / "site").layers[0].digest
+    runner = installed.build(store)
     config = SandboxConfig(
         workers=1, memory_mb=1024, workspace_mb=32, cpu_s=600, processes=32,
         output_bytes=1 << 24, layers=str(store.folder),
