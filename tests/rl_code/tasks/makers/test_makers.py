@@ -11,7 +11,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.rl_code.environment.suites.worlds import pytest_world
 
 from rl_code.environment.grading import grade_work
 from rl_code.environment.layers import installed
