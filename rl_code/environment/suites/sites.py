@@ -112,9 +112,27 @@ def usable(node: ast.FunctionDef) -> bool:
 def changes(source: Source, node: ast.FunctionDef, rng: random.Random) -> list[Change]:
     """Ways to make a usable test function fail, those that change a value first."""
     found = [
-        change for statement in _tail(node.body) for change in _of_statement(source, statement, rng)
+        change
+        for statement in _tail(node.body)
+        for change in _of_statement(source, statement, rng)
+        if _parses(source, node, change)
     ]
     return sorted(found, key=lambda change: change.kind == "truth")
+
+
+def _parses(source: Source, node: ast.FunctionDef, change: Change) -> bool:
+    """Whether a function with a change in it is Python. A canary that is not would take all tests
+    of its file with it.
+    """
+    start, end = source.lines(node)
+    data = source.data[start : change.start] + change.text.encode() + source.data[change.end : end]
+    # below a line that makes its indentation right
+    text = ("if True:\n" if node.col_offset else "") + data.decode()
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _tail(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -181,9 +199,12 @@ def _of_test(source: Source, test: ast.expr, rng: random.Random) -> Iterator[Cha
             yield from _flipped(source, left, operator, right)
         case ast.Compare(left, [operator], [right]):
             yield from _flipped(source, left, operator, right)
-        case ast.UnaryOp(ast.Not(), operand):
-            start, _ = source.span(test)
-            yield Change(start, source.span(operand)[0], "", "truth")
+        case ast.UnaryOp(ast.Not(), _):
+            # the operand may stand in parentheses, which its place does not tell
+            start, end = source.span(test)
+            word = re.match(rb"not\b\s*", source.data[start:end])
+            assert word is not None
+            yield Change(start, start + word.end(), "", "truth")
         case ast.Call() | ast.Name() | ast.Attribute() | ast.Subscript():
             start, _ = source.span(test)
             yield Change(start, start, "not ", "truth")

@@ -57,6 +57,15 @@ def test_truth():
         assert file.closed is False
     assert not f(0)
 
+def test_parentheses():
+    assert not (
+        f(1) == 3
+    )
+
+def test_parentheses_around():
+    assert (f(1) ==
+            2)
+
 def test_bare():
     assert f(1)
 
@@ -88,7 +97,7 @@ class Old(unittest.TestCase):
 '''
 SIMPLE = (
     *("number", "float", "text", "bytes", "nested", "list", "empty", "truth", "bare", "flipped"),
-    *("near", "raises"),
+    *("near", "raises", "parentheses", "parentheses_around"),
 )
 IDS = (
     *(f"{PATH}::test_{name}" for name in SIMPLE),
