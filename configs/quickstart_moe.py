@@ -4,7 +4,7 @@ What: the quickstart's model of 1 M parameters against one whose layers have 8 e
   compute a token (2.7 M parameters, of which 0.9 M compute a token); experts are balanced by a
   loss, and in the sweep those that were chosen while sampling are replayed in training.
 Command: python -m launch.sweep --config=configs/quickstart_moe.py --workdir=runs/moe
-Hardware: 2 CPU cores. Run time: not measured on quiet cores; a step of the experts took longer than a
+Hardware: 2 CPU cores. Run time: not measured on quiet cores; a step of the experts is longer than a
   dense one.
 Expected metric: held-out pass@1 rises as much as with the dense model.
 """
