@@ -128,9 +128,8 @@ class Limits:
         """
         # The first edit is graded, too. What has begun when the time is up may still take its own:
         # cases and statements, each run once more after a timeout, and the same for a tool. Where
-        # sandboxes are lost, an episode's calls are carried out three times, of which two after all
-        # those before them, and work is graded twice.
-        return 5 * self.episode_s + 4 * self.grade_s + 32 * self.command_s
+        # sandboxes are lost, calls are carried out again within the time that the episode has left.
+        return self.episode_s + 2 * self.grade_s + 16 * self.command_s
 
 
 @dataclasses.dataclass(frozen=True)

@@ -484,16 +484,17 @@ class Episode:
         known. The machine's accidents then cost no reward. Code that brings its sandbox down does
         so again, and what it gets is that of the last try: a failure.
         """
-        # Tools get what is left of the episode's time. The time in which the sampler writes a
-        # message is not counted, nor are tries that were lost.
-        left_s = self.limits.episode_s - self._seconds["tools"]
+        # Tools get what is left of the episode's time, all tries together: no sandbox that is lost
+        # over and over may hold up a run. The time in which the sampler writes a message is not
+        # counted, and of several tries the last one is.
+        end = time.monotonic() + self.limits.episode_s - self._seconds["tools"]
         noted = self._first_edit, self._first_edit_stands, self._first_edit_failed
         pending = tuple(frame.pending)
         so_far = len(frame.results), len(self._frames), len(self._done)
         # In a sandbox that the messages before have brought down, all that follows fails.
         for tries_left in reversed(range(1 if self._workspace.lost else TRIES)):
             start = time.monotonic()
-            self._workspace.deadline = start + left_s
+            self._workspace.deadline = end
             try:
                 asked = self._execute(frame)
                 if not self._workspace.lost or not tries_left:
@@ -509,22 +510,22 @@ class Episode:
             self._frame = frame
             for each, length in zip((frame.results, self._frames, self._done), so_far, strict=True):
                 del each[length:]
-            self._rebuild()
+            self._rebuild(end)
         raise AssertionError("unreachable")
 
-    def _rebuild(self) -> None:
+    def _rebuild(self, end: float) -> None:
         """Another workspace in place of a lost one, in which all calls before are carried out
-        again. Where that fails, the next call meets a sandbox that is lost.
+        again, until ``end`` at most. Where that fails, the next call meets a sandbox that is lost.
         """
         self._workspace.close()
         self._workspace = Workspace(
             self.task, self._pool, self.limits, verbose=self.protocol.verbose
         )
-        # The calls before took no longer than an episode may.
-        self._workspace.deadline = time.monotonic() + self.limits.episode_s
+        self._workspace.deadline = end
         with contextlib.suppress(SandboxFault):
             for call in self._done:
-                execute(call, self.tools, self._workspace)
+                if not self._workspace.out_of_time:
+                    execute(call, self.tools, self._workspace)
 
     def _execute(self, frame: Frame) -> list[int] | None:
         """Carries out the calls of a message; their results are in ``frame.results``, in order.
