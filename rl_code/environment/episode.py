@@ -372,8 +372,13 @@ class Episode:
             files_after=texts(files),
             grade=verdict,
             usage=Usage.of(trajectory),
+            sandboxes=self._pool,
         )
-        return dataclasses.replace(trajectory, reward=combine(finished, self._reward))
+        try:
+            return dataclasses.replace(trajectory, reward=combine(finished, self._reward))
+        except SandboxFault as fault:  # of a signal that runs code
+            self._note(fault)
+            return self._trajectory(Reward(0.0, {}, ("fault",)))
 
     def _trajectory(
         self,

@@ -19,6 +19,7 @@ from rl_code.rewards.finished import FinishedEpisode
 from rl_code.rewards.integrity import integrity
 from rl_code.rewards.malformed import malformed
 from rl_code.rewards.quality import Quality
+from rl_code.rewards.tested import Tested
 from rl_code.rewards.tests import partial, tests
 from rl_code.types import Reward
 
@@ -31,6 +32,7 @@ SIGNALS: dict[str, Any] = {
     "malformed": malformed,
     "integrity": integrity,
     "quality": Quality,
+    "tested": Tested,
 }
 
 # Keys of an active signal's section that are not settings of the signal itself.

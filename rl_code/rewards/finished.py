@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.types import Task, Trajectory
 
 # Flags of the grader that prove cheating, since no honest code earns them: a frame that the harness
@@ -104,3 +105,5 @@ class FinishedEpisode:
     usage: Usage
     # In order of time; empty when the episode has just ended.
     events: tuple[Event, ...] = ()
+    # Where a signal may run code of the work; None where there are no sandboxes.
+    sandboxes: SandboxPool | None = dataclasses.field(default=None, repr=False, compare=False)

@@ -71,6 +71,21 @@ def candidates(package: Package, survey: Survey, of_each: int) -> Iterator[Candi
         yield from (found[number] for found in mutated if len(found) > number)
 
 
+def mutants(text: str) -> Iterator[tuple[int, str]]:
+    """(line, text of the whole file) for every single bug in the functions of a file. line: the
+    first one that differs, from 1. Raises SyntaxError and ValueError for what is no Python.
+    """
+    lines = text.splitlines(keepends=True)
+    for node in ast.walk(testfiles.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            function = Function("", node.name, node.lineno, node.end_lineno or node.lineno, ())
+            for edit in _edits(node):
+                if (change := _change(function, lines, edit)) is not None:
+                    at = change.line - 1
+                    rest = lines[at + len(change.old) :]
+                    yield change.line, "".join([*lines[:at], *change.new, *rest])
+
+
 def pair(one: Candidate, other: Candidate) -> Candidate:
     """Two bugs of different files in one."""
     return Candidate(

@@ -1,0 +1,183 @@
+"""Reward for a solution's own tests: the share of bugs in its changed lines that they notice.
+
+That a test executes a line says little: it may assert nothing. So bugs are put into the changed
+lines, one at a time (``tasks.makers.bugs``), and a line counts as tested by the share of its bugs
+with which the work's own tests fail (mutation score). A line that no test executes notices none.
+
+Tests that look at the text of the code instead of running it would notice every bug. They would
+also notice changes that mean nothing, so some runs have such a change instead of a bug: unless all
+of these pass, nothing is paid. Runs are in fresh sandboxes and in an order that nobody can foresee,
+and the code is written anew from its syntax tree in all of them.
+
+Only solved work is paid, so tests alone are worth nothing. Own tests are the files test_*.py and
+*_test.py that the work adds or changes: functions test_* without parameters, and unittest's cases.
+Fixtures of pytest are not known here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import random
+import time
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.rewards.finished import FinishedEpisode
+from rl_code.tasks.makers import bugs
+from rl_code.types import World
+
+# Characters of a file whose lines are looked at.
+_LONGEST = 100_000
+# Changes that mean nothing among the bugs.
+_CONTROLS = 3
+
+# Runs tests by the standard library alone; 0 if some ran and all passed.
+_RUNNER = """
+import importlib.util, inspect, sys, unittest
+sys.path.insert(0, ".")
+ran = 0
+for number, path in enumerate(sys.argv[1:]):
+    spec = importlib.util.spec_from_file_location(f"own_tests_{number}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    for name, value in list(vars(module).items()):
+        if name.startswith("test") and inspect.isfunction(value):
+            if not inspect.signature(value).parameters:
+                value()
+                ran += 1
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromModule(module).run(result)
+    if not result.wasSuccessful():
+        sys.exit(1)
+    ran += result.testsRun - len(result.skipped)
+sys.exit(0 if ran else 1)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tested:
+    """0 for work without tests of its own, to 1 for work whose tests notice every bug that was
+    tried in its changed lines.
+    """
+
+    # Bugs that are tried, at most.
+    bugs: int = 8
+    # Wall-clock seconds of one run of the tests, and of all together.
+    run_s: float = 5.0
+    seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if not getattr(self, field.name) > 0:
+                raise ValueError(f"{field.name}={getattr(self, field.name)} must be above 0")
+
+    def __call__(self, episode: FinishedEpisode) -> float:
+        """The signal of a finished episode. Raises SandboxFault."""
+        if not episode.grade.solved or episode.sandboxes is None:
+            return 0.0
+        before, after = episode.files_before, episode.files_after
+        changed = [
+            path for path in after if path.endswith(".py") and after[path] != before.get(path)
+        ]
+        tests = sorted(path for path in changed if is_test(path))
+        sources = {path: _written_anew(after[path]) for path in changed if not is_test(path)}
+        lines = {
+            path: _changed_lines(before.get(path, ""), text)
+            for path, text in sources.items()
+            if text is not None
+        }
+        drawn = random.Random(f"tested/{episode.task.id}")
+        tried = _bugs(sources, lines, drawn)[: self.bugs]
+        if not tests or not tried:
+            return 0.0
+        whole = {**after, **{path: text for path, text in sources.items() if text is not None}}
+        runs = [({**whole, path: text}, True) for path, text in tried]
+        runs += [(_same(whole, lines, drawn), False) for _ in range(_CONTROLS)]
+        random.SystemRandom().shuffle(runs)
+        noticed = 0
+        end = time.monotonic() + self.seconds
+        for files, is_bug in runs:
+            left_s = min(self.run_s, end - time.monotonic())
+            if left_s <= 0:
+                return 0.0
+            passed = _pass(files, tests, episode.sandboxes, episode.task.world, left_s)
+            if not is_bug and not passed:
+                return 0.0
+            noticed += is_bug and not passed
+        return noticed / len(tried)
+
+
+def is_test(path: str) -> bool:
+    """Whether a path is that of a file of tests."""
+    name = PurePosixPath(path).name
+    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
+
+
+def _written_anew(text: str) -> str | None:
+    """The code of a file from its syntax tree; None for what is no Python, or too long."""
+    if len(text) > _LONGEST:
+        return None
+    try:
+        return ast.unparse(ast.parse(text)) + "\n"
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _changed_lines(before: str, now: str) -> set[int]:
+    """Numbers of the lines, from 1, that do not stand in the file as it was, written anew."""
+    old = set((_written_anew(before) or before).splitlines())
+    return {n for n, line in enumerate(now.splitlines(), 1) if line.strip() and line not in old}
+
+
+def _bugs(
+    sources: Mapping[str, str | None], lines: Mapping[str, set[int]], drawn: random.Random
+) -> list[tuple[str, str]]:
+    """(path, text with a bug) for all bugs in changed lines, in a drawn order in which lines take
+    turns.
+    """
+    by_line: dict[tuple[str, int], list[str]] = {}
+    for path, numbers in lines.items():
+        for line, text in bugs.mutants(sources[path] or ""):
+            if line in numbers:
+                by_line.setdefault((path, line), []).append(text)
+    ranked = []
+    for (path, _), texts in by_line.items():
+        drawn.shuffle(texts)
+        ranked += [(rank, drawn.random(), path, text) for rank, text in enumerate(texts)]
+    return [(path, text) for _, _, path, text in sorted(ranked)]
+
+
+def _same(
+    files: Mapping[str, str], lines: Mapping[str, set[int]], drawn: random.Random
+) -> dict[str, str]:
+    """The files with a change that means nothing in one of the changed ones: another constant that
+    nobody reads.
+    """
+    path = drawn.choice(sorted(lines))
+    name = "_".join(drawn.choices(("unread", "spare", "extra", "value", "former"), k=3))
+    return {**files, path: f"{files[path]}_{name}_{drawn.randrange(10**6)} = {drawn.random()}\n"}
+
+
+def _pass(
+    files: Mapping[str, str],
+    tests: list[str],
+    sandboxes: SandboxPool,
+    world: World | None,
+    seconds: float,
+) -> bool:
+    """Whether the tests run and pass on these files, in a fresh sandbox; in another one where that
+    is lost, by the machine's doing or the tests'. Raises SandboxFault.
+    """
+    for _ in range(2):
+        try:
+            sandbox = sandboxes.open(files, world)
+        except ValueError:  # files made to fit no other workspace
+            return False
+        with sandbox:
+            done = sandbox.run(["python3", "-B", "-c", _RUNNER, *tests], timeout_s=seconds)
+            if not sandbox.lost:
+                return done.exit_code == 0
+    return False

@@ -1,0 +1,100 @@
+"""Own tests are paid by the bugs that they notice, and by nothing else."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+
+import pytest
+
+from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
+from rl_code.rewards.finished import Grade
+from rl_code.rewards.tested import Tested, is_test
+from rl_code.tasks.makers.bugs import mutants
+from tests.rl_code.rewards.test_rewards import TASK, finished
+from tests.rl_code.signals import signals
+
+BEFORE = "def f(x):\n    return None\n\n\ndef g(x):\n    return x - 1\n"
+WORK = BEFORE.replace("return None", "if x > 3:\n        return x + 1\n    return x * 2")
+SOLVED = Grade(True, (True,), (True,))
+GOOD = "from f import f\n\n\ndef test_f():\n    assert [f(x) for x in (-2, 1, 3, 4, 9)] == [-4, 2, 6, 5, 10]\n"
+BY_CASES = (
+    "import unittest\nfrom f import f\n\n\nclass Cases(unittest.TestCase):\n    def test_f(self):\n"
+    "        self.assertEqual([f(x) for x in (-2, 1, 3, 4, 9)], [-4, 2, 6, 5, 10])\n"
+)
+HALF = "from f import f\n\n\ndef test_f():\n    assert f(9) == 10\n"
+EMPTY = "from f import f\n\n\ndef test_f():\n    for x in range(9):\n        f(x)\n"
+FAILING = "from f import f\n\n\ndef test_f():\n    assert f(9) == 11\n"
+NONE = "from f import f\n"
+# looks at the code instead of running it
+READS = "def test_f():\n    assert open('f.py').read().count('return x * 2') == 1\n" + (
+    "    assert len(open('f.py').read()) in SIZES\n"
+)
+BREAKS = "def test_f():\n    import os\n    os._exit(0)\n"
+
+
+@pytest.fixture(scope="module")
+def sandboxes():
+    with SandboxPool(SandboxConfig()) as pool:
+        yield pool
+
+
+def paid(sandboxes, tests: str | None, grade: Grade = SOLVED, work: str = WORK, **settings):
+    after = {"f.py": work} | ({} if tests is None else {"test_f.py": tests})
+    episode = dataclasses.replace(
+        finished(grade),
+        task=TASK,
+        files_before={"f.py": BEFORE},
+        files_after=after,
+        sandboxes=sandboxes,
+    )
+    return Tested(**settings)(episode)
+
+
+def test_tests_are_paid_by_the_bugs_that_they_notice(sandboxes):
+    good = paid(sandboxes, GOOD, seconds=120.0, run_s=60.0)
+    half = paid(sandboxes, HALF, seconds=120.0, run_s=60.0)
+    assert good >= 0.85 and 0 < half < good
+    assert paid(sandboxes, BY_CASES, seconds=120.0, run_s=60.0) == good
+    assert paid(sandboxes, EMPTY, seconds=120.0, run_s=60.0) == 0.0
+
+
+@pytest.mark.parametrize("tests", [None, NONE, FAILING, "def test_f(:"])
+def test_tests_that_are_missing_or_fail_are_paid_nothing(sandboxes, tests):
+    assert paid(sandboxes, tests, seconds=120.0, run_s=60.0) == 0.0
+
+
+def test_tests_that_look_at_the_code_are_paid_nothing(sandboxes):
+    size = len(ast.unparse(ast.parse(WORK))) + 1
+    assert paid(sandboxes, READS.replace("SIZES", f"({size},)"), seconds=120.0, run_s=60.0) == 0.0
+    # an exit that says that all is well notices nothing
+    assert paid(sandboxes, BREAKS, seconds=120.0, run_s=60.0) == 0.0
+
+
+def test_only_solved_work_is_paid(sandboxes):
+    assert paid(sandboxes, GOOD, Grade(True, (True,), (False,))) == 0.0
+    assert paid(None, GOOD) == 0.0
+    # nothing but tests was changed
+    assert paid(sandboxes, GOOD, work=BEFORE) == 0.0
+
+
+def test_bugs_are_in_changed_lines_alone():
+    bugs = list(mutants(WORK))
+    assert {line for line, _ in bugs} >= {2, 3, 4, 8}
+    for line, text in bugs:
+        old, new = WORK.splitlines(), text.splitlines()
+        first = next(i for i, (a, b) in enumerate(zip(old, new, strict=False), 1) if a != b)
+        assert first == line
+
+
+def test_settings_and_names():
+    assert [is_test(path) for path in ("test_a.py", "a/b_test.py", "tests/a.py", "test_a.txt")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(ValueError, match="bugs=0 must be above 0"):
+        Tested(bugs=0)
+    (_, active) = signals("tests", dict(name="tested", weight=0.1, bugs=3))
+    assert active.signal == Tested(bugs=3)
