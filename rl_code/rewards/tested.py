@@ -68,6 +68,7 @@ class Tested:
     # Wall-clock seconds of one run of the tests, and of all together.
     run_s: float = 5.0
     seconds: float = 30.0
+    __test__ = False  # for pytest: no tests of ours
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
