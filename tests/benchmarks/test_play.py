@@ -20,7 +20,7 @@ def test_scripted_episodes_end_solved_with_and_without_losses():
             return played(task, tokenizer, pool, signals())
 
         whole = timed(2, tasks, play)
-        with losing(0.15, seed=3) as killed:
+        with losing(0.04, seed=3) as killed:
             found = timed(2, tasks, play)
     assert whole["solved"] == found["solved"] == 6 and killed
     assert whole["rebuilt"] == found["faults"] == 0

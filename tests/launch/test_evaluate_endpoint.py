@@ -17,7 +17,7 @@ from rl_code.evaluation import suite as suite_lib
 from rl_code.evaluation.endpoint import EndpointError, Server
 from rl_code.read_config import build
 from rl_code.run_config import RunConfig
-from rl_code.tasks.repositories import generate
+from rl_code.tasks.api import find_source
 from tests.rl_code.serving.conftest import served  # noqa: F401
 
 
@@ -72,6 +72,8 @@ def calls(*pairs):
 def config_of(count=2, samples=2, **changes) -> RunConfig:
     settings = repositories.get_config("smoke")
     settings.suites[0].update(count=count, samples=samples)
+    settings.sft = None
+    settings.tools = ("grep", "read_file", "edit_file", "run_tests", "submit")
     settings.update(changes)
     return build(RunConfig, settings)
 
@@ -85,11 +87,7 @@ def play(config, url, tmp_path, **server):
 def solution(request):
     """Reads the failing module, writes the reference of the task, tests it and submits."""
     text = request["messages"][0]["content"]
-    suite = config_of().suites[0].tasks.settings
-    tasks = [
-        generate("test", suite["seed"], index, suite["levels"], suite["files"])
-        for index in range(2)
-    ]
+    tasks = find_source(config_of().suites[0].tasks, "tasks").load(None, None)[:2]
     (task,) = [task for task in tasks if task.messages[0]["content"] == text]
     said = sum(message["role"] == "assistant" for message in request["messages"])
     if said == 0:

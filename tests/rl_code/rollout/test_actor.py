@@ -137,6 +137,7 @@ class FakeScheduler:
         group_size: int,
         key: Sequence[int],
         tag: Any = None,
+        adapter: int = -1,
         on_finished: Callable = lambda trajectory: None,
     ) -> None:
         assert self.version is not None

@@ -51,6 +51,9 @@ class DocumentEpisode(small.Episode):
         self._place(self.task.prompt)
         return list(self.tokens)
 
+    def share(self, length):
+        assert length == len(self.tokens)
+
     def step(self, tokens, logprobs, versions):
         self._add(tokens, logprobs, True)
         self.documents += [OUTSIDE] * len(tokens)
