@@ -34,12 +34,14 @@ from rl_code.environment.transcript import Transcript
 from rl_code.rewards.combine import ActiveSignal, combine
 from rl_code.rewards.finished import FinishedEpisode, Grade, Usage
 from rl_code.types import (
+    Context,
     Limits,
     Reward,
     Task,
     ToolCall,
     ToolResult,
     Trajectory,
+    Turn,
 )
 
 # How often the calls of one message are carried out, where the sandbox is lost each time.
@@ -388,17 +390,14 @@ class Episode:
         first_edit_passed: bool = False,
     ) -> Trajectory:
         """The record of the episode."""
+        contexts, turns, prompt_length = self._recorded()
         return Trajectory(
             task_id=self.task.id,
             group=self.group,
             index=self.index,
-            contexts=tuple(frame.transcript.context() for frame in self._frames),
-            prompt_length=self._frames[0].transcript.turns[0].end,
-            turns=tuple(
-                turn if frame.number == 0 else dataclasses.replace(turn, context=frame.number)
-                for frame in self._frames
-                for turn in frame.transcript.turns
-            ),
+            contexts=contexts,
+            prompt_length=prompt_length,
+            turns=turns,
             status=self.status,
             reward=reward,
             solved=verdict.solved,
@@ -408,6 +407,16 @@ class Episode:
             passed=verdict.passed,
             rebuilt=self._rebuilt or None,
         )
+
+    def _recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:
+        """Contexts and turns of the record, and how many tokens of the prompt the group shares."""
+        turns = tuple(
+            turn if frame.number == 0 else dataclasses.replace(turn, context=frame.number)
+            for frame in self._frames
+            for turn in frame.transcript.turns
+        )
+        contexts = tuple(frame.transcript.context() for frame in self._frames)
+        return contexts, turns, turns[0].end
 
     def close(self) -> None:
         """Ends every process of the episode. May be called at any time, more than once."""

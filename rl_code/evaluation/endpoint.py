@@ -21,16 +21,15 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from rl_code.environment.episode import NOT_GRADED, Episode
+from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.tools.tool import Tool
 from rl_code.evaluation.suite import FOLDER
 from rl_code.files import write_atomically
 from rl_code.rewards.combine import ActiveSignal
-from rl_code.rewards.finished import Grade
 from rl_code.rollout.sampling import SamplingConfig
-from rl_code.types import Context, Group, Limits, Reward, Task, ToolCall, Trajectory, Turn
+from rl_code.types import Context, Group, Limits, Task, ToolCall, Trajectory, Turn
 
 # Answers that may be better when they are asked for again.
 _AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504})
@@ -207,13 +206,7 @@ class ChatEpisode(Episode):
         self._sampled += sampled
         self._turns.append(Turn(role, start, self._sampled, text, **what))
 
-    def _trajectory(
-        self,
-        reward: Reward,
-        *,
-        verdict: Grade = NOT_GRADED,
-        first_edit_passed: bool = False,
-    ) -> Trajectory:
+    def _recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:
         count = self._sampled
         context = Context(
             tokens=np.full(count, -1, np.int32),
@@ -221,22 +214,7 @@ class ChatEpisode(Episode):
             logprobs=np.full(count, np.nan, np.float32),
             versions=np.full(count, -1, np.int32),
         )
-        return Trajectory(
-            task_id=self.task.id,
-            group=self.group,
-            index=self.index,
-            contexts=(context,),
-            prompt_length=0,
-            turns=tuple(self._turns),
-            status=self.status,
-            reward=reward,
-            solved=verdict.solved,
-            malformed_calls=self._malformed_calls,
-            first_edit_passed=first_edit_passed,
-            seconds=dict(self._seconds),
-            passed=verdict.passed,
-            rebuilt=self._rebuilt or None,
-        )
+        return (context,), tuple(self._turns), 0
 
 
 def _read(function: Mapping[str, Any]) -> ToolCall:

@@ -22,20 +22,19 @@ from typing import Any
 from absl import logging
 
 from models.tokenizer import Tokenizer
-from rl_code.environment.episode import NOT_GRADED, Episode, Rewritten
+from rl_code.environment.episode import Episode, Rewritten
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.tools.api import PROVOKED
 from rl_code.harness.agent import Ending, HarnessError, Job
 from rl_code.harness.harness import Harness
 from rl_code.rewards.combine import ActiveSignal
-from rl_code.rewards.finished import Grade
 from rl_code.serving.answers import Answer, Pending
 from rl_code.serving.chat_text import ChatText
 from rl_code.serving.requests import ApiError
 from rl_code.serving.session import Session, Step
 from rl_code.serving.stops import Stopping
-from rl_code.types import Limits, Reward, Task, Trajectory
+from rl_code.types import Context, Limits, Task, Trajectory, Turn
 
 # Characters of a command's output that an agent gets; it may show its model less.
 _WIDTH = 100_000
@@ -356,26 +355,6 @@ class AgentEpisode(Episode):
             "error": f"stopped after {seconds:g} s" if done.timed_out else "",
         }
 
-    def _trajectory(
-        self,
-        reward: Reward,
-        *,
-        verdict: Grade = NOT_GRADED,
-        first_edit_passed: bool = False,
-    ) -> Trajectory:
+    def _recorded(self) -> tuple[tuple[Context, ...], tuple[Turn, ...], int]:
         contexts, turns = self.session.contexts()
-        return Trajectory(
-            task_id=self.task.id,
-            group=self.group,
-            index=self.index,
-            contexts=contexts,
-            prompt_length=self._shared or turns[0].end,
-            turns=turns,
-            status=self.status,
-            reward=reward,
-            solved=verdict.solved,
-            passed=verdict.passed,
-            malformed_calls=self._malformed_calls,
-            first_edit_passed=first_edit_passed,
-            seconds=dict(self._seconds),
-        )
+        return contexts, turns, self._shared or turns[0].end
