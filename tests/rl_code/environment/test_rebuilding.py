@@ -13,14 +13,12 @@ import types
 
 import pytest
 
-from rl_code.environment.episode import TRIES, Episode
-from rl_code.environment.protocols.compact import Compact
+from rl_code.environment.episode import TRIES
 from rl_code.environment.sandbox.connection import Connection
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
-from rl_code.environment.tools.api import find_tools
 from rl_code.types import Limits
+from tests.rl_code.environment import scripted
 from tests.rl_code.environment.sandbox.processes import session_pid
-from tests.rl_code.signals import signals
 
 CONFIG = SandboxConfig(workers=2, memory_mb=256, processes=16, cpu_s=20)
 LIMITS = Limits(turns=6, tokens=900, turn_tokens=200, test_runs=3, command_s=20.0)
@@ -45,24 +43,8 @@ def sandboxes():
         yield pool
 
 
-def play(task, sandboxes, tokenizer, messages, index=0):
-    episode = Episode(
-        task,
-        group=0,
-        index=index,
-        protocol=Compact(),
-        tools=find_tools(),
-        tokenizer=tokenizer,
-        pool=sandboxes,
-        limits=LIMITS,
-        reward=signals(),
-    )
-    with contextlib.closing(episode):
-        episode.start()
-        for message in messages:
-            tokens = tokenizer.encode(message)
-            episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
-        return episode.finish()
+def play(task, sandboxes, tokenizer, messages):
+    return scripted.play(task, sandboxes, tokenizer, LIMITS, *messages)
 
 
 @contextlib.contextmanager

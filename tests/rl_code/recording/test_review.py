@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 
 import pytest
@@ -10,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.tokenizer import Tokenizer
-from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.compact import Compact
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
 from rl_code.recording.review import hunks, review, without
 from rl_code.types import Case, Limits, Task, Tests
-from tests.rl_code.signals import signals
+from tests.rl_code.environment import scripted
 
 LIMITS = Limits(turns=6, tokens=2000, turn_tokens=600, test_runs=3, command_s=20.0)
 BROKEN = "import math\n\ndef f(x):\n    y = x - 1\n    return y\n"
@@ -59,23 +57,8 @@ def pool():
 
 def play(pool, *messages: str):
     tokenizer = Tokenizer.train([BROKEN] * 4, 300, Compact.SPECIAL_TOKENS)
-    episode = Episode(
-        TASK,
-        group=0,
-        index=4,
-        protocol=Compact(),
-        tools=find_tools(),
-        tokenizer=tokenizer,
-        pool=pool,
-        limits=LIMITS,
-        reward=signals(),
-    )
-    with contextlib.closing(episode):
-        episode.start()
-        for message in messages:
-            tokens = tokenizer.encode(message + "<|eot|>")
-            episode.step(tokens, [0.0] * len(tokens), [0] * len(tokens))
-        return episode.finish()
+    said = [message + "<|eot|>" for message in messages]
+    return scripted.play(TASK, pool, tokenizer, LIMITS, *said, index=4)
 
 
 def reviewed(pool, *trajectories):
