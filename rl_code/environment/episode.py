@@ -20,7 +20,7 @@ from absl import logging
 
 from models.tokenizer import Tokenizer
 from rl_code.documents import DocumentsConfig
-from rl_code.environment.frames import Elsewhere, Frame, own_frame
+from rl_code.environment.frames import Elsewhere, Frame, Rewritten, own_frame
 from rl_code.environment.grading import grade_work
 from rl_code.environment.parts import answer_parts, encode, prompt_parts
 from rl_code.environment.protocols.protocol import Protocol, break_up, stop_ids
@@ -48,18 +48,6 @@ from rl_code.types import (
 TRIES = 3
 # Of work that was not handed in.
 NOT_GRADED = Grade(submitted=False)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rewritten:
-    """What an episode says where it goes on in another context, which may keep a beginning of the
-    one before.
-    """
-
-    # The whole context.
-    tokens: list[int]
-    # Its index among the contexts of the trajectory.
-    context: int
 
 
 class Episode:

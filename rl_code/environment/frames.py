@@ -26,6 +26,18 @@ class Elsewhere:
     tokens: list[int]
 
 
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """An agent of others goes on in another context, which may keep a beginning of the one
+    before.
+    """
+
+    # The whole context.
+    tokens: list[int]
+    # Its index among the contexts of the trajectory.
+    context: int
+
+
 @dataclasses.dataclass
 class Frame:
     """One context."""

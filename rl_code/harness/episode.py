@@ -22,7 +22,8 @@ from typing import Any
 from absl import logging
 
 from models.tokenizer import Tokenizer
-from rl_code.environment.episode import Episode, Rewritten
+from rl_code.environment.episode import Episode
+from rl_code.environment.frames import Rewritten
 from rl_code.environment.protocols.protocol import Protocol
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.tools.api import PROVOKED

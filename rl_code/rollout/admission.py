@@ -22,7 +22,8 @@ import numpy as np
 
 from attention.cache.pages import OutOfPages
 from rl_code.documents import OUTSIDE
-from rl_code.environment.episode import Episode, Rewritten
+from rl_code.environment.episode import Episode
+from rl_code.environment.frames import Rewritten
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.prefill_client import PrefillClient
 from rl_code.rollout.spans import Span

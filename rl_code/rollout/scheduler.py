@@ -28,8 +28,8 @@ import numpy as np
 from models.adapter_rows import num_adapters
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
-from rl_code.environment.episode import Episode, Rewritten
-from rl_code.environment.frames import Elsewhere
+from rl_code.environment.episode import Episode
+from rl_code.environment.frames import Elsewhere, Rewritten
 from rl_code.environment.protocols.protocol import stop_length
 from rl_code.rollout.admission import Admission, OpenGroup, Row, with_choices, with_keys
 from rl_code.rollout.decode_input import decode_input

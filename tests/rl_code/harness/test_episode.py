@@ -13,7 +13,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from rl_code.environment.episode import Rewritten
+from rl_code.environment.frames import Rewritten
 from rl_code.harness.agent import HarnessError
 from rl_code.harness.harness import Harness
 from rl_code.harness.program import Program

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from models.sharding import MeshConfig, make_mesh
-from rl_code.environment.episode import Rewritten
+from rl_code.environment.frames import Rewritten
 from rl_code.harness.agent import HarnessError
 from rl_code.harness.harness import Harness
 from rl_code.harness.mini_swe_agent import MiniSweAgent
