@@ -25,11 +25,6 @@ from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.inside.world import PACKAGES, WORKSPACE
 from rl_code.types import Layer, World
 
-flags.DEFINE_string("store", None, "The folder of the layer store.", required=True)
-flags.DEFINE_string(
-    "workspace", None, "Where agents work, of image; else where the image itself starts."
-)
-
 # By kind: how many words follow it, at least and at most.
 _WORDS = {
     "folder": (1, 1),
@@ -80,5 +75,14 @@ def build(store: LayerStore, kind: str, words: list[str]) -> World | None:
     return None
 
 
+def define_flags() -> None:
+    """One is required, which would refuse every other command of a process that imports this."""
+    flags.DEFINE_string("store", None, "The folder of the layer store.", required=True)
+    flags.DEFINE_string(
+        "workspace", None, "Where agents work, of image; else where the image itself starts."
+    )
+
+
 if __name__ == "__main__":
+    define_flags()
     command.run(main, arguments=True)

@@ -11,50 +11,36 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
+from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.environment.suite_grader import SuiteError
-from rl_code.tasks.pytest_ids import UnknownIds, ids_of
+from rl_code.tasks.pytest_ids import ids_of
 from rl_code.tasks.records import TaskFileError
-from rl_code.tasks.source import SourceOfWorlds, store_of
-from rl_code.tasks.suites_by_run import CACHE_FILE, Cache, split
-from rl_code.tasks.worlds import NoWorld, Places
+from rl_code.tasks.source import NoTask
+from rl_code.tasks.suites_by_run import Cache, SuiteFolders
 from rl_code.types import Suite, Task, Tests, World
 
 _DOCS = ("introduction.md", "instructions.md", "instructions.append.md")
 
 
 @dataclasses.dataclass(frozen=True)
-class Exercism(SourceOfWorlds):
-    """Exercism's practice exercises, see ``exercism``."""
+class Exercism(SuiteFolders):
+    """Exercism's practice exercises, see ``exercism``. path: the checkout of the track, or the
+    folder that holds the folders of exercises.
+    """
 
-    # The checkout of the track, or the folder that holds the folders of exercises.
-    path: str = dataclasses.field(kw_only=True)
-    # Packages of all tasks; pytest must be among them.
-    places: Places = Places()
-    # What starts pytest in the workspace.
-    command: tuple[str, ...] = Suite.command
+    kind: ClassVar[str] = "exercism"
 
-    def count(self) -> int:
-        return len(self._folders())
+    def task(
+        self, id: str, folder: Path, store: LayerStore, pool: SandboxPool, cache: Cache
+    ) -> Task:
+        layers = self.places.package_layers(store)
+        return _task(id, folder, World(layers) if layers else None, self.command)
 
-    def load_each(
-        self, pool: SandboxPool | None, workdir: Path | None
-    ) -> Iterator[tuple[str, Task | str]]:
-        store = store_of(pool, "exercism")
-        cache = Cache(workdir, CACHE_FILE)
-        for folder in self._folders():
-            id = f"exercism/{folder.name}"
-            try:
-                layers = self.places.package_layers(store)
-                task = _task(id, folder, World(layers) if layers else None, self.command)
-                yield id, split(task, pool, cache)
-            except (NoWorld, UnknownIds, Incomplete, SuiteError) as error:
-                yield id, str(error)
-
-    def _folders(self) -> list[Path]:
+    def folders(self) -> list[Path]:
         at = Path(self.path)
         practice = at / "exercises" / "practice"
         at = practice if practice.is_dir() else at
@@ -64,22 +50,18 @@ class Exercism(SourceOfWorlds):
         return found
 
 
-class Incomplete(ValueError):
-    """A folder that lacks what a task needs."""
-
-
 def _task(id: str, folder: Path, world: World | None, command: tuple[str, ...]) -> Task:
-    """The task of a folder. Raises Incomplete, UnknownIds."""
+    """The task of a folder. Raises NoTask, UnknownIds."""
     listed = _listed(folder)
     tests = _texts(folder, listed["test"])
     start = _texts(folder, listed["solution"])
     examples = list(_texts(folder, listed["example"]).values())
     if len(examples) != len(start):
-        raise Incomplete(f"{len(examples)} files of an example for {len(start)} to write")
+        raise NoTask(f"{len(examples)} files of an example for {len(start)} to write")
     docs = [folder / ".docs" / name for name in _DOCS]
     words = "\n\n".join(path.read_text().strip() for path in docs if path.is_file())
     if not words:
-        raise Incomplete(".docs/instructions.md is missing")
+        raise NoTask(".docs/instructions.md is missing")
     names = ", ".join(start)
     asked = f"{words}\n\nWrite {names}, which holds only a beginning, and call submit."
     return Task(
@@ -97,7 +79,7 @@ def _task(id: str, folder: Path, world: World | None, command: tuple[str, ...]) 
 
 
 def _listed(folder: Path) -> dict[str, list[str]]:
-    """Paths of the files by kind: "solution", "test", "example", "editor". Raises Incomplete."""
+    """Paths of the files by kind: "solution", "test", "example", "editor". Raises NoTask."""
     config = folder / ".meta" / "config.json"
     files = {}
     if config.is_file():
@@ -106,7 +88,7 @@ def _listed(folder: Path) -> dict[str, list[str]]:
             if not all(isinstance(path, str) for paths in files.values() for path in paths):
                 raise ValueError("files holds something else than lists of paths")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Incomplete(f".meta/config.json cannot be read: {error}") from error
+            raise NoTask(f".meta/config.json cannot be read: {error}") from error
     top = sorted(path.name for path in folder.glob("*.py"))
     found = {
         "test": files.get("test") or [name for name in top if name.endswith("_test.py")],
@@ -116,19 +98,19 @@ def _listed(folder: Path) -> dict[str, list[str]]:
     others = [name for name in top if name not in (*found["test"], *found["editor"])]
     found["solution"] = files.get("solution") or others
     if missing := [kind for kind in ("test", "solution") if not found[kind]]:
-        raise Incomplete(f"it has no file of the kind {missing[0]}")
+        raise NoTask(f"it has no file of the kind {missing[0]}")
     return found
 
 
 def _texts(folder: Path, paths: Sequence[str]) -> dict[str, str]:
-    """Path -> text. Raises Incomplete."""
+    """Path -> text. Raises NoTask."""
     found = {}
     for path in paths:
         file = folder / path
         if ".." in Path(path).parts or Path(path).is_absolute():
-            raise Incomplete(f"the path {path!r} leads out of the folder")
+            raise NoTask(f"the path {path!r} leads out of the folder")
         try:
             found[path] = file.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise Incomplete(f"{path} cannot be read: {error}") from error
+            raise NoTask(f"{path} cannot be read: {error}") from error
     return found

@@ -21,20 +21,19 @@ import hashlib
 import posixpath
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File, texts
-from rl_code.environment.suite_grader import SuiteError
 from rl_code.store.serialization import dumps
-from rl_code.tasks.pytest_ids import UnknownIds, ids_of
+from rl_code.tasks.pytest_ids import ids_of
 from rl_code.tasks.records import TaskFileError
-from rl_code.tasks.source import SourceOfWorlds, store_of
-from rl_code.tasks.suites_by_run import CACHE_FILE, Cache, split
-from rl_code.tasks.worlds import NoWorld, Places
+from rl_code.tasks.source import NoTask
+from rl_code.tasks.suites_by_run import Cache, SuiteFolders
+from rl_code.tasks.worlds import Places
 from rl_code.types import Suite, Task, Tests, World
 
 TESTS = "harbor_tests"
@@ -45,39 +44,23 @@ _COPIES = {"COPY", "ADD"}
 _NOTHING = {"FROM", "CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "ENV", "ARG", "WORKDIR", "USER"}
 
 
-class NoTask(ValueError):
-    """A folder that cannot become a task; the message says why."""
-
-
 @dataclasses.dataclass(frozen=True)
-class Harbor(SourceOfWorlds):
-    """Harbor's task folders, see ``harbor``."""
+class Harbor(SuiteFolders):
+    """Harbor's task folders, see ``harbor``.
 
-    # The folder of the tasks' folders, or one of these.
-    path: str = dataclasses.field(kw_only=True)
-    # Where images and packages are; images have the names of folders, or that of task.toml.
-    places: Places = Places()
-    # What starts pytest in the workspace.
-    command: tuple[str, ...] = Suite.command
+    path: the folder of the tasks' folders, or one of them. Images in ``places`` have the names of
+    folders, or that of task.toml.
+    """
 
-    def count(self) -> int:
-        return len(self._folders())
+    kind: ClassVar[str] = "harbor"
 
-    def load_each(
-        self, pool: SandboxPool | None, workdir: Path | None
-    ) -> Iterator[tuple[str, Task | str]]:
-        store = store_of(pool, "harbor")
-        cache = Cache(workdir, CACHE_FILE)
-        for folder in self._folders():
-            id = f"harbor/{folder.name}"
-            try:
-                task = _task(id, folder, self.places, store, self.command)
-                task = _with_reference(task, folder / "solution", pool, cache)
-                yield id, split(task, pool, cache)
-            except (NoTask, NoWorld, UnknownIds, SuiteError) as error:
-                yield id, str(error)
+    def task(
+        self, id: str, folder: Path, store: LayerStore, pool: SandboxPool, cache: Cache
+    ) -> Task:
+        task = _task(id, folder, self.places, store, self.command)
+        return _with_reference(task, folder / "solution", pool, cache)
 
-    def _folders(self) -> list[Path]:
+    def folders(self) -> list[Path]:
         at = Path(self.path)
         if (at / "task.toml").is_file():
             return [at]

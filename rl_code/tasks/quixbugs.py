@@ -23,7 +23,7 @@ from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.pytest_ids import UnknownIds
 from rl_code.tasks.records import TaskFileError
-from rl_code.tasks.source import SourceOfWorlds, store_of
+from rl_code.tasks.source import NoTask, SourceOfWorlds, store_of
 from rl_code.tasks.worlds import NoWorld, Places
 from rl_code.types import Suite, Task, Tests, World
 
@@ -45,10 +45,6 @@ def same(value, expected, tolerance):
     return value == expected
 """
 _TOLERANCE = 1e-6
-
-
-class NoTask(ValueError):
-    """A program that cannot become a task; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)

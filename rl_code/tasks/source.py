@@ -93,6 +93,10 @@ class SourceOfWorlds(Source):
         raise NotImplementedError
 
 
+class NoTask(ValueError):
+    """What cannot become a task; the message says why."""
+
+
 def store_of(pool: SandboxPool | None, name: str) -> LayerStore:
     """The layer store that the worlds of a source's tasks are built in. Raises TaskFileError."""
     if pool is None or pool.layers is None:

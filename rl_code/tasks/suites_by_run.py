@@ -8,14 +8,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rl_code.environment.grading import grade_work
+from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.environment.suite_grader import SuiteError
 from rl_code.files import write_atomically
 from rl_code.store.serialization import dumps
-from rl_code.types import Limits, Task, Tests
+from rl_code.tasks.pytest_ids import UnknownIds
+from rl_code.tasks.source import NoTask, SourceOfWorlds, store_of
+from rl_code.tasks.worlds import NoWorld, Places
+from rl_code.types import Limits, Suite, Task, Tests
 
 CACHE_FILE = "suites.json"
 _LIMITS = Limits(turns=1, tokens=1, turn_tokens=1, test_runs=1, command_s=60.0, grade_s=60.0)
@@ -65,3 +71,43 @@ def split(task: Task, pool: SandboxPool, cache: Cache) -> Task:
         return task
     suite = dataclasses.replace(suite, fail_to_pass=failing, pass_to_pass=tuple(passing))
     return dataclasses.replace(task, hidden_tests=Tests(suite=suite))
+
+
+@dataclasses.dataclass(frozen=True)
+class SuiteFolders(SourceOfWorlds):
+    """A folder for each task, with files of tests of which a run tells those that fail at first."""
+
+    # The folder of the tasks' folders.
+    path: str = dataclasses.field(kw_only=True)
+    # Where packages and images are; pytest must be among them.
+    places: Places = Places()
+    # What starts pytest in the workspace.
+    command: tuple[str, ...] = Suite.command
+
+    # The first part of the tasks' ids.
+    kind: ClassVar[str]
+
+    def folders(self) -> list[Path]:
+        """The folders of the tasks, in order. Raises TaskFileError where there are none."""
+        raise NotImplementedError
+
+    def task(
+        self, id: str, folder: Path, store: LayerStore, pool: SandboxPool, cache: Cache
+    ) -> Task:
+        """The task of a folder. Raises NoTask, NoWorld, UnknownIds, SuiteError."""
+        raise NotImplementedError
+
+    def count(self) -> int:
+        return len(self.folders())
+
+    def load_each(
+        self, pool: SandboxPool | None, workdir: Path | None
+    ) -> Iterator[tuple[str, Task | str]]:
+        store = store_of(pool, self.kind)
+        cache = Cache(workdir, CACHE_FILE)
+        for folder in self.folders():
+            id = f"{self.kind}/{folder.name}"
+            try:
+                yield id, split(self.task(id, folder, store, pool, cache), pool, cache)
+            except (NoTask, NoWorld, UnknownIds, SuiteError) as error:
+                yield id, str(error)
