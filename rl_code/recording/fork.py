@@ -53,7 +53,7 @@ from rl_code.run_config import RunConfig
 from rl_code.store.errors import StoreError
 from rl_code.store.sharing import Shared, link_tree, share
 from rl_code.store.store import GroupStore
-from rl_code.tasks.api import CACHE_FILE
+from rl_code.tasks import cache
 from rl_code.weights.stored_publisher import StoredPublisher
 from rl_code.workdir import CONFIG_FILE, MAY_CHANGE, STORE
 
@@ -209,7 +209,7 @@ def _share_rest(parent: Path, draft: Path, step: int, config: RunConfig) -> int:
             total += link_tree(parent / folder, draft / folder)
     if (parent / sft.FOLDER).exists():
         total += _share_warm_start(parent / sft.FOLDER, draft / sft.FOLDER, config)
-    for name in (provenance.STARTS_FILE, CACHE_FILE):
+    for name in (provenance.STARTS_FILE, *cache.FILES):
         if (parent / name).exists():
             shutil.copyfile(parent / name, draft / name)
     _copy_metrics(parent, draft, step, config)

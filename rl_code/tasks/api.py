@@ -29,6 +29,7 @@ from rl_code.tasks import (
     records,
     repositories,
 )
+from rl_code.tasks.cache import DIFFERENTIAL
 from rl_code.tasks.deduplicate import DuplicateConfig, near_duplicates
 from rl_code.tasks.differential import DifferentialConfig, strengthen
 from rl_code.tasks.exercism import Exercism
@@ -45,7 +46,6 @@ from rl_code.tasks.worlds import Places
 from rl_code.types import Task
 
 STREAM_LENGTH = 1 << 20
-CACHE_FILE = "differential.json"
 _PROPOSALS = 40
 
 
@@ -393,7 +393,7 @@ def _strengthened(
         return tasks
     if pool is None or workdir is None:
         raise ValueError(f"tasks of {name} with differential tests need a sandbox and a workdir")
-    result = strengthen(tasks, inputs, config, pool, workdir / CACHE_FILE, others)
+    result = strengthen(tasks, inputs, config, pool, workdir / DIFFERENTIAL, others)
     logging.info("%s: %s", name, result.summary())
     return result.tasks
 

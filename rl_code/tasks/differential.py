@@ -22,8 +22,6 @@ import collections
 import concurrent.futures
 import dataclasses
 import hashlib
-import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from typing import Any
 from rl_code.environment.compare import same
 from rl_code.environment.grader import Grade, grade
 from rl_code.environment.sandbox.pool import Sandbox, SandboxPool
+from rl_code.tasks.cache import Cache
 from rl_code.tasks.domain import BRANCHES, expects, neighbours, traced
 from rl_code.tasks.perturb import perturb
 from rl_code.types import Case, Task, Tests
@@ -106,24 +105,26 @@ def strengthen(
 
     Raises SandboxFault when the sandbox itself fails.
     """
-    known = _read_cache(cache)
     proposals = {
         task.id: [arguments for arguments in propose(task) if _literal(arguments)] for task in tasks
     }
     near = {task.id: neighbours(task, others) for task in tasks}
     keys = {task.id: _key(task, proposals[task.id], config, near[task.id]) for task in tasks}
-    missing = [task for task in tasks if known.get(task.id, {}).get("key") != keys[task.id]]
+    file = Cache(cache)
+    known = {task.id: file.get(task.id) or {} for task in tasks}
+    missing = [task for task in tasks if known[task.id].get("key") != keys[task.id]]
     if missing:
         with concurrent.futures.ThreadPoolExecutor(config.workers) as executor:
             found = executor.map(
                 lambda task: _examine(task, proposals[task.id], config, pool, near[task.id]),
                 missing,
             )
-            known |= {
+            new = {
                 task.id: {"key": keys[task.id], **entry}
                 for task, entry in zip(missing, found, strict=True)
             }
-        _write_cache(cache, known)
+        known |= new
+        file.put(new)
     kept = []
     failed = {}
     added = {}
@@ -357,22 +358,3 @@ def _key(
         [(other.entry_point, sorted(other.reference.items())) for other in near],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _read_cache(cache: Path) -> dict[str, dict]:
-    if not cache.exists():
-        return {}
-    try:
-        return json.loads(cache.read_text())
-    except ValueError as error:
-        raise ValueError(
-            f"{cache}: not a cache of differential tests ({error}); delete it to have it made"
-        ) from error
-
-
-def _write_cache(cache: Path, entries: Mapping[str, dict]) -> None:
-    """Replaces the file in one step, so that a killed run leaves the old one."""
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cache.with_name(f"{cache.name}.{secrets.token_hex(8)}")
-    temporary.write_text(json.dumps(entries, sort_keys=True))
-    temporary.replace(cache)

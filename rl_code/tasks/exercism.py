@@ -17,10 +17,11 @@ from typing import ClassVar
 
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
+from rl_code.tasks.cache import Cache
 from rl_code.tasks.pytest_ids import ids_of
 from rl_code.tasks.records import TaskFileError
 from rl_code.tasks.source import NoTask
-from rl_code.tasks.suites_by_run import Cache, SuiteFolders
+from rl_code.tasks.suites_by_run import SuiteFolders
 from rl_code.types import Suite, Task, Tests, World
 
 _DOCS = ("introduction.md", "instructions.md", "instructions.append.md")

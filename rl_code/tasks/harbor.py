@@ -29,10 +29,11 @@ from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.sandbox.snapshot import File, texts
 from rl_code.store.serialization import dumps
+from rl_code.tasks.cache import Cache
 from rl_code.tasks.pytest_ids import ids_of
 from rl_code.tasks.records import TaskFileError
 from rl_code.tasks.source import NoTask
-from rl_code.tasks.suites_by_run import Cache, SuiteFolders
+from rl_code.tasks.suites_by_run import SuiteFolders
 from rl_code.tasks.worlds import Places
 from rl_code.types import Suite, Task, Tests, World
 
@@ -182,7 +183,7 @@ def _with_reference(task: Task, folder: Path, pool: SandboxPool, cache: Cache) -
     key = hashlib.sha256(dumps(("solve", task.files, task.world, script))).hexdigest()
     if (known := cache.get(key)) is None:
         known = _solve(task, script, pool)
-        cache.put(key, known)
+        cache.put({key: known})
     meta = {**task.meta, "deleted": tuple(known["deleted"])}
     return dataclasses.replace(task, reference=known["texts"], meta=meta)
 

@@ -7,48 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rl_code.environment.grading import grade_work
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.environment.suite_grader import SuiteError
-from rl_code.files import write_atomically
 from rl_code.store.serialization import dumps
+from rl_code.tasks.cache import SUITES, Cache
 from rl_code.tasks.pytest_ids import UnknownIds
 from rl_code.tasks.source import NoTask, SourceOfWorlds, store_of
 from rl_code.tasks.worlds import NoWorld, Places
 from rl_code.types import Limits, Suite, Task, Tests
 
-CACHE_FILE = "suites.json"
 _LIMITS = Limits(turns=1, tokens=1, turn_tokens=1, test_runs=1, command_s=60.0, grade_s=60.0)
-
-
-class Cache:
-    """What was computed for tasks, in a JSON file of a folder; of None, nothing is kept."""
-
-    def __init__(self, workdir: Path | None, name: str):
-        self._path = None if workdir is None else workdir / name
-        self._known: dict[str, Any] = {}
-        if self._path is not None and self._path.exists():
-            try:
-                self._known = dict(json.loads(self._path.read_text()))
-            except ValueError as error:
-                raise ValueError(f"{self._path}: no cache ({error}); delete it") from error
-
-    def get(self, key: str) -> Any:
-        """What is kept under a key; None for nothing."""
-        return self._known.get(key)
-
-    def put(self, key: str, value: Any) -> None:
-        """Keeps a value that JSON can write."""
-        self._known[key] = value
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps(self._known, sort_keys=True).encode())
 
 
 def split(task: Task, pool: SandboxPool, cache: Cache) -> Task:
@@ -65,7 +39,7 @@ def split(task: Task, pool: SandboxPool, cache: Cache) -> Task:
         grade = grade_work(task, task.files, pool, _LIMITS)
         marks = grade.hidden or (False,) * len(suite.ids)
         passing = [id for id, passed in zip(suite.ids, marks, strict=True) if passed]
-        cache.put(key, passing)
+        cache.put({key: passing})
     failing = tuple(id for id in suite.ids if id not in set(passing))
     if not failing:
         return task
@@ -104,7 +78,7 @@ class SuiteFolders(SourceOfWorlds):
         self, pool: SandboxPool | None, workdir: Path | None
     ) -> Iterator[tuple[str, Task | str]]:
         store = store_of(pool, self.kind)
-        cache = Cache(workdir, CACHE_FILE)
+        cache = Cache(workdir / SUITES if workdir else None)
         for folder in self.folders():
             id = f"{self.kind}/{folder.name}"
             try:

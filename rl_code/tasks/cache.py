@@ -1,0 +1,52 @@
+"""What was computed while tasks were loaded, kept in JSON files of the workdir."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Cases whose expected values references gave (``differential``).
+DIFFERENTIAL = "differential.json"
+# Which tests of suites pass before the work, and what solutions change (``suites_by_run``).
+SUITES = "suites.json"
+# A fork of a run takes all of them along.
+FILES = (DIFFERENTIAL, SUITES)
+
+
+class Cache:
+    """Values by key, in a JSON file that is made or extended; without a file, in memory alone.
+
+    Several processes of a run may extend one file: each replaces it in one step, and what another
+    one kept meanwhile is computed again by whoever needs it.
+    """
+
+    def __init__(self, path: Path | None):
+        """Raises ValueError for a file that holds something else."""
+        self._path = path
+        self._known: dict[str, Any] = {}
+        if path is None or not path.exists():
+            return
+        try:
+            self._known = json.loads(path.read_text())
+            if not isinstance(self._known, dict):
+                raise ValueError("it holds no object")
+        except ValueError as error:
+            raise ValueError(f"{path}: not a cache of tasks ({error}); delete it") from error
+
+    def get(self, key: str) -> Any:
+        """What is kept under a key; None for nothing."""
+        return self._known.get(key)
+
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Keeps values that JSON can write."""
+        self._known |= values
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        # a name of its own, so that processes do not write into each other's file
+        temporary = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
+        temporary.write_text(json.dumps(self._known, sort_keys=True))
+        temporary.replace(self._path)
