@@ -185,25 +185,22 @@ class _Grading:
         ``errors`` and returns flags.
 
         Code whose results change from call to call could pass both by accident, so only what
-        happens twice, and not to the reference, is proof. Tests that passed once have failed.
+        happens twice, and not to the reference, is proof. Tests that passed once have failed,
+        unless the reference passes them together with their canaries as well.
         """
         drawn = self._draw(contradicted)
         report = self._run(files, drawn)
         for one, own in drawn.tests.items():
             errors[own] = errors[own] or report.errors[one]
+        again = contradictions(report, drawn)
+        if again and self._task.reference:
+            # canaries that no honest code fails prove nothing
+            blunt = contradictions(self._run(self._solved(), drawn), drawn)
+            again -= blunt
+            contradicted = set(contradicted) - blunt
         for own in contradicted:
             errors[own] = _CONTRADICTED
-        again = contradictions(report, drawn)
-        flags = set(report.flags)
-        if again and not self._reference_passes(drawn, again):
-            flags.add(CANARY_PASSED)
-        return flags
-
-    def _reference_passes(self, drawn: Drawn, again: Collection[str]) -> bool:
-        """Whether the reference passes these tests together with their canaries, too."""
-        if not self._task.reference:
-            return False
-        return set(again) <= contradictions(self._run(self._solved(), drawn), drawn)
+        return {*report.flags, *([CANARY_PASSED] if again else [])}
 
     def _solved(self) -> Snapshot:
         """The reference, as work that is graded."""

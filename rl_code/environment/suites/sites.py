@@ -141,11 +141,17 @@ def _tail(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         if _is_assertion(statement):
             yield statement
             continue
-        if isinstance(statement, ast.With) and not any(
-            name_of(item.context_expr) in {"suppress", "subTest"} for item in statement.items
-        ):
+        if isinstance(statement, ast.With) and all(map(_lets_through, statement.items)):
             yield from _tail(statement.body)
         return
+
+
+def _lets_through(item: ast.withitem) -> bool:
+    """Whether the errors of a block leave it. A name may stand for a ``pytest.raises`` that is
+    among the parameters of a test.
+    """
+    context = item.context_expr
+    return isinstance(context, ast.Call) and name_of(context) not in {"suppress", *_RAISES}
 
 
 def _is_assertion(statement: ast.stmt) -> bool:

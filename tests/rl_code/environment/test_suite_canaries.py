@@ -172,6 +172,13 @@ def test_skips():
 def test_works_behind():
     assert f() == 1
     clean_up()
+@pytest.mark.parametrize("expectation", [pytest.raises(ValueError)])
+def test_expects_what_it_is_told(expectation):
+    with expectation:
+        assert f() == 1
+def test_two_contexts():
+    with open("a"), pytest.raises(ValueError):
+        assert f() == 1
 @pytest.mark.skipif(True, reason="no")
 def test_marked():
     assert f() == 1

@@ -190,6 +190,23 @@ def test_changes_of_tests_and_of_what_configures_them_change_nothing(graded):
     assert linked.errors == ("",) * 6
 
 
+def test_canaries_that_the_reference_passes_prove_nothing(graded):
+    text = (
+        "import contextlib\nfrom shop.prices import discount\n\n\n"
+        "@contextlib.contextmanager\ndef quiet():\n"
+        "    try:\n        yield\n    except AssertionError:\n        pass\n\n\n"
+        "def test_quiet():\n    with quiet():\n        assert discount(100, 10) == 90\n\n\n"
+        "def test_discount():\n    assert discount(50, 10) == 45\n"
+    )
+    suite = Suite({PATH: text}, (f"{PATH}::test_discount",), (f"{PATH}::test_quiet",))
+    right = graded({"shop/prices.py": SOLVED}, suite)
+    assert right.errors == ("", "") and right.flags == () and right.canaries == 2
+    wrong = graded({"shop/prices.py": GIVEN}, suite)
+    assert [not error for error in wrong.errors] == [False, True] and wrong.flags == ()
+    cheat = graded({"shop/prices.py": CHEATS["always equal"][0]}, suite)
+    assert cheat.errors[0] and "canary_passed" in cheat.flags
+
+
 def test_exactly_the_tests_of_the_suite_must_run_and_pass(graded):
     suite = Suite(
         {
