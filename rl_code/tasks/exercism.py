@@ -20,7 +20,7 @@ from rl_code.environment.sandbox.pool import SandboxPool
 from rl_code.tasks.cache import Cache
 from rl_code.tasks.pytest_ids import ids_of
 from rl_code.tasks.records import TaskFileError
-from rl_code.tasks.source import NoTask
+from rl_code.tasks.source import NoTask, read_text
 from rl_code.tasks.suites_by_run import SuiteFolders
 from rl_code.types import Suite, Task, Tests, World
 
@@ -60,7 +60,7 @@ def _task(id: str, folder: Path, world: World | None, command: tuple[str, ...]) 
     if len(examples) != len(start):
         raise NoTask(f"{len(examples)} files of an example for {len(start)} to write")
     docs = [folder / ".docs" / name for name in _DOCS]
-    words = "\n\n".join(path.read_text().strip() for path in docs if path.is_file())
+    words = "\n\n".join(read_text(path).strip() for path in docs if path.is_file())
     if not words:
         raise NoTask(".docs/instructions.md is missing")
     names = ", ".join(start)
@@ -84,10 +84,12 @@ def _listed(folder: Path) -> dict[str, list[str]]:
     config = folder / ".meta" / "config.json"
     files = {}
     if config.is_file():
+        text = read_text(config)
         try:
-            files = json.loads(config.read_text())["files"]
-            if not all(isinstance(path, str) for paths in files.values() for path in paths):
-                raise ValueError("files holds something else than lists of paths")
+            files = json.loads(text)["files"]
+            for paths in files.values():
+                if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+                    raise ValueError(f"files holds {paths!r} instead of a list of paths")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise NoTask(f".meta/config.json cannot be read: {error}") from error
     top = sorted(path.name for path in folder.glob("*.py"))
@@ -107,11 +109,7 @@ def _texts(folder: Path, paths: Sequence[str]) -> dict[str, str]:
     """Path -> text. Raises NoTask."""
     found = {}
     for path in paths:
-        file = folder / path
         if ".." in Path(path).parts or Path(path).is_absolute():
             raise NoTask(f"the path {path!r} leads out of the folder")
-        try:
-            found[path] = file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise NoTask(f"{path} cannot be read: {error}") from error
+        found[path] = read_text(folder / path)
     return found

@@ -32,7 +32,7 @@ from rl_code.store.serialization import dumps
 from rl_code.tasks.cache import Cache
 from rl_code.tasks.pytest_ids import ids_of
 from rl_code.tasks.records import TaskFileError
-from rl_code.tasks.source import NoTask
+from rl_code.tasks.source import NoTask, read_text
 from rl_code.tasks.suites_by_run import SuiteFolders
 from rl_code.tasks.worlds import Places
 from rl_code.types import Suite, Task, Tests, World
@@ -76,7 +76,7 @@ def _task(
 ) -> Task:
     """The task of a folder, without its reference. Raises NoTask, NoWorld, UnknownIds."""
     settings = _settings(folder / "task.toml")
-    instruction = _text(folder / "instruction.md").strip()
+    instruction = read_text(folder / "instruction.md").strip()
     environment = settings.get("environment")
     named = environment.get("docker_image", "") if isinstance(environment, dict) else ""
     if not isinstance(named, str):
@@ -113,7 +113,7 @@ def _task(
 
 def _settings(path: Path) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(_text(path))
+        return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise NoTask(f"task.toml is no TOML: {error}") from error
 
@@ -127,7 +127,7 @@ def _copied(folder: Path) -> dict[str, str]:
     files: dict[str, str] = {}
     number, further = 1, 0
     # a line that goes on below keeps a mark for each line break
-    for joined in _text(folder / "Dockerfile").replace("\\\n", "\0").splitlines():
+    for joined in read_text(folder / "Dockerfile").replace("\\\n", "\0").splitlines():
         number += further
         further = 1 + joined.count("\0")
         line = joined.replace("\0", " ")
@@ -152,8 +152,11 @@ def _copied(folder: Path) -> dict[str, str]:
 
 def _copy(number: int, rest: str, workdir: str, context: Mapping[str, str]) -> dict[str, str]:
     """Absolute path -> text of what one line of a Dockerfile copies. Raises NoTask."""
-    words = shlex.split(rest)
-    if len(words) < 2 or any(word.startswith("--") for word in words):
+    try:
+        words = shlex.split(rest)
+    except ValueError:  # a quotation that does not end
+        words = []
+    if len(words) < 2 or words[0].startswith(("--", "[")):
         raise NoTask(f"environment/Dockerfile, line {number}: COPY {rest} cannot be followed")
     *sources, target = words
     into = posixpath.join(workdir, target)
@@ -219,11 +222,4 @@ def _gone(entry: str | File) -> bool:
 def _texts(folder: Path) -> dict[str, str]:
     """Path -> text of the files in a folder; none of no folder. Raises NoTask."""
     found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return {path.relative_to(folder).as_posix(): _text(path) for path in found}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NoTask(f"{path.name} cannot be read: {error}") from error
+    return {path.relative_to(folder).as_posix(): read_text(path) for path in found}

@@ -21,9 +21,9 @@ from typing import Any
 
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import SandboxPool
-from rl_code.tasks.pytest_ids import UnknownIds
+from rl_code.tasks.pytest_ids import UnknownIds, ids_of
 from rl_code.tasks.records import TaskFileError
-from rl_code.tasks.source import NoTask, SourceOfWorlds, store_of
+from rl_code.tasks.source import NoTask, SourceOfWorlds, read_text, store_of
 from rl_code.tasks.worlds import NoWorld, Places
 from rl_code.types import Suite, Task, Tests, World
 
@@ -81,10 +81,10 @@ class QuixBugs(SourceOfWorlds):
         return names
 
     def _task(self, name: str, pool: SandboxPool | None) -> Task:
-        """The task of a program. Raises NoTask, NoWorld."""
+        """The task of a program. Raises NoTask, NoWorld, UnknownIds."""
         root = Path(self.path)
-        broken = _text(root / _PROGRAMS / f"{name}.py")
-        correct = _text(root / _CORRECT / f"{name}.py")
+        broken = read_text(root / _PROGRAMS / f"{name}.py")
+        correct = read_text(root / _CORRECT / f"{name}.py")
         path = f"{_PROGRAMS}/{name}.py"
         files = {path: broken}
         cases = root / "json_testcases" / f"{name}.json"
@@ -123,35 +123,22 @@ class QuixBugs(SourceOfWorlds):
         test = root / "python_testcases" / f"test_{name}.py"
         if not test.is_file():
             raise NoTask(f"it has neither json_testcases/{name}.json nor {test.name}")
-        files: dict[str, str | None] = {f"python_testcases/{test.name}": _text(test)}
+        tests = {test.relative_to(root).as_posix(): read_text(test)}
+        files: dict[str, str | None] = {**tests}
         for path in (root / "conftest.py", root / "python_testcases" / "node.py"):
             if path.is_file():
-                files[path.relative_to(root).as_posix()] = _text(path)
+                files[path.relative_to(root).as_posix()] = read_text(path)
         helpers = {
-            f"{_PROGRAMS}/{path.name}": _text(path)
+            f"{_PROGRAMS}/{path.name}": read_text(path)
             for path in (root / _PROGRAMS).glob("*.py")
             if path.stem in ("node", "__init__")
         }
-        path = f"python_testcases/{test.name}"
-        ids = tuple(f"{path}::{one}" for one in _test_functions(_text(test)))
-        if not ids:
-            raise NoTask(f"{test.name} holds no tests")
-        return Tests(suite=Suite(files, ids, (), self.command)), helpers
-
-
-def _test_functions(text: str) -> list[str]:
-    """Names of the functions that are tests; those of a branch, too."""
-    names = [
-        node.name
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
-    ]
-    return list(dict.fromkeys(names))
+        return Tests(suite=Suite(files, ids_of(tests), (), self.command)), helpers
 
 
 def _statements(name: str, path: Path) -> Iterator[str]:
     """A test for each line of a file. Raises NoTask."""
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -185,10 +172,3 @@ def _words(name: str, text: str) -> str:
     except SyntaxError:
         texts = []
     return " ".join([name.replace("_", " "), *texts]).strip()
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise NoTask(f"{path.name} cannot be read: {error}") from error

@@ -97,6 +97,14 @@ class NoTask(ValueError):
     """What cannot become a task; the message says why."""
 
 
+def read_text(path: Path) -> str:
+    """The text of one of the files that a task is made of. Raises NoTask."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise NoTask(f"{path.name} cannot be read: {error}") from error
+
+
 def store_of(pool: SandboxPool | None, name: str) -> LayerStore:
     """The layer store that the worlds of a source's tasks are built in. Raises TaskFileError."""
     if pool is None or pool.layers is None:

@@ -51,8 +51,12 @@ def test_an_exercise_becomes_a_task_that_works(layered_pool, packages, tmp_path)
     projects.write(track / "no-docs", {**EXERCISE, ".docs/instructions.md": ""})
     config = {"files": {"solution": ["count_evens.py"], "test": ["../x_test.py"]}}
     projects.write(track / "outside", {**EXERCISE, ".meta/config.json": json.dumps(config)})
+    config = {"files": {"solution": "count_evens.py"}}
+    projects.write(track / "no-list", {**EXERCISE, ".meta/config.json": json.dumps(config)})
+    projects.write(track / "no-text", EXERCISE)
+    (track / "no-text" / ".docs" / "introduction.md").write_bytes(b"\xff")
     exercises = source("exercism", tmp_path / "track", places={"packages": packages})
-    assert exercises.count() == 3
+    assert exercises.count() == 5
     found = dict(exercises.load_each(layered_pool, tmp_path))
     task = found["exercism/count-evens"]
     suite = task.hidden_tests.suite
@@ -64,6 +68,10 @@ def test_an_exercise_becomes_a_task_that_works(layered_pool, packages, tmp_path)
     assert "Count the even numbers." in task.messages[0]["content"]
     assert found["exercism/no-docs"] == ".docs/instructions.md is missing"
     assert "leads out of the folder" in found["exercism/outside"]
+    assert found["exercism/no-list"] == (
+        ".meta/config.json cannot be read: files holds 'count_evens.py' instead of a list of paths"
+    )
+    assert found["exercism/no-text"].startswith("introduction.md cannot be read: 'utf-8' codec")
     assert validate.judge(task, layered_pool, LIMITS, 2).reason == ""
     # which tests fail at first is kept
     assert dict(exercises.load_each(layered_pool, tmp_path)) == found
@@ -110,6 +118,8 @@ HARBOR = {
 def test_a_harbor_folder_becomes_a_task_that_works(layered_pool, packages, tmp_path):
     wrong = {
         "needs-image": {"environment/Dockerfile": "FROM x\nWORKDIR /app\nRUN a && \\\n  b\n"},
+        "odd-copy": {"environment/Dockerfile": "FROM x\nCOPY old.txt 'a\n"},
+        "json-copy": {"environment/Dockerfile": 'FROM x\nCOPY ["old.txt", "."]\n'},
         "no-pytest": {"tests/test_outputs.py": None},
         "bad-solution": {"solution/solve.sh": "echo no; exit 3\n"},
         "bad-toml": {"task.toml": "[x"},
@@ -128,6 +138,9 @@ def test_a_harbor_folder_becomes_a_task_that_works(layered_pool, packages, tmp_p
     assert suite.pass_to_pass == (f"{tests}::test_data",)
     assert validate.judge(task, layered_pool, LIMITS, 2).reason == ""
     assert "Dockerfile, line 3: RUN needs an image" in found["harbor/needs-image"]
+    for name in ("odd-copy", "json-copy"):
+        assert "Dockerfile, line 2: COPY " in found[f"harbor/{name}"]
+        assert found[f"harbor/{name}"].endswith("cannot be followed")
     assert found["harbor/no-pytest"].startswith("tests/ has no test_*.py")
     assert found["harbor/bad-solution"] == "solution/solve.sh ended with 3: no"
     assert found["harbor/bad-toml"].startswith("task.toml is no TOML")
@@ -158,6 +171,12 @@ QUIXBUGS = {
     "python_programs/odd.py": "def odd(n): pass\n",
     "correct_python_programs/odd.py": "def odd(n): pass\n",
     "json_testcases/odd.json": "[[1], [2], 3]\n",
+    "python_programs/many.py": "def many(n): pass\n",
+    "correct_python_programs/many.py": "def many(n): pass\n",
+    "python_testcases/test_many.py": "@pytest.mark.parametrize('n', [1])\ndef test_n(n): pass\n",
+    "python_programs/torn.py": "def torn(n): pass\n",
+    "correct_python_programs/torn.py": "def torn(n): pass\n",
+    "python_testcases/test_torn.py": "def test_n(:\n",
 }
 
 
@@ -165,11 +184,13 @@ def test_quixbugs_programs_become_tasks_that_work(layered_pool, packages, tmp_pa
     projects.write(tmp_path / "quixbugs", QUIXBUGS)
     tasks = source("quixbugs", tmp_path / "quixbugs", places={"packages": packages})
     found = dict(tasks.load_each(layered_pool, tmp_path))
-    assert tasks.count() == len(found) == 5
+    assert tasks.count() == len(found) == 7
     assert found["quixbugs/halves"].meta["description"] == "halves \nAll halves of n"
     assert found["quixbugs/halves"].world is None and found["quixbugs/last"].world is not None
     assert found["quixbugs/alone"].startswith("it has neither json_testcases/alone.json nor")
     assert found["quixbugs/odd"].startswith("odd.json, line 1: no [arguments, expected]")
+    assert "test_n is parametrised" in found["quixbugs/many"]
+    assert "python_testcases/test_torn.py is no Python" in found["quixbugs/torn"]
     working = {id: task for id, task in found.items() if not isinstance(task, str)}
     assert reasons(working.items(), layered_pool) == dict.fromkeys(working, "")
     without = dict(source("quixbugs", tmp_path / "quixbugs").load_each(layered_pool, tmp_path))
