@@ -15,10 +15,11 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-from rl_code.environment.suites.sites import Change, Source, changes, usable
+from rl_code.environment.suites.sites import changes, usable
+from rl_code.environment.suites.source import Change, Source
 
 # Canaries of one grading, at most. Who guesses for each which of the two is real is right in all of
-# them once in 2 ** MOST times.
+# them once in 2 ** MOST times, if none of their changes is ``told``.
 MOST = 8
 # Functions with more parameters than this are not copied.
 _IDS = 20
@@ -57,24 +58,30 @@ def draw(
     order = list(functions)
     rng.shuffle(order)
     preferred = {function_of(one) for one in first}
-    order.sort(key=lambda function: function not in preferred)
+    # Changes that look like changes only where there are no others.
+    attempts = [(function, told) for told in (False, True) for function in order]
+    attempts.sort(key=lambda attempt: attempt[0] not in preferred)
+    copied: set[tuple[str, tuple[str, ...]]] = set()
     sources: dict[str, Source | None] = {}
     edits: dict[str, list[tuple[int, int, bytes]]] = {}
     tests = {one: one for one in ids}
     canaries: dict[str, str] = {}
     kinds = []
-    for path, names in order:
+    for (path, names), told in attempts:
         if len(kinds) == most:
             break
+        if (path, names) in copied:
+            continue
         own = functions[path, names]
         if path not in sources:
             sources[path] = _source(files.get(path))
         source = sources[path]
         if source is None or len(own) > _IDS or _inherited(files, names[:-1]):
             continue
-        pair = _pair(source, names, rng, edits.get(path, []))
+        pair = _pair(source, names, rng, edits.get(path, []), told=told)
         if pair is None:
             continue
+        copied.add((path, names))
         edits.setdefault(path, []).append(pair.edit)
         kinds.append(pair.kind)
         for one in own:
@@ -120,8 +127,12 @@ def _pair(
     names: tuple[str, ...],
     rng: random.Random,
     edits: Sequence[tuple[int, int, bytes]],
+    *,
+    told: bool,
 ) -> _Pair | None:
-    """A test function beside its canary; None where it cannot have one."""
+    """A test function beside its canary; None where it cannot have one by a change that is
+    ``told``, or by one that is not.
+    """
     node = source.function(names)
     if node is None or not usable(node):
         return None
@@ -130,10 +141,10 @@ def _pair(
     name = names[-1]
     if not _stands_alone(source, node) or len(_uses(source.data, name)) != 1:
         return None
-    found = changes(source, node, rng)
+    found = [change for change in changes(source, node, rng) if change.told == told]
     if not found:
         return None
-    change = rng.choice([one for one in found if one.kind != "truth"] or found)
+    change = rng.choice(found)
     taken = source.data + b"".join(text for _, _, text in edits)
     other = _name(name, source.tree, taken, rng)
     canary = _changed(block, start, change)

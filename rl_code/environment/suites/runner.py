@@ -152,7 +152,8 @@ class _Conversation:
             match word, fields:
                 case "ready", [] if not self.started:
                     self.started = True
-                    self._answer(*self._ids)
+                    # sorted, since their order would tell canaries from what they are copies of
+                    self._answer(*sorted(self._ids))
                     continue
                 case "broken", [file, why] if self.started:
                     self.broken[file.partition("::")[0]] = f"the file cannot be collected: {why}"

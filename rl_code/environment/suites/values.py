@@ -15,7 +15,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rl_code.environment.suites.canaries import function_of
-from rl_code.environment.suites.sites import Source, is_literal, name_of
+from rl_code.environment.suites.literals import is_literal
+from rl_code.environment.suites.sites import name_of
+from rl_code.environment.suites.source import Source
 
 # Assertions of one grading that are repeated, at most.
 MOST = 12

@@ -12,7 +12,9 @@ import pytest
 
 from rl_code.environment.sandbox.pool import File
 from rl_code.environment.suites.applied import Base, applied, laid_over, project
-from rl_code.environment.suites.canaries import draw
+from rl_code.environment.suites.canaries import Drawn, draw
+from rl_code.environment.suites.literals import other_values
+from rl_code.environment.suites.source import Source
 from rl_code.environment.suites.values import gives_another_value, values
 from rl_code.types import Suite, Task, Tests
 
@@ -107,6 +109,10 @@ IDS = (
 )
 
 
+def draw_all(seed: int) -> Drawn:
+    return draw({PATH: FILE}, IDS, random.Random(seed), most=100)
+
+
 def passes(namespace: dict, test: str) -> bool:
     """Whether a test of an executed file passes."""
     names, bracket, x = test.partition("::")[2].partition("[")
@@ -125,7 +131,7 @@ def passes(namespace: dict, test: str) -> bool:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_real_tests_pass_and_canaries_fail(seed):
-    drawn = draw({PATH: FILE}, IDS, random.Random(seed), most=100)
+    drawn = draw_all(seed)
     assert sorted(drawn.tests.values()) == sorted(IDS)
     assert set(drawn.canaries.values()) == set(IDS) and not set(drawn.canaries) & set(drawn.tests)
     namespace: dict = {"__name__": "tests"}
@@ -146,9 +152,40 @@ def test_a_draw_says_neither_by_name_nor_by_place_which_test_is_real():
         for real in (one for one, other in draws.tests.items() if other == own)
     ]
     assert 0.35 < sum(first) / len(first) < 0.65
-    assert {kind for one in drawn for kind in one.kinds} == {
-        *("number", "string", "length", "truth", "exception"),
-    }
+    kinds = {kind for one in drawn for kind in one.kinds}
+    # the other truth value is asked for only where nothing else can be changed
+    assert kinds == {"number", "string", "length", "exception"}
+    most = {kind for seed in range(9) for kind in draw_all(seed).kinds}
+    assert most == {*kinds, "truth"}
+
+
+def others(literal: str, seed: int) -> list[str]:
+    """Texts that a literal may be replaced by in a canary."""
+    source = Source(f"x = {literal}\n")
+    found = other_values(source, source.tree.body[0].value, random.Random(seed))
+    edited = [source.data[: c.start] + c.text.encode() + source.data[c.end :] for c in found]
+    return [text.decode()[4:-1] for text in edited]
+
+
+LITERALS = (
+    *("0", "7", "10", "0.5", "12.0", "-3", "''", "'x'", "'A7'", "b'a'", "True", "(1, 'a')"),
+    *("[]", "[3]", "['x']", "[1, 2]", "[[1], [2, 3]]", "['ab', 'c']", "{}", "{1: 2}"),
+)
+
+
+@pytest.mark.parametrize("literal", LITERALS)
+def test_a_changed_value_may_be_the_real_one_and_the_real_one_the_changed_one(literal):
+    reached = sorted({text for seed in range(40) for text in others(literal, seed)})
+    assert reached and literal not in reached
+    for text in random.Random(0).sample(reached, min(len(reached), 12)):
+        assert any(literal in others(text, seed) for seed in range(3000)), text
+
+
+@pytest.mark.parametrize(
+    "literal", ["0x1f", "1_000", "1e-3", "'a{b}'", "'\\n'", "[\n[]]", "{'a': []}", "None"]
+)
+def test_a_literal_written_in_another_way_than_its_change_would_be_is_left_alone(literal):
+    assert not any(others(literal, seed) for seed in range(40))
 
 
 def name(test: str) -> str:

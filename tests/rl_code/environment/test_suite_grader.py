@@ -13,6 +13,7 @@ from rl_code.environment.layers import installed
 from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.sandbox.pool import File, SandboxConfig, SandboxPool
 from rl_code.environment.suite_grader import SuiteError, grade_suite
+from rl_code.environment.suites.runner import run_suite
 from rl_code.environment.tools.run_tests import RunTests
 from rl_code.environment.tools.workspace import Workspace
 from rl_code.rewards.finished import CHEATS as CHEATS_PROVEN
@@ -165,6 +166,25 @@ def test_a_cheat_passes_nothing(graded, name):
     assert flag is None or flag in result.flags, result
     # A proven cheat earns nothing, whatever it passes.
     assert passed <= honest or not CHEATS_PROVEN.isdisjoint(result.flags), result
+
+
+# In place of pytest: says "ready" and prints the ids that it is told.
+LISTENS = """
+import os
+fd = int(os.environ["RL_CODE_SUITE"].split(",")[0])
+number = os.read(fd, 1000).split()[0]
+os.write(fd, number + b"\\tready\\n")
+print("told", *os.read(fd, 1000).decode().split()[1:])
+"""
+
+
+def test_the_order_in_which_ids_are_sent_tells_nothing(sandboxes):
+    printed = []
+    for ids in ("cab", "bca"):
+        with sandboxes.open({}) as sandbox:
+            report = run_suite(sandbox, ("python", "-c", LISTENS), ids, 60.0)
+        printed.append(report.printed.strip())
+    assert printed == ["told a b c"] * 2
 
 
 FAILING = "def test_a(): assert False\n"

@@ -1,0 +1,63 @@
+"""A test file as text and as a syntax tree, and changes of its text."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A piece of a file's text, in bytes, and what stands there instead."""
+
+    start: int
+    end: int
+    text: str
+    # "number", "string", "length", "truth" or "exception".
+    kind: str
+    # Whether the new text looks like the changed one: an inequality, where most tests ask for what
+    # is equal, or an exception of Python's, where the other one is of the repository.
+    told: bool = False
+
+
+class Source:
+    """A test file: its text and syntax tree. Raises SyntaxError and ValueError for no Python."""
+
+    def __init__(self, text: str):
+        self.data = text.encode()
+        self.tree = ast.parse(text)
+        self._starts = [0]
+        for line in self.data.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def place(self, line: int, column: int) -> int:
+        """The offset in bytes of a place as syntax trees name it."""
+        return self._starts[line - 1] + column
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """Where a node begins and ends, in bytes."""
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        start = self.place(node.lineno, node.col_offset)
+        return start, self.place(node.end_lineno, node.end_col_offset)
+
+    def lines(self, node: ast.FunctionDef) -> tuple[int, int]:
+        """Where the lines of a function begin and end, those of its decorators included."""
+        first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        assert node.end_lineno is not None
+        return self._starts[first - 1], self._starts[node.end_lineno]
+
+    def function(self, names: Sequence[str]) -> ast.FunctionDef | None:
+        """The test function of this name, behind those of its classes, if there is just one."""
+        body: list[ast.stmt] = self.tree.body
+        for name in names:
+            found = [
+                node
+                for node in body
+                if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+                and node.name == name
+            ]
+            if len(found) != 1 or isinstance(found[0], ast.AsyncFunctionDef):
+                return None
+            body = found[0].body
+        return found[0] if names and isinstance(found[0], ast.FunctionDef) else None
