@@ -26,6 +26,7 @@ from rl_code.environment.grading import grade_work
 from rl_code.environment.protocols.protocol import Protocol, stop_ids
 from rl_code.environment.sandbox.pool import SandboxFault, SandboxPool
 from rl_code.environment.sandbox.snapshot import Snapshot, texts
+from rl_code.environment.suites.applied import texts_before
 from rl_code.environment.tools.api import check, offered
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.tools.workspace import Workspace
@@ -278,24 +279,24 @@ class Episode:
         finally:
             self.close()
         self._grade_s = time.monotonic() - start
-        if self.status == "fault":
-            return self._trajectory(Reward(0.0, {}, ("fault",)))
-        # The signals read the trajectory, so it is made before its reward is known.
-        trajectory = self._trajectory(Reward(0.0, {}, verdict.flags), verdict, first_edit_passed)
-        finished = FinishedEpisode(
-            task=self.task,
-            trajectory=trajectory,
-            files_before=self.task.files,
-            files_after=texts(files),
-            grade=verdict,
-            usage=Usage.of(trajectory),
-            sandboxes=self._pool,
-        )
-        try:
-            return dataclasses.replace(trajectory, reward=combine(finished, self._reward))
-        except SandboxFault as fault:  # of a signal that runs code
-            self._note(fault)
-            return self._trajectory(Reward(0.0, {}, ("fault",)))
+        if self.status != "fault":
+            # The signals read the trajectory, so it is made before its reward is known.
+            flags = Reward(0.0, {}, verdict.flags)
+            trajectory = self._trajectory(flags, verdict, first_edit_passed)
+            try:
+                finished = FinishedEpisode(
+                    task=self.task,
+                    trajectory=trajectory,
+                    files_before=texts_before(self.task, self._pool, files),
+                    files_after=texts(files),
+                    grade=verdict,
+                    usage=Usage.of(trajectory),
+                    sandboxes=self._pool,
+                )
+                return dataclasses.replace(trajectory, reward=combine(finished, self._reward))
+            except SandboxFault as fault:  # of a signal that runs code
+                self._note(fault)
+        return self._trajectory(Reward(0.0, {}, ("fault",)))
 
     def _trajectory(
         self,
@@ -335,10 +336,7 @@ class Episode:
         self, tokens: list[int], logprobs: list[float], versions: Sequence[int]
     ) -> None:
         if not self._started or self.over:
-            raise ValueError(
-                f"episode {self.index} of task {self.task.id} takes no message: "
-                f"{self.status or 'not started'}"
-            )
+            raise ValueError(f"{self._name} takes no message: {self.status or 'not started'}")
         if not 0 < len(tokens) <= self.budget or not len(tokens) == len(logprobs) == len(versions):
             raise ValueError(
                 f"{len(tokens)=} must be in [1, {self.budget}] and equal {len(logprobs)=} and "
