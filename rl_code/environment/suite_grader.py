@@ -14,6 +14,7 @@ without the expected values in reach of the candidate.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import time
@@ -74,12 +75,9 @@ def grade_suite(
     SuiteError where the world cannot run pytest.
     """
     start = time.monotonic()
-    base = Base(task, pool)
-    try:
+    with contextlib.closing(Base(task, pool)) as base:
         grading = _Grading(task, suite, pool, base, timeout_s, canaries)
         errors, flags, drawn = grading.grade(work)
-    finally:
-        base.close()
     return Graded(
         tuple(errors[one] for one in suite.ids),
         tuple(sorted(flags)),

@@ -237,7 +237,7 @@ class AgentEpisode(Episode):
     def _next(self) -> Step | None:
         """Waits for what the agent does next; its request, or None when the episode is over."""
         start = time.monotonic()
-        self._workspace.deadline = start + self.limits.episode_s - self._seconds["tools"]
+        self._workspace.deadline = start + self.limits.episode_s - self._calls.seconds
         step = None
         while not self.over and step is None:
             try:
@@ -252,7 +252,7 @@ class AgentEpisode(Episode):
                 self._end(event)
             else:
                 step = self._take(*event)
-        self._seconds["tools"] += time.monotonic() - start
+        self._calls.seconds += time.monotonic() - start
         return step
 
     def _take(self, pending: Pending, id: str) -> Step | None:

@@ -98,7 +98,8 @@ class FinishedEpisode:
     # The whole record; its ``reward`` is not known yet and is empty.
     trajectory: Trajectory
     # Path -> text of the workspace as the agent found it, and as it left it; binary files and
-    # links are left out.
+    # links are left out. In a world of layers both hold the files that the task brings or the work
+    # changes, and leave out the others.
     files_before: Mapping[str, str]
     files_after: Mapping[str, str]
     grade: Grade

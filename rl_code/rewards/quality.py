@@ -33,6 +33,7 @@ from pathlib import Path
 from absl import logging
 from ruff.__main__ import find_ruff_bin
 
+from rl_code.environment.suites.applied import texts_before
 from rl_code.rewards.finished import FinishedEpisode
 
 # Diagnostics that count: errors and warnings of pycodestyle but the length of lines, pyflakes,
@@ -90,19 +91,23 @@ class Quality:
                 raise ValueError(f"{field.name}={getattr(self, field.name)} must be at least 0")
 
     def __call__(self, episode: FinishedEpisode) -> float:
-        """The signal of a finished episode."""
+        """The signal of a finished episode. Raises SandboxFault."""
         if not episode.grade.solved:
             return 0.0
         before, after = episode.files_before, episode.files_after
         changed = _changed(before, after)
         if not changed:
             return 0.0
-        reference = episode.task.reference
-        wanted = _changed(before, {**before, **reference}) if reference else []
+        task, reference = episode.task, episode.task.reference
+        if task.world is not None and episode.sandboxes is not None:
+            found = texts_before(task, episode.sandboxes, reference)
+        else:
+            found = before
+        wanted = _changed(found, {**found, **reference})
         trees = [
             {path: before.get(path, "") for path in changed},
             {path: after.get(path, "") for path in changed},
-            {path: before.get(path, "") for path in wanted},
+            {path: found.get(path, "") for path in wanted},
             {path: reference.get(path, "") for path in wanted},
         ]
         measures = measure(trees)

@@ -7,6 +7,7 @@ it works. These paths are as the world or the task has them, and then as the sui
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 import sys
@@ -75,6 +76,15 @@ class Base:
         """Ends the sandbox in which files were looked up, if there is one."""
         if self._sandbox is not None:
             self._sandbox.close()
+
+
+def texts_before(task: Task, pool: SandboxPool, paths: Iterable[str]) -> dict[str, str]:
+    """The texts of files as an agent finds them: of the task's own, and of those that its world has
+    at these paths. Raises SandboxFault.
+    """
+    with contextlib.closing(Base(task, pool)) as base:
+        found = {path: base.text(path) for path in paths}
+    return {**task.files, **{path: text for path, text in found.items() if text is not None}}
 
 
 def applied(task: Task, suite: Suite, work: Snapshot, base: Base) -> dict[str, str | File]:

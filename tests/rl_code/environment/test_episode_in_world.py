@@ -13,11 +13,15 @@ from rl_code.environment.layers.store import LayerStore
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.environment.tools.api import find_tools
+from rl_code.named import Named
+from rl_code.rewards.combine import ActiveSignal, SignalConfig
+from rl_code.rewards.quality import Quality
 from rl_code.types import Layer, Limits, World
 from tests.rl_code.signals import signals
 
 LIMITS = Limits(turns=4, tokens=600, turn_tokens=200, test_runs=3, command_s=30.0)
 SUBMIT = "<|call|>submit<|end|>"
+HELPER = "import os\n\n\ndef twice(y):\n    return 2 * y\n"
 
 
 def write(text: str) -> str:
@@ -40,12 +44,12 @@ def layered(task, store, tmp_path):
     """The task with its files in a layer, and a helper that only the layer has."""
     for path, text in task.files.items():
         (tmp_path / path).write_text(text)
-    (tmp_path / "helper.py").write_text("def twice(y):\n    return 2 * y\n")
+    (tmp_path / "helper.py").write_text(HELPER)
     world = World((Layer(folder.build(store, tmp_path), "/workspace"),))
     return dataclasses.replace(task, files={}, world=world)
 
 
-def start(task, sandboxes, tokenizer) -> Episode:
+def start(task, sandboxes, tokenizer, reward=None) -> Episode:
     episode = Episode(
         task,
         group=0,
@@ -55,7 +59,7 @@ def start(task, sandboxes, tokenizer) -> Episode:
         tokenizer=tokenizer,
         pool=sandboxes,
         limits=LIMITS,
-        reward=signals(),
+        reward=reward or signals(),
     )
     episode.start()
     return episode
@@ -100,3 +104,27 @@ def test_a_missing_layer_is_a_fault_and_no_reward(layered, sandboxes, tokenizer)
     trajectory = episode.finish()
     assert trajectory.status == "fault" and trajectory.reward.flags == ("fault",)
     assert trajectory.reward.total == 0.0 and not trajectory.reward.components
+
+
+def test_signals_compare_with_what_the_layers_had(task, layered, sandboxes, tokenizer):
+    given = {"helper.py": HELPER, "solution.py": task.files["solution.py"]}
+    finished = []
+
+    def note(episode):
+        finished.append(episode)
+        return 0.0
+
+    reward = (ActiveSignal(note, SignalConfig(Named("note"))),)
+    for added in ("TWO = 2\n", "import re\n"):
+        episode = start(layered, sandboxes, tokenizer, reward)
+        say(
+            episode, tokenizer, f"<|call|>run\nprintf '{added}' >> helper.py<|end|>" + GOOD + SUBMIT
+        )
+        assert episode.finish().solved
+        assert finished[-1].files_before == given
+        assert finished[-1].files_after["helper.py"] == HELPER + added
+    # The unused import of the layer is nobody's fault, another one is. Both add two lines where the
+    # reference adds none.
+    longer = Quality.length * (2 - Quality.slack)
+    prices = [-longer, -longer - 2 * Quality.diagnostic]
+    assert [*map(Quality(), finished)] == pytest.approx(prices)

@@ -13,7 +13,7 @@ import types
 
 import pytest
 
-from rl_code.environment.episode import TRIES
+from rl_code.environment.calls import TRIES
 from rl_code.environment.sandbox.connection import Connection
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool
 from rl_code.types import Limits

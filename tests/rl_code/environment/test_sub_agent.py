@@ -123,7 +123,7 @@ def test_tokens_are_bounded_by_its_own_limit_and_the_episodes(make, tokenizer):
         tokens = tokenizer.encode(READ + "<|eot|>")[: episode.budget]
         assert tokens
         episode.step(tokens, [0.0] * len(tokens), [1] * len(tokens))
-    assert len(episode._frames[1].transcript) <= 60
+    assert len(episode._frames.all[1].transcript) <= 60
     short = make(tokens=5)
     short.start()
     assert say(short, tokenizer, ASK) == (0, "<|tool|>no tokens are left for it<|eot|>")

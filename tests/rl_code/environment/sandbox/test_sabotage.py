@@ -8,7 +8,8 @@ import signal
 
 import pytest
 
-from rl_code.environment.episode import TRIES, Episode
+from rl_code.environment.calls import TRIES
+from rl_code.environment.episode import Episode
 from rl_code.environment.protocols.api import PROTOCOLS
 from rl_code.environment.sandbox.connection import Connection
 from rl_code.environment.sandbox.pool import SandboxConfig, SandboxPool

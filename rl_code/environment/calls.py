@@ -1,0 +1,203 @@
+"""Carries out the calls of an episode's messages in its workspace.
+
+If the sandbox is lost meanwhile, another one is built and brought to where the lost one was.
+Whether the machine or the agent's code lost it cannot be known. So the machine's accidents cost no
+reward. Code that brings its sandbox down does so again, and what it gets is that of the last try: a
+failure.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+
+from absl import logging
+
+from rl_code.environment.frames import Frame, Frames
+from rl_code.environment.sandbox.pool import SandboxFault
+from rl_code.environment.sandbox.snapshot import Snapshot
+from rl_code.environment.tools.api import PROVOKED, execute
+from rl_code.environment.tools.tool import Tool
+from rl_code.environment.tools.workspace import Workspace
+from rl_code.rewards.finished import Grade
+from rl_code.types import Limits, ToolCall, ToolResult
+
+# How often the calls of one message are carried out, where the sandbox is lost each time.
+TRIES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstEdit:
+    """The files after the first edit, and what is known of them."""
+
+    files: Snapshot
+    # Whether nothing was changed after it.
+    stands: bool = True
+    # Whether a visible test is known to fail on it.
+    failed: bool = False
+
+
+class Calls:
+    """The workspace of an episode, and what calls have done there.
+
+    name: of the episode, for messages. tools: all that its calls may name. new_workspace: makes a
+    workspace as it is at the start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tools: Mapping[str, Tool],
+        limits: Limits,
+        new_workspace: Callable[[], Workspace],
+    ):
+        self._name = name
+        self._tools = tools
+        self._limits = limits
+        self._new_workspace = new_workspace
+        self.workspace = new_workspace()
+        # None before an edit.
+        self.first_edit: FirstEdit | None = None
+        # How often a lost sandbox was built again.
+        self.rebuilt = 0
+        # Wall-clock seconds that calls took.
+        self.seconds = 0.0
+        # Calls that were carried out, in order, to bring another workspace to the same state.
+        self._done: list[ToolCall] = []
+
+    def fork(self, name: str) -> Calls:
+        """Others that have come the same way, for an episode of another name. Raises as
+        ``Workspace.fork``.
+        """
+        other = copy.copy(self)
+        other._name = name
+        other.workspace = self.workspace.fork()
+        other._done = list(self._done)
+        return other
+
+    def carry_out(self, frames: Frames) -> list[int] | None:
+        """Carries out the calls of the context at work that are still to come. Their results are in
+        ``Frame.results``, in order.
+
+        Returns None, or the prompt of a sub-agent where a call asks one. The calls behind it are
+        carried out when it has answered. Raises SandboxFault.
+        """
+        frame = frames.at_work
+        # Tools get what is left of the episode's time, all tries together: no sandbox that is lost
+        # over and over may hold up a run. The time in which the sampler writes a message is not
+        # counted, and of several tries the last one is.
+        end = time.monotonic() + self._limits.episode_s - self.seconds
+        first_edit = self.first_edit
+        pending = tuple(frame.pending)
+        results, contexts, done = len(frame.results), len(frames.all), len(self._done)
+        # In a sandbox that the messages before have brought down, all that follows fails.
+        for tries_left in reversed(range(1 if self.workspace.lost else TRIES)):
+            start = time.monotonic()
+            self.workspace.deadline = end
+            try:
+                asked = self._execute(frame, frames)
+                if not self.workspace.lost or not tries_left:
+                    self.seconds += time.monotonic() - start
+                    return asked
+            except SandboxFault:
+                if not tries_left:
+                    raise
+            logging.warning("%s lost its sandbox: it is built again", self._name)
+            self.rebuilt += 1
+            self.first_edit = first_edit
+            frame.pending = collections.deque(pending)
+            del frame.results[results:]
+            del self._done[done:]
+            frames.go_back(frame, contexts)
+            self._rebuild(end)
+        raise AssertionError("unreachable")
+
+    def files_after(self) -> Snapshot:
+        """The files as they were handed in, or as they stand. Raises SandboxFault."""
+        if self.workspace.handed_in is not None:
+            return self.workspace.handed_in
+        try:
+            return self.workspace.snapshot()
+        except PROVOKED as error:  # not handed in, so nothing is graded
+            logging.info("%s left files that cannot be read in full: %s", self._name, error)
+            return {}
+
+    def first_edit_passed(
+        self, final: Snapshot, verdict: Grade, grade: Callable[[Snapshot], Grade]
+    ) -> bool:
+        """Whether the first edit alone passes every test. Raises SandboxFault.
+
+        final: the files at the end. verdict: what the tests made of them. grade: says that of
+        others.
+        """
+        first = self.first_edit
+        if first is None or first.failed:
+            return False
+        if verdict.submitted and first.files == final:
+            return verdict.solved  # the same files were graded already
+        return grade(first.files).solved
+
+    def _rebuild(self, end: float) -> None:
+        """Another workspace in place of a lost one, in which all calls before are carried out
+        again, until ``end`` at most. Where that fails, the next call meets a sandbox that is lost.
+        """
+        self.workspace.close()
+        self.workspace = self._new_workspace()
+        self.workspace.deadline = end
+        with contextlib.suppress(SandboxFault):
+            for call in self._done:
+                if not self.workspace.out_of_time:
+                    execute(call, self._tools, self.workspace)
+
+    def _execute(self, frame: Frame, frames: Frames) -> list[int] | None:
+        """As ``carry_out``, in the workspace as it is. Calls after a submit are not carried out.
+        One result stands for all calls beyond the limit.
+        """
+        while frame.pending:
+            call = frame.pending.popleft()
+            if call.error:
+                frame.results.append(ToolResult(call.name, call.error, ok=False))
+                continue
+            if self.workspace.out_of_time:
+                frame.results.append(ToolResult(call.name, "the time is used up", ok=False))
+                continue
+            tool = frame.tools[call.name]
+            if tool.delegation is not None:
+                if (prompt := frames.delegate(frame, call, tool.delegation)) is not None:
+                    return prompt
+                continue
+            self.workspace.tests_failed = None
+            self._done.append(call)
+            result = execute(call, frame.tools, self.workspace)
+            frame.results.append(result)
+            self._note_edit(tool, ok=result.ok)
+            if self.workspace.handed_in is not None:
+                return None
+        if frame.beyond:
+            most = self._limits.calls
+            told = (
+                f"only the first {most} calls of a message are carried out, not "
+                f"{most + frame.beyond}"
+            )
+            frame.results.append(ToolResult("", told, ok=False))
+        return None
+
+    def _note_edit(self, tool: Tool, *, ok: bool) -> None:
+        """Keeps the files after the first edit, and what is known about them since."""
+        first = self.first_edit
+        if first is None:
+            if tool.edits and ok:
+                try:
+                    self.first_edit = FirstEdit(self.workspace.snapshot())
+                except PROVOKED:  # files that cannot be read in full are not graded
+                    self.first_edit = FirstEdit({}, failed=True)
+        elif tool.edits or tool.runs_commands:
+            self.first_edit = dataclasses.replace(first, stands=False)
+        # A visible test that fails while nothing was changed since the first edit shows that this
+        # edit fails, so it need not be graded on its own.
+        elif self.workspace.tests_failed is not None and first.stands:
+            self.first_edit = dataclasses.replace(first, failed=self.workspace.tests_failed)
