@@ -26,7 +26,7 @@ from jaxtyping import Array, Int
 from rl_code.rollout.engine_config import EngineConfig
 
 if TYPE_CHECKING:
-    from rl_code.rollout.admission import Row
+    from rl_code.rollout.rows import Row
 
 # No token: what separates texts and fills the rest of an array.
 NONE = -1

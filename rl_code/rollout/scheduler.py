@@ -31,12 +31,14 @@ from models.transformer import Transformer
 from rl_code.environment.episode import Episode
 from rl_code.environment.frames import Elsewhere, Rewritten
 from rl_code.environment.protocols.protocol import stop_length
-from rl_code.rollout.admission import Admission, OpenGroup, Row, with_choices, with_keys
+from rl_code.rollout.admission import Admission
+from rl_code.rollout.contexts import with_choices, with_keys
 from rl_code.rollout.decode_input import decode_input
 from rl_code.rollout.drafts import DraftTexts
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.prefill_client import PrefillClient
+from rl_code.rollout.rows import OpenGroup, Row
 from rl_code.rollout.stats import RolloutStats
 from rl_code.types import Group, Task, Trajectory
 
