@@ -13,6 +13,7 @@ prefilled here.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 
 from attention.cache.pages import OutOfPages
 from rl_code.environment.frames import Rewritten
@@ -60,6 +61,32 @@ class Admission:
         self._prompt_pool.clear()
         if self._remote is not None:
             self._remote.close()
+
+    def add(self, group: OpenGroup, prompts: Sequence[list[int]]) -> None:
+        """A group whose episodes have started waits for pages.
+
+        prompts: of each row. They differ where agents of others begin differently: the rows then
+        share what all have, and go on on their own. Raises ValueError where that is next to
+        nothing.
+        """
+        shared = min(_in_common(prompts), self._pool.engine.config.prompt_length)
+        if shared < 2:
+            raise ValueError(
+                f"task {group.task.id}: the prompts of its {len(prompts)} episodes have only "
+                f"{shared} tokens in common"
+            )
+        # The group's span lacks the prompt's last token: each row feeds that to the decoder itself,
+        # to get the logits for its first sampled token. Rows are opened from the end of
+        # ``unopened``, so in the order of their index.
+        group.prompt = shared
+        group.runs = self._pool.runs()
+        group.add(prompts[0][: shared - 1], group.kinds())
+        for row, prompt in zip(group.rows, prompts, strict=True):
+            row.episode.share(shared)
+            row.prompt = shared
+            row.runs = self._pool.runs()
+            row.add(prompt, row.kinds())
+        self.queue.append(group)
 
     @property
     def room(self) -> int:
@@ -309,3 +336,9 @@ class Admission:
             if waiting:
                 return waiting[-1]
         return holders[-1]
+
+
+def _in_common(prompts: Sequence[list[int]]) -> int:
+    """How many first tokens all prompts have."""
+    different = (at for at, each in enumerate(zip(*prompts, strict=False)) if len(set(each)) > 1)
+    return next(different, min(map(len, prompts)))
