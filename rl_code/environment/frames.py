@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Mapping
+from typing import ClassVar
 
 from rl_code.environment.tools.tool import Tool
 from rl_code.environment.transcript import Transcript
@@ -18,24 +19,23 @@ from rl_code.types import Limits, Task, ToolCall, ToolResult
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """What the policy goes on with is in another context than the message before."""
+    """What the policy goes on with is in another context than the message before, which waits."""
 
     # Index of the context in ``Trajectory.contexts``.
     context: int
     # What comes behind its tokens so far: the prompt of a new context, or an observation.
     tokens: list[int]
 
+    # Whether ``tokens`` are the whole context instead, and the one before is given up.
+    whole: ClassVar[bool] = False
 
-@dataclasses.dataclass(frozen=True)
-class Rewritten:
+
+class Rewritten(Elsewhere):
     """An agent of others goes on in another context, which may keep a beginning of the one
-    before.
+    before. ``tokens`` are all that it has.
     """
 
-    # The whole context.
-    tokens: list[int]
-    # Its index among the contexts of the trajectory.
-    context: int
+    whole = True
 
 
 @dataclasses.dataclass

@@ -16,7 +16,7 @@ import collections
 from collections.abc import Sequence
 
 from attention.cache.pages import OutOfPages
-from rl_code.environment.frames import Rewritten
+from rl_code.environment.frames import Elsewhere
 from rl_code.rollout.contexts import context_key
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.prefill_client import PrefillClient
@@ -148,15 +148,6 @@ class Admission:
                 self.stats.received_bytes += sum(x.nbytes for block in blocks for x in block)
             self.queue.appendleft(group)
 
-    def rewrite(self, row: Row, rewritten: Rewritten) -> None:
-        """An episode goes on in another context, whose keys are all computed anew: those that
-        decoding wrote may differ in their last bit from what a prefill writes.
-        """
-        self._pool.forget(row)
-        row.tokens = list(rewritten.tokens)
-        row.prompt = min(row.prompt, len(row.tokens))
-        row.key = context_key(row.group.key, rewritten.context)
-
     def close(self, row: Row) -> None:
         """Takes the pages of an episode that is over."""
         self._pool.release(row)
@@ -164,27 +155,47 @@ class Admission:
         for context in row.contexts:
             context.saved = None
 
-    def move(self, row: Row, number: int) -> Row:
-        """The row of another context of the same episode, which takes the place of ``row``: a new
-        one of a sub-agent, or one that waited for its answer. ``row`` leaves its pages meanwhile.
+    def move(self, row: Row, there: Elsewhere) -> Row:
+        """The row of another context of the same episode, which takes the place of ``row``; it
+        lacks the tokens that ``there`` has for it.
+        """
+        other = self._rewritten(row, there) if there.whole else self._beside(row, there)
+        self.rows[self.rows.index(row)] = other
+        return other
+
+    def _beside(self, row: Row, there: Elsewhere) -> Row:
+        """The row of a sub-agent's context that begins, or of one that waited for its answer.
+        ``row`` leaves its pages meanwhile.
         """
         contexts = row.contexts or [row]
-        if number == len(contexts):
-            contexts.append(self._next_context(contexts[0], number))
-        other = contexts[number]
+        if there.context == len(contexts):
+            prompt = min(len(there.tokens), self._pool.engine.config.prompt_length)
+            contexts.append(self._row(row, there.context, prompt))
         for context in contexts:
             context.contexts = contexts
         if row.held:
             self._pool.save(row, on_device=False)
-        self.rows[self.rows.index(row)] = other
+        return contexts[there.context]
+
+    def _rewritten(self, row: Row, there: Elsewhere) -> Row:
+        """The row of a context for which that of ``row`` is given up. All its keys are computed
+        anew: those that decoding wrote may differ in their last bit from what a prefill writes.
+        """
+        self._pool.forget(row)
+        other = self._row(row, there.context, min(row.prompt, len(there.tokens)))
+        rows = row.group.rows
+        rows[rows.index(row)] = other
         return other
 
-    def _next_context(self, first: Row, number: int) -> Row:
-        """The row of a new context, without tokens."""
-        row = Row(episode=first.episode, group=first.group, context=number)
+    def _row(self, like: Row, number: int, prompt: int) -> Row:
+        """A row without tokens, for a context of the episode of ``like``.
+
+        prompt: how many tokens its prompt will have.
+        """
+        row = Row(episode=like.episode, group=like.group, context=number, prompt=prompt)
         row.runs = self._pool.runs()
-        row.key = context_key(first.key, number)
-        row.adapter = first.adapter
+        row.key = context_key(like.group.key, number)
+        row.adapter = like.adapter
         row.keys = [(0, self._version)]
         return row
 

@@ -104,11 +104,6 @@ class DraftTexts:
             while sum(map(len, answers)) > self._config.draft_room and len(answers) > 1:
                 answers.popleft()
 
-    def forget(self, row: Row) -> None:
-        """A row has other tokens now than those that it had, not only further ones."""
-        self._known.pop(row, None)
-        self._repeats.pop(row, None)
-
     def repeats(self, row: Row) -> bool:
         """Whether at least ``draft_least`` of a row's last ``draft_window`` tokens had followed the
         same two tokens before in the row.

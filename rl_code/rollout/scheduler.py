@@ -28,7 +28,7 @@ from models.adapter_rows import num_adapters
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
-from rl_code.environment.frames import Elsewhere, Rewritten
+from rl_code.environment.frames import Elsewhere
 from rl_code.rollout.admission import Admission
 from rl_code.rollout.contexts import with_choices, with_keys
 from rl_code.rollout.decoder import Decoder
@@ -307,51 +307,18 @@ class Scheduler:
             )
 
     def _collect(self) -> list[tuple[Any, Group]]:
-        """Takes what the worker threads have finished. An episode that is over gives up its pages,
-        and is then graded in a worker thread.
+        """Takes what the worker threads have finished; returns (tag, group) for each group that is
+        finished with it.
         """
         for group, futures in list(self._starting.items()):
             if all(future.done() for future in futures):
                 del self._starting[group]
                 self._open.add(group, [future.result() for future in futures])
         for future in [future for future in self._stepping if future.done()]:
-            row = self._stepping.pop(future)
-            observation = future.result()
-            row.waiting = False
-            if isinstance(observation, Rewritten):
-                self._texts.forget(row)
-                self._open.rewrite(row, observation)
-                observation = []
-            elif isinstance(observation, Elsewhere):
-                row = self._open.move(row, observation.context)
-                observation = observation.tokens
-            if observation is None:
-                self._open.close(row)
-                self._texts.keep(row)
-                self._finishing[self._executor.submit(row.episode.finish)] = row
-            else:
-                if not row.tokens:  # the prompt of a sub-agent
-                    row.prompt = min(len(observation), self._config.prompt_length)
-                row.add(observation, row.kinds())
-                # New lists: the worker thread's episode may have kept the old ones.
-                row.message = []
-                row.logprobs = []
-                row.versions = []
-                self._open.stats.needed_tokens += len(row.tokens) - 1
-                self._open.stats.found_in_turns += row.cached
+            self._go_on(self._stepping.pop(future), future.result())
         finished = []
         for future in [future for future in self._finishing if future.done()]:
-            row = self._finishing.pop(future)
-            group = row.group
-            trajectory = future.result()
-            contexts = row.contexts or [row]
-            # A tree that a program of others made has one row. It cannot be sampled again, since
-            # the program decided what was asked, so it needs no keys.
-            for context in contexts if len(contexts) == len(trajectory.contexts) else ():
-                trajectory = with_keys(trajectory, context.keys, context.context)
-                trajectory = with_choices(trajectory, context.choices, context.context)
-            group.trajectories[row.episode.index] = trajectory
-            group.on_finished(trajectory)
+            group = self._record(self._finishing.pop(future), future.result())
             if len(group.trajectories) == len(group.rows):
                 del self._groups[group]
                 trajectories = tuple(
@@ -359,6 +326,44 @@ class Scheduler:
                 )
                 finished.append((group.tag, Group(group.task, trajectories)))
         return finished
+
+    def _go_on(self, row: Row, following: list[int] | Elsewhere | None) -> None:
+        """Goes on with an episode after a message. One that is over gives up its pages, and is then
+        graded in a worker thread.
+
+        following: as ``Episode.step`` returns it.
+        """
+        row.waiting = False
+        if following is None:
+            self._open.close(row)
+            self._texts.keep(row)
+            self._finishing[self._executor.submit(row.episode.finish)] = row
+            return
+        if isinstance(following, Elsewhere):
+            row = self._open.move(row, following)
+            following = following.tokens
+        row.add(following, row.kinds())
+        # New lists: the worker thread's episode may have kept the old ones.
+        row.message = []
+        row.logprobs = []
+        row.versions = []
+        self._open.stats.needed_tokens += len(row.tokens) - 1
+        self._open.stats.found_in_turns += row.cached
+
+    def _record(self, row: Row, trajectory: Trajectory) -> OpenGroup:
+        """Keeps the trajectory of an episode with what the sampler knows of it; returns its
+        group.
+        """
+        group = row.group
+        contexts = row.contexts or [row]
+        # A tree that a program of others made has one row. It cannot be sampled again, since the
+        # program decided what was asked, so it needs no keys.
+        for context in contexts if len(contexts) == len(trajectory.contexts) else ():
+            trajectory = with_keys(trajectory, context.keys, context.context)
+            trajectory = with_choices(trajectory, context.choices, context.context)
+        group.trajectories[row.episode.index] = trajectory
+        group.on_finished(trajectory)
+        return group
 
     def _prefill(self) -> None:
         """Prefills a chunk of every row and prompt that has tokens to prefill, and further chunks
