@@ -11,6 +11,7 @@ import collections
 import copy
 import dataclasses
 from collections.abc import Mapping
+from typing import ClassVar
 
 from models.tokenizer import Tokenizer
 from rl_code.documents import DocumentsConfig
@@ -24,24 +25,23 @@ from rl_code.types import Context, Limits, Task, ToolCall, ToolResult, Turn
 
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """What the policy goes on with is in another context than the message before."""
+    """What the policy goes on with is in another context than the message before, which waits."""
 
     # Index of the context in ``Trajectory.contexts``.
     context: int
     # What comes behind its tokens so far: the prompt of a new context, or an observation.
     tokens: list[int]
 
+    # Whether ``tokens`` are the whole context instead, and the one before is given up.
+    whole: ClassVar[bool] = False
 
-@dataclasses.dataclass(frozen=True)
-class Rewritten:
+
+class Rewritten(Elsewhere):
     """An agent of others goes on in another context, which may keep a beginning of the one
-    before.
+    before. ``tokens`` are all that it has.
     """
 
-    # The whole context.
-    tokens: list[int]
-    # Its index among the contexts of the trajectory.
-    context: int
+    whole = True
 
 
 @dataclasses.dataclass

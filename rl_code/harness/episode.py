@@ -206,7 +206,7 @@ class AgentEpisode(Episode):
             return None
         if step.context == before.context:
             return list(step.given)
-        return Rewritten(step.tokens, step.context)
+        return Rewritten(step.context, step.tokens)
 
     def finish(self) -> Trajectory:
         """As ``Episode.finish``; ends the agent's program first."""

@@ -13,114 +13,15 @@ prefilled here.
 from __future__ import annotations
 
 import collections
-import dataclasses
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Sequence
 
 from attention.cache.pages import OutOfPages
-from rl_code.documents import OUTSIDE
-from rl_code.environment.episode import Episode
-from rl_code.environment.frames import Rewritten
+from rl_code.environment.frames import Elsewhere
+from rl_code.rollout.contexts import context_key
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.prefill_client import PrefillClient
-from rl_code.rollout.spans import Span
+from rl_code.rollout.rows import OpenGroup, Row
 from rl_code.rollout.stats import RolloutStats
-from rl_code.types import Task, Trajectory
-
-
-@dataclasses.dataclass(eq=False)
-class Row(Span):
-    """An open episode; ``tokens`` are all its tokens so far."""
-
-    episode: Episode | None = None
-    # The group this episode belongs to.
-    group: OpenGroup | None = None
-    # The words of the random key.
-    key: tuple[int, ...] = (0, 0)
-    # Whether a worker thread is carrying out the episode's message.
-    waiting: bool = False
-    # The tokens of the current message that were sampled so far.
-    message: list[int] = dataclasses.field(default_factory=list)
-    # For each of these tokens its log-probability, and the version of the weights that sampled it.
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    versions: list[int] = dataclasses.field(default_factory=list)
-    # ``Context.keys`` so far.
-    keys: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    # The most tokens that its next dispatch may sample; None for as many as the engine can.
-    most: int | None = None
-    # Whether it repeated itself when that was last looked at (``DraftTexts.repeats``).
-    repeats: bool = False
-    # The parts of ``Context.choices`` so far, in the order in which tokens were sampled.
-    choices: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
-    # Which context of the episode it is, and the rows of all contexts so far, in order; empty while
-    # the episode has one.
-    context: int = 0
-    contexts: list[Row] = dataclasses.field(default_factory=list)
-
-    def kinds(self) -> list[int] | None:
-        """What the places are that the episode has behind ``tokens``; None without documents.
-
-        Raises ValueError where nothing outside of documents follows the last one.
-        """
-        if self.runs is None:
-            return None
-        kinds = self.episode.documents
-        if kinds[-1] != OUTSIDE:
-            raise ValueError(
-                f"task {self.episode.task.id}: its context ends in a document or padding; the last "
-                "token must stand outside, since the next one is sampled from it"
-            )
-        return kinds[len(self.tokens) :]
-
-    @property
-    def ready(self) -> bool:
-        """Whether the row can decode: only its last token is not in the cache, and the decoder
-        computes that one itself.
-        """
-        return not self.waiting and self.held and self.missing == 1
-
-    @property
-    def to_prefill(self) -> bool:
-        """Whether the row holds pages, and more tokens than its last are not in the cache."""
-        return self.held and not self.waiting and self.missing > 1
-
-
-@dataclasses.dataclass(eq=False)
-class OpenGroup(Span):
-    """A group that is not finished, and the span of its prompt.
-
-    ``tokens`` are the prompt without its last token, which each row feeds to the decoder itself.
-    """
-
-    # What the caller gets back with the finished group.
-    tag: Any = None
-    # The words of the random key of its episodes.
-    key: tuple[int, ...] = (0, 0)
-    task: Task | None = None
-    # The rows of all its episodes.
-    rows: list[Row] = dataclasses.field(default_factory=list)
-    # The rows that are not open yet. The prompt keeps its pages until none is left.
-    unopened: list[Row] = dataclasses.field(default_factory=list)
-    # Whether the prompt's pages are in the cache of the devices that decode.
-    decodable: bool = False
-    # Whether another process was asked for the prompt's pages in vain: it is prefilled here.
-    by_itself: bool = False
-    # How many prompt tokens were in the cache already when the prompt first got pages; None before
-    # that.
-    found: int | None = None
-    # The finished trajectories, by their index in the group.
-    trajectories: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
-    # The version of the weights that prefilled the prompt; None before it got pages.
-    version: int | None = None
-    # Called with each finished trajectory.
-    on_finished: Callable[[Trajectory], None] = lambda trajectory: None
-
-    def kinds(self) -> list[int] | None:
-        """What the places of ``tokens`` will be: those of the prompt, less its last."""
-        return None if self.runs is None else self.rows[0].episode.documents[: self.prompt - 1]
 
 
 class Admission:
@@ -160,6 +61,32 @@ class Admission:
         self._prompt_pool.clear()
         if self._remote is not None:
             self._remote.close()
+
+    def add(self, group: OpenGroup, prompts: Sequence[list[int]]) -> None:
+        """A group whose episodes have started waits for pages.
+
+        prompts: of each row. They differ where agents of others begin differently: the rows then
+        share what all have, and go on on their own. Raises ValueError where that is next to
+        nothing.
+        """
+        shared = min(_in_common(prompts), self._pool.engine.config.prompt_length)
+        if shared < 2:
+            raise ValueError(
+                f"task {group.task.id}: the prompts of its {len(prompts)} episodes have only "
+                f"{shared} tokens in common"
+            )
+        # The group's span lacks the prompt's last token: each row feeds that to the decoder itself,
+        # to get the logits for its first sampled token. Rows are opened from the end of
+        # ``unopened``, so in the order of their index.
+        group.prompt = shared
+        group.runs = self._pool.runs()
+        group.add(prompts[0][: shared - 1], group.kinds())
+        for row, prompt in zip(group.rows, prompts, strict=True):
+            row.episode.share(shared)
+            row.prompt = shared
+            row.runs = self._pool.runs()
+            row.add(prompt, row.kinds())
+        self.queue.append(group)
 
     @property
     def room(self) -> int:
@@ -221,15 +148,6 @@ class Admission:
                 self.stats.received_bytes += sum(x.nbytes for block in blocks for x in block)
             self.queue.appendleft(group)
 
-    def rewrite(self, row: Row, rewritten: Rewritten) -> None:
-        """An episode goes on in another context, whose keys are all computed anew: those that
-        decoding wrote may differ in their last bit from what a prefill writes.
-        """
-        self._pool.forget(row)
-        row.tokens = list(rewritten.tokens)
-        row.prompt = min(row.prompt, len(row.tokens))
-        row.key = context_key(row.group.key, rewritten.context)
-
     def close(self, row: Row) -> None:
         """Takes the pages of an episode that is over."""
         self._pool.release(row)
@@ -237,27 +155,47 @@ class Admission:
         for context in row.contexts:
             context.saved = None
 
-    def move(self, row: Row, number: int) -> Row:
-        """The row of another context of the same episode, which takes the place of ``row``: a new
-        one of a sub-agent, or one that waited for its answer. ``row`` leaves its pages meanwhile.
+    def move(self, row: Row, there: Elsewhere) -> Row:
+        """The row of another context of the same episode, which takes the place of ``row``; it
+        lacks the tokens that ``there`` has for it.
+        """
+        other = self._rewritten(row, there) if there.whole else self._beside(row, there)
+        self.rows[self.rows.index(row)] = other
+        return other
+
+    def _beside(self, row: Row, there: Elsewhere) -> Row:
+        """The row of a sub-agent's context that begins, or of one that waited for its answer.
+        ``row`` leaves its pages meanwhile.
         """
         contexts = row.contexts or [row]
-        if number == len(contexts):
-            contexts.append(self._next_context(contexts[0], number))
-        other = contexts[number]
+        if there.context == len(contexts):
+            prompt = min(len(there.tokens), self._pool.engine.config.prompt_length)
+            contexts.append(self._row(row, there.context, prompt))
         for context in contexts:
             context.contexts = contexts
         if row.held:
             self._pool.save(row, on_device=False)
-        self.rows[self.rows.index(row)] = other
+        return contexts[there.context]
+
+    def _rewritten(self, row: Row, there: Elsewhere) -> Row:
+        """The row of a context for which that of ``row`` is given up. All its keys are computed
+        anew: those that decoding wrote may differ in their last bit from what a prefill writes.
+        """
+        self._pool.forget(row)
+        other = self._row(row, there.context, min(row.prompt, len(there.tokens)))
+        rows = row.group.rows
+        rows[rows.index(row)] = other
         return other
 
-    def _next_context(self, first: Row, number: int) -> Row:
-        """The row of a new context, without tokens."""
-        row = Row(episode=first.episode, group=first.group, context=number)
+    def _row(self, like: Row, number: int, prompt: int) -> Row:
+        """A row without tokens, for a context of the episode of ``like``.
+
+        prompt: how many tokens its prompt will have.
+        """
+        row = Row(episode=like.episode, group=like.group, context=number, prompt=prompt)
         row.runs = self._pool.runs()
-        row.key = context_key(first.key, number)
-        row.adapter = first.adapter
+        row.key = context_key(like.group.key, number)
+        row.adapter = like.adapter
         row.keys = [(0, self._version)]
         return row
 
@@ -411,50 +349,7 @@ class Admission:
         return holders[-1]
 
 
-def context_key(key: Sequence[int], number: int) -> tuple[int, ...]:
-    """The words of the random key of an episode's context, from those of its first, which are the
-    episode's own: places of different contexts must not draw the same numbers.
-    """
-    if not number:
-        return tuple(key)
-    content = np.array([*key, number], np.uint32).tobytes()
-    return tuple(
-        np.frombuffer(hashlib.blake2b(content, digest_size=8).digest(), np.uint32).tolist()
-    )
-
-
-def with_keys(
-    trajectory: Trajectory, keys: Sequence[tuple[int, int]], number: int = 0
-) -> Trajectory:
-    """The trajectory of an episode with ``Context.keys`` of a context, where several versions
-    computed them.
-
-    keys: pairs (place, version), of which some may have no key.
-    """
-    context = trajectory.contexts[number]
-    # The last token has no key: nothing was sampled after it.
-    ends = [place for place, _ in keys[1:]] + [len(context.tokens) - 1]
-    kept = [pair for pair, end in zip(keys, ends, strict=True) if pair[0] < end]
-    if len({version for _, version in kept}) < 2:
-        return trajectory
-    return _with_context(trajectory, number, keys=tuple(kept))
-
-
-def with_choices(
-    trajectory: Trajectory, choices: Mapping[str, Sequence[np.ndarray]], number: int = 0
-) -> Trajectory:
-    """The trajectory of an episode with ``Context.choices`` of a context, where any were noted.
-
-    choices: their parts, in the order in which tokens were sampled.
-    """
-    if not choices:
-        return trajectory
-    whole = {name: np.concatenate(parts) for name, parts in choices.items()}
-    return _with_context(trajectory, number, choices=whole)
-
-
-def _with_context(trajectory: Trajectory, number: int, **values: Any) -> Trajectory:
-    """The trajectory with other values of some fields of a context."""
-    contexts = list(trajectory.contexts)
-    contexts[number] = dataclasses.replace(contexts[number], **values)
-    return dataclasses.replace(trajectory, contexts=tuple(contexts))
+def _in_common(prompts: Sequence[list[int]]) -> int:
+    """How many first tokens all prompts have."""
+    different = (at for at, each in enumerate(zip(*prompts, strict=False)) if len(set(each)) > 1)
+    return next(different, min(map(len, prompts)))

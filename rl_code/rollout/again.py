@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
-from rl_code.rollout.admission import Row
+from rl_code.rollout.rows import Row
 from rl_code.rollout.scheduler import Scheduler
 from rl_code.types import Task, Trajectory
 

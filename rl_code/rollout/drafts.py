@@ -26,7 +26,7 @@ from jaxtyping import Array, Int
 from rl_code.rollout.engine_config import EngineConfig
 
 if TYPE_CHECKING:
-    from rl_code.rollout.admission import Row
+    from rl_code.rollout.rows import Row
 
 # No token: what separates texts and fills the rest of an array.
 NONE = -1
@@ -103,11 +103,6 @@ class DraftTexts:
             answers.append(self._answer(row).copy())
             while sum(map(len, answers)) > self._config.draft_room and len(answers) > 1:
                 answers.popleft()
-
-    def forget(self, row: Row) -> None:
-        """A row has other tokens now than those that it had, not only further ones."""
-        self._known.pop(row, None)
-        self._repeats.pop(row, None)
 
     def repeats(self, row: Row) -> bool:
         """Whether at least ``draft_least`` of a row's last ``draft_window`` tokens had followed the

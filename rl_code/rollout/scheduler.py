@@ -18,25 +18,25 @@ pages are handed over, or by another process (``prefill_wire``).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
-import numpy as np
 
 from models.adapter_rows import num_adapters
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from rl_code.environment.episode import Episode
-from rl_code.environment.frames import Elsewhere, Rewritten
-from rl_code.environment.protocols.protocol import stop_length
-from rl_code.rollout.admission import Admission, OpenGroup, Row, with_choices, with_keys
-from rl_code.rollout.decode_input import decode_input
+from rl_code.environment.frames import Elsewhere
+from rl_code.rollout.admission import Admission
+from rl_code.rollout.contexts import with_choices, with_keys
+from rl_code.rollout.decoder import Decoder
 from rl_code.rollout.drafts import DraftTexts
 from rl_code.rollout.engine import Engine
 from rl_code.rollout.page_pool import PagePool
 from rl_code.rollout.prefill_client import PrefillClient
+from rl_code.rollout.rows import OpenGroup, Row
 from rl_code.rollout.stats import RolloutStats
 from rl_code.types import Group, Task, Trajectory
 
@@ -76,7 +76,6 @@ class Scheduler:
     ):
         self.engine = engine
         self._config = engine.config
-        self._tokenizer = tokenizer
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="episode")
         self._timeout_s = tool_timeout_s
         self._pool = PagePool(engine)
@@ -85,6 +84,7 @@ class Scheduler:
         self._remote = remote
         self._open = Admission(self._pool, self._prompt_pool, episodes, remote)
         self._texts = DraftTexts(engine.config)
+        self._decoder = Decoder(engine, self._pool, self._open, self._texts, tokenizer)
         # The model that was loaded, and what of it is on the devices that decode and that prefill.
         self._given: Transformer | None = None
         self._model: Transformer | None = None
@@ -167,35 +167,10 @@ class Scheduler:
                     f"task {task.id}: its prompt of {len(prompts[0])} tokens is longer than "
                     f"prompt_length={self._config.prompt_length}"
                 )
-            self._enqueue(own, prompts)
+            self._open.add(own, prompts)
         else:
             self._starting[own] = [self._executor.submit(row.episode.start) for row in rows]
         self._groups[own] = None
-
-    def _enqueue(self, group: OpenGroup, prompts: Sequence[list[int]]) -> None:
-        """A group whose episodes have started waits for pages.
-
-        prompts: of each row. They differ where agents of others begin differently: the rows then
-        share what all have, and go on on their own.
-        """
-        shared = min(_in_common(prompts), self._config.prompt_length)
-        if shared < 2:
-            raise ValueError(
-                f"task {group.task.id}: the prompts of its {len(prompts)} episodes have only "
-                f"{shared} tokens in common"
-            )
-        # The group's span lacks the prompt's last token: each row feeds that to the decoder itself,
-        # to get the logits for its first sampled token. Rows are opened from the end of
-        # ``unopened``, so in the order of their index.
-        group.prompt = shared
-        group.runs = self._pool.runs()
-        group.add(prompts[0][: shared - 1], group.kinds())
-        for row, prompt in zip(group.rows, prompts, strict=True):
-            row.episode.share(shared)
-            row.prompt = shared
-            row.runs = self._pool.runs()
-            row.add(prompt, row.kinds())
-        self._open.queue.append(group)
 
     @property
     def groups(self) -> int:
@@ -332,51 +307,18 @@ class Scheduler:
             )
 
     def _collect(self) -> list[tuple[Any, Group]]:
-        """Takes what the worker threads have finished. An episode that is over gives up its pages,
-        and is then graded in a worker thread.
+        """Takes what the worker threads have finished; returns (tag, group) for each group that is
+        finished with it.
         """
         for group, futures in list(self._starting.items()):
             if all(future.done() for future in futures):
                 del self._starting[group]
-                self._enqueue(group, [future.result() for future in futures])
+                self._open.add(group, [future.result() for future in futures])
         for future in [future for future in self._stepping if future.done()]:
-            row = self._stepping.pop(future)
-            observation = future.result()
-            row.waiting = False
-            if isinstance(observation, Rewritten):
-                self._texts.forget(row)
-                self._open.rewrite(row, observation)
-                observation = []
-            elif isinstance(observation, Elsewhere):
-                row = self._open.move(row, observation.context)
-                observation = observation.tokens
-            if observation is None:
-                self._open.close(row)
-                self._texts.keep(row)
-                self._finishing[self._executor.submit(row.episode.finish)] = row
-            else:
-                if not row.tokens:  # the prompt of a sub-agent
-                    row.prompt = min(len(observation), self._config.prompt_length)
-                row.add(observation, row.kinds())
-                # New lists: the worker thread's episode may have kept the old ones.
-                row.message = []
-                row.logprobs = []
-                row.versions = []
-                self._open.stats.needed_tokens += len(row.tokens) - 1
-                self._open.stats.found_in_turns += row.cached
+            self._go_on(self._stepping.pop(future), future.result())
         finished = []
         for future in [future for future in self._finishing if future.done()]:
-            row = self._finishing.pop(future)
-            group = row.group
-            trajectory = future.result()
-            contexts = row.contexts or [row]
-            # A tree that a program of others made has one row. It cannot be sampled again, since
-            # the program decided what was asked, so it needs no keys.
-            for context in contexts if len(contexts) == len(trajectory.contexts) else ():
-                trajectory = with_keys(trajectory, context.keys, context.context)
-                trajectory = with_choices(trajectory, context.choices, context.context)
-            group.trajectories[row.episode.index] = trajectory
-            group.on_finished(trajectory)
+            group = self._record(self._finishing.pop(future), future.result())
             if len(group.trajectories) == len(group.rows):
                 del self._groups[group]
                 trajectories = tuple(
@@ -384,6 +326,44 @@ class Scheduler:
                 )
                 finished.append((group.tag, Group(group.task, trajectories)))
         return finished
+
+    def _go_on(self, row: Row, following: list[int] | Elsewhere | None) -> None:
+        """Goes on with an episode after a message. One that is over gives up its pages, and is then
+        graded in a worker thread.
+
+        following: as ``Episode.step`` returns it.
+        """
+        row.waiting = False
+        if following is None:
+            self._open.close(row)
+            self._texts.keep(row)
+            self._finishing[self._executor.submit(row.episode.finish)] = row
+            return
+        if isinstance(following, Elsewhere):
+            row = self._open.move(row, following)
+            following = following.tokens
+        row.add(following, row.kinds())
+        # New lists: the worker thread's episode may have kept the old ones.
+        row.message = []
+        row.logprobs = []
+        row.versions = []
+        self._open.stats.needed_tokens += len(row.tokens) - 1
+        self._open.stats.found_in_turns += row.cached
+
+    def _record(self, row: Row, trajectory: Trajectory) -> OpenGroup:
+        """Keeps the trajectory of an episode with what the sampler knows of it; returns its
+        group.
+        """
+        group = row.group
+        contexts = row.contexts or [row]
+        # A tree that a program of others made has one row. It cannot be sampled again, since the
+        # program decided what was asked, so it needs no keys.
+        for context in contexts if len(contexts) == len(trajectory.contexts) else ():
+            trajectory = with_keys(trajectory, context.keys, context.context)
+            trajectory = with_choices(trajectory, context.choices, context.context)
+        group.trajectories[row.episode.index] = trajectory
+        group.on_finished(trajectory)
+        return group
 
     def _prefill(self) -> None:
         """Prefills a chunk of every row and prompt that has tokens to prefill, and further chunks
@@ -418,111 +398,15 @@ class Scheduler:
         self._open.stats.prefill_s += time.perf_counter() - start
 
     def _decode(self) -> None:
-        """Decodes the rows that are ready: a dispatch of those whose tokens are guessed, and one of
-        the others.
-        """
-        for drafts in sorted({self._drafts(row) for row in self._open.rows if row.ready}):
+        """Decodes the rows that are ready. Messages that have ended go to the worker threads."""
+        for drafts in self._decoder.kinds():
             self.before_dispatch(self._open.rows)
-            self._dispatch(drafts)
-
-    def _drafts(self, row: Row) -> bool:
-        """Whether the next tokens of a row are guessed."""
-        c = self._config
-        return row.repeats if c.draft_least else c.draft_tokens > 0
-
-    def _dispatch(self, drafts: bool) -> None:
-        """Decodes one dispatch of the rows that are ready, oldest first. Messages that have ended
-        go to the worker threads.
-
-        drafts: whether it takes the rows whose tokens are guessed, or the others.
-        """
-        c = self._config if drafts else self._config.without_drafts()
-        chosen: list[list[Row]] = [[] for _ in range(self.engine.shards)]
-        for row in list(self._open.rows):
-            mine = row.ready and self._drafts(row) == drafts
-            if mine and len(chosen[row.shard]) < c.slots:
-                count = min(c.dispatch_tokens, self._budget(row))
-                # The cache has all tokens but the last. The dispatch writes that one and every
-                # token it samples but the last: ``count`` tokens more.
-                if self._open.have_pages(row, len(row.tokens) - 1 + count):
-                    chosen[row.shard].append(row)
-        if not any(chosen):
-            return
-        start = time.perf_counter()
-        inputs = decode_input(
-            self.engine,
-            self._pool,
-            chosen,
-            [[self._budget(row) for row in rows] for rows in chosen],
-            self._texts,
-            drafts,
-            num_adapters(self._model) > 0,
-        )
-        results = self._pool.decode(self._model, inputs)
-        tokens, logprobs, counts, choices, steps, drafted = results
-        stats = self._open.stats
-        stats.decode_s += time.perf_counter() - start
-        stats.slot_steps += len(steps) * int(steps.max())
-        stats.row_steps += int(steps.sum())
-        stats.drafted_tokens += int(drafted.sum())
-        stats.accepted_tokens += int(counts.sum() - steps.sum())
-        for place, row in self._places(chosen):
-            count = counts[place]
-            chosen_by_model = {name: x[place, :count] for name, x in choices.items()}
-            sampled = tokens[place, :count].tolist(), logprobs[place, :count].tolist()
-            self._take(row, *sampled, chosen_by_model)
-
-    def _places(self, chosen: list[list[Row]]) -> Iterator[tuple[int, Row]]:
-        """Each chosen row with its index in the arrays of the dispatch, as ``decode_input`` lays
-        them out.
-        """
-        for shard, rows in enumerate(chosen):
-            for place, row in enumerate(rows):
-                yield shard * self._config.slots + place, row
-
-    def _budget(self, row: Row) -> int:
-        """Tokens that the row may still sample in its current message, in its next dispatch."""
-        left = row.episode.budget - len(row.message)
-        if self._config.draft_least:  # up to where it is looked at again whether it repeats itself
-            window = self._config.draft_window
-            left = min(left, window - len(row.message) % window)
-        return left if row.most is None else min(left, row.most)
-
-    def _take(
-        self,
-        row: Row,
-        tokens: list[int],
-        logprobs: list[float],
-        choices: Mapping[str, np.ndarray],
-    ) -> None:
-        """Appends what a row has sampled, cut where the protocol's rule on text ends the message.
-
-        A message that is over goes to a worker thread.
-        """
-        before = len(row.message)
-        message = row.message + tokens
-        end = stop_length(row.episode.protocol, self._tokenizer, message)
-        over = end is not None or len(message) == row.episode.budget
-        row.message = message[:end]
-        fresh = len(row.message) - before
-        row.logprobs = (row.logprobs + logprobs)[: len(row.message)]
-        row.versions += [self.version] * fresh
-        for name, found in choices.items():
-            row.choices.setdefault(name, []).append(found[:fresh])
-        row.add(row.message[before:])
-        row.episode.sampling(row.message)
-        if self._config.draft_least and fresh and len(row.message) % self._config.draft_window == 0:
-            row.repeats = self._texts.repeats(row)
-        # Each sampled token wrote the key of the token before it, so the row still lacks its last.
-        row.cached += fresh
-        self._open.stats.sampled_tokens += fresh
-        if over:
-            # From here on the worker thread owns the episode. This thread looks at the row again
-            # when the future is done (``_collect``).
-            row.waiting = True
-            self._stepping[
-                self._executor.submit(row.episode.step, row.message, row.logprobs, row.versions)
-            ] = row
+            for row in self._decoder.dispatch(self._model, self.version, drafts):
+                # From here on the worker thread owns the episode. This thread looks at the row
+                # again when the future is done (``_collect``).
+                row.waiting = True
+                message = row.message, row.logprobs, row.versions
+                self._stepping[self._executor.submit(row.episode.step, *message)] = row
 
 
 def _check_adapter(model: Transformer, adapter: int) -> None:
@@ -532,9 +416,3 @@ def _check_adapter(model: Transformer, adapter: int) -> None:
         raise ValueError(
             f"{adapter=} must be -1 or one of the {count} adapters of the weights, counted from 0"
         )
-
-
-def _in_common(prompts: Sequence[list[int]]) -> int:
-    """How many first tokens all prompts have."""
-    different = (at for at, each in enumerate(zip(*prompts, strict=False)) if len(set(each)) > 1)
-    return next(different, min(map(len, prompts)))

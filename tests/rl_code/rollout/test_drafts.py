@@ -11,9 +11,9 @@ import pytest
 
 from attention.methods.dense import Dense
 from models.sharding import MeshConfig, make_mesh
-from rl_code.rollout.admission import OpenGroup, Row
 from rl_code.rollout.drafts import NONE, DraftTexts, propose
 from rl_code.rollout.engine import Engine
+from rl_code.rollout.rows import OpenGroup, Row
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,

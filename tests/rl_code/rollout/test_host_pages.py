@@ -9,9 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from rl_code.rollout.admission import Admission, Row
+from rl_code.rollout.admission import Admission
 from rl_code.rollout.host_pages import HostPages, together
 from rl_code.rollout.page_pool import PagePool
+from rl_code.rollout.rows import Row
 from rl_code.rollout.scheduler import Scheduler
 from tests.rl_code.rollout.small import (
     ENGINE,

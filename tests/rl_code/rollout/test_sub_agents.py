@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rl_code.environment.frames import Elsewhere
-from rl_code.rollout.admission import context_key
 from rl_code.rollout.again import sample_again, versions_of
+from rl_code.rollout.contexts import context_key
 from rl_code.types import Context, Reward, Trajectory
 from tests.rl_code.rollout.small import (
     ENGINE,

@@ -1,0 +1,106 @@
+"""Rows, which are episodes that the scheduler plays, and the groups that they belong to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rl_code.documents import OUTSIDE
+from rl_code.environment.episode import Episode
+from rl_code.rollout.spans import Span
+from rl_code.types import Task, Trajectory
+
+
+@dataclasses.dataclass(eq=False)
+class Row(Span):
+    """An open episode; ``tokens`` are all its tokens so far."""
+
+    episode: Episode | None = None
+    # The group this episode belongs to.
+    group: OpenGroup | None = None
+    # The words of the random key.
+    key: tuple[int, ...] = (0, 0)
+    # Whether a worker thread is carrying out the episode's message.
+    waiting: bool = False
+    # The tokens of the current message that were sampled so far.
+    message: list[int] = dataclasses.field(default_factory=list)
+    # For each of these tokens its log-probability, and the version of the weights that sampled it.
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    versions: list[int] = dataclasses.field(default_factory=list)
+    # ``Context.keys`` so far.
+    keys: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    # The most tokens that its next dispatch may sample; None for as many as the engine can.
+    most: int | None = None
+    # Whether it repeated itself when that was last looked at (``DraftTexts.repeats``).
+    repeats: bool = False
+    # The parts of ``Context.choices`` so far, in the order in which tokens were sampled.
+    choices: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    # Which context of the episode it is, and the rows of all contexts so far, in order; empty while
+    # the episode has one.
+    context: int = 0
+    contexts: list[Row] = dataclasses.field(default_factory=list)
+
+    def kinds(self) -> list[int] | None:
+        """What the places are that the episode has behind ``tokens``; None without documents.
+
+        Raises ValueError where nothing outside of documents follows the last one.
+        """
+        if self.runs is None:
+            return None
+        kinds = self.episode.documents
+        if kinds[-1] != OUTSIDE:
+            raise ValueError(
+                f"task {self.episode.task.id}: its context ends in a document or padding; the last "
+                "token must stand outside, since the next one is sampled from it"
+            )
+        return kinds[len(self.tokens) :]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the row can decode: only its last token is not in the cache, and the decoder
+        computes that one itself.
+        """
+        return not self.waiting and self.held and self.missing == 1
+
+    @property
+    def to_prefill(self) -> bool:
+        """Whether the row holds pages, and more tokens than its last are not in the cache."""
+        return self.held and not self.waiting and self.missing > 1
+
+
+@dataclasses.dataclass(eq=False)
+class OpenGroup(Span):
+    """A group that is not finished, and the span of its prompt.
+
+    ``tokens`` are the prompt without its last token, which each row feeds to the decoder itself.
+    """
+
+    # What the caller gets back with the finished group.
+    tag: Any = None
+    # The words of the random key of its episodes.
+    key: tuple[int, ...] = (0, 0)
+    task: Task | None = None
+    # The rows of all its episodes.
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    # The rows that are not open yet. The prompt keeps its pages until none is left.
+    unopened: list[Row] = dataclasses.field(default_factory=list)
+    # Whether the prompt's pages are in the cache of the devices that decode.
+    decodable: bool = False
+    # Whether another process was asked for the prompt's pages in vain: it is prefilled here.
+    by_itself: bool = False
+    # How many prompt tokens were in the cache already when the prompt first got pages; None before
+    # that.
+    found: int | None = None
+    # The finished trajectories, by their index in the group.
+    trajectories: dict[int, Trajectory] = dataclasses.field(default_factory=dict)
+    # The version of the weights that prefilled the prompt; None before it got pages.
+    version: int | None = None
+    # Called with each finished trajectory.
+    on_finished: Callable[[Trajectory], None] = lambda trajectory: None
+
+    def kinds(self) -> list[int] | None:
+        """What the places of ``tokens`` will be: those of the prompt, less its last."""
+        return None if self.runs is None else self.rows[0].episode.documents[: self.prompt - 1]
